@@ -1,0 +1,128 @@
+"""The command line of train_grpo.py: a preset (or a stored run), changed by flat flags."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import tyro
+
+from configs.config import TrainConfig, differing_fields, from_dict
+from configs.presets import PRESETS
+from errors import BadInput
+
+T = TypeVar("T")
+
+# What a resumed run may change: where it ends and how it is watched. Everything else would break "resumed = straight".
+CHANGEABLE_ON_RESUME = {"total_steps", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """Improve a vision-language-action policy on LIBERO tasks by reinforcement learning."""
+
+    config: TrainConfig
+    preset: str = "libero_spatial"
+    """Settings to start from: libero_spatial, libero_object, libero_goal, libero_10, libero_90 (7B), tiny (CPU), smoke
+    (seconds). Default: the 7B preset of --task-suite."""
+    resume: str | None = None
+    """Run folder to continue."""
+    check_only: bool = False
+    """Check the machine, the simulator and the checkpoint, then stop."""
+
+
+def parse_command(argv: Sequence[str]) -> Command:
+    """The command that `argv` (without the program's name) asks for. Raises BadInput."""
+    start, _ = _starting_point().parse_known_args(list(argv))
+    if start.resume is not None:
+        base = stored_config(Path(start.resume))
+        preset = "libero_spatial"
+    else:
+        preset = start.preset or (start.task_suite if start.task_suite in PRESETS else "libero_spatial")
+        if preset not in PRESETS:
+            near = difflib.get_close_matches(preset, PRESETS, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise BadInput(f"unknown preset {preset!r}: choose one of {', '.join(PRESETS)}{hint}")
+        base = PRESETS[preset]
+
+    command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(base, preset=preset))
+    if start.resume is not None:
+        changed = differing_fields(base, command.config)
+        refused = {k: v for k, v in changed.items() if k not in CHANGEABLE_ON_RESUME}
+        if refused:
+            listed = ", ".join(f"{name} (run: {a}, now: {b})" for name, (a, b) in refused.items())
+            raise BadInput(
+                f"--resume {start.resume}: the run has another configuration: {listed}; leave these flags out, or "
+                "start a new run"
+            )
+    return command
+
+
+def stored_config(run_folder: Path) -> TrainConfig:
+    """The configuration that a run folder's config.json holds. Raises BadInput."""
+    path = run_folder / "config.json"
+    try:
+        stored = json.loads(path.read_text())
+    except OSError as error:
+        raise BadInput(f"--resume {run_folder}: not a run folder: {path} cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise BadInput(f"--resume {run_folder}: {path} is not valid JSON ({error})") from None
+    if not isinstance(stored, dict) or not isinstance(stored.get("config"), dict):
+        raise BadInput(f"--resume {run_folder}: {path} holds no run configuration (expected an object 'config')")
+    return from_dict(stored["config"], str(path))
+
+
+def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T) -> T:
+    """`argv` as an instance of the dataclass `kind`, with flat flag names; tyro's error boxes become BadInput."""
+    messages = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(messages):
+            return tyro.cli(tyro.conf.OmitArgPrefixes[kind], args=list(argv), default=default, prog=prog)
+    except SystemExit as stop:
+        if stop.code == 0:  # --help
+            raise
+        raise BadInput(_in_one_line(messages.getvalue())) from None
+
+
+def answer_at_once(program: str, parse: Callable[[Sequence[str]], object]) -> None:
+    """Exit on --help (0) and on flags that make no sense (2)."""
+    code = main_guard(program, parse)
+    if code != 0:
+        sys.exit(code)
+
+
+def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
+    """Run a command line's `main(argv)` and return its exit code: 2 and one line for what the user can repair."""
+    try:
+        main(sys.argv[1:])
+    except BadInput as problem:
+        print(f"{program}: {problem}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _starting_point() -> argparse.ArgumentParser:
+    """The three flags that decide what the other flags change."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag in ("--preset", "--resume", "--task-suite"):
+        parser.add_argument(flag, nargs="?")
+    return parser
+
+
+def _in_one_line(box: str) -> str:
+    """The sentence inside tyro's drawn error box, without its title and the flag's help text."""
+    lines = [line.strip("│ ") for line in box.splitlines() if not re.match(r"[╭╰]|│ ─", line)]
+    text = re.sub(r"\s+", " ", " ".join(lines))
+    return re.split(r"\s*(?:Argument helptext|For full helptext)", text)[0] + " (see --help)"

@@ -1,0 +1,168 @@
+"""Training checkpoints: written so that a kill at any moment leaves the previous one whole (SPEC section 10)."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from errors import BadInput
+from rl.evaluation import Successes
+from rl.run import write_json
+
+TRAINER_FILE = "trainer.pt"
+RETURN_ALPHA = 0.99
+
+
+@dataclass
+class TrainerState:
+    """Everything that a run is, beside the policy's weights and the optimizer."""
+
+    global_step: int = 0  # env steps of training rollouts
+    update: int = 0  # updates done
+    metrics_bytes: int = 0  # length of metrics.jsonl when this state was saved
+    evaluated_at: int | None = None  # global_step of the last evaluation
+    teacher_k: int | None = None  # the teacher never changes: its evaluation is done once
+    teacher_n: int | None = None
+    best_score: float | None = None
+    return_average: float | None = None  # exponential average of the episodic return
+    elapsed_s: float = 0.0  # wall time of all sessions of this run
+    wandb_id: str | None = None
+
+    @property
+    def teacher(self) -> Successes | None:
+        """The teacher's evaluation, when it was already made."""
+        return None if self.teacher_n is None else Successes(self.teacher_k, self.teacher_n)
+
+    def absorb_returns(self, returns: Sequence[float]) -> None:
+        """Move the exponential average of the episodic return, alpha = 0.99 per episode."""
+        for value in returns:
+            previous = value if self.return_average is None else self.return_average
+            self.return_average = RETURN_ALPHA * previous + (1 - RETURN_ALPHA) * value
+
+
+def save_checkpoint(
+    checkpoints: Path, policy: Any, optimizer: torch.optim.Optimizer, state: TrainerState, keep: int
+) -> Path:
+    """Write `checkpoints/step_N`, then move the pointer `latest` to it and delete older ones beyond `keep`.
+
+    The folder is written under a temporary name, flushed to the disk and renamed. Raises OSError (disk full, folder
+    gone) with the previous checkpoint untouched.
+    """
+    final = checkpoints / f"step_{state.global_step}"
+    temporary = checkpoints / f".writing-step_{state.global_step}"
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        policy.save_adapter(temporary)
+        torch.save(
+            {"state": asdict(state), "optimizer": optimizer.state_dict(), "random": _random_state()},
+            temporary / TRAINER_FILE,
+        )
+        for path in [*temporary.rglob("*"), temporary]:
+            _flush(path)
+        if final.exists():  # left by a kill between the rename and the pointer: nothing refers to it
+            shutil.rmtree(final)
+        temporary.rename(final)
+        _flush(checkpoints)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    point(checkpoints / "latest", final)
+    _prune(checkpoints, keep)
+    return final
+
+
+def load_checkpoint(folder: Path, policy: Any, optimizer: torch.optim.Optimizer) -> TrainerState:
+    """Restore policy, optimizer and random generators from a checkpoint folder. Raises BadInput."""
+    path = folder / TRAINER_FILE
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+        state = TrainerState(**stored["state"])
+        policy.load_adapter(folder)
+        optimizer.load_state_dict(stored["optimizer"])
+        _restore_random_state(stored["random"])
+    except BadInput:
+        raise
+    except Exception as error:  # every way in which a foreign or damaged file can fail to be a checkpoint
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise BadInput(
+            f"{path} is not a usable checkpoint ({reason}): resume from another step of the same run, by pointing "
+            f"{folder.parent / 'latest'} at it"
+        ) from error
+    return state
+
+
+def mark_best(checkpoints: Path, state: TrainerState, score: float, metadata: Mapping[str, Any]) -> bool:
+    """Point `best` at the latest checkpoint, with metadata.json, when `score` beats every earlier one."""
+    if state.best_score is not None and score <= state.best_score:
+        return False
+    state.best_score = score
+    folder = (checkpoints / "latest").resolve()
+    write_json(folder / "metadata.json", {"global_step": state.global_step, "score": score, **metadata})
+    point(checkpoints / "best", folder)
+    return True
+
+
+def latest_checkpoint(run_folder: Path) -> Path:
+    """The folder that `checkpoints/latest` points at. Raises BadInput."""
+    pointer = run_folder / "checkpoints" / "latest"
+    if not pointer.exists():
+        steps = sorted(p.name for p in (run_folder / "checkpoints").glob("step_*"))
+        raise BadInput(f"--resume {run_folder}: no checkpoint at {pointer}; steps found: {', '.join(steps) or 'none'}")
+    return pointer.resolve()
+
+
+def point(pointer: Path, target: Path) -> None:
+    """Make the symbolic link `pointer` name `target` in the same folder, atomically."""
+    temporary = pointer.with_name(f".{pointer.name}-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target.name)
+    os.replace(temporary, pointer)
+    _flush(pointer.parent)
+
+
+def _prune(checkpoints: Path, keep: int) -> None:
+    """Delete all but the newest `keep` checkpoints, those that a pointer names, and what a kill left half-written."""
+    for abandoned in checkpoints.glob(".writing-*"):
+        shutil.rmtree(abandoned, ignore_errors=True)
+    pointed = {link.resolve().name for link in checkpoints.iterdir() if link.is_symlink()}
+    steps = sorted(checkpoints.glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
+    for folder in steps[:-keep]:
+        if folder.name not in pointed:
+            shutil.rmtree(folder)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _random_state() -> dict[str, Any]:
+    """States of all global generators, in types that torch.load(weights_only=True) accepts."""
+    kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
+    return {
+        "python": random.getstate(),
+        "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def _restore_random_state(stored: dict[str, Any]) -> None:
+    version, internal, gauss = stored["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = stored["numpy"]
+    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
+    torch.set_rng_state(stored["torch"])
+    if stored["cuda"] and torch.cuda.device_count() == len(stored["cuda"]):
+        torch.cuda.set_rng_state_all(stored["cuda"])

@@ -1,0 +1,133 @@
+"""Validation on held-out initial states: teacher, student greedy and student sampled on the same ones (SPEC 8)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from configs.config import TrainConfig
+from errors import BadInput
+from rl.episodes import evaluation_episodes
+from rl.phases import phase_lengths
+from rl.progress import progress_bar
+from rl.rollout import Acting, Collected, Randomness, collect
+from rl.trajectory import Episode, Trajectory
+
+
+@dataclass(frozen=True)
+class Successes:
+    """k successes of n episodes."""
+
+    k: int
+    n: int
+
+    @property
+    def rate(self) -> float:
+        return self.k / self.n
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        return wilson_interval(self.k, self.n)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.k}/{self.n} = {100 * self.rate:.0f} % [{100 * low:.0f}, {100 * high:.0f}]"
+
+    def metrics(self, name: str) -> dict[str, float]:
+        low, high = self.interval
+        return {name: self.rate, f"{name}_k": self.k, f"{name}_n": self.n, f"{name}_low": low, f"{name}_high": high}
+
+
+def count(trajectories: Sequence[Trajectory]) -> Successes:
+    return Successes(sum(t.success for t in trajectories), len(trajectories))
+
+
+def wilson_interval(k: int, n: int, z: float = 1.959963984540054) -> tuple[float, float]:
+    """Wilson score interval of a success rate, 95 % by default (Wilson 1927).
+
+    >>> low, high = wilson_interval(8, 10)
+    >>> round(low, 3), round(high, 3)
+    (0.49, 0.943)
+    """
+    if n == 0:
+        return 0.0, 1.0
+    rate = k / n
+    centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def evaluate(
+    policy: Any,
+    pool: Any,
+    episodes: Sequence[Episode],
+    acting: Acting,
+    seed: int,
+    record: Callable[[Episode], bool] = lambda _: False,
+    on_steps: Callable[[int], None] = lambda _: None,
+) -> Collected:
+    """Play the given episodes by the code that training rollouts use.
+
+    The random stream depends on the seed and the episode only, so every evaluation of a run draws the same numbers:
+    a difference between two of them comes from the policy.
+    """
+    return collect(policy, pool, episodes, acting, Randomness(seed, "evaluation"), record=record, on_steps=on_steps)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Teacher and student on the same held-out initial states."""
+
+    teacher: Successes
+    student: Successes  # greedy
+    student_sampled: Successes
+    frames: dict[str, list]  # "teacher" (only when it was played now) and "student": frames of the first episode
+
+    def metrics(self) -> dict[str, float]:
+        return {
+            **self.teacher.metrics("eval/teacher_success"),
+            **self.student.metrics("eval/student_success"),
+            **self.student_sampled.metrics("eval/student_sampled_success"),
+            "eval/gap": self.teacher.rate - self.student.rate,
+        }
+
+    def __str__(self) -> str:
+        return f"teacher {self.teacher}, student {self.student}, student sampled {self.student_sampled}"
+
+
+def validate(
+    policy: Any, pool: Any, config: TrainConfig, teacher_mode: str, known_teacher: Successes | None
+) -> Validation:
+    """Evaluate student and teacher; the teacher never changes, so its result is taken from `known_teacher` if given."""
+    task, temperature = config.task, config.policy.temperature
+    episodes = evaluation_episodes(task.task_ids, task.eval_init_states, config.evaluation.eval_trials)
+
+    def play(acting: Acting, title: str, record_first: bool) -> list[Trajectory]:
+        with progress_bar(f"evaluating the {title}", None) as on_steps:
+            return evaluate(
+                policy, pool, episodes, acting, config.run.seed,
+                record=lambda episode: record_first and episode.index == 0, on_steps=on_steps,
+            ).trajectories  # fmt: skip
+
+    frames = {}
+    if known_teacher is None:
+        played = play(Acting(1.0, 1.0, teacher_mode, keep_observations=False), "teacher", True)
+        known_teacher, frames["teacher"] = count(played), played[0].frames
+    greedy = play(Acting(0.0, temperature, student_mode="greedy", keep_observations=False), "student", True)
+    sampled = play(Acting(0.0, temperature, keep_observations=False), "student, sampled", False)
+    frames["student"] = greedy[0].frames
+    return Validation(known_teacher, count(greedy), count(sampled), frames)
+
+
+def check_baseline(config: TrainConfig, validation: Validation) -> None:
+    """Stop before the first update when the policy that acts first never succeeds: sparse rewards cannot teach it."""
+    warmup, _ = phase_lengths(config.phases)
+    actor, baseline = ("teacher", validation.teacher) if warmup else ("sampled student", validation.student_sampled)
+    if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
+        raise BadInput(
+            f"the {actor} succeeded in 0 of {baseline.n} baseline episodes: a policy that never succeeds has nothing "
+            "to learn from. Check that checkpoint, --task-suite and --unnorm-key belong together, or go on with "
+            "--allow-zero-baseline"
+        )

@@ -1,0 +1,265 @@
+"""Play episodes with the teacher, the student or their mixture: used by training and evaluation alike."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from rl.randomness import torch_generator
+from rl.trajectory import Decision, Episode, Trajectory
+
+MAX_ATTEMPTS = 3  # how often an episode is played again after simulator faults before the run gives up
+
+
+@dataclass(frozen=True)
+class Acting:
+    """Who decides, and what is recorded about it."""
+
+    epsilon: float  # probability that the teacher makes a decision
+    temperature: float  # the student's sampling temperature
+    teacher_mode: Literal["greedy", "l1"] = "greedy"
+    student_mode: Literal["sample", "greedy"] = "sample"
+    record_student_logprobs: bool = False  # PPO needs them for every decision, also for the teacher's
+    record_teacher_match: bool = False  # behaviour importance needs the teacher's chunk for every decision
+    keep_observations: bool = True  # an evaluation of hundreds of episodes would fill the memory with images
+
+
+@dataclass(frozen=True)
+class Randomness:
+    """Names the random stream of a rollout: decision t of an episode draws from (seed, purpose, update, episode, t)."""
+
+    seed: int
+    purpose: str
+    update: int = 0
+
+    def generator(self, episode: Episode, decision: int) -> torch.Generator:
+        return torch_generator(self.seed, self.purpose, self.update, episode.index, decision)
+
+
+@dataclass
+class Collected:
+    """The trajectories of a rollout in the order of their episodes, and what collecting them cost."""
+
+    trajectories: list[Trajectory]
+    times: dict[str, float]  # seconds; `sim` and `render` are summed over the environments
+    wall_s: float
+    errors: int  # episodes played again after a simulator fault
+
+    @property
+    def env_steps(self) -> int:
+        return sum(t.env_steps for t in self.trajectories)
+
+
+@dataclass
+class _Running:
+    trajectory: Trajectory
+    attempt: int
+    observation: Any = None
+    decision: Decision | None = None  # under way in the simulator
+
+
+@dataclass
+class _Schedule:
+    """Hands out episodes until `n_steps` env steps are reached (None: all of them).
+
+    The set of episodes must not depend on timing, or a run with several environments could not be repeated. With W
+    environments a group may start when the episodes that come at least W places before its first one hold fewer than
+    `n_steps` env steps. Running episodes count with the steps they have so far, so a group can start that the final
+    lengths rule out; `admitted` drops it.
+    """
+
+    episodes: Iterable[Episode]
+    n_steps: int | None
+    num_envs: int
+    lengths: dict[int, int] = field(default_factory=dict)  # episode index -> env steps so far
+    first_of_group: dict[int, int] = field(default_factory=dict)  # group -> index of its first episode
+    again: deque[tuple[Episode, int]] = field(default_factory=deque)  # after a fault: (episode, attempt)
+    _next: Episode | None = None
+
+    def __post_init__(self) -> None:
+        self.episodes = iter(self.episodes)
+
+    def take(self) -> tuple[Episode, int] | None:
+        """The next episode to play and the number of this attempt, or None when nothing may start now."""
+        if self.again:
+            return self.again.popleft()
+        if self._next is None:
+            self._next = next(self.episodes, None)
+        episode = self._next
+        if episode is None:
+            return None
+        self.first_of_group.setdefault(episode.group, episode.index)
+        if not self.admitted(episode):
+            return None
+        self._next = None
+        return episode, 1
+
+    def admitted(self, episode: Episode) -> bool:
+        if self.n_steps is None:
+            return True
+        decisive = self.first_of_group[episode.group] - self.num_envs + 1
+        return sum(steps for index, steps in self.lengths.items() if index < decisive) < self.n_steps
+
+
+def collect(
+    policy: Any,
+    pool: Any,
+    episodes: Iterable[Episode],
+    acting: Acting,
+    randomness: Randomness,
+    n_steps: int | None = None,
+    record: Callable[[Episode], bool] = lambda _: False,
+    on_steps: Callable[[int], None] = lambda _: None,
+) -> Collected:
+    """Play `episodes` to their ends and return their trajectories in order.
+
+    With `n_steps` new episodes start until that many env steps are reached and running ones finish: a rollout holds
+    whole trajectories only. Environments are served as they become ready. A simulator fault is never a failure: the
+    episode is played again with the same randomness, and after MAX_ATTEMPTS the run stops (RuntimeError).
+    """
+    started = time.perf_counter()
+    schedule = _Schedule(episodes, n_steps, pool.num_slots)
+    running: dict[int, _Running] = {}
+    finished: list[Trajectory] = []
+    times = dict.fromkeys(("sim", "render", "infer", "wait"), 0.0)
+    errors = 0
+
+    while True:
+        for slot in range(pool.num_slots):
+            if slot not in running and (taken := schedule.take()) is not None:
+                episode, attempt = taken
+                running[slot] = _Running(Trajectory(episode), attempt)
+                pool.reset(slot, episode.task_id, episode.init_state_id, record=record(episode))
+        if not running:
+            break
+
+        waited_from = time.perf_counter()
+        results = pool.ready()
+        times["wait"] += time.perf_counter() - waited_from
+        for slot, result in results:
+            times["sim"] += result.sim_s
+            times["render"] += result.render_s
+            now = running[slot]
+            if result.error is not None:
+                errors += 1
+                del running[slot]
+                _play_again(schedule, now, result.error)
+                continue
+            on_steps(result.executed)
+            _absorb(now, result, acting.keep_observations)
+            schedule.lengths[now.trajectory.episode.index] = result.env_steps
+            if result.done:
+                finished.append(now.trajectory)
+                del running[slot]
+
+        waiting = [slot for slot, now in running.items() if now.observation is not None]
+        if waiting:
+            decided_from = time.perf_counter()
+            _serve(policy, pool, {slot: running[slot] for slot in waiting}, acting, randomness)
+            times["infer"] += time.perf_counter() - decided_from
+
+    if pool.num_slots == 1:  # an inline environment works while we wait for it
+        times["wait"] = max(0.0, times["wait"] - times["sim"] - times["render"])
+    kept = sorted((t for t in finished if schedule.admitted(t.episode)), key=lambda t: t.episode.index)
+    return Collected(kept, times, time.perf_counter() - started, errors)
+
+
+def decide(
+    policy: Any, observations: Sequence[Any], generators: Sequence[torch.Generator], acting: Acting
+) -> tuple[list[Decision], np.ndarray]:
+    """One decision per observation, and the env-ready actions (B, chunk, 7).
+
+    Each decision first draws who makes it (when epsilon leaves that open), then the student's tokens, all from its
+    own generator.
+    """
+    by_teacher = [_teacher_decides(acting.epsilon, generator) for generator in generators]
+    teacher_rows = [i for i, teacher in enumerate(by_teacher) if teacher or acting.record_teacher_match]
+    student_rows = [i for i, teacher in enumerate(by_teacher) if not teacher]
+
+    tokens: list[torch.Tensor | None] = [None] * len(observations)
+    actions: list[np.ndarray | None] = [None] * len(observations)
+    logprobs: list[torch.Tensor | None] = [None] * len(observations)
+    teacher_tokens: list[torch.Tensor | None] = [None] * len(observations)
+
+    if teacher_rows:
+        with policy.teacher():
+            acted = policy.act([observations[i] for i in teacher_rows], mode=acting.teacher_mode)
+        for row, i in enumerate(teacher_rows):
+            teacher_tokens[i] = acted.tokens[row].cpu()
+            if by_teacher[i]:
+                tokens[i], actions[i] = teacher_tokens[i], acted.actions[row]
+    if student_rows:
+        acted = policy.act(
+            [observations[i] for i in student_rows],
+            mode=acting.student_mode,
+            temperature=acting.temperature,
+            generators=[generators[i] for i in student_rows] if acting.student_mode == "sample" else None,
+        )
+        for row, i in enumerate(student_rows):
+            tokens[i], actions[i], logprobs[i] = acted.tokens[row].cpu(), acted.actions[row], acted.logprobs[row].cpu()
+    unscored = [i for i, teacher in enumerate(by_teacher) if teacher and acting.record_student_logprobs]
+    if unscored:
+        with torch.no_grad():
+            logits = policy.chunk_logits([observations[i] for i in unscored])
+            chunks = torch.stack([tokens[i] for i in unscored]).to(logits.device)
+            scores = policy.token_logprobs(logits, chunks, acting.temperature).cpu()
+        for row, i in enumerate(unscored):
+            logprobs[i] = scores[row]
+
+    decisions = [
+        Decision(
+            observation=observations[i],
+            tokens=tokens[i],
+            by_teacher=by_teacher[i],
+            student_logprobs=logprobs[i],
+            matches_teacher=tokens[i] == teacher_tokens[i] if acting.record_teacher_match else None,
+        )
+        for i in range(len(observations))
+    ]
+    return decisions, np.stack(actions)
+
+
+def _teacher_decides(epsilon: float, generator: torch.Generator) -> bool:
+    if epsilon in (0.0, 1.0):
+        return epsilon == 1.0
+    return torch.rand((), generator=generator).item() < epsilon
+
+
+def _serve(policy: Any, pool: Any, waiting: dict[int, _Running], acting: Acting, randomness: Randomness) -> None:
+    """Decide for the waiting environments as one batch and send them on."""
+    generators = [
+        randomness.generator(now.trajectory.episode, len(now.trajectory.decisions)) for now in waiting.values()
+    ]
+    decisions, actions = decide(policy, [now.observation for now in waiting.values()], generators, acting)
+    for (slot, now), decision, chunk in zip(waiting.items(), decisions, actions, strict=True):
+        now.decision, now.observation = decision, None
+        pool.step(slot, chunk)
+
+
+def _absorb(now: _Running, result: Any, keep_observations: bool) -> None:
+    """Write what the simulator did into the trajectory."""
+    trajectory = now.trajectory
+    if now.decision is not None:
+        now.decision.executed = result.executed
+        if not keep_observations:
+            now.decision.observation = None
+        trajectory.decisions.append(now.decision)
+        now.decision = None
+    trajectory.env_steps = result.env_steps
+    trajectory.success = result.success
+    trajectory.frames.extend(result.frames)
+    now.observation = result.observation
+
+
+def _play_again(schedule: _Schedule, now: _Running, error: str) -> None:
+    episode = now.trajectory.episode
+    schedule.lengths.pop(episode.index, None)
+    if now.attempt >= MAX_ATTEMPTS:
+        raise RuntimeError(f"the simulator failed {now.attempt} times on {episode.describe()}; last error: {error}")
+    schedule.again.append((episode, now.attempt + 1))

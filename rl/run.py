@@ -1,0 +1,169 @@
+"""The run folder: configuration and provenance, metrics, log (SPEC section 10)."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.config import TrainConfig, to_dict
+from errors import BadInput
+from rl.wandb_log import WandbLog
+
+log = logging.getLogger("train")
+
+# What changes results or is asked for in a bug report.
+RECORDED_PACKAGES = (
+    "torch", "torchvision", "timm", "transformers", "peft", "accelerate", "numpy", "mujoco", "robosuite", "hf-libero",
+    "tokenizers", "safetensors", "simplejpeg", "wandb",
+)  # fmt: skip
+
+
+class Run:
+    """A run folder that is open for writing."""
+
+    def __init__(self, folder: Path, config: TrainConfig, wandb_log: WandbLog):
+        self.folder = folder
+        self.config = config
+        self.wandb = wandb_log
+        self._metrics = (folder / "metrics.jsonl").open("a", buffering=1)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    def record(self, global_step: int, update: int, metrics: Mapping[str, float]) -> None:
+        """Append one JSON object to metrics.jsonl, flushed to the disk, and hand a copy to wandb."""
+        row = {"global_step": global_step, "update": update, **metrics}
+        self._metrics.write(json.dumps(row) + "\n")
+        self._metrics.flush()
+        os.fsync(self._metrics.fileno())
+        self.wandb.log(row)
+
+    def metrics_bytes(self) -> int:
+        return self._metrics.tell()
+
+    def close(self, exit_code: int = 0) -> None:
+        self._metrics.close()
+        self.wandb.finish(exit_code)
+
+
+def start_run(config: TrainConfig, argv: Sequence[str]) -> Run:
+    """Create a new run folder and open it. Raises BadInput when it cannot be written."""
+    tasks = "-".join(str(i) for i in config.task.task_ids)
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.task.task_suite}-{tasks}-{config.run.name}"
+    output = Path(config.run.output)
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        folder = _new_folder(output, stem)
+        for part in ("checkpoints", "videos", "report"):
+            (folder / part).mkdir()
+        write_json(folder / "config.json", {"config": to_dict(config), **provenance(argv)})
+        _log_to(folder)
+    except OSError as error:
+        raise BadInput(
+            f"--output {output}: cannot create a run folder there ({error.strerror}); name a folder you can write to"
+        ) from None
+    wandb_log = WandbLog(
+        config.run.wandb_mode, config.run.wandb_project, folder.name, folder, to_dict(config), run_id=None
+    )
+    return Run(folder, config, wandb_log)
+
+
+def reopen_run(folder: Path, config: TrainConfig, metrics_bytes: int, wandb_id: str | None) -> Run:
+    """Open the folder of a run that goes on; records after the checkpoint (`metrics_bytes`) are played again."""
+    try:
+        with (folder / "metrics.jsonl").open("a") as metrics:
+            metrics.truncate(metrics_bytes)
+        _log_to(folder)
+    except OSError as error:
+        raise BadInput(f"--resume {folder}: the run folder cannot be written ({error.strerror})") from None
+    wandb_log = WandbLog(
+        config.run.wandb_mode, config.run.wandb_project, folder.name, folder, to_dict(config), run_id=wandb_id
+    )
+    return Run(folder, config, wandb_log)
+
+
+def provenance(argv: Sequence[str]) -> dict[str, Any]:
+    """What a later reader needs to repeat the run: command, commit, versions, machine."""
+    return {
+        "argv": list(argv),
+        "git": _git_state(),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "machine": {"system": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count()},
+    }
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file so that readers see the old or the new content, never a part."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    os.replace(temporary, path)
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """The records of metrics.jsonl; a last line that a kill cut short is left out."""
+    rows = []
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            break
+    return rows
+
+
+def _new_folder(output: Path, stem: str) -> Path:
+    """`output/stem`, or with a number behind it when two runs start within one second."""
+    for attempt in range(1, 100):
+        folder = output / (stem if attempt == 1 else f"{stem}-{attempt}")
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise FileExistsError(f"{output / stem} and 98 more exist")
+
+
+def _log_to(folder: Path) -> None:
+    """Send the log to the terminal and to the run's train.log."""
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+    logging.basicConfig(
+        level=logging.INFO,
+        format="%(message)s",
+        handlers=[logging.StreamHandler(sys.stdout), logging.FileHandler(folder / "train.log")],
+    )
+    for noisy in ("httpx", "huggingface_hub", "urllib3", "wandb", "matplotlib", "numba", "robosuite", "imageio_ffmpeg"):
+        logging.getLogger(noisy).setLevel(logging.ERROR)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in RECORDED_PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _git_state() -> dict[str, Any]:
+    """Commit and whether the tree differs from it; empty outside a git checkout."""
+    here = Path(__file__).parent
+    try:
+        commit, changes = (
+            subprocess.run(["git", *command], cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    return {"commit": commit.strip(), "modified": bool(changes.strip())}

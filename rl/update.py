@@ -1,0 +1,130 @@
+"""One update: epochs of minibatches over a rollout, with exact gradient accumulation and gradient protection."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from configs.config import UpdateConfig
+from rl.losses import Statistics
+from rl.objectives import MicroLoss, Objective
+from rl.randomness import torch_generator
+from rl.trajectory import Batch
+
+FIRST_RATIO_LIMIT = 0.05  # mean |ratio - 1| before any step; above it rollout and update disagree about the policy
+SKIP_FACTOR = 1000.0  # x max_grad_norm: the step is skipped
+WARN_FACTOR = 100.0  # x max_grad_norm: the step is counted as a spike
+
+
+@dataclass
+class _Totals:
+    """Statistics summed over micro-batches."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    maxima: dict[str, float] = field(default_factory=dict)
+    decisions: int = 0
+
+    def add(self, other: Statistics | _Totals) -> None:
+        for key, value in other.sums.items():
+            self.sums[key] = self.sums.get(key, 0.0) + value
+        for key, value in other.maxima.items():
+            self.maxima[key] = max(self.maxima.get(key, -torch.inf), value)
+        self.decisions += other.decisions
+
+    def mean(self, key: str) -> float:
+        return self.sums[key] / self.decisions
+
+
+def optimise(
+    policy: Any, optimizer: torch.optim.Optimizer, batch: Batch, objective: Objective, config: UpdateConfig, seed: int,
+    update: int,
+) -> dict[str, float]:  # fmt: skip
+    """Minimise the objective over `n_epochs` passes; returns the metrics of SPEC section 9.
+
+    Every decision belongs to a minibatch, and the loss is divided by the minibatch's size, inactive rows included: the
+    gradient is what it would be if they ran. A minibatch without active rows takes no optimizer step (no momentum, no
+    weight decay). Raises RuntimeError when the first minibatch's ratios are not 1 or when no step was finite.
+    """
+    started = time.perf_counter()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    totals, norms = _Totals(), []
+    skipped = spikes = 0
+    first_ratio_error: float | None = None
+
+    for epoch in range(config.n_epochs):
+        of_epoch = _Totals()
+        order = torch.randperm(len(batch), generator=torch_generator(seed, "minibatches", update, epoch))
+        for minibatch in order.split(config.batch_size):
+            rows = minibatch[objective.active[minibatch]]
+            if len(rows) == 0:
+                continue
+            statistics = _accumulate_gradient(policy, batch, objective.loss, rows, len(minibatch), config)
+            if first_ratio_error is None and "ratio_error" in statistics.sums:
+                first_ratio_error = _checked_ratio_error(statistics.mean("ratio_error"))
+            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+            if not torch.isfinite(norm) or norm > SKIP_FACTOR * config.max_grad_norm:
+                skipped += 1
+            else:
+                spikes += int(norm > WARN_FACTOR * config.max_grad_norm)
+                torch.nn.utils.clip_grads_with_norm_(parameters, config.max_grad_norm, norm)
+                optimizer.step()
+                norms.append(norm.item())
+            optimizer.zero_grad(set_to_none=True)
+            of_epoch.add(statistics)
+        totals.add(of_epoch)
+        if _drifted(of_epoch, config.target_kl):
+            break
+
+    if skipped and not norms:
+        raise RuntimeError(
+            f"all {skipped} optimizer steps of update {update} had a non-finite or enormous gradient; the last good "
+            "state is the latest checkpoint: lower --lr or --max-grad-norm and resume from it"
+        )
+    metrics = {key: totals.mean(key) for key in totals.sums if key != "ratio_error"} | totals.maxima
+    metrics |= {
+        "train/grad_norm": sum(norms) / len(norms) if norms else 0.0,
+        "train/optimizer_steps": len(norms),
+        "train/skipped_steps": skipped,
+        "train/gradient_spikes": spikes,
+        "train/zero_advantage_fraction": 1.0 - objective.active.float().mean().item(),
+        "train/epochs": epoch + 1,
+        "train/lr": optimizer.param_groups[0]["lr"],
+        "train/time_s": time.perf_counter() - started,
+    }
+    if first_ratio_error is not None:
+        metrics["train/first_ratio_error"] = first_ratio_error
+    return metrics
+
+
+def _accumulate_gradient(
+    policy: Any, batch: Batch, loss: MicroLoss, rows: Tensor, minibatch_size: int, config: UpdateConfig
+) -> _Totals:
+    """Add the gradient of the minibatch's mean loss, one micro-batch (and one graph in memory) at a time."""
+    totals = _Totals()
+    for micro in rows.split(config.micro_batch_size):
+        logits = policy.chunk_logits([batch.observations[i] for i in micro])
+        loss_sum, statistics = loss(logits, micro)
+        (loss_sum / minibatch_size).backward()
+        totals.add(statistics)
+    return totals
+
+
+def _drifted(of_epoch: _Totals, target_kl: float | None) -> bool:
+    """Whether the approximate KL of a whole epoch exceeds the bound (never for distillation, which has none)."""
+    if target_kl is None or "train/approx_kl" not in of_epoch.sums:
+        return False
+    return of_epoch.mean("train/approx_kl") > target_kl
+
+
+def _checked_ratio_error(error: float) -> float:
+    if not error <= FIRST_RATIO_LIMIT:  # also true for NaN
+        raise RuntimeError(
+            f"first minibatch: mean |ratio - 1| = {error:.4f} before any optimizer step (limit {FIRST_RATIO_LIMIT}): "
+            "the update does not see the policy that acted. Rollout and update must use the same weights, temperature, "
+            "preprocessing and precision"
+        )
+    return error

@@ -1,0 +1,82 @@
+"""wandb as a copy of metrics.jsonl: it never asks, never blocks a run and never stops one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+
+class WandbLog:
+    """A wandb run, or nothing when wandb is disabled or has failed once."""
+
+    def __init__(self, mode: str, project: str, name: str, folder: Path, config: Mapping, run_id: str | None):
+        self._run: Any = None
+        self.id = run_id
+        self.mode = resolve_mode(mode)
+        if self.mode == "disabled":
+            return
+        with self._never_fatal("start"):
+            import wandb
+
+            self._run = wandb.init(
+                project=project,
+                name=name,
+                dir=folder,
+                config=dict(config),
+                mode=self.mode,
+                id=run_id,
+                resume="allow" if run_id else None,
+                settings=wandb.Settings(silent=True, init_timeout=30, console="off"),
+            )
+            self._run.define_metric("global_step")
+            self._run.define_metric("*", step_metric="global_step")
+            self.id = self._run.id
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        if self._run is not None:
+            with self._never_fatal("log"):
+                self._run.log(dict(record))
+
+    def video(self, name: str, path: Path, global_step: int) -> None:
+        if self._run is not None:
+            with self._never_fatal("log a video"):
+                import wandb
+
+                self._run.log({name: wandb.Video(str(path)), "global_step": global_step})
+
+    def finish(self, exit_code: int = 0) -> None:
+        if self._run is not None:
+            with self._never_fatal("finish"):
+                self._run.finish(exit_code=exit_code)
+            self._run = None
+
+    @contextlib.contextmanager
+    def _never_fatal(self, what: str):
+        try:
+            yield
+        except Exception as error:
+            log.warning("wandb could not %s (%s); metrics.jsonl has everything", what, error)
+            self._run = None
+
+
+def resolve_mode(mode: str) -> str:
+    """`auto` is online when a wandb login exists on this machine, else offline."""
+    if mode != "auto":
+        return mode
+    if os.environ.get("WANDB_MODE"):
+        return os.environ["WANDB_MODE"]
+    return "online" if os.environ.get("WANDB_API_KEY") or _netrc_login() else "offline"
+
+
+def _netrc_login() -> bool:
+    path = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    try:
+        return "api.wandb.ai" in path.read_text()
+    except OSError:
+        return False

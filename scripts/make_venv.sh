@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Make .venv from requirements.txt: by uv when it is there, else by pip. Run by `make venv`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+
+"$python" - <<'P' || { echo "make venv: Python 3.10 or newer is needed, $("$python" --version 2>&1) was found; name another one: make venv PYTHON=python3.12" >&2; exit 2; }
+import sys
+sys.exit(sys.version_info < (3, 10))
+P
+
+rm -rf .venv
+if command -v uv >/dev/null; then
+    uv venv --quiet --python "$python" .venv
+    install() { uv pip install --quiet --python .venv/bin/python "$@"; }
+else
+    if ! "$python" -c 'import ensurepip' 2>/dev/null; then # Debian keeps it in a package of its own
+        version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+        if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+            apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y "python$version-venv" >/dev/null
+        else
+            echo "make venv: install the package python$version-venv first (sudo apt-get install python$version-venv)" >&2
+            exit 2
+        fi
+    fi
+    "$python" -m venv .venv
+    install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+fi
+echo "installing the Python environment into .venv (about 7 GB)"
+install -r requirements.txt
+install --no-deps -r requirements-simulator.txt
+touch .venv/complete
