@@ -21,13 +21,13 @@ from configs.eval_config import EvalConfig, parse_eval
 if __name__ == "__main__":
     answer_at_once("eval.py", parse_eval)  # --help and wrong flags, before the seconds that the imports below take
 
+from assembly import env_spec, load_policy
 from configs.config import PolicyConfig, RunConfig, TaskConfig, TrainConfig
 from envs.assets import describe_assets
 from envs.libero import task_info
 from envs.pool import make_pool
 from envs.tasks import TaskInfo, task_names
 from errors import BadInput
-from preflight import env_spec, load_policy
 from rl.evaluation import count, evaluate
 from rl.progress import progress_bar
 from rl.rollout import Acting

@@ -1,55 +1,66 @@
-"""From a configuration to a policy and a simulator, with every check that can be made before the first episode."""
+"""The checks before the first episode: each failure is one sentence with what was found and what repairs it.
+
+`--check-only` runs them alone and shows all findings; a training run makes them first and stops at the first failure.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import imageio.v2 as imageio
+import numpy as np
 import torch
+from rich.console import Console
+from rich.table import Table
 
-from configs.config import PolicyConfig, TaskConfig, TrainConfig
+from assembly import Teacher
+from configs.config import TaskConfig, TrainConfig
 from envs.assets import describe_assets
 from envs.libero import EnvSpec
 from envs.tasks import TaskInfo
 from errors import BadInput
-from rl.checkpoints import TrainerState
-from rl.run import Run
+from rl.selfcheck import SelfCheckError, check_logits_path
 from vla.policy import Policy
+from vla.preprocessing import model_input_images
+from vla.probes import attention_probe, image_probe
 
 log = logging.getLogger("train")
-
-# Above this many bytes of weights a policy is not trained on a CPU unless --device cpu says so.
-LARGE_CHECKPOINT_BYTES = 2 * 2**30
+MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an empty frame has none
 
 
-def choose_device(policy: PolicyConfig) -> torch.device:
-    """The device that the policy runs on. Raises BadInput when it is missing or plainly too small."""
-    if policy.checkpoint is None:
-        raise BadInput("no public checkpoint is known for this suite: name a folder or a hub id with --checkpoint")
-    has_gpu = torch.cuda.is_available()
-    if policy.device == "cuda" and not has_gpu:
-        raise BadInput("--device cuda: no CUDA GPU is visible to torch; check nvidia-smi and CUDA_VISIBLE_DEVICES")
-    if policy.device != "auto":
-        return torch.device(policy.device)
-    if has_gpu:
-        return torch.device("cuda")
-    folder = Path(policy.checkpoint)
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else None
-    looks_like_a_path = folder.is_absolute() or policy.checkpoint.startswith((".", "checkpoints/"))
-    if (size is None and not looks_like_a_path) or (size is not None and size > LARGE_CHECKPOINT_BYTES):
-        raise BadInput(
-            f"{policy.checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB, but torch {torch.__version__} sees "
-            "none; on this machine `make demo` trains a small policy (to force the CPU: --device cpu)"
-        )
-    return torch.device("cpu")
+def check_setup(config: TrainConfig, policy: Policy, pool: Any, tasks: list[TaskInfo], show_all: bool = False) -> Any:
+    """Run all checks and return the first observation of the first task.
 
-
-def choose_dtype(policy: PolicyConfig, device: torch.device) -> torch.dtype:
-    """Precision of the frozen weights."""
-    if policy.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[policy.dtype]
+    Raises BadInput or SelfCheckError at the first failure; with `show_all` only after a table of all findings.
+    """
+    check_init_states(config.task, tasks)
+    observation = first_observation(pool, tasks[0].task_id, config.task.train_init_states[0])
+    checks: dict[str, Callable[[], str]] = {
+        "device": lambda: describe_device(policy.device),
+        "rendering": lambda: check_frame(observation),
+        "attention": lambda: attention_probe(policy),
+        "images": lambda: image_probe(policy),
+        "log-probs": lambda: check_logits_path(policy, observation, config.policy.temperature, policy.network.dtype),
+        "memory": lambda: check_memory(policy, observation, config.update.micro_batch_size),
+    }
+    failures = []
+    table = Table("check", "finding", title="preflight")
+    for name, check in checks.items():
+        try:
+            table.add_row(name, check(), style="green")
+        except (BadInput, SelfCheckError) as failure:
+            if not show_all:
+                raise
+            failures.append(failure)
+            table.add_row(name, str(failure), style="red")
+    if show_all:
+        Console().print(table)
+    if failures:
+        raise failures[0]
+    return observation
 
 
 def check_init_states(task: TaskConfig, tasks: list[TaskInfo]) -> None:
@@ -63,70 +74,79 @@ def check_init_states(task: TaskConfig, tasks: list[TaskInfo]) -> None:
             )
 
 
-def choose_teacher(config: TrainConfig, has_l1_head: bool) -> tuple[str, str]:
-    """How the teacher decides (`greedy` or `l1`), and why in words (SPEC section 2). Raises BadInput."""
-    wanted, checkpoint = config.policy.teacher, config.policy.checkpoint
-    if wanted == "l1" and not has_l1_head:
-        raise BadInput(f"--teacher l1: {checkpoint} ships no action head; use --teacher greedy")
-    if wanted == "auto":
-        mode = "l1" if has_l1_head else "greedy"
-        why = (
-            "the checkpoint ships an action head: it was trained by regression, its token logits mean nothing"
-            if has_l1_head
-            else "the checkpoint has no action head: its token logits were trained"
-        )
-    else:
-        mode, why = wanted, "as asked by --teacher"
-    if mode == "l1" and (config.phases.distill_target == "sharpened" or config.loss.kl_coef > 0):
+def first_observation(pool: Any, task_id: int, init_state_id: int) -> Any:
+    """The first observation of an episode. Raises BadInput when the simulator cannot give one."""
+    pool.reset(0, task_id, init_state_id)
+    ((_, result),) = pool.ready()
+    if result.error is not None:
+        raise BadInput(f"the simulator failed at its first reset (task {task_id}): {result.error}")
+    return result.observation
+
+
+def describe_device(device: torch.device) -> str:
+    """Name and memory of the device. Raises BadInput when this torch has no code for it."""
+    if device.type != "cuda":
+        return f"CPU, {torch.get_num_threads()} threads"
+    major, minor = torch.cuda.get_device_capability(device)
+    built_for = torch.cuda.get_arch_list()
+    if not any(arch.endswith((f"_{major}{minor}", f"_{major}0")) for arch in built_for):
         raise BadInput(
-            "--distill-target sharpened and --kl-coef need the teacher's token distribution, but the teacher is the L1 "
-            "head, which has none; leave them out or use --teacher greedy"
+            f"torch {torch.__version__} has no code for this GPU (compute capability {major}.{minor}; it was built for "
+            f"{', '.join(built_for)}): install a torch that has"
         )
-    return mode, why
+    memory = torch.cuda.get_device_properties(device).total_memory / 2**30
+    return f"{torch.cuda.get_device_name(device)}, {memory:.0f} GiB"
 
 
-def load_policy(config: TrainConfig) -> Policy:
-    """The pretrained policy with fresh adapters on its device. Raises BadInput."""
-    device = choose_device(config.policy)
-    return Policy.load(
-        config.policy.checkpoint,
-        task_suite=config.task.task_suite,
-        unnorm_key=config.policy.unnorm_key,
-        device=device,
-        dtype=choose_dtype(config.policy, device),
-        lora_rank=config.policy.lora_rank,
-        lora_alpha=config.policy.lora_alpha,
-        seed=config.run.seed,
-        gradient_checkpointing=config.policy.gradient_checkpointing,
-    )
+def check_frame(observation: Any) -> str:
+    """The rendered frames show something."""
+    contrast = [float(image.std()) for image in observation.images]
+    if min(contrast) < MIN_CONTRAST:
+        raise BadInput(
+            f"a rendered frame is empty (standard deviation of its pixels: {min(contrast):.1f}): check the GL driver "
+            "and MUJOCO_GL, or --assets"
+        )
+    size = " x ".join(str(n) for n in observation.images.shape[1:3])
+    return f"{len(observation.images)} cameras of {size} pixels"
 
 
-def env_spec(task: TaskConfig, num_images: int) -> EnvSpec:
-    """The simulator's recipe: the configured tasks, with the cameras that the policy reads."""
-    return EnvSpec(
-        task_suite=task.task_suite,
-        task_ids=task.task_ids,
-        num_images=num_images,
-        assets=task.assets or os.environ.get("LIBERO_ASSETS") or "lowpoly",
-        bddl_file=task.bddl_file,
-        max_env_steps=task.max_env_steps,
-    )
+def check_memory(policy: Policy, observation: Any, micro_batch_size: int) -> str:
+    """One forward and backward pass of a micro-batch, the largest thing that will happen. Raises BadInput."""
+    on_gpu = policy.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(policy.device)
+    try:
+        policy.chunk_logits([observation] * micro_batch_size).sum().backward()
+    except torch.OutOfMemoryError as error:
+        raise BadInput(
+            f"out of GPU memory in one update of {micro_batch_size} decisions ({str(error).splitlines()[0]}); lower "
+            "--micro-batch-size, keep --gradient-checkpointing on, or lower --lora-rank"
+        ) from None
+    trained = [parameter for _, parameter in policy.named_trainable_parameters()]
+    reached = sum(parameter.grad is not None for parameter in trained)
+    for parameter in trained:
+        parameter.grad = None
+    if not on_gpu:
+        return f"a backward pass reaches {reached} of {len(trained)} trainable tensors"
+    peak = torch.cuda.max_memory_allocated(policy.device) / 2**30
+    return f"peak of an update {peak:.1f} GiB; a backward pass reaches {reached} of {len(trained)} trainable tensors"
 
 
-def log_setup(
-    run: Run, policy: Policy, spec: EnvSpec, tasks: list[TaskInfo], teacher: tuple[str, str], state: TrainerState
-) -> None:
+def save_model_view(path: Path, observation: Any, policy: Policy) -> None:
+    """Write the images as the network sees them: after JPEG, resize and crop."""
+    images = model_input_images(observation.images[: policy.num_images], policy.image_size)
+    imageio.imwrite(path, np.concatenate(list(images), axis=1))
+
+
+def log_setup(policy: Policy, spec: EnvSpec, tasks: list[TaskInfo], teacher: Teacher, folder: Path) -> None:
     """Say what is about to run: policy, teacher, tasks, looks, folder."""
-    mode, why = teacher
     rows = [
         *policy.describe(),
-        ("teacher", f"{mode}: {why}"),
+        ("teacher", f"{teacher.mode}: {teacher.why}"),
         *((f"task {task.task_id}", f"{task.instruction} (at most {task.max_env_steps} env steps)") for task in tasks),
         ("assets", describe_assets(spec.assets)),
-        ("run folder", str(run.folder)),
+        ("run folder", str(folder)),
     ]
-    if state.update:
-        rows.append(("resumed", f"at env step {state.global_step}, after {state.update} updates"))
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         log.info("%s  %s", name.ljust(width), value)

@@ -153,10 +153,11 @@ class RolloutConfig:
 class LossConfig:
     """Advantages and the clipped surrogate."""
 
-    advantage: Literal["absolute", "group", "rloo", "batch"] = "absolute"
-    """Advantage of a trajectory: its return, or its return relative to the others of its group or of the rollout."""
+    advantage: Literal["absolute", "group", "rloo", "batch", "gae"] = "absolute"
+    """Advantage of a trajectory: its return, or its return relative to the others of its group or of the rollout; or
+    of each decision, by a critic (gae)."""
     discount: float = 1.0
-    """Discount per decision, counted back from the last one (only with --advantage absolute)."""
+    """Discount per decision, counted back from the last one (only with --advantage absolute or gae)."""
     ratio_level: Literal["chunk", "token"] = "chunk"
     """Clip the ratio of chunk log-probs (mean over tokens) or each token's ratio (SimpleVLA-RL)."""
     clip_low: float = 0.2
@@ -173,13 +174,65 @@ class LossConfig:
     def __post_init__(self) -> None:
         _require(0 < self.discount <= 1, f"--discount must lie in (0, 1], got {self.discount}")
         _require(
-            self.discount == 1 or self.advantage == "absolute",
-            f"--discount {self.discount} needs --advantage absolute: {self.advantage} compares undiscounted returns",
+            self.discount == 1 or self.advantage in ("absolute", "gae"),
+            f"--discount {self.discount} needs --advantage absolute or gae: {self.advantage} compares plain returns",
         )
         for flag, value in (("--clip-low", self.clip_low), ("--clip-high", self.clip_high)):
             _require(0 < value < 1, f"{flag} must lie in (0, 1), got {value}")
         for flag, value in (("--kl-coef", self.kl_coef), ("--entropy-coef", self.entropy_coef)):
             _require(value >= 0, f"{flag} must not be negative, got {value}")
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """The value head of --advantage gae."""
+
+    gae_lambda: float = 0.95
+    """Lambda of the generalised advantage estimate."""
+    value_lr: float = 1e-4
+    """Learning rate of the value head."""
+    value_coef: float = 0.5
+    """Weight of the value loss."""
+    value_clip: float = 0.2
+    """Largest change of a value that the value loss rewards within one update."""
+    value_warmup_steps: int = 0
+    """Env steps, after the warmup phase, in which only the value head learns."""
+    critic_through_backbone: bool = False
+    """Let the value loss train the adapters, too."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.gae_lambda <= 1, f"--gae-lambda must lie in [0, 1], got {self.gae_lambda}")
+        for flag, value in (
+            ("--value-lr", self.value_lr),
+            ("--value-coef", self.value_coef),
+            ("--value-clip", self.value_clip),
+        ):
+            _require(value > 0, f"{flag} must be positive, got {value}")
+        _require(
+            self.value_warmup_steps >= 0, f"--value-warmup-steps must not be negative, got {self.value_warmup_steps}"
+        )
+
+
+@dataclass(frozen=True)
+class CurriculumConfig:
+    """Which of several tasks is practised."""
+
+    curriculum: bool = False
+    """Prefer tasks that succeed about half of the time (else tasks take turns)."""
+    curriculum_alpha: float = 0.9
+    """Weight of the past in each task's exponential average of successes, per episode."""
+    curriculum_temperature: float = 0.2
+    """How strongly tasks near 50 % success are preferred (small: strongly)."""
+    curriculum_floor: float = 0.2
+    """Share of the sampling that stays uniform over the tasks."""
+
+    def __post_init__(self) -> None:
+        _require(0 <= self.curriculum_alpha < 1, f"--curriculum-alpha must lie in [0, 1), got {self.curriculum_alpha}")
+        _require(
+            self.curriculum_temperature > 0,
+            f"--curriculum-temperature must be positive, got {self.curriculum_temperature}",
+        )
+        _require(0 <= self.curriculum_floor <= 1, f"--curriculum-floor must lie in [0, 1], got {self.curriculum_floor}")
 
 
 @dataclass(frozen=True)
@@ -224,6 +277,11 @@ class EvaluationConfig:
     """Episodes per task and held-out initial state."""
     allow_zero_baseline: bool = False
     """Go on when the policy that acts first has no success in the first evaluation."""
+    stop_if_below_baseline: bool = False
+    """Stop, with the best checkpoint restored, when the student's success in an evaluation lies below that of the first
+    one by more than chance (its 95 % interval ends below the first rate)."""
+    max_updates_without_signal: int = 10
+    """Stop after so many policy-gradient updates in a row without a single non-zero advantage."""
     best_by: Literal["evaluation", "return"] = "evaluation"
     """What `checkpoints/best` maximises: the lower bound of the student's evaluated success, or the exponential
     average (alpha 0.99) of the episodic return."""
@@ -231,6 +289,10 @@ class EvaluationConfig:
     def __post_init__(self) -> None:
         _require(self.eval_interval >= 1, f"--eval-interval must be at least 1, got {self.eval_interval}")
         _require(self.eval_trials >= 1, f"--eval-trials must be at least 1, got {self.eval_trials}")
+        _require(
+            self.max_updates_without_signal >= 1,
+            f"--max-updates-without-signal must be at least 1, got {self.max_updates_without_signal}",
+        )
 
 
 @dataclass(frozen=True)
@@ -265,6 +327,8 @@ class TrainConfig:
     phases: PhaseConfig = field(default_factory=PhaseConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     loss: LossConfig = field(default_factory=LossConfig)
+    critic: CriticConfig = field(default_factory=CriticConfig)
+    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     run: RunConfig = field(default_factory=RunConfig)
@@ -276,6 +340,8 @@ class TrainConfig:
                 f"--advantage {self.loss.advantage} compares episodes of one initial state: it needs --group-size of "
                 f"at least 2, got {self.rollout.group_size}",
             )
+        if self.curriculum.curriculum:
+            _require(len(self.task.task_ids) > 1, "--curriculum chooses between tasks: it needs several --task-ids")
         if self.rollout.dynamic_sampling:
             _require(self.rollout.group_size >= 2, "--dynamic-sampling needs --group-size of at least 2")
         if self.phases.importance == "behaviour":

@@ -6,7 +6,7 @@ import os
 import random
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,9 @@ import numpy as np
 import torch
 
 from errors import BadInput
-from rl.evaluation import Successes
+from rl.curriculum import absorb_successes
+from rl.learner import Learner
+from rl.rollout import Collected
 from rl.run import write_json
 
 TRAINER_FILE = "trainer.pt"
@@ -32,39 +34,43 @@ class TrainerState:
     teacher_k: int | None = None  # the teacher never changes: its evaluation is done once
     teacher_n: int | None = None
     best_score: float | None = None
+    baseline_rate: float | None = None  # the student's success in the first evaluation
     return_average: float | None = None  # exponential average of the episodic return
+    updates_without_signal: int = 0  # policy-gradient updates in a row whose advantages were all 0
+    task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
     elapsed_s: float = 0.0  # wall time of all sessions of this run
     wandb_id: str | None = None
 
-    @property
-    def teacher(self) -> Successes | None:
-        """The teacher's evaluation, when it was already made."""
-        return None if self.teacher_n is None else Successes(self.teacher_k, self.teacher_n)
-
-    def absorb_returns(self, returns: Sequence[float]) -> None:
-        """Move the exponential average of the episodic return, alpha = 0.99 per episode."""
-        for value in returns:
+    def absorb(self, collected: Collected, learned_something: bool, curriculum_alpha: float) -> None:
+        """Count an update: its env steps, its returns (exponential averages), whether it had a learning signal."""
+        self.global_step += collected.env_steps
+        self.update += 1
+        self.updates_without_signal = 0 if learned_something else self.updates_without_signal + 1
+        for trajectory in collected.trajectories:
+            value = trajectory.success_return
             previous = value if self.return_average is None else self.return_average
             self.return_average = RETURN_ALPHA * previous + (1 - RETURN_ALPHA) * value
+        absorb_successes(self.task_success, collected.trajectories, curriculum_alpha)
 
 
 def save_checkpoint(
-    checkpoints: Path, policy: Any, optimizer: torch.optim.Optimizer, state: TrainerState, keep: int
+    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Any] = ()
 ) -> Path:
     """Write `checkpoints/step_N`, then move the pointer `latest` to it and delete older ones beyond `keep`.
 
     The folder is written under a temporary name, flushed to the disk and renamed. Raises OSError (disk full, folder
-    gone) with the previous checkpoint untouched.
+    gone) with the previous checkpoint untouched. `samples` are a few observations of the run, on which a later merge of
+    the adapter checks itself.
     """
     final = checkpoints / f"step_{state.global_step}"
     temporary = checkpoints / f".writing-step_{state.global_step}"
     shutil.rmtree(temporary, ignore_errors=True)
     try:
-        policy.save_adapter(temporary)
-        torch.save(
-            {"state": asdict(state), "optimizer": optimizer.state_dict(), "random": _random_state()},
-            temporary / TRAINER_FILE,
-        )
+        learner.policy.save_adapter(temporary, samples)
+        stored = {"state": asdict(state), "optimizer": learner.optimizer.state_dict(), "random": _random_state()}
+        if learner.critic is not None:
+            stored["critic"] = learner.critic.state_dict()
+        torch.save(stored, temporary / TRAINER_FILE)
         for path in [*temporary.rglob("*"), temporary]:
             _flush(path)
         if final.exists():  # left by a kill between the rename and the pointer: nothing refers to it
@@ -79,14 +85,16 @@ def save_checkpoint(
     return final
 
 
-def load_checkpoint(folder: Path, policy: Any, optimizer: torch.optim.Optimizer) -> TrainerState:
-    """Restore policy, optimizer and random generators from a checkpoint folder. Raises BadInput."""
+def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
+    """Restore learner and random generators from a checkpoint folder. Raises BadInput."""
     path = folder / TRAINER_FILE
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
         state = TrainerState(**stored["state"])
-        policy.load_adapter(folder)
-        optimizer.load_state_dict(stored["optimizer"])
+        learner.policy.load_adapter(folder)
+        if learner.critic is not None:
+            learner.critic.load_state_dict(stored["critic"])
+        learner.optimizer.load_state_dict(stored["optimizer"])
         _restore_random_state(stored["random"])
     except BadInput:
         raise
@@ -108,6 +116,14 @@ def mark_best(checkpoints: Path, state: TrainerState, score: float, metadata: Ma
     write_json(folder / "metadata.json", {"global_step": state.global_step, "score": score, **metadata})
     point(checkpoints / "best", folder)
     return True
+
+
+def restore_best(checkpoints: Path, learner: Learner) -> Path:
+    """Give the policy the adapters of `best`, point `latest` there, too, and return its folder."""
+    best = (checkpoints / "best").resolve()
+    learner.policy.load_adapter(best)
+    point(checkpoints / "latest", best)
+    return best
 
 
 def latest_checkpoint(run_folder: Path) -> Path:

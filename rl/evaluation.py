@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs.config import TrainConfig
-from errors import BadInput
 from rl.episodes import evaluation_episodes
-from rl.phases import phase_lengths
 from rl.progress import progress_bar
 from rl.rollout import Acting, Collected, Randomness, collect
 from rl.trajectory import Episode, Trajectory
@@ -119,15 +117,3 @@ def validate(
     sampled = play(Acting(0.0, temperature, keep_observations=False), "student, sampled", False)
     frames["student"] = greedy[0].frames
     return Validation(known_teacher, count(greedy), count(sampled), frames)
-
-
-def check_baseline(config: TrainConfig, validation: Validation) -> None:
-    """Stop before the first update when the policy that acts first never succeeds: sparse rewards cannot teach it."""
-    warmup, _ = phase_lengths(config.phases)
-    actor, baseline = ("teacher", validation.teacher) if warmup else ("sampled student", validation.student_sampled)
-    if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
-        raise BadInput(
-            f"the {actor} succeeded in 0 of {baseline.n} baseline episodes: a policy that never succeeds has nothing "
-            "to learn from. Check that checkpoint, --task-suite and --unnorm-key belong together, or go on with "
-            "--allow-zero-baseline"
-        )

@@ -5,7 +5,7 @@ Dimension key: N decisions of the rollout, B of a micro-batch, A action tokens o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,7 @@ class Objective:
 
     loss: MicroLoss
     active: Tensor  # (N,) bool; rows that cannot contribute a gradient are False and never run
+    outputs: Callable[[Sequence[Any]], Any] | None = None  # what `loss` reads of the policy; None: its chunk_logits
 
 
 def distillation_objective(policy: Any, batch: Batch, phases: PhaseConfig, micro_batch_size: int) -> Objective:

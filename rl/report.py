@@ -75,6 +75,8 @@ def _lines(
         axis.plot(steps, values, ".-", label=label, color=f"C{first_colour + offset}")
     if title is not None:
         axis.set_title(title)
+    if title is not None and not any(key in row for row in rows for key in keys):
+        axis.text(0.5, 0.5, "nothing recorded yet", ha="center", transform=axis.transAxes, color="#888888")
     axis.legend(fontsize=8, loc="upper right" if first_colour == 0 else "lower right")
 
 

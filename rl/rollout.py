@@ -11,9 +11,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from configs.config import TrainConfig
+from rl.phases import Phase, PhaseState
 from rl.randomness import torch_generator
 from rl.trajectory import Decision, Episode, Trajectory
 
+NUM_SAMPLES = 8
 MAX_ATTEMPTS = 3  # how often an episode is played again after simulator faults before the run gives up
 
 
@@ -28,6 +31,17 @@ class Acting:
     record_student_logprobs: bool = False  # PPO needs them for every decision, also for the teacher's
     record_teacher_match: bool = False  # behaviour importance needs the teacher's chunk for every decision
     keep_observations: bool = True  # an evaluation of hundreds of episodes would fill the memory with images
+
+
+def acting_in(phase: PhaseState, config: TrainConfig, teacher_mode: str) -> Acting:
+    """Who acts in the rollouts of a phase (SPEC section 3): teacher, epsilon-mixture, student."""
+    return Acting(
+        epsilon=phase.epsilon,
+        temperature=config.policy.temperature,
+        teacher_mode=teacher_mode,
+        record_student_logprobs=phase.phase is not Phase.WARMUP,
+        record_teacher_match=phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour",
+    )
 
 
 @dataclass(frozen=True)
@@ -54,6 +68,12 @@ class Collected:
     @property
     def env_steps(self) -> int:
         return sum(t.env_steps for t in self.trajectories)
+
+    @property
+    def samples(self) -> list[Any]:
+        """A few observations, evenly spread over the rollout."""
+        observations = [d.observation for t in self.trajectories for d in t.decisions]
+        return observations[:: max(1, len(observations) // NUM_SAMPLES)][:NUM_SAMPLES]
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import logging
@@ -10,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +35,30 @@ class Run:
         self.folder = folder
         self.config = config
         self.wandb = wandb_log
-        self._metrics = (folder / "metrics.jsonl").open("a", buffering=1)
+        self._metrics = (folder / "metrics.jsonl").open("a")
+        self._seconds: dict[str, float] = {}  # spent since the last record
 
     @property
     def checkpoints(self) -> Path:
         return self.folder / "checkpoints"
 
+    @property
+    def teacher_file(self) -> Path:
+        """Where rl.selfcheck keeps an observation and the teacher's answer to it."""
+        return self.folder / "teacher_probe.npz"
+
+    @contextlib.contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the seconds of the block to `time/<part>` of the next record."""
+        started = time.perf_counter()
+        yield
+        key = f"time/{part}"
+        self._seconds[key] = self._seconds.get(key, 0.0) + time.perf_counter() - started
+
     def record(self, global_step: int, update: int, metrics: Mapping[str, float]) -> None:
         """Append one JSON object to metrics.jsonl, flushed to the disk, and hand a copy to wandb."""
-        row = {"global_step": global_step, "update": update, **metrics}
+        row = {"global_step": global_step, "update": update, **metrics, **self._seconds}
+        self._seconds = {}
         self._metrics.write(json.dumps(row) + "\n")
         self._metrics.flush()
         os.fsync(self._metrics.fileno())

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from configs.config import UpdateConfig
 from rl.losses import Statistics
-from rl.objectives import MicroLoss, Objective
+from rl.objectives import Objective
 from rl.randomness import torch_generator
 from rl.trajectory import Batch
 
@@ -50,7 +50,6 @@ def optimise(
     weight decay). Raises RuntimeError when the first minibatch's ratios are not 1 or when no step was finite.
     """
     started = time.perf_counter()
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     totals, norms = _Totals(), []
     skipped = spikes = 0
     first_ratio_error: float | None = None
@@ -62,17 +61,16 @@ def optimise(
             rows = minibatch[objective.active[minibatch]]
             if len(rows) == 0:
                 continue
-            statistics = _accumulate_gradient(policy, batch, objective.loss, rows, len(minibatch), config)
+            statistics = _accumulate_gradient(policy, batch, objective, rows, len(minibatch), config)
             if first_ratio_error is None and "ratio_error" in statistics.sums:
                 first_ratio_error = _checked_ratio_error(statistics.mean("ratio_error"))
-            norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-            if not torch.isfinite(norm) or norm > SKIP_FACTOR * config.max_grad_norm:
+            norm = _protected_norm(optimizer, config.max_grad_norm)
+            if norm is None:
                 skipped += 1
             else:
                 spikes += int(norm > WARN_FACTOR * config.max_grad_norm)
-                torch.nn.utils.clip_grads_with_norm_(parameters, config.max_grad_norm, norm)
                 optimizer.step()
-                norms.append(norm.item())
+                norms.append(norm)
             optimizer.zero_grad(set_to_none=True)
             of_epoch.add(statistics)
         totals.add(of_epoch)
@@ -101,16 +99,33 @@ def optimise(
 
 
 def _accumulate_gradient(
-    policy: Any, batch: Batch, loss: MicroLoss, rows: Tensor, minibatch_size: int, config: UpdateConfig
+    policy: Any, batch: Batch, objective: Objective, rows: Tensor, minibatch_size: int, config: UpdateConfig
 ) -> _Totals:
     """Add the gradient of the minibatch's mean loss, one micro-batch (and one graph in memory) at a time."""
+    outputs_of = objective.outputs or policy.chunk_logits
     totals = _Totals()
     for micro in rows.split(config.micro_batch_size):
-        logits = policy.chunk_logits([batch.observations[i] for i in micro])
-        loss_sum, statistics = loss(logits, micro)
+        outputs = outputs_of([batch.observations[i] for i in micro])
+        loss_sum, statistics = objective.loss(outputs, micro)
         (loss_sum / minibatch_size).backward()
         totals.add(statistics)
     return totals
+
+
+def _protected_norm(optimizer: torch.optim.Optimizer, max_norm: float) -> float | None:
+    """Scale the gradient of each parameter group (policy; critic) down to `max_norm`; the policy's norm before that.
+
+    None when a norm is not finite or beyond SKIP_FACTOR * max_norm: then the step must not be taken.
+    """
+    norms = []
+    for group in optimizer.param_groups:
+        gradients = [p.grad for p in group["params"] if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if not torch.isfinite(norm) or norm > SKIP_FACTOR * max_norm:
+            return None
+        torch.nn.utils.clip_grads_with_norm_(group["params"], max_norm, norm)
+        norms.append(norm.item())
+    return norms[0]
 
 
 def _drifted(of_epoch: _Totals, target_kl: float | None) -> bool:

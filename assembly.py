@@ -1,0 +1,101 @@
+"""From a configuration to a policy, a teacher and a simulator's recipe."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from configs.config import PolicyConfig, TaskConfig, TrainConfig
+from envs.libero import EnvSpec
+from errors import BadInput
+from vla.policy import Policy
+
+# Above this many bytes of weights a policy is not trained on a CPU unless --device cpu says so.
+LARGE_CHECKPOINT_BYTES = 2 * 2**30
+
+
+def choose_device(policy: PolicyConfig) -> torch.device:
+    """The device that the policy runs on. Raises BadInput when it is missing or plainly too small."""
+    if policy.checkpoint is None:
+        raise BadInput("no public checkpoint is known for this suite: name a folder or a hub id with --checkpoint")
+    has_gpu = torch.cuda.is_available()
+    if policy.device == "cuda" and not has_gpu:
+        raise BadInput("--device cuda: no CUDA GPU is visible to torch; check nvidia-smi and CUDA_VISIBLE_DEVICES")
+    if policy.device != "auto":
+        return torch.device(policy.device)
+    if has_gpu:
+        return torch.device("cuda")
+    folder = Path(policy.checkpoint)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else None
+    looks_like_a_path = folder.is_absolute() or policy.checkpoint.startswith((".", "checkpoints/"))
+    if (size is None and not looks_like_a_path) or (size is not None and size > LARGE_CHECKPOINT_BYTES):
+        raise BadInput(
+            f"{policy.checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB, but torch {torch.__version__} sees "
+            "none; on this machine `make demo` trains a small policy (to force the CPU: --device cpu)"
+        )
+    return torch.device("cpu")
+
+
+def choose_dtype(policy: PolicyConfig, device: torch.device) -> torch.dtype:
+    """Precision of the frozen weights."""
+    if policy.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[policy.dtype]
+
+
+class Teacher(NamedTuple):
+    mode: str  # how it decides: "greedy" or "l1"
+    why: str
+
+
+def choose_teacher(config: TrainConfig, has_l1_head: bool) -> Teacher:
+    """How the teacher decides, and why in words (SPEC section 2). Raises BadInput."""
+    wanted, checkpoint = config.policy.teacher, config.policy.checkpoint
+    if wanted == "l1" and not has_l1_head:
+        raise BadInput(f"--teacher l1: {checkpoint} ships no action head; use --teacher greedy")
+    if wanted == "auto":
+        mode = "l1" if has_l1_head else "greedy"
+        why = (
+            "the checkpoint ships an action head: it was trained by regression, its token logits mean nothing"
+            if has_l1_head
+            else "the checkpoint has no action head: its token logits were trained"
+        )
+    else:
+        mode, why = wanted, "as asked by --teacher"
+    if mode == "l1" and (config.phases.distill_target == "sharpened" or config.loss.kl_coef > 0):
+        raise BadInput(
+            "--distill-target sharpened and --kl-coef need the teacher's token distribution, but the teacher is the L1 "
+            "head, which has none; leave them out or use --teacher greedy"
+        )
+    return Teacher(mode, why)
+
+
+def load_policy(config: TrainConfig) -> Policy:
+    """The pretrained policy with fresh adapters on its device. Raises BadInput."""
+    device = choose_device(config.policy)
+    return Policy.load(
+        config.policy.checkpoint,
+        task_suite=config.task.task_suite,
+        unnorm_key=config.policy.unnorm_key,
+        device=device,
+        dtype=choose_dtype(config.policy, device),
+        lora_rank=config.policy.lora_rank,
+        lora_alpha=config.policy.lora_alpha,
+        seed=config.run.seed,
+        gradient_checkpointing=config.policy.gradient_checkpointing,
+    )
+
+
+def env_spec(task: TaskConfig, num_images: int) -> EnvSpec:
+    """The simulator's recipe: the configured tasks, with the cameras that the policy reads."""
+    return EnvSpec(
+        task_suite=task.task_suite,
+        task_ids=task.task_ids,
+        num_images=num_images,
+        assets=task.assets or os.environ.get("LIBERO_ASSETS") or "lowpoly",
+        bddl_file=task.bddl_file,
+        max_env_steps=task.max_env_steps,
+    )

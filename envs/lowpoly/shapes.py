@@ -1,0 +1,163 @@
+"""Coloured triangle meshes with few faces: boxes, surfaces of revolution, tubes.
+
+A `Shape` is one closed surface in the frame of the body it is drawn in, in metres. MuJoCo's own primitives are not
+used: it draws a box as 192 triangles and a capsule as about 900, here a box has 12.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from envs.lowpoly.palette import Color
+
+Vector = Sequence[float]
+
+SHARP_BEND = np.cos(np.radians(40.0))  # a profile that bends more than this shows an edge
+
+
+@dataclass(frozen=True)
+class Shape:
+    vertices: np.ndarray  # float (n, 3)
+    normals: np.ndarray  # float (n, 3), of unit length, outwards
+    faces: np.ndarray  # int (m, 3), indices into vertices, counter-clockwise seen from outside
+    color: Color
+
+    def placed(self, pos: Vector = (0, 0, 0), quat: Vector = (1, 0, 0, 0)) -> "Shape":
+        """The shape turned by a quaternion (w, x, y, z), then moved."""
+        turn = rotation(quat)
+        return replace(self, vertices=self.vertices @ turn.T + np.asarray(pos), normals=self.normals @ turn.T)
+
+    def stretched(self, factors: Vector) -> "Shape":
+        """The shape scaled along x, y and z by positive factors."""
+        normals = self.normals / np.asarray(factors)
+        normals /= np.linalg.norm(normals, axis=1, keepdims=True)
+        return replace(self, vertices=self.vertices * np.asarray(factors), normals=normals)
+
+
+def rotation(quat: Vector) -> np.ndarray:
+    """The matrix (3, 3) of a quaternion (w, x, y, z) of any length, as MuJoCo reads it."""
+    w, x, y, z = np.asarray(quat, float) / np.linalg.norm(quat)
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+    )
+
+
+def box(low: Vector, high: Vector, color: Color) -> Shape:
+    """A box from its lower and upper corner."""
+    low, high = np.asarray(low, float), np.asarray(high, float)
+    vertices, normals, faces = [], [], []
+    for axis in range(3):
+        across, up = (axis + 1) % 3, (axis + 2) % 3
+        for side, end in ((-1, low), (1, high)):
+            corners = np.tile(low, (4, 1))
+            corners[:, axis] = end[axis]
+            corners[[1, 2], across] = high[across]
+            corners[[2, 3], up] = high[up]
+            start = len(vertices) * 4
+            order = (0, 1, 2, 3) if side > 0 else (3, 2, 1, 0)
+            faces += [[start + order[0], start + order[1], start + order[2]]]
+            faces += [[start + order[0], start + order[2], start + order[3]]]
+            vertices.append(corners)
+            normals.append(np.tile(side * np.eye(3)[axis], (4, 1)))
+    return Shape(np.concatenate(vertices), np.concatenate(normals), np.array(faces), color)
+
+
+def prism(outline: Sequence[Vector], axis: int, low: float, high: float, color: Color) -> Shape:
+    """A convex outline, counter-clockwise, drawn out along an axis (0, 1, 2).
+
+    Its points are given in the two axes that follow in the circle x, y, z: (y, z) for axis 0, (z, x) for axis 1.
+    """
+    corners = np.zeros((len(outline), 3))
+    corners[:, [(axis + 1) % 3, (axis + 2) % 3]] = outline
+    bottom, top = corners.copy(), corners.copy()
+    bottom[:, axis], top[:, axis] = low, high
+    vertices, normals, faces = [], [], []
+
+    def add(polygon: np.ndarray) -> None:
+        start = sum(map(len, vertices))
+        normal = np.cross(polygon[1] - polygon[0], polygon[2] - polygon[1])
+        vertices.append(polygon)
+        normals.append(np.tile(normal / np.linalg.norm(normal), (len(polygon), 1)))
+        faces.extend([start, start + i, start + i + 1] for i in range(1, len(polygon) - 1))
+
+    add(top)
+    add(bottom[::-1])
+    for i in range(len(outline)):
+        j = (i + 1) % len(outline)
+        add(np.array([bottom[i], bottom[j], top[j], top[i]]))
+    return Shape(np.concatenate(vertices), np.concatenate(normals), np.array(faces), color)
+
+
+def lathe(profile: Sequence[Vector], color: Color, segments: int = 20) -> Shape:
+    """The surface of a profile of points (radius, height) turned about the z axis.
+
+    The outside is to the right of the profile: a solid starts at the axis below, runs up outside and ends at the axis
+    above; a bowl turns back at its rim and runs down inside; a ring ends where it began.
+    """
+    points = np.asarray(profile, float)
+    step = np.diff(points, axis=0)
+    outward = np.stack([step[:, 1], -step[:, 0]], 1) / np.linalg.norm(step, axis=1, keepdims=True)
+    angles = np.arange(segments) * 2 * np.pi / segments
+    circle = np.stack([np.cos(angles), np.sin(angles)], 1)
+    vertices, normals, faces = [], [], []
+    for i in range(len(step)):
+        start = len(vertices) * segments
+        for end, neighbour in ((i, i - 1), (i + 1, i + 1)):
+            normal = outward[i]
+            if 0 <= neighbour < len(step) and outward[neighbour] @ normal > SHARP_BEND:
+                normal = (normal + outward[neighbour]) / np.linalg.norm(normal + outward[neighbour])
+            radius, height = points[end]
+            vertices.append(np.column_stack([radius * circle, np.full(segments, height)]))
+            normals.append(np.column_stack([normal[0] * circle, np.full(segments, normal[1])]))
+        for a in range(segments):
+            b = (a + 1) % segments
+            if points[i][0] > 0:
+                faces.append([start + a, start + b, start + segments + b])
+            if points[i + 1][0] > 0:
+                faces.append([start + a, start + segments + b, start + segments + a])
+    return Shape(np.concatenate(vertices), np.concatenate(normals), np.array(faces), color)
+
+
+def cylinder(radius: float, low: float, high: float, color: Color, segments: int = 20) -> Shape:
+    """A solid cylinder about the z axis."""
+    return lathe([(0, low), (radius, low), (radius, high), (0, high)], color, segments)
+
+
+def ring(inner: float, outer: float, low: float, high: float, color: Color, segments: int = 20) -> Shape:
+    """A flat ring or a sleeve about the z axis."""
+    return lathe([(inner, low), (outer, low), (outer, high), (inner, high), (inner, low)], color, segments)
+
+
+def tube(path: Sequence[Vector], radius: float, color: Color, sides: int = 6) -> Shape:
+    """A bent rod, such as a mug's handle: `sides` corners around a path that lies in one plane."""
+    points = np.asarray(path, float)
+    along = np.gradient(points, axis=0)
+    along /= np.linalg.norm(along, axis=1, keepdims=True)
+    bend = np.cross(points[1] - points[0], points[-1] - points[1])
+    aside = bend / np.linalg.norm(bend) if np.linalg.norm(bend) > 1e-12 else _any_normal(along[0])
+    angles = np.arange(sides) * 2 * np.pi / sides
+    vertices, normals, faces = [], [], []
+    for i in range(len(points)):
+        normals.append(np.outer(np.cos(angles), aside) + np.outer(np.sin(angles), np.cross(along[i], aside)))
+        vertices.append(points[i] + radius * normals[-1])
+    for i in range(len(points) - 1):
+        for a in range(sides):
+            b = (a + 1) % sides
+            low, high = i * sides, (i + 1) * sides
+            faces += [[low + a, low + b, high + b], [low + a, high + b, high + a]]
+    for end, outward in ((0, -along[0]), (len(points) - 1, along[-1])):
+        start = len(vertices) * sides
+        vertices.append(vertices[end] if end else vertices[end][::-1])
+        normals.append(np.tile(outward, (sides, 1)))
+        faces += [[start, start + i, start + i + 1] for i in range(1, sides - 1)]
+    return Shape(np.concatenate(vertices), np.concatenate(normals), np.array(faces), color)
+
+
+def _any_normal(direction: np.ndarray) -> np.ndarray:
+    normal = np.cross(direction, np.eye(3)[np.argmin(np.abs(direction))])
+    return normal / np.linalg.norm(normal)

@@ -1,0 +1,167 @@
+"""Everything that must be true before MuJoCo, robosuite and LIBERO are imported for the first time.
+
+They read environment variables at import, write into HOME and /tmp, ask a question on stdin and die of each other's
+libraries. `prepare` settles all of it once; it is called by whoever builds an env, in the process that builds it.
+"""
+
+import ctypes
+import importlib
+import importlib.metadata
+import importlib.util
+import logging
+import os
+import re
+import sys
+import tempfile
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import yaml
+
+from envs.cache import cache_dir
+from envs.tasks import libero_root
+from errors import BadInput
+
+LOG = logging.getLogger(__name__)
+BACKENDS = {  # render backend -> shared libraries it needs, Debian packages that bring them
+    "egl": (("libEGL.so.1", "libOpenGL.so.0"), "libegl1 libopengl0 libgl1"),
+    "osmesa": (("libOSMesa.so.8", "libGL.so.1"), "libosmesa6 libgl1"),
+}
+# Where libraries keep what they would otherwise write into the user's home; the drivers' shader caches outlive a run.
+HOME_WRITERS = {
+    "MPLCONFIGDIR": "matplotlib",  # LIBERO imports it
+    "MESA_SHADER_CACHE_DIR": "mesa",
+    "__GL_SHADER_DISK_CACHE_PATH": "nvidia",
+}
+
+
+def check_system(render_backend: str | None = None) -> str:
+    """The render backend in force ("egl" or "osmesa"), once versions and system libraries are found to be right.
+
+    Imports and changes nothing. Raises BadInput for everything that the user can repair.
+    """
+    backend = choose_backend(render_backend, os.environ)
+    _check_mujoco_version(importlib.metadata.version("mujoco"))
+    _check_libraries(backend)
+    return backend
+
+
+@cache
+def prepare(render_backend: str | None = None) -> str:
+    """Make this process ready to import the simulator; returns the render backend in force."""
+    backend = check_system(render_backend)
+    os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = backend
+    folder = cache_dir()
+    os.environ["LIBERO_CONFIG_PATH"] = str(write_libero_config(folder / "libero"))
+    os.environ["NUMBA_CACHE_DIR"] = str(folder / "numba")  # robosuite would write into site-packages
+    for variable, name in HOME_WRITERS.items():
+        os.environ.setdefault(variable, str(folder / name))
+    _load_triton_before_mesa()
+    _quiet_robosuite()
+    return backend
+
+
+def choose_backend(wanted: str | None, environ: dict[str, str]) -> str:
+    """The render backend: what the recipe says, else what the user's environment says, else EGL. Never switched."""
+    named = {
+        "render_backend": wanted,
+        "MUJOCO_GL": environ.get("MUJOCO_GL"),
+        "PYOPENGL_PLATFORM": environ.get("PYOPENGL_PLATFORM"),
+    }
+    chosen = {source: value.lower() for source, value in named.items() if value}
+    listing = ", ".join(f"{source}={value}" for source, value in chosen.items())
+    if len(set(chosen.values())) > 1:
+        raise BadInput(f"render settings contradict each other: {listing}; unset one or make them equal")
+    backend = next(iter(chosen.values()), "egl")
+    if backend not in BACKENDS:
+        raise BadInput(f"no such headless render backend: {listing}; use egl or osmesa")
+    return backend
+
+
+def _check_mujoco_version(version: str) -> None:
+    release = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    if release >= (3, 4):
+        raise BadInput(
+            f"mujoco {version} changes the contacts of LIBERO's tasks (a bowl no longer settles into a ramekin: "
+            "98 % -> 12 % success); run: pip install mujoco==3.3.0"
+        )
+    if not (3, 2, 7) <= release <= (3, 3, 2):
+        LOG.warning("mujoco %s draws or simulates LIBERO differently from 3.2.7 .. 3.3.2; 3.3.0 is tested", version)
+
+
+def _check_libraries(backend: str) -> None:
+    libraries, packages = BACKENDS[backend]
+    for library in libraries:
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            raise BadInput(
+                f"render backend {backend}: system library {library} is missing; run: apt-get install {packages}"
+            ) from None
+
+
+def write_libero_config(folder: Path) -> Path:
+    """Write the config.yaml without which `import libero.libero` asks a question on stdin; returns the folder.
+
+    Every process writes the same text to a file of its own and renames it, so that no reader sees half a file.
+    """
+    root = libero_root()
+    paths = {
+        "benchmark_root": root,
+        "bddl_files": root / "bddl_files",
+        "init_states": root / "init_files",
+        "datasets": root.parent / "datasets",
+        "assets": root / "assets",  # not read by hf-libero, see envs.simulator
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".tmp", delete=False) as file:
+        yaml.safe_dump({key: str(path) for key, path in paths.items()}, file)
+    os.replace(file.name, folder / "config.yaml")
+    return folder
+
+
+def _load_triton_before_mesa() -> None:
+    """Import torch._dynamo now if this process uses torch.
+
+    Mesa's software renderer brings its own LLVM; a process that has loaded it and imports triton afterwards (the first
+    torch.optim.AdamW does) dies of a segmentation fault. The other order is harmless.
+    """
+    if "torch" in sys.modules:
+        importlib.import_module("torch._dynamo")
+
+
+def _quiet_robosuite() -> None:
+    """No /tmp/robosuite.log (another user's file would be a PermissionError) and no note about "private macros"."""
+    if "robosuite" in sys.modules:
+        return
+    package = importlib.util.find_spec("robosuite")
+    if package is None:
+        raise BadInput("robosuite is not installed; run: pip install --no-deps -r requirements-simulator.txt")
+    # robosuite opens the log file while it is imported: its settings have to be changed before, in a module of theirs.
+    spec = importlib.util.spec_from_file_location("robosuite.macros", Path(package.origin).parent / "macros.py")
+    macros = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(macros)
+    macros.FILE_LOGGING_LEVEL = None
+    sys.modules["robosuite.macros"] = macros
+    logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
+
+
+@contextmanager
+def egl_device(index: int):
+    """Let robosuite pick EGL device `index` while it is imported and makes its first GL context.
+
+    It takes the EGL index from CUDA_VISIBLE_DEVICES and asserts that MUJOCO_EGL_DEVICE_ID is contained in it; equal
+    values satisfy both. The learner in this process needs its own CUDA_VISIBLE_DEVICES back afterwards.
+    """
+    names = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID")
+    saved = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, str(index)))
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,153 @@
+"""One simulator in a process of its own: the process's program (`main`) and the parent's handle on it (`Worker`).
+
+The child is a fresh interpreter that talks over one socket. multiprocessing's spawn would do nearly the same, but it
+imports the parent's main script, and with it torch and the model's libraries, into every worker.
+
+It ends when told so, when the socket closes, and when its parent is gone, even if it hangs inside the simulator then.
+"""
+
+import faulthandler
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+from envs.libero import ChunkResult, EnvSpec, LiberoEnv
+from errors import BadInput
+
+PROGRAM = "import sys; sys.path[0] = sys.argv[1]; from envs.worker import main; main(int(sys.argv[2]))"
+PROJECT = Path(__file__).resolve().parent.parent
+ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "LP_NUM_THREADS")
+END_S = 5.0  # for a worker to go by itself
+RECEIVE_S = 30  # for the rest of an answer whose first bytes are there
+
+EnvFactory = Callable[[EnvSpec, int], LiberoEnv]
+
+
+@dataclass(frozen=True)
+class Reset:
+    task_id: int
+    init_state_id: int
+    seed: int
+    record: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    actions: np.ndarray  # (n, 7)
+
+
+class SlotEnv:
+    """Executes requests on the env of the task that was last asked for; another task's replaces it."""
+
+    def __init__(self, spec: EnvSpec, make_env: EnvFactory) -> None:
+        self._spec = spec
+        self._make_env = make_env
+        self._env: LiberoEnv | None = None
+        self._task_id = -1
+
+    def run(self, request: Reset | Step) -> ChunkResult:
+        if isinstance(request, Step):
+            return self._env.step_chunk(request.actions)
+        if request.task_id != self._task_id:
+            self.close()
+            self._env, self._task_id = self._make_env(self._spec, request.task_id), request.task_id
+        return self._env.reset(request.init_state_id, request.seed, request.record)
+
+    def close(self) -> None:
+        if self._env is not None:
+            self._env.close()
+            self._env, self._task_id = None, -1
+
+
+def main(fd: int) -> None:
+    """The child: first the recipe, then requests until `None` or the end of the connection; one answer each."""
+    faulthandler.enable()  # the parent aborts a hung worker: its stack goes to stderr
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
+    connection = Connection(fd)
+    try:
+        slot_env = SlotEnv(*connection.recv())
+        while (request := connection.recv()) is not None:
+            try:
+                connection.send(slot_env.run(request))
+            except BadInput as fault:
+                connection.send(fault)
+        slot_env.close()
+    except (EOFError, ConnectionError):  # the parent is gone or has given this worker up
+        pass
+
+
+def _exit_with_parent(parent: int) -> None:
+    """The end of the connection would go unnoticed inside a call that hangs, so look at the parent itself."""
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+class Worker:
+    """The parent's handle on one child. At most one request is under way (`deadline` is set then)."""
+
+    def __init__(self, spec: EnvSpec, make_env: EnvFactory) -> None:
+        ours, theirs = socket.socketpair()
+        # A worker stopped in the middle of an answer must not stop us: reading raises OSError after this time.
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", RECEIVE_S, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(PROJECT), str(theirs.fileno())],
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what LIBERO prints is no output of our command line
+            env={**os.environ, **dict.fromkeys(ONE_THREAD, "1")},
+            start_new_session=True,  # Ctrl-C in the terminal is the parent's to handle
+        )
+        theirs.close()
+        self.connection = Connection(ours.detach())
+        with suppress(OSError):
+            self.connection.send((spec, make_env))
+        self.deadline: float | None = None  # time.monotonic() by which the answer must be here
+        self.episodes = 0
+
+    def request(self, request: Reset | Step, timeout_s: float) -> None:
+        self.deadline = time.monotonic() + timeout_s
+        self.episodes += isinstance(request, Reset)
+        with suppress(OSError):  # it has died: the next receive() finds out
+            self.connection.send(request)
+
+    def receive(self) -> ChunkResult | BadInput:
+        """The answer; call it when the connection is readable. Raises EOFError or OSError if the worker has died."""
+        answer = self.connection.recv()
+        self.deadline = None
+        return answer
+
+    def close(self) -> None:
+        """Ask an idle worker to finish; end one at work, whose result nobody will read."""
+        if self.deadline is not None:
+            self.process.kill()
+        with suppress(OSError):
+            self.connection.send(None)
+        self.connection.close()
+
+    def end(self, show_stack: bool = False) -> str:
+        """Wait for a dead or closed worker, kill it where that takes too long; returns what had become of it."""
+        if show_stack:
+            self.process.send_signal(signal.SIGABRT)  # faulthandler prints where it hangs, then it is gone
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.connection.close()
+        code = self.process.returncode
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -1,0 +1,28 @@
+"""What is trained: the policy's adapters, with `--advantage gae` a critic, and their optimizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from configs.config import TrainConfig
+from rl.critic import ValueHead
+
+
+@dataclass(frozen=True)
+class Learner:
+    policy: Any
+    critic: ValueHead | None
+    optimizer: torch.optim.Optimizer
+
+
+def make_learner(policy: Any, config: TrainConfig) -> Learner:
+    """AdamW over the policy's trainable parameters, and in a group of its own over the critic's."""
+    groups = [{"params": [parameter for _, parameter in policy.named_trainable_parameters()], "lr": config.update.lr}]
+    critic = None
+    if config.loss.advantage == "gae":
+        critic = ValueHead(policy.hidden_dim, config.run.seed).to(policy.device)
+        groups.append({"params": list(critic.parameters()), "lr": config.critic.value_lr})
+    return Learner(policy, critic, torch.optim.AdamW(groups, weight_decay=config.update.weight_decay))

@@ -1,0 +1,91 @@
+"""Checks that the program makes on itself in every run. Each failure is one sentence: what was found, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from errors import BadInput
+from rl.randomness import torch_generator
+from rl.trajectory import Batch, Trajectory
+
+# Largest accepted |log-prob when sampling - log-prob when learning| of one token. In float32 both passes run the same
+# kernels; in bfloat16 kernels chosen by batch size or for the backward pass round differently.
+LOGPROB_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 0.25}
+
+
+class SelfCheckError(RuntimeError):
+    """The program found itself computing something else than it claims; its results would be wrong."""
+
+
+def check_logits_path(policy: Any, observation: Any, temperature: float, dtype: torch.dtype) -> str:
+    """Sampling and learning agree about the policy: the sampled tokens' log-probs are those that the update sees."""
+    acted = policy.act(
+        [observation], mode="sample", temperature=temperature, generators=[torch_generator(0, "self-check")]
+    )
+    with torch.enable_grad():
+        logits = policy.chunk_logits([observation])
+    learned = policy.token_logprobs(logits, acted.tokens, temperature).detach().cpu()
+    difference = (learned - acted.logprobs).abs().max().item()
+    if not difference <= LOGPROB_LIMIT[dtype]:
+        raise SelfCheckError(
+            f"sampling and learning disagree about the policy: log-probs of the same tokens differ by {difference:.3g} "
+            f"(limit {LOGPROB_LIMIT[dtype]}): temperature, dropout or precision differ between rollout and update"
+        )
+    return f"sampled and recomputed log-probs differ by at most {difference:.1e}"
+
+
+def check_executed(batch: Batch, trajectories: Sequence[Trajectory], action_dim: int) -> None:
+    """Exactly the tokens of executed actions count: as many as env steps were taken, times the action dimension."""
+    counted, expected = int(batch.executed.sum()), action_dim * sum(t.env_steps for t in trajectories)
+    if counted != expected:
+        raise SelfCheckError(
+            f"the update would learn from {counted} action tokens, but the rollout's env steps executed {expected}: the "
+            "mask of executed tokens is wrong"
+        )
+
+
+def remember_teacher(path: Path, policy: Any, observation: Any, teacher_mode: str) -> None:
+    """Store an observation and the teacher's chunk for it, for `check_teacher`."""
+    with policy.teacher():
+        tokens = policy.act([observation], mode=teacher_mode).tokens[0]
+    np.savez_compressed(
+        path,
+        images=observation.images,
+        proprio=observation.proprio,
+        instruction=observation.instruction,
+        tokens=tokens.numpy(),
+    )
+
+
+def check_teacher(path: Path, policy: Any, teacher_mode: str) -> None:
+    """The teacher never changes: it still answers the stored observation with the stored chunk."""
+    with np.load(path, allow_pickle=False) as stored:
+        observation = SimpleNamespace(
+            images=stored["images"], proprio=stored["proprio"], instruction=str(stored["instruction"])
+        )
+        expected = stored["tokens"]
+    with policy.teacher():
+        tokens = policy.act([observation], mode=teacher_mode).tokens[0].numpy()
+    changed = int((tokens != expected).sum())
+    if changed:
+        raise SelfCheckError(
+            f"the teacher has moved: {changed} of {len(expected)} tokens of its chunk for the stored observation "
+            f"({path}) are no longer what they were at the start; frozen weights were trained or replaced"
+        )
+
+
+def check_signal(updates_without_signal: int, limit: int) -> None:
+    """Stop a run that has not had one non-zero advantage for `limit` updates in a row."""
+    if updates_without_signal >= limit:
+        raise BadInput(
+            f"no learning signal: all advantages of the last {updates_without_signal} updates were 0 (every episode of "
+            "a group, or with --advantage absolute every episode, ended the same way). Look at rollout/success_rate: "
+            "near 0, start from a better checkpoint or raise --warmup-steps; near 1, the task is solved; or use more "
+            "initial states, a larger --group-size or --max-updates-without-signal"
+        )

@@ -1,0 +1,82 @@
+"""The evaluations of a run: when they are due, what is recorded, and what they may stop."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from configs.config import TrainConfig
+from errors import BadInput
+from rl.checkpoints import TrainerState, mark_best, restore_best
+from rl.evaluation import Successes, Validation, validate
+from rl.learner import Learner
+from rl.phases import phase_lengths
+from rl.run import Run
+from rl.selfcheck import check_teacher
+from rl.video import write_video
+
+log = logging.getLogger("train")
+
+
+def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
+    """At step 0 and whenever env steps pass a multiple of eval_interval."""
+    interval = config.evaluation.eval_interval
+    return state.evaluated_at is None or state.global_step // interval > state.evaluated_at // interval
+
+
+def evaluate_and_record(
+    config: TrainConfig, run: Run, learner: Learner, pool: Any, state: TrainerState, teacher_mode: str
+) -> Validation:
+    """Validate teacher and student, record, keep the best checkpoint, write videos.
+
+    Raises BadInput when the first evaluation shows that there is nothing to learn from, SelfCheckError when the teacher
+    has moved.
+    """
+    check_teacher(run.teacher_file, learner.policy, teacher_mode)
+    teacher = None if state.teacher_n is None else Successes(state.teacher_k, state.teacher_n)
+    with run.timed("eval"):
+        validation = validate(learner.policy, pool, config, teacher_mode, teacher)
+    run.record(state.global_step, state.update, validation.metrics())
+    log.info("step %d  evaluation: %s", state.global_step, validation)
+    for actor, frames in validation.frames.items():
+        path = run.folder / "videos" / f"{actor}-step_{state.global_step}.mp4"
+        write_video(path, frames)
+        run.wandb.video(f"video/{actor}", path, state.global_step)
+
+    if state.evaluated_at is None:
+        check_baseline(config, validation)
+        state.baseline_rate = validation.student.rate
+    state.evaluated_at, state.teacher_k, state.teacher_n = state.global_step, validation.teacher.k, validation.teacher.n
+    if config.evaluation.best_by == "evaluation":
+        mark_best(run.checkpoints, state, validation.student.interval[0], validation.metrics())
+    return validation
+
+
+def check_baseline(config: TrainConfig, validation: Validation) -> None:
+    """Stop before the first update when the policy that acts first never succeeds: sparse rewards cannot teach it."""
+    warmup, _ = phase_lengths(config.phases)
+    actor, baseline = ("teacher", validation.teacher) if warmup else ("sampled student", validation.student_sampled)
+    if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
+        raise BadInput(
+            f"the {actor} succeeded in 0 of {baseline.n} baseline episodes: a policy that never succeeds has nothing "
+            "to learn from. Check that checkpoint, --task-suite and --unnorm-key belong together, or go on with "
+            "--allow-zero-baseline"
+        )
+
+
+def fell_below_baseline(
+    config: TrainConfig, run: Run, learner: Learner, state: TrainerState, validation: Validation
+) -> bool:
+    """With --stop-if-below-baseline: whether the student got worse than it began; then the best checkpoint is restored.
+
+    Worse by more than chance: the 95 % interval of its success ends below the rate of the first evaluation.
+    """
+    _, high = validation.student.interval
+    if not config.evaluation.stop_if_below_baseline or high >= state.baseline_rate:
+        return False
+    best = restore_best(run.checkpoints, learner)
+    log.info(
+        "step %d: the student succeeds in %s, below the first evaluation's %.0f %%; stopped and restored %s",
+        state.global_step, validation.student, 100 * state.baseline_rate, best.name,
+    )  # fmt: skip
+    return True

@@ -1,0 +1,40 @@
+"""The real command lines on a small checkpoint, the real simulator and the low-poly pack."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run_command(*argv: str, stdin=subprocess.DEVNULL, **options) -> subprocess.CompletedProcess:
+    """Run a Python command line of the project from its root."""
+    return subprocess.run(
+        [sys.executable, *argv], cwd=ROOT, stdin=stdin, capture_output=True, text=True, timeout=600, **options
+    )
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory) -> str:
+    """A small random checkpoint in the real folder format."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
+    made = run_command("-m", "vla.tiny", "--out", str(folder))
+    assert made.returncode == 0, made.stderr
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def smoke(checkpoint, tmp_path_factory) -> list[str]:
+    """Flags of a run of seconds whose updates move the parameters although no episode succeeds (KL, entropy)."""
+    return [
+        "--preset", "smoke", "--checkpoint", checkpoint, "--output", str(tmp_path_factory.mktemp("runs")),
+        "--kl-coef", "0.1", "--entropy-coef", "0.01",
+    ]  # fmt: skip
+
+
+def only_run(flags: list[str]) -> Path:
+    """The run folder below the --output of `flags`; there must be exactly one."""
+    (folder,) = Path(flags[flags.index("--output") + 1]).iterdir()
+    return folder

@@ -1,0 +1,122 @@
+"""What a user can get wrong ends in one line that says what to do, exit code 2, and an untouched disk."""
+
+import os
+import shutil
+import sys
+
+import pytest
+
+import eval as eval_program
+import train_grpo
+from configs.cli import main_guard
+from tests.end_to_end.conftest import run_command
+
+
+def one_line(program: str, code: int, errors: str) -> str:
+    assert code == 2, errors
+    lines = errors.strip().splitlines()
+    assert len(lines) == 1, errors
+    assert lines[0].startswith(f"{program}: ")
+    return lines[0]
+
+
+def refused(*argv: str, program: str = "train_grpo.py", **options) -> str:
+    """The one line with which a command line refuses to run."""
+    done = run_command(program, *argv, **options)
+    return one_line(program, done.returncode, done.stderr)
+
+
+@pytest.fixture
+def refused_later(monkeypatch, capsys):
+    """The same for what is found out after the imports, without paying for them each time."""
+
+    def run(*argv: str, program=train_grpo) -> str:
+        name = f"{program.__name__}.py"
+        monkeypatch.setattr(sys, "argv", [name, *argv])
+        return one_line(name, main_guard(name, program.main), capsys.readouterr().err)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--task-suite", "libero_spatiall"], "libero_spatial"),
+        (["--preset", "tinny"], "did you mean tiny?"),
+        (["--warmup-steps", "-1"], "--warmup-steps must not be negative, got -1"),
+        (["--n-steps", "many"], "--n-steps"),
+        (["--tempature", "1"], "--temperature"),
+        (["--advantage", "group", "--group-size", "1"], "--group-size"),
+        (["--resume", "/nowhere"], "not a run folder"),
+    ],
+)
+def test_wrong_flag(flags, said):
+    assert said in refused(*flags)
+
+
+def test_7b_preset_without_a_gpu_names_the_command_that_works_here():
+    line = refused("--task-id", "0", env={**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+    assert "needs a CUDA GPU" in line
+    assert "make demo" in line
+
+
+def test_unknown_task_id_lists_what_exists(refused_later, smoke, tmp_path):
+    line = refused_later(*smoke, "--output", str(tmp_path), "--task-id", "10")
+    assert "0..9" in line or "0-9" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_missing_checkpoint(refused_later, smoke, tmp_path):
+    line = refused_later(*smoke, "--output", str(tmp_path / "runs"), "--checkpoint", str(tmp_path / "nothing"))
+    assert str(tmp_path / "nothing") in line
+    assert not (tmp_path / "runs").exists()
+
+
+def test_half_written_checkpoint_names_the_file(refused_later, smoke, checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint, tmp_path / "cut")
+    weights = folder / "model.safetensors"
+    with weights.open("r+b") as file:
+        file.truncate(weights.stat().st_size // 2)
+    assert "model.safetensors" in refused_later(*smoke, "--checkpoint", str(folder))
+
+
+def test_wrong_statistics_key_lists_the_keys(refused_later, smoke):
+    line = refused_later(*smoke, "--unnorm-key", "bridge_orig")
+    assert "bridge_orig" in line
+    assert "libero_spatial_no_noops" in line
+
+
+def test_unwritable_output_folder(refused_later, smoke, tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "cannot create a run folder" in refused_later(*smoke, "--output", str(tmp_path / "file" / "runs"))
+
+
+def test_hopeless_baseline_stops_before_the_first_update(refused_later, smoke, tmp_path):
+    line = refused_later(*smoke, "--output", str(tmp_path), "--no-allow-zero-baseline")
+    assert "succeeded in 0 of" in line
+    assert "--allow-zero-baseline" in line
+
+
+def test_damaged_training_state_is_named_and_left_alone(refused_later, smoke, tmp_path):
+    flags = [*smoke, "--output", str(tmp_path), "--total-steps", "0"]
+    train_grpo.main(flags)
+    (run,) = tmp_path.iterdir()
+    state = run / "checkpoints" / "latest" / "trainer.pt"
+    state.write_bytes(state.read_bytes()[:1000])
+    before = (run / "metrics.jsonl").read_bytes()
+    assert "trainer.pt" in refused_later("--resume", str(run))
+    assert (run / "metrics.jsonl").read_bytes() == before
+
+
+def test_evaluation_without_a_checkpoint_says_so():
+    assert "--checkpoint is missing" in refused(program="eval.py")
+
+
+def test_evaluation_of_a_folder_that_is_no_checkpoint(refused_later, tmp_path):
+    assert str(tmp_path) in refused_later("--checkpoint", str(tmp_path), "--device", "cpu", program=eval_program)
+
+
+def test_help_lists_the_flags():
+    done = run_command("train_grpo.py", "--help")
+    assert done.returncode == 0
+    assert "--warmup-steps" in done.stdout

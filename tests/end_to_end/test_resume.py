@@ -1,0 +1,78 @@
+"""Nothing is lost: a stopped, killed or extended run equals the run that went straight through, bit for bit."""
+
+import json
+import signal
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.end_to_end.conftest import only_run, run_command
+
+# What may differ between two runs of the same computation: how long it took.
+TIMES = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s")
+
+
+def flags_into(smoke, folder) -> list[str]:
+    flags = list(smoke)
+    flags[flags.index("--output") + 1] = str(folder)
+    return flags
+
+
+def metrics_of(run):
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in row.items() if not key.startswith(TIMES)} for row in rows]
+
+
+def weights_of(run):
+    latest = run / "checkpoints" / "latest"
+    return load_file(latest / "adapter_model.safetensors") | load_file(latest / "proprio_projector.safetensors")
+
+
+def assert_same_run(run, straight):
+    assert metrics_of(run) == metrics_of(straight)
+    weights, expected = weights_of(run), weights_of(straight)
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+@pytest.fixture(scope="module")
+def straight(smoke):
+    done = run_command("train_grpo.py", *smoke)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return only_run(smoke)
+
+
+def test_the_updates_of_this_run_move_the_parameters(straight):
+    first = json.loads((straight / "metrics.jsonl").read_text().splitlines()[-2])
+    assert first["train/optimizer_steps"] > 0
+
+
+def test_stopped_and_extended_run_equals_the_straight_one(smoke, straight, tmp_path):
+    flags = flags_into(smoke, tmp_path)
+    assert run_command("train_grpo.py", *flags, "--total-steps", "64").returncode == 0
+    resumed = run_command("train_grpo.py", "--resume", str(only_run(flags)), "--total-steps", "96")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_run(only_run(flags), straight)
+
+
+@pytest.mark.parametrize(("where", "count"), [("rollout", 10), ("update", 5), ("checkpoint", 3)])
+def test_killed_run_resumes_to_the_same_result(smoke, straight, tmp_path, where, count):
+    flags = flags_into(smoke, tmp_path)
+    killed = run_command("-m", "tests.end_to_end.killed", where, str(count), *flags)
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    run = only_run(flags)
+    resumed = run_command("train_grpo.py", "--resume", str(run))
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_run(run, straight)
+    assert not list((run / "checkpoints").glob(".writing-*"))
+
+
+def test_resume_with_other_flags_is_refused_and_names_them(straight):
+    before = (straight / "metrics.jsonl").read_bytes()
+    refused = run_command("train_grpo.py", "--resume", str(straight), "--lr", "0.5", "--group-size", "4")
+    assert refused.returncode == 2
+    assert "lr (run: 0.0003, now: 0.5)" in refused.stderr
+    assert "group_size (run: 1, now: 4)" in refused.stderr
+    assert len(refused.stderr.strip().splitlines()) == 1
+    assert (straight / "metrics.jsonl").read_bytes() == before

@@ -1,0 +1,51 @@
+"""An env without a simulator, for the pools: `init_state_id` says what its first chunk does."""
+
+import os
+import signal
+
+import numpy as np
+
+from envs.libero import ChunkResult
+from envs.observation import Observation
+from errors import BadInput
+
+WORK, DIE, HANG, FAULT, REFUSE, WAIT_FOR_FIFO = range(6)
+
+
+class FakeEnv:
+    """Episodes of two chunks; every observation tells the process, the task and the initial state it comes from."""
+
+    def __init__(self, spec, task_id):
+        self.spec, self.task_id = spec, task_id
+
+    def reset(self, init_state_id, seed, record):
+        self.behaviour, self.env_steps = init_state_id, 0
+        return self.result(executed=0)
+
+    def step_chunk(self, actions):
+        if self.behaviour == DIE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.behaviour == HANG:
+            hang_for_ever()
+        if self.behaviour == FAULT:
+            return ChunkResult(None, False, 1, self.env_steps + 1, done=True, error="the table fell over")
+        if self.behaviour == REFUSE:
+            raise BadInput("no such table; buy one")
+        if self.behaviour == WAIT_FOR_FIFO:
+            open(self.spec.assets).close()  # returns once somebody opens the other end
+        self.env_steps += len(actions)
+        return self.result(executed=len(actions))
+
+    def result(self, executed):
+        done = self.env_steps >= 16
+        proprio = np.array([os.getpid(), self.task_id, self.behaviour, 0, 0, 0, 0, 0], float)
+        observation = Observation(np.zeros((2, 256, 256, 3), np.uint8), proprio, "set the table")
+        return ChunkResult(None if done else observation, done, executed, self.env_steps, done)
+
+    def close(self):
+        pass
+
+
+def hang_for_ever():
+    while True:
+        signal.pause()

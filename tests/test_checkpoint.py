@@ -1,0 +1,251 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from errors import BadInput
+from tests.small_checkpoint import make_small_checkpoint
+from vla.checkpoint import file_key, inspect_checkpoint, load_action_head, load_network, module_key
+from vla.checkpoint_writer import plan_shards, save_checkpoint, write_weights
+from vla.heads import ProprioProjector
+
+GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
+CPU = torch.device("cpu")
+PROPRIO = "proprio_projector--latest_checkpoint.pt"
+
+
+def _load(folder: Path, dtype: torch.dtype = torch.float32):
+    return load_network(inspect_checkpoint(folder), 56, CPU, dtype)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    return make_small_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint", l1_head=True)
+
+
+@pytest.fixture
+def folder(original, tmp_path):
+    """A copy that a test may break."""
+    return shutil.copytree(original, tmp_path / "checkpoint")
+
+
+def _edit_json(path: Path, **changes) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def _edit_weights(folder: Path, edit) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    edit(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+# What a folder is
+
+
+def test_regression_checkpoint_is_recognised():
+    info = inspect_checkpoint(GOLDEN)
+    assert (info.kind, info.num_images, info.uses_proprio, info.has_l1_head) == ("L1 regression", 2, True, True)
+    assert list(info.statistics) == ["libero_tiny_no_noops"]
+    assert info.chunk_length(7) == 8
+
+
+def test_token_checkpoint_is_recognised(tmp_path):
+    folder = shutil.copytree(GOLDEN, tmp_path / "token", ignore=shutil.ignore_patterns("*.pt"))
+    info = inspect_checkpoint(folder)
+    assert (info.kind, info.num_images, info.uses_proprio, info.has_l1_head) == ("action tokens", 1, False, False)
+
+
+def test_checkpoint_after_rl_has_its_proprio_projector_among_the_weights(tmp_path):
+    folder = shutil.copytree(GOLDEN, tmp_path / "rl", ignore=shutil.ignore_patterns("*.pt"))
+    projector = _load(GOLDEN).proprio_projector.state_dict()
+    _edit_weights(folder, lambda t: t.update({f"proprio_projector.{k}": v.bfloat16() for k, v in projector.items()}))
+    info = inspect_checkpoint(folder)
+    assert (info.kind, info.num_images, info.uses_proprio) == ("action tokens, after RL", 1, True)
+    loaded = _load(folder).proprio_projector.state_dict()
+    assert all(torch.equal(loaded[key], projector[key].bfloat16().float()) for key in projector)
+
+
+def test_config_decides_number_of_images_and_chunk_length(folder):
+    assert inspect_checkpoint(folder).num_images == 2
+    _edit_json(folder / "config.json", num_images_in_input=3, num_action_chunks=25)
+    info = inspect_checkpoint(folder)
+    assert (info.num_images, info.chunk_length(7)) == (3, 25)
+    assert inspect_checkpoint(folder, num_images=1).num_images == 1
+
+
+def test_two_armed_robots_have_chunks_of_25(original):
+    info = inspect_checkpoint(original)
+    assert info.chunk_length(14) == 25
+    with pytest.raises(BadInput, match="add num_action_chunks"):
+        info.chunk_length(9)
+
+
+# Reading and writing
+
+
+def test_every_tensor_arrives_bit_identical_under_its_name():
+    stored = load_file(GOLDEN / "model.safetensors")
+    network = _load(GOLDEN, torch.bfloat16)
+    loaded = {file_key(k): v for k, v in network.state_dict().items() if not k.startswith("proprio_projector.")}
+    assert loaded.keys() == stored.keys()
+    assert all(torch.equal(loaded[key], stored[key]) for key in stored)
+    assert not any(parameter.requires_grad for parameter in network.parameters())
+
+
+def test_rope_frequencies_stay_float32_in_a_bfloat16_network():
+    rotary = _load(GOLDEN, torch.bfloat16).language_model.model.rotary_emb
+    assert rotary.inv_freq.dtype == torch.float32
+    expected = 10000.0 ** (-np.arange(4) / 4)  # head_dim 8
+    np.testing.assert_allclose(rotary.inv_freq, expected, rtol=1e-6)
+
+
+def test_written_folder_has_the_keys_names_and_dtypes_of_the_format(tmp_path):
+    info = inspect_checkpoint(GOLDEN)
+    config = json.loads((GOLDEN / "config.json").read_text())
+    head = load_action_head(info, CPU, torch.bfloat16)
+    save_checkpoint(tmp_path, _load(GOLDEN), config, action_head=head, step="150000")
+    for name in ("model.safetensors", "proprio_projector--150000_checkpoint.pt", "action_head--150000_checkpoint.pt"):
+        read = load_file if name.endswith("safetensors") else lambda path: torch.load(path, weights_only=True)
+        ours, theirs = read(tmp_path / name), read(GOLDEN / name)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) and ours[key].dtype == theirs[key].dtype for key in theirs)
+    with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    for name in ("config.json", "generation_config.json"):
+        assert json.loads((tmp_path / name).read_text()) == json.loads((GOLDEN / name).read_text())
+
+
+def test_shards_load_like_one_file(folder):
+    whole = _load(folder).state_dict()
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    write_weights(folder, tensors, torch.float32, max_bytes=1_500_000)
+    shards = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert shards[0] == f"model-00001-of-{len(shards):05}.safetensors"
+    assert len(shards) > 2
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(t.numel() * 4 for t in tensors.values())
+    sharded = _load(folder).state_dict()
+    assert all(torch.equal(sharded[key], whole[key]) for key in whole)
+
+
+def test_shards_are_cut_before_they_grow_too_large():
+    assert plan_shards({"a": 3, "b": 2, "c": 4, "d": 9, "e": 1}, max_bytes=5) == [["a", "b"], ["c"], ["d"], ["e"]]
+
+
+def test_layer_scale_alone_is_renamed():
+    key = "vision_backbone.featurizer.blocks.3.ls1.scale_factor"
+    assert module_key(key) == "vision_backbone.featurizer.blocks.3.ls1.gamma"
+    assert file_key(module_key(key)) == key
+    for other in ("language_model.lm_head.weight", "projector.fc1.weight"):
+        assert module_key(other) == file_key(other) == other
+
+
+# Folders that cannot be used: one line that names the file, the key, what was expected and what was found
+
+KEY = "language_model.model.layers.1.mlp.up_proj.weight"
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1000])
+
+
+def _save_npz(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, a=np.zeros(3))
+
+
+def _two_shards_without_the_second(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    write_weights(folder, tensors, torch.float32, max_bytes=3_000_000)
+    sorted(folder.glob("*.safetensors"))[1].unlink()
+
+
+BROKEN = {
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), ["model.safetensors is missing"]),
+    "missing shard": (_two_shards_without_the_second, ["model-00002-of-", "is missing"]),
+    "truncated": (lambda f: _truncate(f / "model.safetensors"), ["model.safetensors is not whole", "expected"]),
+    "npz": (lambda f: _save_npz(f / "model.safetensors"), ["model.safetensors is not a safetensors file"]),
+    "missing tensor": (
+        lambda f: _edit_weights(f, lambda t: t.pop(KEY)),
+        ["model.safetensors", "1 of ", "missing", KEY],
+    ),
+    "unknown tensor": (
+        lambda f: _edit_weights(f, lambda t: t.update(strange=torch.zeros(1))),
+        ["model.safetensors", "too many", "strange"],
+    ),
+    "wrong shape": (
+        lambda f: _edit_weights(f, lambda t: t.update({KEY: torch.zeros(24, 17)})),
+        ["model.safetensors", KEY, "(24, 16)", "(24, 17)"],
+    ),
+    "config of other size": (
+        lambda f: _edit_json(f / "config.json", text_config={"hidden_size": 32, "num_attention_heads": 2}),
+        ["missing", "language_model.model.layers.10"],
+    ),
+    "no config": (lambda f: (f / "config.json").unlink(), ["config.json"]),
+    "broken config": (lambda f: (f / "config.json").write_text("{"), ["config.json"]),
+    "other model": (
+        lambda f: _edit_json(f / "config.json", model_type="llama"),
+        ["config.json", "'llama'", "'openvla'"],
+    ),
+    "one vision transformer": (
+        lambda f: _edit_json(f / "config.json", timm_model_ids=["vit_so400m_patch14_siglip_224"]),
+        ["config.json", "timm_model_ids"],
+    ),
+    "unknown vision transformer": (
+        lambda f: _edit_json(f / "config.json", timm_model_ids=["vit_of_nobody", "vit_so400m_patch14_siglip_224"]),
+        ["config.json", "vit_of_nobody"],
+    ),
+    "four images": (lambda f: _edit_json(f / "config.json", num_images_in_input=4), ["num_images_in_input is 4"]),
+    "no statistics": (
+        lambda f: ((f / "dataset_statistics.json").unlink(), _edit_json(f / "config.json", norm_stats={})),
+        ["config.json", "statistics"],
+    ),
+    "two proprio projectors": (
+        lambda f: shutil.copyfile(f / PROPRIO, f / "proprio_projector--1_checkpoint.pt"),
+        ["several proprio_projector files", PROPRIO],
+    ),
+    "no proprio projector in its file": (
+        lambda f: torch.save({"module.fc1.weight": torch.zeros(16, 8)}, f / PROPRIO),
+        [PROPRIO, "not a proprio projector"],
+    ),
+    "proprio projector of another network": (
+        lambda f: torch.save(ProprioProjector(8, 9).state_dict(), f / PROPRIO),
+        [PROPRIO, "9 dimensions", "16"],
+    ),
+    "FiLM": (lambda f: (f / "vision_backbone--1_checkpoint.pt").touch(), ["FiLM"]),
+    "diffusion": (lambda f: (f / "noisy_action_projector--1_checkpoint.pt").touch(), ["diffusion"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_unusable_folder_is_explained_in_one_line(folder, name):
+    break_folder, expected = BROKEN[name]
+    break_folder(folder)
+    with pytest.raises(BadInput) as caught:
+        _load(folder)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(part in message for part in [*expected, str(folder)])
+
+
+@pytest.mark.parametrize(
+    "state",
+    [{"module.noise_predictor.fc1.weight": torch.zeros(2)}, {"module.model.fc1.weight": torch.zeros(16, 100)}],
+)
+def test_action_head_of_another_kind_is_explained(folder, state):
+    torch.save(state, folder / "action_head--latest_checkpoint.pt")
+    with pytest.raises(BadInput, match="action_head--latest_checkpoint"):
+        load_action_head(inspect_checkpoint(folder), CPU, torch.float32)
+
+
+def test_loading_writes_nothing_into_the_folder(folder):
+    before = {path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir()}
+    _load(folder)
+    assert {path.name: (path.stat().st_mtime_ns, path.stat().st_size) for path in folder.iterdir()} == before

@@ -1,0 +1,308 @@
+"""Checkpoints: a failure at any moment leaves the previous one whole, and foreign files do no harm."""
+
+import json
+import os
+import pickle
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from errors import BadInput
+from rl.checkpoints import (
+    TRAINER_FILE,
+    TrainerState,
+    latest_checkpoint,
+    load_checkpoint,
+    mark_best,
+    point,
+    restore_best,
+    save_checkpoint,
+)
+from rl.learner import Learner
+from rl.rollout import Collected
+from tests.fakes import FakePolicy, adamw, parameters_of, random_observations, trajectory
+
+
+@pytest.fixture
+def checkpoints(tmp_path) -> Path:
+    folder = tmp_path / "run" / "checkpoints"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def learner() -> Learner:
+    """A policy and an optimizer with a history."""
+    policy = FakePolicy(adapter_scale=0.1)
+    learner = Learner(policy, None, adamw(policy))
+    train_a_little(learner)
+    return learner
+
+
+def train_a_little(learner: Learner) -> None:
+    learner.policy.chunk_logits(random_observations(3)).logsumexp(-1).sum().backward()
+    learner.optimizer.step()
+    learner.optimizer.zero_grad()
+
+
+def save(checkpoints: Path, learner: Learner, step: int, keep: int = 9, **state) -> Path:
+    return save_checkpoint(checkpoints, learner, TrainerState(global_step=step, **state), keep)
+
+
+def untrained() -> Learner:
+    policy = FakePolicy(adapter_scale=0.1)
+    return Learner(policy, None, adamw(policy))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+# round trip
+
+
+def test_everything_comes_back(checkpoints, learner):
+    state = TrainerState(
+        512, 3, 1234, 0, 7, 10, 0.25, return_average=0.5, updates_without_signal=2, task_success={0: 0.5, 7: 0.75},
+        elapsed_s=12.5, wandb_id="abc",
+    )  # fmt: skip
+    save_checkpoint(checkpoints, learner, state, keep=2)
+    other = untrained()
+    assert load_checkpoint(latest_checkpoint(checkpoints.parent), other) == state
+    for a, b in zip(parameters_of(learner.policy), parameters_of(other.policy), strict=True):
+        assert torch.equal(a, b)
+    train_a_little(learner)
+    train_a_little(other)  # the same moments: the next steps are equal, too
+    for a, b in zip(parameters_of(learner.policy), parameters_of(other.policy), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_all_random_generators_go_on_where_they_were(checkpoints, learner):
+    random.seed(1), np.random.seed(2), torch.manual_seed(3)  # noqa: NPY002
+    np.random.normal()  # noqa: NPY002 (leaves a cached Gaussian)
+
+    def draws() -> tuple:
+        return random.random(), random.gauss(0, 1), np.random.normal(), np.random.random(), torch.rand(2).tolist()  # noqa: NPY002
+
+    folder = save(checkpoints, learner, 1)
+    expected = draws()
+    draws()
+    load_checkpoint(folder, untrained())
+    assert draws() == expected
+
+
+# atomic writing
+
+
+class PowerCut(BaseException):
+    """Ends the program where it stands."""
+
+
+def save_until(monkeypatch, where: str, checkpoints: Path, learner: Learner, step: int) -> None:
+    """Save a checkpoint, cut off inside the named call."""
+
+    def torn_save(stored, path):
+        Path(path).write_bytes(b"PK half a file")
+        raise PowerCut
+
+    def cut(*_):
+        raise PowerCut
+
+    target, replacement = {
+        "torch.save": ((torch, "save"), torn_save),
+        "save_adapter": ((learner.policy, "save_adapter"), lambda folder, _: (Path(folder).mkdir(), cut())),
+        "fsync": ((os, "fsync"), cut),
+        "rename": ((Path, "rename"), cut),
+        "pointer": ((os, "replace"), cut),
+    }[where]
+    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+        patch.setattr(*target, replacement)
+        save(checkpoints, learner, step)
+
+
+@pytest.mark.parametrize("where", ["save_adapter", "torch.save", "fsync", "rename", "pointer"])
+def test_a_cut_while_writing_leaves_the_previous_checkpoint_whole(monkeypatch, checkpoints, learner, where):
+    previous = save(checkpoints, learner, 100)
+    before, weights = contents(previous), parameters_of(learner.policy)
+    train_a_little(learner)
+    save_until(monkeypatch, where, checkpoints, learner, 200)
+
+    assert latest_checkpoint(checkpoints.parent) == previous.resolve()
+    assert contents(previous) == before
+    other = untrained()
+    assert load_checkpoint(latest_checkpoint(checkpoints.parent), other).global_step == 100
+    assert all(torch.equal(a, b) for a, b in zip(weights, parameters_of(other.policy), strict=True))
+    assert [p.name for p in checkpoints.glob("step_*") if not (p / TRAINER_FILE).exists()] == []
+
+    again = save(checkpoints, learner, 200)  # the resumed run gets there, too
+    assert latest_checkpoint(checkpoints.parent) == again.resolve()
+    assert load_checkpoint(again, untrained()).global_step == 200
+
+
+def test_a_full_disk_is_the_error_that_the_disk_gave(monkeypatch, checkpoints, learner):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        save(checkpoints, learner, 1)
+    assert list(checkpoints.iterdir()) == []
+
+
+def test_the_pointer_moves_only_after_everything_is_on_the_disk(monkeypatch, checkpoints, learner):
+    order = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda fd: (order.append("fsync"), fsync(fd)))
+    monkeypatch.setattr(os, "replace", lambda *a: (order.append("pointer"), replace(*a)))
+    folder = save(checkpoints, learner, 1)
+    files = len(contents(folder))
+    assert order.index("pointer") >= files + 2  # every file, the folder, and the folder above
+
+
+def test_what_a_kill_left_half_written_is_removed_by_the_next_save(checkpoints, learner):
+    for step in (100, 300):
+        abandoned = checkpoints / f".writing-step_{step}"
+        abandoned.mkdir()
+        (abandoned / TRAINER_FILE).write_bytes(b"half")
+    save(checkpoints, learner, 300)
+    assert sorted(p.name for p in checkpoints.iterdir()) == ["latest", "step_300"]
+
+
+def test_pointers_survive_moving_the_run_folder(tmp_path, checkpoints, learner):
+    save(checkpoints, learner, 100)
+    moved = checkpoints.parent.rename(tmp_path / "elsewhere")
+    assert latest_checkpoint(moved) == (moved / "checkpoints" / "step_100").resolve()
+
+
+def test_a_pointer_is_replaced_in_place(checkpoints):
+    for step in ("step_1", "step_2"):
+        (checkpoints / step).mkdir()
+        point(checkpoints / "latest", checkpoints / step)
+        assert (checkpoints / "latest").resolve().name == step
+    assert sorted(p.name for p in checkpoints.iterdir()) == ["latest", "step_1", "step_2"]
+
+
+# pruning and the best
+
+
+def test_the_newest_are_kept_by_number_not_by_name(checkpoints, learner):
+    for step in (8, 9, 10, 100):
+        save(checkpoints, learner, step, keep=2)
+    assert sorted(p.name for p in checkpoints.glob("step_*")) == ["step_10", "step_100"]
+
+
+def test_the_best_is_never_pruned(checkpoints, learner):
+    save(checkpoints, learner, 1, keep=1)
+    mark_best(checkpoints, TrainerState(global_step=1), 0.9, {})
+    for step in (2, 3, 4):
+        save(checkpoints, learner, step, keep=1)
+    assert sorted(p.name for p in checkpoints.glob("step_*")) == ["step_1", "step_4"]
+    assert (checkpoints / "best").resolve().name == "step_1"
+
+
+def test_best_moves_only_to_a_higher_score(checkpoints, learner):
+    state = TrainerState()
+    best = []
+    for step, score in ((1, 0.2), (2, 0.5), (3, 0.5), (4, 0.4), (5, 0.6)):
+        save(checkpoints, learner, step)
+        state.global_step = step
+        mark_best(checkpoints, state, score, {"eval/student_success": score})
+        best.append((checkpoints / "best").resolve().name)
+    assert best == ["step_1", "step_2", "step_2", "step_2", "step_5"]
+    metadata = json.loads((checkpoints / "best" / "metadata.json").read_text())
+    assert metadata == {"global_step": 5, "score": 0.6, "eval/student_success": 0.6}
+
+
+def test_restoring_the_best_brings_its_weights_back_and_resumes_there(checkpoints, learner):
+    save(checkpoints, learner, 1)
+    mark_best(checkpoints, TrainerState(global_step=1), 0.9, {})
+    weights = parameters_of(learner.policy)
+    train_a_little(learner)
+    save(checkpoints, learner, 2)
+    assert restore_best(checkpoints, learner).name == "step_1"
+    assert all(torch.equal(a, b) for a, b in zip(weights, parameters_of(learner.policy), strict=True))
+    assert latest_checkpoint(checkpoints.parent).name == "step_1"
+
+
+# files that are no checkpoint
+
+
+def one_line_refusal(folder: Path) -> str:
+    with pytest.raises(BadInput) as caught:
+        load_checkpoint(folder, untrained())
+    assert "\n" not in str(caught.value)
+    assert str(folder / TRAINER_FILE) in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "missing", "flipped", "fields", "list"])
+def test_damaged_trainer_files_are_refused_in_one_line(checkpoints, learner, damage):
+    folder = save(checkpoints, learner, 1)
+    path = folder / TRAINER_FILE
+    whole = path.read_bytes()
+    {
+        "cut": lambda: path.write_bytes(whole[: len(whole) // 2]),
+        "empty": lambda: path.write_bytes(b""),
+        "text": lambda: path.write_text("not a checkpoint"),
+        "missing": path.unlink,
+        "flipped": lambda: path.write_bytes(bytes(b ^ 255 for b in whole[:200]) + whole[200:]),
+        "fields": lambda: torch.save({"state": {"no_such_field": 1}}, path),
+        "list": lambda: torch.save([1, 2, 3], path),
+    }[damage]()
+    one_line_refusal(folder)
+
+
+class Payload:
+    def __init__(self, target: Path):
+        self.target = target
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.target),))
+
+
+@pytest.mark.parametrize("how", ["torch", "pickle"])
+def test_code_in_a_trainer_file_does_not_run(tmp_path, checkpoints, learner, how):
+    folder, proof = save(checkpoints, learner, 1), tmp_path / "code_has_run"
+    stored = {"state": Payload(proof)}
+    if how == "torch":
+        torch.save(stored, folder / TRAINER_FILE)
+    else:
+        (folder / TRAINER_FILE).write_bytes(pickle.dumps(stored, protocol=2))
+    one_line_refusal(folder)
+    assert not proof.exists()
+    torch.load(folder / TRAINER_FILE, weights_only=False) if how == "torch" else pickle.loads(pickle.dumps(stored, protocol=2))
+    assert proof.exists()  # the payload works: what held it back was the loader
+
+
+def test_an_optimizer_of_other_parameters_is_refused(checkpoints, learner):
+    folder = save(checkpoints, learner, 1)
+    policy = FakePolicy()
+    optimizer = torch.optim.AdamW([{"params": [policy.adapter]}, {"params": [policy.bias]}])
+    with pytest.raises(BadInput, match="not a usable checkpoint"):
+        load_checkpoint(folder, Learner(policy, None, optimizer))
+
+
+def test_a_run_without_checkpoint_is_refused_and_the_steps_found_are_named(checkpoints, learner):
+    with pytest.raises(BadInput, match=r"no checkpoint at .*latest; steps found: none"):
+        latest_checkpoint(checkpoints.parent)
+    save(checkpoints, learner, 5)
+    (checkpoints / "latest").unlink()
+    with pytest.raises(BadInput, match="steps found: step_5"):
+        latest_checkpoint(checkpoints.parent)
+
+
+# the state
+
+
+def test_an_update_is_counted_with_its_env_steps_and_returns():
+    state = TrainerState(global_step=10, update=4)
+    played = Collected([trajectory(2, success=True), trajectory(3, task_id=1, index=1)], {}, wall_s=1.0, errors=0)
+    state.absorb(played, learned_something=False, curriculum_alpha=0.9)
+    assert (state.global_step, state.update, state.updates_without_signal) == (10 + played.env_steps, 5, 1)
+    assert state.return_average == pytest.approx(0.99 * 1.0)  # starts at the first return, then alpha 0.99
+    assert state.task_success == pytest.approx({0: 0.9 * 0.5 + 0.1, 1: 0.9 * 0.5})
+    state.absorb(played, learned_something=True, curriculum_alpha=0.9)
+    assert state.updates_without_signal == 0

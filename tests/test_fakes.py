@@ -1,0 +1,61 @@
+"""The fakes keep the contracts of what they stand for: otherwise the tests that use them prove nothing."""
+
+import dataclasses
+import inspect
+
+import pytest
+import torch
+
+from envs.libero import ChunkResult
+from envs.pool import InlinePool, WorkerPool
+from tests.fakes import FakePolicy, FakePool, FakeResult, Script, random_observations
+from vla.policy import Policy
+
+
+POLICY_METHODS = (
+    "act chunk_logits token_logprobs teacher named_trainable_parameters save_adapter load_adapter describe"
+).split()
+
+
+@pytest.mark.parametrize("method", POLICY_METHODS)
+def test_policy_methods_take_the_real_arguments(method):
+    assert list(inspect.signature(getattr(FakePolicy, method)).parameters) == list(
+        inspect.signature(getattr(Policy, method)).parameters
+    )
+
+
+@pytest.mark.parametrize("real", [InlinePool, WorkerPool])
+@pytest.mark.parametrize("method", ["reset", "step", "ready", "close"])
+def test_pool_methods_take_the_real_arguments(real, method):
+    assert list(inspect.signature(getattr(FakePool, method)).parameters) == list(
+        inspect.signature(getattr(real, method)).parameters
+    )
+
+
+def test_results_have_the_real_fields():
+    assert [f.name for f in dataclasses.fields(FakeResult)] == [f.name for f in dataclasses.fields(ChunkResult)]
+
+
+def test_the_policys_rows_do_not_depend_on_the_batch_around_them():
+    policy, observations = FakePolicy(adapter_scale=0.5), random_observations(5)
+    together = policy.chunk_logits(observations)
+    for row, seen in enumerate(observations):
+        assert torch.equal(policy.chunk_logits([seen])[0], together[row])
+
+
+def test_the_teacher_ignores_training_and_the_student_does_not():
+    policy, observations = FakePolicy(), random_observations(2)
+    with policy.teacher():
+        before = policy.chunk_logits(observations)
+    with torch.no_grad():
+        policy.bias.normal_()
+    with policy.teacher():
+        assert torch.equal(policy.chunk_logits(observations), before)
+    assert not torch.equal(policy.chunk_logits(observations), before)
+
+
+def test_the_pool_refuses_two_requests_for_one_slot():
+    pool = FakePool(lambda *_: Script(4))
+    pool.reset(0, 0, 0)
+    with pytest.raises(AssertionError):
+        pool.reset(0, 0, 0)

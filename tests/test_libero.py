@@ -1,0 +1,274 @@
+"""LiberoEnv against LIBERO's own OffScreenRenderEnv, stepped one action at a time in the same process."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from envs.assets import find_assets
+from envs.init_states import load_init_states
+from envs.libero import SETTLING_ACTION, SETTLING_STEPS, EnvSpec, LiberoEnv, task_files
+from envs.observation import CAMERAS, axis_angle
+from envs.setup import prepare
+from errors import BadInput
+
+SUITE, TASK = "libero_spatial", 4  # a drawer is open there: one more thing that a reset draws at random
+INIT_STATE = 7
+
+
+@dataclass
+class Snapshot:
+    state: np.ndarray  # qpos and qvel
+    proprio: np.ndarray  # (8,)
+    images: np.ndarray | None  # (2, 256, 256, 3)
+    success: bool
+
+
+def state_of(domain) -> np.ndarray:
+    return np.concatenate([domain.sim.data.qpos, domain.sim.data.qvel])
+
+
+def libero_rollout(suite, task_id, init_state, actions, with_images=False) -> list[Snapshot]:
+    """The published protocol: seed, reset, set the initial state, settle, one action at a time, every frame rendered.
+
+    The first snapshot is the one after settling.
+    """
+    prepare()
+    import libero.libero
+    from libero.libero.envs.env_wrapper import OffScreenRenderEnv
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(libero.libero, "_assets_path_cache", str(find_assets("lowpoly")))
+        bddl = task_files(EnvSpec(suite, (task_id,)), task_id).bddl
+        env = OffScreenRenderEnv(
+            bddl_file_name=str(bddl), camera_heights=256, camera_widths=256, use_camera_obs=with_images
+        )
+        env.seed(0)
+        env.reset()
+    env.set_init_state(init_state)
+    snapshots = []
+    for action in [SETTLING_ACTION] * SETTLING_STEPS + list(actions):
+        raw, _, success, _ = env.step(action)
+        images = np.stack([np.rot90(raw[f"{camera}_image"], 2) for camera in CAMERAS]) if with_images else None
+        rotation = axis_angle(raw["robot0_eef_quat"])
+        proprio = np.concatenate([raw["robot0_eef_pos"], rotation, raw["robot0_gripper_qpos"]])
+        snapshots.append(Snapshot(state_of(env.env), proprio, images, bool(success)))
+    env.close()
+    return snapshots[SETTLING_STEPS - 1 :]
+
+
+def random_actions(count, seed=0):
+    """Hard pushes in all directions, the gripper opening and closing."""
+    generator = np.random.default_rng(seed)
+    actions = generator.uniform(-1, 1, (count, 7))
+    actions[:, 6] = np.repeat(generator.choice([-1.0, 1.0], count // 4 + 1), 4)[:count]
+    return actions
+
+
+def stored_state(suite, task_id, index):
+    return load_init_states(task_files(EnvSpec(suite, (task_id,)), task_id).init_states)[index]
+
+
+@pytest.fixture(scope="module")
+def actions():
+    return random_actions(24)
+
+
+@pytest.fixture(scope="module")
+def reference(actions):
+    return libero_rollout(SUITE, TASK, stored_state(SUITE, TASK, INIT_STATE), actions, with_images=True)
+
+
+@pytest.fixture(scope="module")
+def env(reference):
+    """One built env for many tests: nothing that they do may change what the next reset gives."""
+    env = LiberoEnv(EnvSpec(SUITE, (TASK,)), TASK)
+    yield env
+    env.close()
+
+
+def assert_same_observation(observation, snapshot):
+    np.testing.assert_array_equal(observation.images, snapshot.images)
+    np.testing.assert_array_equal(observation.proprio, snapshot.proprio)
+
+
+def test_chunks_give_the_frames_and_states_of_liberos_own_loop(env, reference, actions):
+    env.reset(3, seed=11)  # a past of another placement, another state and a closed gripper
+    env.step_chunk(np.ones((8, 7)))
+    result = env.reset(INIT_STATE)
+    assert_same_observation(result.observation, reference[0])
+    for start in range(0, len(actions), 8):
+        result = env.step_chunk(actions[start : start + 8])
+        expected = reference[start + 8]
+        assert_same_observation(result.observation, expected)
+        np.testing.assert_array_equal(state_of(env.domain), expected.state)
+        assert result.success == expected.success
+        assert (result.executed, result.env_steps, result.done, result.error) == (8, start + 8, False, None)
+
+
+def test_frames_of_a_recording_are_liberos_at_every_step(env, reference, actions):
+    frames = env.reset(INIT_STATE, record=True).frames
+    for start in range(0, 16, 8):
+        frames = frames + env.step_chunk(actions[start : start + 8]).frames
+    np.testing.assert_array_equal(frames, [snapshot.images[0] for snapshot in reference[:17]])
+
+
+def test_single_actions_lead_where_a_chunk_leads(env, reference, actions):
+    env.reset(INIT_STATE)
+    for count in range(1, 4):
+        assert_same_observation(env.step_chunk(actions[count - 1 : count]).observation, reference[count])
+
+
+def test_fixtures_are_placed_by_the_seed_and_objects_by_the_initial_state(env):
+    def placement(init_state_id, seed):
+        env.reset(init_state_id, seed)
+        model = env.domain.sim.model
+        bowl = env.domain.obj_body_id["akita_black_bowl_1"]
+        return model.body_pos.copy(), env.domain.sim.data.body_xpos[bowl].copy()
+
+    fixtures, bowl = placement(0, seed=1)
+    same_fixtures, other_bowl = placement(1, seed=1)
+    other_fixtures, _ = placement(0, seed=2)
+    np.testing.assert_array_equal(fixtures, same_fixtures)
+    assert np.abs(bowl - other_bowl).max() > 1e-4
+    assert np.abs(fixtures - other_fixtures).max() > 1e-4
+
+
+def test_numpys_global_generator_is_left_alone(env):
+    np.random.seed(5)  # noqa: NPY002
+    env.reset(0)
+    env.step_chunk(random_actions(2))
+    after = np.random.random()  # noqa: NPY002
+    np.random.seed(5)  # noqa: NPY002
+    assert after == np.random.random()  # noqa: NPY002
+
+
+def test_an_unstable_simulation_is_an_error_and_the_next_reset_recovers(env, reference):
+    env.reset(2)
+    env.domain.sim.data.qvel[:] = 1e12
+    result = env.step_chunk(random_actions(8))
+    assert (result.done, result.success, result.observation) == (True, False, None)
+    assert "unstable" in result.error
+    with pytest.raises(RuntimeError, match="reset first"):
+        env.step_chunk(random_actions(8))
+    assert_same_observation(env.reset(INIT_STATE).observation, reference[0])
+
+
+def test_an_exception_of_the_simulator_is_an_error_and_the_next_reset_recovers(env, reference, monkeypatch):
+    env.reset(2)
+
+    def broken(action):
+        raise FloatingPointError("joint 3")
+
+    monkeypatch.setattr(env.domain, "_check_success", lambda: broken(None))
+    result = env.step_chunk(random_actions(8))
+    assert (result.error, result.done, result.success) == ("FloatingPointError: joint 3", True, False)
+    assert_same_observation(env.reset(INIT_STATE).observation, reference[0])
+
+
+def test_two_envs_in_one_process_render_their_own_scenes(env, reference, actions):
+    env.reset(INIT_STATE)
+    other = LiberoEnv(EnvSpec("libero_object", (0,), num_images=1), 0)
+    first = other.reset(0).observation
+    assert_same_observation(env.step_chunk(actions[:8]).observation, reference[8])
+    np.testing.assert_array_equal(other.reset(0).observation.images, first.images)
+    other.close()
+    assert_same_observation(env.step_chunk(actions[8:16]).observation, reference[16])
+
+
+def test_one_image_is_the_agentview_of_two(reference):
+    env = LiberoEnv(EnvSpec(SUITE, (TASK,), num_images=1, max_env_steps=11), TASK)
+    result = env.reset(INIT_STATE)
+    np.testing.assert_array_equal(result.observation.images, reference[0].images[:1])
+    np.testing.assert_array_equal(result.observation.proprio, reference[0].proprio)
+    check_step_limit(env)
+    env.close()
+
+
+def check_step_limit(env):
+    """Of a running episode with 11 env steps: the second chunk ends after 3 of 8 actions, with nothing rendered."""
+    first, second = env.step_chunk(np.zeros((8, 7))), env.step_chunk(np.zeros((8, 7)))
+    assert (first.done, first.executed) == (False, 8)
+    assert (second.done, second.executed, second.env_steps) == (True, 3, 11)
+    assert (second.success, second.observation, second.error, second.render_s) == (False, None, None, 0.0)
+    with pytest.raises(RuntimeError, match="reset first"):
+        env.step_chunk(np.zeros((8, 7)))
+
+
+@pytest.mark.parametrize(("suite", "task_id"), [("libero_goal", 7), ("libero_10", 8), ("libero_90", 0)])
+def test_states_are_liberos_to_the_bit_in_every_suite(suite, task_id):
+    actions = random_actions(50, seed=task_id)
+    expected = libero_rollout(suite, task_id, stored_state(suite, task_id, INIT_STATE), actions)
+    env = LiberoEnv(EnvSpec(suite, (task_id,), num_images=1), task_id)
+    env.reset(0, seed=3)
+    env.reset(INIT_STATE)
+    for start in range(0, 50, 10):
+        env.step_chunk(actions[start : start + 10])
+        np.testing.assert_array_equal(state_of(env.domain), expected[start + 10].state)
+    moved = np.abs(expected[-1].state - expected[0].state).max()
+    env.close()
+    assert moved > 0.1  # the comparison was one of motion
+
+
+def test_success_ends_the_chunk_at_the_step_where_libero_sees_it():
+    """A can of soup falls into the basket while the robot stands still."""
+    env = LiberoEnv(EnvSpec("libero_object", (0,), num_images=1), 0)
+    env.reset(0)
+    address = {name: env.domain.sim.model.get_joint_qpos_addr(env.domain.objects_dict[name].joints[-1])[0] for name in
+               ("alphabet_soup_1", "basket_1")}  # fmt: skip
+    state = stored_state("libero_object", 0, 0).copy()
+    soup, basket = state[1 + address["alphabet_soup_1"] :][:3], state[1 + address["basket_1"] :][:3]
+    soup[:] = basket
+    soup[2] += 2.2
+    actions = np.tile(SETTLING_ACTION, (16, 1))
+
+    expected = libero_rollout("libero_object", 0, state, actions)
+    first_success = [snapshot.success for snapshot in expected].index(True)
+    assert 1 < first_success < 16
+    assert first_success % 8 != 0  # inside a chunk
+
+    env._init_states[0] = state
+    result = env.reset(0)
+    while not result.done:
+        result = env.step_chunk(actions[:8])
+    assert (result.success, result.observation, result.error) == (True, None, None)
+    assert (result.env_steps, result.executed) == (first_success, first_success % 8)
+    np.testing.assert_array_equal(state_of(env.domain), expected[first_success].state)
+    env.close()
+
+
+def test_an_initial_state_that_does_not_exist_is_refused():
+    env = LiberoEnv(EnvSpec(SUITE, (TASK,)), TASK)
+    for init_state_id in (50, -1):
+        with pytest.raises(BadInput, match=r"initial state -?\d+ of pick_up_the_black_bowl.*0\.\.49"):
+            env.reset(init_state_id)
+
+
+def test_assets_that_lack_an_object_are_refused(tmp_path):
+    for folder in find_assets("lowpoly").iterdir():
+        (tmp_path / folder.name).symlink_to(folder)
+    (tmp_path / "articulated_objects").unlink()
+    (tmp_path / "articulated_objects").mkdir()
+    env = LiberoEnv(EnvSpec(SUITE, (TASK,), assets=str(tmp_path)), TASK)
+    with pytest.raises(BadInput, match=rf"{tmp_path}.*wooden_cabinet"):
+        env.reset(0)
+
+
+@pytest.mark.parametrize("chunk", [np.zeros(7), np.zeros((8, 6)), np.zeros((0, 7)), np.full((8, 7), np.nan)])
+def test_a_chunk_that_is_none_is_a_programming_error(env, chunk):
+    env.reset(0)
+    with pytest.raises(ValueError, match=r"\(n, 7\)"):
+        env.step_chunk(chunk)
+
+
+def test_a_bddl_file_without_stored_states_has_reproducible_sampled_ones(tmp_path):
+    own = tmp_path / "own_task.bddl"
+    own.write_text(task_files(EnvSpec("libero_goal", (7,)), 7).bddl.read_text())
+    env = LiberoEnv(EnvSpec("libero_goal", (0,), num_images=1, bddl_file=str(own)), 0)
+    first = env.reset(3).observation
+    other = env.reset(4).observation
+    again = env.reset(3).observation
+    env.close()
+    np.testing.assert_array_equal(first.images, again.images)
+    assert (first.images != other.images).any()
+    assert first.instruction == "turn on the stove"

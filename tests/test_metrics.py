@@ -1,0 +1,109 @@
+"""The numbers of an update: right, and under the names of the specification."""
+
+import pytest
+import torch
+
+from rl import metrics as metrics_module
+from rl.metrics import advantage_metrics, rollout_metrics, system_metrics, trajectory_returns, update_line
+from rl.phases import Phase, PhaseState
+from rl.rollout import Collected
+from tests.fakes import trajectory
+
+TRANSITION = PhaseState(Phase.TRANSITION, 0.25, 1.0, 0.75)
+
+
+@pytest.fixture
+def collected() -> Collected:
+    trajectories = [
+        trajectory(2, success=True, index=0, task_id=0, group=0),
+        trajectory(3, success=False, index=1, task_id=4, group=0, last_executed=1),
+        trajectory(3, success=True, index=2, task_id=4, group=1),
+    ]
+    for decision in trajectories[0].decisions:
+        decision.by_teacher = True
+    return Collected(trajectories, {"sim": 3.0, "render": 2.0, "infer": 1.0, "wait": 0.5}, wall_s=7.25, errors=2)
+
+
+def test_rollout_numbers(collected):
+    found = rollout_metrics(collected, TRANSITION, restarts=1)
+    env_steps = 8 + 9 + 12
+    expected = {
+        "rollout/success_rate": 2 / 3,
+        "rollout/success_rate_task_0": 1.0,
+        "rollout/success_rate_task_4": 0.5,
+        "rollout/episode_length": env_steps / 3,
+        "rollout/trajectories": 3,
+        "rollout/env_steps_per_s": env_steps / 7.25,
+        "rollout/teacher_fraction": 2 / 8,
+        "rollout/epsilon": 0.25,
+        "rollout/errors": 2,
+        "rollout/worker_restarts": 1,
+        "rollout/time_s": 7.25,
+        "schedule/phase": 1,
+        "schedule/warmup_progress": 1.0,
+        "schedule/transition_progress": 0.75,
+        "time/sim": 3.0,
+        "time/render": 2.0,
+        "time/infer": 1.0,
+        "time/wait": 0.5,
+    }
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("phase", "number"), [(Phase.WARMUP, 0), (Phase.TRANSITION, 1), (Phase.RL, 2)])
+def test_phases_are_numbered_in_their_order(collected, phase, number):
+    assert rollout_metrics(collected, PhaseState(phase, 0, 0, 0), 0)["schedule/phase"] == number
+
+
+def test_one_task_alone_gets_no_curve_of_its_own(collected):
+    collected.trajectories[:] = [t for t in collected.trajectories if t.episode.task_id == 4]
+    assert not any("_task_" in name for name in rollout_metrics(collected, TRANSITION, 0))
+
+
+def test_advantage_numbers():
+    found = advantage_metrics(torch.tensor([1.0, -1.0, 0.0, 0.0]))
+    assert found == pytest.approx(
+        {"advantage/mean": 0.0, "advantage/std": 0.5**0.5, "advantage/min": -1.0, "advantage/max": 1.0}
+    )
+
+
+def test_returns_and_groups_are_in_the_order_of_the_trajectories(collected):
+    returns, groups = trajectory_returns(collected.trajectories)
+    assert returns.tolist() == [1.0, 0.0, 1.0]
+    assert groups.tolist() == [0, 0, 1]
+
+
+def test_without_a_gpu_there_are_no_gpu_numbers(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert system_metrics() == {}
+
+
+def test_a_missing_nvml_library_costs_the_utilisation_not_the_run(monkeypatch):
+    def no_nvml():
+        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")  # torch's own behaviour
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**30)
+    monkeypatch.setattr(torch.cuda, "utilization", no_nvml)
+    assert metrics_module.system_metrics() == {"system/gpu_mem_gb": 3.0}
+
+
+PPO = {"train/policy_loss": -0.5, "train/approx_kl": 0.01, "train/clip_fraction": 0.25, "train/time_s": 100.0}
+DISTILLATION = {"distill/loss": 1.5, "distill/accuracy": 0.75, "train/time_s": 100.0}
+
+
+@pytest.mark.parametrize(
+    ("metrics", "learning"),
+    [
+        (PPO, "policy loss -0.5000, KL 0.0100, clipped 0.25"),
+        (DISTILLATION, "distill loss 1.500, accuracy 0.750"),
+        ({"train/time_s": 0.0}, "no learning signal"),
+        ({}, "no learning signal"),  # dynamic sampling kept nothing: no update was made
+    ],
+)
+def test_the_line_says_what_was_learned(collected, metrics, learning):
+    line = update_line(metrics, collected, TRANSITION, 1000, 5000, eta_s=7200.0)
+    assert "\n" not in line
+    assert line.startswith("step 1000/5000  transition  success 2/3  ")
+    assert learning in line
+    assert line.endswith("2 h 00 min to go")

@@ -1,0 +1,262 @@
+"""The network against outputs of the original openvla-oft and SimpleVLA-RL code (tests/golden/README.md).
+
+Tolerances are the golden data's: 2 to 4 times what an independent re-computation on current libraries differs by.
+The price of a mistake is far above them: the smallest one measured (an epsilon of 1e-5 in place of 1e-6) costs 1e-3.
+"""
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn import functional as F
+
+from vla.action_tokenizer import decode, unnormalise
+from vla.checkpoint import file_key, inspect_checkpoint, load_action_head, load_network
+from vla.heads import L1RegressionHead
+from vla.openvla_oft import OpenVLAOFT
+from vla.preprocessing import ImageProcessor, pixel_values
+from vla.prompt import PAD_ID
+
+GOLDEN = Path(__file__).parent / "golden"
+NUM_ACTION_TOKENS = 56
+LOGITS, HIDDEN, VISION, PROJECTOR, LOGPROBS = 2e-4, 8e-5, 2e-5, 3e-5, 8e-5
+EVALUATION_CASES = ["a_1img", "b_2img_proprio", "c_batch_1img", "d_batch_2img_proprio"]
+TRAINING_CASES = ["e_train_1img", "f_train_2img_proprio"]
+PADDED_CASES = ["c_batch_1img", "d_batch_2img_proprio"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _two_threads():
+    torch.set_num_threads(2)
+
+
+@pytest.fixture(scope="module")
+def networks() -> dict[bool, OpenVLAOFT]:
+    """With the checkpoint's proprio projector, and without: half of the cases use none."""
+    info = inspect_checkpoint(GOLDEN / "checkpoint")
+    loaded = {}
+    for uses_proprio in (True, False):
+        loaded[uses_proprio] = load_network(info, NUM_ACTION_TOKENS, torch.device("cpu"), torch.float32)
+        if not uses_proprio:
+            loaded[uses_proprio].proprio_projector = None
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def action_head() -> L1RegressionHead:
+    return load_action_head(inspect_checkpoint(GOLDEN / "checkpoint"), torch.device("cpu"), torch.float32)
+
+
+class Case:
+    """One golden file, and our network's inputs for it."""
+
+    def __init__(self, name: str):
+        self.arrays = np.load(GOLDEN / f"case_{name}.npz")
+        self.uses_proprio = name.endswith("proprio")
+        processor = ImageProcessor.load(GOLDEN / "checkpoint")
+        images = [[_model_input(i) for i in row] for row in self["image_index"]]
+        prompts, lengths = self._prompts()
+        padded = len(set(lengths)) > 1
+        self.inputs = (
+            torch.from_numpy(pixel_values(np.array(images), processor)),
+            prompts,
+            torch.tensor(lengths) if padded else None,
+            self._proprio(),
+        )
+
+    def __getitem__(self, key: str) -> np.ndarray:
+        return self.arrays[key]
+
+    def _prompts(self) -> tuple[torch.Tensor, list[int]]:
+        if "lengths" in self.arrays:
+            ids, lengths = self["input_ids_right"], self["lengths"].tolist()
+        elif "labels" in self.arrays:  # training: the action ids that follow the prompt are left out
+            ids, lengths = self["input_ids"], [int((row != -100).argmax()) for row in self["labels"]]
+        else:
+            ids, lengths = self["input_ids"], [self["input_ids"].shape[1]]
+        ids = np.array(
+            [np.where(np.arange(ids.shape[1]) < n, row, PAD_ID) for row, n in zip(ids, lengths, strict=True)]
+        )
+        return torch.from_numpy(ids[:, : max(lengths)]), lengths
+
+    def _proprio(self) -> torch.Tensor | None:
+        if not self.uses_proprio:
+            return None
+        return torch.from_numpy(np.atleast_2d(self["proprio_normalized"])).float()
+
+
+def _model_input(index: int) -> np.ndarray:
+    return np.array(Image.open(GOLDEN / "images" / f"model_input_{index}.png"))
+
+
+@pytest.fixture(scope="module", params=EVALUATION_CASES + TRAINING_CASES)
+def case_and_outputs(request, networks):
+    case = Case(request.param)
+    with torch.no_grad():
+        logits, hidden = networks[case.uses_proprio](*case.inputs)
+    return case, networks[case.uses_proprio], logits, hidden
+
+
+def _assert_close(ours, golden: np.ndarray, tolerance: float) -> None:
+    difference = np.abs(np.asarray(ours, dtype=np.float64) - golden).max()
+    assert difference <= tolerance, f"largest difference {difference:.2e}, tolerance {tolerance:.0e}"
+
+
+def test_logits_and_hidden_states_are_the_references(case_and_outputs):
+    case, _, logits, hidden = case_and_outputs
+    _assert_close(hidden, case["action_hidden_states"], HIDDEN)
+    _assert_close(logits, case["logits_31744_32000"], LOGITS)
+    assert np.array_equal(logits.argmax(-1) + 31744, case["greedy_last256"])
+
+
+def test_full_vocabulary_argmax_is_the_references(case_and_outputs):
+    case, network, _, hidden = case_and_outputs
+    with torch.no_grad():
+        logits = network.vocabulary_logits(hidden)
+    assert np.array_equal(logits.argmax(-1), case["greedy_full_vocab"])
+    _assert_close(logits.logsumexp(-1), case["logsumexp_full_vocab"], LOGITS)
+    _assert_close(logits.gather(-1, torch.from_numpy(case["top5_ids"])), case["top5_values"], LOGITS)
+
+
+@pytest.mark.parametrize("name", EVALUATION_CASES[:2])
+def test_every_stage_is_the_references(name, networks):
+    case = Case(name)
+    network = networks[case.uses_proprio]
+    images, prompt_ids, lengths, proprio = case.inputs
+    with torch.no_grad():
+        features = network.vision_backbone(images)
+        embeddings, is_real = network.embed(*case.inputs)
+    _assert_close(features[:, :: int(case["vision_features_stride"])], case["vision_features"], VISION)
+    with torch.no_grad():
+        _assert_close(network.projector(features), case["projector_output"], PROJECTOR)
+    _assert_close(embeddings[:, int(case["num_patches"]) :], case["mm_embeds_tail"], PROJECTOR)
+    assert embeddings.double().sum() == pytest.approx(float(case["mm_embeds_sum"]), abs=1e-2)
+    assert is_real is None
+    first = network.first_output_position(embeddings, prompt_ids, lengths)
+    assert first.tolist() == [case["slice_start_stop"][0]]
+    if proprio is not None:
+        _assert_close(embeddings[:, int(case["num_patches"])], case["proprio_token"], PROJECTOR)
+
+
+@pytest.mark.parametrize("name", PADDED_CASES + TRAINING_CASES)
+def test_padding_mask_and_output_positions_are_the_references(name, networks):
+    case = Case(name)
+    network = networks[case.uses_proprio]
+    with torch.no_grad():
+        embeddings, is_real = network.embed(*case.inputs)
+    golden = case["mm_attention_mask"].astype(bool)
+    assert np.array_equal(is_real, golden[:, : is_real.shape[1]])
+    assert not golden[:, is_real.shape[1] :].any()  # the reference pads two further
+    if "slice_starts" in case.arrays:
+        first = network.first_output_position(embeddings, *case.inputs[1:3])
+        assert np.array_equal(first, case["slice_starts"])
+
+
+@pytest.mark.parametrize("name", PADDED_CASES)
+def test_log_probabilities_and_entropy_at_temperature_are_the_references(name, networks):
+    case = Case(name)
+    with torch.no_grad():
+        logits, _ = networks[case.uses_proprio](*case.inputs)
+    logprobs = (logits / float(case["temperature"])).log_softmax(-1)
+    for tokens, golden in (("responses", "logp_greedy"), ("random_responses", "logp_random")):
+        columns = torch.from_numpy(case[tokens] - 31744)[..., None]
+        _assert_close(logprobs.gather(-1, columns)[..., 0], case[golden], LOGPROBS)
+    _assert_close(-(logprobs.exp() * logprobs).sum(-1), case["entropy"], LOGPROBS)
+
+
+def test_l1_head_is_the_references(case_and_outputs, action_head):
+    case, _, _, hidden = case_and_outputs
+    golden = case["predicted_actions_l1" if "labels" in case.arrays else "normalized_actions_l1"]
+    with torch.no_grad():
+        _assert_close(action_head(hidden), golden.reshape(-1, 8, 7), LOGITS)
+
+
+@pytest.mark.parametrize("name", EVALUATION_CASES[:2])
+def test_discrete_and_l1_actions_are_the_references(name, networks, action_head):
+    case = Case(name)
+    statistics = inspect_checkpoint(GOLDEN / "checkpoint").statistics[str(case["unnorm_key"])].action
+    network = networks[case.uses_proprio]
+    with torch.no_grad():
+        _, hidden = network(*case.inputs)
+        tokens = network.vocabulary_logits(hidden).argmax(-1).numpy()
+        chunk = action_head(hidden)[0].numpy()
+    discrete = unnormalise(decode(tokens).reshape(8, 7), statistics)
+    assert np.array_equal(discrete, case["actions_discrete"])
+    _assert_close(unnormalise(chunk, statistics), case["actions_l1"], LOGITS)
+
+
+def _cross_entropy(network: OpenVLAOFT, case: Case) -> torch.Tensor:
+    """The reference's: mean over 56 action tokens and </s> of each row, over the whole vocabulary."""
+    embeddings, is_real = network.embed(*case.inputs)
+    first = network.first_output_position(embeddings, *case.inputs[1:3])
+    network.num_action_tokens += 1  # one output more: the last zero vector predicts </s>
+    try:
+        hidden = network.decode(embeddings, is_real, first)
+    finally:
+        network.num_action_tokens -= 1
+    targets = torch.from_numpy(case["labels"])
+    targets = targets[targets != -100].view(len(targets), NUM_ACTION_TOKENS + 1)
+    return F.cross_entropy(network.vocabulary_logits(hidden).flatten(0, 1), targets.flatten())
+
+
+@contextmanager
+def _trainable(*modules: torch.nn.Module):
+    for module in modules:
+        module.requires_grad_(True)
+    yield
+    for module in modules:
+        module.zero_grad(set_to_none=True)
+        module.requires_grad_(False)
+
+
+def _assert_gradient_norms(golden: dict[str, float], ours: dict[str, torch.Tensor | None]) -> None:
+    for key, norm in golden.items():
+        assert ours[key].norm().item() == pytest.approx(norm, rel=1e-4, abs=1e-6), key
+
+
+@pytest.mark.parametrize("name", TRAINING_CASES)
+def test_training_loss_and_all_gradients_are_the_references(name, networks):
+    case = Case(name)
+    network = networks[case.uses_proprio]
+    golden = json.loads((GOLDEN / f"case_{name}_grad_norms.json").read_text())
+    with _trainable(network):
+        loss = _cross_entropy(network, case)
+        loss.backward()
+        ours = {file_key(key): parameter.grad for key, parameter in network.named_parameters()}
+    assert loss.item() == pytest.approx(float(case["loss_ce"]), abs=1e-4)
+    _assert_gradient_norms(golden["ce_loss"], ours)
+    assert all(ours.get(key) is None for key in golden["no_grad_ce"])
+    for key in (key for key in case.arrays if key.startswith("grad_ce__")):
+        _assert_close(ours[key.removeprefix("grad_ce__")], case[key], 1e-4 * np.abs(case[key]).max())
+
+
+def test_l1_loss_gradients_are_the_references(networks, action_head):
+    case = Case("f_train_2img_proprio")
+    network = networks[True]
+    golden = json.loads((GOLDEN / "case_f_train_2img_proprio_grad_norms.json").read_text())["l1_loss"]
+    with _trainable(network, action_head):
+        _, hidden = network(*case.inputs)
+        loss = F.l1_loss(action_head(hidden), torch.from_numpy(case["actions"]))
+        loss.backward()
+        ours = {file_key(key): parameter.grad for key, parameter in network.named_parameters()}
+        ours |= {f"action_head.{key}": parameter.grad for key, parameter in action_head.named_parameters()}
+    assert loss.item() == pytest.approx(float(case["loss_l1"]), abs=1e-4)
+    _assert_gradient_norms(golden, ours)
+
+
+def test_gradient_checkpointing_changes_no_gradient(networks):
+    case = Case("f_train_2img_proprio")
+    network = networks[True]
+    gradients = {}
+    for enabled in (False, True):
+        network.set_gradient_checkpointing(enabled)
+        with _trainable(network):
+            network(*case.inputs)[0].logsumexp(-1).sum().backward()
+            gradients[enabled] = {key: p.grad for key, p in network.named_parameters() if p.grad is not None}
+    network.set_gradient_checkpointing(False)
+    assert gradients[True].keys() == gradients[False].keys()
+    assert all(torch.equal(gradients[True][key], gradients[False][key]) for key in gradients[True])

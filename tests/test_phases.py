@@ -1,0 +1,72 @@
+"""Phases against the table of the specification: WARMUP, TRANSITION, RL with every N allowed to be 0."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.config import PhaseConfig
+from rl.phases import Phase, last_step, phase_at, phase_lengths
+
+steps = st.integers(0, 200)
+
+
+@pytest.mark.parametrize(
+    ("global_step", "phase", "epsilon"),
+    [
+        (0, Phase.WARMUP, 1.0),
+        (24_999, Phase.WARMUP, 1.0),
+        (25_000, Phase.TRANSITION, 1.0),
+        (26_250, Phase.TRANSITION, 0.75),
+        (29_999, Phase.TRANSITION, 1 / 5000),
+        (30_000, Phase.RL, 0.0),
+        (99_999, Phase.RL, 0.0),
+        (10**9, Phase.RL, 0.0),
+    ],
+)
+def test_default_schedule(global_step, phase, epsilon):
+    state = phase_at(global_step, PhaseConfig())
+    assert state.phase is phase
+    assert state.epsilon == pytest.approx(epsilon, abs=1e-12)
+
+
+@given(step=steps, warmup=steps, transition=steps)
+def test_phase_is_given_by_the_intervals_alone(step, warmup, transition):
+    intervals = {
+        Phase.WARMUP: range(0, warmup),
+        Phase.TRANSITION: range(warmup, warmup + transition),
+        Phase.RL: range(warmup + transition, 10**6),
+    }
+    state = phase_at(step, PhaseConfig(warmup_steps=warmup, transition_steps=transition))
+    assert step in intervals[state.phase]
+
+
+@given(warmup=steps, transition=steps, step=steps)
+def test_epsilon_starts_at_1_never_rises_and_falls_by_equal_amounts(warmup, transition, step):
+    phases = PhaseConfig(warmup_steps=warmup, transition_steps=transition)
+    here, following = (phase_at(s, phases).epsilon for s in (step, step + 1))
+    in_transition = warmup <= step < warmup + transition
+    assert 0 <= following <= here <= 1
+    assert here - following == pytest.approx(1 / transition if in_transition else 0.0, abs=1e-9)
+    assert phase_at(0, phases).epsilon == (1.0 if warmup + transition else 0.0)
+
+
+@given(step=steps, warmup=steps, transition=steps)
+def test_progress_runs_from_0_to_1_one_phase_after_the_other(step, warmup, transition):
+    state = phase_at(step, PhaseConfig(warmup_steps=warmup, transition_steps=transition))
+    assert state.warmup_progress == (min(1.0, step / warmup) if warmup else 1.0)
+    assert state.transition_progress == (min(1.0, max(0, step - warmup) / transition) if transition else
+                                         float(step >= warmup))  # fmt: skip
+
+
+@given(step=steps, warmup=steps, transition=steps)
+def test_no_warmup_is_rl_from_step_0_whatever_the_lengths_say(step, warmup, transition):
+    phases = PhaseConfig(warmup=False, warmup_steps=warmup, transition_steps=transition)
+    assert phase_at(step, phases).phase is Phase.RL
+    assert phase_at(step, phases).epsilon == 0.0
+    assert phase_lengths(phases) == (0, 0)
+
+
+@given(warmup=steps, total=steps)
+def test_warmup_only_ends_where_the_warmup_or_the_run_ends(warmup, total):
+    assert last_step(PhaseConfig(warmup_steps=warmup, total_steps=total, warmup_only=True)) == min(warmup, total)
+    assert last_step(PhaseConfig(warmup_steps=warmup, total_steps=total)) == total

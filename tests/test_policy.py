@@ -1,0 +1,255 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from errors import BadInput
+from tests.small_checkpoint import make_small_checkpoint
+from vla.action_tokenizer import BIN_CENTRES
+from vla.observation import PlainObservation
+from vla.policy import Policy
+from vla.probes import synthetic_observations
+
+SUITE = "libero_spatial"
+SHORT, LONG = "turn on the stove", "pick up the black bowl between the plate and the ramekin and place it on the plate"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_small_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint", l1_head=True)
+
+
+def _load(folder, **options) -> Policy:
+    return Policy.load(str(folder), task_suite=SUITE, lora_rank=4, lora_alpha=4, **options)
+
+
+@pytest.fixture
+def policy(folder):
+    return _load(folder)
+
+
+@pytest.fixture(scope="module")
+def observations(folder) -> list[PlainObservation]:
+    """Of different instructions, so that the batch is padded."""
+    plain = synthetic_observations(_load(folder), count=4)
+    texts = (SHORT, LONG, SHORT, "open the drawer")
+    return [replace(observation, instruction=text) for observation, text in zip(plain, texts, strict=True)]
+
+
+def _train_a_little(policy: Policy) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _, parameter in policy.named_trainable_parameters():
+        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+
+
+def _generators(count: int, seed: int = 0):
+    return [torch.Generator().manual_seed(seed + i) for i in range(count)]
+
+
+def test_shapes_and_types_are_the_contract(policy, observations):
+    acted = policy.act(observations, "sample", 1.6, _generators(4))
+    assert (acted.tokens.shape, acted.tokens.dtype) == ((4, 56), torch.int64)
+    assert acted.tokens.min() >= 31744
+    assert acted.tokens.max() <= 31999
+    assert (acted.logprobs.shape, acted.logprobs.dtype) == ((4, 56), torch.float32)
+    assert (acted.actions.shape, acted.actions.dtype) == ((4, 8, 7), np.float64)
+    logits = policy.chunk_logits(observations)
+    assert (logits.shape, logits.dtype, logits.requires_grad) == ((4, 56, 256), torch.float32, True)
+    assert (policy.chunk_length, policy.action_dim, policy.num_images, policy.uses_proprio) == (8, 7, 2, True)
+    assert policy.unnorm_key == "libero_spatial_no_noops"
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.6])
+@pytest.mark.parametrize("mode", ["greedy", "sample", "l1"])
+def test_learning_reproduces_the_log_probabilities_of_sampling(policy, observations, mode, temperature):
+    acted = policy.act(observations, mode, temperature, _generators(4))
+    again = policy.token_logprobs(policy.chunk_logits(observations), acted.tokens, temperature)
+    assert torch.equal(again.detach(), acted.logprobs)
+
+
+def test_greedy_is_the_most_likely_token(policy, observations):
+    acted = policy.act(observations, "greedy", 1.6)
+    logits = policy.chunk_logits(observations).detach()
+    assert torch.equal(acted.tokens, logits.argmax(-1) + 31744)
+    torch.testing.assert_close(acted.logprobs, (logits / 1.6).log_softmax(-1).amax(-1))
+
+
+def test_actions_are_in_units_of_the_data_set_with_libero_gripper(policy):
+    tokens = np.full((1, 56), 31999)  # every value at -1
+    tokens[0, :7] = 31744  # the first action at +1
+    actions = policy.actions(tokens)[0]
+    low, high = policy.statistics.action.q01, policy.statistics.action.q99
+    for action, centre in ((actions[0], BIN_CENTRES[-1]), (actions[1], BIN_CENTRES[0])):
+        np.testing.assert_allclose(action[:6], (0.5 * (centre + 1) * (high - low + 1e-8) + low)[:6], rtol=1e-12)
+    assert (actions[0, 6], actions[1, 6]) == (-1.0, 1.0)  # open, close
+
+
+def test_padded_batch_equals_single_runs(policy, observations):
+    _train_a_little(policy)
+    together = policy.chunk_logits(observations).detach()
+    alone = torch.cat([policy.chunk_logits([observation]).detach() for observation in observations])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-5)
+    assert together.std() > 0.5
+
+
+def test_sampled_tokens_do_not_depend_on_the_batch(policy, observations):
+    together = policy.act(observations, "sample", 1.0, _generators(4)).tokens
+    alone = torch.cat(
+        [policy.act([o], "sample", 1.0, [g]).tokens for o, g in zip(observations, _generators(4), strict=True)]
+    )
+    # Kernel noise moves a bin edge under one of 224 uniform numbers at most.
+    assert (together != alone).sum() <= 1
+
+
+def test_every_input_matters(policy, observations):
+    base = observations[0]
+    changed = [
+        replace(base, images=np.stack([255 - base.images[0], base.images[1]])),
+        replace(base, images=np.stack([base.images[0], 255 - base.images[1]])),
+        replace(base, images=base.images[::-1]),
+        replace(base, proprio=base.proprio + 0.05),
+        replace(base, instruction=LONG),
+    ]
+    reference = policy.chunk_logits([base])
+    for other in changed:
+        assert (policy.chunk_logits([other]) - reference).abs().max() > 1e-3
+
+
+def test_surplus_images_are_ignored_and_missing_ones_refused(tmp_path, observations):
+    policy = _load(make_small_checkpoint(tmp_path / "one", num_images=1, proprio=False))
+    one = replace(observations[0], images=observations[0].images[:1])
+    assert torch.equal(policy.chunk_logits([observations[0]]), policy.chunk_logits([one]))
+    with pytest.raises(ValueError, match="has 0 images, the policy needs 1"):
+        policy.chunk_logits([replace(one, images=one.images[:0])])
+
+
+# Teacher
+
+
+def test_teacher_never_changes(folder, observations):
+    pretrained = _load(folder)
+    before = pretrained.chunk_logits(observations).detach()
+    for _ in range(2):
+        _train_a_little(pretrained)
+        assert not torch.equal(pretrained.chunk_logits(observations), before)
+        with torch.no_grad(), pretrained.teacher():
+            assert torch.equal(pretrained.chunk_logits(observations), before)
+            with pretrained.teacher():
+                assert torch.equal(pretrained.chunk_logits(observations), before)
+            assert torch.equal(pretrained.chunk_logits(observations), before)
+
+
+def test_student_is_restored_even_after_an_error(policy, observations):
+    _train_a_little(policy)
+    before = policy.chunk_logits(observations).detach()
+    with pytest.raises(ZeroDivisionError), policy.teacher():
+        raise ZeroDivisionError
+    assert torch.equal(policy.chunk_logits(observations), before)
+    assert all(parameter.requires_grad for _, parameter in policy.named_trainable_parameters())
+
+
+def test_teacher_between_forward_and_backward_leaves_the_gradient(policy, observations):
+    """A KL term to the teacher is computed while the student's graph is alive."""
+    gradients = []
+    for use_teacher in (False, True):
+        logits = policy.chunk_logits(observations)
+        if use_teacher:
+            with torch.no_grad(), policy.teacher():
+                policy.chunk_logits(observations)
+        logits.square().sum().backward()
+        gradients.append([p.grad for _, p in policy.named_trainable_parameters()])
+        for _, parameter in policy.named_trainable_parameters():
+            parameter.grad = None
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_l1_mode_acts_on_the_heads_chunk_rounded_to_tokens(policy, observations):
+    with torch.no_grad():
+        _, hidden = policy.network(*policy.model_inputs(observations))
+        chunk = policy.action_head(hidden).numpy().reshape(4, 56)
+    tokens = policy.act(observations, "l1").tokens.numpy()
+    centres = BIN_CENTRES[np.clip(31999 - tokens, 0, 254)]
+    assert np.abs(centres - np.clip(chunk, -1, 1)).max() <= 1 / 255 + 1e-7  # half a bin
+    np.testing.assert_array_equal(policy.act(observations, "l1").actions, policy.actions(tokens))
+
+
+def test_l1_mode_without_a_head_says_what_to_do(tmp_path, observations):
+    policy = _load(make_small_checkpoint(tmp_path / "token"))
+    with pytest.raises(BadInput, match="no L1 head"):
+        policy.act(observations, "l1")
+
+
+# Training
+
+
+def test_only_adapters_and_proprio_projector_learn(policy, observations):
+    names = [name for name, _ in policy.named_trainable_parameters()]
+    assert all(".lora_" in name or name.startswith("proprio_projector.") for name in names)
+    assert sum(name.startswith("proprio_projector.") for name in names) == 4
+    assert {parameter.dtype for _, parameter in policy.named_trainable_parameters()} == {torch.float32}
+    assert names == [name for name, parameter in policy.network.named_parameters() if parameter.requires_grad]
+    assert not any(module.training for module in policy.network.modules())
+    policy.chunk_logits(observations).square().sum().backward()
+    assert all(parameter.grad is None for parameter in policy.network.parameters() if not parameter.requires_grad)
+    assert dict(policy.named_trainable_parameters())["proprio_projector.fc1.weight"].grad.abs().max() > 0
+
+
+def test_gradient_checkpointing_changes_no_gradient(folder, observations):
+    gradients = []
+    for enabled in (False, True):
+        policy = _load(folder, gradient_checkpointing=enabled)
+        _train_a_little(policy)
+        policy.chunk_logits(observations).square().sum().backward()
+        gradients.append([p.grad for _, p in policy.named_trainable_parameters()])
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_bfloat16_network_has_float32_adapters_and_finite_gradients(folder, observations):
+    policy = _load(folder, dtype=torch.bfloat16)
+    assert policy.network.dtype == torch.bfloat16
+    assert {parameter.dtype for _, parameter in policy.named_trainable_parameters()} == {torch.float32}
+    logits = policy.chunk_logits(observations)
+    assert logits.dtype == torch.float32
+    logits.square().sum().backward()
+    gradients = [p.grad for _, p in policy.named_trainable_parameters() if p.grad is not None]
+    assert all(torch.isfinite(gradient).all() for gradient in gradients)
+    torch.testing.assert_close(logits, _load(folder).chunk_logits(observations), rtol=0, atol=0.3)
+
+
+# Saving
+
+
+def test_saved_adapter_gives_the_same_policy(folder, policy, observations, tmp_path):
+    _train_a_little(policy)
+    policy.save_adapter(tmp_path / "adapter")
+    expected = policy.chunk_logits(observations).detach()
+    on_its_base = _load(folder, adapter=str(tmp_path / "adapter"), seed=7)
+    by_itself = Policy.load(str(tmp_path / "adapter"), task_suite=SUITE)
+    resumed = _load(folder, seed=7)
+    resumed.load_adapter(tmp_path / "adapter")
+    for other in (on_its_base, by_itself, resumed):
+        assert torch.equal(other.chunk_logits(observations), expected)
+        with other.teacher(), policy.teacher():
+            assert torch.equal(other.chunk_logits(observations), policy.chunk_logits(observations))
+
+
+def test_adapter_of_another_base_is_refused(policy, tmp_path):
+    policy.save_adapter(tmp_path / "adapter")
+    other = make_small_checkpoint(tmp_path / "other", seed=1)
+    with pytest.raises(BadInput, match="trained on other weights"):
+        _load(other, adapter=str(tmp_path / "adapter"))
+
+
+def test_statistics_of_another_suite_are_refused(folder):
+    with pytest.raises(BadInput, match="libero_90"):
+        Policy.load(str(folder), task_suite="libero_90")
+
+
+def test_table_says_what_the_checkpoint_is(policy, folder):
+    table = dict(policy.describe())
+    assert table["checkpoint"] == str(folder)
+    assert (table["kind"], table["images"], table["proprio"], table["L1 head"]) == ("L1 regression", "2", "yes", "yes")
+    assert (table["statistics key"], table["chunk"]) == ("libero_spatial_no_noops", "8 x 7")
+    trainable = sum(parameter.numel() for _, parameter in policy.named_trainable_parameters())
+    assert table["trainable"].startswith(f"{trainable:,} in {len(policy.named_trainable_parameters())} tensors")

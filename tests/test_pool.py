@@ -1,0 +1,289 @@
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from envs.libero import EnvSpec
+from envs.pool import InlinePool, WorkerPool, make_pool, task_info
+from errors import BadInput
+from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv
+
+PROJECT = Path(__file__).resolve().parent.parent
+SPEC = EnvSpec("libero_spatial", (0, 1, 2))
+CHUNK = np.zeros((8, 7))
+PATIENCE_S = 60  # for what is certain to happen: only a failing test waits that long
+
+
+def inline_pool():
+    return InlinePool(SPEC, FakeEnv)
+
+
+def worker_pool(num_envs=2, **arguments):
+    return WorkerPool(SPEC, num_envs, FakeEnv, **arguments)
+
+
+@pytest.fixture(params=[inline_pool, worker_pool], ids=["inline", "workers"])
+def pool(request):
+    with request.param() as pool:
+        yield pool
+
+
+def only(results):
+    ((slot, result),) = results
+    return slot, result
+
+
+def run_chunk(pool, behaviour=WORK, slot=0, task_id=0):
+    """Reset and one chunk; returns the chunk's result."""
+    pool.reset(slot, task_id, behaviour)
+    assert only(pool.ready())[1].error is None
+    pool.step(slot, CHUNK)
+    return only(pool.ready())[1]
+
+
+def worker_of(result):
+    return int(result.observation.proprio[0])
+
+
+def test_an_episode_runs_from_reset_to_done(pool):
+    pool.reset(0, task_id=2, init_state_id=WORK)
+    slot, result = only(pool.ready())
+    assert slot == 0
+    assert list(result.observation.proprio[1:3]) == [2, WORK]
+    steps = []
+    while not result.done:
+        pool.step(0, CHUNK)
+        result = only(pool.ready())[1]
+        steps.append((result.executed, result.env_steps))
+    assert steps == [(8, 8), (8, 16)]
+    assert result.success
+    assert pool.ready() == []
+
+
+def test_a_fault_is_the_error_of_its_episode_and_the_slot_goes_on(pool):
+    assert run_chunk(pool, FAULT).error == "the table fell over"
+    assert run_chunk(pool, WORK).error is None
+
+
+def test_bad_input_reaches_the_caller(pool):
+    with pytest.raises(BadInput, match="no such table; buy one"):
+        run_chunk(pool, REFUSE)
+
+
+def test_faults_without_end_are_a_clear_error(pool):
+    for _ in range(4):
+        run_chunk(pool, FAULT)
+    with pytest.raises(RuntimeError, match=r"slot 0 failed in 5 episodes in a row.*the table fell over"):
+        run_chunk(pool, FAULT)
+
+
+def test_a_finished_episode_clears_the_count_of_faults(pool):
+    for _ in range(3):
+        for _ in range(4):
+            run_chunk(pool, FAULT)
+        run_chunk(pool, WORK)
+        pool.step(0, CHUNK)
+        assert only(pool.ready())[1].done
+
+
+def test_a_slot_does_one_thing_at_a_time(pool):
+    with pytest.raises(RuntimeError, match="reset it first"):
+        pool.step(0, CHUNK)
+    pool.reset(0, 0, WORK)
+    with pytest.raises(RuntimeError, match="still at work"):
+        pool.reset(0, 0, WORK)
+
+
+def test_a_slot_takes_another_task(pool):
+    for task_id in (0, 2, 0):
+        assert run_chunk(pool, task_id=task_id).observation.proprio[1] == task_id
+
+
+def test_one_env_is_inline_and_more_are_processes(monkeypatch):
+    monkeypatch.setattr("envs.pool.WorkerPool", lambda spec, num_envs: ("workers", spec.assets, num_envs))
+    assert isinstance(make_pool(SPEC, 1), InlinePool)
+    kind, assets, num_envs = make_pool(SPEC, 3)
+    assert (kind, num_envs) == ("workers", 3)
+    assert os.path.isdir(assets)  # found by the parent, once for all workers
+
+
+def test_a_pool_without_env_is_refused():
+    with pytest.raises(BadInput, match="num_envs 0"):
+        make_pool(SPEC, 0)
+
+
+def test_task_info_tells_what_a_pool_will_run():
+    assert [(info.task_id, info.num_init_states) for info in task_info(SPEC)] == [(0, 50), (1, 50), (2, 50)]
+
+
+def test_results_come_as_they_are_ready(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    spec = EnvSpec("libero_spatial", (0,), assets=str(fifo))
+    with WorkerPool(spec, 2, FakeEnv) as pool:
+        for slot, behaviour in enumerate((WAIT_FOR_FIFO, WORK)):
+            pool.reset(slot, 0, behaviour)
+            only(pool.ready())
+        for slot in (0, 1):
+            pool.step(slot, CHUNK)
+        assert only(pool.ready())[0] == 1
+        assert pool.ready(timeout_s=0.0) == []  # slot 0 is still at work: no result, no wait
+        with open(fifo, "w"):
+            assert only(pool.ready())[0] == 0
+
+
+@pytest.fixture
+def strict_pool():
+    """Workers that get two seconds for a chunk."""
+    with worker_pool(num_envs=1, step_timeout_s=2.0) as pool:
+        yield pool
+
+
+def test_a_dead_worker_is_replaced_and_its_episode_an_error(strict_pool):
+    result = run_chunk(strict_pool, DIE)
+    assert (result.done, result.success, result.observation) == (True, False, None)
+    assert "died (SIGKILL)" in result.error
+    assert strict_pool.restarts == 1
+    assert run_chunk(strict_pool, WORK).error is None
+
+
+def test_a_hung_worker_is_replaced_and_tells_where_it_hung(capfd):
+    with worker_pool(num_envs=1, step_timeout_s=2.0) as pool:
+        result = run_chunk(pool, HANG)
+        assert "gave no answer in time (SIGABRT)" in result.error
+        assert "hang_for_ever" in capfd.readouterr().err
+        assert pool.restarts == 1
+        assert run_chunk(pool, WORK).error is None
+
+
+def test_a_worker_that_cannot_even_be_aborted_is_killed(strict_pool, monkeypatch):
+    monkeypatch.setattr("envs.worker.END_S", 0.1)
+    strict_pool.reset(0, 0, WORK)
+    os.kill(worker_of(only(strict_pool.ready())[1]), signal.SIGSTOP)
+    strict_pool.step(0, CHUNK)
+    assert "SIGKILL" in only(strict_pool.ready())[1].error
+
+
+def test_one_dead_worker_does_not_disturb_the_others():
+    with worker_pool(2) as pool:
+        for slot, behaviour in enumerate((DIE, WORK)):
+            pool.reset(slot, 0, behaviour)
+            only(pool.ready())
+        for slot in (0, 1):
+            pool.step(slot, CHUNK)
+        results = {}
+        while len(results) < 2:
+            results.update(pool.ready())
+    assert results[0].error is not None
+    assert (results[1].error, results[1].env_steps) == (None, 8)
+
+
+def test_workers_are_recycled_between_episodes():
+    with worker_pool(num_envs=1, recycle_after=2) as pool:
+        workers = [worker_of(run_chunk(pool)) for _ in range(5)]
+        assert workers[0] == workers[1] != workers[2] == workers[3] != workers[4]
+        assert pool.restarts == 0
+
+
+def wait_for_end(pid):
+    """Wait for the end of a process that is not our child."""
+    try:
+        watch = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    ended = bool(select.select([watch], [], [], PATIENCE_S)[0])
+    os.close(watch)
+    return ended
+
+
+def test_no_worker_outlives_the_pool():
+    with worker_pool(2) as pool:
+        workers = [worker_of(run_chunk(pool, slot=slot)) for slot in (0, 1)]
+        pool.reset(0, 0, HANG)
+        only(pool.ready())
+        pool.step(0, CHUNK)  # one idle, one at work
+    for pid in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+PARENT = """
+import sys
+import numpy as np
+from envs.libero import EnvSpec
+from envs.pool import WorkerPool
+from tests.fake_env import FakeEnv, HANG, WORK
+
+pool = WorkerPool(EnvSpec("libero_spatial", (0,)), 2, FakeEnv)
+try:
+    for slot, behaviour in enumerate((HANG, WORK)):
+        pool.reset(slot, 0, behaviour)
+        ((_, result),) = pool.ready()
+        print(int(result.observation.proprio[0]), flush=True)
+    pool.step(0, np.zeros((8, 7)))
+    if sys.argv[1] == "wait":
+        print("waiting", flush=True)
+        pool.ready()
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+    pool.close()
+"""
+
+
+def start_parent(mode):
+    """A program with one hung and one idle worker; returns it and the workers' process ids."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, mode],
+        cwd=PROJECT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a process group of its own, as a shell would give it
+    )
+    return parent, [int(parent.stdout.readline()) for _ in range(2)]
+
+
+def test_workers_end_when_the_parent_is_killed():
+    parent, workers = start_parent("wait")
+    assert parent.stdout.readline() == "waiting\n"
+    parent.kill()
+    parent.communicate(timeout=PATIENCE_S)
+    assert all(wait_for_end(pid) for pid in workers)
+
+
+def test_workers_end_when_the_parent_ends_without_closing_the_pool():
+    parent, workers = start_parent("leave")
+    _, errors = parent.communicate(timeout=PATIENCE_S)
+    assert (parent.returncode, errors) == (0, "")
+    assert all(wait_for_end(pid) for pid in workers)
+
+
+def test_ctrl_c_reaches_the_parent_only():
+    parent, workers = start_parent("wait")
+    assert parent.stdout.readline() == "waiting\n"
+    os.killpg(parent.pid, signal.SIGINT)
+    output, errors = parent.communicate(timeout=PATIENCE_S)
+    assert (output, errors, parent.returncode) == ("interrupted\n", "", 0)
+    assert all(wait_for_end(pid) for pid in workers)
+
+
+def test_libero_in_a_worker_is_libero_inline():
+    spec = EnvSpec("libero_spatial", (0,), num_images=2)
+    actions = np.random.default_rng(0).uniform(-1, 1, (8, 7))
+    outcomes = []
+    for num_envs in (1, 2):
+        with make_pool(spec, num_envs) as pool:
+            slot = num_envs - 1
+            pool.reset(slot, task_id=0, init_state_id=5)
+            outcomes.append([only(pool.ready())[1]])
+            pool.step(slot, actions)
+            outcomes[-1].append(only(pool.ready())[1])
+    for inline, worker in zip(*outcomes, strict=True):
+        np.testing.assert_array_equal(inline.observation.images, worker.observation.images)
+        np.testing.assert_array_equal(inline.observation.proprio, worker.observation.proprio)
+        assert inline.env_steps == worker.env_steps

@@ -1,0 +1,180 @@
+"""Against the original image chain and processor (tests/golden), and invariances of the batch."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from errors import BadInput
+from vla.preprocessing import ImageProcessor, jpeg_round_trip, model_input_images, pixel_values, preprocess
+
+GOLDEN = Path(__file__).parent / "golden"
+RANDOMISED = settings(deadline=None, max_examples=10)
+
+
+def read(name: str) -> np.ndarray:
+    return np.asarray(Image.open(GOLDEN / "images" / name).convert("RGB"))
+
+
+def smooth_frames(*leading: int, seed: int = 0) -> np.ndarray:
+    """uint8 (*leading, 256, 256, 3): coarse random colours, enlarged, so that JPEG behaves as with real frames."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (*leading, 16, 16, 3), dtype=np.uint8)
+    return coarse.repeat(16, axis=-3).repeat(16, axis=-2)
+
+
+@pytest.fixture(scope="module")
+def golden():
+    with np.load(GOLDEN / "preprocess.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def processor():
+    return ImageProcessor.load(GOLDEN / "checkpoint")
+
+
+@pytest.fixture
+def config() -> dict:
+    return json.loads((GOLDEN / "checkpoint" / "preprocessor_config.json").read_text())
+
+
+def load_config(folder: Path, config: object) -> ImageProcessor:
+    (folder / "preprocessor_config.json").write_text(json.dumps(config))
+    return ImageProcessor.load(folder)
+
+
+def test_jpeg_round_trip_equals_tensorflow():
+    np.testing.assert_array_equal(jpeg_round_trip(read("prep_0_a_raw_256.png")), read("prep_0_b_after_jpeg_256.png"))
+
+
+def test_model_input_equals_tensorflow():
+    frames = read("prep_0_a_raw_256.png")[None]
+    np.testing.assert_array_equal(model_input_images(frames, 224), read("model_input_0.png")[None])
+
+
+@pytest.mark.parametrize("name", ["noise", "odd"])
+def test_pixel_values_equal_reference(golden, processor, name):
+    stride = golden["stride"]
+    pixels = pixel_values(golden[f"{name}_image"][None], processor)
+    assert pixels.dtype == np.float32
+    np.testing.assert_array_equal(pixels[None, :, ::stride, ::stride], golden[f"{name}_pixel_values"])
+
+
+def test_pixel_values_of_the_golden_images_equal_reference(golden, processor):
+    stride = golden["stride"]
+    pixels = pixel_values(np.stack([read(f"model_input_{i}.png") for i in range(4)]), processor)
+    np.testing.assert_array_equal(pixels[None, :6, ::stride, ::stride], golden["model_input_0_pixel_values"])
+    sums = pixels.astype(np.float64).sum(axis=(1, 2)).reshape(4, 6)
+    np.testing.assert_allclose(sums, golden["model_input_pixel_values_sum"], rtol=1e-12)
+
+
+@RANDOMISED
+@given(st.integers(0, 2**32 - 1))
+def test_pixel_values_equal_the_formula(processor, golden, seed):
+    image = np.random.default_rng(seed).integers(0, 256, (224, 224, 3), dtype=np.uint8)
+    planes = image.astype(np.float32).transpose(2, 0, 1) / np.float32(255)
+    means, stds = (golden[name].astype(np.float32).reshape(6, 1, 1) for name in ("means", "stds"))
+    expected = (np.concatenate([planes, planes]) - means) / stds
+    np.testing.assert_array_equal(pixel_values(image[None], processor), expected)
+
+
+def test_a_batch_equals_its_frames_one_by_one(processor):
+    frames = smooth_frames(3, 2)  # three observations of two images
+    batch = preprocess(frames, processor)
+    assert batch.shape == (3, 12, 224, 224)
+    for observation in range(3):
+        np.testing.assert_array_equal(preprocess(frames[observation], processor), batch[observation])
+        for image in range(2):
+            single = preprocess(frames[observation, image : image + 1], processor)
+            np.testing.assert_array_equal(single, batch[observation, 6 * image : 6 * image + 6])
+
+
+@RANDOMISED
+@given(st.permutations(range(4)))
+def test_permuting_the_frames_permutes_the_images(order):
+    frames = smooth_frames(4)
+    np.testing.assert_array_equal(model_input_images(frames[order], 112), model_input_images(frames, 112)[order])
+
+
+def test_a_rotated_view_equals_its_copy_and_is_not_changed(processor):
+    frames = smooth_frames(2)
+    view = frames[:, ::-1, ::-1]
+    before = view.copy()
+    np.testing.assert_array_equal(preprocess(view, processor), preprocess(before, processor))
+    np.testing.assert_array_equal(view, before)
+
+
+def test_preprocess_is_the_two_steps_in_turn(processor):
+    frames = smooth_frames(2)
+    expected = pixel_values(model_input_images(frames, processor.image_size), processor)
+    np.testing.assert_array_equal(preprocess(frames, processor), expected)
+
+
+def test_no_frames_give_no_pixels(processor):
+    assert preprocess(smooth_frames(0, 2), processor).shape == (0, 12, 224, 224)
+
+
+def test_a_small_checkpoint_sets_the_image_size(tmp_path, config):
+    config["input_sizes"] = [[3, 56, 56]] * 2
+    assert preprocess(smooth_frames(2), load_config(tmp_path, config)).shape == (12, 56, 56)
+
+
+@pytest.mark.parametrize("images", [np.zeros((1, 256, 256, 3), np.float32), np.zeros((1, 3, 256, 256), np.uint8)])
+def test_other_types_and_layouts_are_refused(processor, images):
+    with pytest.raises(ValueError, match="uint8 images"):
+        preprocess(images, processor)
+
+
+def test_config_of_the_golden_checkpoint(processor, golden):
+    assert processor.image_size == 224
+    assert processor.interpolations == ("bicubic", "bicubic")
+    np.testing.assert_array_equal(processor.means, golden["means"])
+    np.testing.assert_array_equal(processor.stds, golden["stds"])
+
+
+def test_rounded_statistics_win_over_published_ones_where_present(tmp_path, config):
+    assert load_config(tmp_path, config).means[0] == (0.484375, 0.455078125, 0.40625)
+    del config["tvf_normalize_params"]
+    assert load_config(tmp_path, config).means[0] == (0.485, 0.456, 0.406)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("input_sizes", [[3, 224, 224]]),
+        ("input_sizes", [[3, 224, 224], [3, 384, 384]]),
+        ("input_sizes", [[3, 224, 112]] * 2),
+        ("input_sizes", [[3, 0, 0]] * 2),
+        ("input_sizes", [[3, 22.5, 22.5]] * 2),
+        ("input_sizes", None),
+        ("interpolations", ["bicubic", "magic"]),
+        ("interpolations", [3, 3]),
+        ("tvf_normalize_params", [{"mean": [0.5] * 3, "std": [0.5] * 3}]),
+        ("tvf_normalize_params", [{"mean": [0.5] * 3}] * 2),
+        ("tvf_normalize_params", [{"mean": [0.5] * 2, "std": [0.5] * 3}] * 2),
+        ("tvf_normalize_params", [{"mean": [0.5] * 3, "std": [0.0] * 3}] * 2),
+        ("image_resize_strategy", "letterbox"),
+        ("tvf_do_letterbox", True),
+    ],
+)
+def test_a_broken_or_unsupported_config_is_refused_naming_the_file(tmp_path, config, field, value):
+    config[field] = value
+    with pytest.raises(BadInput, match=r"preprocessor_config\.json") as caught:
+        load_config(tmp_path, config)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["input_sizes", "interpolations"])
+def test_a_missing_field_is_named(tmp_path, config, field):
+    del config[field]
+    with pytest.raises(BadInput, match=field):
+        load_config(tmp_path, config)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(BadInput, match=r"preprocessor_config\.json"):
+        ImageProcessor.load(tmp_path)

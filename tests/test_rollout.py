@@ -1,0 +1,338 @@
+"""`collect` and `decide` over scripted episodes: what is kept, what is recorded, and what nothing may depend on."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rl.rollout import MAX_ATTEMPTS, Acting, Randomness, collect, decide
+from rl.trajectory import Episode
+from tests.fakes import CHUNK_LENGTH, FIRST_ACTION_TOKEN, NUM_TOKENS, FakePolicy, FakePool, Script, random_observations
+
+STUDENT = Acting(epsilon=0.0, temperature=1.0, record_student_logprobs=True)
+RANDOMNESS = Randomness(seed=0, purpose="rollout", update=0)
+
+
+def episodes(count: int | None = None, group_size: int = 1):
+    """Initial state = episode index, so that a script can speak about one episode."""
+    numbers = itertools.count() if count is None else range(count)
+    return (Episode(i, 0, i, i // group_size) for i in numbers)
+
+
+def lengths_script(*lengths: int):
+    """Episode i lasts lengths[i] env steps, cyclically; every third succeeds."""
+    return lambda task_id, state: Script(lengths[state % len(lengths)], success=state % 3 == 0)
+
+
+def play(pool, acting=STUDENT, n_steps=None, source=None, policy=None, randomness=RANDOMNESS, **options):
+    return collect(
+        policy or FakePolicy(),
+        pool,
+        episodes() if source is None else source,
+        acting,
+        randomness,
+        n_steps=n_steps,
+        **options,
+    )
+
+
+def played(collected) -> list[int]:
+    return [t.episode.index for t in collected.trajectories]
+
+
+def contents(collected) -> list:
+    """Everything about the trajectories that learning sees, comparable with ==."""
+    return [
+        (t.episode, t.success, t.env_steps, [(d.tokens.tolist(), d.by_teacher, d.executed) for d in t.decisions])
+        for t in collected.trajectories
+    ]
+
+
+# which episodes
+
+
+@pytest.mark.parametrize(
+    ("lengths", "n_steps", "expected"),
+    [((10,), 30, 3), ((10,), 31, 4), ((10,), 1, 1), ((25, 3, 3), 26, 2), ((5, 7), 24, 4), ((40,), 30, 1)],
+)
+def test_one_slot_starts_episodes_until_n_steps_are_reached_and_finishes_the_last(lengths, n_steps, expected):
+    collected = play(FakePool(lengths_script(*lengths)), n_steps=n_steps)
+    assert played(collected) == list(range(expected))
+    assert collected.env_steps == sum(lengths[i % len(lengths)] for i in range(expected)) >= n_steps
+
+
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8), n_steps=st.integers(1, 60))
+def test_one_slot_never_starts_an_episode_too_many_or_too_few(lengths, n_steps):
+    lasting = [t.env_steps for t in play(FakePool(lengths_script(*lengths)), n_steps=n_steps).trajectories]
+    assert sum(lasting) >= n_steps > sum(lasting[:-1])
+
+
+@settings(max_examples=60)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    n_steps=st.integers(1, 80),
+    num_slots=st.integers(2, 5),
+    group_size=st.integers(1, 3),
+    orders=st.tuples(st.integers(0, 999), st.integers(0, 999)),
+)
+def test_order_of_completion_changes_nothing(lengths, n_steps, num_slots, group_size, orders):
+    script = lengths_script(*lengths)
+    results = [
+        play(FakePool(script, num_slots, order), n_steps=n_steps, source=episodes(None, group_size))
+        for order in (None, *orders)
+    ]
+    assert contents(results[0]) == contents(results[1]) == contents(results[2])
+    for t, same in zip(results[0].trajectories, results[1].trajectories, strict=True):
+        for a, b in zip(t.decisions, same.decisions, strict=True):
+            assert torch.equal(a.student_logprobs, b.student_logprobs)
+
+
+@settings(max_examples=40)
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8), num_slots=st.integers(1, 5), n=st.integers(1, 80))
+def test_a_rollout_is_a_gapless_prefix_of_the_episodes_that_reaches_n_steps(lengths, num_slots, n):
+    collected = play(FakePool(lengths_script(*lengths), num_slots, order_seed=0), n_steps=n)
+    assert played(collected) == list(range(len(collected.trajectories)))
+    assert collected.env_steps >= n
+
+
+@settings(max_examples=40)
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8), num_slots=st.integers(1, 5), n=st.integers(1, 80))
+def test_whatever_is_kept_is_a_whole_trajectory(lengths, num_slots, n):
+    for t in play(FakePool(lengths_script(*lengths), num_slots, order_seed=1), n_steps=n).trajectories:
+        length = lengths[t.episode.index % len(lengths)]
+        assert t.env_steps == length == sum(d.executed for d in t.decisions)
+        assert t.success == (t.episode.index % 3 == 0)
+        assert len(t.decisions) == -(-length // CHUNK_LENGTH)
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_groups_are_kept_whole(num_slots):
+    pool = FakePool(lengths_script(9, 3, 14), num_slots, order_seed=2)
+    assert len(play(pool, n_steps=40, source=episodes(None, 4)).trajectories) % 4 == 0
+
+
+@pytest.mark.parametrize("num_slots", [1, 2, 4, 9])
+def test_without_n_steps_all_episodes_are_played_in_any_number_of_slots(num_slots):
+    collected = play(FakePool(lengths_script(5, 12, 9), num_slots, order_seed=0), source=episodes(7))
+    alone = play(FakePool(lengths_script(5, 12, 9)), source=episodes(7))
+    assert contents(collected) == contents(alone)
+
+
+@settings(max_examples=30)
+@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6), n=st.integers(1, 60), num_slots=st.integers(2, 5))
+def test_more_slots_only_add_episodes_at_the_end(lengths, n, num_slots):
+    script = lengths_script(*lengths)
+    one, several = (contents(play(FakePool(script, slots), n_steps=n)) for slots in (1, num_slots))
+    assert several[: len(one)] == one
+    assert len(several) < len(one) + num_slots
+
+
+def test_no_episodes_no_trajectories():
+    assert play(FakePool(lengths_script(5)), source=episodes(0)).trajectories == []
+
+
+# simulator faults
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+@pytest.mark.parametrize("fault_after", [0, 1, 2])
+def test_a_faulty_episode_is_played_again_with_the_same_randomness(num_slots, fault_after):
+    def script(faults):
+        return lambda _, state: Script(15, success=True, faults=faults if state == 1 else 0, fault_after=fault_after)
+
+    pool = FakePool(script(2), num_slots, order_seed=0)
+    collected = play(pool, n_steps=40)
+    clean = play(FakePool(script(0), num_slots, order_seed=5), n_steps=40)
+    assert contents(collected) == contents(clean)
+    assert (collected.errors, clean.errors) == (2, 0)
+    assert all(t.success for t in collected.trajectories)
+    last_attempt = pool.received[(0, 1, 3)]
+    for attempt in (1, 2):
+        until_fault = pool.received.get((0, 1, attempt), [])
+        assert len(until_fault) == (fault_after + 1 if fault_after else 0)  # with the chunk that met the fault
+        np.testing.assert_array_equal(until_fault, last_attempt[: len(until_fault)])
+
+
+def test_steps_before_a_fault_do_not_count():
+    pool = FakePool(lambda _, state: Script(12, faults=1 if state == 0 else 0, fault_after=2))
+    collected = play(pool, n_steps=12)
+    assert (collected.env_steps, played(collected)) == (12, [0])
+
+
+def test_the_run_gives_up_at_the_third_fault_and_names_the_episode():
+    pool = FakePool(lambda *_: Script(8, faults=99))
+    with pytest.raises(RuntimeError, match=r"failed 3 times on task 0, initial state 0; last error: planted fault"):
+        play(pool, source=episodes(1))
+    assert len(pool.started) == MAX_ATTEMPTS == 3
+
+
+def test_faults_of_different_episodes_do_not_add_up():
+    pool = FakePool(lambda *_: Script(8, faults=2), num_slots=2)
+    assert len(play(pool, source=episodes(5)).trajectories) == 5
+
+
+# what is recorded
+
+
+def test_actions_after_an_early_success_are_not_marked_executed():
+    pool = FakePool(lambda *_: Script(CHUNK_LENGTH + 1, success=True))
+    (only,) = play(pool, source=episodes(1)).trajectories
+    assert [d.executed for d in only.decisions] == [CHUNK_LENGTH, 1]
+
+
+def test_tokens_observations_and_actions_belong_together():
+    policy = FakePolicy()
+    pool = FakePool(lengths_script(12), num_slots=3, order_seed=0)
+    for t in play(pool, source=episodes(4), policy=policy).trajectories:
+        sent = pool.received[(0, t.episode.init_state_id, 1)]
+        for decision, actions in zip(t.decisions, sent, strict=True):
+            values = (decision.tokens - FIRST_ACTION_TOKEN).double().numpy() / 128 - 1
+            np.testing.assert_array_equal(values.reshape(actions.shape), actions)
+            logits = policy.chunk_logits([decision.observation])
+            expected = policy.token_logprobs(logits, decision.tokens[None], 1.0)[0]
+            assert torch.equal(decision.student_logprobs, expected)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.6])
+def test_recorded_logprobs_are_those_of_the_sampling_temperature(temperature):
+    policy = FakePolicy()
+    (decision,), _ = decide(policy, random_observations(1), [torch.Generator()], Acting(0.0, temperature))
+    logits = policy.chunk_logits([decision.observation])
+    assert torch.equal(
+        decision.student_logprobs, policy.token_logprobs(logits, decision.tokens[None], temperature)[0].detach()
+    )
+
+
+def test_the_warmup_is_all_teacher_and_records_its_greedy_tokens_only():
+    policy = FakePolicy(adapter_scale=1.0)
+    for t in play(FakePool(lengths_script(9)), Acting(1.0, 1.0), n_steps=20, policy=policy).trajectories:
+        for d in t.decisions:
+            with policy.teacher():
+                greedy = policy.act([d.observation]).tokens[0]
+            assert torch.equal(d.tokens, greedy)
+            assert d.by_teacher
+            assert d.student_logprobs is None
+    assert {mode for mode, _ in policy.modes} == {"teacher greedy"}
+
+
+@pytest.mark.parametrize("mode", ["greedy", "l1"])
+def test_the_teacher_acts_in_the_mode_that_was_chosen(mode):
+    policy = FakePolicy()
+    play(FakePool(lengths_script(9)), Acting(1.0, 1.0, teacher_mode=mode), n_steps=10, policy=policy)
+    assert {called for called, _ in policy.modes} == {f"teacher {mode}"}
+
+
+def test_the_students_logprobs_are_recorded_for_the_teachers_decisions_too():
+    policy = FakePolicy(adapter_scale=0.5)
+    acting = Acting(0.5, 1.6, record_student_logprobs=True)
+    observations = random_observations(40)
+    generators = [torch.Generator().manual_seed(i) for i in range(40)]
+    decisions, _ = decide(policy, observations, generators, acting)
+    assert {d.by_teacher for d in decisions} == {True, False}
+    for d in decisions:
+        logits = policy.chunk_logits([d.observation])
+        expected = policy.token_logprobs(logits, d.tokens[None], 1.6)[0]
+        assert torch.equal(d.student_logprobs, expected)
+        assert not d.student_logprobs.requires_grad
+
+
+def test_agreement_with_the_teachers_chunk_is_recorded_for_every_decision():
+    policy = FakePolicy(sharpness=20.0)  # so sharp that samples often agree with the argmax
+    acting = Acting(0.3, 1.0, record_student_logprobs=True, record_teacher_match=True)
+    generators = [torch.Generator().manual_seed(i) for i in range(30)]
+    decisions, _ = decide(policy, random_observations(30), generators, acting)
+    share = []
+    for d in decisions:
+        with policy.teacher():
+            greedy = policy.act([d.observation]).tokens[0]
+        assert torch.equal(d.matches_teacher, d.tokens == greedy)
+        if not d.by_teacher:
+            share.append(d.matches_teacher.float().mean().item())
+    assert all(d.matches_teacher.all() for d in decisions if d.by_teacher)
+    assert 0 < np.mean(share) < 1
+
+
+def test_observations_are_dropped_when_nobody_learns_from_them():
+    collected = play(FakePool(lengths_script(9)), Acting(0.0, 1.0, keep_observations=False), n_steps=9)
+    assert all(d.observation is None for t in collected.trajectories for d in t.decisions)
+    assert collected.env_steps == 9
+
+
+def test_frames_are_kept_of_the_episodes_that_are_recorded():
+    collected = play(FakePool(lengths_script(7)), source=episodes(3), record=lambda e: e.index == 1)
+    assert [len(t.frames) for t in collected.trajectories] == [0, 7, 0]
+
+
+def test_progress_counts_env_steps():
+    counted = []
+    collected = play(FakePool(lengths_script(7), num_slots=2), source=episodes(3), on_steps=counted.append)
+    assert sum(counted) == collected.env_steps == 21
+
+
+def test_simulator_seconds_are_summed_over_all_results():
+    collected = play(FakePool(lengths_script(8), num_slots=2), source=episodes(3))
+    requests = 3 * (1 + 2)  # a reset and two chunks each
+    assert collected.times["sim"] == 0.25 * requests
+    assert collected.times["render"] == 0.125 * requests
+
+
+# who decides, and from which numbers
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 0.5, 0.9])
+def test_the_teacher_decides_with_probability_epsilon(epsilon):
+    count = 2000
+    generators = [RANDOMNESS.generator(Episode(i, 0, 0, 0), 3) for i in range(count)]
+    decisions, _ = decide(FakePolicy(), random_observations(1) * count, generators, Acting(epsilon, 1.0))
+    share = sum(d.by_teacher for d in decisions) / count
+    assert abs(share - epsilon) < 4 * (epsilon * (1 - epsilon) / count) ** 0.5
+
+
+@pytest.mark.parametrize(("epsilon", "by_teacher"), [(0.0, False), (1.0, True)])
+def test_nothing_is_drawn_when_epsilon_leaves_nothing_open(epsilon, by_teacher):
+    generators = [torch.Generator().manual_seed(i) for i in range(50)]
+    decisions, _ = decide(FakePolicy(), random_observations(50), generators, Acting(epsilon, 1.0, student_mode="greedy"))
+    assert {d.by_teacher for d in decisions} == {by_teacher}
+    assert all(torch.equal(g.get_state(), torch.Generator().manual_seed(i).get_state()) for i, g in enumerate(generators))
+
+
+def test_a_decisions_draw_does_not_depend_on_the_batch_around_it():
+    observations, acting = random_observations(6), Acting(0.4, 1.0, record_student_logprobs=True)
+
+    def fresh():
+        return [RANDOMNESS.generator(Episode(i, 0, 0, 0), 0) for i in range(6)]
+
+    together, _ = decide(FakePolicy(), observations, fresh(), acting)
+    for i, generator in enumerate(fresh()):
+        (alone,), _ = decide(FakePolicy(), observations[i : i + 1], [generator], acting)
+        assert torch.equal(alone.tokens, together[i].tokens)
+        assert torch.equal(alone.student_logprobs, together[i].student_logprobs)
+
+
+def test_samples_follow_the_policys_distribution():
+    policy, observations = FakePolicy(sharpness=3.0), random_observations(1)
+    generators = [RANDOMNESS.generator(Episode(i, 0, 0, 0), 0) for i in range(3000)]
+    decisions, _ = decide(policy, observations * 3000, generators, Acting(0.0, 1.6))
+    drawn = torch.stack([d.tokens for d in decisions]) - FIRST_ACTION_TOKEN
+    probabilities = (policy.chunk_logits(observations)[0] / 1.6).softmax(-1)
+    for position in range(NUM_TOKENS):
+        top = int(probabilities[position].argmax())
+        p = probabilities[position, top].item()
+        share = (drawn[:, position] == top).float().mean().item()
+        assert abs(share - p) < 4.5 * (p * (1 - p) / 3000) ** 0.5 + 1e-3
+
+
+@pytest.mark.parametrize("other", [Randomness(1, "rollout", 0), Randomness(0, "evaluation", 0), Randomness(0, "rollout", 1)])
+def test_seed_purpose_and_update_each_give_other_draws(other):
+    one = contents(play(FakePool(lengths_script(9)), source=episodes(2)))
+    assert one != contents(play(FakePool(lengths_script(9)), source=episodes(2), randomness=other))
+    assert one == contents(play(FakePool(lengths_script(9)), source=episodes(2)))
+
+
+def test_waiting_environments_are_served_as_one_batch():
+    policy = FakePolicy()
+    play(FakePool(lengths_script(8), num_slots=4), source=episodes(4), policy=policy)
+    assert policy.modes == [("student sample", 4), ("student sample", 4)]

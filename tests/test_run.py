@@ -1,0 +1,229 @@
+"""The run folder: complete provenance, records that survive, errors that say what to do."""
+
+import json
+import logging
+import subprocess
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from configs.config import PolicyConfig, RunConfig, TaskConfig, TrainConfig, from_dict, to_dict
+from errors import BadInput
+from rl.run import Run, provenance, read_metrics, reopen_run, start_run, write_json
+
+ARGV = ["--task-id", "0", "--seed", "7"]
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was():
+    """A run sends the root logger to its own files; give the handlers back."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    for handler in set(root.handlers) - set(handlers):
+        handler.close()
+    root.handlers, root.level = handlers, level
+
+
+def config(folder: Path, **task) -> TrainConfig:
+    return TrainConfig(
+        task=TaskConfig(**task),
+        policy=PolicyConfig(checkpoint="checkpoints/x"),
+        run=RunConfig(name="trial", output=str(folder), wandb_mode="disabled", seed=7),
+    )
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = start_run(config(tmp_path / "runs"), ARGV)
+    yield run
+    run.close()
+
+
+# the folder
+
+
+def test_the_folder_is_named_after_time_suite_tasks_and_name(monkeypatch, tmp_path):
+    monkeypatch.setattr(time, "strftime", lambda _: "20260102-030405")
+    run = start_run(config(tmp_path, task_suite="libero_goal", task_ids=(3, 1)), ARGV)
+    run.close()
+    assert run.folder == tmp_path / "20260102-030405-libero_goal-3-1-trial"
+
+
+def test_two_runs_in_one_second_get_two_folders(monkeypatch, tmp_path):
+    monkeypatch.setattr(time, "strftime", lambda _: "20260102-030405")
+    runs = [start_run(config(tmp_path), ARGV) for _ in range(3)]
+    assert len({run.folder for run in runs}) == 3
+    for run in runs:
+        run.close()
+
+
+def test_the_folder_has_the_parts_of_the_specification(run):
+    run.record(0, 0, {})
+    assert {p.name for p in run.folder.iterdir()} >= {
+        "config.json", "metrics.jsonl", "train.log", "checkpoints", "videos", "report"
+    }  # fmt: skip
+
+
+def test_the_stored_configuration_is_complete(run):
+    stored = json.loads((run.folder / "config.json").read_text())
+    assert from_dict(stored["config"], "config.json") == run.config
+
+
+def test_provenance_names_command_commit_versions_and_seed(run):
+    stored = json.loads((run.folder / "config.json").read_text())
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    ).stdout.strip()
+    assert stored["argv"] == ARGV
+    assert stored["git"].get("commit", "") == head  # both empty outside a git checkout
+    assert stored["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert stored["versions"]["numpy"] == np.__version__
+    assert {"transformers", "timm", "peft", "mujoco", "robosuite", "python"} <= set(stored["versions"])
+    assert stored["config"]["run"]["seed"] == 7
+
+
+def test_provenance_without_git_is_empty_not_an_error(monkeypatch):
+    def no_git(*_, **__):
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(subprocess, "run", no_git)
+    assert provenance([])["git"] == {}
+
+
+@pytest.mark.parametrize("below", ["", "deeper/still"])
+def test_an_output_that_cannot_be_written_is_refused(tmp_path, below):
+    (tmp_path / "file").write_text("in the way")  # refuses even root
+    with pytest.raises(BadInput) as caught:
+        start_run(config(tmp_path / "file" / below), ARGV)
+    message = str(caught.value)
+    assert message.startswith(f"--output {tmp_path / 'file' / below}: cannot create a run folder there (")
+    assert "\n" not in message
+    assert "None" not in message
+
+
+# records
+
+
+def test_a_record_is_one_json_object_a_line_and_on_the_disk_at_once(run):
+    run.record(100, 1, {"rollout/success_rate": 0.5})
+    run.record(200, 2, {"train/lr": 1e-6})
+    lines = (run.folder / "metrics.jsonl").read_text().splitlines()  # read while the run is open
+    assert [json.loads(line) for line in lines] == [
+        {"global_step": 100, "update": 1, "rollout/success_rate": 0.5},
+        {"global_step": 200, "update": 2, "train/lr": 1e-6},
+    ]
+
+
+def test_every_record_goes_to_wandb_too(monkeypatch, run):
+    sent = []
+    monkeypatch.setattr(run.wandb, "log", sent.append)
+    run.record(100, 1, {"a": 1})
+    assert sent == read_metrics(run.folder) == [{"global_step": 100, "update": 1, "a": 1}]
+
+
+def test_metrics_bytes_is_the_length_of_the_file(run):
+    assert run.metrics_bytes() == 0
+    for step in range(3):
+        run.record(step, step, {"a": 1.5})
+        assert run.metrics_bytes() == (run.folder / "metrics.jsonl").stat().st_size
+
+
+def test_timed_blocks_add_up_and_belong_to_the_next_record(monkeypatch, run):
+    now = iter([0.0, 1.0, 10.0, 12.5])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
+    for _ in range(2):
+        with run.timed("update"):
+            pass
+    run.record(1, 1, {})
+    run.record(2, 2, {})
+    assert [row.get("time/update") for row in read_metrics(run.folder)] == [3.5, None]
+
+
+def test_a_line_that_a_kill_cut_short_is_left_out(run):
+    run.record(1, 1, {})
+    with (run.folder / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"global_step": 2, "upd')
+    assert read_metrics(run.folder) == [{"global_step": 1, "update": 1}]
+
+
+# going on
+
+
+def test_reopening_drops_records_after_the_checkpoint_and_appends(run):
+    run.record(1, 1, {})
+    at_checkpoint = run.metrics_bytes()
+    run.record(2, 2, {"will": "be played again"})
+    run.close()
+    again = reopen_run(run.folder, run.config, at_checkpoint, wandb_id=None)
+    assert again.metrics_bytes() == at_checkpoint
+    again.record(2, 2, {})
+    again.close()
+    assert read_metrics(run.folder) == [{"global_step": 1, "update": 1}, {"global_step": 2, "update": 2}]
+
+
+def test_reopening_a_run_whose_metrics_are_gone_or_short_never_invents_bytes(run):
+    run.record(1, 1, {})
+    run.close()
+    (run.folder / "metrics.jsonl").unlink()
+    again = reopen_run(run.folder, run.config, 500, wandb_id=None)
+    again.record(2, 2, {})
+    again.close()
+    assert read_metrics(run.folder) == [{"global_step": 2, "update": 2}]
+
+
+def test_reopening_leaves_the_stored_configuration_alone(run):
+    before = (run.folder / "config.json").read_bytes()
+    run.close()
+    reopen_run(run.folder, run.config, 0, wandb_id=None).close()
+    assert (run.folder / "config.json").read_bytes() == before
+
+
+def test_a_run_folder_that_cannot_be_written_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadInput, match=r"--resume .*file: the run folder cannot be written \(Not a directory\)"):
+        reopen_run(tmp_path / "file", config(tmp_path), 0, None)
+
+
+# log
+
+
+def test_the_log_goes_to_terminal_and_file_and_is_continued(run, capsys):
+    logging.getLogger("train").info("step 1")
+    run.close()
+    again = reopen_run(run.folder, run.config, 0, None)
+    logging.getLogger("train").info("step 2")
+    again.close()
+    assert (run.folder / "train.log").read_text() == "step 1\nstep 2\n"
+    assert "step 2\n" in capsys.readouterr().out
+
+
+# JSON files
+
+
+def test_readers_see_the_old_or_the_new_file_never_a_part(tmp_path, monkeypatch):
+    path = tmp_path / "x.json"
+    write_json(path, {"old": 1})
+
+    class PowerCut(BaseException):
+        pass
+
+    def torn(self, text):
+        self.write_bytes(text.encode()[:5])
+        raise PowerCut
+
+    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+        patch.setattr(Path, "write_text", torn)
+        write_json(path, {"new": 2})
+    assert json.loads(path.read_text()) == {"old": 1}
+    write_json(path, {"new": 2})
+    assert json.loads(path.read_text()) == {"new": 2}
+
+
+def test_a_run_is_a_plain_value_of_its_parts(run):
+    assert isinstance(run, Run)
+    assert run.checkpoints == run.folder / "checkpoints"
+    assert to_dict(run.config)["run"]["name"] == "trial"

@@ -1,0 +1,53 @@
+"""`flatten` keeps every decision, one row each, and marks exactly the executed tokens."""
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rl.trajectory import Decision, Episode, Trajectory, flatten
+from tests.fakes import ACTION_DIM, CHUNK_LENGTH, NUM_TOKENS, observation, trajectory
+
+
+def test_the_worked_example():
+    batch = flatten([trajectory(2), trajectory(1)], ACTION_DIM)
+    assert len(batch) == 3
+    assert batch.trajectory.tolist() == [0, 0, 1]
+    assert batch.steps_to_end.tolist() == [1, 0, 0]
+    assert batch.trajectory_lengths.tolist() == [2, 1]
+
+
+@given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, CHUNK_LENGTH)), min_size=1, max_size=6))
+def test_rows_positions_and_executed_tokens_for_any_lengths(shapes):
+    trajectories = [trajectory(length, last_executed=last) for length, last in shapes]
+    batch = flatten(trajectories, ACTION_DIM)
+    row = 0
+    for number, (length, last) in enumerate(shapes):
+        for t in range(length):
+            executed = ACTION_DIM * (last if t == length - 1 else CHUNK_LENGTH)
+            assert batch.observations[row] is trajectories[number].decisions[t].observation
+            assert torch.equal(batch.tokens[row], trajectories[number].decisions[t].tokens)
+            assert batch.executed[row].tolist() == [True] * executed + [False] * (NUM_TOKENS - executed)
+            assert (int(batch.trajectory[row]), int(batch.steps_to_end[row])) == (number, length - 1 - t)
+            row += 1
+    assert row == len(batch)
+    assert int(batch.executed.sum()) == ACTION_DIM * sum(t.env_steps for t in trajectories)
+
+
+def test_what_was_recorded_about_the_decision_is_kept():
+    logprobs, matches = torch.arange(NUM_TOKENS) - 20.0, torch.arange(NUM_TOKENS) % 3 == 0
+    decision = Decision(observation(1, 2, 3), torch.arange(NUM_TOKENS), True, logprobs, matches, executed=1)
+    batch = flatten([Trajectory(Episode(0, 0, 0, 0), [decision])], ACTION_DIM)
+    assert torch.equal(batch.student_logprobs[0], logprobs)
+    assert torch.equal(batch.matches_teacher[0], matches)
+    assert batch.by_teacher.tolist() == [True]
+
+
+def test_what_was_not_recorded_is_zero_and_false():
+    batch = flatten([trajectory(1)], ACTION_DIM)
+    assert not batch.student_logprobs.any()
+    assert not batch.matches_teacher.any()
+
+
+def test_the_return_is_1_at_success_and_0_otherwise():
+    assert trajectory(2, success=True).success_return == 1.0
+    assert trajectory(2, success=False).success_return == 0.0

@@ -1,0 +1,164 @@
+"""wandb copies the records, and whatever it does, a run goes on."""
+
+from types import SimpleNamespace
+
+import pytest
+import wandb
+
+from rl.wandb_log import WandbLog, resolve_mode
+
+
+@pytest.fixture(autouse=True)
+def _no_login(monkeypatch, tmp_path):
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+
+
+def open_log(folder, mode="offline", run_id=None) -> WandbLog:
+    return WandbLog(mode, "project", "name", folder, {"seed": 0}, run_id)
+
+
+def broken(*_, **__):
+    raise RuntimeError("the network is down")
+
+
+class FakeRun:
+    """A wandb run that notes what it is told; the methods named in `failing` raise."""
+
+    id = "fake-id"
+
+    def __init__(self, failing: str = ""):
+        self.rows, self.metrics, self.exit_code = [], {}, None
+        for method in failing.split():
+            setattr(self, method, broken)
+
+    def define_metric(self, name, step_metric=None):
+        self.metrics[name] = step_metric
+
+    def log(self, row):
+        self.rows.append(row)
+
+    def finish(self, exit_code):
+        self.exit_code = exit_code
+
+
+def use(monkeypatch, run) -> dict:
+    """Let wandb.init return `run`; what init was called with."""
+    arguments = {}
+    monkeypatch.setattr(wandb, "init", lambda **given: (arguments.update(given), run)[1])
+    return arguments
+
+
+# never fatal
+
+
+def test_a_failing_start_leaves_a_log_that_does_nothing(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(wandb, "init", broken)
+    log = open_log(tmp_path, "online")
+    log.log({"global_step": 1})
+    log.video("video/x", tmp_path / "none.mp4", 1)
+    log.finish()
+    assert caplog.messages == ["wandb could not start (the network is down); metrics.jsonl has everything"]
+
+
+@pytest.mark.parametrize("failing", ["define_metric", "log", "finish"])
+def test_a_failure_later_is_reported_once_and_ends_logging(monkeypatch, tmp_path, caplog, failing):
+    use(monkeypatch, FakeRun(failing))
+    log = open_log(tmp_path, "online")
+    for step in range(3):
+        log.log({"global_step": step})
+    log.finish()
+    log.finish()
+    assert len(caplog.messages) == 1
+    assert "the network is down" in caplog.messages[0]
+
+
+def test_a_video_that_cannot_be_sent_does_not_stop_the_run(monkeypatch, tmp_path):
+    use(monkeypatch, FakeRun())
+    monkeypatch.setattr(wandb, "Video", broken)
+    open_log(tmp_path, "online").video("video/x", tmp_path / "x.mp4", 1)
+
+
+# what it is told
+
+
+def test_records_go_through_unchanged_with_env_steps_as_x_axis(monkeypatch, tmp_path):
+    run = FakeRun()
+    arguments = use(monkeypatch, run)
+    log = open_log(tmp_path, "online")
+    log.log({"global_step": 5, "rollout/success_rate": 0.5})
+    log.finish(exit_code=1)
+    assert run.rows == [{"global_step": 5, "rollout/success_rate": 0.5}]
+    assert run.metrics["*"] == "global_step"
+    assert run.exit_code == 1
+    assert arguments["config"] == {"seed": 0}
+    assert arguments["mode"] == "online"
+    assert arguments["dir"] == tmp_path
+
+
+def test_a_resumed_run_continues_under_its_id(monkeypatch, tmp_path):
+    arguments = use(monkeypatch, FakeRun())
+    assert open_log(tmp_path, "online").id == "fake-id"  # what a checkpoint remembers
+    assert (arguments["id"], arguments["resume"]) == (None, None)
+    open_log(tmp_path, "online", run_id="fake-id")
+    assert (arguments["id"], arguments["resume"]) == ("fake-id", "allow")
+
+
+def test_disabled_does_not_touch_wandb(monkeypatch, tmp_path):
+    monkeypatch.setattr(wandb, "init", broken)
+    log = open_log(tmp_path, "disabled")
+    log.log({"global_step": 1})
+    log.finish()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_offline_writes_below_the_run_folder_only(tmp_path, monkeypatch):
+    elsewhere, folder = tmp_path / "cwd", tmp_path / "run"
+    elsewhere.mkdir()
+    folder.mkdir()
+    monkeypatch.chdir(elsewhere)
+    log = open_log(folder)
+    log.log({"global_step": 1, "a": 0.5})
+    log.finish()
+    (record,) = folder.glob("wandb/offline-run-*/run-*.wandb")
+    assert record.stat().st_size > 0
+    assert list(elsewhere.iterdir()) == []
+
+
+# auto mode
+
+
+def test_auto_is_offline_without_a_login():
+    assert resolve_mode("auto") == "offline"
+
+
+def test_auto_is_online_with_a_key_or_a_netrc_login(monkeypatch, tmp_path):
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine example.org login x password y\n")
+    assert resolve_mode("auto") == "offline"
+    netrc.write_text("machine api.wandb.ai login user password y\n")
+    assert resolve_mode("auto") == "online"
+    netrc.unlink()
+    monkeypatch.setenv("WANDB_API_KEY", "y")
+    assert resolve_mode("auto") == "online"
+
+
+def test_auto_obeys_wandb_mode_and_flags_go_before_it(monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    assert resolve_mode("auto") == "disabled"
+    assert resolve_mode("offline") == "offline"
+
+
+@pytest.mark.parametrize("mode", ["online", "offline", "disabled"])
+def test_an_explicit_mode_is_taken(mode):
+    assert resolve_mode(mode) == mode
+
+
+def test_wandb_is_a_copy_and_keeps_no_reference_to_the_record(monkeypatch, tmp_path):
+    run = FakeRun()
+    use(monkeypatch, run)
+    record = SimpleNamespace(row={"a": 1})
+    open_log(tmp_path, "online").log(record.row)
+    record.row["a"] = 2
+    assert run.rows == [{"a": 1}]

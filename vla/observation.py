@@ -1,0 +1,46 @@
+"""What the policy reads of an observation, and a file format for a few of them."""
+
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from errors import BadInput
+
+
+class Observation(Protocol):
+    images: np.ndarray  # uint8 (at least num_images, H, W, 3), RGB, upright; the first num_images are used
+    proprio: np.ndarray  # float64 (proprio_dim,), not normalised
+    instruction: str
+
+
+@dataclass(frozen=True)
+class PlainObservation:
+    """An observation that came from no simulator: made up for a probe, or read from a file."""
+
+    images: np.ndarray
+    proprio: np.ndarray
+    instruction: str
+
+
+def write_observations(path: Path, observations: Sequence[Observation]) -> None:
+    """An .npz of uint8 images, proprio and instructions; all observations of one shape. No pickle."""
+    np.savez_compressed(
+        path,
+        images=np.stack([observation.images for observation in observations]),
+        proprio=np.stack([observation.proprio for observation in observations]),
+        instructions=np.array([observation.instruction for observation in observations]),
+    )
+
+
+def read_observations(path: Path) -> list[PlainObservation]:
+    """What `write_observations` wrote. Raises BadInput when the file is broken."""
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            rows = zip(arrays["images"], arrays["proprio"], arrays["instructions"], strict=True)
+            return [PlainObservation(images, proprio, str(instruction)) for images, proprio, instruction in rows]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{path} holds no observations ({error}): delete it") from error

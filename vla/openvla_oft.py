@@ -1,0 +1,206 @@
+"""OpenVLA-OFT: two vision transformers, a projector and a Llama that decodes a whole action chunk in one pass.
+
+The language model's input is, for a prompt of P ids (BOS first, 29871 last) and N image and proprio tokens,
+
+    [BOS] [N image and proprio tokens] [prompt 1 .. P-1] [A zero vectors] [</s>]
+
+with full attention between all of them. The logits of action token i are read one position BEFORE the i-th zero
+vector, because training kept the next-token shift: the first at the last prompt token, the last at the last zero
+vector but one.
+
+Attribute names are those of the reference model, so that names of parameters, checkpoint keys and LoRA targets agree.
+Source: openvla-oft @213c5ff, prismatic/extern/hf/modeling_prismatic.py; stock timm and transformers, no remote code.
+"""
+
+import timm
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from vla.action_tokenizer import ACTION_TOKEN_IDS
+from vla.heads import ProprioProjector
+from vla.lora import linear_rows
+from vla.model_config import ModelConfig, VitConfig
+from vla.prompt import EOS_ID, PAD_ID
+
+ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # of lm_head: 31744..31999
+
+
+class FusedVisionBackbone(nn.Module):
+    def __init__(self, vits: tuple[VitConfig, VitConfig]):
+        super().__init__()
+        dino, siglip = vits
+        self.featurizer = _create_vit(dino)
+        self.fused_featurizer = _create_vit(siglip)
+        if self.featurizer.patch_embed.num_patches != self.fused_featurizer.patch_embed.num_patches:
+            raise ValueError("the two vision transformers cut an image into different numbers of patches")
+
+    @property
+    def num_patches(self) -> int:
+        """Tokens per image."""
+        return self.featurizer.patch_embed.num_patches
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """(B, 6 * images, S, S) -> (B, images * num_patches, dino_dim + siglip_dim)"""
+        batch = len(pixel_values)
+        images = pixel_values.unflatten(1, (-1, 6)).flatten(0, 1)  # (B * images, 6, S, S)
+        features = torch.cat(
+            [_patch_features(self.featurizer, images[:, :3]), _patch_features(self.fused_featurizer, images[:, 3:])],
+            dim=-1,
+        )
+        return features.unflatten(0, (batch, -1)).flatten(1, 2)
+
+
+def _create_vit(config: VitConfig) -> nn.Module:
+    options = {"img_size": config.image_size} | config.overrides
+    # num_classes=0 drops the classifier and keeps SigLIP's attention pooling, whose weights are in every checkpoint.
+    return timm.create_model(config.timm_id, pretrained=False, num_classes=0, **options)
+
+
+def _patch_features(vit: nn.Module, images: Tensor) -> Tensor:
+    """Output of the second-to-last block without final norm, class and register tokens dropped: (B, num_patches, dim).
+
+    The last block, the final norm and the pooling are never computed; they exist because checkpoints hold them.
+    """
+    (features,) = vit.forward_intermediates(
+        images,
+        indices=[len(vit.blocks) - 2],
+        norm=False,
+        stop_early=True,
+        output_fmt="NLC",
+        intermediates_only=True,
+    )
+    return features
+
+
+class Projector(nn.Module):
+    def __init__(self, vision_dim: int, llm_dim: int):
+        super().__init__()
+        self.fc1 = nn.Linear(vision_dim, 4 * vision_dim)
+        self.fc2 = nn.Linear(4 * vision_dim, llm_dim)
+        self.fc3 = nn.Linear(llm_dim, llm_dim)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(features)))))
+
+
+class OpenVLAOFT(nn.Module):
+    """The network. Build it under `torch.device("meta")` and fill it with `vla.checkpoint`."""
+
+    def __init__(self, config: ModelConfig, num_action_tokens: int, proprio_projector: ProprioProjector | None = None):
+        super().__init__()
+        self.num_action_tokens = num_action_tokens  # A
+        self.vision_backbone = FusedVisionBackbone(config.vits)
+        vision_dim = sum(
+            vit.embed_dim for vit in (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
+        )
+        self.projector = Projector(vision_dim, config.llama.hidden_size)
+        self.language_model = LlamaForCausalLM(config.llama)
+        self.proprio_projector = proprio_projector
+        self.gradient_checkpointing = False
+        for layer in self.language_model.model.layers:
+            layer.self_attn.is_causal = False  # read by the SDPA path when there is no mask
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.language_model.model.embed_tokens.weight.dtype
+
+    def set_gradient_checkpointing(self, enabled: bool) -> None:
+        """Recompute each transformer block's activations in the backward pass instead of keeping them."""
+        self.gradient_checkpointing = enabled
+        self.vision_backbone.featurizer.set_grad_checkpointing(enabled)
+        self.vision_backbone.fused_featurizer.set_grad_checkpointing(enabled)
+
+    def build_rotary_embedding(self, device: torch.device) -> None:
+        """Checkpoints hold no RoPE frequencies; they are computed in float32 whatever the weights' dtype is."""
+        llama = self.language_model.model
+        with torch.device(device):
+            llama.rotary_emb = LlamaRotaryEmbedding(config=llama.config)
+
+    def forward(
+        self,
+        pixel_values: Tensor,
+        prompt_ids: Tensor,
+        prompt_lengths: Tensor | None = None,
+        proprio: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of the action tokens (B, A, 256) float32 and the hidden states (B, A, D) they come from.
+
+        pixel_values (B, 6 * images, S, S); prompt_ids (B, P), padded on the right; prompt_lengths (B,), or None when no
+        row is padded; proprio (B, proprio_dim) normalised. Column v of the logits is token id 31744 + v.
+        """
+        embeddings, is_real = self.embed(pixel_values, prompt_ids, prompt_lengths, proprio)
+        hidden = self.decode(embeddings, is_real, self.first_output_position(embeddings, prompt_ids, prompt_lengths))
+        return self.action_logits(hidden), hidden
+
+    def embed(
+        self, pixel_values: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None, proprio: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The language model's input (B, S, D), and which of its positions hold something (B, S): None if all do."""
+        parts = [self.projector(self.vision_backbone(pixel_values.to(self.dtype)))]
+        if self.proprio_projector is not None:
+            # The trainable projector is float32 in a network of any dtype.
+            token = self.proprio_projector(proprio.to(self.proprio_projector.fc1.weight.dtype))
+            parts.append(token[:, None].to(self.dtype))
+        text, text_is_real = self._embed_text(prompt_ids, prompt_lengths)
+        embeddings = torch.cat([text[:, :1], *parts, text[:, 1:]], dim=1)
+        if text_is_real is None:
+            return embeddings, None
+        num_inserted = embeddings.shape[1] - text.shape[1]
+        return embeddings, F.pad(text_is_real, (num_inserted, 0), value=True)
+
+    def _embed_text(self, prompt_ids: Tensor, prompt_lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """BOS, prompt, A zero vectors, </s>, padding: (B, P + A + 1, D), and which positions are no padding.
+
+        Worked example, A = 2, lengths (3, 2):   b p p 0 0 /          b = BOS, p = prompt, / = </s>, . = padding
+                                                 b p 0 0 / .
+        """
+        batch, padded_length = prompt_ids.shape
+        num_actions = self.num_action_tokens
+        lengths = prompt_lengths if prompt_lengths is not None else prompt_ids.new_full((batch,), padded_length)
+        ids = F.pad(prompt_ids, (0, num_actions + 1), value=PAD_ID)
+        offset = torch.arange(ids.shape[1], device=ids.device) - lengths[:, None]  # 0 at the first zero vector
+        embeddings = self.language_model.model.embed_tokens(ids.masked_fill(offset == num_actions, EOS_ID))
+        is_placeholder = (offset >= 0) & (offset < num_actions)
+        embeddings = embeddings.masked_fill(is_placeholder[..., None], 0.0)
+        return embeddings, None if prompt_lengths is None else offset <= num_actions
+
+    def first_output_position(self, embeddings: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None) -> Tensor:
+        """Position of the last prompt token in the input, (B,) int64: its output is the first action token's."""
+        batch, padded_length = prompt_ids.shape
+        num_inserted = embeddings.shape[1] - (padded_length + self.num_action_tokens + 1)
+        lengths = prompt_lengths if prompt_lengths is not None else prompt_ids.new_full((batch,), padded_length)
+        return num_inserted + lengths - 1
+
+    def decode(self, embeddings: Tensor, is_real: Tensor | None, first_output: Tensor) -> Tensor:
+        """Hidden states (B, A, D) after the final norm at A positions from `first_output` (B,) on.
+
+        The layers are called one by one: LlamaModel.forward would add a causal mask of its own.
+        """
+        llama = self.language_model.model
+        batch, length, dim = embeddings.shape
+        # Padding comes last, so the positions of all other tokens are those of the unpadded sequence.
+        rope = llama.rotary_emb(embeddings, position_ids=torch.arange(length, device=embeddings.device)[None])
+        # No mask at all where nothing is padded: that lets SDPA take its fastest kernel, the one the reference takes.
+        mask = None if is_real is None else is_real[:, None, None, :].expand(batch, 1, length, length)
+        hidden = embeddings
+        for layer in llama.layers:
+            if self.gradient_checkpointing and torch.is_grad_enabled():
+                hidden = checkpoint(
+                    layer, hidden, mask, position_embeddings=rope, use_reentrant=False, preserve_rng_state=False
+                )
+            else:
+                hidden = layer(hidden, mask, position_embeddings=rope)
+        positions = first_output[:, None] + torch.arange(self.num_action_tokens, device=hidden.device)
+        return llama.norm(hidden.gather(1, positions[..., None].expand(-1, -1, dim)))
+
+    def action_logits(self, hidden: Tensor) -> Tensor:
+        """(B, A, D) -> (B, A, 256) float32, over the ids 31744..31999 only."""
+        return linear_rows(self.language_model.lm_head, hidden, ACTION_ROWS)
+
+    def vocabulary_logits(self, hidden: Tensor) -> Tensor:
+        """(B, A, D) -> (B, A, 32064) float32: what openvla-oft takes its argmax over. For parity only."""
+        return self.language_model.lm_head(hidden).float()

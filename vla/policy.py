@@ -1,0 +1,291 @@
+"""The policy: observations in, action chunks and their log-probabilities out.
+
+This is the only door through which training and evaluation use the model. Sampling (`act`) and learning
+(`chunk_logits`) take the logits from one function, so they cannot disagree about what the policy is.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from errors import BadInput
+from vla.action_tokenizer import FIRST_ACTION_TOKEN, decode, encode, to_env, unnormalise
+from vla.adapter_folder import SAMPLES_FILE, base_of_adapter, load_proprio, save_adapter_folder
+from vla.checkpoint import CheckpointInfo, inspect_checkpoint, load_action_head, load_network
+from vla.heads import L1RegressionHead
+from vla.hub import resolve_checkpoint
+from vla.lora import adapters_disabled, add_lora, check_base, fill_lora, read_adapter
+from vla.observation import Observation, write_observations
+from vla.openvla_oft import OpenVLAOFT
+from vla.preprocessing import ImageProcessor, preprocess
+from vla.prompt import PAD_ID, load_tokenizer, prompt_ids
+from vla.sampling import sample_tokens, token_logprobs
+from vla.statistics import DatasetStatistics, NormalisationType, normalise_proprio, select_key
+from vla.weights import fingerprint
+
+Mode = Literal["greedy", "sample", "l1"]
+
+
+@dataclass(frozen=True)
+class Acted:
+    """A chunk per observation; tensors are on the CPU."""
+
+    tokens: Tensor  # (B, A) int64, ids 31744..31999; A = chunk_length * action_dim, time-major
+    logprobs: Tensor  # (B, A) float32, of the tokens at the given temperature
+    actions: np.ndarray  # (B, chunk_length, action_dim) float64, ready for the env
+
+
+class Policy:
+    """Built by `Policy.load`. Adapters and proprio projector are float32 and trainable; all else is frozen."""
+
+    token_logprobs = staticmethod(token_logprobs)
+
+    def __init__(
+        self,
+        info: CheckpointInfo,
+        network: OpenVLAOFT,
+        action_head: L1RegressionHead | None,
+        tokenizer: Tokenizer,
+        processor: ImageProcessor,
+        unnorm_key: str,
+        base_model: str,
+    ):
+        self.info = info
+        self.network = network
+        self.action_head = action_head
+        self.unnorm_key = unnorm_key
+        self.base_model = base_model
+        self.base_fingerprint = fingerprint(info.weights.values())
+        self.statistics: DatasetStatistics = info.statistics[unnorm_key]
+        self.action_dim = self.statistics.action.dim
+        self.chunk_length = info.chunk_length(self.action_dim)
+        self.num_images = info.num_images
+        self.uses_proprio = info.uses_proprio
+        self.kind = info.kind
+        self._normalisation = normalisation_of(self.action_dim)
+        self._tokenizer = tokenizer
+        self._processor = processor
+        self._prompt_ids: dict[str, Tensor] = {}
+        self._pretrained_proprio = deepcopy(network.proprio_projector)  # the teacher's
+        if network.proprio_projector is not None:
+            network.proprio_projector.requires_grad_(True)
+        self._trainable = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: str,
+        *,
+        task_suite: str,
+        unnorm_key: str | None = None,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+        lora_rank: int = 16,
+        lora_alpha: int = 16,
+        adapter: str | None = None,
+        seed: int = 0,
+        gradient_checkpointing: bool = False,
+        num_images: int | None = None,
+    ) -> "Policy":
+        """Load a checkpoint (folder or hub id), put fresh adapters on it or the trained ones of folder `adapter`.
+
+        checkpoint may itself be an adapter folder: then its base is loaded under it. num_images overrides what the
+        checkpoint is found to be. Raises BadInput in one line for everything that the user can repair.
+        """
+        device = torch.device(device)
+        base, adapter = _base_and_adapter(checkpoint, adapter)
+        folder = resolve_checkpoint(base)
+        info = inspect_checkpoint(folder, num_images)
+        key = select_key(info.statistics, task_suite, unnorm_key)
+        action_dim = info.statistics[key].action.dim
+        network = load_network(info, info.chunk_length(action_dim) * action_dim, device, dtype)
+        if adapter is None:
+            add_lora(network, lora_rank, lora_alpha, seed)
+        else:
+            trained = read_adapter(Path(adapter))
+            add_lora(network, trained.rank, trained.alpha, seed, trained.targets)
+        network.set_gradient_checkpointing(gradient_checkpointing)
+        policy = cls(
+            info=info,
+            network=network,
+            action_head=load_action_head(info, device, dtype),
+            tokenizer=load_tokenizer(folder),
+            processor=ImageProcessor.load(folder),
+            unnorm_key=key,
+            base_model=str(folder.resolve()) if Path(base).expanduser().is_dir() else base,
+        )
+        policy._check_dimensions()
+        if adapter is not None:
+            policy.load_adapter(adapter)
+        return policy
+
+    def _check_dimensions(self) -> None:
+        head, projector = self.action_head, self.network.proprio_projector
+        where = f"{self.info.folder}: statistics {self.unnorm_key}"
+        if head is not None and head.action_dim != self.action_dim:
+            raise BadInput(f"{where}: {self.action_dim} action dimensions, the action head has {head.action_dim}")
+        if projector is not None:
+            proprio = self.statistics.proprio
+            found = None if proprio is None else proprio.dim
+            if found != projector.proprio_dim:
+                raise BadInput(
+                    f"{where}: {found} proprio dimensions, the proprio projector has {projector.proprio_dim}"
+                )
+
+    @property
+    def hidden_dim(self) -> int:
+        """D, the width of the language model."""
+        return self.network.language_model.config.hidden_size
+
+    @property
+    def image_size(self) -> int:
+        """Side in pixels of the images that the network sees."""
+        return self._processor.image_size
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.network.parameters()).device
+
+    @torch.no_grad()
+    def act(
+        self,
+        observations: Sequence[Observation],
+        mode: Mode = "greedy",
+        temperature: float = 1.0,
+        generators: Sequence[torch.Generator] | None = None,
+    ) -> Acted:
+        """Decide one chunk per observation.
+
+        greedy: argmax over the 256 action tokens; sample: one draw per position from softmax(logits / temperature);
+        l1: the regression head's chunk, rounded to tokens. With one CPU generator per observation a draw depends on
+        that generator and that observation alone, not on the batch around it.
+        """
+        logits, hidden = self.chunk_outputs(observations)
+        if mode == "greedy":
+            tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
+        elif mode == "sample":
+            tokens = sample_tokens(logits, temperature, generators)
+        else:
+            tokens = self._l1_tokens(hidden)
+        logprobs = self.token_logprobs(logits, tokens, temperature)
+        return Acted(tokens.cpu(), logprobs.cpu(), self.actions(tokens.cpu().numpy()))
+
+    def chunk_logits(self, observations: Sequence[Observation]) -> Tensor:
+        """Logits (B, A, 256) float32, with gradient to the trainable parameters; column v is token id 31744 + v."""
+        return self.chunk_outputs(observations)[0]
+
+    def actions(self, tokens: np.ndarray) -> np.ndarray:
+        """Token ids (B, A) -> actions (B, chunk_length, action_dim) float64 in the env's units and conventions."""
+        normalised = decode(tokens).reshape(len(tokens), self.chunk_length, self.action_dim)
+        actions = unnormalise(normalised, self.statistics.action, self._normalisation)
+        # A last dimension that training did not normalise is a gripper, 0 or 1.
+        return actions if self.statistics.action.mask[-1] else to_env(actions)
+
+    @contextmanager
+    def teacher(self) -> Iterator[None]:
+        """The pretrained policy: adapters off, pretrained proprio projector. May be nested; restores on exit."""
+        projector = self.network.proprio_projector
+        self.network.proprio_projector = self._pretrained_proprio
+        try:
+            with adapters_disabled(self.network):
+                yield
+        finally:
+            self.network.proprio_projector = projector
+
+    def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """Adapters and proprio projector, always in the same order."""
+        return list(self._trainable)
+
+    def save_adapter(self, folder: str | Path, samples: Sequence[Observation] = ()) -> None:
+        """Write everything that training has changed, and what is needed to run it together with its base.
+
+        samples: a few observations of the run, on which a later merge is checked (`python -m vla.merge`).
+        """
+        save_adapter_folder(Path(folder), self.network, self.info.folder, self.base_model, self.base_fingerprint)
+        if samples:
+            write_observations(Path(folder) / SAMPLES_FILE, samples)
+
+    def load_adapter(self, folder: str | Path) -> None:
+        """Read what `save_adapter` wrote. Raises BadInput when it was trained on another base."""
+        adapter = read_adapter(Path(folder))
+        check_base(adapter, self.base_fingerprint, self.base_model)
+        fill_lora(self.network, adapter)
+        load_proprio(self.network, Path(folder))
+
+    def describe(self) -> list[tuple[str, str]]:
+        """Rows of the table that is shown at start."""
+        total = sum(p.numel() for p in self.network.parameters())
+        trainable = sum(p.numel() for _, p in self._trainable)
+        return [
+            ("checkpoint", self.base_model),
+            ("kind", self.kind),
+            ("images", str(self.num_images)),
+            ("proprio", "yes" if self.uses_proprio else "no"),
+            ("L1 head", "yes" if self.action_head is not None else "no"),
+            ("statistics key", self.unnorm_key),
+            ("chunk", f"{self.chunk_length} x {self.action_dim}"),
+            ("parameters", f"{total - trainable:,} frozen, {self.network.dtype}"),
+            ("trainable", f"{trainable:,} in {len(self._trainable)} tensors, torch.float32"),
+        ]
+
+    def chunk_outputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
+        """The one path from observations to logits (B, A, 256) and last hidden states (B, A, D), with gradient."""
+        return self.network(*self.model_inputs(observations))
+
+    def model_inputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The arguments of the network's forward, on its device."""
+        frames = np.stack([self._frames(observation) for observation in observations])
+        pixel_values = torch.from_numpy(preprocess(frames, self._processor)).to(self.device)
+        prompts = [self._prompt(observation.instruction) for observation in observations]
+        lengths = torch.tensor([len(ids) for ids in prompts])
+        # No lengths where all are equal: then nothing is padded, and attention needs no mask.
+        padded = bool((lengths != lengths[0]).any())
+        ids = pad_sequence(prompts, batch_first=True, padding_value=PAD_ID).to(self.device)
+        return pixel_values, ids, lengths.to(self.device) if padded else None, self._proprio(observations)
+
+    def _frames(self, observation: Observation) -> np.ndarray:
+        if len(observation.images) < self.num_images:
+            raise ValueError(f"an observation has {len(observation.images)} images, the policy needs {self.num_images}")
+        return observation.images[: self.num_images]
+
+    def _prompt(self, instruction: str) -> Tensor:
+        if instruction not in self._prompt_ids:
+            self._prompt_ids[instruction] = torch.tensor(prompt_ids(self._tokenizer, instruction))
+        return self._prompt_ids[instruction]
+
+    def _proprio(self, observations: Sequence[Observation]) -> Tensor | None:
+        if not self.uses_proprio:
+            return None
+        values = np.stack([observation.proprio for observation in observations])
+        normalised = normalise_proprio(values, self.statistics.proprio, self._normalisation)
+        return torch.from_numpy(normalised).to(self.device, torch.float32)
+
+    def _l1_tokens(self, hidden: Tensor) -> Tensor:
+        if self.action_head is None:
+            raise BadInput(f"{self.base_model} has no L1 head (action_head--*.pt): choose the greedy teacher")
+        chunk = self.action_head(hidden).float().cpu().numpy()
+        return torch.from_numpy(encode(chunk)).flatten(1).to(hidden.device)
+
+
+def _base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | None]:
+    """A checkpoint that is itself an adapter folder becomes its base and that adapter."""
+    base = base_of_adapter(Path(checkpoint).expanduser())
+    if base is None:
+        return checkpoint, adapter
+    if adapter is not None:
+        raise BadInput(f"{checkpoint} is itself an adapter: give its base as the checkpoint")
+    return base, str(Path(checkpoint).expanduser())
+
+
+def normalisation_of(action_dim: int) -> NormalisationType:
+    """How training scaled actions: two-armed robots by minimum and maximum, single arms by quantiles."""
+    return NormalisationType.BOUNDS if action_dim == 14 else NormalisationType.BOUNDS_Q99

@@ -1,0 +1,80 @@
+"""Two questions to a loaded policy whose wrong answers no error message would ever give.
+
+* Is attention bidirectional? Under a causal mask success falls from 98 % to 50-60 %.
+* Does the policy see the images at all? It has happened that a library dropped them, and every image got one action.
+
+Both ask for behaviour, not for version numbers. Each returns its finding in one sentence or raises BadInput.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from errors import BadInput
+from vla.observation import PlainObservation
+from vla.policy import Policy
+
+_IMAGE_SIZE = 256  # of LIBERO's cameras
+_INSTRUCTION = "pick up the black bowl and place it on the plate"
+_SMALLEST_EFFECT = 1e-5  # relative to the largest logit; without any connection the effect is exactly 0
+
+
+@torch.no_grad()
+def attention_probe(policy: Policy) -> str:
+    """Change the last placeholder's embedding: the logits of the first slot, far before it, have to move."""
+    network = policy.network
+    inputs = policy.model_inputs([_observation(policy, brightness=0)])
+    embeddings, is_real = network.embed(*inputs)
+    first = network.first_output_position(embeddings, *inputs[1:3])
+    changed = embeddings.clone()
+    last_placeholder = int(first) + network.num_action_tokens
+    changed[:, last_placeholder] = embeddings[:, 0]  # any vector that is not zero: BOS
+    before, after = (network.action_logits(network.decode(x, is_real, first)) for x in (embeddings, changed))
+    effect = _relative_effect(before[:, 0], after[:, 0])
+    if effect < _SMALLEST_EFFECT:
+        raise BadInput(
+            "attention is causal: an action slot does not see the slots after it; a library of this installation "
+            "changes the attention mask: install the versions of requirements.txt"
+        )
+    return f"attention is bidirectional: the last slot moves the first slot's logits by {effect:.1e} of their size"
+
+
+@torch.no_grad()
+def image_probe(policy: Policy) -> str:
+    """Black and white images have to give different logits."""
+    black = _observation(policy, brightness=0)
+    white = replace(black, images=np.full_like(black.images, 255))
+    before, after = (policy.chunk_logits([observation]) for observation in (black, white))
+    effect = _relative_effect(before, after)
+    if effect < _SMALLEST_EFFECT:
+        raise BadInput(
+            "the policy ignores its images: black and white ones give the same logits; the checkpoint is broken, or a "
+            "library of this installation is: install the versions of requirements.txt"
+        )
+    return f"the policy sees its images: black and white ones differ by {effect:.1e} of the logits' size"
+
+
+def _observation(policy: Policy, brightness: int) -> PlainObservation:
+    """A uniform image, the arm in the middle of its range."""
+    proprio = policy.statistics.proprio
+    middle = np.zeros(0) if proprio is None else (proprio.q01 + proprio.q99) / 2
+    shape = (policy.num_images, _IMAGE_SIZE, _IMAGE_SIZE, 3)
+    return PlainObservation(np.full(shape, brightness, dtype=np.uint8), middle, _INSTRUCTION)
+
+
+def synthetic_observations(policy: Policy, count: int = 8, seed: int = 0) -> list[PlainObservation]:
+    """Smooth random images and states within the policy's ranges: inputs where no stored ones are at hand."""
+    random = np.random.default_rng(seed)
+    proprio = policy.statistics.proprio
+    observations = []
+    for _ in range(count):
+        coarse = random.integers(0, 256, (policy.num_images, 8, 8, 3), dtype=np.uint8)
+        images = coarse.repeat(_IMAGE_SIZE // 8, axis=1).repeat(_IMAGE_SIZE // 8, axis=2)
+        state = np.zeros(0) if proprio is None else random.uniform(proprio.q01, proprio.q99)
+        observations.append(PlainObservation(images, state, _INSTRUCTION))
+    return observations
+
+
+def _relative_effect(before: torch.Tensor, after: torch.Tensor) -> float:
+    return ((after - before).abs().max() / before.abs().max().clamp_min(1e-30)).item()

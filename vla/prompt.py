@@ -1,0 +1,56 @@
+"""The text half of the model's input: prompt template, tokenizer and prompt ids."""
+
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from errors import BadInput
+from vla.sentencepiece import read_sentencepiece_model
+
+BOS_ID, EOS_ID, PAD_ID = 1, 2, 32000
+EMPTY_TOKEN_ID = 29871  # "▁": ends every prompt of the training data, a by-product of tokenising "Out: " + actions
+_LLAMA_TOKENS = {BOS_ID: "<s>", EOS_ID: "</s>", EMPTY_TOKEN_ID: "▁"}
+
+
+def prompt(instruction: str) -> str:
+    """The sentence around the instruction on which OpenVLA was trained. No system prompt, nothing stripped."""
+    return f"In: What action should the robot take to {instruction.lower()}?\nOut:"
+
+
+def prompt_ids(tokenizer: Tokenizer, instruction: str) -> list[int]:
+    """Token ids of the prompt, BOS first and 29871 last."""
+    # BOS is added here: whether the tokenizer would add it depends on how its file was saved.
+    ids = [BOS_ID, *tokenizer.encode(prompt(instruction), add_special_tokens=False).ids]
+    return ids if ids[-1] == EMPTY_TOKEN_ID else [*ids, EMPTY_TOKEN_ID]
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    """The checkpoint's Llama-2 tokenizer from tokenizer.json, or else from tokenizer.model. Local files only.
+
+    Raises BadInput when there is neither, the file can't be read, or ids 1, 2 and 29871 aren't `<s>`, `</s>` and `▁`:
+    the vocabulary of another model gives ids that this one reads as other words, and nothing else would tell.
+    """
+    json_path, model_path = Path(folder) / "tokenizer.json", Path(folder) / "tokenizer.model"
+    if json_path.exists():
+        path, tokenizer = json_path, _read_tokenizer_json(json_path)
+    elif model_path.exists():
+        path, tokenizer = model_path, read_sentencepiece_model(model_path)
+    else:
+        raise BadInput(
+            f"{folder}: holds neither tokenizer.json nor tokenizer.model; copy one from the checkpoint's source"
+        )
+    for token_id, token in _LLAMA_TOKENS.items():
+        found = tokenizer.id_to_token(token_id)
+        if found != token:
+            raise BadInput(f"{path}: id {token_id} is {found!r}, not {token!r}; the Llama-2 tokenizer is needed")
+    return tokenizer
+
+
+def _read_tokenizer_json(path: Path) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more specific
+        raise BadInput(f"{path}: is not a tokenizer file ({error}); download or copy it again") from error
+    tokenizer.no_padding()  # both may be saved in the file, and would change the ids
+    tokenizer.no_truncation()
+    return tokenizer
