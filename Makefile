@@ -7,7 +7,7 @@ demo: .venv/complete system checkpoints/tiny/config.json  ## train a small polic
 	.venv/bin/python train_grpo.py --preset tiny
 
 test: .venv/complete system lint  ## everything that CI runs
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: .venv/complete
 	.venv/bin/ruff check .
@@ -22,4 +22,4 @@ system:
 	@scripts/system_packages.sh
 
 checkpoints/tiny/config.json: .venv/complete
-	.venv/bin/python -m vla.tiny --out checkpoints/tiny
+	.venv/bin/python -m vla.tiny --l1-head --out checkpoints/tiny

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ import torch
 from configs.config import PolicyConfig, TaskConfig, TrainConfig
 from envs.libero import EnvSpec
 from errors import BadInput
+from vla.adapter_folder import base_of_adapter
 from vla.policy import Policy
 
 # Above this many bytes of weights a policy is not trained on a CPU unless --device cpu says so.
@@ -28,7 +28,9 @@ def choose_device(policy: PolicyConfig) -> torch.device:
         return torch.device(policy.device)
     if has_gpu:
         return torch.device("cuda")
-    folder = Path(policy.checkpoint)
+    folder = Path(policy.checkpoint).expanduser()
+    if (base := base_of_adapter(folder)) is not None:
+        folder = Path(base).expanduser()
     size = sum(file.stat().st_size for file in folder.glob("*.safetensors")) if folder.is_dir() else None
     looks_like_a_path = folder.is_absolute() or policy.checkpoint.startswith((".", "checkpoints/"))
     if (size is None and not looks_like_a_path) or (size is not None and size > LARGE_CHECKPOINT_BYTES):
@@ -95,7 +97,7 @@ def env_spec(task: TaskConfig, num_images: int) -> EnvSpec:
         task_suite=task.task_suite,
         task_ids=task.task_ids,
         num_images=num_images,
-        assets=task.assets or os.environ.get("LIBERO_ASSETS") or "lowpoly",
+        assets=task.assets,
         bddl_file=task.bddl_file,
         max_env_steps=task.max_env_steps,
     )

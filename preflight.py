@@ -43,7 +43,7 @@ def check_setup(config: TrainConfig, policy: Policy, pool: Any, tasks: list[Task
         "rendering": lambda: check_frame(observation),
         "attention": lambda: attention_probe(policy),
         "images": lambda: image_probe(policy),
-        "log-probs": lambda: check_logits_path(policy, observation, config.policy.temperature, policy.network.dtype),
+        "log-probs": lambda: check_logits_path(policy, observation, config.policy.temperature, policy.dtype),
         "memory": lambda: check_memory(policy, observation, config.update.micro_batch_size),
     }
     failures = []
@@ -126,6 +126,8 @@ def check_memory(policy: Policy, observation: Any, micro_batch_size: int) -> str
     reached = sum(parameter.grad is not None for parameter in trained)
     for parameter in trained:
         parameter.grad = None
+    if reached == 0:
+        raise SelfCheckError("no gradient reaches the adapters: the policy cannot learn")
     if not on_gpu:
         return f"a backward pass reaches {reached} of {len(trained)} trainable tensors"
     peak = torch.cuda.max_memory_allocated(policy.device) / 2**30

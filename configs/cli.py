@@ -44,6 +44,8 @@ def parse_command(argv: Sequence[str]) -> Command:
     """The command that `argv` (without the program's name) asks for. Raises BadInput."""
     start, _ = _starting_point().parse_known_args(list(argv))
     if start.resume is not None:
+        if start.preset is not None:
+            raise BadInput("--preset and --resume contradict each other: a resumed run keeps its settings")
         base = stored_config(Path(start.resume))
         preset = "libero_spatial"
     else:
@@ -116,8 +118,8 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
 def _starting_point() -> argparse.ArgumentParser:
     """The three flags that decide what the other flags change."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for flag in ("--preset", "--resume", "--task-suite"):
-        parser.add_argument(flag, nargs="?")
+    for spellings in (("--preset",), ("--resume",), ("--task-suite", "--task_suite")):
+        parser.add_argument(*spellings, nargs="?")
     return parser
 
 

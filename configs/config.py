@@ -41,9 +41,9 @@ class TaskConfig:
     """Episode cap in env steps (default: the suite's; spatial 220, object 280, goal 300, 10: 520, 90: 400)."""
     num_envs: int = 1
     """Simulators: 1 steps inline in this process, N > 1 run in worker processes."""
-    assets: str | None = None
-    """What objects look like: `lowpoly` (ours, no download; the default), `official`, or a folder. The environment
-    variable LIBERO_ASSETS names a folder too."""
+    assets: str = "lowpoly"
+    """What objects look like: `lowpoly` (ours, no download), `official`, or a folder; the environment variable
+    LIBERO_ASSETS names a folder in place of lowpoly."""
 
     def __post_init__(self) -> None:
         _require(len(self.task_ids) > 0, "--task-ids needs at least one task id")
@@ -139,7 +139,7 @@ class RolloutConfig:
     group_success_bounds: tuple[float, float] = (0.1, 0.9)
     """Success rates of a group that dynamic sampling keeps."""
     max_extra_steps: int = 2_048
-    """Env steps per update that dynamic sampling may spend beyond --n-steps."""
+    """Env steps per update that dynamic sampling may spend beyond --n-steps (a group that has started is finished)."""
 
     def __post_init__(self) -> None:
         _require(self.n_steps >= 1, f"--n-steps must be at least 1, got {self.n_steps}")
@@ -374,7 +374,10 @@ def from_dict(stored: Mapping[str, Any], source: str) -> TrainConfig:
         if not isinstance(values, Mapping) or set(values) != known:
             found = sorted(values) if isinstance(values, Mapping) else type(values).__name__
             raise BadInput(f"{source}: section {name!r} should have the fields {sorted(known)}, found {found}")
-        sections[name] = section(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        try:
+            sections[name] = section(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        except TypeError as error:
+            raise BadInput(f"{source}: section {name!r} holds a value of another type ({error})") from None
     return TrainConfig(**sections)
 
 

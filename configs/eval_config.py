@@ -38,8 +38,9 @@ class EvalConfig:
     """Key of the dataset statistics (default: found from the suite's name)."""
     num_envs: int = 1
     """Simulators: 1 steps inline, N > 1 run in worker processes."""
-    assets: str | None = None
-    """What objects look like: `lowpoly` (default), `official`, or a folder."""
+    assets: str = "lowpoly"
+    """What objects look like: `lowpoly` (ours, no download), `official`, or a folder; the environment variable
+    LIBERO_ASSETS names a folder in place of lowpoly."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy runs."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

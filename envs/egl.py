@@ -3,6 +3,7 @@
 import ctypes
 import os
 
+from envs.setup import BACKENDS
 from errors import BadInput
 
 _EGL_CUDA_DEVICE_NV = 0x323A  # attribute of EGL_NV_device_cuda: CUDA's number of an EGL device
@@ -11,8 +12,8 @@ _EGL_CUDA_DEVICE_NV = 0x323A  # attribute of EGL_NV_device_cuda: CUDA's number o
 def choose_egl_device(render_gpu: int | None) -> int:
     """Index of the EGL device to render on; call it after `envs.setup.prepare`.
 
-    The recipe's `render_gpu`, else MUJOCO_EGL_DEVICE_ID, else the GPU on which the learner runs (the first of
-    CUDA_VISIBLE_DEVICES), else the first device that there is (on a machine without GPU: Mesa's software renderer).
+    The recipe's `render_gpu`, else MUJOCO_EGL_DEVICE_ID, else the GPU that is CUDA's first in this process, where the
+    learner runs, else the first device that there is (on a machine without GPU: Mesa's software renderer).
     """
     from mujoco.egl import egl_ext
 
@@ -24,16 +25,16 @@ def choose_egl_device(render_gpu: int | None) -> int:
     index = int(wanted) if wanted else _device_of_learner(devices)
     if not devices or not _initialises(devices[index]):
         raise BadInput(
-            f"EGL device {index} of {len(devices)} cannot be initialised: apt-get install libegl1 libopengl0 libgl1; "
+            f"EGL device {index} of {len(devices)} cannot be initialised; run: apt-get install {BACKENDS['egl'][1]}; "
             "in a container with an NVIDIA GPU set NVIDIA_DRIVER_CAPABILITIES=all; or try MUJOCO_GL=osmesa"
         )
     return index
 
 
 def _device_of_learner(devices: list) -> int:
-    first_visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    """The EGL device that CUDA numbers 0. The numbers of EGL_NV_device_cuda already obey CUDA_VISIBLE_DEVICES."""
     ordinals = [_cuda_ordinal(device) for device in devices]
-    return ordinals.index(int(first_visible)) if first_visible.isdigit() and int(first_visible) in ordinals else 0
+    return ordinals.index(0) if 0 in ordinals else 0
 
 
 def _cuda_ordinal(device: ctypes.c_void_p) -> int | None:

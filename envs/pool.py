@@ -161,8 +161,9 @@ class WorkerPool:
         while not results:
             wake_up = min(give_up, *(self._workers[slot].deadline for slot in at_work))
             connections = {self._workers[slot].connection: slot for slot in at_work}
-            readable = wait(connections, max(0.0, wake_up - time.monotonic()))
-            results = [(connections[c], self._receive(connections[c])) for c in readable] or self._overdue(at_work)
+            answered = [connections[c] for c in wait(connections, max(0.0, wake_up - time.monotonic()))]
+            results = [(slot, self._receive(slot)) for slot in answered]
+            results += self._overdue([slot for slot in at_work if slot not in answered])
             if time.monotonic() >= give_up:
                 break
         return [(slot, self._slots.finish(slot, result)) for slot, result in results]

@@ -25,7 +25,7 @@ from errors import BadInput
 
 LOG = logging.getLogger(__name__)
 BACKENDS = {  # render backend -> shared libraries it needs, Debian packages that bring them
-    "egl": (("libEGL.so.1", "libOpenGL.so.0"), "libegl1 libopengl0 libgl1"),
+    "egl": (("libEGL.so.1", "libOpenGL.so.0"), "libegl1 libopengl0 libgl1-mesa-dri"),
     "osmesa": (("libOSMesa.so.8", "libGL.so.1"), "libosmesa6 libgl1"),
 }
 # Where libraries keep what they would otherwise write into the user's home; the drivers' shader caches outlive a run.

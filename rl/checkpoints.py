@@ -38,7 +38,6 @@ class TrainerState:
     return_average: float | None = None  # exponential average of the episodic return
     updates_without_signal: int = 0  # policy-gradient updates in a row whose advantages were all 0
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
-    elapsed_s: float = 0.0  # wall time of all sessions of this run
     wandb_id: str | None = None
 
     def absorb(self, collected: Collected, learned_something: bool, curriculum_alpha: float) -> None:
@@ -73,7 +72,7 @@ def save_checkpoint(
         torch.save(stored, temporary / TRAINER_FILE)
         for path in [*temporary.rglob("*"), temporary]:
             _flush(path)
-        if final.exists():  # left by a kill between the rename and the pointer: nothing refers to it
+        if final.exists():  # left by a kill between the rename and the pointer: this is it again
             shutil.rmtree(final)
         temporary.rename(final)
         _flush(checkpoints)
@@ -107,15 +106,14 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
     return state
 
 
-def mark_best(checkpoints: Path, state: TrainerState, score: float, metadata: Mapping[str, Any]) -> bool:
+def mark_best(checkpoints: Path, state: TrainerState, score: float, metadata: Mapping[str, Any]) -> None:
     """Point `best` at the latest checkpoint, with metadata.json, when `score` beats every earlier one."""
     if state.best_score is not None and score <= state.best_score:
-        return False
+        return
     state.best_score = score
     folder = (checkpoints / "latest").resolve()
     write_json(folder / "metadata.json", {"global_step": state.global_step, "score": score, **metadata})
     point(checkpoints / "best", folder)
-    return True
 
 
 def restore_best(checkpoints: Path, learner: Learner) -> Path:

@@ -76,7 +76,7 @@ def with_critic(
 
     def loss(outputs: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Statistics]:
         logits, hidden = outputs
-        predicted = critic(hidden if config.critic_through_backbone else hidden.detach())
+        predicted = critic(hidden if config.critic_through_backbone and not value_only else hidden.detach())
         old, target = values[rows].to(predicted.device), returns[rows].to(predicted.device)
         value_loss = clipped_value_loss(predicted, old, target, config.value_clip).sum()
         policy_loss, statistics = objective.loss(logits, rows)

@@ -54,7 +54,7 @@ def wilson_interval(k: int, n: int, z: float = 1.959963984540054) -> tuple[float
     rate = k / n
     centre = (rate + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(rate * (1 - rate) / n + z * z / (4 * n * n))
-    return max(0.0, centre - half), min(1.0, centre + half)
+    return (0.0 if k == 0 else centre - half), (1.0 if k == n else centre + half)
 
 
 def evaluate(

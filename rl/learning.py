@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from configs.config import TrainConfig
-from rl.advantages import decision_advantages
+from rl.advantages import LIMIT, decision_advantages
 from rl.critic import explained_variance, gae, predict_values, with_critic
 from rl.learner import Learner
 from rl.metrics import advantage_metrics, trajectory_returns
@@ -37,7 +37,7 @@ def estimate_advantages(
         )
         return Estimate(advantages, None, advantage_metrics(advantages))
     values = predict_values(learner.policy, learner.critic, batch, config.update.micro_batch_size)
-    advantages = gae(values, batch, trajectories, config.loss.discount, config.critic.gae_lambda)
+    advantages = gae(values, batch, trajectories, config.loss.discount, config.critic.gae_lambda).clamp(-LIMIT, LIMIT)
     fit = {"train/explained_variance": explained_variance(values, advantages + values)}
     return Estimate(advantages, values, advantage_metrics(advantages) | fit)
 

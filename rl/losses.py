@@ -6,6 +6,7 @@ A decision's value is the mean over its executed tokens: a sum over 56 tokens wo
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -84,16 +85,17 @@ def behaviour_log_ratio(new: Tensor, old: Tensor, executed: Tensor, matches_teac
     """
     student = (old * executed).sum(-1)
     is_teachers = (matches_teacher | ~executed).all(-1)
-    from_student = student + (torch.log1p(torch.tensor(-epsilon)) if epsilon < 1 else -torch.inf)
-    from_teacher = torch.where(is_teachers, torch.log(torch.tensor(epsilon)), -torch.inf)
-    behaviour = torch.logaddexp(from_student, from_teacher.to(student))
+    log_epsilon = math.log(epsilon) if epsilon > 0 else -math.inf
+    from_student = student + (math.log1p(-epsilon) if epsilon < 1 else -math.inf)
+    from_teacher = torch.full_like(student, -math.inf).masked_fill(is_teachers, log_epsilon)
+    behaviour = torch.logaddexp(from_student, from_teacher)
     return ((new * executed).sum(-1) - behaviour)[:, None]
 
 
 def approximate_kl(new: Tensor, old: Tensor, executed: Tensor) -> Tensor:
     """(B,) k3 estimate of KL(old || new) per token: mean of (r - 1) - log r, never negative (Schulman 2020)."""
     log_ratio = new - old
-    return masked_mean(log_ratio.exp() - 1 - log_ratio, executed)
+    return masked_mean(torch.expm1(log_ratio) - log_ratio, executed)
 
 
 def exact_kl(logprobs: Tensor, reference_logprobs: Tensor, executed: Tensor) -> Tensor:

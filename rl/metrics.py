@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import torch
@@ -52,7 +53,10 @@ def advantage_metrics(advantages: Tensor) -> dict[str, float]:
 def system_metrics() -> dict[str, float]:
     if not torch.cuda.is_available():
         return {}
-    return {"system/gpu_mem_gb": torch.cuda.max_memory_allocated() / 2**30, "system/gpu_util": torch.cuda.utilization()}
+    found = {"system/gpu_mem_gb": torch.cuda.max_memory_allocated() / 2**30}
+    with contextlib.suppress(ModuleNotFoundError):
+        found["system/gpu_util"] = torch.cuda.utilization()
+    return found
 
 
 def trajectory_returns(trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
@@ -77,6 +81,6 @@ def update_line(
     successes = count(collected.trajectories)
     return (
         f"step {global_step}/{end}  {phase.phase.value:<10}  success {successes.k}/{successes.n}  {learning}  "
-        f"rollout {duration(collected.wall_s)}, update {duration(metrics['train/time_s'])}, "
+        f"rollout {duration(collected.wall_s)}, update {duration(metrics.get('train/time_s', 0.0))}, "
         f"{duration(max(0.0, eta_s))} to go"
     )

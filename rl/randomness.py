@@ -18,4 +18,4 @@ def torch_generator(seed: int, purpose: str, *counters: int) -> torch.Generator:
 
 
 def _sequence(seed: int, purpose: str, counters: tuple[int, ...]) -> np.random.SeedSequence:
-    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode()), *counters])
+    return np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *counters))

@@ -81,7 +81,7 @@ def _lines(
 
 
 def _series(rows: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    present = [row for row in rows if key in row]
+    present = [row for row in rows if row.get(key) is not None]
     return [row["global_step"] for row in present], [row[key] for row in present]
 
 

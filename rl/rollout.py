@@ -17,7 +17,7 @@ from rl.randomness import torch_generator
 from rl.trajectory import Decision, Episode, Trajectory
 
 NUM_SAMPLES = 8
-MAX_ATTEMPTS = 3  # how often an episode is played again after simulator faults before the run gives up
+MAX_ATTEMPTS = 3  # how often an episode is tried before the run gives up on the simulator
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def collect(
     schedule = _Schedule(episodes, n_steps, pool.num_slots)
     running: dict[int, _Running] = {}
     finished: list[Trajectory] = []
-    times = dict.fromkeys(("sim", "render", "infer", "wait"), 0.0)
+    times = dict.fromkeys(("sim", "render", "preprocess", "infer", "wait"), 0.0)
     errors = 0
 
     while True:
@@ -180,9 +180,11 @@ def collect(
 
         waiting = [slot for slot, now in running.items() if now.observation is not None]
         if waiting:
-            decided_from = time.perf_counter()
+            decided_from, preprocess_from = time.perf_counter(), policy.preprocess_s
             _serve(policy, pool, {slot: running[slot] for slot in waiting}, acting, randomness)
-            times["infer"] += time.perf_counter() - decided_from
+            preprocess_s = policy.preprocess_s - preprocess_from
+            times["preprocess"] += preprocess_s
+            times["infer"] += time.perf_counter() - decided_from - preprocess_s
 
     if pool.num_slots == 1:  # an inline environment works while we wait for it
         times["wait"] = max(0.0, times["wait"] - times["sim"] - times["render"])
@@ -279,7 +281,6 @@ def _absorb(now: _Running, result: Any, keep_observations: bool) -> None:
 
 def _play_again(schedule: _Schedule, now: _Running, error: str) -> None:
     episode = now.trajectory.episode
-    schedule.lengths.pop(episode.index, None)
     if now.attempt >= MAX_ATTEMPTS:
         raise RuntimeError(f"the simulator failed {now.attempt} times on {episode.describe()}; last error: {error}")
     schedule.again.append((episode, now.attempt + 1))

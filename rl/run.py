@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import json
 import logging
+import math
 import os
 import platform
 import subprocess
@@ -20,12 +21,6 @@ from errors import BadInput
 from rl.wandb_log import WandbLog
 
 log = logging.getLogger("train")
-
-# What changes results or is asked for in a bug report.
-RECORDED_PACKAGES = (
-    "torch", "torchvision", "timm", "transformers", "peft", "accelerate", "numpy", "mujoco", "robosuite", "hf-libero",
-    "tokenizers", "safetensors", "simplejpeg", "wandb",
-)  # fmt: skip
 
 
 class Run:
@@ -58,6 +53,7 @@ class Run:
     def record(self, global_step: int, update: int, metrics: Mapping[str, float]) -> None:
         """Append one JSON object to metrics.jsonl, flushed to the disk, and hand a copy to wandb."""
         row = {"global_step": global_step, "update": update, **metrics, **self._seconds}
+        row = {key: value if math.isfinite(value) else None for key, value in row.items()}  # JSON has no NaN
         self._seconds = {}
         self._metrics.write(json.dumps(row) + "\n")
         self._metrics.flush()
@@ -86,7 +82,7 @@ def start_run(config: TrainConfig, argv: Sequence[str]) -> Run:
         _log_to(folder)
     except OSError as error:
         raise BadInput(
-            f"--output {output}: cannot create a run folder there ({error.strerror}); name a folder you can write to"
+            f"--output {output}: cannot create a run folder there ({error.strerror or error}); name another folder"
         ) from None
     wandb_log = WandbLog(
         config.run.wandb_mode, config.run.wandb_project, folder.name, folder, to_dict(config), run_id=None
@@ -98,7 +94,7 @@ def reopen_run(folder: Path, config: TrainConfig, metrics_bytes: int, wandb_id: 
     """Open the folder of a run that goes on; records after the checkpoint (`metrics_bytes`) are played again."""
     try:
         with (folder / "metrics.jsonl").open("a") as metrics:
-            metrics.truncate(metrics_bytes)
+            metrics.truncate(min(metrics_bytes, metrics.tell()))
         _log_to(folder)
     except OSError as error:
         raise BadInput(f"--resume {folder}: the run folder cannot be written ({error.strerror})") from None
@@ -113,7 +109,10 @@ def provenance(argv: Sequence[str]) -> dict[str, Any]:
     return {
         "argv": list(argv),
         "git": _git_state(),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {
+            "python": platform.python_version(),
+            **dict(sorted((d.metadata["Name"], d.version) for d in importlib.metadata.distributions())),
+        },
         "machine": {"system": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count()},
     }
 
@@ -150,26 +149,14 @@ def _new_folder(output: Path, stem: str) -> Path:
 
 def _log_to(folder: Path) -> None:
     """Send the log to the terminal and to the run's train.log."""
-    root = logging.getLogger()
-    for handler in list(root.handlers):
-        root.removeHandler(handler)
     logging.basicConfig(
+        force=True,
         level=logging.INFO,
         format="%(message)s",
         handlers=[logging.StreamHandler(sys.stdout), logging.FileHandler(folder / "train.log")],
     )
     for noisy in ("httpx", "huggingface_hub", "urllib3", "wandb", "matplotlib", "numba", "robosuite", "imageio_ffmpeg"):
         logging.getLogger(noisy).setLevel(logging.ERROR)
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in RECORDED_PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
 
 
 def _git_state() -> dict[str, Any]:

@@ -45,8 +45,8 @@ def check_executed(batch: Batch, trajectories: Sequence[Trajectory], action_dim:
     counted, expected = int(batch.executed.sum()), action_dim * sum(t.env_steps for t in trajectories)
     if counted != expected:
         raise SelfCheckError(
-            f"the update would learn from {counted} action tokens, but the rollout's env steps executed {expected}: the "
-            "mask of executed tokens is wrong"
+            f"the update would learn from {counted} action tokens, but the rollout's env steps executed {expected}: "
+            "the mask of executed tokens is wrong"
         )
 
 
@@ -63,8 +63,12 @@ def remember_teacher(path: Path, policy: Any, observation: Any, teacher_mode: st
     )
 
 
-def check_teacher(path: Path, policy: Any, teacher_mode: str) -> None:
-    """The teacher never changes: it still answers the stored observation with the stored chunk."""
+def check_teacher(path: Path, policy: Any, teacher_mode: str, tolerated: float = 0.0) -> None:
+    """The teacher never changes: it still answers the stored observation with the stored chunk.
+
+    `tolerated`: share of tokens that may differ. In bfloat16 a run that goes on with another GPU rounds near-ties
+    differently; in float32 nothing is excused.
+    """
     with np.load(path, allow_pickle=False) as stored:
         observation = SimpleNamespace(
             images=stored["images"], proprio=stored["proprio"], instruction=str(stored["instruction"])
@@ -73,7 +77,7 @@ def check_teacher(path: Path, policy: Any, teacher_mode: str) -> None:
     with policy.teacher():
         tokens = policy.act([observation], mode=teacher_mode).tokens[0].numpy()
     changed = int((tokens != expected).sum())
-    if changed:
+    if changed > tolerated * len(expected):
         raise SelfCheckError(
             f"the teacher has moved: {changed} of {len(expected)} tokens of its chunk for the stored observation "
             f"({path}) are no longer what they were at the start; frozen weights were trained or replaced"

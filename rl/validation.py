@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import torch
+
 from configs.config import TrainConfig
 from errors import BadInput
 from rl.checkpoints import TrainerState, mark_best, restore_best
 from rl.evaluation import Successes, Validation, validate
 from rl.learner import Learner
-from rl.phases import phase_lengths
+from rl.phases import phase_at
 from rl.run import Run
 from rl.selfcheck import check_teacher
 from rl.video import write_video
@@ -32,7 +34,8 @@ def evaluate_and_record(
     Raises BadInput when the first evaluation shows that there is nothing to learn from, SelfCheckError when the teacher
     has moved.
     """
-    check_teacher(run.teacher_file, learner.policy, teacher_mode)
+    exact = learner.policy.dtype is torch.float32
+    check_teacher(run.teacher_file, learner.policy, teacher_mode, tolerated=0.0 if exact else 0.1)
     teacher = None if state.teacher_n is None else Successes(state.teacher_k, state.teacher_n)
     with run.timed("eval"):
         validation = validate(learner.policy, pool, config, teacher_mode, teacher)
@@ -54,8 +57,10 @@ def evaluate_and_record(
 
 def check_baseline(config: TrainConfig, validation: Validation) -> None:
     """Stop before the first update when the policy that acts first never succeeds: sparse rewards cannot teach it."""
-    warmup, _ = phase_lengths(config.phases)
-    actor, baseline = ("teacher", validation.teacher) if warmup else ("sampled student", validation.student_sampled)
+    if phase_at(0, config.phases).epsilon > 0:
+        actor, baseline = "teacher", validation.teacher
+    else:
+        actor, baseline = "sampled student", validation.student_sampled
     if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
         raise BadInput(
             f"the {actor} succeeded in 0 of {baseline.n} baseline episodes: a policy that never succeeds has nothing "

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # See that the system libraries for headless rendering are there; install them when we may. Run by make.
 set -euo pipefail
-packages="libegl1 libegl-mesa0 libgl1 libgl1-mesa-dri libopengl0"
+packages="libegl1 libopengl0 libgl1-mesa-dri"
 
 complete() {
     local library
-    for library in libEGL.so.1 libGL.so.1 libOpenGL.so.0; do
+    for library in libEGL.so.1 libOpenGL.so.0; do
         ldconfig -p | grep -q "$library" || return 1
     done
     # Without a vendor file libEGL finds no driver, neither Mesa's nor NVIDIA's.

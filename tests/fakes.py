@@ -1,4 +1,4 @@
-"""A policy, a simulator pool and records that are small enough to reason about; both keep the contracts of the real ones.
+"""A policy, a simulator pool and records, small enough to reason about; they keep the contracts of the real ones.
 
 The policy is a torch module of a few hundred numbers with real gradients; the pool plays scripted episodes in any order
 of completion. A chunk has 4 actions of 2 tokens: A = 8, V = 256.
@@ -55,6 +55,8 @@ class FakePolicy(nn.Module):
     action_dim = ACTION_DIM
     num_images = 1
     action_head = None
+    preprocess_s = 0.0
+    dtype = torch.float32
 
     def __init__(self, seed: int = 0, sharpness: float = 2.0, adapter_scale: float = 0.0):
         super().__init__()
@@ -247,7 +249,12 @@ class FakePool:
 
 
 def trajectory(
-    length: int, success: bool = False, group: int = 0, index: int = 0, task_id: int = 0, last_executed: int | None = None
+    length: int,
+    success: bool = False,
+    group: int = 0,
+    index: int = 0,
+    task_id: int = 0,
+    last_executed: int | None = None,
 ) -> Trajectory:
     """A record of `length` decisions without contents; the last one executed `last_executed` of its actions."""
     executed = [CHUNK_LENGTH] * length
@@ -259,7 +266,9 @@ def trajectory(
     return Trajectory(Episode(index, task_id, index, group), decisions, success, sum(executed))
 
 
-def acted_batch(policy: FakePolicy, lengths: Sequence[int] = (3, 2, 3), temperature: float = 1.0, seed: int = 0) -> Batch:
+def acted_batch(
+    policy: FakePolicy, lengths: Sequence[int] = (3, 2, 3), temperature: float = 1.0, seed: int = 0
+) -> Batch:
     """Decisions that `policy` really sampled, trajectories of the given lengths, the last chunk of each cut short."""
     generator = torch.Generator().manual_seed(seed)
     observations = iter(random_observations(sum(lengths), seed))

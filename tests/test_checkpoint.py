@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from errors import BadInput
 from tests.small_checkpoint import make_small_checkpoint
 from vla.checkpoint import file_key, inspect_checkpoint, load_action_head, load_network, module_key
-from vla.checkpoint_writer import plan_shards, save_checkpoint, write_weights
+from vla.checkpoint_writer import save_checkpoint, write_weights
 from vla.heads import ProprioProjector
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
@@ -132,10 +132,6 @@ def test_shards_load_like_one_file(folder):
     assert index["metadata"]["total_size"] == sum(t.numel() * 4 for t in tensors.values())
     sharded = _load(folder).state_dict()
     assert all(torch.equal(sharded[key], whole[key]) for key in whole)
-
-
-def test_shards_are_cut_before_they_grow_too_large():
-    assert plan_shards({"a": 3, "b": 2, "c": 4, "d": 9, "e": 1}, max_bytes=5) == [["a", "b"], ["c"], ["d"], ["e"]]
 
 
 def test_layer_scale_alone_is_renamed():

@@ -1,4 +1,4 @@
-"""Episodes of a rollout: a function of (seed, update), fair to tasks, without replacement, groups that belong together."""
+"""Episodes of a rollout: a function of (seed, update), fair to tasks, without replacement, groups in one piece."""
 
 from collections import Counter
 from itertools import groupby, islice

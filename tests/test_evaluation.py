@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from configs.config import EvaluationConfig, TaskConfig, TrainConfig
 from rl.evaluation import Successes, Validation, count, evaluate, validate, wilson_interval
-from rl.rollout import Acting
+from rl.rollout import Acting, Randomness, collect
 from rl.trajectory import Episode
 from tests.fakes import FakePolicy, FakePool, Script, trajectory
 
@@ -50,6 +50,11 @@ def test_wilson_interval_contains_the_rate_and_mirrors_success_and_failure(n, da
     assert wilson_interval(n - k, n) == pytest.approx((1 - high, 1 - low))
 
 
+def test_no_success_has_a_lower_bound_of_exactly_0_and_no_failure_an_upper_one_of_exactly_1():
+    # Else a perfect evaluation lies "below" an equally perfect baseline.
+    assert [n for n in range(1, 101) if wilson_interval(0, n)[0] != 0 or wilson_interval(n, n)[1] != 1] == []
+
+
 def test_no_episodes_say_nothing():
     assert wilson_interval(0, 0) == (0.0, 1.0)
 
@@ -76,6 +81,14 @@ def test_every_evaluation_draws_the_same_numbers():
     assert tokens(0, 1) != tokens(1, 1)
 
 
+def test_an_evaluation_draws_other_numbers_than_training():
+    episodes = [Episode(i, 0, 40 + i, i) for i in range(2)]
+    pool = FakePool(lambda *_: Script(9))
+    training = collect(FakePolicy(), pool, episodes, SAMPLED, Randomness(0, "rollout", 0)).trajectories
+    evaluation = evaluate(FakePolicy(), pool, episodes, SAMPLED, seed=0).trajectories
+    assert not torch.equal(training[0].decisions[0].tokens, evaluation[0].decisions[0].tokens)
+
+
 # validate
 
 
@@ -94,7 +107,11 @@ def test_teacher_and_both_students_play_the_same_held_out_states():
     validation = validate(policy, pool, small_config(eval_trials=2), "greedy", known_teacher=None)
     assert Counter(pool.started) == {(task, state): 3 * 2 for task in (0, 1) for state in (40, 41, 42)}
     assert validation.teacher == validation.student == validation.student_sampled == Successes(6, 12)
-    assert list(dict.fromkeys(mode for mode, _ in policy.modes)) == ["teacher greedy", "student greedy", "student sample"]
+    assert list(dict.fromkeys(mode for mode, _ in policy.modes)) == [
+        "teacher greedy",
+        "student greedy",
+        "student sample",
+    ]
     assert {name: len(frames) for name, frames in validation.frames.items()} == {"teacher": 9, "student": 9}
 
 

@@ -11,10 +11,10 @@ from envs.pool import InlinePool, WorkerPool
 from tests.fakes import FakePolicy, FakePool, FakeResult, Script, random_observations
 from vla.policy import Policy
 
-
-POLICY_METHODS = (
-    "act chunk_logits token_logprobs teacher named_trainable_parameters save_adapter load_adapter describe"
-).split()
+POLICY_METHODS = [
+    "act", "chunk_logits", "token_logprobs", "teacher", "named_trainable_parameters", "save_adapter", "load_adapter",
+    "describe",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("method", POLICY_METHODS)

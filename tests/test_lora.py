@@ -212,3 +212,8 @@ def test_adapter_of_another_kind_is_refused(network, tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
     with pytest.raises(BadInput, match="use_dora"):
         read_adapter(tmp_path)
+
+
+def test_adapter_with_modules_that_the_base_lacks_is_refused(network):
+    with pytest.raises(BadInput, match=r"modules that its base lacks, first language_model\.model\.layers\.31"):
+        add_lora(network, rank=4, alpha=4, targets=["projector.fc1", "language_model.model.layers.31.mlp.up_proj"])

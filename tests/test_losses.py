@@ -246,7 +246,9 @@ def mixture_ratios(epsilon: float, length: int) -> tuple[torch.Tensor, torch.Ten
     """pi_new / behaviour of every executed prefix of `length` tokens, by the code; exact pi_new; exact behaviour."""
     vocabulary, num_tokens, teacher = 4, 3, (2, 0, 3)
     generator = torch.Generator().manual_seed(5)
-    old_policy, new_policy = torch.randn(2, num_tokens, vocabulary, generator=generator, dtype=torch.float64).softmax(-1)
+    old_policy, new_policy = torch.randn(2, num_tokens, vocabulary, generator=generator, dtype=torch.float64).softmax(
+        -1
+    )
     code, exact_new, exact_behaviour = [], [], []
     for prefix in itertools.product(range(vocabulary), repeat=length):
         chunk = torch.tensor(prefix + (1,) * (num_tokens - length))  # what follows was never executed

@@ -183,6 +183,23 @@ def test_one_dead_worker_does_not_disturb_the_others():
     assert (results[1].error, results[1].env_steps) == (None, 8)
 
 
+def test_a_hung_worker_is_found_while_others_keep_the_pool_busy():
+    with worker_pool(2, step_timeout_s=2.0) as pool:
+        for slot, behaviour in enumerate((HANG, WORK)):
+            pool.reset(slot, 0, behaviour)
+            only(pool.ready())
+        for slot in (0, 1):
+            pool.step(slot, CHUNK)
+        errors = {}
+        while 0 not in errors:
+            for slot, result in pool.ready():
+                errors[slot] = result.error
+                if slot == 1:
+                    pool.reset(1, 0, WORK)
+    assert "gave no answer in time" in errors[0]
+    assert errors[1] is None
+
+
 def test_workers_are_recycled_between_episodes():
     with worker_pool(num_envs=1, recycle_after=2) as pool:
         workers = [worker_of(run_chunk(pool)) for _ in range(5)]

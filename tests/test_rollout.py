@@ -294,9 +294,13 @@ def test_the_teacher_decides_with_probability_epsilon(epsilon):
 @pytest.mark.parametrize(("epsilon", "by_teacher"), [(0.0, False), (1.0, True)])
 def test_nothing_is_drawn_when_epsilon_leaves_nothing_open(epsilon, by_teacher):
     generators = [torch.Generator().manual_seed(i) for i in range(50)]
-    decisions, _ = decide(FakePolicy(), random_observations(50), generators, Acting(epsilon, 1.0, student_mode="greedy"))
+    decisions, _ = decide(
+        FakePolicy(), random_observations(50), generators, Acting(epsilon, 1.0, student_mode="greedy")
+    )
     assert {d.by_teacher for d in decisions} == {by_teacher}
-    assert all(torch.equal(g.get_state(), torch.Generator().manual_seed(i).get_state()) for i, g in enumerate(generators))
+    assert all(
+        torch.equal(g.get_state(), torch.Generator().manual_seed(i).get_state()) for i, g in enumerate(generators)
+    )
 
 
 def test_a_decisions_draw_does_not_depend_on_the_batch_around_it():
@@ -325,7 +329,9 @@ def test_samples_follow_the_policys_distribution():
         assert abs(share - p) < 4.5 * (p * (1 - p) / 3000) ** 0.5 + 1e-3
 
 
-@pytest.mark.parametrize("other", [Randomness(1, "rollout", 0), Randomness(0, "evaluation", 0), Randomness(0, "rollout", 1)])
+@pytest.mark.parametrize(
+    "other", [Randomness(1, "rollout", 0), Randomness(0, "evaluation", 0), Randomness(0, "rollout", 1)]
+)
 def test_seed_purpose_and_update_each_give_other_draws(other):
     one = contents(play(FakePool(lengths_script(9)), source=episodes(2)))
     assert one != contents(play(FakePool(lengths_script(9)), source=episodes(2), randomness=other))

@@ -52,7 +52,7 @@ def test_mujoco_that_differs_a_little_is_warned_of(monkeypatch, caplog, version,
 def test_missing_system_library_names_the_packages(monkeypatch):
     monkeypatch.setitem(setup.BACKENDS, "egl", (("libNoSuchThing.so.1",), setup.BACKENDS["egl"][1]))
     with pytest.raises(
-        BadInput, match=r"libNoSuchThing\.so\.1 is missing; run: apt-get install libegl1 libopengl0 libgl1"
+        BadInput, match=r"libNoSuchThing\.so\.1 is missing; run: apt-get install libegl1 libopengl0 libgl1-mesa-dri"
     ):
         check_system("egl")
 

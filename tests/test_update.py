@@ -186,7 +186,8 @@ def with_norm(policy, batch, norm: float) -> Objective:
 
 
 @pytest.mark.parametrize(
-    ("norm", "stepped_norm", "spikes"), [(0.5, 0.5, 0), (50.0, 1.0, 0), (99.0, 1.0, 0), (101.0, 1.0, 1), (999.0, 1.0, 1)]
+    ("norm", "stepped_norm", "spikes"),
+    [(0.5, 0.5, 0), (50.0, 1.0, 0), (99.0, 1.0, 0), (101.0, 1.0, 1), (999.0, 1.0, 1)],
 )
 def test_norms_above_the_bound_are_scaled_down_to_it_and_spikes_counted(policy, batch, norm, stepped_norm, spikes):
     recorder = Recorder(policy)

@@ -171,29 +171,27 @@ def _renamed(key: str, old: str, new: str) -> str:
     return re.sub(rf"^(vision_backbone\..*\.ls[12])\.{old}$", rf"\1.{new}", key)
 
 
-def _load_proprio_projector(info: CheckpointInfo, device: torch.device) -> ProprioProjector | None:
+def read_proprio_state(info: CheckpointInfo) -> dict[str, Tensor] | None:
+    """The tensors of the folder's proprio projector, in their stored dtype; None when it has none."""
     if info.proprio_weights:
-        source = next(iter(info.proprio_weights.values())).path
         stored = stream_tensors(info.proprio_weights.values(), torch.device("cpu"))
-        state = {key.removeprefix(PROPRIO_PREFIX): tensor for key, tensor in stored}
-    elif info.proprio_file is not None:
-        source, state = info.proprio_file, read_pt(info.proprio_file)
-    else:
+        return {key.removeprefix(PROPRIO_PREFIX): tensor for key, tensor in stored}
+    return None if info.proprio_file is None else read_pt(info.proprio_file)
+
+
+def _load_proprio_projector(info: CheckpointInfo, device: torch.device) -> ProprioProjector | None:
+    state = read_proprio_state(info)
+    if state is None:
         return None
-    return build_proprio_projector(state, info.config.llama.hidden_size, source).to(device)
-
-
-def build_proprio_projector(state: dict[str, Tensor], llm_dim: int, source: Path) -> ProprioProjector:
-    """Raises BadInput that names `source` when the tensors are not those of a projector to `llm_dim`."""
+    source = info.proprio_file or next(iter(info.proprio_weights.values())).path
     try:
         projector = ProprioProjector.from_state_dict({key: value.float() for key, value in state.items()})
     except (KeyError, RuntimeError, ValueError) as error:
         raise BadInput(f"{source}: not a proprio projector, tensors {sorted(state)}: get the file again") from error
-    if projector.fc2.out_features != llm_dim:
-        raise BadInput(
-            f"{source}: projects to {projector.fc2.out_features} dimensions, the language model has {llm_dim}"
-        )
-    return projector
+    llm_dim, found = info.config.llama.hidden_size, projector.fc2.out_features
+    if found != llm_dim:
+        raise BadInput(f"{source}: projects to {found} dimensions, the language model has {llm_dim}: get its own file")
+    return projector.to(device)
 
 
 def load_action_head(info: CheckpointInfo, device: torch.device, dtype: torch.dtype) -> L1RegressionHead | None:

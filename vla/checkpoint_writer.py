@@ -9,6 +9,7 @@ from torch import Tensor
 
 from vla.checkpoint import file_key
 from vla.heads import L1RegressionHead
+from vla.lora import lora_layers
 from vla.openvla_oft import OpenVLAOFT
 from vla.prompt import BOS_ID, EOS_ID, PAD_ID
 from vla.weights import INDEX_FILE, SINGLE_FILE, write_tensors
@@ -28,8 +29,10 @@ def save_checkpoint(
 ) -> None:
     """Write weights, config.json, generation_config.json and the heads; the other files come from where config does.
 
-    The network must have no adapters (merge them first: `python -m vla.merge`). The heads keep their dtypes.
+    The heads keep their dtypes. Raises ValueError for a network with adapters (`python -m vla.merge` merges them).
     """
+    if lora_layers(network):
+        raise ValueError("the network has adapters, which this format cannot hold: merge them first")
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     ids = {"bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}

@@ -61,12 +61,15 @@ def add_lora(network: nn.Module, rank: int, alpha: int, seed: int = 0, targets: 
     A is normal with standard deviation 1 / rank ("gaussian" in peft), drawn on the CPU in the order of the targets, so
     that a seed means the same adapter on every device.
     """
+    existing = lora_targets(network)
+    if unknown := sorted(set(targets or ()) - set(existing)):
+        raise BadInput(f"the adapter has {len(unknown)} modules that its base lacks, first {unknown[0]}: another base")
     config = LoraConfig(
         r=rank,
         lora_alpha=alpha,
         lora_dropout=0.0,
         init_lora_weights="gaussian",
-        target_modules=list(lora_targets(network) if targets is None else targets),
+        target_modules=list(existing if targets is None else targets),
     )
     network.requires_grad_(False)
     inject_adapter_in_model(config, network, adapter_name=ADAPTER_NAME)

@@ -9,6 +9,7 @@ its name, merged and unmerged policy must choose the same action tokens. The mer
 
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,12 @@ from torch import Tensor
 
 from errors import BadInput
 from vla.adapter_folder import PROPRIO_FILE, SAMPLES_FILE
-from vla.checkpoint import PROPRIO_PREFIX, CheckpointInfo, inspect_checkpoint
+from vla.checkpoint import CheckpointInfo, inspect_checkpoint, read_proprio_state
 from vla.checkpoint_writer import write_json, write_state_dict
 from vla.hub import resolve_checkpoint
 from vla.json_file import read_json
 from vla.lora import CONFIG_FILE, Adapter, check_base, read_adapter
-from vla.observation import read_observations
+from vla.observation import Observation, read_observations
 from vla.policy import Policy
 from vla.probes import synthetic_observations
 from vla.weights import INDEX_FILE, StoredTensor, fingerprint, read_tensors, stream_tensors, write_tensors
@@ -84,7 +85,9 @@ def merge(adapter_folder: Path, out: Path, base: str | None = None, device: str 
     }
     write_json(partial / METADATA_FILE, metadata)
     (partial / "README.md").write_text(model_card(metadata, _evaluation(adapter_folder)), encoding="utf-8")
-    agreement = action_token_agreement(info, base, adapter_folder, partial, device)
+    stored = adapter_folder / SAMPLES_FILE
+    samples = read_observations(stored) if stored.is_file() else None
+    agreement = action_token_agreement(info, base, adapter_folder, partial, device, samples)
     if agreement < SMALLEST_AGREEMENT:
         raise BadInput(
             f"merged and unmerged policy agree on {agreement:.1%} of the action tokens, expected "
@@ -141,28 +144,29 @@ def _copy_other_files(info: CheckpointInfo, adapter_folder: Path, out: Path) -> 
         if path.name == "tokenizer.model" or (path.suffix == ".json" and path.name not in (INDEX_FILE, METADATA_FILE)):
             shutil.copyfile(path, out / path.name)
     write_json(out / "config.json", read_json(out / "config.json") | {"num_images_in_input": info.num_images})
-    if (adapter_folder / PROPRIO_FILE).is_file():
-        state = read_tensors(adapter_folder / PROPRIO_FILE)
-    elif info.proprio_weights:
-        stored = stream_tensors(info.proprio_weights.values(), torch.device("cpu"))
-        state = {key.removeprefix(PROPRIO_PREFIX): tensor for key, tensor in stored}
-    elif info.proprio_file is not None:
-        shutil.copyfile(info.proprio_file, out / info.proprio_file.name)
-        return
-    else:
-        return
-    name = info.proprio_file.name if info.proprio_file else "proprio_projector--latest_checkpoint.pt"
-    write_state_dict(out / name, state)
+    trained = adapter_folder / PROPRIO_FILE
+    state = read_tensors(trained) if trained.is_file() else read_proprio_state(info)
+    if state is not None:
+        name = info.proprio_file.name if info.proprio_file else "proprio_projector--latest_checkpoint.pt"
+        write_state_dict(out / name, state)
 
 
-def action_token_agreement(info: CheckpointInfo, base: str, adapter: Path, merged: Path, device: str) -> float:
-    """Share of greedy action tokens in which both policies agree, on the adapter's stored observations."""
+def action_token_agreement(
+    info: CheckpointInfo,
+    base: str,
+    adapter: Path | None,
+    merged: Path,
+    device: str,
+    samples: Sequence[Observation] | None,
+) -> float:
+    """Share of greedy action tokens on which `base` with the adapter and `merged` agree, in the base's dtype.
+
+    samples: observations of the training run; None: made-up ones.
+    """
     key = next(iter(info.statistics))
     dtype = _TORCH_DTYPES.get(next(iter(info.weights.values())).dtype, torch.float32)
-    stored = adapter / SAMPLES_FILE
-    samples = read_observations(stored) if stored.is_file() else None
     tokens = []
-    for checkpoint, adapter_name in ((base, str(adapter)), (str(merged), None)):
+    for checkpoint, adapter_name in ((base, adapter and str(adapter)), (str(merged), None)):
         # One after the other: there is never memory for two policies.
         policy = Policy.load(
             checkpoint,

@@ -4,6 +4,7 @@ This is the only door through which training and evaluation use the model. Sampl
 (`chunk_logits`) take the logits from one function, so they cannot disagree about what the policy is.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -75,6 +76,7 @@ class Policy:
         self._tokenizer = tokenizer
         self._processor = processor
         self._prompt_ids: dict[str, Tensor] = {}
+        self.preprocess_s = 0.0  # seconds spent on images so far
         self._pretrained_proprio = deepcopy(network.proprio_projector)  # the teacher's
         if network.proprio_projector is not None:
             network.proprio_projector.requires_grad_(True)
@@ -107,19 +109,21 @@ class Policy:
         info = inspect_checkpoint(folder, num_images)
         key = select_key(info.statistics, task_suite, unnorm_key)
         action_dim = info.statistics[key].action.dim
+        # Small files first: what is missing is missed before gigabytes are read.
+        tokenizer, processor = load_tokenizer(folder), ImageProcessor.load(folder)
+        trained = None if adapter is None else read_adapter(Path(adapter))
         network = load_network(info, info.chunk_length(action_dim) * action_dim, device, dtype)
-        if adapter is None:
+        if trained is None:
             add_lora(network, lora_rank, lora_alpha, seed)
         else:
-            trained = read_adapter(Path(adapter))
             add_lora(network, trained.rank, trained.alpha, seed, trained.targets)
         network.set_gradient_checkpointing(gradient_checkpointing)
         policy = cls(
             info=info,
             network=network,
             action_head=load_action_head(info, device, dtype),
-            tokenizer=load_tokenizer(folder),
-            processor=ImageProcessor.load(folder),
+            tokenizer=tokenizer,
+            processor=processor,
             unnorm_key=key,
             base_model=str(folder.resolve()) if Path(base).expanduser().is_dir() else base,
         )
@@ -150,6 +154,11 @@ class Policy:
     def image_size(self) -> int:
         """Side in pixels of the images that the network sees."""
         return self._processor.image_size
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the frozen weights."""
+        return self.network.dtype
 
     @property
     def device(self) -> torch.device:
@@ -243,8 +252,10 @@ class Policy:
 
     def model_inputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """The arguments of the network's forward, on its device."""
+        started = time.perf_counter()
         frames = np.stack([self._frames(observation) for observation in observations])
         pixel_values = torch.from_numpy(preprocess(frames, self._processor)).to(self.device)
+        self.preprocess_s += time.perf_counter() - started
         prompts = [self._prompt(observation.instruction) for observation in observations]
         lengths = torch.tensor([len(ids) for ids in prompts])
         # No lengths where all are equal: then nothing is padded, and attention needs no mask.

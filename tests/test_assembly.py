@@ -1,0 +1,145 @@
+"""From a configuration to a policy, a teacher and a simulator's recipe: every choice, and every refusal in one line."""
+
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+import assembly
+from assembly import LARGE_CHECKPOINT_BYTES, choose_device, choose_dtype, choose_teacher, env_spec, load_policy
+from configs.config import LossConfig, PhaseConfig, PolicyConfig, TaskConfig, TrainConfig
+from errors import BadInput
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+def small_checkpoint(folder):
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"0" * 1000)
+    return str(folder)
+
+
+# device and precision
+
+
+@pytest.mark.parametrize(("wanted", "device"), [("auto", "cuda"), ("cuda", "cuda"), ("cpu", "cpu")])
+def test_with_a_gpu_the_flag_decides_and_auto_is_cuda(a_gpu, wanted, device):
+    assert choose_device(PolicyConfig(checkpoint="some/hub-id", device=wanted)).type == device
+
+
+def test_without_a_gpu_a_small_checkpoint_runs_on_the_cpu(no_gpu, tmp_path):
+    assert choose_device(PolicyConfig(checkpoint=small_checkpoint(tmp_path / "tiny"))).type == "cpu"
+
+
+def test_a_small_checkpoint_below_the_home_folder_runs_on_the_cpu(no_gpu, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    small_checkpoint(tmp_path / "models" / "tiny")
+    assert choose_device(PolicyConfig(checkpoint="~/models/tiny")).type == "cpu"
+
+
+def test_without_a_gpu_7b_is_refused_unless_forced(no_gpu, tmp_path):
+    large = tmp_path / "large"
+    large.mkdir()
+    with (large / "model.safetensors").open("wb") as weights:
+        weights.truncate(LARGE_CHECKPOINT_BYTES + 1)  # sparse: takes no disk
+    for checkpoint in (str(large), "Haozhan72/Openvla-oft-SFT-libero-spatial-traj1"):
+        with pytest.raises(BadInput, match=r"needs a CUDA GPU of 24 GB.*--device cpu"):
+            choose_device(PolicyConfig(checkpoint=checkpoint))
+        assert choose_device(PolicyConfig(checkpoint=checkpoint, device="cpu")).type == "cpu"
+
+
+def test_cuda_without_a_gpu_is_refused(no_gpu):
+    with pytest.raises(BadInput, match="--device cuda: no CUDA GPU is visible"):
+        choose_device(PolicyConfig(checkpoint="x", device="cuda"))
+
+
+def test_a_suite_without_public_checkpoint_asks_for_one(a_gpu):
+    with pytest.raises(BadInput, match="--checkpoint"):
+        choose_device(PolicyConfig(checkpoint=None))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "dtype"),
+    [
+        ("auto", "cuda", torch.bfloat16),
+        ("auto", "cpu", torch.float32),
+        ("float32", "cuda", torch.float32),
+        ("bfloat16", "cpu", torch.bfloat16),
+    ],
+)
+def test_precision(wanted, device, dtype):
+    assert choose_dtype(PolicyConfig(dtype=wanted), torch.device(device)) is dtype
+
+
+# teacher
+
+
+def config_with(teacher="auto", **changes) -> TrainConfig:
+    return replace(TrainConfig(policy=PolicyConfig(checkpoint="X", teacher=teacher)), **changes)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has_head", "mode"),
+    [("auto", True, "l1"), ("auto", False, "greedy"), ("greedy", True, "greedy"), ("greedy", False, "greedy"),
+     ("l1", True, "l1")],
+)  # fmt: skip
+def test_the_teacher_is_the_l1_head_where_there_is_one_and_nobody_objects(wanted, has_head, mode):
+    teacher = choose_teacher(config_with(wanted), has_head)
+    assert teacher.mode == mode
+    assert len(teacher.why) > 10
+
+
+def test_an_l1_teacher_needs_a_head():
+    with pytest.raises(BadInput, match="--teacher l1: X ships no action head"):
+        choose_teacher(config_with("l1"), has_l1_head=False)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"phases": PhaseConfig(distill_target="sharpened")}, {"loss": LossConfig(kl_coef=0.1)}]
+)
+def test_an_l1_teacher_has_no_token_distribution(changes):
+    with pytest.raises(BadInput, match="--teacher greedy"):
+        choose_teacher(config_with(**changes), has_l1_head=True)
+    assert choose_teacher(config_with("greedy", **changes), has_l1_head=True).mode == "greedy"
+
+
+# policy and simulator
+
+
+def test_every_policy_setting_reaches_the_policy(monkeypatch, no_gpu):
+    received = {}
+    monkeypatch.setattr(
+        assembly.Policy, "load", lambda checkpoint, **given: received.update(given, checkpoint=checkpoint)
+    )
+    settings = PolicyConfig(
+        "X", "key", "cpu", "bfloat16", lora_rank=3, lora_alpha=5, gradient_checkpointing=False, temperature=1.6
+    )
+    config = TrainConfig(policy=settings, task=TaskConfig(task_suite="libero_goal"))
+    load_policy(replace(config, run=replace(config.run, seed=9)))
+    assert received == {
+        "checkpoint": "X", "unnorm_key": "key", "device": torch.device("cpu"), "dtype": torch.bfloat16, "lora_rank": 3,
+        "lora_alpha": 5, "gradient_checkpointing": False, "task_suite": "libero_goal", "seed": 9,
+    }  # fmt: skip
+    used_elsewhere = {"temperature", "teacher"}
+    assert {f.name for f in fields(PolicyConfig)} == (set(received) | used_elsewhere) - {"task_suite", "seed"}
+
+
+def test_the_recipe_has_the_configured_tasks_and_the_policys_cameras(monkeypatch):
+    monkeypatch.delenv("LIBERO_ASSETS", raising=False)
+    task = TaskConfig(task_suite="libero_goal", task_ids=(2, 5), max_env_steps=77)
+    spec = env_spec(task, num_images=1)
+    assert (spec.task_suite, spec.task_ids, spec.num_images) == ("libero_goal", (2, 5), 1)
+    assert (spec.max_env_steps, spec.bddl_file, spec.assets) == (77, None, "lowpoly")
+
+
+def test_an_unknown_task_is_refused():
+    with pytest.raises(BadInput, match="unknown task id 99"):
+        env_spec(TaskConfig(task_ids=(0, 99)), 1)

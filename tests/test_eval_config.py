@@ -1,0 +1,47 @@
+"""The settings of eval.py."""
+
+import pytest
+
+from configs.eval_config import EvalConfig, parse_eval
+from errors import BadInput
+
+CHECKPOINT = ["--checkpoint", "runs/RUN/checkpoints/best"]
+
+
+def test_the_default_is_the_published_protocol():
+    config = parse_eval(CHECKPOINT)
+    assert (config.trials, config.first_init_state, config.task_ids, config.temperature) == (50, 0, None, None)
+    assert config.checkpoint == "runs/RUN/checkpoints/best"
+
+
+def test_flags_are_flat():
+    config = parse_eval([*CHECKPOINT, "--task-suite", "libero_goal", "--task-id", "3", "4", "--trials", "5",
+                         "--temperature", "1.6", "--out", "results.json"])  # fmt: skip
+    assert config == EvalConfig(CHECKPOINT[1], "libero_goal", (3, 4), trials=5, temperature=1.6, out="results.json")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "--checkpoint is missing"),
+        ([*CHECKPOINT, "--trials", "0"], "--trials must be at least 1"),
+        ([*CHECKPOINT, "--num-envs", "0"], "--num-envs must be at least 1"),
+        ([*CHECKPOINT, "--first-init-state", "-1"], "--first-init-state must not be negative"),
+        ([*CHECKPOINT, "--temperature", "0"], "--temperature 0.0"),
+        ([*CHECKPOINT, "--temperature", "1", "--mode", "greedy"], "--mode sample"),
+        ([*CHECKPOINT, "--temperature", "1", "--mode", "l1"], "--mode sample"),
+        ([*CHECKPOINT, "--mode", "magic"], "magic"),
+        ([*CHECKPOINT, "--task-suite", "libero"], "libero"),
+        ([*CHECKPOINT, "--nothing"], "--nothing"),
+    ],
+)
+def test_wrong_flags_are_answered_in_one_line(argv, said):
+    with pytest.raises(BadInput) as caught:
+        parse_eval(argv)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mode", ["auto", "sample"])
+def test_a_temperature_goes_with_sampling(mode):
+    assert parse_eval([*CHECKPOINT, "--temperature", "0.5", "--mode", mode]).temperature == 0.5

@@ -1,0 +1,48 @@
+import pytest
+import torch
+
+from errors import BadInput
+from tests.small_checkpoint import make_small_checkpoint
+from vla.policy import Policy
+from vla.probes import attention_probe, image_probe, synthetic_observations
+
+
+@pytest.fixture
+def policy(tmp_path):
+    return Policy.load(str(make_small_checkpoint(tmp_path / "small")), task_suite="libero_spatial")
+
+
+def test_a_sound_policy_passes_both_probes(policy):
+    assert "bidirectional" in attention_probe(policy)
+    assert "sees its images" in image_probe(policy)
+
+
+def test_causal_attention_is_found(policy):
+    for layer in policy.network.language_model.model.layers:
+        layer.self_attn.is_causal = True
+    with pytest.raises(BadInput, match="attention is causal"):
+        attention_probe(policy)
+
+
+def test_ignored_images_are_found(policy):
+    with torch.no_grad():
+        policy.network.projector.fc3.base_layer.weight.zero_()
+    with pytest.raises(BadInput, match="ignores its images"):
+        image_probe(policy)
+
+
+def test_probes_need_no_proprio(tmp_path):
+    folder = make_small_checkpoint(tmp_path / "one", num_images=1, proprio=False)
+    policy = Policy.load(str(folder), task_suite="libero_spatial")
+    assert attention_probe(policy)
+    assert image_probe(policy)
+
+
+def test_synthetic_observations_are_reproducible_and_in_range(policy):
+    first, second = (synthetic_observations(policy, count=3, seed=4) for _ in range(2))
+    proprio = policy.statistics.proprio
+    for a, b in zip(first, second, strict=True):
+        assert (a.images == b.images).all()
+        assert (a.proprio == b.proprio).all()
+        assert ((proprio.q01 <= a.proprio) & (a.proprio <= proprio.q99)).all()
+    assert (first[0].images != first[1].images).any()

@@ -1,0 +1,93 @@
+"""The small checkpoint has the real folder format, and the whole program can load it."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.small_checkpoint import SMALL, make_small_checkpoint
+from vla.checkpoint import inspect_checkpoint
+from vla.policy import Policy
+from vla.probes import synthetic_observations
+from vla.tiny import main, make_tiny_checkpoint
+
+GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return make_small_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint", l1_head=True)
+
+
+def _generic(keys) -> set[str]:
+    """Keys with block and layer numbers left out, so that networks of different depth can be compared."""
+    return {".".join("N" if part.isdigit() else part for part in key.split(".")) for key in keys}
+
+
+def test_files_and_keys_are_those_of_the_reference_format(folder):
+    reference = {path.name.replace("150000", "latest") for path in GOLDEN.iterdir()}
+    assert {path.name for path in folder.iterdir()} == reference | {"tokenizer.json", "tokenizer_config.json"}
+    assert _generic(load_file(folder / "model.safetensors")) == _generic(load_file(GOLDEN / "model.safetensors"))
+    for module in ("proprio_projector", "action_head"):
+        ours = torch.load(folder / f"{module}--latest_checkpoint.pt", weights_only=True)
+        theirs = torch.load(GOLDEN / f"{module}--150000_checkpoint.pt", weights_only=True)
+        assert ours.keys() == theirs.keys()
+    config, golden = (json.loads((path / "config.json").read_text()) for path in (folder, GOLDEN))
+    assert config.keys() - {"num_images_in_input"} == golden.keys() - {"auto_map"}
+    processor, golden = (json.loads((path / "preprocessor_config.json").read_text()) for path in (folder, GOLDEN))
+    assert processor["tvf_normalize_params"] == golden["tvf_normalize_params"]
+    assert processor.keys() == golden.keys()
+
+
+def test_statistics_cover_the_four_suites_with_plausible_ranges(folder):
+    statistics = inspect_checkpoint(folder).statistics
+    assert set(statistics) == {f"libero_{suite}_no_noops" for suite in ("spatial", "object", "goal", "10")}
+    for entry in statistics.values():
+        assert (entry.action.dim, entry.proprio.dim) == (7, 8)
+        assert entry.action.mask.tolist() == [True] * 6 + [False]
+        assert (np.abs(entry.action.q99[:3]) > 0.5).all()
+        assert (entry.action.min <= entry.action.q01).all()
+        assert (entry.action.q99 <= entry.action.max).all()
+
+
+def test_same_seed_gives_the_same_bytes_and_another_seed_others(folder, tmp_path):
+    again = make_small_checkpoint(tmp_path / "again", l1_head=True)
+    other = make_small_checkpoint(tmp_path / "other", l1_head=True, seed=1)
+    name = "model.safetensors"
+    assert (again / name).read_bytes() == (folder / name).read_bytes()
+    assert (other / name).read_bytes() != (folder / name).read_bytes()
+    for module in ("proprio_projector", "action_head"):
+        file = f"{module}--latest_checkpoint.pt"
+        first, second = (torch.load(path / file, weights_only=True) for path in (folder, again))
+        assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("num_images", [1, 2])
+@pytest.mark.parametrize("proprio", [True, False])
+def test_every_option_makes_a_policy_that_acts(tmp_path, num_images, proprio):
+    folder = make_small_checkpoint(tmp_path / "small", num_images=num_images, proprio=proprio)
+    policy = Policy.load(str(folder), task_suite="libero_goal")
+    assert (policy.num_images, policy.uses_proprio, policy.action_head) == (num_images, proprio, None)
+    acted = policy.act(synthetic_observations(policy, count=2))
+    assert acted.actions.shape == (2, 8, 7)
+    assert np.isfinite(acted.actions).all()
+
+
+def test_weights_can_be_stored_in_bfloat16_like_the_7b_checkpoints(tmp_path):
+    folder = make_tiny_checkpoint(tmp_path / "small", size=SMALL, dtype=torch.bfloat16)
+    assert {tensor.dtype for tensor in load_file(folder / "model.safetensors").values()} == {torch.bfloat16}
+    assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+def test_command_line_writes_a_checkpoint(tmp_path, monkeypatch):
+    sizes = ["--size.llm-dim", "16", "--size.llm-heads", "2", "--size.vision-dim", "16", "--size.image-size", "40"]
+    flags = ["--out", str(tmp_path / "small"), "--num-images", "1", "--no-proprio"]
+    monkeypatch.setattr(sys, "argv", ["vla.tiny", *flags, *sizes])
+    main()
+    info = inspect_checkpoint(tmp_path / "small")
+    assert (info.num_images, info.uses_proprio, info.config.llama.hidden_size) == (1, False, 16)
+    assert info.config.vits[0].image_size == 40
