@@ -90,7 +90,6 @@ def main(argv: Sequence[str]) -> None:
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState, teacher_mode: str) -> None:
     """Warmup, transition and RL, from `state` to the last env step. Saves after every update."""
     policy, seed, end = learner.policy, config.run.seed, last_step(config.phases)
-    started, started_at = time.perf_counter(), state.global_step
 
     while state.global_step < end:
         # 1. The phase decides who acts and which loss is minimised.
@@ -104,6 +103,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
                 break
 
         # 3. Roll out whole episodes: the teacher acts, then a mixture, then the student.
+        started = time.perf_counter()
         preferred = task_preferences(config, state.task_success)
         episodes = partial(training_episodes, config.task, config.rollout.group_size, seed, state.update, preferred)
         with progress_bar(f"update {state.update + 1}: rollout", config.rollout.n_steps) as on_steps:
@@ -142,8 +142,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, collected.samples)
         if config.evaluation.best_by == "return":
             mark_best(run.checkpoints, state, state.return_average, {"return_average": state.return_average})
-        pace = (time.perf_counter() - started) / (state.global_step - started_at)
-        log.info(update_line(metrics, collected, phase, state.global_step, end, pace * (end - state.global_step)))
+        seconds_to_go = (time.perf_counter() - started) / collected.env_steps * (end - state.global_step)
+        log.info(update_line(metrics, collected, phase, state.global_step, end, seconds_to_go))
         check_signal(state.updates_without_signal, config.evaluation.max_updates_without_signal)
 
 

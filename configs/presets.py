@@ -29,7 +29,7 @@ _TINY = TrainConfig(
     policy=PolicyConfig(checkpoint=TINY_CHECKPOINT, gradient_checkpointing=False),
     phases=PhaseConfig(warmup_steps=1_760, transition_steps=880, total_steps=3_520),
     rollout=RolloutConfig(n_steps=440),
-    update=UpdateConfig(n_epochs=4, batch_size=8, micro_batch_size=8, lr=3e-4),
+    update=UpdateConfig(n_epochs=4, batch_size=8, micro_batch_size=8, lr=1e-3),
     # Random weights never succeed: until a trained small policy is bundled, its demo goes on without a success.
     evaluation=EvaluationConfig(eval_interval=1_760, allow_zero_baseline=True),
     task=TaskConfig(eval_init_states=(40, 44)),
