@@ -25,7 +25,7 @@ from errors import BadInput
 from rl.selfcheck import SelfCheckError, check_logits_path
 from vla.policy import Policy
 from vla.preprocessing import model_input_images
-from vla.probes import attention_probe, image_probe
+from vla.probes import action_mass_probe, attention_probe, image_probe
 
 log = logging.getLogger("train")
 MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an empty frame has none
@@ -43,6 +43,7 @@ def check_setup(config: TrainConfig, policy: Policy, pool: Any, tasks: list[Task
         "rendering": lambda: check_frame(observation),
         "attention": lambda: attention_probe(policy),
         "images": lambda: image_probe(policy),
+        "token head": lambda: action_mass_probe(policy, observation, must_be_trained=needs_token_head(config, policy)),
         "log-probs": lambda: check_logits_path(policy, observation, config.policy.temperature, policy.dtype),
         "memory": lambda: check_memory(policy, observation, config.update.micro_batch_size),
     }
@@ -61,6 +62,12 @@ def check_setup(config: TrainConfig, policy: Policy, pool: Any, tasks: list[Task
     if failures:
         raise failures[0]
     return observation
+
+
+def needs_token_head(config: TrainConfig, policy: Policy) -> bool:
+    """Whether the run starts from the checkpoint's token logits; after an L1 teacher's warmup it does not."""
+    has_l1_teacher = policy.action_head is not None and config.policy.teacher != "greedy"
+    return not (config.evaluation.allow_zero_baseline or (has_l1_teacher and config.phases.warmup))
 
 
 def check_init_states(task: TaskConfig, tasks: list[TaskInfo]) -> None:

@@ -134,7 +134,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
                 metrics |= optimise(policy, learner.optimizer, batch, objective, config.update, seed, state.update)
 
         # 6. Record and save: whatever happens now, at most the rollout under way is lost.
-        learned_something = distilling or metrics.get("train/optimizer_steps", 0) > 0
+        learned_something = distilling or metrics.get("advantage/nonzero_fraction", 0) > 0
         state.absorb(collected, learned_something, config.curriculum.curriculum_alpha)
         run.record(state.global_step, state.update, metrics | system_metrics())
         state.metrics_bytes = run.metrics_bytes()

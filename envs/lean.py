@@ -12,6 +12,9 @@ from contextlib import contextmanager
 import mujoco
 import numpy as np
 
+from envs.lean_control import lean_control
+from envs.view import only_what_is_in_view
+
 PROPRIO_OBSERVABLES = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 
 
@@ -31,7 +34,7 @@ def lean_physics(sim) -> Iterator[None]:
         if is_fresh:
             mujoco.mj_forwardSkip(model, data, mujoco.mjtStage.mjSTAGE_VEL, 1)
         else:
-            mujoco.mj_forward(model, data)
+            mujoco.mj_forwardSkip(model, data, mujoco.mjtStage.mjSTAGE_NONE, 1)  # without sensors: nobody reads them
         is_fresh = True
 
     def step(with_udd: bool = True) -> None:
@@ -50,7 +53,7 @@ def lean_physics(sim) -> Iterator[None]:
 
 
 class CameraGate:
-    """Makes the image observables of a domain render only the cameras that are `wanted` at that moment.
+    """Makes the image observables of a domain render only the cameras that are `wanted`, and only what they see.
 
     The observables stay enabled: they are sampled at the same physics step as LIBERO's. Disabling them instead would
     shift their clock and so give other images. An image that is not wanted is a black one.
@@ -71,8 +74,10 @@ class CameraGate:
                 return black
             started = time.perf_counter()
             # robosuite makes a context current once, when it is made: with two envs in a process the later one's.
-            self._domain.sim._render_context_offscreen.gl_ctx.make_current()
-            image = render(obs_cache)
+            sim = self._domain.sim
+            sim._render_context_offscreen.gl_ctx.make_current()
+            with only_what_is_in_view(sim.model._model, sim.data._data, sim.model.camera_name2id(camera)):
+                image = render(obs_cache)
             self.seconds += time.perf_counter() - started
             return image
 
@@ -106,6 +111,7 @@ class SoftReset:
         gripper = self._domain.robots[0].gripper
         gripper.current_action = np.zeros(gripper.dof)
         self._domain.reset()
+        self._domain._pre_action = lean_control(self._domain)
 
     def _reset_data(self) -> None:
         """In place of MjSim.reset: what loading the model afresh and making a renderer for it would leave."""

@@ -81,6 +81,8 @@ class Simulator:
         from envs.lean import lean_physics
 
         self.gate.wanted = tuple(wanted)
+        if wanted:
+            self._make_gl_current()
         with lean_physics(self._domain.sim):
             raw, _, success, _ = self._domain.step(action)
         self._check_health()
@@ -103,7 +105,13 @@ class Simulator:
 
     def close(self) -> None:
         """Free the GL context while its display still exists, else the interpreter's exit is full of EGLError."""
+        self._make_gl_current()
         self._wrapper.close()
+
+    def _make_gl_current(self) -> None:
+        """robosuite draws into, and deletes from, whichever GL context is current: with several envs in a process, the
+        wrong one."""
+        self._domain.sim._render_context_offscreen.gl_ctx.make_current()
 
 
 def _build_libero(bddl: Path, assets: Path, cameras: list[str]):

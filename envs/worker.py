@@ -36,6 +36,9 @@ RECEIVE_S = 30  # for the rest of an answer whose first bytes are there
 EnvFactory = Callable[[EnvSpec, int], LiberoEnv]
 
 
+KEPT_ENVS = 3  # of different tasks, per slot: building one takes seconds, keeping it some 100 MB
+
+
 @dataclass(frozen=True)
 class Reset:
     task_id: int
@@ -50,26 +53,30 @@ class Step:
 
 
 class SlotEnv:
-    """Executes requests on the env of the task that was last asked for; another task's replaces it."""
+    """Executes requests on the env of the task that was last asked for, and keeps those of a few tasks before it."""
 
     def __init__(self, spec: EnvSpec, make_env: EnvFactory) -> None:
         self._spec = spec
         self._make_env = make_env
-        self._env: LiberoEnv | None = None
-        self._task_id = -1
+        self._envs: dict[int, LiberoEnv] = {}  # by task id, the last used one last
 
     def run(self, request: Reset | Step) -> ChunkResult:
         if isinstance(request, Step):
-            return self._env.step_chunk(request.actions)
-        if request.task_id != self._task_id:
-            self.close()
-            self._env, self._task_id = self._make_env(self._spec, request.task_id), request.task_id
-        return self._env.reset(request.init_state_id, request.seed, request.record)
+            return next(reversed(self._envs.values())).step_chunk(request.actions)
+        return self._env_of(request.task_id).reset(request.init_state_id, request.seed, request.record)
+
+    def _env_of(self, task_id: int) -> LiberoEnv:
+        env = self._envs.pop(task_id, None)
+        if env is None:
+            if len(self._envs) == KEPT_ENVS:
+                self._envs.pop(next(iter(self._envs))).close()
+            env = self._make_env(self._spec, task_id)
+        self._envs[task_id] = env
+        return env
 
     def close(self) -> None:
-        if self._env is not None:
-            self._env.close()
-            self._env, self._task_id = None, -1
+        while self._envs:
+            self._envs.popitem()[1].close()
 
 
 def main(fd: int) -> None:

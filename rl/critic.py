@@ -71,16 +71,19 @@ def with_critic(
 ) -> Objective:  # fmt: skip
     """The policy's objective plus the clipped value loss; `value_only` leaves the policy as it is.
 
-    values (N,) before the update; returns (N,) regression targets, advantage + value.
+    values (N,) before the update; returns (N,) regression targets, advantage + value. Without any non-zero advantage
+    the policy's loss is left out, too: a gradient of zeros would still let AdamW's momentum and weight decay move it.
     """
+    through_backbone = config.critic_through_backbone and not value_only
+    with_policy_loss = not value_only and bool(objective.active.any())
 
     def loss(outputs: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Statistics]:
         logits, hidden = outputs
-        predicted = critic(hidden if config.critic_through_backbone and not value_only else hidden.detach())
+        predicted = critic(hidden if through_backbone else hidden.detach())
         old, target = values[rows].to(predicted.device), returns[rows].to(predicted.device)
         value_loss = clipped_value_loss(predicted, old, target, config.value_clip).sum()
         policy_loss, statistics = objective.loss(logits, rows)
-        total = config.value_coef * value_loss + (0 if value_only else policy_loss)
+        total = config.value_coef * value_loss + (policy_loss if with_policy_loss else 0)
         sums = statistics.sums | {"train/value_loss": value_loss.item()}
         return total, Statistics(sums, statistics.maxima, statistics.decisions)
 

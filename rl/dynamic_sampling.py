@@ -15,14 +15,14 @@ log = logging.getLogger("train")
 
 
 def collect_informative(
-    collect_steps: Callable[[Iterator[Episode], int], Collected],
+    collect_steps: Callable[..., Collected],
     episodes: Callable[[], Iterator[Episode]],
     config: RolloutConfig,
 ) -> tuple[Collected, list[Trajectory]]:
     """Collect until the groups inside the bounds hold `n_steps` env steps, or `max_extra_steps` more are spent.
 
-    collect_steps(episodes, n_steps) plays a rollout; episodes() gives the update's episodes from the first on. Returns
-    everything that was played (its env steps all count) and the trajectories of the kept groups.
+    collect_steps(episodes, n_steps=N) plays a rollout; episodes() gives the update's episodes from the first on.
+    Returns everything that was played (its env steps all count) and the trajectories of the kept groups.
     """
     played: list[Collected] = []
     kept: list[Trajectory] = []
@@ -30,7 +30,7 @@ def collect_informative(
     missing = config.n_steps
     while missing > 0:
         rest = itertools.dropwhile(lambda episode, first=next_group: episode.group < first, episodes())
-        collected = collect_steps(rest, missing)
+        collected = collect_steps(rest, n_steps=missing)
         played.append(collected)
         kept += informative(collected.trajectories, config.group_success_bounds)
         next_group = 1 + max(t.episode.group for t in collected.trajectories)

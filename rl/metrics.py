@@ -47,6 +47,7 @@ def advantage_metrics(advantages: Tensor) -> dict[str, float]:
         "advantage/std": advantages.std(unbiased=False).item(),
         "advantage/min": advantages.min().item(),
         "advantage/max": advantages.max().item(),
+        "advantage/nonzero_fraction": (advantages != 0).float().mean().item(),
     }
 
 

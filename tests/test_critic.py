@@ -133,7 +133,8 @@ def test_value_loss_reaches_the_policy_only_when_asked():
         )  # fmt: skip
         policy.zero_grad()
         objective.loss(policy.chunk_outputs(batch.observations), torch.arange(3))[0].backward()
-        assert bool(policy.bias.grad.any()) is through_backbone
+        reached = policy.bias.grad is not None and bool(policy.bias.grad.any())
+        assert reached is through_backbone
 
 
 def test_full_update_moves_the_policy():
@@ -150,3 +151,18 @@ def test_value_head_is_a_function_of_its_seed_and_leaves_the_global_generator_al
     assert torch.equal(a.net[1].weight, b.net[1].weight)
     assert not torch.equal(a.net[1].weight, c.net[1].weight)
     assert a(torch.ones(2, NUM_TOKENS, HIDDEN)).shape == (2,)
+
+
+def test_update_without_a_non_zero_advantage_leaves_the_policy_bit_identical_although_weights_decay():
+    policy = PolicyWithHidden()
+    batch = acted_batch(policy, (3,))
+    critic = ValueHead(HIDDEN, seed=0)
+    objective = with_critic(
+        policy_objective(policy, batch, torch.zeros(3), LossConfig(advantage="gae"), 1.0, 2),
+        policy, critic, CriticConfig(), torch.zeros(3), torch.zeros(3), value_only=False,
+    )  # fmt: skip
+    before = parameters_of(policy)
+    groups = [{"params": list(policy.parameters())}, {"params": list(critic.parameters())}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1)
+    optimise(policy, optimizer, batch, objective, UpdateConfig(n_epochs=2), 0, 0)
+    assert all(torch.equal(a, b) for a, b in zip(before, parameters_of(policy), strict=True))

@@ -63,7 +63,13 @@ def test_one_task_alone_gets_no_curve_of_its_own(collected):
 def test_advantage_numbers():
     found = advantage_metrics(torch.tensor([1.0, -1.0, 0.0, 0.0]))
     assert found == pytest.approx(
-        {"advantage/mean": 0.0, "advantage/std": 0.5**0.5, "advantage/min": -1.0, "advantage/max": 1.0}
+        {
+            "advantage/mean": 0.0,
+            "advantage/std": 0.5**0.5,
+            "advantage/min": -1.0,
+            "advantage/max": 1.0,
+            "advantage/nonzero_fraction": 0.5,
+        }
     )
 
 

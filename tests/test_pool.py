@@ -8,15 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.stand_in import StandInPolicy
 from envs.libero import EnvSpec
 from envs.pool import InlinePool, WorkerPool, make_pool, task_info
 from errors import BadInput
+from rl.rollout import Acting, Randomness, collect
+from rl.trajectory import Episode
 from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv
 
 PROJECT = Path(__file__).resolve().parent.parent
 SPEC = EnvSpec("libero_spatial", (0, 1, 2))
 CHUNK = np.zeros((8, 7))
-PATIENCE_S = 60  # for what is certain to happen: only a failing test waits that long
+PATIENCE_S = 300  # for what is certain to happen: only a failing test waits that long
 
 
 def inline_pool():
@@ -232,6 +235,7 @@ def test_no_worker_outlives_the_pool():
 PARENT = """
 import sys
 import numpy as np
+from benchmarks.stand_in import StandInPolicy
 from envs.libero import EnvSpec
 from envs.pool import WorkerPool
 from tests.fake_env import FakeEnv, HANG, WORK
@@ -289,18 +293,48 @@ def test_ctrl_c_reaches_the_parent_only():
     assert all(wait_for_end(pid) for pid in workers)
 
 
-def test_libero_in_a_worker_is_libero_inline():
-    spec = EnvSpec("libero_spatial", (0,), num_images=2)
-    actions = np.random.default_rng(0).uniform(-1, 1, (8, 7))
+def open_files():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_hundred_episodes_with_recycling_and_killed_workers_lose_and_leak_nothing():
+    with worker_pool(2, recycle_after=15) as pool:
+        for slot in (0, 1):
+            run_chunk(pool, slot=slot)
+        files, workers, kills, finished = open_files(), set(), 0, 0
+        for slot in (0, 1):
+            pool.step(slot, CHUNK)
+        while finished < 100:
+            for slot, result in pool.ready():
+                if result.error is not None or result.done:
+                    finished += result.error is None
+                    pool.reset(slot, 0, WORK)
+                    continue
+                workers.add(worker_of(result))
+                if result.env_steps == 8 and finished // 20 > kills:
+                    kills += 1
+                    os.kill(worker_of(result), signal.SIGKILL)
+                pool.step(slot, CHUNK)
+        assert (pool.restarts, kills) == (4, 4)
+        assert open_files() == files
+    assert len(workers) > 2 + kills  # some were recycled
+    for pid in workers:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_trajectories_of_libero_do_not_depend_on_the_number_of_workers():
+    spec = EnvSpec("libero_spatial", (0,), num_images=2, max_env_steps=16)
+    episodes = [Episode(index, 0, 5 + index, index) for index in range(3)]
+    acting, randomness = Acting(epsilon=0.0, temperature=1.0), Randomness(0, "rollout")
     outcomes = []
     for num_envs in (1, 2):
         with make_pool(spec, num_envs) as pool:
-            slot = num_envs - 1
-            pool.reset(slot, task_id=0, init_state_id=5)
-            outcomes.append([only(pool.ready())[1]])
-            pool.step(slot, actions)
-            outcomes[-1].append(only(pool.ready())[1])
+            outcomes.append(collect(StandInPolicy(0.0), pool, episodes, acting, randomness).trajectories)
     for inline, worker in zip(*outcomes, strict=True):
-        np.testing.assert_array_equal(inline.observation.images, worker.observation.images)
-        np.testing.assert_array_equal(inline.observation.proprio, worker.observation.proprio)
-        assert inline.env_steps == worker.env_steps
+        assert (inline.episode, inline.env_steps, inline.success) == (worker.episode, worker.env_steps, worker.success)
+        for ours, theirs in zip(inline.decisions, worker.decisions, strict=True):
+            assert ours.tokens.tolist() == theirs.tokens.tolist()
+            assert ours.executed == theirs.executed
+            np.testing.assert_array_equal(ours.observation.images, theirs.observation.images)
+            np.testing.assert_array_equal(ours.observation.proprio, theirs.observation.proprio)

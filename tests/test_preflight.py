@@ -11,7 +11,7 @@ import torch
 
 import preflight
 from assembly import Teacher
-from configs.config import TaskConfig, TrainConfig
+from configs.config import EvaluationConfig, PhaseConfig, PolicyConfig, TaskConfig, TrainConfig
 from envs.libero import EnvSpec
 from envs.tasks import TaskInfo
 from errors import BadInput
@@ -54,6 +54,7 @@ def _probes_of_a_network_pass(monkeypatch):
     """tests/test_probes.py is about them; the fake policy has no network to probe."""
     monkeypatch.setattr(preflight, "attention_probe", lambda _: "attention is fine")
     monkeypatch.setattr(preflight, "image_probe", lambda _: "images are fine")
+    monkeypatch.setattr(preflight, "action_mass_probe", lambda *_, **__: "the token head is fine")
 
 
 def failing(message: str, kind=BadInput):
@@ -165,3 +166,22 @@ def test_the_log_says_what_is_about_to_run(policy, caplog):
     said = "\n".join(caplog.messages)
     for words in ("kind", "greedy: because", "pick up the bowl (at most 220 env steps)", "assets", "runs/RUN"):
         assert words in said
+
+
+@pytest.mark.parametrize(
+    ("head", "teacher", "warmup", "allowed", "needed"),
+    [
+        (None, "auto", True, False, True),
+        (None, "auto", True, True, False),
+        ("l1", "auto", True, False, False),
+        ("l1", "greedy", True, False, True),
+        ("l1", "auto", False, False, True),
+    ],
+)
+def test_token_head_is_needed_unless_an_l1_teacher_warms_up(head, teacher, warmup, allowed, needed):
+    config = TrainConfig(
+        policy=PolicyConfig(teacher=teacher),
+        phases=PhaseConfig(warmup=warmup),
+        evaluation=EvaluationConfig(allow_zero_baseline=allowed),
+    )
+    assert preflight.needs_token_head(config, SimpleNamespace(action_head=head)) is needed

@@ -4,7 +4,7 @@ import torch
 from errors import BadInput
 from tests.small_checkpoint import make_small_checkpoint
 from vla.policy import Policy
-from vla.probes import attention_probe, image_probe, synthetic_observations
+from vla.probes import action_mass_probe, attention_probe, image_probe, synthetic_observations
 
 
 @pytest.fixture
@@ -29,6 +29,22 @@ def test_ignored_images_are_found(policy):
         policy.network.projector.fc3.base_layer.weight.zero_()
     with pytest.raises(BadInput, match="ignores its images"):
         image_probe(policy)
+
+
+def test_untrained_token_head_is_found_only_where_it_matters(policy):
+    (seen,) = synthetic_observations(policy, count=1)
+    assert "action tokens" in action_mass_probe(policy, seen, must_be_trained=False)
+    with pytest.raises(BadInput, match="was not trained on them"):
+        action_mass_probe(policy, seen, must_be_trained=True)
+
+
+def test_token_head_that_prefers_action_tokens_passes(policy):
+    (seen,) = synthetic_observations(policy, count=1)
+    _, hidden = policy.chunk_outputs([seen])
+    towards = hidden.mean(dim=(0, 1)) / hidden.mean(dim=(0, 1)).norm()
+    with torch.no_grad():
+        policy.network.language_model.lm_head.base_layer.weight[31744:32000] += 100 * towards
+    assert "100.0 %" in action_mass_probe(policy, seen, must_be_trained=True)
 
 
 def test_probes_need_no_proprio(tmp_path):

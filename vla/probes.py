@@ -1,9 +1,11 @@
-"""Two questions to a loaded policy whose wrong answers no error message would ever give.
+"""Questions to a loaded policy whose wrong answers no error message would ever give.
 
 * Is attention bidirectional? Under a causal mask success falls from 98 % to 50-60 %.
 * Does the policy see the images at all? It has happened that a library dropped them, and every image got one action.
+* Was the language-model head trained on action tokens? Checkpoints trained by L1 regression have an untouched one, and
+  reinforcement learning from it finds no success in days.
 
-Both ask for behaviour, not for version numbers. Each returns its finding in one sentence or raises BadInput.
+All ask for behaviour, not for version numbers. Each returns its finding in one sentence or raises BadInput.
 """
 
 from dataclasses import replace
@@ -12,11 +14,13 @@ import numpy as np
 import torch
 
 from errors import BadInput
+from vla.action_tokenizer import ACTION_TOKEN_IDS
 from vla.observation import PlainObservation
-from vla.policy import Policy
+from vla.policy import Observation, Policy
 
 _IMAGE_SIZE = 256  # of LIBERO's cameras
 _INSTRUCTION = "pick up the black bowl and place it on the plate"
+_SMALLEST_ACTION_MASS = 0.5  # a head trained on action tokens puts nearly all of its probability on them
 _SMALLEST_EFFECT = 1e-5  # relative to the largest logit; without any connection the effect is exactly 0
 
 
@@ -53,6 +57,24 @@ def image_probe(policy: Policy) -> str:
             "library of this installation is: install the versions of requirements.txt"
         )
     return f"the policy sees its images: black and white ones differ by {effect:.1e} of the logits' size"
+
+
+@torch.no_grad()
+def action_mass_probe(policy: Policy, observation: Observation, must_be_trained: bool) -> str:
+    """Share of the whole vocabulary's probability that lies on the 256 action tokens, mean over the chunk.
+
+    Raises BadInput when it is below one half although the token head `must_be_trained`.
+    """
+    _, hidden = policy.chunk_outputs([observation])
+    probabilities = policy.network.vocabulary_logits(hidden).softmax(-1)
+    mass = probabilities[..., ACTION_TOKEN_IDS.start : ACTION_TOKEN_IDS.stop].sum(-1).mean().item()
+    finding = f"{100 * mass:.1f} % of the token head's probability lies on action tokens"
+    if must_be_trained and mass < _SMALLEST_ACTION_MASS:
+        raise BadInput(
+            f"{finding}: it was not trained on them, and a token policy cannot start from it; use a checkpoint that "
+            "was (README, Train), one with an action head (--teacher l1), or go on with --allow-zero-baseline"
+        )
+    return finding
 
 
 def _observation(policy: Policy, brightness: int) -> PlainObservation:

@@ -91,10 +91,11 @@ def test_unwritable_output_folder(refused_later, smoke, tmp_path):
     assert "cannot create a run folder" in refused_later(*smoke, "--output", str(tmp_path / "file" / "runs"))
 
 
-def test_hopeless_baseline_stops_before_the_first_update(refused_later, smoke, tmp_path):
+def test_token_head_that_was_never_trained_is_found_before_the_run_starts(refused_later, smoke, tmp_path):
     line = refused_later(*smoke, "--output", str(tmp_path), "--no-allow-zero-baseline")
-    assert "succeeded in 0 of" in line
+    assert "% of the token head's probability lies on action tokens" in line
     assert "--allow-zero-baseline" in line
+    assert not list(tmp_path.iterdir())
 
 
 def test_damaged_training_state_is_named_and_left_alone(refused_later, smoke, tmp_path):

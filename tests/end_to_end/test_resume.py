@@ -7,6 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import train_grpo
 from tests.end_to_end.conftest import only_run, run_command
 
 # What may differ between two runs of the same computation: how long it took.
@@ -38,8 +39,7 @@ def assert_same_run(run, straight):
 
 @pytest.fixture(scope="module")
 def straight(smoke):
-    done = run_command("train_grpo.py", *smoke)
-    assert done.returncode == 0, done.stdout + done.stderr
+    train_grpo.main(smoke)
     return only_run(smoke)
 
 
@@ -50,9 +50,8 @@ def test_the_updates_of_this_run_move_the_parameters(straight):
 
 def test_stopped_and_extended_run_equals_the_straight_one(smoke, straight, tmp_path):
     flags = flags_into(smoke, tmp_path)
-    assert run_command("train_grpo.py", *flags, "--total-steps", "64").returncode == 0
-    resumed = run_command("train_grpo.py", "--resume", str(only_run(flags)), "--total-steps", "96")
-    assert resumed.returncode == 0, resumed.stderr
+    train_grpo.main([*flags, "--total-steps", "64"])
+    train_grpo.main(["--resume", str(only_run(flags)), "--total-steps", "96"])
     assert_same_run(only_run(flags), straight)
 
 
@@ -62,10 +61,26 @@ def test_killed_run_resumes_to_the_same_result(smoke, straight, tmp_path, where,
     killed = run_command("-m", "tests.end_to_end.killed", where, str(count), *flags)
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     run = only_run(flags)
-    resumed = run_command("train_grpo.py", "--resume", str(run))
-    assert resumed.returncode == 0, resumed.stderr
+    train_grpo.main(["--resume", str(run)])
     assert_same_run(run, straight)
     assert not list((run / "checkpoints").glob(".writing-*"))
+
+
+def test_killed_run_with_everything_on_resumes_to_the_same_result(smoke, tmp_path):
+    everything = [
+        *smoke, "--task-ids", "0", "1", "--curriculum", "--advantage", "gae", "--value-warmup-steps", "16",
+        "--dynamic-sampling", "--group-size", "2", "--group-success-bounds", "0", "1", "--importance", "behaviour",
+        "--warmup-steps", "0", "--total-steps", "64", "--eval-interval", "1000",
+    ]  # fmt: skip
+    straight, killed = flags_into(everything, tmp_path / "straight"), flags_into(everything, tmp_path / "killed")
+    train_grpo.main(straight)
+    assert run_command("-m", "tests.end_to_end.killed", "update", "3", *killed).returncode == -signal.SIGKILL
+    train_grpo.main(["--resume", str(only_run(killed))])
+    assert_same_run(only_run(killed), only_run(straight))
+    states = [torch.load(only_run(f) / "checkpoints" / "latest" / "trainer.pt") for f in (straight, killed)]
+    assert states[0]["state"]["task_success"] == states[1]["state"]["task_success"]
+    assert states[0]["critic"].keys() == states[1]["critic"].keys()
+    assert all(torch.equal(states[0]["critic"][name], states[1]["critic"][name]) for name in states[0]["critic"])
 
 
 def test_resume_with_other_flags_is_refused_and_names_them(straight):

@@ -1,0 +1,130 @@
+"""The program's own rollouts, objectives and updates really learn: on a task that takes a second (`tests/toy.py`).
+
+One setting for all seeds and all advantages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+
+from configs.config import CriticConfig, LossConfig, PhaseConfig, RolloutConfig, TaskConfig, TrainConfig, UpdateConfig
+from rl.episodes import training_episodes
+from rl.evaluation import count, evaluate
+from rl.learner import Learner, make_learner
+from rl.learning import estimate_advantages, surrogate_objective
+from rl.objectives import distillation_objective
+from rl.phases import Phase, phase_at
+from rl.rollout import Acting, Collected, Randomness, acting_in, collect
+from rl.trajectory import Episode, flatten
+from rl.update import optimise
+from tests.fakes import parameters_of
+from tests.toy import CONTEXTS, EPISODE, ToyPolicy, ToyPool, pretrained_policy
+
+SEEDS = range(5)
+UPDATES = 10
+ADVANTAGES = ("absolute", "group", "rloo", "batch", "gae")
+
+
+def settings(advantage: str = "absolute", n_epochs: int = 4, lr: float = 0.05, **phases: object) -> TrainConfig:
+    return TrainConfig(
+        task=TaskConfig(train_init_states=(0, 40)),
+        phases=PhaseConfig(**({"warmup": False} | phases)),
+        rollout=RolloutConfig(n_steps=32 * EPISODE, group_size=8),
+        loss=LossConfig(advantage=advantage),
+        critic=CriticConfig(value_lr=1e-2),
+        update=UpdateConfig(n_epochs=n_epochs, batch_size=16, micro_batch_size=16, lr=lr),
+    )
+
+
+def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, seed: int, update: int) -> dict[str, float]:
+    """Steps 1 and 3 to 5 of `train`; returns the metrics of the update."""
+    global_step = update * config.rollout.n_steps
+    phase = phase_at(global_step, config.phases)
+    collected = collect(
+        learner.policy, pool, training_episodes(config.task, config.rollout.group_size, seed, update),
+        acting_in(phase, config, "greedy"), Randomness(seed, "rollout", update), config.rollout.n_steps,
+    )  # fmt: skip
+    batch = flatten(collected.trajectories, learner.policy.action_dim)
+    if phase.phase is Phase.WARMUP:
+        objective = distillation_objective(learner.policy, batch, config.phases, config.update.micro_batch_size)
+    else:
+        estimate = estimate_advantages(config, learner, batch, collected.trajectories)
+        objective = surrogate_objective(config, learner, batch, estimate, phase, global_step)
+    return optimise(learner.policy, learner.optimizer, batch, objective, config.update, seed, update)
+
+
+def play_sampled(policy: ToyPolicy, seed: int, episodes: int = 200) -> Collected:
+    acting = Acting(epsilon=0.0, temperature=1.0, record_teacher_match=True)
+    return evaluate(policy, ToyPool(), [Episode(i, 0, i % CONTEXTS, i) for i in range(episodes)], acting, seed)
+
+
+@cache
+def success_of_the_pretrained(seed: int) -> float:
+    return count(play_sampled(pretrained_policy(seed), seed).trajectories).rate
+
+
+# policy gradient
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("advantage", ADVANTAGES)
+def test_every_advantage_raises_sampled_success_from_below_40_to_above_90_percent(advantage, seed):
+    config = settings(advantage)
+    learner = make_learner(pretrained_policy(seed), config)
+    for update in range(UPDATES):
+        one_update(config, learner, ToyPool(), seed, update)
+    after = count(play_sampled(learner.policy, seed).trajectories).rate
+
+    assert success_of_the_pretrained(seed) < 0.4
+    assert after > 0.9
+
+
+@pytest.mark.parametrize("advantage", ["absolute", "group", "rloo", "batch"])
+def test_a_policy_that_always_fails_learns_nothing(advantage):
+    config = settings(advantage)
+    learner = make_learner(pretrained_policy(0), config)
+    with torch.no_grad():
+        learner.policy.adapter += 1.0  # so that weight decay would show
+    before = parameters_of(learner.policy)
+    for update in range(3):
+        metrics = one_update(config, learner, ToyPool(hopeless=True), 0, update)
+        assert metrics["train/optimizer_steps"] == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, parameters_of(learner.policy), strict=True))
+
+
+# warmup
+
+
+def agreement_and_entropy(policy: ToyPolicy, seed: int) -> tuple[float, float]:
+    """Share of the tokens that the student sampled and executed which are the teacher's, and its entropy in nats."""
+    batch = flatten(play_sampled(policy, seed).trajectories, policy.action_dim)
+    with torch.no_grad():
+        logprobs = policy.chunk_logits(batch.observations).log_softmax(-1)
+    entropies = -(logprobs.exp() * logprobs).sum(-1)
+    return batch.matches_teacher[batch.executed].float().mean().item(), entropies[batch.executed].mean().item()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("target", ["greedy", "sharpened"])
+def test_in_the_warmup_the_sampled_student_comes_to_agree_with_the_teacher(target, seed):
+    slow = {"n_epochs": 1, "lr": 0.03}  # so that the way there is seen
+    config = settings(**slow, warmup=True, warmup_steps=10**6, distill_target=target, distill_temperature=0.25)
+    learner = make_learner(pretrained_policy(seed), config)
+    curve = [agreement_and_entropy(learner.policy, seed)]
+    for update in range(8):
+        one_update(config, learner, ToyPool(), seed, update)
+        curve.append(agreement_and_entropy(learner.policy, seed))
+    agreements, entropies = (smoothed(values) for values in zip(*curve, strict=True))
+
+    assert all(later > earlier for earlier, later in pairwise(agreements))
+    assert all(later < earlier for earlier, later in pairwise(entropies))
+
+
+def smoothed(values: Sequence[float]) -> list[float]:
+    """Means of three neighbours: what is measured is sampled."""
+    return [sum(values[i : i + 3]) / 3 for i in range(len(values) - 2)]

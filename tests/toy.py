@@ -1,0 +1,154 @@
+"""A task small enough to be learnt in a second, and a policy for it small enough to be differentiated by hand.
+
+Both keep the contracts of the real ones. The policy chooses among 3 of the 256 action tokens; its logits are linear in
+the observation's features. The task: `EPISODE` env steps, at each of which one of the 3 actions is right; an episode in
+which all of them were right is a success. Chunks have 2 actions, so every episode ends inside its second chunk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tests.fakes import FIRST_ACTION_TOKEN, NUM_BINS, Acted, FakeObservation, FakeResult, observation
+
+BINS = (0, 100, 255)  # the action tokens in use, among them the first and the last
+NEVER = -80.0  # logit of all others
+CONTEXTS = 2  # kinds of initial states
+EPISODE = 3  # env steps
+CHUNK = 2  # actions
+FEATURES = CONTEXTS * 2  # one-hot: context and decision number
+
+
+class ToyPolicy(nn.Module):
+    """Logits (B, A, 3) = features times (base + adapter); only the adapter is trained, the teacher is without it."""
+
+    num_images = 1
+    action_head = None
+    preprocess_s = 0.0
+    device = torch.device("cpu")
+
+    def __init__(self, base: Tensor, chunk_length: int, action_dim: int):
+        """base (F, A, 3); its dtype is that of everything."""
+        super().__init__()
+        self.chunk_length, self.action_dim, self.dtype = chunk_length, action_dim, base.dtype
+        self.hidden_dim = base.shape[0] + len(BINS)
+        self.register_buffer("base", base)
+        self.adapter = nn.Parameter(torch.zeros_like(base))
+        self._is_teacher = False
+
+    def chunk_logits(self, observations: Sequence[Any]) -> Tensor:
+        return self.chunk_outputs(observations)[0]
+
+    def chunk_outputs(self, observations: Sequence[Any]) -> tuple[Tensor, Tensor]:
+        """Logits (B, A, 256), and hidden states (B, A, hidden_dim) that depend on the observation and the adapter."""
+        features = torch.from_numpy(np.stack([o.proprio for o in observations])).to(self.dtype)
+        weights = self.base if self._is_teacher else self.base + self.adapter
+        used = torch.einsum("bf,fav->bav", features, weights)
+        everywhere = used.new_full((*used.shape[:2], NUM_BINS), NEVER)
+        logits = everywhere.index_copy(-1, torch.tensor(BINS), used)
+        return logits, torch.cat([features[:, None].expand(-1, used.shape[1], -1), used], dim=-1)
+
+    @torch.no_grad()
+    def act(
+        self,
+        observations: Sequence[Any],
+        mode: str = "greedy",
+        temperature: float = 1.0,
+        generators: Sequence[torch.Generator] | None = None,
+    ) -> Acted:
+        logits = self.chunk_logits(observations)
+        if mode == "sample":
+            uniforms = torch.stack([torch.rand(logits.shape[1], generator=g, dtype=self.dtype) for g in generators])
+            cumulative = (logits / temperature).softmax(-1).cumsum(-1)
+            bins = (cumulative < uniforms[..., None]).sum(-1).clamp(max=NUM_BINS - 1)
+        else:
+            bins = logits.argmax(-1)
+        tokens = bins + FIRST_ACTION_TOKEN
+        actions = bins.double().numpy().reshape(len(bins), self.chunk_length, self.action_dim)
+        return Acted(tokens, self.token_logprobs(logits, tokens, temperature), actions)
+
+    @staticmethod
+    def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
+        columns = (tokens - FIRST_ACTION_TOKEN)[..., None]
+        return (logits / temperature).log_softmax(-1).gather(-1, columns).squeeze(-1)
+
+    @contextmanager
+    def teacher(self) -> Iterator[None]:
+        before, self._is_teacher = self._is_teacher, True
+        try:
+            yield
+        finally:
+            self._is_teacher = before
+
+    def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return [("adapter", self.adapter)]
+
+
+def pretrained_policy(seed: int) -> ToyPolicy:
+    """Somewhat better than chance at the task: the right action has a logit of about 0.7 above the others."""
+    base = 0.3 * torch.randn(FEATURES, CHUNK, len(BINS), generator=torch.Generator().manual_seed(seed))
+    for context in range(CONTEXTS):
+        for env_step in range(EPISODE):
+            decision, position = divmod(env_step, CHUNK)
+            base[2 * context + decision, position, right_choice(context, env_step)] += 0.7
+    return ToyPolicy(base, chunk_length=CHUNK, action_dim=1)
+
+
+def right_choice(context: int, env_step: int) -> int:
+    """Index into BINS of the action that the task wants."""
+    return (context + 2 * env_step) % len(BINS)
+
+
+@dataclass
+class _Playing:
+    context: int
+    env_steps: int = 0
+    all_right: bool = True
+    actions: np.ndarray | None = None  # of the request under way; None: a reset
+
+
+class ToyPool:
+    """The task in `num_slots` environments. With `hopeless` no episode is ever a success."""
+
+    restarts = 0
+
+    def __init__(self, num_slots: int = 16, hopeless: bool = False):
+        self.num_slots = num_slots
+        self._hopeless = hopeless
+        self._slots: dict[int, _Playing] = {}
+        self._busy: list[int] = []
+
+    def reset(self, slot: int, task_id: int, init_state_id: int, seed: int = 0, record: bool = False) -> None:
+        self._slots[slot] = _Playing(init_state_id % CONTEXTS)
+        self._busy.append(slot)
+
+    def step(self, slot: int, actions: np.ndarray) -> None:
+        self._slots[slot].actions = actions
+        self._busy.append(slot)
+
+    def ready(self, timeout_s: float | None = None) -> list[tuple[int, FakeResult]]:
+        answered, self._busy = self._busy, []
+        return [(slot, self._play(self._slots[slot])) for slot in answered]
+
+    def _play(self, now: _Playing) -> FakeResult:
+        if now.actions is None:
+            return FakeResult(_observe(now), False, 0, 0, done=False)
+        executed = 0
+        for action in now.actions[: EPISODE - now.env_steps, 0]:
+            now.all_right &= action == BINS[right_choice(now.context, now.env_steps)]
+            now.env_steps += 1
+            executed += 1
+        done = now.env_steps == EPISODE
+        success = done and now.all_right and not self._hopeless
+        return FakeResult(None if done else _observe(now), bool(success), executed, now.env_steps, done)
+
+
+def _observe(now: _Playing) -> FakeObservation:
+    return observation(*np.eye(FEATURES)[2 * now.context + now.env_steps // CHUNK])
