@@ -136,12 +136,13 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         # 6. Record and save: whatever happens now, at most the rollout under way is lost.
         learned_something = distilling or metrics.get("advantage/nonzero_fraction", 0) > 0
         state.absorb(collected, learned_something, config.curriculum.curriculum_alpha)
+        is_best = config.evaluation.best_by == "return" and state.improves(state.return_average)
         run.record(state.global_step, state.update, metrics | system_metrics())
         state.metrics_bytes = run.metrics_bytes()
         with run.timed("checkpoint"):
             save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, collected.samples)
-        if config.evaluation.best_by == "return":
-            mark_best(run.checkpoints, state, state.return_average, {"return_average": state.return_average})
+        if is_best:
+            mark_best(run.checkpoints, state, {"return_average": state.return_average})
         seconds_to_go = (time.perf_counter() - started) / collected.env_steps * (end - state.global_step)
         log.info(update_line(metrics, collected, phase, state.global_step, end, seconds_to_go))
         check_signal(state.updates_without_signal, config.evaluation.max_updates_without_signal)

@@ -40,6 +40,13 @@ class TrainerState:
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
     wandb_id: str | None = None
 
+    def improves(self, score: float) -> bool:
+        """Whether a score beats every earlier one of the run; if so, it is the one to beat from now on."""
+        if self.best_score is not None and score <= self.best_score:
+            return False
+        self.best_score = score
+        return True
+
     def absorb(self, collected: Collected, learned_something: bool, curriculum_alpha: float) -> None:
         """Count an update: its env steps, its returns (exponential averages), whether it had a learning signal."""
         self.global_step += collected.env_steps
@@ -106,13 +113,10 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
     return state
 
 
-def mark_best(checkpoints: Path, state: TrainerState, score: float, metadata: Mapping[str, Any]) -> None:
-    """Point `best` at the latest checkpoint, with metadata.json, when `score` beats every earlier one."""
-    if state.best_score is not None and score <= state.best_score:
-        return
-    state.best_score = score
+def mark_best(checkpoints: Path, state: TrainerState, metadata: Mapping[str, Any]) -> None:
+    """Point `best` at the latest checkpoint, with metadata.json: its score has just become `state.best_score`."""
     folder = (checkpoints / "latest").resolve()
-    write_json(folder / "metadata.json", {"global_step": state.global_step, "score": score, **metadata})
+    write_json(folder / "metadata.json", {"global_step": state.global_step, "score": state.best_score, **metadata})
     point(checkpoints / "best", folder)
 
 

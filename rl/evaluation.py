@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from configs.config import TrainConfig
@@ -82,6 +82,7 @@ class Validation:
     student: Successes  # greedy
     student_sampled: Successes
     frames: dict[str, list]  # "teacher" (only when it was played now) and "student": frames of the first episode
+    per_task: dict[str, Successes] = field(default_factory=dict)  # of several tasks: by metric name
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -89,6 +90,7 @@ class Validation:
             **self.student.metrics("eval/student_success"),
             **self.student_sampled.metrics("eval/student_sampled_success"),
             "eval/gap": self.teacher.rate - self.student.rate,
+            **{name: successes.rate for name, successes in self.per_task.items()},
         }
 
     def __str__(self) -> str:
@@ -116,4 +118,9 @@ def validate(
     greedy = play(Acting(0.0, temperature, student_mode="greedy", keep_observations=False), "student", True)
     sampled = play(Acting(0.0, temperature, keep_observations=False), "student, sampled", False)
     frames["student"] = greedy[0].frames
-    return Validation(known_teacher, count(greedy), count(sampled), frames)
+    per_task = {
+        f"eval/{name}_success_task_{task_id}": count([t for t in played if t.episode.task_id == task_id])
+        for name, played in (("student", greedy), ("student_sampled", sampled))
+        for task_id in task.task_ids
+    }
+    return Validation(known_teacher, count(greedy), count(sampled), frames, per_task if len(task.task_ids) > 1 else {})

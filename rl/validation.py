@@ -50,8 +50,8 @@ def evaluate_and_record(
         check_baseline(config, validation)
         state.baseline_rate = validation.student.rate
     state.evaluated_at, state.teacher_k, state.teacher_n = state.global_step, validation.teacher.k, validation.teacher.n
-    if config.evaluation.best_by == "evaluation":
-        mark_best(run.checkpoints, state, validation.student.interval[0], validation.metrics())
+    if config.evaluation.best_by == "evaluation" and state.improves(validation.student.interval[0]):
+        mark_best(run.checkpoints, state, validation.metrics())
     return validation
 
 

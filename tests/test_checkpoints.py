@@ -197,7 +197,7 @@ def test_the_newest_are_kept_by_number_not_by_name(checkpoints, learner):
 
 def test_the_best_is_never_pruned(checkpoints, learner):
     save(checkpoints, learner, 1, keep=1)
-    mark_best(checkpoints, TrainerState(global_step=1), 0.9, {})
+    mark_best(checkpoints, TrainerState(global_step=1, best_score=0.9), {})
     for step in (2, 3, 4):
         save(checkpoints, learner, step, keep=1)
     assert sorted(p.name for p in checkpoints.glob("step_*")) == ["step_1", "step_4"]
@@ -210,7 +210,8 @@ def test_best_moves_only_to_a_higher_score(checkpoints, learner):
     for step, score in ((1, 0.2), (2, 0.5), (3, 0.5), (4, 0.4), (5, 0.6)):
         save(checkpoints, learner, step)
         state.global_step = step
-        mark_best(checkpoints, state, score, {"eval/student_success": score})
+        if state.improves(score):
+            mark_best(checkpoints, state, {"eval/student_success": score})
         best.append((checkpoints / "best").resolve().name)
     assert best == ["step_1", "step_2", "step_2", "step_2", "step_5"]
     metadata = json.loads((checkpoints / "best" / "metadata.json").read_text())
@@ -219,7 +220,7 @@ def test_best_moves_only_to_a_higher_score(checkpoints, learner):
 
 def test_restoring_the_best_brings_its_weights_back_and_resumes_there(checkpoints, learner):
     save(checkpoints, learner, 1)
-    mark_best(checkpoints, TrainerState(global_step=1), 0.9, {})
+    mark_best(checkpoints, TrainerState(global_step=1, best_score=0.9), {})
     weights = parameters_of(learner.policy)
     train_a_little(learner)
     save(checkpoints, learner, 2)

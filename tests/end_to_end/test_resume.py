@@ -77,6 +77,8 @@ def test_killed_run_with_everything_on_resumes_to_the_same_result(smoke, tmp_pat
     assert run_command("-m", "tests.end_to_end.killed", "update", "3", *killed).returncode == -signal.SIGKILL
     train_grpo.main(["--resume", str(only_run(killed))])
     assert_same_run(only_run(killed), only_run(straight))
+    evaluated = metrics_of(only_run(straight))[-1]
+    assert {"eval/student_success_task_0", "eval/student_sampled_success_task_1"} <= evaluated.keys()
     states = [torch.load(only_run(f) / "checkpoints" / "latest" / "trainer.pt") for f in (straight, killed)]
     assert states[0]["state"]["task_success"] == states[1]["state"]["task_success"]
     assert states[0]["critic"].keys() == states[1]["critic"].keys()
