@@ -31,7 +31,10 @@ PADDED_CASES = ["c_batch_1img", "d_batch_2img_proprio"]
 
 @pytest.fixture(scope="module", autouse=True)
 def _two_threads():
+    before = torch.get_num_threads()
     torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

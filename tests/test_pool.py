@@ -233,12 +233,15 @@ def test_no_worker_outlives_the_pool():
 
 
 PARENT = """
+import signal
 import sys
 import numpy as np
 from benchmarks.stand_in import StandInPolicy
 from envs.libero import EnvSpec
 from envs.pool import WorkerPool
 from tests.fake_env import FakeEnv, HANG, WORK
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell starts with SIGINT ignored
 
 pool = WorkerPool(EnvSpec("libero_spatial", (0,)), 2, FakeEnv)
 try:
