@@ -30,7 +30,7 @@ from envs.tasks import TaskInfo, task_names
 from errors import BadInput
 from rl.evaluation import count, evaluate
 from rl.progress import progress_bar
-from rl.rollout import Acting
+from rl.rollout import Acting, Batching
 from rl.run import provenance, write_json
 from rl.trajectory import Episode, Trajectory
 from rl.video import write_video
@@ -66,13 +66,14 @@ def main(argv: Sequence[str]) -> None:
         student_mode="sample" if mode == "sample" else "greedy",
         keep_observations=False,
     )
-    with make_pool(spec, config.num_envs) as pool, progress_bar("env steps", None) as on_steps:
+    with make_pool(spec, config.num_envs, policy.prepare) as pool, progress_bar("env steps", None) as on_steps:
         collected = evaluate(
             policy,
             pool,
             episodes,
             acting,
             config.seed,
+            Batching(config.max_batch),
             record=lambda e: config.video is not None and e.index < len(tasks),
             on_steps=on_steps,
         )

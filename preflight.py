@@ -24,7 +24,6 @@ from envs.tasks import TaskInfo
 from errors import BadInput
 from rl.selfcheck import SelfCheckError, check_logits_path
 from vla.policy import Policy
-from vla.preprocessing import model_input_images
 from vla.probes import action_mass_probe, attention_probe, image_probe
 
 log = logging.getLogger("train")
@@ -143,8 +142,7 @@ def check_memory(policy: Policy, observation: Any, micro_batch_size: int) -> str
 
 def save_model_view(path: Path, observation: Any, policy: Policy) -> None:
     """Write the images as the network sees them: after JPEG, resize and crop."""
-    images = model_input_images(observation.images[: policy.num_images], policy.image_size)
-    imageio.imwrite(path, np.concatenate(list(images), axis=1))
+    imageio.imwrite(path, np.concatenate(list(policy.view(observation)), axis=1))
 
 
 def log_setup(policy: Policy, spec: EnvSpec, tasks: list[TaskInfo], teacher: Teacher, folder: Path) -> None:

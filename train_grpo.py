@@ -40,7 +40,7 @@ from rl.objectives import distillation_objective
 from rl.phases import Phase, last_step, phase_at
 from rl.progress import progress_bar
 from rl.report import plot_curves
-from rl.rollout import Randomness, acting_in, collect
+from rl.rollout import Randomness, acting_in, batching_of, collect
 from rl.run import Run, reopen_run, start_run
 from rl.selfcheck import check_executed, check_signal, remember_teacher
 from rl.trajectory import flatten
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> None:
     tasks = task_info(spec)
     learner = make_learner(policy, config)
 
-    with make_pool(spec, config.task.num_envs) as pool:
+    with make_pool(spec, config.task.num_envs, policy.prepare) as pool:
         observation = check_setup(config, policy, pool, tasks, show_all=command.check_only)
         if command.check_only:
             return
@@ -109,7 +109,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         with progress_bar(f"update {state.update + 1}: rollout", config.rollout.n_steps) as on_steps:
             play = partial(
                 collect, policy, pool, acting=acting_in(phase, config, teacher_mode),
-                randomness=Randomness(seed, "rollout", state.update), on_steps=on_steps,
+                randomness=Randomness(seed, "rollout", state.update), batching=batching_of(config.rollout),
+                on_steps=on_steps,
             )  # fmt: skip
             if config.rollout.dynamic_sampling and not distilling:
                 collected, trajectories = collect_informative(play, episodes, config.rollout)

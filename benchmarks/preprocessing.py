@@ -13,13 +13,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402
 
-from vla.preprocessing import (  # noqa: E402
-    ImageProcessor,
-    jpeg_round_trip,
-    model_input_images,
-    pixel_values,
-    preprocess,
-)
+from vla.preprocessing import ImageProcessor, jpeg_round_trip, model_input_images, pixel_values  # noqa: E402
 from vla.resampling import centre_crop, lanczos_resize  # noqa: E402
 
 PROCESSOR = ImageProcessor(
@@ -49,12 +43,16 @@ def make_frames(num_images: int) -> np.ndarray:
     return np.clip(gradients + noise, 0, 255).astype(np.uint8)
 
 
+def preprocess(frames: np.ndarray) -> np.ndarray:
+    return pixel_values(model_input_images(frames, PROCESSOR.image_size), PROCESSOR)
+
+
 def main() -> None:
     frames = make_frames(16)
     print("preprocess: frames 256 x 256 -> pixel values 6 x 224 x 224 each, one thread: median (best)")
     batches = {"1 image": frames[:1], "2 images": frames[:2], "8 x 2 images": frames.reshape(8, 2, 256, 256, 3)}
     for label, batch in batches.items():
-        median, best = measure_ms(lambda batch=batch: preprocess(batch, PROCESSOR))
+        median, best = measure_ms(lambda batch=batch: preprocess(batch))
         print(f"  {label:<14} {median:7.2f} ms ({best:.2f})")
 
     planes = np.ascontiguousarray(frames[0].transpose(2, 0, 1))
@@ -66,7 +64,7 @@ def main() -> None:
         "centre crop": lambda: centre_crop(resized),
         "pixel values": lambda: pixel_values(images, PROCESSOR),
     }
-    _, total = measure_ms(lambda: preprocess(frames[:1], PROCESSOR))
+    _, total = measure_ms(lambda: preprocess(frames[:1]))
     times = {name: measure_ms(stage)[1] for name, stage in stages.items()}
     times["layout changes"] = total - sum(times.values())
     print("share of one image, best")

@@ -7,7 +7,7 @@ The same episodes are played throughout, resets included. The stand-in policy sl
 does that waits for a GPU; with --checkpoint a real policy decides. For every number of workers there are two rows: the
 simulation alone (a policy that answers at once) and with the policy. `of limit`: env steps/s as a share of the smaller
 of two limits, the fastest simulation alone and the policy alone on batches of one observation per env.
-Shares: sim, render and idle of an env's time; preprocess, infer and wait of this process's time.
+Shares: sim, render, preprocess and idle of an env's time; infer and wait of this process's time.
 """
 
 import statistics
@@ -24,11 +24,12 @@ from envs.init_states import load_init_states
 from envs.libero import EnvSpec, task_files
 from envs.pool import make_pool
 from envs.setup import prepare
-from rl.rollout import Acting, Collected, Randomness, collect
+from rl.rollout import Acting, Batching, Collected, Randomness, collect
 from rl.trajectory import Episode
 from vla.policy import Policy
 from vla.probes import synthetic_observations
 
+PARTS_OF_ENV = ("sim", "render", "preprocess")
 ACTING = Acting(epsilon=0.0, temperature=1.0, keep_observations=False)
 
 
@@ -44,6 +45,8 @@ class Arguments:
     """Length of an episode; random actions never succeed."""
     episodes: int = 3
     """Per env."""
+    max_batch: int | None = None
+    patience_ms: float = 0.0
     num_images: int = 2
     assets: str = "lowpoly"
     checkpoint: str | None = None
@@ -75,7 +78,7 @@ def main(arguments: Arguments) -> None:
     if reference:
         print_row(reference, reference, None)
     for alone, together in pairs:
-        limit = min(fastest_simulation, policy_limit(policy, arguments, together.num_envs))
+        limit = limit_of(fastest_simulation, policy, arguments, together.num_envs)
         print_row(alone, reference, None)
         print_row(together, reference, limit)
 
@@ -114,11 +117,13 @@ def libero_row(spec: EnvSpec, arguments: Arguments) -> Row:
 def pool_rows(spec: EnvSpec, num_envs: int, policy, arguments: Arguments) -> tuple[Row, Row]:
     """The same rollout without and with the policy's time."""
     name = "inline" if num_envs == 1 else f"{num_envs} workers"
-    with make_pool(spec, num_envs) as pool:
+    batching = Batching(arguments.max_batch, arguments.patience_ms / 1000)
+    prepare = None if isinstance(policy, StandInPolicy) else policy.prepare
+    with make_pool(spec, num_envs, prepare) as pool:
         collect(policy, pool, episodes(arguments, num_envs), ACTING, Randomness(0, "warm up"))  # builds the simulators
         played = episodes(arguments, arguments.episodes * num_envs)
-        alone = collect(StandInPolicy(0.0), pool, played, ACTING, Randomness(0, "rollout"))
-        together = collect(policy, pool, played, ACTING, Randomness(0, "rollout"))
+        alone = collect(StandInPolicy(0.0), pool, played, ACTING, Randomness(0, "rollout"), batching=batching)
+        together = collect(policy, pool, played, ACTING, Randomness(0, "rollout"), batching=batching)
     return row(f"{name}, simulation alone", num_envs, alone), row(f"{name}, with policy", num_envs, together)
 
 
@@ -128,6 +133,13 @@ def episodes(arguments: Arguments, count: int) -> list[Episode]:
 
 def row(name: str, num_envs: int, collected: Collected) -> Row:
     return Row(name, num_envs, collected.env_steps / collected.wall_s, collected.times, collected.wall_s)
+
+
+def limit_of(fastest_simulation: float, policy, arguments: Arguments, num_envs: int) -> float | None:
+    """The smaller limit; None for a real policy on the CPU, which takes the simulators' cores: there are no two."""
+    if arguments.checkpoint is not None and arguments.device == "cpu":
+        return None
+    return min(fastest_simulation, policy_limit(policy, arguments, num_envs))
 
 
 def policy_limit(policy, arguments: Arguments, num_envs: int) -> float:
@@ -145,17 +157,17 @@ def policy_limit(policy, arguments: Arguments, num_envs: int) -> float:
 
 
 def print_header() -> None:
-    of_env = "".join(f"{part:>8}" for part in ("sim", "render", "idle"))
-    of_us = "".join(f"{part:>11}" for part in ("preprocess", "infer", "wait"))
+    of_env = "".join(f"{part:>11}" for part in (*PARTS_OF_ENV, "idle"))
+    of_us = "".join(f"{part:>8}" for part in ("infer", "wait"))
     print(f"{'':34}{'env steps/s':>12}{'x LIBERO':>10}{'of limit':>10}{of_env}{of_us}")
 
 
 def print_row(measured: Row, reference: Row | None, limit: float | None) -> None:
     ratio = f"{measured.env_steps_per_s / reference.env_steps_per_s:.1f}" if reference else "-"
     share = f"{measured.env_steps_per_s / limit:.0%}" if limit else "-"
-    busy = [measured.times.get(part, 0.0) / (measured.num_envs * measured.wall_s) for part in ("sim", "render")]
-    own = [measured.times.get(part, 0.0) / measured.wall_s for part in ("preprocess", "infer", "wait")]
-    shares = "".join(f"{part:8.0%}" for part in (*busy, 1 - sum(busy))) + "".join(f"{part:11.0%}" for part in own)
+    busy = [measured.times.get(part, 0.0) / (measured.num_envs * measured.wall_s) for part in PARTS_OF_ENV]
+    own = [measured.times.get(part, 0.0) / measured.wall_s for part in ("infer", "wait")]
+    shares = "".join(f"{part:11.0%}" for part in (*busy, 1 - sum(busy))) + "".join(f"{part:8.0%}" for part in own)
     print(f"{measured.name:34}{measured.env_steps_per_s:12.1f}{ratio:>10}{share:>10}{shares}", flush=True)
 
 

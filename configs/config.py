@@ -140,11 +140,17 @@ class RolloutConfig:
     """Success rates of a group that dynamic sampling keeps."""
     max_extra_steps: int = 2_048
     """Env steps per update that dynamic sampling may spend beyond --n-steps (a group that has started is finished)."""
+    max_batch: int | None = None
+    """Observations that the policy decides on together at most (default: all that wait); fewer need less memory."""
+    patience_ms: float = 0.0
+    """Milliseconds that a batch waits for simulators about to be ready. 0: whatever is ready is decided at once."""
 
     def __post_init__(self) -> None:
         _require(self.n_steps >= 1, f"--n-steps must be at least 1, got {self.n_steps}")
         _require(self.group_size >= 1, f"--group-size must be at least 1, got {self.group_size}")
         _require(self.max_extra_steps >= 0, f"--max-extra-steps must not be negative, got {self.max_extra_steps}")
+        _require(self.max_batch is None or self.max_batch >= 1, f"--max-batch must be at least 1, got {self.max_batch}")
+        _require(self.patience_ms >= 0, f"--patience-ms must not be negative, got {self.patience_ms}")
         low, high = self.group_success_bounds
         _require(0 <= low <= high <= 1, f"--group-success-bounds must satisfy 0 <= LOW <= HIGH <= 1, got {low} {high}")
 

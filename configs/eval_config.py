@@ -38,6 +38,8 @@ class EvalConfig:
     """Key of the dataset statistics (default: found from the suite's name)."""
     num_envs: int = 1
     """Simulators: 1 steps inline, N > 1 run in worker processes."""
+    max_batch: int | None = None
+    """Observations that the policy decides on together at most (default: all that wait); fewer need less memory."""
     assets: str = "lowpoly"
     """What objects look like: `lowpoly` (ours, no download), `official`, or a folder; the environment variable
     LIBERO_ASSETS names a folder in place of lowpoly."""
@@ -53,8 +55,8 @@ class EvalConfig:
     """Folder for one video per task (its first episode)."""
 
     def __post_init__(self) -> None:
-        for flag, value in (("--trials", self.trials), ("--num-envs", self.num_envs)):
-            if value < 1:
+        for flag, value in (("--trials", self.trials), ("--num-envs", self.num_envs), ("--max-batch", self.max_batch)):
+            if value is not None and value < 1:
                 raise BadInput(f"{flag} must be at least 1, got {value}")
         if self.first_init_state < 0:
             raise BadInput(f"--first-init-state must not be negative, got {self.first_init_state}")

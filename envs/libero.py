@@ -62,7 +62,7 @@ class EnvSpec:
 class ChunkResult:
     """Outcome of a reset (no action executed) or of a chunk."""
 
-    observation: Observation | None  # None when the episode is over
+    observation: Observation | None  # None when the episode is over or nobody wanted one
     success: bool
     executed: int  # actions of this chunk that were executed
     env_steps: int  # env steps of the episode so far, settling not counted
@@ -71,6 +71,7 @@ class ChunkResult:
     sim_s: float = 0.0
     render_s: float = 0.0
     frames: list[np.ndarray] = field(default_factory=list)  # agentview (256, 256, 3) of every env step when recording
+    preprocess_s: float = 0.0
 
 
 def task_files(spec: EnvSpec, task_id: int) -> TaskFiles:
@@ -106,24 +107,26 @@ class LiberoEnv:
         self._env_steps = 0
         self._frames: list[np.ndarray] = []
 
-    def reset(self, init_state_id: int, seed: int = 0, record: bool = False) -> ChunkResult:
+    def reset(self, init_state_id: int, seed: int = 0, record: bool = False, observe: bool = True) -> ChunkResult:
         """Start an episode; its first observation depends on the arguments only, not on what happened before.
 
+        Without `observe` nothing is rendered and the result has no observation.
         Raises BadInput for an initial state that does not exist and for everything else that the user can repair.
         """
         if not 0 <= init_state_id < self.num_init_states:
             raise BadInput(f"initial state {init_state_id} of {self._files.name}: it has 0..{self.num_init_states - 1}")
         self._running, self._recording, self._env_steps = True, record, 0
-        return self._guarded(lambda: self._start(init_state_id, seed))
+        return self._guarded(lambda: self._start(init_state_id, seed, observe), observe)
 
-    def step_chunk(self, actions: np.ndarray) -> ChunkResult:
-        """Execute `actions` (n, 7) one after the other, up to success or the step limit."""
+    def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
+        """Execute `actions` (n, 7) one after the other, up to success or the step limit; then observe, or don't."""
         actions = np.asarray(actions, dtype=np.float64)
         if actions.ndim != 2 or actions.shape[1] != 7 or not len(actions) or not np.isfinite(actions).all():
             raise ValueError(f"a chunk is (n, 7) finite numbers, n >= 1; got {actions.shape}")
         if not self._running:
             raise RuntimeError("no episode is running: reset first")
-        return self._guarded(lambda: self._execute(actions[: self.max_env_steps - self._env_steps]))
+        actions = actions[: self.max_env_steps - self._env_steps]
+        return self._guarded(lambda: self._execute(actions, observe), observe)
 
     @property
     def domain(self):
@@ -138,7 +141,7 @@ class LiberoEnv:
             atexit.unregister(self.close)
             simulator.close()
 
-    def _start(self, init_state_id: int, seed: int) -> tuple[Mapping[str, np.ndarray], bool]:
+    def _start(self, init_state_id: int, seed: int, observe: bool) -> tuple[Mapping[str, np.ndarray], bool]:
         if self._simulator is None:
             self._build()
         if self._init_states is None:  # LIBERO's sampler places the objects, too: another seed for every state
@@ -148,7 +151,7 @@ class LiberoEnv:
             self._simulator.set_state(self._init_states[init_state_id])
         for _ in range(SETTLING_STEPS - 1):
             self._simulator.step(SETTLING_ACTION)
-        raw, _ = self._simulator.step(SETTLING_ACTION, self._cameras)
+        raw, _ = self._simulator.step(SETTLING_ACTION, self._cameras if observe else CAMERAS[: self._recording])
         if self._recording:
             self._frames.append(upright(raw["agentview_image"]))
         return raw, False
@@ -163,18 +166,18 @@ class LiberoEnv:
         )
         atexit.register(self.close)
 
-    def _execute(self, actions: np.ndarray) -> tuple[Mapping[str, np.ndarray], bool]:
+    def _execute(self, actions: np.ndarray, observe: bool) -> tuple[Mapping[str, np.ndarray], bool]:
         success = False
         while not success and len(actions):
             action, actions = actions[0], actions[1:]
             self._env_steps += 1
-            observed = not len(actions) and self._env_steps < self.max_env_steps
+            observed = observe and not len(actions) and self._env_steps < self.max_env_steps
             raw, success = self._simulator.step(action, self._cameras if observed else CAMERAS[: self._recording])
             if self._recording:
                 self._frames.append(upright(raw["agentview_image"]))
         return raw, success
 
-    def _guarded(self, part: Callable[[], tuple[Mapping[str, np.ndarray], bool]]) -> ChunkResult:
+    def _guarded(self, part: Callable[[], tuple[Mapping[str, np.ndarray], bool]], observe: bool) -> ChunkResult:
         """Run a part of an episode; a fault of the simulator ends the episode and costs the simulator its life."""
         started, steps_before = time.perf_counter(), self._env_steps
         rendered_before = self._simulator.gate.seconds if self._simulator else 0.0
@@ -195,7 +198,7 @@ class LiberoEnv:
                 self.close()
         self._running = not done
         return ChunkResult(
-            None if done else observation_from_libero(raw, self.spec.num_images, self.instruction),
+            None if done or not observe else observation_from_libero(raw, self.spec.num_images, self.instruction),
             success,
             self._env_steps - steps_before,
             self._env_steps,

@@ -20,6 +20,7 @@ class Observation:
     images: np.ndarray  # (num_images, 256, 256, 3) uint8, RGB, turned by 180 degrees; order: agentview, wrist
     proprio: np.ndarray  # (8,) float64: eef position (m) 3, axis-angle (rad) 3, gripper joint positions (m) 2
     instruction: str
+    prepared: bool = False  # `images` are what the policy's preprocessing made of the frames: (num_images, S, S, 3)
 
 
 def upright(image: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ import numpy as np
 from envs.assets import find_assets
 from envs.libero import ChunkResult, EnvSpec, LiberoEnv, TaskInfo, task_info
 from envs.setup import check_system
-from envs.worker import EnvFactory, Reset, SlotEnv, Step, Worker
+from envs.worker import EnvFactory, Prepare, Reset, SlotEnv, Step, Worker
 from errors import BadInput
 
 __all__ = ["ChunkResult", "EnvSpec", "InlinePool", "TaskInfo", "WorkerPool", "make_pool", "task_info"]
@@ -30,15 +30,18 @@ __all__ = ["ChunkResult", "EnvSpec", "InlinePool", "TaskInfo", "WorkerPool", "ma
 MAX_FAULTS_IN_A_ROW = 5  # episodes of one slot that end in an error, before the machine is taken to be broken
 
 
-def make_pool(spec: EnvSpec, num_envs: int) -> "InlinePool | WorkerPool":
-    """A pool for the tasks of `spec`. Raises BadInput for what the user can repair, before any process is started."""
+def make_pool(spec: EnvSpec, num_envs: int, prepare: Prepare | None = None) -> "InlinePool | WorkerPool":
+    """A pool for the tasks of `spec`; `prepare` is the part of the policy's preprocessing that its workers do.
+
+    Raises BadInput for what the user can repair, before any process is started.
+    """
     if num_envs < 1:
         raise BadInput(f"num_envs {num_envs}: at least one env is needed")
     check_system(spec.render_backend)
     task_info(spec)
     # Found (and, for "lowpoly", generated) once, here, rather than by all workers at the same time.
     spec = replace(spec, assets=str(find_assets(spec.assets)))
-    return InlinePool(spec) if num_envs == 1 else WorkerPool(spec, num_envs)
+    return InlinePool(spec, prepare=prepare) if num_envs == 1 else WorkerPool(spec, num_envs, prepare=prepare)
 
 
 class Slots:
@@ -78,10 +81,10 @@ class InlinePool:
 
     num_slots = 1
 
-    def __init__(self, spec: EnvSpec, make_env: EnvFactory = LiberoEnv) -> None:
+    def __init__(self, spec: EnvSpec, make_env: EnvFactory = LiberoEnv, prepare: Prepare | None = None) -> None:
         self.restarts = 0  # simulators rebuilt after a fault
         self._slots = Slots(1)
-        self._slot_env = SlotEnv(spec, make_env)
+        self._slot_env = SlotEnv(spec, make_env, prepare)
         self._request: Reset | Step | None = None
 
     def reset(self, slot: int, task_id: int, init_state_id: int, seed: int = 0, record: bool = False) -> None:
@@ -123,13 +126,14 @@ class WorkerPool:
         spec: EnvSpec,
         num_envs: int,
         make_env: EnvFactory = LiberoEnv,
+        prepare: Prepare | None = None,
         build_timeout_s: float = 300.0,
         step_timeout_s: float = 120.0,
         recycle_after: int = 200,
     ) -> None:
         self.num_slots = num_envs
         self.restarts = 0
-        self._recipe = (spec, make_env)
+        self._recipe = (spec, make_env, prepare)
         self._build_timeout_s = build_timeout_s
         self._step_timeout_s = step_timeout_s
         self._recycle_after = recycle_after

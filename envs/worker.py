@@ -3,11 +3,14 @@
 The child is a fresh interpreter that talks over one socket. multiprocessing's spawn would do nearly the same, but it
 imports the parent's main script, and with it torch and the model's libraries, into every worker.
 
-It ends when told so, when the socket closes, and when its parent is gone, even if it hangs inside the simulator then.
+Images travel through memory that both share. The child ends when told so, when the socket closes, and when its parent
+is gone, even if it hangs inside the simulator then.
 """
 
 import faulthandler
+import mmap
 import os
+import pickle
 import resource
 import signal
 import socket
@@ -18,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -27,14 +30,15 @@ import numpy as np
 from envs.libero import ChunkResult, EnvSpec, LiberoEnv
 from errors import BadInput
 
-PROGRAM = "import sys; sys.path[0] = sys.argv[1]; from envs.worker import main; main(int(sys.argv[2]))"
+PROGRAM = "import sys; sys.path[0] = sys.argv[1]; from envs.worker import main; main(*map(int, sys.argv[2:]))"
 PROJECT = Path(__file__).resolve().parent.parent
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "LP_NUM_THREADS")
 END_S = 5.0  # for a worker to go by itself
 RECEIVE_S = 30  # for the rest of an answer whose first bytes are there
+SHARED_BYTES = 64 * 2**20  # more than any answer holds; pages that nobody writes to take no memory
 
 EnvFactory = Callable[[EnvSpec, int], LiberoEnv]
-
+Prepare = Callable[[np.ndarray], np.ndarray]  # frames (num_images, 256, 256, 3) -> (num_images, S, S, 3), uint8
 
 KEPT_ENVS = 3  # of different tasks, per slot: building one takes seconds, keeping it some 100 MB
 
@@ -53,17 +57,27 @@ class Step:
 
 
 class SlotEnv:
-    """Executes requests on the env of the task that was last asked for, and keeps those of a few tasks before it."""
+    """Executes requests on the env of the task that was last asked for, and keeps those of a few tasks before it.
 
-    def __init__(self, spec: EnvSpec, make_env: EnvFactory) -> None:
+    With `prepare` the observations come back prepared: preprocessing costs a simulator's time, not the policy's.
+    """
+
+    def __init__(self, spec: EnvSpec, make_env: EnvFactory, prepare: Prepare | None = None) -> None:
         self._spec = spec
         self._make_env = make_env
+        self._prepare = prepare
         self._envs: dict[int, LiberoEnv] = {}  # by task id, the last used one last
 
     def run(self, request: Reset | Step) -> ChunkResult:
         if isinstance(request, Step):
-            return next(reversed(self._envs.values())).step_chunk(request.actions)
-        return self._env_of(request.task_id).reset(request.init_state_id, request.seed, request.record)
+            result = next(reversed(self._envs.values())).step_chunk(request.actions)
+        else:
+            result = self._env_of(request.task_id).reset(request.init_state_id, request.seed, request.record)
+        if self._prepare is None or result.observation is None:
+            return result
+        started = time.perf_counter()
+        observation = replace(result.observation, images=self._prepare(result.observation.images), prepared=True)
+        return replace(result, observation=observation, preprocess_s=time.perf_counter() - started)
 
     def _env_of(self, task_id: int) -> LiberoEnv:
         env = self._envs.pop(task_id, None)
@@ -79,22 +93,37 @@ class SlotEnv:
             self._envs.popitem()[1].close()
 
 
-def main(fd: int) -> None:
+def main(socket_fd: int, memory_fd: int) -> None:
     """The child: first the recipe, then requests until `None` or the end of the connection; one answer each."""
     faulthandler.enable()  # the parent aborts a hung worker: its stack goes to stderr
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
-    connection = Connection(fd)
+    connection, memory = Connection(socket_fd), mmap.mmap(memory_fd, SHARED_BYTES)
     try:
         slot_env = SlotEnv(*connection.recv())
         while (request := connection.recv()) is not None:
             try:
-                connection.send(slot_env.run(request))
+                answer = slot_env.run(request)
             except BadInput as fault:
-                connection.send(fault)
+                answer = fault
+            connection.send(pack(answer, memory))
         slot_env.close()
     except (EOFError, ConnectionError):  # the parent is gone or has given this worker up
         pass
+
+
+def pack(answer: ChunkResult | BadInput, memory: mmap.mmap) -> tuple[bytes, list[int]]:
+    """Pickle `answer`, its arrays one after the other in `memory` and only their sizes (bytes) in the message."""
+    arrays: list[pickle.PickleBuffer] = []
+    message = pickle.dumps(answer, protocol=5, buffer_callback=arrays.append)
+    memory.seek(0)
+    return message, [memory.write(array.raw()) for array in arrays]
+
+
+def unpack(message: bytes, sizes: list[int], memory: mmap.mmap) -> ChunkResult | BadInput:
+    """What `pack` packed, with copies of the arrays: the next answer overwrites `memory`."""
+    memory.seek(0)
+    return pickle.loads(message, buffers=[bytearray(memory.read(size)) for size in sizes])
 
 
 def _exit_with_parent(parent: int) -> None:
@@ -107,22 +136,25 @@ def _exit_with_parent(parent: int) -> None:
 class Worker:
     """The parent's handle on one child. At most one request is under way (`deadline` is set then)."""
 
-    def __init__(self, spec: EnvSpec, make_env: EnvFactory) -> None:
+    def __init__(self, spec: EnvSpec, make_env: EnvFactory, prepare: Prepare | None = None) -> None:
         ours, theirs = socket.socketpair()
+        memory_fd = os.memfd_create("frames")  # has no name that could outlive us
+        os.ftruncate(memory_fd, SHARED_BYTES)
         # A worker stopped in the middle of an answer must not stop us: reading raises OSError after this time.
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", RECEIVE_S, 0))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(PROJECT), str(theirs.fileno())],
-            pass_fds=(theirs.fileno(),),
+            [sys.executable, "-c", PROGRAM, str(PROJECT), str(theirs.fileno()), str(memory_fd)],
+            pass_fds=(theirs.fileno(), memory_fd),
             stdin=subprocess.DEVNULL,
             stdout=2,  # what LIBERO prints is no output of our command line
             env={**os.environ, **dict.fromkeys(ONE_THREAD, "1")},
             start_new_session=True,  # Ctrl-C in the terminal is the parent's to handle
         )
         theirs.close()
-        self.connection = Connection(ours.detach())
+        self.connection, self._memory = Connection(ours.detach()), mmap.mmap(memory_fd, SHARED_BYTES)
+        os.close(memory_fd)
         with suppress(OSError):
-            self.connection.send((spec, make_env))
+            self.connection.send((spec, make_env, prepare))
         self.deadline: float | None = None  # time.monotonic() by which the answer must be here
         self.episodes = 0
 
@@ -134,9 +166,9 @@ class Worker:
 
     def receive(self) -> ChunkResult | BadInput:
         """The answer; call it when the connection is readable. Raises EOFError or OSError if the worker has died."""
-        answer = self.connection.recv()
+        message, sizes = self.connection.recv()
         self.deadline = None
-        return answer
+        return unpack(message, sizes, self._memory)
 
     def close(self) -> None:
         """Ask an idle worker to finish; end one at work, whose result nobody will read."""
@@ -156,5 +188,6 @@ class Worker:
             self.process.kill()
             self.process.wait()
         self.connection.close()
+        self._memory.close()
         code = self.process.returncode
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -10,7 +10,7 @@ from typing import Any
 from configs.config import TrainConfig
 from rl.episodes import evaluation_episodes
 from rl.progress import progress_bar
-from rl.rollout import Acting, Collected, Randomness, collect
+from rl.rollout import ALL_READY, Acting, Batching, Collected, Randomness, batching_of, collect
 from rl.trajectory import Episode, Trajectory
 
 
@@ -63,6 +63,7 @@ def evaluate(
     episodes: Sequence[Episode],
     acting: Acting,
     seed: int,
+    batching: Batching = ALL_READY,
     record: Callable[[Episode], bool] = lambda _: False,
     on_steps: Callable[[int], None] = lambda _: None,
 ) -> Collected:
@@ -71,7 +72,10 @@ def evaluate(
     The random stream depends on the seed and the episode only, so every evaluation of a run draws the same numbers:
     a difference between two of them comes from the policy.
     """
-    return collect(policy, pool, episodes, acting, Randomness(seed, "evaluation"), record=record, on_steps=on_steps)
+    return collect(
+        policy, pool, episodes, acting, Randomness(seed, "evaluation"),
+        batching=batching, record=record, on_steps=on_steps,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ def validate(
     def play(acting: Acting, title: str, record_first: bool) -> list[Trajectory]:
         with progress_bar(f"evaluating the {title}", None) as on_steps:
             return evaluate(
-                policy, pool, episodes, acting, config.run.seed,
+                policy, pool, episodes, acting, config.run.seed, batching_of(config.rollout),
                 record=lambda episode: record_first and episode.index == 0, on_steps=on_steps,
             ).trajectories  # fmt: skip
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from configs.config import TrainConfig
+from configs.config import RolloutConfig, TrainConfig
 from rl.phases import Phase, PhaseState
 from rl.randomness import torch_generator
 from rl.trajectory import Decision, Episode, Trajectory
@@ -61,7 +61,7 @@ class Collected:
     """The trajectories of a rollout in the order of their episodes, and what collecting them cost."""
 
     trajectories: list[Trajectory]
-    times: dict[str, float]  # seconds; `sim` and `render` are summed over the environments
+    times: dict[str, float]  # seconds; `sim`, `render` and `preprocess` are summed over the environments
     wall_s: float
     errors: int  # episodes played again after a simulator fault
 
@@ -74,6 +74,21 @@ class Collected:
         """A few observations, evenly spread over the rollout."""
         observations = [d.observation for t in self.trajectories for d in t.decisions]
         return observations[:: max(1, len(observations) // NUM_SAMPLES)][:NUM_SAMPLES]
+
+
+@dataclass(frozen=True)
+class Batching:
+    """Which of the environments that wait for a decision are served together."""
+
+    max_size: int | None = None  # None: all that are ready
+    patience_s: float = 0.0  # how long a batch that is not full waits for environments about to be ready
+
+
+ALL_READY = Batching()
+
+
+def batching_of(config: RolloutConfig) -> Batching:
+    return Batching(config.max_batch, config.patience_ms / 1000)
 
 
 @dataclass
@@ -134,6 +149,7 @@ def collect(
     acting: Acting,
     randomness: Randomness,
     n_steps: int | None = None,
+    batching: Batching = ALL_READY,
     record: Callable[[Episode], bool] = lambda _: False,
     on_steps: Callable[[int], None] = lambda _: None,
 ) -> Collected:
@@ -146,6 +162,7 @@ def collect(
     started = time.perf_counter()
     schedule = _Schedule(episodes, n_steps, pool.num_slots)
     running: dict[int, _Running] = {}
+    waiting: dict[int, _Running] = {}  # those of them that need a decision, the first to be ready first
     finished: list[Trajectory] = []
     times = dict.fromkeys(("sim", "render", "preprocess", "infer", "wait"), 0.0)
     errors = 0
@@ -160,11 +177,12 @@ def collect(
             break
 
         waited_from = time.perf_counter()
-        results = pool.ready()
+        results = _next_results(pool, len(waiting), len(running), batching)
         times["wait"] += time.perf_counter() - waited_from
         for slot, result in results:
             times["sim"] += result.sim_s
             times["render"] += result.render_s
+            times["preprocess"] += result.preprocess_s
             now = running[slot]
             if result.error is not None:
                 errors += 1
@@ -177,19 +195,34 @@ def collect(
             if result.done:
                 finished.append(now.trajectory)
                 del running[slot]
+            else:
+                waiting[slot] = now
 
-        waiting = [slot for slot, now in running.items() if now.observation is not None]
         if waiting:
-            decided_from, preprocess_from = time.perf_counter(), policy.preprocess_s
-            _serve(policy, pool, {slot: running[slot] for slot in waiting}, acting, randomness)
-            preprocess_s = policy.preprocess_s - preprocess_from
-            times["preprocess"] += preprocess_s
-            times["infer"] += time.perf_counter() - decided_from - preprocess_s
+            decided_from = time.perf_counter()
+            batch = [(slot, waiting.pop(slot)) for slot in list(waiting)[: batching.max_size]]
+            _serve(policy, pool, batch, acting, randomness)
+            times["infer"] += time.perf_counter() - decided_from
 
     if pool.num_slots == 1:  # an inline environment works while we wait for it
-        times["wait"] = max(0.0, times["wait"] - times["sim"] - times["render"])
+        times["wait"] = max(0.0, times["wait"] - times["sim"] - times["render"] - times["preprocess"])
     kept = sorted((t for t in finished if schedule.admitted(t.episode)), key=lambda t: t.episode.index)
     return Collected(kept, times, time.perf_counter() - started, errors)
+
+
+def _next_results(pool: Any, waiting: int, running: int, batching: Batching) -> list[tuple[int, Any]]:
+    """What the simulators have done: at least one result, unless environments wait for a decision already.
+
+    With patience, also what they do within that time, up to a full batch.
+    """
+    results = pool.ready(timeout_s=0 if waiting else None)
+    full = min(running, batching.max_size or running)
+    give_up = time.perf_counter() + batching.patience_s
+    while waiting + len(results) < full and (left := give_up - time.perf_counter()) > 0:
+        if not (more := pool.ready(timeout_s=left)):
+            break
+        results += more
+    return results
 
 
 def decide(
@@ -253,13 +286,13 @@ def _teacher_decides(epsilon: float, generator: torch.Generator) -> bool:
     return torch.rand((), generator=generator).item() < epsilon
 
 
-def _serve(policy: Any, pool: Any, waiting: dict[int, _Running], acting: Acting, randomness: Randomness) -> None:
-    """Decide for the waiting environments as one batch and send them on."""
-    generators = [
-        randomness.generator(now.trajectory.episode, len(now.trajectory.decisions)) for now in waiting.values()
-    ]
-    decisions, actions = decide(policy, [now.observation for now in waiting.values()], generators, acting)
-    for (slot, now), decision, chunk in zip(waiting.items(), decisions, actions, strict=True):
+def _serve(
+    policy: Any, pool: Any, batch: Sequence[tuple[int, _Running]], acting: Acting, randomness: Randomness
+) -> None:
+    """Decide for waiting environments as one batch and send them on."""
+    generators = [randomness.generator(now.trajectory.episode, len(now.trajectory.decisions)) for _, now in batch]
+    decisions, actions = decide(policy, [now.observation for _, now in batch], generators, acting)
+    for (slot, now), decision, chunk in zip(batch, decisions, actions, strict=True):
         now.decision, now.observation = decision, None
         pool.step(slot, chunk)
 

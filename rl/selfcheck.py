@@ -59,6 +59,7 @@ def remember_teacher(path: Path, policy: Any, observation: Any, teacher_mode: st
         images=observation.images,
         proprio=observation.proprio,
         instruction=observation.instruction,
+        prepared=observation.prepared,
         tokens=tokens.numpy(),
     )
 
@@ -71,7 +72,10 @@ def check_teacher(path: Path, policy: Any, teacher_mode: str, tolerated: float =
     """
     with np.load(path, allow_pickle=False) as stored:
         observation = SimpleNamespace(
-            images=stored["images"], proprio=stored["proprio"], instruction=str(stored["instruction"])
+            images=stored["images"],
+            proprio=stored["proprio"],
+            instruction=str(stored["instruction"]),
+            prepared=bool(stored["prepared"]),
         )
         expected = stored["tokens"]
     with policy.teacher():

@@ -30,6 +30,7 @@ class FakeObservation:
     images: np.ndarray
     proprio: np.ndarray  # (NUM_FEATURES,) float64: all that FakePolicy reads
     instruction: str = "do it"
+    prepared: bool = False
 
 
 def observation(*features: float) -> FakeObservation:
@@ -55,7 +56,6 @@ class FakePolicy(nn.Module):
     action_dim = ACTION_DIM
     num_images = 1
     action_head = None
-    preprocess_s = 0.0
     dtype = torch.float32
 
     def __init__(self, seed: int = 0, sharpness: float = 2.0, adapter_scale: float = 0.0):
@@ -162,6 +162,7 @@ class FakeResult:
     sim_s: float = 0.25
     render_s: float = 0.125
     frames: list[np.ndarray] = field(default_factory=list)
+    preprocess_s: float = 0.0625
 
 
 @dataclass

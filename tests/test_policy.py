@@ -116,6 +116,12 @@ def test_every_input_matters(policy, observations):
         assert (policy.chunk_logits([other]) - reference).abs().max() > 1e-3
 
 
+def test_images_prepared_elsewhere_give_the_same_bits(policy, observations):
+    elsewhere = [replace(o, images=policy.prepare(o.images), prepared=True) for o in observations]
+    assert elsewhere[0].images.shape != observations[0].images.shape
+    assert torch.equal(policy.chunk_logits(elsewhere), policy.chunk_logits(observations))
+
+
 def test_surplus_images_are_ignored_and_missing_ones_refused(tmp_path, observations):
     policy = _load(make_small_checkpoint(tmp_path / "one", num_images=1, proprio=False))
     one = replace(observations[0], images=observations[0].images[:1])

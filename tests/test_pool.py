@@ -1,9 +1,6 @@
 import os
-import select
 import signal
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,11 +12,10 @@ from errors import BadInput
 from rl.rollout import Acting, Randomness, collect
 from rl.trajectory import Episode
 from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv
+from vla.preprocessing import model_input_images
 
-PROJECT = Path(__file__).resolve().parent.parent
 SPEC = EnvSpec("libero_spatial", (0, 1, 2))
 CHUNK = np.zeros((8, 7))
-PATIENCE_S = 300  # for what is certain to happen: only a failing test waits that long
 
 
 def inline_pool():
@@ -108,7 +104,7 @@ def test_a_slot_takes_another_task(pool):
 
 
 def test_one_env_is_inline_and_more_are_processes(monkeypatch):
-    monkeypatch.setattr("envs.pool.WorkerPool", lambda spec, num_envs: ("workers", spec.assets, num_envs))
+    monkeypatch.setattr("envs.pool.WorkerPool", lambda spec, num_envs, prepare: ("workers", spec.assets, num_envs))
     assert isinstance(make_pool(SPEC, 1), InlinePool)
     kind, assets, num_envs = make_pool(SPEC, 3)
     assert (kind, num_envs) == ("workers", 3)
@@ -122,6 +118,16 @@ def test_a_pool_without_env_is_refused():
 
 def test_task_info_tells_what_a_pool_will_run():
     assert [(info.task_id, info.num_init_states) for info in task_info(SPEC)] == [(0, 50), (1, 50), (2, 50)]
+
+
+def test_workers_and_the_inline_env_prepare_the_images():
+    frames = np.zeros((2, 256, 256, 3), np.uint8)
+    for kind, arguments in ((InlinePool, ()), (WorkerPool, (2,))):
+        with kind(SPEC, *arguments, make_env=FakeEnv, prepare=partial(model_input_images, image_size=30)) as pool:
+            result = run_chunk(pool)
+        assert result.observation.prepared
+        assert result.preprocess_s > 0
+        np.testing.assert_array_equal(result.observation.images, model_input_images(frames, 30))
 
 
 def test_results_come_as_they_are_ready(tmp_path):
@@ -210,17 +216,6 @@ def test_workers_are_recycled_between_episodes():
         assert pool.restarts == 0
 
 
-def wait_for_end(pid):
-    """Wait for the end of a process that is not our child."""
-    try:
-        watch = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return True
-    ended = bool(select.select([watch], [], [], PATIENCE_S)[0])
-    os.close(watch)
-    return ended
-
-
 def test_no_worker_outlives_the_pool():
     with worker_pool(2) as pool:
         workers = [worker_of(run_chunk(pool, slot=slot)) for slot in (0, 1)]
@@ -230,70 +225,6 @@ def test_no_worker_outlives_the_pool():
     for pid in workers:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-
-
-PARENT = """
-import signal
-import sys
-import numpy as np
-from benchmarks.stand_in import StandInPolicy
-from envs.libero import EnvSpec
-from envs.pool import WorkerPool
-from tests.fake_env import FakeEnv, HANG, WORK
-
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell starts with SIGINT ignored
-
-pool = WorkerPool(EnvSpec("libero_spatial", (0,)), 2, FakeEnv)
-try:
-    for slot, behaviour in enumerate((HANG, WORK)):
-        pool.reset(slot, 0, behaviour)
-        ((_, result),) = pool.ready()
-        print(int(result.observation.proprio[0]), flush=True)
-    pool.step(0, np.zeros((8, 7)))
-    if sys.argv[1] == "wait":
-        print("waiting", flush=True)
-        pool.ready()
-except KeyboardInterrupt:
-    print("interrupted", flush=True)
-    pool.close()
-"""
-
-
-def start_parent(mode):
-    """A program with one hung and one idle worker; returns it and the workers' process ids."""
-    parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, mode],
-        cwd=PROJECT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # a process group of its own, as a shell would give it
-    )
-    return parent, [int(parent.stdout.readline()) for _ in range(2)]
-
-
-def test_workers_end_when_the_parent_is_killed():
-    parent, workers = start_parent("wait")
-    assert parent.stdout.readline() == "waiting\n"
-    parent.kill()
-    parent.communicate(timeout=PATIENCE_S)
-    assert all(wait_for_end(pid) for pid in workers)
-
-
-def test_workers_end_when_the_parent_ends_without_closing_the_pool():
-    parent, workers = start_parent("leave")
-    _, errors = parent.communicate(timeout=PATIENCE_S)
-    assert (parent.returncode, errors) == (0, "")
-    assert all(wait_for_end(pid) for pid in workers)
-
-
-def test_ctrl_c_reaches_the_parent_only():
-    parent, workers = start_parent("wait")
-    assert parent.stdout.readline() == "waiting\n"
-    os.killpg(parent.pid, signal.SIGINT)
-    output, errors = parent.communicate(timeout=PATIENCE_S)
-    assert (output, errors, parent.returncode) == ("interrupted\n", "", 0)
-    assert all(wait_for_end(pid) for pid in workers)
 
 
 def open_files():
@@ -328,16 +259,18 @@ def test_hundred_episodes_with_recycling_and_killed_workers_lose_and_leak_nothin
 
 def test_trajectories_of_libero_do_not_depend_on_the_number_of_workers():
     spec = EnvSpec("libero_spatial", (0,), num_images=2, max_env_steps=16)
+    prepare = partial(model_input_images, image_size=64)
     episodes = [Episode(index, 0, 5 + index, index) for index in range(3)]
     acting, randomness = Acting(epsilon=0.0, temperature=1.0), Randomness(0, "rollout")
     outcomes = []
     for num_envs in (1, 2):
-        with make_pool(spec, num_envs) as pool:
+        with make_pool(spec, num_envs, prepare) as pool:
             outcomes.append(collect(StandInPolicy(0.0), pool, episodes, acting, randomness).trajectories)
     for inline, worker in zip(*outcomes, strict=True):
         assert (inline.episode, inline.env_steps, inline.success) == (worker.episode, worker.env_steps, worker.success)
         for ours, theirs in zip(inline.decisions, worker.decisions, strict=True):
             assert ours.tokens.tolist() == theirs.tokens.tolist()
             assert ours.executed == theirs.executed
+            assert ours.observation.images.shape == (2, 64, 64, 3)
             np.testing.assert_array_equal(ours.observation.images, theirs.observation.images)
             np.testing.assert_array_equal(ours.observation.proprio, theirs.observation.proprio)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from errors import BadInput
-from vla.preprocessing import ImageProcessor, jpeg_round_trip, model_input_images, pixel_values, preprocess
+from vla.preprocessing import ImageProcessor, jpeg_round_trip, model_input_images, pixel_values
 
 GOLDEN = Path(__file__).parent / "golden"
 RANDOMISED = settings(deadline=None, max_examples=10)
@@ -24,6 +24,10 @@ def smooth_frames(*leading: int, seed: int = 0) -> np.ndarray:
     """uint8 (*leading, 256, 256, 3): coarse random colours, enlarged, so that JPEG behaves as with real frames."""
     coarse = np.random.default_rng(seed).integers(0, 256, (*leading, 16, 16, 3), dtype=np.uint8)
     return coarse.repeat(16, axis=-3).repeat(16, axis=-2)
+
+
+def preprocess(frames: np.ndarray, processor: ImageProcessor) -> np.ndarray:
+    return pixel_values(model_input_images(frames, processor.image_size), processor)
 
 
 @pytest.fixture(scope="module")

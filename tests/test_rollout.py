@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.rollout import MAX_ATTEMPTS, Acting, Randomness, collect, decide
+from rl.rollout import MAX_ATTEMPTS, Acting, Batching, Randomness, collect, decide
 from rl.trajectory import Episode
 from tests.fakes import CHUNK_LENGTH, FIRST_ACTION_TOKEN, NUM_TOKENS, FakePolicy, FakePool, Script, random_observations
 
@@ -277,6 +277,7 @@ def test_simulator_seconds_are_summed_over_all_results():
     requests = 3 * (1 + 2)  # a reset and two chunks each
     assert collected.times["sim"] == 0.25 * requests
     assert collected.times["render"] == 0.125 * requests
+    assert collected.times["preprocess"] == 0.0625 * requests
 
 
 # who decides, and from which numbers
@@ -341,4 +342,22 @@ def test_seed_purpose_and_update_each_give_other_draws(other):
 def test_waiting_environments_are_served_as_one_batch():
     policy = FakePolicy()
     play(FakePool(lengths_script(8), num_slots=4), source=episodes(4), policy=policy)
+    assert policy.modes == [("student sample", 4), ("student sample", 4)]
+
+
+@given(max_size=st.integers(1, 5), orders=st.integers(0, 99), patience_s=st.sampled_from([0.0, 60.0]))
+@settings(deadline=None, max_examples=25)
+def test_how_decisions_are_batched_changes_nothing_but_the_batches(max_size, orders, patience_s):
+    policy = FakePolicy()
+    pool = FakePool(lengths_script(25, 3, 9, 14), num_slots=4, order_seed=orders)
+    batching = Batching(max_size, patience_s)
+    collected = play(pool, source=episodes(9), policy=policy, batching=batching)
+    assert contents(collected) == contents(play(FakePool(lengths_script(25, 3, 9, 14)), source=episodes(9)))
+    assert max(size for _, size in policy.modes) <= max_size
+
+
+def test_with_patience_a_batch_waits_until_it_is_full():
+    policy = FakePolicy()
+    pool = FakePool(lengths_script(8), num_slots=4, order_seed=0)  # results come in several portions
+    play(pool, source=episodes(4), policy=policy, batching=Batching(patience_s=60.0))
     assert policy.modes == [("student sample", 4), ("student sample", 4)]

@@ -31,7 +31,6 @@ class ToyPolicy(nn.Module):
 
     num_images = 1
     action_head = None
-    preprocess_s = 0.0
     device = torch.device("cpu")
 
     def __init__(self, base: Tensor, chunk_length: int, action_dim: int):

@@ -15,6 +15,7 @@ class Observation(Protocol):
     images: np.ndarray  # uint8 (at least num_images, H, W, 3), RGB, upright; the first num_images are used
     proprio: np.ndarray  # float64 (proprio_dim,), not normalised
     instruction: str
+    prepared: bool  # images are `Policy.prepare(frames)` already, uint8 (num_images, S, S, 3)
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class PlainObservation:
     images: np.ndarray
     proprio: np.ndarray
     instruction: str
+    prepared: bool = False
 
 
 def write_observations(path: Path, observations: Sequence[Observation]) -> None:
@@ -33,6 +35,7 @@ def write_observations(path: Path, observations: Sequence[Observation]) -> None:
         images=np.stack([observation.images for observation in observations]),
         proprio=np.stack([observation.proprio for observation in observations]),
         instructions=np.array([observation.instruction for observation in observations]),
+        prepared=np.array([observation.prepared for observation in observations]),
     )
 
 
@@ -40,7 +43,8 @@ def read_observations(path: Path) -> list[PlainObservation]:
     """What `write_observations` wrote. Raises BadInput when the file is broken."""
     try:
         with np.load(path, allow_pickle=False) as arrays:
-            rows = zip(arrays["images"], arrays["proprio"], arrays["instructions"], strict=True)
-            return [PlainObservation(images, proprio, str(instruction)) for images, proprio, instruction in rows]
+            names = ("images", "proprio", "instructions", "prepared")
+            rows = zip(*(arrays[name] for name in names), strict=True)
+            return [PlainObservation(images, proprio, str(text), bool(ready)) for images, proprio, text, ready in rows]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise BadInput(f"{path} holds no observations ({error}): delete it") from error

@@ -4,11 +4,11 @@ This is the only door through which training and evaluation use the model. Sampl
 (`chunk_logits`) take the logits from one function, so they cannot disagree about what the policy is.
 """
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -27,7 +27,7 @@ from vla.hub import resolve_checkpoint
 from vla.lora import adapters_disabled, add_lora, check_base, fill_lora, read_adapter
 from vla.observation import Observation, write_observations
 from vla.openvla_oft import OpenVLAOFT
-from vla.preprocessing import ImageProcessor, preprocess
+from vla.preprocessing import ImageProcessor, model_input_images, pixel_values
 from vla.prompt import PAD_ID, load_tokenizer, prompt_ids
 from vla.sampling import sample_tokens, token_logprobs
 from vla.statistics import DatasetStatistics, NormalisationType, normalise_proprio, select_key
@@ -76,7 +76,8 @@ class Policy:
         self._tokenizer = tokenizer
         self._processor = processor
         self._prompt_ids: dict[str, Tensor] = {}
-        self.preprocess_s = 0.0  # seconds spent on images so far
+        # Frames (..., H, W, 3) -> (..., S, S, 3), uint8: may be done elsewhere, see Observation.prepared.
+        self.prepare = partial(model_input_images, image_size=processor.image_size)
         self._pretrained_proprio = deepcopy(network.proprio_projector)  # the teacher's
         if network.proprio_projector is not None:
             network.proprio_projector.requires_grad_(True)
@@ -252,21 +253,21 @@ class Policy:
 
     def model_inputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """The arguments of the network's forward, on its device."""
-        started = time.perf_counter()
-        frames = np.stack([self._frames(observation) for observation in observations])
-        pixel_values = torch.from_numpy(preprocess(frames, self._processor)).to(self.device)
-        self.preprocess_s += time.perf_counter() - started
+        images = np.stack([self.view(observation) for observation in observations])
+        pixels = torch.from_numpy(pixel_values(images, self._processor)).to(self.device)
         prompts = [self._prompt(observation.instruction) for observation in observations]
         lengths = torch.tensor([len(ids) for ids in prompts])
         # No lengths where all are equal: then nothing is padded, and attention needs no mask.
         padded = bool((lengths != lengths[0]).any())
         ids = pad_sequence(prompts, batch_first=True, padding_value=PAD_ID).to(self.device)
-        return pixel_values, ids, lengths.to(self.device) if padded else None, self._proprio(observations)
+        return pixels, ids, lengths.to(self.device) if padded else None, self._proprio(observations)
 
-    def _frames(self, observation: Observation) -> np.ndarray:
-        if len(observation.images) < self.num_images:
-            raise ValueError(f"an observation has {len(observation.images)} images, the policy needs {self.num_images}")
-        return observation.images[: self.num_images]
+    def view(self, observation: Observation) -> np.ndarray:
+        """The images as the network sees them, uint8 (num_images, S, S, 3)."""
+        images = observation.images[: self.num_images]
+        if len(images) < self.num_images:
+            raise ValueError(f"an observation has {len(images)} images, the policy needs {self.num_images}")
+        return images if observation.prepared else self.prepare(images)
 
     def _prompt(self, instruction: str) -> Tensor:
         if instruction not in self._prompt_ids:

@@ -87,11 +87,6 @@ def _per_backbone(config: dict[str, Any], name: str, path: Path) -> list[Any]:
     return value
 
 
-def preprocess(frames: np.ndarray, processor: ImageProcessor) -> np.ndarray:
-    """Frames as the simulator renders them, uint8 (..., n, H, W, 3) RGB -> pixel values, float32 (..., 6n, S, S)."""
-    return pixel_values(model_input_images(frames, processor.image_size), processor)
-
-
 def model_input_images(frames: np.ndarray, image_size: int) -> np.ndarray:
     """uint8 (..., H, W, 3) RGB -> uint8 (..., S, S, 3): JPEG round trip, Lanczos resize to S, centre crop."""
     _check_images(frames)
