@@ -280,7 +280,7 @@ class EvaluationConfig:
     eval_interval: int = 5_000
     """Env steps between evaluations (also at step 0 and at the end)."""
     eval_trials: int = 1
-    """Episodes per task and held-out initial state."""
+    """Sampled episodes per task and held-out initial state; greedy ones are played once, as they repeat themselves."""
     allow_zero_baseline: bool = False
     """Go on when the policy that acts first has no success in the first evaluation."""
     stop_if_below_baseline: bool = False

@@ -104,11 +104,14 @@ class Validation:
 def validate(
     policy: Any, pool: Any, config: TrainConfig, teacher_mode: str, known_teacher: Successes | None
 ) -> Validation:
-    """Evaluate student and teacher; the teacher never changes, so its result is taken from `known_teacher` if given."""
-    task, temperature = config.task, config.policy.temperature
-    episodes = evaluation_episodes(task.task_ids, task.eval_init_states, config.evaluation.eval_trials)
+    """Evaluate student and teacher; the teacher never changes, so its result is taken from `known_teacher` if given.
 
-    def play(acting: Acting, title: str, record_first: bool) -> list[Trajectory]:
+    Only sampled decisions are worth repeating: from the same initial state a deterministic policy does the same again.
+    """
+    task, temperature = config.task, config.policy.temperature
+
+    def play(acting: Acting, title: str, record_first: bool, trials: int = 1) -> list[Trajectory]:
+        episodes = evaluation_episodes(task.task_ids, task.eval_init_states, trials)
         with progress_bar(f"evaluating the {title}", None) as on_steps:
             return evaluate(
                 policy, pool, episodes, acting, config.run.seed, batching_of(config.rollout),
@@ -120,7 +123,9 @@ def validate(
         played = play(Acting(1.0, 1.0, teacher_mode, keep_observations=False), "teacher", True)
         known_teacher, frames["teacher"] = count(played), played[0].frames
     greedy = play(Acting(0.0, temperature, student_mode="greedy", keep_observations=False), "student", True)
-    sampled = play(Acting(0.0, temperature, keep_observations=False), "student, sampled", False)
+    sampled = play(
+        Acting(0.0, temperature, keep_observations=False), "student, sampled", False, config.evaluation.eval_trials
+    )
     frames["student"] = greedy[0].frames
     per_task = {
         f"eval/{name}_success_task_{task_id}": count([t for t in played if t.episode.task_id == task_id])

@@ -102,11 +102,12 @@ def solvable_on_task_0() -> FakePool:
     return FakePool(lambda task_id, _: Script(9, success=task_id == 0))
 
 
-def test_teacher_and_both_students_play_the_same_held_out_states():
+def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them():
     pool, policy = solvable_on_task_0(), FakePolicy()
     validation = validate(policy, pool, small_config(eval_trials=2), "greedy", known_teacher=None)
-    assert Counter(pool.started) == {(task, state): 3 * 2 for task in (0, 1) for state in (40, 41, 42)}
-    assert validation.teacher == validation.student == validation.student_sampled == Successes(6, 12)
+    assert Counter(pool.started) == {(task, state): 1 + 1 + 2 for task in (0, 1) for state in (40, 41, 42)}
+    assert validation.teacher == validation.student == Successes(3, 6)
+    assert validation.student_sampled == Successes(6, 12)
     assert list(dict.fromkeys(mode for mode, _ in policy.modes)) == [
         "teacher greedy",
         "student greedy",
