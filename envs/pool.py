@@ -30,7 +30,9 @@ __all__ = ["ChunkResult", "EnvSpec", "InlinePool", "TaskInfo", "WorkerPool", "ma
 MAX_FAULTS_IN_A_ROW = 5  # episodes of one slot that end in an error, before the machine is taken to be broken
 
 
-def make_pool(spec: EnvSpec, num_envs: int, prepare: Prepare | None = None) -> "InlinePool | WorkerPool":
+def make_pool(
+    spec: EnvSpec, num_envs: int, prepare: Prepare | None = None, make_env: EnvFactory = LiberoEnv
+) -> "InlinePool | WorkerPool":
     """A pool for the tasks of `spec`; `prepare` is the part of the policy's preprocessing that its workers do.
 
     Raises BadInput for what the user can repair, before any process is started.
@@ -41,7 +43,7 @@ def make_pool(spec: EnvSpec, num_envs: int, prepare: Prepare | None = None) -> "
     task_info(spec)
     # Found (and, for "lowpoly", generated) once, here, rather than by all workers at the same time.
     spec = replace(spec, assets=str(find_assets(spec.assets)))
-    return InlinePool(spec, prepare=prepare) if num_envs == 1 else WorkerPool(spec, num_envs, prepare=prepare)
+    return InlinePool(spec, make_env, prepare) if num_envs == 1 else WorkerPool(spec, num_envs, make_env, prepare)
 
 
 class Slots:

@@ -104,7 +104,7 @@ def test_a_slot_takes_another_task(pool):
 
 
 def test_one_env_is_inline_and_more_are_processes(monkeypatch):
-    monkeypatch.setattr("envs.pool.WorkerPool", lambda spec, num_envs, prepare: ("workers", spec.assets, num_envs))
+    monkeypatch.setattr("envs.pool.WorkerPool", lambda spec, num_envs, *_: ("workers", spec.assets, num_envs))
     assert isinstance(make_pool(SPEC, 1), InlinePool)
     kind, assets, num_envs = make_pool(SPEC, 3)
     assert (kind, num_envs) == ("workers", 3)

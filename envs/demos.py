@@ -1,0 +1,155 @@
+"""Collect demonstrations of the scripted expert: noisy episodes, labelled with what the expert wanted.
+
+python -m envs.demos --out demonstrations/spatial --task-ids 0 1 --episodes 200 --num-envs 16
+
+The same command goes on where it was stopped. Episode i of a task is the same whatever else is collected, by however
+many processes. Failed ones are dropped, and remembered in attempts.jsonl. The initial states 40 .. 49 are held out for
+evaluation unless --init-states says otherwise. File format: demonstrations.py.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from demonstrations import episode_path
+from envs.demo_episode import DemoEnv, Recipe, attempt_of
+from envs.libero import ChunkResult, EnvSpec, task_info
+from envs.playing import Job, play_all
+from envs.pool import make_pool
+from envs.scripted import check_init_states
+from errors import BadInput
+
+REPORT_EVERY_S = 10.0
+
+
+def main(argv: Sequence[str]) -> None:
+    arguments = parse(argv)
+    recipe = Recipe(
+        arguments.task_suite,
+        tuple(arguments.init_states),
+        tuple(arguments.noise_scales),
+        arguments.frame_every,
+        arguments.seed,
+        arguments.assets,
+    )
+    collect(arguments.out, recipe, arguments.task_ids, arguments.episodes, arguments.num_envs)
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    default = Recipe()
+    parser = argparse.ArgumentParser(prog="python -m envs.demos", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--task-suite", default=default.task_suite)
+    parser.add_argument("--task-ids", type=int, nargs="+", default=[0], metavar="ID")
+    parser.add_argument("--episodes", type=int, default=200, help="to play per task; most of them succeed")
+    parser.add_argument("--init-states", type=int, nargs=2, default=default.init_states, metavar=("FIRST", "END"))
+    parser.add_argument(
+        "--noise-scales", type=float, nargs="+", default=default.noise_scales, metavar="S",
+        help="standard deviations of the bursts of noise on the executed moves; the episodes take them in turn",
+    )  # fmt: skip
+    parser.add_argument("--frame-every", type=int, default=default.frame_every, metavar="N", help="in env steps")
+    parser.add_argument("--seed", type=int, default=default.seed)
+    parser.add_argument("--assets", default=default.assets, help="lowpoly, official or a folder")
+    parser.add_argument("--num-envs", type=int, default=1, help="episodes side by side, one process each")
+    return parser.parse_args(argv)
+
+
+def collect(folder: Path, recipe: Recipe, task_ids: Sequence[int], episodes: int, num_envs: int) -> Counter:
+    """Play what the folder still lacks; returns how many episodes ended as success, failure and fault.
+
+    A fault of the simulator is no failure of the expert: its episode is played again by the next collection.
+    Raises BadInput for a recipe that cannot be, or is not that of the folder.
+    """
+    spec = EnvSpec(recipe.task_suite, tuple(task_ids), assets=recipe.assets)
+    check_init_states(task_info(spec), *recipe.init_states)
+    if recipe.frame_every < 1 or not recipe.noise_scales or min(recipe.noise_scales) < 0 or recipe.seed < 0:
+        raise BadInput("--frame-every is 1 or more, --noise-scales and --seed are 0 or more")
+    keep_recipe(folder / "recipe.json", recipe)
+    attempts = folder / "attempts.jsonl"
+    failed = failed_attempts(attempts)
+    jobs = [
+        Job(task_id, attempt_of(recipe, task_id, index).init_state_id, seed=index)
+        for task_id in task_ids
+        for index in range(episodes)
+        if (task_id, index) not in failed and not episode_path(folder, task_id, index).exists()
+    ]
+    print(f"{folder}: {len(jobs)} of {len(task_ids) * episodes} episodes to play", flush=True)
+    counts: Counter = Counter()
+    if not jobs:
+        return counts
+    started = reported = time.monotonic()
+    make_env = partial(DemoEnv, recipe, folder)
+    with make_pool(spec, num_envs, make_env=make_env) as pool, attempts.open("a") as journal:
+        for job, result in play_all(pool, jobs):
+            counts[outcome(result)] += 1
+            journal.write(json.dumps(entry(job, result, recipe)) + "\n")
+            journal.flush()
+            if time.monotonic() - reported > REPORT_EVERY_S:
+                reported = time.monotonic()
+                print(progress(counts, len(jobs), reported - started), flush=True)
+    print(progress(counts, len(jobs), time.monotonic() - started))
+    return counts
+
+
+def keep_recipe(path: Path, recipe: Recipe) -> None:
+    """Store the recipe of a new folder; raise BadInput if the folder is of another one."""
+    text = json.dumps(asdict(recipe), indent=1) + "\n"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draft = path.with_suffix(".tmp")
+        draft.write_text(text)
+        os.replace(draft, path)
+    elif path.read_text() != text:
+        stored = " ".join(path.read_text().split())
+        raise BadInput(f"{path.parent} holds demonstrations of other settings: {stored}; use them or another --out")
+
+
+def failed_attempts(journal: Path) -> set[tuple[int, int]]:
+    """(task id, index) of the episodes that are known to fail. A line cut short by a crash is none."""
+    failed = set()
+    for line in journal.read_text().splitlines() if journal.exists() else []:
+        try:
+            attempt = json.loads(line)
+        except ValueError:
+            continue
+        if attempt["outcome"] == "failure":
+            failed.add((attempt["task_id"], attempt["index"]))
+    return failed
+
+
+def outcome(result: ChunkResult) -> str:
+    return "success" if result.success else "failure" if result.error is None else "fault"
+
+
+def entry(job: Job, result: ChunkResult, recipe: Recipe) -> dict:
+    return {
+        "task_id": job.task_id,
+        "index": job.seed,
+        "init_state_id": job.init_state_id,
+        "noise_scale": attempt_of(recipe, job.task_id, job.seed).noise_scale,
+        "outcome": outcome(result),
+        "env_steps": result.env_steps,
+    }
+
+
+def progress(counts: Counter, total: int, seconds: float) -> str:
+    done = counts.total()
+    return (
+        f"{done}/{total} episodes: {counts['success']} demonstrations, {counts['failure']} failures, "
+        f"{counts['fault']} faults; {done / seconds:.2f} episodes/s"
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except BadInput as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)

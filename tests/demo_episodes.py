@@ -1,0 +1,47 @@
+"""Made-up demonstrations for tests: every frame looks different and has its own actions."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from demonstrations import DemoEpisode, encode_jpeg, episode_path, write_episode
+
+SIDE = 64  # pixels of the images; real ones have 256
+FRAMES = 4
+FRAME_GAP = 8  # env steps from frame to frame
+INSTRUCTIONS = ("pick up the black bowl", "push the plate to the front of the stove")
+
+
+def raw_images(episode: int, frames: int = FRAMES) -> np.ndarray:
+    """Blurred noise as rendered, before JPEG: uint8 (F, 2, SIDE, SIDE, 3)."""
+    noise = np.random.default_rng([episode, 1]).integers(0, 256, (frames, 2, 5, 5, 3), dtype=np.uint8)
+    size, filter = (SIDE, SIDE), Image.Resampling.BICUBIC
+    return np.stack([[np.asarray(Image.fromarray(image).resize(size, filter)) for image in frame] for frame in noise])
+
+
+def make_episode(episode: int, frames: int = FRAMES, instruction: str = INSTRUCTIONS[0]) -> DemoEpisode:
+    rng = np.random.default_rng([episode, 2])
+    steps = frames * FRAME_GAP + 8
+    actions = rng.uniform(-0.9, 0.9, (steps, 7))
+    actions[:, 6] = rng.choice([-1.0, 1.0], steps)
+    return DemoEpisode(
+        task_id=0,
+        init_state_id=episode,
+        instruction=instruction,
+        noise_scale=0.1,
+        jpegs=[[encode_jpeg(image) for image in frame] for frame in raw_images(episode, frames)],
+        proprio=rng.normal(size=(frames, 8)).astype(np.float32),
+        frame_steps=FRAME_GAP * np.arange(frames),
+        actions=actions.astype(np.float32),
+        objects=rng.normal(size=(frames, 6)).astype(np.float32),
+        env_steps=steps - 8,
+    )
+
+
+def write_demos(folder: Path, episodes: int = 2, frames: int = FRAMES, instructions: int = 1) -> list[DemoEpisode]:
+    """Write and return `episodes` episodes that take turns with the first `instructions` instructions."""
+    made = [make_episode(i, frames, INSTRUCTIONS[i % instructions]) for i in range(episodes)]
+    for i, episode in enumerate(made):
+        write_episode(episode_path(folder, 0, i), episode)
+    return made

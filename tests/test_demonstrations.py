@@ -1,0 +1,161 @@
+import io
+import os
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from demonstrations import (
+    DemoEpisode,
+    decode_jpeg,
+    encode_jpeg,
+    episode_path,
+    list_episodes,
+    read_episode,
+    write_episode,
+)
+from errors import BadInput
+from vla.preprocessing import jpeg_round_trip
+
+ARRAYS = ("proprio", "frame_steps", "actions", "objects")
+
+
+@pytest.fixture(scope="module")
+def episode() -> DemoEpisode:
+    generator = np.random.default_rng(0)
+    images = generator.integers(0, 256, (3, 2, 32, 32, 3), np.uint8)
+    return DemoEpisode(
+        task_id=7,
+        init_state_id=39,
+        instruction="pick up the black bowl on the stove",
+        noise_scale=0.3,
+        jpegs=[[encode_jpeg(image) for image in frame] for frame in images],
+        proprio=generator.normal(size=(3, 8)).astype(np.float32),
+        frame_steps=np.array([1, 5, 13]),
+        actions=generator.uniform(-1, 1, (21, 7)).astype(np.float32),
+        objects=generator.normal(size=(3, 6)).astype(np.float32),
+        env_steps=16,
+    )
+
+
+def test_an_episode_comes_back_as_it_was_written(tmp_path, episode):
+    path = episode_path(tmp_path / "new folder", 7, 12)
+    write_episode(path, episode)
+    again = read_episode(path)
+    assert path.name == "episode_07_000012.npz"
+    for name in ("task_id", "init_state_id", "instruction", "noise_scale", "jpegs", "env_steps"):
+        assert getattr(again, name) == getattr(episode, name)
+    for name in ARRAYS:
+        np.testing.assert_array_equal(getattr(again, name), getattr(episode, name))
+        assert getattr(again, name).dtype == getattr(episode, name).dtype
+
+
+def test_equal_episodes_give_equal_bytes(tmp_path, episode):
+    write_episode(tmp_path / "a.npz", episode)
+    write_episode(tmp_path / "b.npz", replace(episode, actions=episode.actions.copy()))
+    assert (tmp_path / "a.npz").read_bytes() == (tmp_path / "b.npz").read_bytes()
+
+
+def test_an_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path, episode, monkeypatch):
+    path = episode_path(tmp_path, 7, 0)
+    write_episode(path, episode)
+    monkeypatch.setattr(np, "savez", lambda file, **arrays: file.write(b"half a file") and 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_episode(path, replace(episode, env_steps=17))
+    assert os.listdir(tmp_path) == [path.name]
+    assert read_episode(path).env_steps == 16
+
+
+def test_episodes_are_listed_by_task_and_index(tmp_path):
+    for task_id, index in [(1, 0), (0, 11), (0, 2)]:
+        episode_path(tmp_path, task_id, index).touch()
+    (tmp_path / "tmpab12.tmp").touch()
+    assert list_episodes(tmp_path) == [episode_path(tmp_path, *at) for at in [(0, 2), (0, 11), (1, 0)]]
+
+
+def test_a_folder_without_episodes_is_bad_input(tmp_path):
+    with pytest.raises(BadInput, match="no demonstrations"):
+        list_episodes(tmp_path / "missing")
+
+
+def broken(path, **changes) -> None:
+    """Rewrite the file with some of its arrays changed (None: left out)."""
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files} | changes
+    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"proprio": None},
+        {"proprio": np.zeros((2, 8), np.float32)},
+        {"proprio": np.full((3, 8), np.nan, np.float32)},
+        {"actions": np.zeros((20, 7), np.float32)},
+        {"actions": np.zeros((21, 7))},
+        {"frame_steps": np.array([5, 1, 13])},
+        {"jpeg_offsets": np.full((3, 2, 2), 10**9)},
+        {"jpeg_offsets": np.zeros((0, 2, 2), np.int64)},
+        {"task_id": np.zeros(2)},
+    ],
+    ids=[
+        "missing",
+        "short",
+        "nan",
+        "no chunk for a frame",
+        "float64",
+        "unordered",
+        "beyond the end",
+        "empty",
+        "two ids",
+    ],
+)
+def test_contents_that_do_not_fit_are_bad_input(tmp_path, episode, changes):
+    path = episode_path(tmp_path, 0, 0)
+    write_episode(path, episode)
+    broken(path, **changes)
+    with pytest.raises(BadInput, match=r"episode_00_000000\.npz"):
+        read_episode(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no archive", None], ids=["empty", "text", "cut short"])
+def test_damaged_files_are_bad_input(tmp_path, episode, content):
+    path = episode_path(tmp_path, 0, 0)
+    write_episode(path, episode)
+    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
+    with pytest.raises(BadInput, match=r"episode_00_000000\.npz"):
+        read_episode(path)
+
+
+class Malicious:
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.mkdir, (self.trace,)
+
+
+def test_code_inside_a_file_does_not_run(tmp_path, episode):
+    path, trace = episode_path(tmp_path, 0, 0), tmp_path / "trace"
+    write_episode(path, episode)
+    pickled = io.BytesIO()
+    np.save(pickled, np.array([Malicious(str(trace))], dtype=object), allow_pickle=True)
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files if name != "proprio"}
+    np.savez(path, **arrays)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("proprio.npy", pickled.getvalue())
+    with pytest.raises(BadInput, match="pickle"):
+        read_episode(path)
+    assert not trace.exists()
+
+
+def test_a_frame_that_is_read_has_had_the_round_trip_of_the_training_data():
+    image = np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8)
+    np.testing.assert_array_equal(decode_jpeg(encode_jpeg(image)), jpeg_round_trip(image))
+
+
+def test_a_frame_that_is_no_jpeg_is_bad_input():
+    with pytest.raises(BadInput, match="JPEG"):
+        decode_jpeg(b"no picture")

@@ -1,0 +1,110 @@
+"""The README.md of a fine-tuned policy: what it is, how it was made, and the hashes of its files.
+
+    python -m vla.sft_card --checkpoint FOLDER [--evaluation TEXT_FILE]
+
+Training writes it without an evaluation; results are measured afterwards and given as a text file.
+"""
+
+import hashlib
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from errors import BadInput
+from vla.json_file import read_json
+
+RUN_FILE = "sft_run.json"  # how the policy was made, written by vla.sft
+CARD_FILE = "README.md"
+
+
+@dataclass(frozen=True)
+class CardArgs:
+    checkpoint: Path
+    """A folder that vla.sft wrote."""
+    evaluation: Path | None = None
+    """Text file in Markdown with the results to show."""
+
+
+def write_card(folder: Path, evaluation: str | None = None) -> Path:
+    """Write the folder's README.md and return its path. Raises BadInput where there is no sft_run.json."""
+    run = read_json(folder / RUN_FILE)
+    path = folder / CARD_FILE
+    path.write_text(model_card(folder.name, run, file_rows(folder), evaluation), encoding="utf-8")
+    return path
+
+
+def file_rows(folder: Path) -> list[tuple[str, int, str]]:
+    """(name, bytes, sha256) of every file of the folder but the card itself."""
+    paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CARD_FILE)
+    return [(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths]
+
+
+def model_card(name: str, run: dict[str, Any], files: list[tuple[str, int, str]], evaluation: str | None = None) -> str:
+    """Markdown. `run` is the content of sft_run.json."""
+    data, network, arguments = run["data"], run["network"], run["arguments"]
+    learner = arguments["learner"]
+    lines = [
+        f"# {name}",
+        "",
+        f"A small policy in the folder format of OpenVLA-OFT: {network['parameters']:,} parameters, of which "
+        f"{network['vocabulary_parameters']:,} are the two vocabulary matrices, nearly all zero. "
+        f"It sees {['one image', 'two images'][network['num_images'] - 1]} of {network['image_size']} pixels "
+        f"({network['image_tokens']} tokens), the instruction{' and the robot state' if network['proprio'] else ''}, "
+        "and answers with a chunk of 8 actions as 56 tokens.",
+        "The weights were trained from random ones by this project and come under the project's licence."
+        if arguments["init"] is None
+        else f"The weights were fine-tuned from `{arguments['init']}`, whose licence holds for them too.",
+        "",
+        "## How it was made",
+        "",
+        "Supervised fine-tuning by `vla.sft` on demonstrations of a scripted expert in simulation:",
+        "",
+        "```",
+        run["command"],
+        "```",
+        "",
+        f"* data: {data['train_episodes']:,} episodes with {data['train_frames']:,} frames "
+        f"({data['held_out_episodes']:,} more episodes held out), statistics key `{data['statistics_key']}`; "
+        + "instructions: "
+        + ", ".join(f'"{instruction}"' for instruction in data["instructions"]),
+        f"* {run['steps']:,} steps of {learner['batch_size']} frames, seed {learner['seed']}, "
+        f"{run['seconds'] / 60:.0f} min on {run['device']}",
+        f"* code: {run['commit'] or 'not from a git checkout'}; " + ", ".join(
+            f"{package} {version}" for package, version in run["versions"].items()
+        ),
+        f"* weights stored as {arguments['save_dtype']}",
+        "",
+        *(["## Evaluation", "", evaluation.strip(), ""] if evaluation else []),
+        "## Files",
+        "",
+        "| file | bytes | sha256 |",
+        "|---|---|---|",
+        *(f"| {file} | {size:,} | `{digest}` |" for file, size, digest in files),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def write_run(folder: Path, run: dict[str, Any]) -> None:
+    """sft_run.json, from which the card is written, now or again with an evaluation."""
+    (folder / RUN_FILE).write_text(json.dumps(run, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    args = tyro.cli(CardArgs, description=__doc__)
+    try:
+        evaluation = None if args.evaluation is None else args.evaluation.read_text(encoding="utf-8")
+        print(f"wrote {write_card(args.checkpoint, evaluation)}")
+    except OSError as error:
+        print(f"--evaluation {args.evaluation} cannot be read ({error.strerror}): name a text file", file=sys.stderr)
+        sys.exit(2)
+    except BadInput as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()
