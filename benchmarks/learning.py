@@ -49,6 +49,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class Job:
+    number: int
     variant: str
     seed: int
     flags: tuple[str, ...]
@@ -63,15 +64,14 @@ def main() -> int:
         for name, flags in VARIANTS.items():
             print(f"{name:24} {' '.join(flags)}")
         return 0
-    jobs = [
-        Job(variant, seed, (*VARIANTS[variant], *extra)) for seed in arguments.seeds for variant in arguments.variants
-    ]
+    pairs = [(variant, seed) for seed in arguments.seeds for variant in arguments.variants]
+    jobs = [Job(number, variant, seed, (*VARIANTS[variant], *extra)) for number, (variant, seed) in enumerate(pairs)]
     todo = [job for job in jobs if not (arguments.out / job.variant / f"seed_{job.seed}.jsonl").exists()]
     print(f"{len(todo)} of {len(jobs)} runs to do, {arguments.parallel} at a time", flush=True)
     started = time.monotonic()
     failed = 0
     with ThreadPoolExecutor(arguments.parallel) as threads:
-        for job, outcome in threads.map(lambda job: (job, run(job, arguments.num_envs, arguments.out)), todo):
+        for job, outcome in threads.map(lambda job: (job, run(job, arguments)), todo):
             failed += outcome != "done"
             print(f"{time.monotonic() - started:6.0f} s  {job.variant} seed {job.seed}: {outcome}", flush=True)
     return int(failed > 0)
@@ -83,21 +83,24 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--parallel", type=int, default=1, help="runs side by side")
     parser.add_argument("--num-envs", type=int, default=2, help="simulators of each run")
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs that the runs take in turn")
     parser.add_argument("--out", type=Path, default=Path("runs/learning"))
     parser.add_argument("--list", action="store_true", help="show the variants and end")
     return parser.parse_args(argv)
 
 
-def run(job: Job, num_envs: int, out: Path) -> str:
+def run(job: Job, arguments: argparse.Namespace) -> str:
     """Train once and keep what the report needs; returns "done" or the last line of the log."""
-    results, scratch = out / job.variant, out / "scratch" / f"{job.variant}-{job.seed}"
+    results, scratch = arguments.out / job.variant, arguments.out / "scratch" / f"{job.variant}-{job.seed}"
     results.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(scratch, ignore_errors=True)
     command = [sys.executable, "train_grpo.py", "--preset", "tiny", "--seed", str(job.seed)]
-    command += ["--num-envs", str(num_envs), "--output", str(scratch), "--wandb-mode", "disabled", *job.flags]
+    command += ["--num-envs", str(arguments.num_envs), "--output", str(scratch), "--wandb-mode", "disabled", *job.flags]
     log = results / f"seed_{job.seed}.log"
     with log.open("w") as output:
         env = {**os.environ, "OMP_NUM_THREADS": "1"}  # the runs share the cores
+        if arguments.gpus:
+            env["CUDA_VISIBLE_DEVICES"] = str(job.number % arguments.gpus)
         code = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=env, check=False).returncode
     if code != 0:
         return f"exit code {code}: {(log.read_text().strip().splitlines() or ['(no output)'])[-1]}"
