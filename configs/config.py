@@ -109,6 +109,9 @@ class PhaseConfig:
     """What the warmup matches: the teacher's tokens, or its distribution at --distill-temperature."""
     distill_temperature: float = 0.5
     """Temperature that sharpens the teacher's distribution (only with --distill-target sharpened)."""
+    distill_student_temperature: float = 1.0
+    """Temperature of the student's distribution that the warmup matches to the target. At the sampling temperature
+    (--temperature) the sampled student learns to do what the teacher does; at 1 its argmax does."""
     importance: Literal["student", "behaviour"] = "student"
     """Denominator of PPO's ratio in the transition: the student's own probability, or the exact probability of the
     mixture that acted (then ratios are of joint chunk probabilities)."""
@@ -120,9 +123,11 @@ class PhaseConfig:
             ("--total-steps", self.total_steps),
         ):
             _require(value >= 0, f"{flag} must not be negative, got {value}")
-        _require(
-            self.distill_temperature > 0, f"--distill-temperature must be positive, got {self.distill_temperature}"
-        )
+        for flag, value in (
+            ("--distill-temperature", self.distill_temperature),
+            ("--distill-student-temperature", self.distill_student_temperature),
+        ):
+            _require(value > 0, f"{flag} must be positive, got {value}")
         _require(self.warmup or not self.warmup_only, "--warmup-only and --no-warmup contradict each other")
 
 

@@ -32,15 +32,19 @@ def masked_mean(values: Tensor, executed: Tensor) -> Tensor:
 
 
 def distillation_loss(
-    logits: Tensor, tokens: Tensor, executed: Tensor, teacher_logprobs: Tensor | None = None
+    logits: Tensor,
+    tokens: Tensor,
+    executed: Tensor,
+    teacher_logprobs: Tensor | None = None,
+    temperature: float = 1.0,
 ) -> tuple[Tensor, Statistics]:
-    """Cross-entropy of the student at T = 1 to the teacher, summed over decisions.
+    """Cross-entropy of the student at `temperature` to the teacher, summed over decisions.
 
     logits (B, A, V); tokens (B, A) ids the teacher chose; executed (B, A) bool. With `teacher_logprobs` (B, A, V), a
     normalised distribution, the target is that distribution in place of the tokens.
     """
     targets = tokens - FIRST_ACTION_TOKEN
-    logprobs = F.log_softmax(logits, dim=-1)
+    logprobs = F.log_softmax(logits / temperature, dim=-1)
     if teacher_logprobs is None:
         cross_entropy = -logprobs.gather(-1, targets[..., None]).squeeze(-1)
     else:

@@ -48,7 +48,8 @@ def distillation_objective(policy: Any, batch: Batch, phases: PhaseConfig, micro
     def loss(logits: Tensor, rows: Tensor) -> tuple[Tensor, Statistics]:
         device = logits.device
         target = None if teacher_logprobs is None else teacher_logprobs[rows].to(device)
-        return distillation_loss(logits, batch.tokens[rows].to(device), batch.executed[rows].to(device), target)
+        tokens, executed = batch.tokens[rows].to(device), batch.executed[rows].to(device)
+        return distillation_loss(logits, tokens, executed, target, phases.distill_student_temperature)
 
     return Objective(loss, torch.ones(len(batch), dtype=torch.bool))
 
