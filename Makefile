@@ -3,8 +3,8 @@ export PYTHON
 
 .PHONY: demo test lint venv system
 
-demo: .venv/complete system checkpoints/tiny/config.json  ## train a small policy through all phases, on a CPU
-	.venv/bin/python train_grpo.py --preset tiny
+demo: .venv/complete system  ## train the small policy through all phases, on a CPU
+	.venv/bin/python train_grpo.py --preset tiny --num-envs $$(( $$(nproc) + 1 ))
 
 test: .venv/complete system lint  ## everything that CI runs
 	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile
@@ -20,6 +20,3 @@ venv: .venv/complete  ## the Python environment alone
 
 system:
 	@scripts/system_packages.sh
-
-checkpoints/tiny/config.json: .venv/complete
-	.venv/bin/python -m vla.tiny --l1-head --out checkpoints/tiny

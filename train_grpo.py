@@ -33,7 +33,7 @@ from rl.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, mar
 from rl.curriculum import curriculum_metrics, task_preferences
 from rl.dynamic_sampling import collect_informative
 from rl.episodes import training_episodes
-from rl.learner import Learner, make_learner
+from rl.learner import Learner, make_learner, set_learning_rate
 from rl.learning import estimate_advantages, surrogate_objective
 from rl.metrics import rollout_metrics, system_metrics, update_line
 from rl.objectives import distillation_objective
@@ -131,6 +131,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
                 objective = surrogate_objective(config, learner, batch, estimate, phase, state.global_step)
 
             # 5. Epochs of minibatches over the rollout.
+            set_learning_rate(learner, config.update, distilling)
             with run.timed("update"):
                 metrics |= optimise(policy, learner.optimizer, batch, objective, config.update, seed, state.update)
 

@@ -21,6 +21,8 @@ class Acted:
 class StandInPolicy:
     """Uniformly random tokens, drawn from the generator of each observation; every call sleeps `latency_s`."""
 
+    device = torch.device("cpu")
+
     def __init__(self, latency_s: float) -> None:
         self.latency_s = latency_s
         self.batches: list[int] = []  # size of every call

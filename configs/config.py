@@ -258,6 +258,8 @@ class UpdateConfig:
     """Decisions per forward and backward pass; the gradient does not depend on it, memory does."""
     lr: float = 1e-6
     """Learning rate of AdamW."""
+    warmup_lr: float | None = None
+    """Learning rate in the warmup (default: --lr); imitation bears larger steps than reinforcement."""
     weight_decay: float = 0.01
     """Weight decay of AdamW."""
     max_grad_norm: float = 1.0
@@ -273,6 +275,7 @@ class UpdateConfig:
         ):
             _require(value >= 1, f"{flag} must be at least 1, got {value}")
         _require(self.lr > 0, f"--lr must be positive, got {self.lr}")
+        _require(self.warmup_lr is None or self.warmup_lr > 0, f"--warmup-lr must be positive, got {self.warmup_lr}")
         _require(self.weight_decay >= 0, f"--weight-decay must not be negative, got {self.weight_decay}")
         _require(self.max_grad_norm > 0, f"--max-grad-norm must be positive, got {self.max_grad_norm}")
         _require(self.target_kl is None or self.target_kl > 0, f"--target-kl must be positive, got {self.target_kl}")

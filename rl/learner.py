@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from configs.config import TrainConfig
+from configs.config import TrainConfig, UpdateConfig
 from rl.critic import ValueHead
 
 
@@ -26,3 +26,9 @@ def make_learner(policy: Any, config: TrainConfig) -> Learner:
         critic = ValueHead(policy.hidden_dim, config.run.seed).to(policy.device)
         groups.append({"params": list(critic.parameters()), "lr": config.critic.value_lr})
     return Learner(policy, critic, torch.optim.AdamW(groups, weight_decay=config.update.weight_decay))
+
+
+def set_learning_rate(learner: Learner, config: UpdateConfig, distilling: bool) -> None:
+    """The policy's learning rate for the coming update: imitation bears larger steps than reinforcement."""
+    rate = config.warmup_lr if distilling and config.warmup_lr is not None else config.lr
+    learner.optimizer.param_groups[0]["lr"] = rate

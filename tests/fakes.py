@@ -57,6 +57,7 @@ class FakePolicy(nn.Module):
     num_images = 1
     action_head = None
     dtype = torch.float32
+    device = torch.device("cpu")
 
     def __init__(self, seed: int = 0, sharpness: float = 2.0, adapter_scale: float = 0.0):
         super().__init__()
