@@ -39,7 +39,7 @@ from rl.metrics import rollout_metrics, system_metrics, update_line
 from rl.objectives import distillation_objective
 from rl.phases import Phase, last_step, phase_at
 from rl.progress import progress_bar
-from rl.report import plot_curves
+from rl.report import before_and_after, plot_curves
 from rl.rollout import Randomness, acting_in, batching_of, collect
 from rl.run import Run, reopen_run, start_run
 from rl.selfcheck import check_executed, check_signal, remember_teacher
@@ -77,12 +77,13 @@ def main(argv: Sequence[str]) -> None:
             log_setup(policy, spec, tasks, teacher, run.folder)
             save_model_view(run.folder / "first_frame.png", observation, policy)
             train(config, run, learner, pool, state, teacher.mode)
-            outcome = evaluate_and_record(config, run, learner, pool, state, teacher.mode)
+            evaluate_and_record(config, run, learner, pool, state, teacher.mode)
         except BaseException:
             log.info("stopped; go on with: python train_grpo.py --resume %s", run.folder)
             run.close(exit_code=1)
             raise
-    log.info("done: %s", outcome)
+    for line in before_and_after(run.folder):
+        log.info(line)
     log.info("curves %s, videos %s", plot_curves(run.folder, config), run.folder / "videos")
     run.close()
 

@@ -11,6 +11,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from configs.config import TrainConfig
+from rl.evaluation import Successes
 from rl.phases import Phase, last_step, phase_lengths
 from rl.run import read_metrics
 
@@ -50,6 +51,18 @@ def plot_curves(folder: Path, config: TrainConfig) -> Path:
     figure.savefig(path, dpi=110)
     plt.close(figure)
     return path
+
+
+def before_and_after(folder: Path) -> list[str]:
+    """What training has changed, from the first and the last evaluation of a run: one line per way of acting."""
+    evaluations = [row for row in read_metrics(folder) if "eval/student_success" in row]
+    lines = []
+    for key, label in (("eval/student_sampled_success", "sampled"), ("eval/student_success", "greedy")):
+        first, last = (
+            Successes(int(row[f"{key}_k"]), int(row[f"{key}_n"])) for row in (evaluations[0], evaluations[-1])
+        )
+        lines.append(f"{label} success on held-out initial states: {first} before, {last} after")
+    return lines
 
 
 def _success(axis: plt.Axes, rows: list[dict[str, Any]]) -> None:

@@ -144,7 +144,7 @@ def test_the_same_flag_again_is_no_contradiction(run_folder):
 
 def test_other_flags_are_refused_with_both_values(run_folder):
     message = refusal(["--resume", str(run_folder), "--lr", "0.5", "--seed", "3"])
-    assert "lr (run: 0.001, now: 0.5)" in message
+    assert "lr (run: 0.0002, now: 0.5)" in message
     assert "seed (run: 0, now: 3)" in message
 
 

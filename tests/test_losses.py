@@ -186,6 +186,15 @@ def test_distillation_to_a_distribution_is_soft_cross_entropy(generator, execute
     assert loss.item() == pytest.approx(expected, rel=1e-6)
 
 
+def test_the_students_temperature_divides_its_logits_and_not_the_teachers(generator, executed):
+    logits, teacher = torch.randn(B, A, V, generator=generator), random_logprobs(generator)
+    tokens = torch.full((B, A), FIRST_ACTION_TOKEN + 3)
+    for target in (None, teacher):
+        warm = distillation_loss(logits, tokens, executed, target, temperature=1.6)[0]
+        assert warm.item() == pytest.approx(distillation_loss(logits / 1.6, tokens, executed, target)[0].item())
+        assert warm.item() != pytest.approx(distillation_loss(logits, tokens, executed, target)[0].item(), rel=1e-3)
+
+
 def test_accuracy_is_the_share_of_executed_tokens_whose_argmax_is_the_teachers(executed):
     logits = F.one_hot(torch.full((B, A), 9), V).float()
     tokens = torch.full((B, A), FIRST_ACTION_TOKEN + 9)

@@ -8,7 +8,7 @@ import pytest
 
 from configs.config import PhaseConfig, TrainConfig
 from rl import report
-from rl.report import plot_curves
+from rl.report import before_and_after, plot_curves
 
 ROWS = [
     {"global_step": 0, "eval/teacher_success": 0.9, "eval/teacher_success_low": 0.6, "eval/teacher_success_high": 0.98,
@@ -94,3 +94,21 @@ def test_no_figure_is_left_in_memory(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("")
     plot_curves(tmp_path, TrainConfig())
     assert plt.get_fignums() == []
+
+
+def test_the_first_and_the_last_evaluation_are_compared(tmp_path):
+    def evaluation(step, sampled, greedy):
+        counts = {"eval/student_sampled_success": sampled, "eval/student_success": greedy}
+        return {"global_step": step} | {f"{key}_k": k for key, k in counts.items()} | {
+            f"{key}_n": 20 for key in counts
+        } | {"eval/student_success": greedy / 20}  # fmt: skip
+
+    rows = [evaluation(0, 4, 10), ROWS[1], evaluation(50, 20, 0), evaluation(99, 16, 15)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sampled, greedy = before_and_after(tmp_path)
+    for line, name, rates in (
+        (sampled, "sampled success", ("4/20 = 20 %", "before", "16/20 = 80 %", "after")),
+        (greedy, "greedy success", ("10/20 = 50 %", "before", "15/20 = 75 %", "after")),
+    ):
+        places = [line.index(part) for part in (name, *rates)]
+        assert places == sorted(places)
