@@ -1,6 +1,6 @@
 """What each part of the method is worth on the bundled small policy: variants x seeds of train_grpo.py.
 
-    python -m benchmarks.learning --variants full no-warmup --seeds 0 1 2 --parallel 4 --num-envs 4 --out runs/learning
+    python -m benchmarks.learning --variants default no-warmup --parallel 4 --num-envs 4 --out runs/learning
     python -m benchmarks.learning --list
 
 Every run has the same number of env steps and the settings of `--preset tiny`, except for the flags that its variant
@@ -22,29 +22,30 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-# The method as the paper has it: teacher first, hand-over, then reinforcement.
-PHASES = ("--warmup", "--warmup-steps", "12000", "--transition-steps", "4000")
 GROUPS = ("--group-size", "8")
 
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "rl": ("--no-warmup",),
-    "full": PHASES,
-    "full-sharpened": (*PHASES, "--distill-target", "sharpened"),
-    "warmup-only": ("--warmup", "--warmup-steps", "48000", "--warmup-only"),
-    "warmup-only-sharpened": (
-        "--warmup", "--warmup-steps", "48000", "--warmup-only", "--distill-target", "sharpened",
-    ),
-    "full-no-transition": (*PHASES[:-1], "0"),
-    "full-behaviour": (*PHASES, "--importance", "behaviour"),
-    "rl-batch": ("--no-warmup", "--advantage", "batch"),
-    "rl-group": ("--no-warmup", "--advantage", "group", *GROUPS),
-    "rl-rloo": ("--no-warmup", "--advantage", "rloo", *GROUPS),
-    "rl-absolute-groups": ("--no-warmup", *GROUPS),
-    "rl-token-ratio": ("--no-warmup", "--ratio-level", "token"),
-    "rl-no-clip-higher": ("--no-warmup", "--clip-high", "0.2"),
-    "rl-t1.0": ("--no-warmup", "--temperature", "1.0"),
-    "rl-t1.6": ("--no-warmup", "--temperature", "1.6"),
-}  # fmt: skip
+    "default": (),
+    # phases
+    "no-warmup": ("--no-warmup",),
+    "warmup-only": ("--warmup-only", "--warmup-steps", "40000"),
+    "no-transition": ("--transition-steps", "0"),
+    # what the warmup matches
+    "sharpened-target": ("--distill-target", "sharpened"),
+    "student-at-1": ("--distill-student-temperature", "1"),
+    # advantages
+    "batch": ("--advantage", "batch"),
+    "absolute-groups": GROUPS,
+    "group": ("--advantage", "group", *GROUPS),
+    "rloo": ("--advantage", "rloo", *GROUPS),
+    # ratios
+    "chunk-ratio": ("--ratio-level", "chunk"),
+    "behaviour": ("--ratio-level", "chunk", "--importance", "behaviour"),
+    "no-clip-higher": ("--clip-high", "0.2"),
+    # temperatures
+    "t1.0": ("--temperature", "1.0", "--distill-student-temperature", "1.0"),
+    "t1.3": ("--temperature", "1.3", "--distill-student-temperature", "1.3"),
+}
 
 
 @dataclass(frozen=True)
