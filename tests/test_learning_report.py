@@ -8,11 +8,11 @@ from benchmarks.learning_report import read_variants, table
 def rows(sampled: list[int], seconds: float) -> str:
     """Evaluations with `sampled` of 60 and a greedy 10 of 20, and a warmup update between the first two."""
     update = {"global_step": 50, "schedule/phase": 0, "rollout/time_s": seconds, "time/update": 1.0}
+    greedy = {"eval/student_success": 0.5, "eval/student_success_k": 10, "eval/student_success_n": 20}
+    name = "eval/student_sampled_success"
     evaluations = [
-        {"global_step": 100 * i, "eval/student_success": 0.5, "eval/student_success_k": 10, "eval/student_success_n": 20,
-         "eval/student_sampled_success": k / 60, "eval/student_sampled_success_k": k, "eval/student_sampled_success_n": 60}
-        for i, k in enumerate(sampled)
-    ]  # fmt: skip
+        {"global_step": 100 * i, **greedy, name: k / 60, f"{name}_k": k, f"{name}_n": 60} for i, k in enumerate(sampled)
+    ]
     return "".join(json.dumps(row) + "\n" for row in (evaluations[0], update, *evaluations[1:]))
 
 
