@@ -56,6 +56,7 @@ PRESETS: dict[str, TrainConfig] = {
         task=replace(_TINY.task, max_env_steps=16, eval_init_states=(40, 41)),
         phases=PhaseConfig(warmup_steps=32, transition_steps=32, total_steps=96),
         rollout=RolloutConfig(n_steps=32),
+        loss=LossConfig(),
         update=replace(_TINY.update, n_epochs=2, batch_size=4, micro_batch_size=4),
         evaluation=EvaluationConfig(eval_interval=64, allow_zero_baseline=True),
         run=RunConfig(name="smoke", wandb_mode="disabled"),

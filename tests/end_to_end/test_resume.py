@@ -89,7 +89,7 @@ def test_resume_with_other_flags_is_refused_and_names_them(straight):
     before = (straight / "metrics.jsonl").read_bytes()
     refused = run_command("train_grpo.py", "--resume", str(straight), "--lr", "0.5", "--group-size", "4")
     assert refused.returncode == 2
-    assert "lr (run: 0.001, now: 0.5)" in refused.stderr
+    assert "lr (run: 0.0002, now: 0.5)" in refused.stderr
     assert "group_size (run: 1, now: 4)" in refused.stderr
     assert len(refused.stderr.strip().splitlines()) == 1
     assert (straight / "metrics.jsonl").read_bytes() == before
