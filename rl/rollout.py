@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +12,7 @@ import numpy as np
 import torch
 
 from configs.config import RolloutConfig, TrainConfig
+from rl.cores import cores_for_simulators
 from rl.phases import Phase, PhaseState
 from rl.randomness import torch_generator
 from rl.trajectory import Decision, Episode, Trajectory
@@ -161,36 +160,6 @@ def collect(
     whole trajectories only. Environments are served as they become ready. A simulator fault is never a failure: the
     episode is played again with the same randomness, and after MAX_ATTEMPTS the run stops (RuntimeError).
     """
-    with cores_for_simulators(policy.device, pool.num_slots):
-        return _collect(policy, pool, episodes, acting, randomness, n_steps, batching, record, on_steps)
-
-
-@contextmanager
-def cores_for_simulators(device: torch.device, num_envs: int) -> Iterator[None]:
-    """While simulators run in processes of their own, a network on the CPU keeps to the cores that they leave.
-
-    Its threads wait for one another actively; on cores that are taken, that is most of what they do.
-    """
-    threads = torch.get_num_threads()
-    if device.type == "cpu" and num_envs > 1:
-        torch.set_num_threads(max(1, min(threads, (os.cpu_count() or 1) - num_envs)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _collect(
-    policy: Any,
-    pool: Any,
-    episodes: Iterable[Episode],
-    acting: Acting,
-    randomness: Randomness,
-    n_steps: int | None,
-    batching: Batching,
-    record: Callable[[Episode], bool],
-    on_steps: Callable[[int], None],
-) -> Collected:
     started = time.perf_counter()
     schedule = _Schedule(episodes, n_steps, pool.num_slots)
     running: dict[int, _Running] = {}
@@ -233,7 +202,8 @@ def _collect(
         if waiting:
             decided_from = time.perf_counter()
             batch = [(slot, waiting.pop(slot)) for slot in list(waiting)[: batching.max_size]]
-            _serve(policy, pool, batch, acting, randomness)
+            with cores_for_simulators(policy.device, pool.num_slots):
+                _serve(policy, pool, batch, acting, randomness)
             times["infer"] += time.perf_counter() - decided_from
 
     if pool.num_slots == 1:  # an inline environment works while we wait for it

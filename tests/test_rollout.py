@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.rollout import MAX_ATTEMPTS, Acting, Batching, Randomness, collect, cores_for_simulators, decide
+from rl.rollout import MAX_ATTEMPTS, Acting, Batching, Randomness, collect, decide
 from rl.trajectory import Episode
 from tests.fakes import CHUNK_LENGTH, FIRST_ACTION_TOKEN, NUM_TOKENS, FakePolicy, FakePool, Script, random_observations
 
@@ -361,15 +361,3 @@ def test_with_patience_a_batch_waits_until_it_is_full():
     pool = FakePool(lengths_script(8), num_slots=4, order_seed=0)  # results come in several portions
     play(pool, source=episodes(4), policy=policy, batching=Batching(patience_s=60.0))
     assert policy.modes == [("student sample", 4), ("student sample", 4)]
-
-
-def test_a_network_on_the_cpu_leaves_the_cores_to_the_simulators_and_takes_them_back():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        for device, num_envs, during in (("cpu", 1000, 1), ("cpu", 1, 2), ("cuda", 1000, 2)):
-            with cores_for_simulators(torch.device(device), num_envs):
-                assert torch.get_num_threads() == during
-            assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
