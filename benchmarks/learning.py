@@ -47,6 +47,21 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "t1.3": ("--temperature", "1.3", "--distill-student-temperature", "1.3"),
 }
 
+# Several tasks at once need more experience: compared with each other, not with those above.
+LONGER = (
+    "--task-ids",
+    "0",
+    "1",
+    "2",
+    "--warmup-steps",
+    "24000",
+    "--transition-steps",
+    "8000",
+    "--total-steps",
+    "80000",
+)
+VARIANTS |= {"three-tasks": LONGER, "three-tasks-curriculum": (*LONGER, "--curriculum")}
+
 
 @dataclass(frozen=True)
 class Job:
