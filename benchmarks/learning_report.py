@@ -1,7 +1,7 @@
 """Table and pictures of what benchmarks/learning.py left: python -m benchmarks.learning_report OUT [--pictures FOLDER]
 
 For every variant the counts of all its seeds before and after training, with Wilson intervals, and per seed the change;
-the curves show the mean over the seeds and the range between them.
+one picture compares the variants, and one each shows its curves: the mean over the seeds and the range between them.
 """
 
 from __future__ import annotations
@@ -108,6 +108,28 @@ def plot(variant: Variant, path: Path) -> None:
     plt.close(figure)
 
 
+def compare(variants: Sequence[Variant], path: Path) -> None:
+    """Sampled and greedy success after training side by side, best first, with the rate before it."""
+    ways = [(key, *WAYS[key]) for key in ("eval/student_sampled_success", "eval/student_success")]
+    ranked = sorted(variants, key=lambda variant: variant.counts(ways[0][0], -1).rate)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 1.2 + 0.32 * len(ranked)), sharey=True, constrained_layout=True)
+    for axis, (key, label, colour) in zip(axes, ways, strict=True):
+        for row, variant in enumerate(ranked):
+            before, after = variant.counts(key, 0), variant.counts(key, -1)
+            low, high = after.interval
+            axis.plot([low, high], [row, row], color=colour, linewidth=2)
+            axis.plot(after.rate, row, "o", color=colour)
+            axis.plot(before.rate, row, "|", color="#777777", markersize=12)
+            ends = [rows[-1][key] for rows in variant.evaluations()]
+            axis.plot(ends, [row] * len(ends), ".", color="#222222", markersize=4)
+        axis.set(xlim=(0, 1), xlabel="success rate", title=label)
+        axis.grid(axis="x", alpha=0.3)
+    axes[0].set_yticks(range(len(ranked)), [variant.name for variant in ranked])
+    figure.suptitle("after training: all seeds with 95 % interval; dots: each seed; grey: before", fontsize=9)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def _shade(axis: plt.Axes, rows: Sequence[dict[str, Any]]) -> None:
     """Colour the background by the phase of every update."""
     start = 0
@@ -120,12 +142,13 @@ def _shade(axis: plt.Axes, rows: Sequence[dict[str, Any]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning_report", description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="folder that benchmarks.learning wrote")
-    parser.add_argument("--pictures", type=Path, help="folder for one PNG per variant (default: OUT)")
+    parser.add_argument("--pictures", type=Path, help="folder for the PNGs (default: OUT)")
     arguments = parser.parse_args()
     variants = read_variants(arguments.out)
     print(table(variants))
     pictures = arguments.pictures or arguments.out
     pictures.mkdir(parents=True, exist_ok=True)
+    compare(variants, pictures / "comparison.png")
     for variant in variants:
         plot(variant, pictures / f"{variant.name}.png")
 

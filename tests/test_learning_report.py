@@ -2,7 +2,9 @@
 
 import json
 
-from benchmarks.learning_report import read_variants, table
+from PIL import Image
+
+from benchmarks.learning_report import compare, read_variants, table
 
 
 def rows(sampled: list[int], seconds: float) -> str:
@@ -28,3 +30,15 @@ def test_counts_of_all_seeds_are_added_and_changes_kept_apart(tmp_path):
     assert [variant.seconds(phase) for phase in range(2)] == [21.0, 0.0]
     assert "54/120 = 45 %" in table([variant])
     assert "+30, +15" in table([variant])
+
+
+def test_the_comparison_grows_with_the_number_of_variants(tmp_path):
+    for name in ("default", "no-warmup", "batch"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "seed_0.jsonl").write_text(rows([27, 45], 10.0))
+    variants = read_variants(tmp_path)
+    compare(variants[:1], tmp_path / "one.png")
+    compare(variants, tmp_path / "three.png")
+    one, three = (Image.open(tmp_path / name).size for name in ("one.png", "three.png"))
+    assert three[0] == one[0]
+    assert three[1] > one[1]
