@@ -25,7 +25,8 @@ def _trained(base: Path, **options) -> Policy:
     policy = Policy.load(str(base), task_suite=SUITE, lora_rank=4, lora_alpha=8, **options)
     generator = torch.Generator().manual_seed(1)
     for _, parameter in policy.named_trainable_parameters():
-        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+        with torch.no_grad():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
     return policy
 
 

@@ -131,7 +131,7 @@ def test_every_stage_is_the_references(name, networks):
     network = networks[case.uses_proprio]
     images, prompt_ids, lengths, proprio = case.inputs
     with torch.no_grad():
-        features = network.vision_backbone(images)
+        features = network.image_features(images)
         embeddings, is_real = network.embed(*case.inputs)
     _assert_close(features[:, :: int(case["vision_features_stride"])], case["vision_features"], VISION)
     with torch.no_grad():
@@ -256,10 +256,10 @@ def test_gradient_checkpointing_changes_no_gradient(networks):
     network = networks[True]
     gradients = {}
     for enabled in (False, True):
-        network.set_gradient_checkpointing(enabled)
+        network.recompute(network.num_blocks if enabled else 0)
         with _trainable(network):
             network(*case.inputs)[0].logsumexp(-1).sum().backward()
             gradients[enabled] = {key: p.grad for key, p in network.named_parameters() if p.grad is not None}
-    network.set_gradient_checkpointing(False)
+    network.recompute(0)
     assert gradients[True].keys() == gradients[False].keys()
     assert all(torch.equal(gradients[True][key], gradients[False][key]) for key in gradients[True])

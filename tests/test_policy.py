@@ -40,7 +40,8 @@ def observations(folder) -> list[PlainObservation]:
 def _train_a_little(policy: Policy) -> None:
     generator = torch.Generator().manual_seed(1)
     for _, parameter in policy.named_trainable_parameters():
-        parameter.data += 0.05 * torch.randn(parameter.shape, generator=generator)
+        with torch.no_grad():
+            parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
 
 
 def _generators(count: int, seed: int = 0):

@@ -3,6 +3,8 @@
 import shutil
 from pathlib import Path
 
+import torch
+
 from errors import BadInput
 from vla.heads import ProprioProjector
 from vla.json_file import read_json
@@ -70,4 +72,5 @@ def load_proprio(network: OpenVLAOFT, folder: Path) -> None:
         if name not in stored or stored[name].shape != parameter.shape:
             found = tuple(stored[name].shape) if name in stored else "none"
             raise BadInput(f"{path}: {name}: expected shape {tuple(parameter.shape)}, found {found}")
-        parameter.data.copy_(stored[name])
+        with torch.no_grad():
+            parameter.copy_(stored[name])

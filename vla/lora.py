@@ -1,4 +1,4 @@
-"""LoRA adapters on every linear map of the network, by peft with an explicit list of targets.
+"""LoRA adapters on every linear map of the network, with an explicit list of targets, in peft's file format.
 
 openvla-oft trains with peft 0.11 and "all-linear", which there meant every nn.Linear plus every module that shares a
 linear layer's last name: both patch embeddings (convolutions called `proj`) and `lm_head`. Newer versions of peft mean
@@ -13,21 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
+from peft import LoraConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from errors import BadInput
 from vla.json_file import read_json, required
+from vla.lora_layers import LoraConv2d, LoraLinear
 from vla.weights import read_metadata, read_tensors, write_tensors
 
-ADAPTER_NAME = "default"
 ADAPTED_PARTS = ("vision_backbone", "projector", "language_model")  # of the network; the proprio projector has none
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 MATRICES = ("lora_A", "lora_B")
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
+# Linear maps of one input that become one product.
+TOGETHER = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+LoraLayer = LoraLinear | LoraConv2d
 
 
 @dataclass(frozen=True)
@@ -59,80 +61,125 @@ def add_lora(network: nn.Module, rank: int, alpha: int, seed: int = 0, targets: 
     """Freeze the network and put adapters on `targets` (default: all). They change nothing until trained: B is zero.
 
     A is normal with standard deviation 1 / rank ("gaussian" in peft), drawn on the CPU in the order of the targets, so
-    that a seed means the same adapter on every device.
+    that a seed means the same adapter on every device. Linear maps of one input become one layer (`TOGETHER`).
     """
     existing = lora_targets(network)
     if unknown := sorted(set(targets or ()) - set(existing)):
         raise BadInput(f"the adapter has {len(unknown)} modules that its base lacks, first {unknown[0]}: another base")
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=alpha,
-        lora_dropout=0.0,
-        init_lora_weights="gaussian",
-        target_modules=list(existing if targets is None else targets),
-    )
+    adapted = set(existing if targets is None else targets)
     network.requires_grad_(False)
-    inject_adapter_in_model(config, network, adapter_name=ADAPTER_NAME)
+    for name, parent in list(network.named_modules()):
+        _replace_children(parent, _adapted_children(name, parent, adapted, rank, alpha))
     generator = torch.Generator().manual_seed(seed)
-    for _, layer in lora_layers(network):
-        down, up = layer.lora_A[ADAPTER_NAME].weight, layer.lora_B[ADAPTER_NAME].weight
-        down.data, up.data = down.data.float(), torch.zeros_like(up.data, dtype=torch.float32)
+    for _, (down, _) in named_adapters(network):
         if not down.is_meta:
-            down.data.copy_(torch.randn(down.shape, generator=generator) / rank)
+            with torch.no_grad():
+                down.copy_(torch.randn(down.shape, generator=generator) / rank)
     network.eval()
 
 
+def _adapted_children(name: str, parent: nn.Module, adapted: set[str], rank: int, alpha: int) -> dict[str, nn.Module]:
+    """A module's children as they will be, in the order of those whose place they take."""
+    old = dict(parent.named_children())
+    wanted = {child: f"{name}.{child}".lstrip(".") in adapted for child in old}
+    together = {members[0]: child for child, members in TOGETHER.items() if all(member in old for member in members)}
+    merged = {member for child in together.values() for member in TOGETHER[child]}
+    new: dict[str, nn.Module] = {}
+    for child, module in old.items():
+        if child in together:
+            members = TOGETHER[together[child]]
+            flags = [wanted[member] for member in members]
+            new[together[child]] = LoraLinear([old[member] for member in members], flags, rank, alpha)
+        elif child not in merged and wanted[child]:
+            is_convolution = isinstance(module, nn.Conv2d)
+            new[child] = (
+                LoraConv2d(module, rank, alpha) if is_convolution else LoraLinear([module], [True], rank, alpha)
+            )
+        elif child not in merged:
+            new[child] = module
+    return new
+
+
+def _replace_children(parent: nn.Module, children: dict[str, nn.Module]) -> None:
+    old = dict(parent.named_children())
+    if list(children.values()) == list(old.values()):
+        return
+    for child in old:
+        delattr(parent, child)
+    for child, module in children.items():
+        parent.add_module(child, module)
+    if any(p.is_cuda for p in parent.parameters()):
+        torch.cuda.empty_cache()  # what was replaced has other sizes than what comes next
+
+
 def lora_layers(network: nn.Module) -> list[tuple[str, LoraLayer]]:
-    """(name, layer) of all adapted modules, in the network's order."""
+    """(name, layer) of all layers that have adapters or may have had some."""
     return [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLayer)]
+
+
+def named_adapters(network: nn.Module) -> list[tuple[str, tuple[Tensor, Tensor]]]:
+    """(name of the linear map in the base network, (A, B)) of all adapters, in the order of `lora_targets`."""
+    found = []
+    for name, layer in lora_layers(network):
+        parent, _, child = name.rpartition(".")
+        members = TOGETHER.get(child, (child,))
+        with_adapter = [m for m, has in zip(members, layer.adapted, strict=True) if has]
+        names = [f"{parent}.{member}".lstrip(".") for member in with_adapter]
+        found += zip(names, layer.adapters(), strict=True)
+    return found
+
+
+def refresh_adapters(network: nn.Module, force: bool = False) -> None:
+    """Bring the stored copies of all adapters up to date: before a forward pass that follows a change."""
+    for _, layer in lora_layers(network):
+        if isinstance(layer, LoraLinear):
+            layer.refresh(force)
+
+
+def num_frozen_parameters(network: nn.Module) -> int:
+    """Parameters of the base network; the room for the adapters in its weights does not count."""
+    frozen = sum(p.numel() for p in network.parameters() if not p.requires_grad)
+    layers = (layer for _, layer in lora_layers(network) if isinstance(layer, LoraLinear))
+    return frozen - sum(layer.weight[:, layer.in_features :].numel() for layer in layers)
 
 
 @contextmanager
 def adapters_disabled(network: nn.Module) -> Iterator[None]:
     """The base network without its adapters. May be nested; what was disabled before stays disabled after."""
-    layers = [layer for _, layer in lora_layers(network) if not layer.disable_adapters]
+    layers = [layer for _, layer in lora_layers(network) if layer.enabled]
     for layer in layers:
-        layer.enable_adapters(False)
+        layer.enabled = False
     try:
         yield
     finally:
         for layer in layers:
-            layer.enable_adapters(True)
+            layer.enabled = True
 
 
 def linear_rows(layer: nn.Module, x: Tensor, rows: slice) -> Tensor:
-    """`layer(x)[..., rows]` in float32 without computing the other rows; `layer` is linear, with adapter or without.
-
-    The base's product is rounded to its dtype, as in the reference; the adapter's share is added in float32.
-    """
-    if not isinstance(layer, LoraLayer):
-        return F.linear(x, layer.weight[rows]).float()
-    base = F.linear(x, layer.base_layer.weight[rows]).float()
-    if layer.disable_adapters:
-        return base
-    low_rank = layer.lora_A[ADAPTER_NAME](x.float())
-    return base + F.linear(low_rank, layer.lora_B[ADAPTER_NAME].weight[rows]) * layer.scaling[ADAPTER_NAME]
+    """`layer(x)[..., rows]` in float32 without computing the other rows; `layer` is linear, with adapter or without."""
+    return layer.rows(x, rows) if isinstance(layer, LoraLinear) else F.linear(x, layer.weight[rows]).float()
 
 
 def save_lora(network: nn.Module, folder: Path, base_model: str, base_fingerprint: str) -> None:
     """Write adapter_config.json and adapter_model.safetensors, which peft's PeftModel.from_pretrained reads too."""
-    layers = lora_layers(network)
-    first = layers[0][1]
+    adapters = named_adapters(network)
+    first = lora_layers(network)[0][1]
     config = LoraConfig(
-        r=first.r[ADAPTER_NAME],
-        lora_alpha=first.lora_alpha[ADAPTER_NAME],
+        r=first.rank,
+        lora_alpha=first.alpha,
         lora_dropout=0.0,
         init_lora_weights="gaussian",
-        target_modules=[name for name, _ in layers],
+        target_modules=[name for name, _ in adapters],
         base_model_name_or_path=base_model,
         inference_mode=True,
     )
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(str(folder))
     tensors = {
-        f"{KEY_PREFIX}{name}.{matrix}.weight": getattr(layer, matrix)[ADAPTER_NAME].weight
-        for name, layer in layers
-        for matrix in MATRICES
+        f"{KEY_PREFIX}{name}.{matrix}.weight": tensor.contiguous()
+        for name, pair in adapters
+        for matrix, tensor in zip(MATRICES, pair, strict=True)
     }
     write_tensors(folder / WEIGHTS_FILE, tensors, {"base_fingerprint": base_fingerprint})
 
@@ -168,23 +215,24 @@ def read_adapter(folder: Path) -> Adapter:
 def fill_lora(network: nn.Module, adapter: Adapter) -> None:
     """Copy an adapter's tensors into the network's adapters. Raises BadInput when the two have different shapes."""
     path = adapter.folder / WEIGHTS_FILE
-    layers = dict(lora_layers(network))
-    if set(adapter.targets) != set(layers):
-        unmatched = sorted(set(adapter.targets) ^ set(layers))
+    ours = dict(named_adapters(network))
+    if set(adapter.targets) != set(ours):
+        unmatched = sorted(set(adapter.targets) ^ set(ours))
         raise BadInput(f"{path}: {len(unmatched)} modules differ from this policy's adapters, first {unmatched[0]}")
-    for name, layer in layers.items():
-        if layer.scaling[ADAPTER_NAME] != adapter.alpha / adapter.rank:
-            raise BadInput(
-                f"{adapter.folder / CONFIG_FILE}: alpha {adapter.alpha} at rank {adapter.rank}, this policy has "
-                f"{layer.lora_alpha[ADAPTER_NAME]} at rank {layer.r[ADAPTER_NAME]}: give the same LoRA flags"
-            )
-        for matrix in MATRICES:
-            parameter = getattr(layer, matrix)[ADAPTER_NAME].weight
+    layer = lora_layers(network)[0][1]
+    if layer.scale != adapter.alpha / adapter.rank:
+        raise BadInput(
+            f"{adapter.folder / CONFIG_FILE}: alpha {adapter.alpha} at rank {adapter.rank}, this policy has "
+            f"{layer.alpha} at rank {layer.rank}: give the same LoRA flags"
+        )
+    for name, pair in ours.items():
+        for matrix, parameter in zip(MATRICES, pair, strict=True):
             stored = adapter.tensors.get(f"{name}.{matrix}")
             if stored is None or stored.shape != parameter.shape:
                 found = "none" if stored is None else tuple(stored.shape)
                 raise BadInput(f"{path}: {name}.{matrix}: expected shape {tuple(parameter.shape)}, found {found}")
-            parameter.data.copy_(stored)
+            with torch.no_grad():
+                parameter.copy_(stored)
 
 
 def check_base(adapter: Adapter, base_fingerprint: str, base: str) -> None:

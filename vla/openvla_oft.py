@@ -12,6 +12,8 @@ Attribute names are those of the reference model, so that names of parameters, c
 Source: openvla-oft @213c5ff, prismatic/extern/hf/modeling_prismatic.py; stock timm and transformers, no remote code.
 """
 
+from collections.abc import Callable
+
 import timm
 import torch
 from torch import Tensor, nn
@@ -21,12 +23,15 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla.action_tokenizer import ACTION_TOKEN_IDS
+from vla.blocks import llama_block, vit_block, vit_tokens
 from vla.heads import ProprioProjector
-from vla.lora import linear_rows
+from vla.lora import linear_rows, refresh_adapters
 from vla.model_config import ModelConfig, VitConfig
 from vla.prompt import EOS_ID, PAD_ID
 
 ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # of lm_head: 31744..31999
+# (number of the block in the order of computing, block, tokens) -> tokens
+RunBlock = Callable[[int, nn.Module, Tensor], Tensor]
 
 
 class FusedVisionBackbone(nn.Module):
@@ -43,15 +48,18 @@ class FusedVisionBackbone(nn.Module):
         """Tokens per image."""
         return self.featurizer.patch_embed.num_patches
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that are computed: the last one of each is not."""
+        return len(self.featurizer.blocks) + len(self.fused_featurizer.blocks) - 2
+
+    def forward(self, pixel_values: Tensor, run_block: RunBlock) -> Tensor:
         """(B, 6 * images, S, S) -> (B, images * num_patches, dino_dim + siglip_dim)"""
         batch = len(pixel_values)
         images = pixel_values.unflatten(1, (-1, 6)).flatten(0, 1)  # (B * images, 6, S, S)
-        features = torch.cat(
-            [_patch_features(self.featurizer, images[:, :3]), _patch_features(self.fused_featurizer, images[:, 3:])],
-            dim=-1,
-        )
-        return features.unflatten(0, (batch, -1)).flatten(1, 2)
+        dino = _patch_features(self.featurizer, images[:, :3], run_block, 0)
+        siglip = _patch_features(self.fused_featurizer, images[:, 3:], run_block, len(self.featurizer.blocks) - 1)
+        return torch.cat([dino, siglip], dim=-1).unflatten(0, (batch, -1)).flatten(1, 2)
 
 
 def _create_vit(config: VitConfig) -> nn.Module:
@@ -60,20 +68,15 @@ def _create_vit(config: VitConfig) -> nn.Module:
     return timm.create_model(config.timm_id, pretrained=False, num_classes=0, **options)
 
 
-def _patch_features(vit: nn.Module, images: Tensor) -> Tensor:
+def _patch_features(vit: nn.Module, images: Tensor, run_block: RunBlock, first_block: int) -> Tensor:
     """Output of the second-to-last block without final norm, class and register tokens dropped: (B, num_patches, dim).
 
     The last block, the final norm and the pooling are never computed; they exist because checkpoints hold them.
     """
-    (features,) = vit.forward_intermediates(
-        images,
-        indices=[len(vit.blocks) - 2],
-        norm=False,
-        stop_early=True,
-        output_fmt="NLC",
-        intermediates_only=True,
-    )
-    return features
+    tokens = vit_tokens(vit, images)
+    for i, block in enumerate(vit.blocks[:-1]):
+        tokens = run_block(first_block + i, block, tokens)
+    return tokens[:, vit.num_prefix_tokens :]
 
 
 class Projector(nn.Module):
@@ -100,19 +103,28 @@ class OpenVLAOFT(nn.Module):
         self.projector = Projector(vision_dim, config.llama.hidden_size)
         self.language_model = LlamaForCausalLM(config.llama)
         self.proprio_projector = proprio_projector
-        self.gradient_checkpointing = False
-        for layer in self.language_model.model.layers:
-            layer.self_attn.is_causal = False  # read by the SDPA path when there is no mask
+        self.recomputed_blocks = 0
+        self._vit_block, self._llama_block = vit_block, llama_block
 
     @property
     def dtype(self) -> torch.dtype:
         return self.language_model.model.embed_tokens.weight.dtype
 
-    def set_gradient_checkpointing(self, enabled: bool) -> None:
-        """Recompute each transformer block's activations in the backward pass instead of keeping them."""
-        self.gradient_checkpointing = enabled
-        self.vision_backbone.featurizer.set_grad_checkpointing(enabled)
-        self.vision_backbone.fused_featurizer.set_grad_checkpointing(enabled)
+    @property
+    def num_blocks(self) -> int:
+        """Transformer blocks in the order of computing: the vision transformers', then the language model's."""
+        return self.vision_backbone.num_blocks + len(self.language_model.model.layers)
+
+    def recompute(self, num_blocks: int) -> None:
+        """Recompute the activations of the first `num_blocks` blocks in the backward pass instead of keeping them.
+
+        The vision transformers come first: theirs take more memory for the time that recomputing costs.
+        """
+        self.recomputed_blocks = num_blocks
+
+    def compile_blocks(self) -> None:
+        """Fuse the small operations of every block (torch.compile); blocks of one kind share their code."""
+        self._vit_block, self._llama_block = torch.compile(vit_block), torch.compile(llama_block)
 
     def build_rotary_embedding(self, device: torch.device) -> None:
         """Checkpoints hold no RoPE frequencies; they are computed in float32 whatever the weights' dtype is."""
@@ -132,6 +144,7 @@ class OpenVLAOFT(nn.Module):
         pixel_values (B, 6 * images, S, S); prompt_ids (B, P), padded on the right; prompt_lengths (B,), or None when no
         row is padded; proprio (B, proprio_dim) normalised. Column v of the logits is token id 31744 + v.
         """
+        refresh_adapters(self)
         embeddings, is_real = self.embed(pixel_values, prompt_ids, prompt_lengths, proprio)
         hidden = self.decode(embeddings, is_real, self.first_output_position(embeddings, prompt_ids, prompt_lengths))
         return self.action_logits(hidden), hidden
@@ -140,7 +153,7 @@ class OpenVLAOFT(nn.Module):
         self, pixel_values: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None, proprio: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         """The language model's input (B, S, D), and which of its positions hold something (B, S): None if all do."""
-        parts = [self.projector(self.vision_backbone(pixel_values.to(self.dtype)))]
+        parts = [self.projector(self.image_features(pixel_values))]
         if self.proprio_projector is not None:
             # The trainable projector is float32 in a network of any dtype.
             token = self.proprio_projector(proprio.to(self.proprio_projector.fc1.weight.dtype))
@@ -151,6 +164,14 @@ class OpenVLAOFT(nn.Module):
             return embeddings, None
         num_inserted = embeddings.shape[1] - text.shape[1]
         return embeddings, F.pad(text_is_real, (num_inserted, 0), value=True)
+
+    def image_features(self, pixel_values: Tensor) -> Tensor:
+        """(B, 6 * images, S, S) -> (B, images * num_patches, vision_dim)"""
+
+        def run_block(index: int, block: nn.Module, tokens: Tensor) -> Tensor:
+            return self._run(index, self._vit_block, block, tokens)
+
+        return self.vision_backbone(pixel_values.to(self.dtype), run_block)
 
     def _embed_text(self, prompt_ids: Tensor, prompt_lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """BOS, prompt, A zero vectors, </s>, padding: (B, P + A + 1, D), and which positions are no padding.
@@ -176,26 +197,27 @@ class OpenVLAOFT(nn.Module):
         return num_inserted + lengths - 1
 
     def decode(self, embeddings: Tensor, is_real: Tensor | None, first_output: Tensor) -> Tensor:
-        """Hidden states (B, A, D) after the final norm at A positions from `first_output` (B,) on.
-
-        The layers are called one by one: LlamaModel.forward would add a causal mask of its own.
-        """
+        """Hidden states (B, A, D) after the final norm at A positions from `first_output` (B,) on."""
         llama = self.language_model.model
-        batch, length, dim = embeddings.shape
+        length, last = embeddings.shape[1], len(llama.layers) - 1
         # Padding comes last, so the positions of all other tokens are those of the unpadded sequence.
-        rope = llama.rotary_emb(embeddings, position_ids=torch.arange(length, device=embeddings.device)[None])
+        cos, sin = llama.rotary_emb(embeddings, position_ids=torch.arange(length, device=embeddings.device)[None])
         # No mask at all where nothing is padded: that lets SDPA take its fastest kernel, the one the reference takes.
-        mask = None if is_real is None else is_real[:, None, None, :].expand(batch, 1, length, length)
+        mask = None if is_real is None else is_real[:, None, None, :]
+        positions = first_output[:, None] + torch.arange(self.num_action_tokens, device=embeddings.device)
         hidden = embeddings
-        for layer in llama.layers:
-            if self.gradient_checkpointing and torch.is_grad_enabled():
-                hidden = checkpoint(
-                    layer, hidden, mask, position_embeddings=rope, use_reentrant=False, preserve_rng_state=False
-                )
-            else:
-                hidden = layer(hidden, mask, position_embeddings=rope)
-        positions = first_output[:, None] + torch.arange(self.num_action_tokens, device=hidden.device)
-        return llama.norm(hidden.gather(1, positions[..., None].expand(-1, -1, dim)))
+        for i, layer in enumerate(llama.layers):
+            rows = positions if i == last else None  # nobody reads the last layer's output anywhere else
+            hidden = self._run(
+                self.vision_backbone.num_blocks + i, self._llama_block, layer, hidden, mask, cos, sin, rows
+            )
+        return llama.norm(hidden)
+
+    def _run(self, index: int, forward: Callable[..., Tensor], *arguments: object) -> Tensor:
+        """A block's forward pass, its activations kept or recomputed."""
+        if index < self.recomputed_blocks and torch.is_grad_enabled():
+            return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False)
+        return forward(*arguments)
 
     def action_logits(self, hidden: Tensor) -> Tensor:
         """(B, A, D) -> (B, A, 256) float32, over the ids 31744..31999 only."""

@@ -24,7 +24,7 @@ from vla.adapter_folder import SAMPLES_FILE, base_of_adapter, load_proprio, save
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint, load_action_head, load_network
 from vla.heads import L1RegressionHead
 from vla.hub import resolve_checkpoint
-from vla.lora import adapters_disabled, add_lora, check_base, fill_lora, read_adapter
+from vla.lora import adapters_disabled, add_lora, check_base, fill_lora, num_frozen_parameters, read_adapter
 from vla.observation import Observation, write_observations
 from vla.openvla_oft import OpenVLAOFT
 from vla.preprocessing import ImageProcessor, model_input_images, pixel_values
@@ -118,7 +118,7 @@ class Policy:
             add_lora(network, lora_rank, lora_alpha, seed)
         else:
             add_lora(network, trained.rank, trained.alpha, seed, trained.targets)
-        network.set_gradient_checkpointing(gradient_checkpointing)
+        network.recompute(network.num_blocks if gradient_checkpointing else 0)
         policy = cls(
             info=info,
             network=network,
@@ -233,7 +233,6 @@ class Policy:
 
     def describe(self) -> list[tuple[str, str]]:
         """Rows of the table that is shown at start."""
-        total = sum(p.numel() for p in self.network.parameters())
         trainable = sum(p.numel() for _, p in self._trainable)
         return [
             ("checkpoint", self.base_model),
@@ -243,7 +242,7 @@ class Policy:
             ("L1 head", "yes" if self.action_head is not None else "no"),
             ("statistics key", self.unnorm_key),
             ("chunk", f"{self.chunk_length} x {self.action_dim}"),
-            ("parameters", f"{total - trainable:,} frozen, {self.network.dtype}"),
+            ("parameters", f"{num_frozen_parameters(self.network):,} frozen, {self.network.dtype}"),
             ("trainable", f"{trainable:,} in {len(self._trainable)} tensors, torch.float32"),
         ]
 

@@ -1,0 +1,132 @@
+"""The adapted layers compute W x + b + alpha / rank * B (A x), and its gradient, for every map that they hold."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from vla.lora_layers import LoraConv2d, LoraLinear, _Augmented
+
+RANK, ALPHA = 3, 5
+
+
+def make_layer(adapted=(True, False, True), bias=True, dtype=torch.float32):
+    """A layer of maps from 7 to 4, 6 and 5, its bases, and adapters that are not zero."""
+    torch.manual_seed(0)
+    bases = [nn.Linear(7, size, bias=bias, dtype=dtype) for size in (4, 6, 5)[: len(adapted)]]
+    layer = LoraLinear(bases, adapted, RANK, ALPHA)
+    with torch.no_grad():
+        layer.lora_A.normal_()
+        layer.lora_B.normal_()
+    layer.refresh()
+    return layer, bases
+
+
+def formula(layer, bases, x, down, up):
+    """Map by map, from the definition."""
+    outputs, row = [], 0
+    downs = iter(down.split(RANK))
+    for base, has_adapter in zip(bases, layer.adapted, strict=True):
+        y = F.linear(x, base.weight, base.bias)
+        if has_adapter:
+            y = y + ALPHA / RANK * (x @ next(downs).T) @ up[row : row + base.out_features].T
+            row += base.out_features
+        outputs.append(y)
+    return torch.cat(outputs, dim=-1)
+
+
+@pytest.mark.parametrize("adapted", [(True,), (True, True, True), (True, False, True), (False, True)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_output_and_gradients_are_those_of_the_definition(adapted, bias):
+    layer, bases = make_layer(adapted, bias)
+    x = torch.randn(2, 5, 7)
+    ours = [x.clone().requires_grad_(), layer.lora_A, layer.lora_B]
+    theirs = [t.detach().clone().requires_grad_() for t in ours]
+    weighting = torch.randn(2, 5, sum(layer.out_features))
+    y = layer(ours[0])
+    expected = formula(layer, bases, *theirs)
+    torch.testing.assert_close(y, expected)
+    got = torch.autograd.grad((y * weighting).sum(), ours)
+    torch.testing.assert_close(got, torch.autograd.grad((expected * weighting).sum(), theirs))
+
+
+def test_gradient_agrees_with_finite_differences():
+    layer, _ = make_layer((True, True), dtype=torch.float64)
+    layer.lora_A.data, layer.lora_B.data = layer.lora_A.double(), layer.lora_B.double()
+
+    def output(x, down, up):
+        layer.lora_A.data, layer.lora_B.data = down.detach(), up.detach()
+        layer.refresh(force=True)
+        low = F.linear(x, down)
+        return _Augmented.apply(x, low, up, layer.weight, layer.bias, layer.blocks, layer.scale)
+
+    inputs = [torch.randn(3, 7, dtype=torch.float64), layer.lora_A.detach().clone(), layer.lora_B.detach().clone()]
+    assert torch.autograd.gradcheck(output, [t.requires_grad_() for t in inputs])
+
+
+def test_a_change_of_the_adapter_is_seen_after_a_refresh():
+    layer, bases = make_layer((True,))
+    x = torch.randn(4, 7)
+    with torch.no_grad():
+        layer.lora_B += 1
+        layer.refresh()
+        torch.testing.assert_close(layer(x), formula(layer, bases, x, layer.lora_A, layer.lora_B))
+
+
+def test_a_change_that_autograd_does_not_see_needs_force():
+    layer, bases = make_layer((True,))
+    x = torch.randn(4, 7)
+    with torch.no_grad():
+        before = layer(x)
+        layer.lora_B.data += 1
+        layer.refresh()
+        assert torch.equal(layer(x), before)
+        layer.refresh(force=True)
+        torch.testing.assert_close(layer(x), formula(layer, bases, x, layer.lora_A, layer.lora_B))
+
+
+def test_disabled_layer_is_its_bases():
+    layer, bases = make_layer()
+    layer.enabled = False
+    x = torch.randn(4, 7)
+    torch.testing.assert_close(layer(x), torch.cat([base(x) for base in bases], dim=-1))
+
+
+def test_gradients_of_several_forward_passes_add_up():
+    layer, _ = make_layer((True, True))
+    x = torch.randn(6, 7)
+    layer(x).square().sum().backward()
+    whole = layer.lora_A.grad.clone(), layer.lora_B.grad.clone()
+    layer.zero_grad()
+    for part in x.split(2):
+        layer(part).square().sum().backward()
+    torch.testing.assert_close((layer.lora_A.grad, layer.lora_B.grad), whole, rtol=1e-5, atol=1e-4)
+
+
+def test_bfloat16_products_have_float32_adapters_and_gradients():
+    layer, bases = make_layer((True, True), dtype=torch.bfloat16)
+    x = torch.randn(8, 7, dtype=torch.bfloat16)
+    y = layer(x)
+    assert y.dtype == torch.bfloat16
+    for base in bases:
+        base.float()
+    torch.testing.assert_close(
+        y.float(), formula(layer, bases, x.float(), layer.lora_A, layer.lora_B), rtol=2e-2, atol=0.1
+    )
+    y.sum().backward()
+    assert {layer.lora_A.grad.dtype, layer.lora_B.grad.dtype} == {torch.float32}
+
+
+def test_convolution_is_the_linear_layer_of_its_patches():
+    torch.manual_seed(0)
+    base = nn.Conv2d(3, 6, kernel_size=4, stride=4)
+    layer = LoraConv2d(base, RANK, ALPHA)
+    with torch.no_grad():
+        layer.lora_A.normal_()
+        layer.lora_B.normal_()
+    images = torch.randn(2, 3, 8, 12)
+    patches = F.unfold(images, 4, stride=4).transpose(1, 2)  # (2, 6 patches, 48)
+    linear = nn.Linear(48, 6)
+    linear.weight.data, linear.bias.data = base.weight.flatten(1), base.bias
+    expected = linear(patches) + ALPHA / RANK * (patches @ layer.lora_A.flatten(1).T) @ layer.lora_B.flatten(1).T
+    torch.testing.assert_close(layer(images).flatten(2).transpose(1, 2), expected)

@@ -1,0 +1,148 @@
+"""Linear maps with a low-rank adapter beside the frozen weight, as one matrix product.
+
+    y = W x + b + s B (A x)  =  [W | s B] [x ; A x] + b,        s = alpha / rank
+
+The frozen weight is stored with room for s B behind its last column, so that the adapter costs a product of 16 columns
+and a slightly longer one, and no pass over the output. Several linear maps of one input (q, k, v; gate, up) are one
+layer with several adapters: A's are stacked, B's stand side by side in blocks.
+
+Adapters are float32; the products run in the frozen weight's dtype. Source: Hu et al. 2021, arXiv:2106.09685.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class LoraLinear(nn.Module):
+    """One or several linear maps of the same input, with an adapter on each, on some or on none of them."""
+
+    def __init__(self, bases: Sequence[nn.Linear], adapted: Sequence[bool], rank: int, alpha: int):
+        super().__init__()
+        first = bases[0].weight
+        self.in_features = bases[0].in_features
+        self.out_features = [base.out_features for base in bases]
+        self.rank, self.alpha = rank, alpha
+        self.adapted = tuple(adapted)
+        self.enabled = True
+        num_adapted = sum(adapted)
+        self.blocks = _blocks(self.out_features, adapted)
+        # [W | s B]; the columns of B are filled by `refresh`.
+        weight = first.new_zeros(sum(self.out_features), self.in_features + num_adapted * rank)
+        torch.cat([base.weight.detach() for base in bases], out=weight[:, : self.in_features])
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        biases = [base.bias.detach() for base in bases if base.bias is not None]
+        self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
+        options = {"dtype": torch.float32, "device": first.device}
+        rows = sum(end - start for start, end in self.blocks)
+        self.lora_A = nn.Parameter(torch.zeros(num_adapted * rank, self.in_features, **options))
+        self.lora_B = nn.Parameter(torch.zeros(rows, rank, **options))
+        self._refreshed = self.lora_B._version  # zero in both places
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) -> (..., sum of out_features)"""
+        if not self.enabled or not self.blocks:
+            return F.linear(x, self.weight[:, : self.in_features], self.bias)
+        low = F.linear(x, self.lora_A.to(x.dtype))
+        return _Augmented.apply(x, low, self.lora_B, self.weight, self.bias, self.blocks, self.scale)
+
+    def rows(self, x: Tensor, rows: slice) -> Tensor:
+        """`self(x)[..., rows]` in float32 without computing the others; of a layer of one map.
+
+        The frozen product is rounded to its dtype, as in the reference; the adapter's share is added in float32.
+        """
+        bias = None if self.bias is None else self.bias[rows]
+        base = F.linear(x, self.weight[rows, : self.in_features], bias).float()
+        if not self.enabled or not self.blocks:
+            return base
+        return base + F.linear(F.linear(x.float(), self.lora_A), self.lora_B[rows]) * self.scale
+
+    def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(A (rank, in_features), B (out_features, rank)) of every adapted map, as views."""
+        offset = 0
+        for i, (start, end) in enumerate(self.blocks):
+            yield self.lora_A[i * self.rank : (i + 1) * self.rank], self.lora_B[offset : offset + end - start]
+            offset += end - start
+
+    @torch.no_grad()
+    def refresh(self, force: bool = False) -> None:
+        """Copy s B into the stored weight if B has changed since the last time.
+
+        force: where B was written to behind autograd's back (through .data), which leaves its version as it was.
+        """
+        if self.lora_B._version == self._refreshed and not force:
+            return
+        weight = self.weight.data  # graphs that hold this weight are past their backward pass: see Policy
+        for i, ((start, end), (_, up)) in enumerate(zip(self.blocks, self.adapters(), strict=True)):
+            column = self.in_features + i * self.rank
+            weight[start:end, column : column + self.rank] = up * self.scale
+        self._refreshed = self.lora_B._version
+
+
+class LoraConv2d(nn.Module):
+    """A patch embedding with its adapter: A is a convolution of the same patches, B is 1 x 1."""
+
+    def __init__(self, base: nn.Conv2d, rank: int, alpha: int):
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.adapted = (True,)
+        self.rank, self.alpha = rank, alpha
+        self.enabled = True
+        options = {"dtype": torch.float32, "device": base.weight.device}
+        self.lora_A = nn.Parameter(torch.zeros(rank, *base.weight.shape[1:], **options))
+        self.lora_B = nn.Parameter(torch.zeros(base.out_channels, rank, 1, 1, **options))
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, out_channels, patches down, patches across)"""
+        features = self.base_layer(images)
+        if not self.enabled:
+            return features
+        low = F.conv2d(images, self.lora_A.to(images.dtype), stride=self.base_layer.stride)
+        return features + F.conv2d(low, (self.lora_B * self.scale).to(images.dtype))
+
+    def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(A, B), as convolutions."""
+        yield self.lora_A, self.lora_B
+
+
+class _Augmented(torch.autograd.Function):
+    """[W | s B] [x ; low] + b, with gradients to x, low and B, and none to the frozen W and b."""
+
+    @staticmethod
+    def forward(ctx, x, low, up, weight, bias, blocks, scale):
+        ctx.save_for_backward(low, weight)
+        ctx.blocks, ctx.scale, ctx.rank, ctx.up_dtype = blocks, scale, up.shape[1], up.dtype
+        return F.linear(torch.cat([x, low], dim=-1), weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        low, weight = ctx.saved_tensors
+        inputs = grad @ weight
+        split = weight.shape[1] - low.shape[-1]
+        flat_grad, flat_low = grad.flatten(0, -2), low.flatten(0, -2)
+        ups = [
+            flat_grad[:, start:end].T @ flat_low[:, i * ctx.rank : (i + 1) * ctx.rank]
+            for i, (start, end) in enumerate(ctx.blocks)
+        ]
+        up = (torch.cat(ups) * ctx.scale).to(ctx.up_dtype)
+        return inputs[..., :split], inputs[..., split:], up, None, None, None, None
+
+
+def _blocks(out_features: Sequence[int], adapted: Sequence[bool]) -> tuple[tuple[int, int], ...]:
+    """(first, one past last) output row of every adapted map."""
+    blocks, start = [], 0
+    for size, has_adapter in zip(out_features, adapted, strict=True):
+        if has_adapter:
+            blocks.append((start, start + size))
+        start += size
+    return tuple(blocks)
