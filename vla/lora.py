@@ -68,7 +68,8 @@ def add_lora(network: nn.Module, rank: int, alpha: int, seed: int = 0, targets: 
         raise BadInput(f"the adapter has {len(unknown)} modules that its base lacks, first {unknown[0]}: another base")
     adapted = set(existing if targets is None else targets)
     network.requires_grad_(False)
-    for name, parent in list(network.named_modules()):
+    parents = [(name, module) for name, module in network.named_modules() if next(module.children(), None) is not None]
+    for name, parent in parents:
         _replace_children(parent, _adapted_children(name, parent, adapted, rank, alpha))
     generator = torch.Generator().manual_seed(seed)
     for _, (down, _) in named_adapters(network):

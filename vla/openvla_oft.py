@@ -124,6 +124,8 @@ class OpenVLAOFT(nn.Module):
 
     def compile_blocks(self) -> None:
         """Fuse the small operations of every block (torch.compile); blocks of one kind share their code."""
+        # One compiled form per kind of block, student or teacher, with or without gradient, and shape.
+        torch._dynamo.config.recompile_limit = 64
         self._vit_block, self._llama_block = torch.compile(vit_block), torch.compile(llama_block)
 
     def build_rotary_embedding(self, device: torch.device) -> None:

@@ -22,12 +22,19 @@ from errors import BadInput
 from vla.action_tokenizer import FIRST_ACTION_TOKEN, decode, encode, to_env, unnormalise
 from vla.adapter_folder import SAMPLES_FILE, base_of_adapter, load_proprio, save_adapter_folder
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint, load_action_head, load_network
+from vla.cuda_graphs import GraphedNetwork
 from vla.heads import L1RegressionHead
 from vla.hub import resolve_checkpoint
 from vla.lora import adapters_disabled, add_lora, check_base, fill_lora, num_frozen_parameters, read_adapter
 from vla.observation import Observation, write_observations
 from vla.openvla_oft import OpenVLAOFT
-from vla.preprocessing import ImageProcessor, model_input_images, pixel_values
+from vla.preprocessing import (
+    ImageProcessor,
+    model_input_images,
+    normalised_levels,
+    pixel_values,
+    pixel_values_on_device,
+)
 from vla.prompt import PAD_ID, load_tokenizer, prompt_ids
 from vla.sampling import sample_tokens, token_logprobs
 from vla.statistics import DatasetStatistics, NormalisationType, normalise_proprio, select_key
@@ -59,6 +66,7 @@ class Policy:
         processor: ImageProcessor,
         unnorm_key: str,
         base_model: str,
+        compile_network: bool = False,
     ):
         self.info = info
         self.network = network
@@ -82,6 +90,11 @@ class Policy:
         if network.proprio_projector is not None:
             network.proprio_projector.requires_grad_(True)
         self._trainable = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
+        self._levels = torch.from_numpy(normalised_levels(processor)).to(self.device)
+        self._forward = network
+        if compile_network:
+            network.compile_blocks()
+            self._forward = GraphedNetwork(network) if self.device.type == "cuda" else network
 
     @classmethod
     def load(
@@ -97,6 +110,7 @@ class Policy:
         adapter: str | None = None,
         seed: int = 0,
         gradient_checkpointing: bool = False,
+        compile_network: bool = False,
         num_images: int | None = None,
     ) -> "Policy":
         """Load a checkpoint (folder or hub id), put fresh adapters on it or the trained ones of folder `adapter`.
@@ -127,6 +141,7 @@ class Policy:
             processor=processor,
             unnorm_key=key,
             base_model=str(folder.resolve()) if Path(base).expanduser().is_dir() else base,
+            compile_network=compile_network,
         )
         policy._check_dimensions()
         if adapter is not None:
@@ -248,12 +263,15 @@ class Policy:
 
     def chunk_outputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
         """The one path from observations to logits (B, A, 256) and last hidden states (B, A, D), with gradient."""
-        return self.network(*self.model_inputs(observations))
+        return self._forward(*self.model_inputs(observations))
 
     def model_inputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """The arguments of the network's forward, on its device."""
         images = np.stack([self.view(observation) for observation in observations])
-        pixels = torch.from_numpy(pixel_values(images, self._processor)).to(self.device)
+        if self.device.type == "cpu":
+            pixels = torch.from_numpy(pixel_values(images, self._processor))
+        else:
+            pixels = pixel_values_on_device(torch.from_numpy(images).to(self.device), self._levels)
         prompts = [self._prompt(observation.instruction) for observation in observations]
         lengths = torch.tensor([len(ids) for ids in prompts])
         # No lengths where all are equal: then nothing is padded, and attention needs no mask.

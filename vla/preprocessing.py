@@ -15,7 +15,9 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
+import torch
 from PIL import Image
+from torch import Tensor
 
 from errors import BadInput
 from vla.json_file import as_numbers, as_object, brief, read_json, required
@@ -117,7 +119,7 @@ def pixel_values(images: np.ndarray, processor: ImageProcessor) -> np.ndarray:
     *batch, num_images, _, _, _ = images.shape
     size = processor.image_size
     pixels = np.empty((*batch, num_images, NUM_BACKBONES, 3, size, size), dtype=np.float32)
-    levels = _normalised_levels(processor)
+    levels = normalised_levels(processor)
     for index in np.ndindex(*batch, num_images):
         for backbone, interpolation in enumerate(processor.interpolations):
             planes = _resize_naive(images[index], size, interpolation).transpose(2, 0, 1)
@@ -127,8 +129,15 @@ def pixel_values(images: np.ndarray, processor: ImageProcessor) -> np.ndarray:
     return pixels.reshape(*batch, CHANNELS_PER_IMAGE * num_images, size, size)
 
 
+def pixel_values_on_device(images: Tensor, levels: Tensor) -> Tensor:
+    """The same for images (B, n, S, S, 3) and `normalised_levels` (2, 3, 256) that are on a GPU: (B, 6n, S, S)."""
+    channels = torch.arange(CHANNELS_PER_IMAGE, device=images.device).view(NUM_BACKBONES, 3, 1, 1)
+    planes = images.permute(0, 1, 4, 2, 3).unsqueeze(2).int()  # (B, n, 1, 3, S, S)
+    return levels.flatten()[planes + 256 * channels].flatten(1, 3)
+
+
 @lru_cache(maxsize=4)
-def _normalised_levels(processor: ImageProcessor) -> np.ndarray:
+def normalised_levels(processor: ImageProcessor) -> np.ndarray:
     """(2, 3, 256) float32: what each of the 256 levels becomes; looking up is exact and beats computing."""
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
     means, stds = (np.array(values, dtype=np.float32)[..., None] for values in (processor.means, processor.stds))
