@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +12,10 @@ from configs.config import PolicyConfig, TaskConfig, TrainConfig
 from envs.libero import EnvSpec
 from errors import BadInput
 from vla.adapter_folder import base_of_adapter
+from vla.data_parallel import load_data_parallel
 from vla.policy import Policy
+
+log = logging.getLogger("train")
 
 # Above this many bytes of weights a policy is not trained on a CPU unless --device cpu says so.
 LARGE_CHECKPOINT_BYTES = 2 * 2**30
@@ -39,6 +43,17 @@ def choose_device(policy: PolicyConfig) -> torch.device:
             "none; on this machine `make demo` trains a small policy (to force the CPU: --device cpu)"
         )
     return torch.device("cpu")
+
+
+def choose_devices(policy: PolicyConfig) -> list[torch.device]:
+    """`choose_device`, or with --data-parallel all visible GPUs. Raises BadInput."""
+    device = choose_device(policy)
+    if not policy.data_parallel:
+        return [device]
+    if device.type == "cpu" or torch.cuda.device_count() == 1:
+        log.warning("--data-parallel: there is one device (%s), and the run goes on with it", device)
+        return [device]
+    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
 def choose_dtype(policy: PolicyConfig, device: torch.device) -> torch.dtype:
@@ -76,14 +91,14 @@ def choose_teacher(config: TrainConfig, has_l1_head: bool) -> Teacher:
 
 
 def load_policy(config: TrainConfig) -> Policy:
-    """The pretrained policy with fresh adapters on its device. Raises BadInput."""
-    device = choose_device(config.policy)
-    return Policy.load(
+    """The pretrained policy with fresh adapters on its devices. Raises BadInput."""
+    devices = choose_devices(config.policy)
+    return load_data_parallel(
         config.policy.checkpoint,
+        devices,
         task_suite=config.task.task_suite,
         unnorm_key=config.policy.unnorm_key,
-        device=device,
-        dtype=choose_dtype(config.policy, device),
+        dtype=choose_dtype(config.policy, devices[0]),
         lora_rank=config.policy.lora_rank,
         lora_alpha=config.policy.lora_alpha,
         seed=config.run.seed,

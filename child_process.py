@@ -19,9 +19,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent
-PROGRAM = (
-    "import sys, importlib; sys.path[0] = sys.argv[1]; importlib.import_module(sys.argv[2]).main(*map(int, sys.argv[3:]))"
-)
+PROGRAM = """
+import importlib, sys
+sys.path[0] = sys.argv[1]
+importlib.import_module(sys.argv[2]).main(*map(int, sys.argv[3:]))
+"""
 END_S = 5.0  # for a child to go by itself
 
 
@@ -50,7 +52,7 @@ def start_child(
 
 
 def end_child(process: subprocess.Popen, show_stack: bool = False) -> str:
-    """Wait for a child that has died or whose socket is closed, kill it where that takes too long; says how it ended."""
+    """Wait for a child that has died or whose socket is closed, kill it where that takes too long; returns its end."""
     if show_stack:
         process.send_signal(signal.SIGABRT)  # faulthandler prints where it hangs, then it is gone
     try:

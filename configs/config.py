@@ -73,6 +73,9 @@ class PolicyConfig:
     """Where the policy runs."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the frozen weights (auto: bfloat16 on a GPU, float32 on a CPU). Adapters are float32."""
+    data_parallel: bool = False
+    """Use every visible GPU (CUDA_VISIBLE_DEVICES chooses): each gets a replica of the policy and its share of every
+    batch; --micro-batch-size is per GPU. The result is that of one GPU but for rounding."""
     lora_rank: int = 16
     """Rank of the LoRA adapters."""
     lora_alpha: int = 16
@@ -255,7 +258,7 @@ class UpdateConfig:
     batch_size: int = 2
     """Decisions per optimizer step."""
     micro_batch_size: int = 1
-    """Decisions per forward and backward pass; the gradient does not depend on it, memory does."""
+    """Decisions per forward and backward pass and device; the gradient does not depend on it, memory does."""
     lr: float = 1e-6
     """Learning rate of AdamW."""
     warmup_lr: float | None = None
