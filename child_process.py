@@ -22,7 +22,9 @@ PROJECT = Path(__file__).resolve().parent
 PROGRAM = """
 import importlib, sys
 sys.path[0] = sys.argv[1]
-importlib.import_module(sys.argv[2]).main(*map(int, sys.argv[3:]))
+import child_process
+child_process.become_child(int(sys.argv[2]))
+importlib.import_module(sys.argv[3]).main(*map(int, sys.argv[4:]))
 """
 END_S = 5.0  # for a child to go by itself
 
@@ -41,7 +43,7 @@ def start_child(
     with theirs:
         fds = (theirs.fileno(), *pass_fds)
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(PROJECT), module, *map(str, fds)],
+            [sys.executable, "-c", PROGRAM, str(PROJECT), str(os.getpid()), module, *map(str, fds)],
             pass_fds=fds,
             stdin=subprocess.DEVNULL,
             stdout=2,  # what libraries print is no output of our command line
@@ -64,11 +66,11 @@ def end_child(process: subprocess.Popen, show_stack: bool = False) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def become_child() -> None:
-    """What every child does first. It ends when its parent is gone, even if it hangs inside a library then."""
+def become_child(parent: int) -> None:
+    """What every child does before its imports. It ends when its parent is gone, even if it hangs inside a library."""
     faulthandler.enable()  # the parent aborts a hung child: its stack goes to stderr
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
 
 
 def _exit_with_parent(parent: int) -> None:

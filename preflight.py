@@ -122,8 +122,8 @@ def check_replicas(policy: Policy) -> str:
     """What one device writes into another's memory arrives: some mainboards garble copies between GPUs."""
     if not policy.replicas.are_equal():
         raise BadInput(
-            "the GPUs do not receive what they send one another: copies between them are broken on this machine (switch "
-            "off the IOMMU, or ACS, in its BIOS), or leave out --data-parallel"
+            "copies between the GPUs of this machine do not arrive: switch off its IOMMU (or ACS) in the BIOS, or "
+            "leave out --data-parallel"
         )
     return f"{len(policy.devices)} devices have the same trainable parameters"
 

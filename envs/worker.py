@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
-from child_process import become_child, end_child, start_child
+from child_process import end_child, start_child
 from envs.libero import ChunkResult, EnvSpec, LiberoEnv
 from errors import BadInput
 
@@ -81,7 +81,6 @@ class SlotEnv:
 
 def main(socket_fd: int, memory_fd: int) -> None:
     """The child: first the recipe, then requests until `None` or the end of the connection; one answer each."""
-    become_child()
     connection, memory = Connection(socket_fd), mmap.mmap(memory_fd, SHARED_BYTES)
     try:
         slot_env = SlotEnv(*connection.recv())

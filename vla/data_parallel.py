@@ -205,7 +205,8 @@ class _Handle:
             raise RuntimeError(f"{where} gave no answer in {timeout_s:.0f} s ({ending}): see its stack above") from None
         except (EOFError, OSError):
             ending = end_child(self.process)
-            raise RuntimeError(f"{where} died ({ending}; SIGKILL: perhaps the machine ran out of memory)") from None
+            hint = "its last words are above; if there are none, the system ended it, perhaps for want of memory"
+            raise RuntimeError(f"{where} died ({ending}): {hint}") from None
         if isinstance(answer, Exception):
             raise type(answer)(f"{where}: {answer}")
         return answer

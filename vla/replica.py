@@ -22,7 +22,6 @@ import torch.multiprocessing  # teaches Connection to send a tensor as a handle 
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from child_process import become_child
 from errors import BadInput
 from vla.observation import PlainObservation
 from vla.policy import Policy
@@ -71,7 +70,6 @@ class Exchange(Enum):
 
 def main(socket_fd: int) -> None:
     """The process: one request after the other, until `None`, a fault or the end of the connection."""
-    become_child()
     connection = Connection(socket_fd)
     try:
         # Memory of a CPU travels as a file descriptor, which multiprocessing hands out for this key only.
