@@ -85,7 +85,8 @@ def policies(one_device, three_devices) -> tuple[Policy, Policy]:
         generator = torch.Generator().manual_seed(1)
         for name, parameter in policy.named_trainable_parameters():
             small = 0.2 if "lora" in name else 0.02
-            parameter.data.copy_(small * torch.randn(parameter.shape, generator=generator))
+            with torch.no_grad():
+                parameter.copy_(small * torch.randn(parameter.shape, generator=generator))
             parameter.grad = None
         policy.broadcast_parameters()
     return one_device, three_devices
@@ -232,7 +233,7 @@ def test_after_20_optimizer_steps_all_devices_have_the_same_bits(policies, obser
 def test_a_loaded_adapter_reaches_every_device(policies, observations, tmp_path):
     policies[0].save_adapter(tmp_path)
     for _, parameter in policies[1].named_trainable_parameters():
-        parameter.data.zero_()
+        parameter.detach().zero_()
     policies[1].load_adapter(tmp_path)
     assert policies[1].replicas.are_equal()
     assert_equal_but_for_rounding(policies[1].chunk_logits(observations), policies[0].chunk_logits(observations))
@@ -319,7 +320,7 @@ def test_a_process_computes_the_same_and_when_killed_is_one_error(folder, polici
     for (_, parameter), (_, given) in zip(
         policy.named_trainable_parameters(), policies[0].named_trainable_parameters(), strict=True
     ):
-        parameter.data.copy_(given)
+        parameter.detach().copy_(given)
     policy.broadcast_parameters()
     assert policy.replicas.are_equal()
     alone, together = (

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.multiprocessing  # teaches Connection to send a tensor as a handle to its memory
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.nn.utils import parameters_to_vector
 
 from errors import BadInput
 from vla.observation import PlainObservation
@@ -105,7 +105,7 @@ def as_fault(error: Exception) -> Exception:
 
 
 class Replica:
-    """The whole policy on one further device. Its trainable parameters, and their gradients, are one vector each."""
+    """The whole policy on one further device. The gradients of its trainable parameters are parts of one vector."""
 
     def __init__(self, start: Start):
         self._device = torch.device(start.load["device"])
@@ -115,12 +115,10 @@ class Replica:
         self._policy = Policy.load(**start.load)
         self._policy.action_head = None  # the first device applies it to the gathered hidden states
         self._exchange = start.exchange
-        trainable = [parameter for _, parameter in self._policy.named_trainable_parameters()]
-        self._parameters = parameters_to_vector(trainable).detach()
-        vector_to_parameters(self._parameters, trainable)  # now they are parts of it
-        self._gradient = torch.zeros_like(self._parameters)
-        parts = self._gradient.split([parameter.numel() for parameter in trainable])
-        for parameter, part in zip(trainable, parts, strict=True):
+        self._parameters = [parameter for _, parameter in self._policy.named_trainable_parameters()]
+        self._sizes = [parameter.numel() for parameter in self._parameters]
+        self._gradient = torch.zeros(sum(self._sizes), device=self._device)
+        for parameter, part in zip(self._parameters, self._gradient.split(self._sizes), strict=True):
             parameter.grad = part.view_as(parameter)  # backward passes add to it in place
         self._graphs: dict[int, tuple[Tensor, Tensor]] = {}  # logits and hidden states
 
@@ -149,11 +147,16 @@ class Replica:
         ]
         torch.autograd.backward(*zip(*given, strict=True))
 
+    @torch.no_grad()
     def _exchange_vector(self, request: Exchange) -> None:
         if request is Exchange.TAKE_PARAMETERS:
-            self._parameters.copy_(self._exchange)
+            parts = self._exchange.to(self._device).split(self._sizes)
+            # In place, which also tells layers that keep something made of their parameters.
+            torch._foreach_copy_(
+                self._parameters, [part.view_as(p) for part, p in zip(parts, self._parameters, strict=True)]
+            )
         elif request is Exchange.GIVE_PARAMETERS:
-            self._exchange.copy_(self._parameters)
+            self._exchange.copy_(parameters_to_vector(self._parameters))
         else:
             self._exchange.copy_(self._gradient)
             self._gradient.zero_()
