@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,7 +13,12 @@ from configs.config import PolicyConfig, TaskConfig, TrainConfig
 from envs.libero import EnvSpec
 from errors import BadInput
 from vla.adapter_folder import base_of_adapter
+from vla.data_parallel import load_data_parallel
+from vla.memory import MemoryPlan, choose_plan, free_for_activations, limit_memory, measure_needs
 from vla.policy import Policy
+from vla.probes import synthetic_observations
+
+log = logging.getLogger("train")
 
 # Above this many bytes of weights a policy is not trained on a CPU unless --device cpu says so.
 LARGE_CHECKPOINT_BYTES = 2 * 2**30
@@ -39,6 +46,17 @@ def choose_device(policy: PolicyConfig) -> torch.device:
             "none; on this machine `make demo` trains a small policy (to force the CPU: --device cpu)"
         )
     return torch.device("cpu")
+
+
+def choose_devices(policy: PolicyConfig) -> list[torch.device]:
+    """`choose_device`, or with --data-parallel all visible GPUs. Raises BadInput."""
+    device = choose_device(policy)
+    if not policy.data_parallel:
+        return [device]
+    if device.type == "cpu" or torch.cuda.device_count() == 1:
+        log.warning("--data-parallel: there is one device (%s), and the run goes on with it", device)
+        return [device]
+    return [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
 
 
 def choose_dtype(policy: PolicyConfig, device: torch.device) -> torch.dtype:
@@ -76,19 +94,46 @@ def choose_teacher(config: TrainConfig, has_l1_head: bool) -> Teacher:
 
 
 def load_policy(config: TrainConfig) -> Policy:
-    """The pretrained policy with fresh adapters on its device. Raises BadInput."""
-    device = choose_device(config.policy)
-    return Policy.load(
+    """The pretrained policy with fresh adapters on its devices. Raises BadInput."""
+    devices = choose_devices(config.policy)
+    for device in devices:
+        limit_memory(config.policy.memory_budget, device)
+    return load_data_parallel(
         config.policy.checkpoint,
+        devices,
         task_suite=config.task.task_suite,
         unnorm_key=config.policy.unnorm_key,
-        device=device,
-        dtype=choose_dtype(config.policy, device),
+        dtype=choose_dtype(config.policy, devices[0]),
         lora_rank=config.policy.lora_rank,
         lora_alpha=config.policy.lora_alpha,
         seed=config.run.seed,
-        gradient_checkpointing=config.policy.gradient_checkpointing,
+        compile_network=compiles(config.policy, devices[0]),
     )
+
+
+def compiles(policy: PolicyConfig, device: torch.device) -> bool:
+    """Whether the network is compiled."""
+    return policy.compile == "on" or (policy.compile == "auto" and device.type == "cuda")
+
+
+def fit_to_memory(config: TrainConfig, policy: Policy) -> TrainConfig:
+    """Decide what is recomputed, and the micro-batch where it is "auto". Returns the configuration with its number."""
+    wanted, micro_batch_size = config.policy.gradient_checkpointing, config.update.micro_batch_size
+    blocks = policy.network.num_blocks if wanted == "on" else 0
+    if policy.device.type == "cuda" and "auto" in (wanted, micro_batch_size):
+        needs = measure_needs(policy, synthetic_observations(policy, 1)[0])
+        if wanted != "auto":
+            needs = [need for need in needs if need.recomputed_blocks == blocks]
+        free = free_for_activations(policy)
+        if micro_batch_size == "auto":
+            plan = choose_plan(needs, free, config.update.batch_size)
+        else:
+            plan = MemoryPlan(micro_batch_size, choose_plan(needs, free / micro_batch_size, 1).recomputed_blocks)
+        micro_batch_size, blocks = plan.micro_batch_size, plan.recomputed_blocks
+    policy.network.recompute(blocks)
+    if micro_batch_size == "auto":
+        micro_batch_size = config.update.batch_size
+    return replace(config, update=replace(config.update, micro_batch_size=micro_batch_size))
 
 
 def env_spec(task: TaskConfig, num_images: int) -> EnvSpec:

@@ -47,7 +47,11 @@ def main(argv: Sequence[str]) -> None:
             task_suite=config.task_suite, task_ids=task_ids, bddl_file=config.bddl_file, assets=config.assets
         ),
         policy=PolicyConfig(
-            checkpoint=config.checkpoint, unnorm_key=config.unnorm_key, device=config.device, dtype=config.dtype
+            checkpoint=config.checkpoint,
+            unnorm_key=config.unnorm_key,
+            device=config.device,
+            data_parallel=config.data_parallel,
+            dtype=config.dtype,
         ),
         run=RunConfig(seed=config.seed),
     )

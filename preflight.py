@@ -46,6 +46,8 @@ def check_setup(config: TrainConfig, policy: Policy, pool: Any, tasks: list[Task
         "log-probs": lambda: check_logits_path(policy, observation, config.policy.temperature, policy.dtype),
         "memory": lambda: check_memory(policy, observation, config.update.micro_batch_size),
     }
+    if len(policy.devices) > 1:
+        checks["replicas"] = lambda: check_replicas(policy)
     failures = []
     table = Table("check", "finding", title="preflight")
     for name, check in checks.items():
@@ -116,13 +118,24 @@ def check_frame(observation: Any) -> str:
     return f"{len(observation.images)} cameras of {size} pixels"
 
 
+def check_replicas(policy: Policy) -> str:
+    """What one device writes into another's memory arrives: some mainboards garble copies between GPUs."""
+    if not policy.replicas.are_equal():
+        raise BadInput(
+            "copies between the GPUs of this machine do not arrive: switch off its IOMMU (or ACS) in the BIOS, or "
+            "leave out --data-parallel"
+        )
+    return f"{len(policy.devices)} devices have the same trainable parameters"
+
+
 def check_memory(policy: Policy, observation: Any, micro_batch_size: int) -> str:
-    """One forward and backward pass of a micro-batch, the largest thing that will happen. Raises BadInput."""
+    """One forward and backward pass of a micro-batch per device, the largest thing that happens. Raises BadInput."""
     on_gpu = policy.device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(policy.device)
     try:
-        policy.chunk_logits([observation] * micro_batch_size).sum().backward()
+        policy.chunk_logits([observation] * micro_batch_size * len(policy.devices)).sum().backward()
+        policy.reduce_gradients()
     except torch.OutOfMemoryError as error:
         raise BadInput(
             f"out of GPU memory in one update of {micro_batch_size} decisions ({str(error).splitlines()[0]}); lower "

@@ -24,7 +24,7 @@ if __name__ == "__main__":
         "train_grpo.py", parse_command
     )  # --help and wrong flags, before the seconds that the imports below take
 
-from assembly import choose_teacher, env_spec, load_policy
+from assembly import choose_teacher, env_spec, fit_to_memory, load_policy
 from configs.config import TrainConfig
 from envs.libero import task_info
 from envs.pool import InlinePool, WorkerPool, make_pool
@@ -56,6 +56,7 @@ def main(argv: Sequence[str]) -> None:
     command = parse_command(argv)
     config = command.config
     policy = load_policy(config)
+    config = fit_to_memory(config, policy)
     teacher = choose_teacher(config, policy.action_head is not None)
     spec = env_spec(config.task, policy.num_images)
     tasks = task_info(spec)

@@ -11,7 +11,7 @@ import gc
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +23,7 @@ from vla.action_tokenizer import FIRST_ACTION_TOKEN
 from vla.checkpoint import inspect_checkpoint, load_network
 from vla.cuda_graphs import GraphedNetwork
 from vla.policy import Policy
+from vla.preprocessing import model_input_images
 from vla.probes import synthetic_observations
 
 TFLOP_FORWARD = 8.6
@@ -77,6 +78,14 @@ def load(folder: Path) -> Policy:
     )
 
 
+def prepared_observations(policy: Policy, count: int) -> list:
+    """As the simulators' processes deliver them: preprocessing is not this process's work."""
+    return [
+        replace(observation, images=model_input_images(observation.images, policy.image_size), prepared=True)
+        for observation in synthetic_observations(policy, count)
+    ]
+
+
 def measure_plain(folder: Path, args: Args, ceiling: float) -> None:
     inputs_of = Policy.load(str(folder), task_suite="libero_spatial", device="cuda", dtype=torch.bfloat16)
     inputs = inputs_of.model_inputs(synthetic_observations(inputs_of, max(args.batches)))
@@ -101,7 +110,7 @@ def measure_plain(folder: Path, args: Args, ceiling: float) -> None:
 
 
 def measure_deciding(policy: Policy, args: Args, ceiling: float) -> None:
-    observations = synthetic_observations(policy, max(args.batches))
+    observations = prepared_observations(policy, max(args.batches))
     for batch in args.batches:
         started = time.perf_counter()
         policy.act(observations[:batch])
@@ -147,7 +156,7 @@ def agreement(policy: Policy, observations: Sequence) -> None:
 
 
 def measure_updating(policy: Policy, args: Args, ceiling: float) -> None:
-    observations = synthetic_observations(policy, max(args.micro_batches))
+    observations = prepared_observations(policy, max(args.micro_batches))
     num_blocks = policy.network.num_blocks
     vit_blocks = policy.network.vision_backbone.num_blocks
     for recomputed, label in ((0, "nothing"), (vit_blocks, "vision"), (num_blocks, "all blocks")):
@@ -167,7 +176,7 @@ def measure_optimizer(policy: Policy) -> None:
     policy.network.recompute(0)
     policy._forward = GraphedNetwork(policy.network)
     free_memory()
-    observations = synthetic_observations(policy, 2)
+    observations = prepared_observations(policy, 2)
     optimizer = torch.optim.AdamW([p for _, p in policy.named_trainable_parameters()], lr=1e-6, fused=True)
 
     def step() -> None:

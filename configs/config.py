@@ -73,12 +73,20 @@ class PolicyConfig:
     """Where the policy runs."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the frozen weights (auto: bfloat16 on a GPU, float32 on a CPU). Adapters are float32."""
+    data_parallel: bool = False
+    """Use every visible GPU (CUDA_VISIBLE_DEVICES chooses): each gets a replica of the policy and its share of every
+    batch; --micro-batch-size is per GPU. The result is that of one GPU but for rounding."""
     lora_rank: int = 16
     """Rank of the LoRA adapters."""
     lora_alpha: int = 16
     """Scale of the adapters: alpha / rank."""
-    gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass: slower, and what makes 7B fit into 24 GB."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the transformer blocks and, on a GPU, record whole passes as CUDA graphs (auto: on a GPU). The first
+    pass of each batch size takes seconds longer, all others a fraction of the time."""
+    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
+    """Recompute activations in the backward pass: slower, for less memory (auto: as many blocks as do not fit)."""
+    memory_budget: float | None = None
+    """GiB of GPU memory that the policy may take (default: all that is free)."""
     temperature: float = 1.0
     """Sampling temperature of the student; its log-probabilities use the same value."""
     teacher: Literal["auto", "greedy", "l1"] = "auto"
@@ -86,6 +94,10 @@ class PolicyConfig:
     `auto`: l1 when the checkpoint ships an action head, else greedy."""
 
     def __post_init__(self) -> None:
+        _require(
+            self.memory_budget is None or self.memory_budget > 0,
+            f"--memory-budget must be positive, got {self.memory_budget}",
+        )
         _require(self.lora_rank >= 1, f"--lora-rank must be at least 1, got {self.lora_rank}")
         _require(self.lora_alpha >= 1, f"--lora-alpha must be at least 1, got {self.lora_alpha}")
         _require(self.temperature > 0, f"--temperature must be positive, got {self.temperature}")
@@ -254,8 +266,9 @@ class UpdateConfig:
     """Passes over a rollout."""
     batch_size: int = 2
     """Decisions per optimizer step."""
-    micro_batch_size: int = 1
-    """Decisions per forward and backward pass; the gradient does not depend on it, memory does."""
+    micro_batch_size: int | Literal["auto"] = "auto"
+    """Decisions per forward and backward pass and device; the gradient does not depend on it, memory does (auto: as
+    fits, at most --batch-size)."""
     lr: float = 1e-6
     """Learning rate of AdamW."""
     warmup_lr: float | None = None
@@ -271,7 +284,7 @@ class UpdateConfig:
         for flag, value in (
             ("--n-epochs", self.n_epochs),
             ("--batch-size", self.batch_size),
-            ("--micro-batch-size", self.micro_batch_size),
+            ("--micro-batch-size", self.batch_size if self.micro_batch_size == "auto" else self.micro_batch_size),
         ):
             _require(value >= 1, f"{flag} must be at least 1, got {value}")
         _require(self.lr > 0, f"--lr must be positive, got {self.lr}")

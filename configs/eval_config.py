@@ -45,6 +45,8 @@ class EvalConfig:
     LIBERO_ASSETS names a folder in place of lowpoly."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy runs."""
+    data_parallel: bool = False
+    """Use every visible GPU: each decides its share of every batch (with --num-envs of 2 or more)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the weights."""
     seed: int = 0

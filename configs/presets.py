@@ -30,13 +30,13 @@ TINY_CHECKPOINT = "checkpoints/tiny-libero-spatial"
 # What differs from the 7B's settings beside sizes follows docs/RESULTS.md, "Learning".
 _TINY = TrainConfig(
     task=TaskConfig(train_init_states=(0, 30), eval_init_states=(30, 50)),
-    policy=PolicyConfig(checkpoint=TINY_CHECKPOINT, gradient_checkpointing=False, temperature=1.6),
+    policy=PolicyConfig(checkpoint=TINY_CHECKPOINT, temperature=1.6),
     phases=PhaseConfig(
         warmup_steps=12_000, transition_steps=4_000, total_steps=40_000, distill_student_temperature=1.6
     ),
     rollout=RolloutConfig(n_steps=4_000),
     loss=LossConfig(ratio_level="token"),
-    update=UpdateConfig(n_epochs=4, batch_size=32, micro_batch_size=32, lr=2e-4, warmup_lr=1e-3),
+    update=UpdateConfig(n_epochs=4, batch_size=32, lr=2e-4, warmup_lr=1e-3),
     evaluation=EvaluationConfig(eval_interval=20_000, eval_trials=3),
     run=RunConfig(name="tiny"),
 )
@@ -57,7 +57,7 @@ PRESETS: dict[str, TrainConfig] = {
         phases=PhaseConfig(warmup_steps=32, transition_steps=32, total_steps=96),
         rollout=RolloutConfig(n_steps=32),
         loss=LossConfig(),
-        update=replace(_TINY.update, n_epochs=2, batch_size=4, micro_batch_size=4),
+        update=replace(_TINY.update, n_epochs=2, batch_size=4),
         evaluation=EvaluationConfig(eval_interval=64, allow_zero_baseline=True),
         run=RunConfig(name="smoke", wandb_mode="disabled"),
     ),

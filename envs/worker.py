@@ -1,39 +1,25 @@
 """One simulator in a process of its own: the process's program (`main`) and the parent's handle on it (`Worker`).
 
-The child is a fresh interpreter that talks over one socket. multiprocessing's spawn would do nearly the same, but it
-imports the parent's main script, and with it torch and the model's libraries, into every worker.
-
 Images travel through memory that both share. The child ends when told so, when the socket closes, and when its parent
 is gone, even if it hangs inside the simulator then.
 """
 
-import faulthandler
 import mmap
 import os
 import pickle
-import resource
-import signal
-import socket
-import struct
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import numpy as np
 
+from child_process import end_child, start_child
 from envs.libero import ChunkResult, EnvSpec, LiberoEnv
 from errors import BadInput
 
-PROGRAM = "import sys; sys.path[0] = sys.argv[1]; from envs.worker import main; main(*map(int, sys.argv[2:]))"
-PROJECT = Path(__file__).resolve().parent.parent
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "LP_NUM_THREADS")
-END_S = 5.0  # for a worker to go by itself
 RECEIVE_S = 30  # for the rest of an answer whose first bytes are there
 SHARED_BYTES = 64 * 2**20  # more than any answer holds; pages that nobody writes to take no memory
 
@@ -95,9 +81,6 @@ class SlotEnv:
 
 def main(socket_fd: int, memory_fd: int) -> None:
     """The child: first the recipe, then requests until `None` or the end of the connection; one answer each."""
-    faulthandler.enable()  # the parent aborts a hung worker: its stack goes to stderr
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    threading.Thread(target=_exit_with_parent, args=(os.getppid(),), daemon=True).start()
     connection, memory = Connection(socket_fd), mmap.mmap(memory_fd, SHARED_BYTES)
     try:
         slot_env = SlotEnv(*connection.recv())
@@ -126,32 +109,16 @@ def unpack(message: bytes, sizes: list[int], memory: mmap.mmap) -> ChunkResult |
     return pickle.loads(message, buffers=[bytearray(memory.read(size)) for size in sizes])
 
 
-def _exit_with_parent(parent: int) -> None:
-    """The end of the connection would go unnoticed inside a call that hangs, so look at the parent itself."""
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
-
-
 class Worker:
     """The parent's handle on one child. At most one request is under way (`deadline` is set then)."""
 
     def __init__(self, spec: EnvSpec, make_env: EnvFactory, prepare: Prepare | None = None) -> None:
-        ours, theirs = socket.socketpair()
         memory_fd = os.memfd_create("frames")  # has no name that could outlive us
         os.ftruncate(memory_fd, SHARED_BYTES)
-        # A worker stopped in the middle of an answer must not stop us: reading raises OSError after this time.
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", RECEIVE_S, 0))
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, str(PROJECT), str(theirs.fileno()), str(memory_fd)],
-            pass_fds=(theirs.fileno(), memory_fd),
-            stdin=subprocess.DEVNULL,
-            stdout=2,  # what LIBERO prints is no output of our command line
-            env={**os.environ, **dict.fromkeys(ONE_THREAD, "1")},
-            start_new_session=True,  # Ctrl-C in the terminal is the parent's to handle
+        self.process, self.connection = start_child(
+            "envs.worker", RECEIVE_S, (memory_fd,), dict.fromkeys(ONE_THREAD, "1")
         )
-        theirs.close()
-        self.connection, self._memory = Connection(ours.detach()), mmap.mmap(memory_fd, SHARED_BYTES)
+        self._memory = mmap.mmap(memory_fd, SHARED_BYTES)
         os.close(memory_fd)
         with suppress(OSError):
             self.connection.send((spec, make_env, prepare))
@@ -180,14 +147,7 @@ class Worker:
 
     def end(self, show_stack: bool = False) -> str:
         """Wait for a dead or closed worker, kill it where that takes too long; returns what had become of it."""
-        if show_stack:
-            self.process.send_signal(signal.SIGABRT)  # faulthandler prints where it hangs, then it is gone
-        try:
-            self.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        ending = end_child(self.process, show_stack)
         self.connection.close()
         self._memory.close()
-        code = self.process.returncode
-        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return ending

@@ -42,7 +42,7 @@ def predict_values(policy: Any, critic: ValueHead, batch: Batch, micro_batch_siz
     with torch.no_grad():
         parts = [
             critic(policy.chunk_outputs([batch.observations[i] for i in rows])[1])
-            for rows in torch.arange(len(batch)).split(micro_batch_size)
+            for rows in torch.arange(len(batch)).split(micro_batch_size * len(policy.devices))
         ]
     return torch.cat(parts).cpu()
 

@@ -132,7 +132,7 @@ def teacher_distribution(policy: Any, batch: Batch, temperature: float, micro_ba
     """(N, A, V) log-probs of the frozen teacher at `temperature`, computed once per update."""
     parts = []
     with torch.no_grad(), policy.teacher():
-        for rows in torch.arange(len(batch)).split(micro_batch_size):
+        for rows in torch.arange(len(batch)).split(micro_batch_size * len(policy.devices)):
             logits = policy.chunk_logits([batch.observations[i] for i in rows])
             parts.append(F.log_softmax(logits / temperature, dim=-1).cpu())
     return torch.cat(parts)

@@ -70,6 +70,7 @@ def optimise(
             else:
                 spikes += int(norm > WARN_FACTOR * config.max_grad_norm)
                 optimizer.step()
+                policy.broadcast_parameters()
                 norms.append(norm)
             optimizer.zero_grad(set_to_none=True)
             of_epoch.add(statistics)
@@ -101,14 +102,15 @@ def optimise(
 def _accumulate_gradient(
     policy: Any, batch: Batch, objective: Objective, rows: Tensor, minibatch_size: int, config: UpdateConfig
 ) -> _Totals:
-    """Add the gradient of the minibatch's mean loss, one micro-batch (and one graph in memory) at a time."""
+    """Add the gradient of the minibatch's mean loss, one micro-batch (and one graph in memory) per device at a time."""
     outputs_of = objective.outputs or policy.chunk_logits
     totals = _Totals()
-    for micro in rows.split(config.micro_batch_size):
+    for micro in rows.split(config.micro_batch_size * len(policy.devices)):
         outputs = outputs_of([batch.observations[i] for i in micro])
         loss_sum, statistics = objective.loss(outputs, micro)
         (loss_sum / minibatch_size).backward()
         totals.add(statistics)
+    policy.reduce_gradients()
     return totals
 
 

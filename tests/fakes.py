@@ -58,6 +58,7 @@ class FakePolicy(nn.Module):
     action_head = None
     dtype = torch.float32
     device = torch.device("cpu")
+    devices = (device,)
 
     def __init__(self, seed: int = 0, sharpness: float = 2.0, adapter_scale: float = 0.0):
         super().__init__()
@@ -114,6 +115,12 @@ class FakePolicy(nn.Module):
             yield
         finally:
             self._is_teacher = before
+
+    def reduce_gradients(self) -> None:
+        """There is one device."""
+
+    def broadcast_parameters(self) -> None:
+        """There is one device."""
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [("adapter", self.adapter), ("bias", self.bias)]

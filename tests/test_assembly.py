@@ -6,7 +6,15 @@ import pytest
 import torch
 
 import assembly
-from assembly import LARGE_CHECKPOINT_BYTES, choose_device, choose_dtype, choose_teacher, env_spec, load_policy
+from assembly import (
+    LARGE_CHECKPOINT_BYTES,
+    choose_device,
+    choose_devices,
+    choose_dtype,
+    choose_teacher,
+    env_spec,
+    load_policy,
+)
 from configs.config import LossConfig, PhaseConfig, PolicyConfig, TaskConfig, TrainConfig
 from errors import BadInput
 
@@ -59,6 +67,20 @@ def test_without_a_gpu_7b_is_refused_unless_forced(no_gpu, tmp_path):
 def test_cuda_without_a_gpu_is_refused(no_gpu):
     with pytest.raises(BadInput, match="--device cuda: no CUDA GPU is visible"):
         choose_device(PolicyConfig(checkpoint="x", device="cuda"))
+
+
+def test_data_parallel_takes_every_visible_gpu(a_gpu, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    wanted = PolicyConfig(checkpoint="X", data_parallel=True)
+    assert choose_devices(wanted) == [torch.device("cuda", index) for index in range(3)]
+    assert choose_devices(replace(wanted, data_parallel=False)) == [torch.device("cuda")]
+
+
+def test_data_parallel_on_one_device_goes_on_with_it_and_says_so(a_gpu, monkeypatch, caplog):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for device in ("cuda", "cpu"):
+        assert choose_devices(PolicyConfig(checkpoint="X", device=device, data_parallel=True)) == [torch.device(device)]
+        assert f"there is one device ({device})" in caplog.text
 
 
 def test_a_suite_without_public_checkpoint_asks_for_one(a_gpu):
@@ -119,17 +141,17 @@ def test_every_policy_setting_reaches_the_policy(monkeypatch, no_gpu):
     monkeypatch.setattr(
         assembly.Policy, "load", lambda checkpoint, **given: received.update(given, checkpoint=checkpoint)
     )
-    settings = PolicyConfig(
-        "X", "key", "cpu", "bfloat16", lora_rank=3, lora_alpha=5, gradient_checkpointing=False, temperature=1.6
-    )
+    settings = PolicyConfig("X", "key", "cpu", "bfloat16", lora_rank=3, lora_alpha=5, temperature=1.6)
     config = TrainConfig(policy=settings, task=TaskConfig(task_suite="libero_goal"))
     load_policy(replace(config, run=replace(config.run, seed=9)))
     assert received == {
         "checkpoint": "X", "unnorm_key": "key", "device": torch.device("cpu"), "dtype": torch.bfloat16, "lora_rank": 3,
-        "lora_alpha": 5, "gradient_checkpointing": False, "task_suite": "libero_goal", "seed": 9,
+        "lora_alpha": 5, "compile_network": False, "task_suite": "libero_goal", "seed": 9,
     }  # fmt: skip
-    used_elsewhere = {"temperature", "teacher"}
-    assert {f.name for f in fields(PolicyConfig)} == (set(received) | used_elsewhere) - {"task_suite", "seed"}
+    used_elsewhere = {"temperature", "teacher", "data_parallel", "compile", "gradient_checkpointing", "memory_budget"}
+    assert {f.name for f in fields(PolicyConfig)} == (set(received) | used_elsewhere) - {
+        "task_suite", "seed", "compile_network",
+    }  # fmt: skip
 
 
 def test_the_recipe_has_the_configured_tasks_and_the_policys_cameras(monkeypatch):

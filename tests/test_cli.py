@@ -73,7 +73,7 @@ def test_a_named_preset_goes_before_the_suites():
         (["--eval-init-states", "0", "50"], {"eval_init_states": (0, 50)}),
         (["--target-kl", "0.1"], {"target_kl": 0.1}),
         (["--checkpoint", "/x"], {"checkpoint": "/x"}),
-        (["--lr", "1e-5", "--no-gradient-checkpointing"], {"lr": 1e-5, "gradient_checkpointing": False}),
+        (["--lr", "1e-5", "--gradient-checkpointing", "off"], {"lr": 1e-5, "gradient_checkpointing": "off"}),
     ],
 )  # fmt: skip
 def test_flags_are_flat_and_change_one_field_each(argv, expected):

@@ -111,7 +111,7 @@ def test_defaults_are_those_of_the_specification():
         25_000, 5_000, 100_000
     )  # fmt: skip
     assert (DEFAULT.rollout.n_steps, DEFAULT.update.n_epochs, DEFAULT.update.batch_size) == (512, 10, 2)
-    assert (DEFAULT.update.micro_batch_size, DEFAULT.update.lr, DEFAULT.update.weight_decay) == (1, 1e-6, 0.01)
+    assert (DEFAULT.update.lr, DEFAULT.update.weight_decay) == (1e-6, 0.01)
     assert (DEFAULT.update.max_grad_norm, DEFAULT.update.target_kl) == (1.0, None)
     assert (DEFAULT.loss.clip_low, DEFAULT.loss.clip_high, DEFAULT.loss.kl_coef, DEFAULT.loss.entropy_coef) == (
         0.2, 0.28, 0.0, 0.0

@@ -171,7 +171,7 @@ def test_a_hung_worker_is_replaced_and_tells_where_it_hung(capfd):
 
 
 def test_a_worker_that_cannot_even_be_aborted_is_killed(strict_pool, monkeypatch):
-    monkeypatch.setattr("envs.worker.END_S", 0.1)
+    monkeypatch.setattr("child_process.END_S", 0.1)
     strict_pool.reset(0, 0, WORK)
     os.kill(worker_of(only(strict_pool.ready())[1]), signal.SIGSTOP)
     strict_pool.step(0, CHUNK)

@@ -101,6 +101,16 @@ def test_sampling_and_learning_are_compared_at_the_runs_temperature(policy, monk
     assert asked == [1.6]
 
 
+def test_copies_between_devices_that_do_not_arrive_are_found(policy):
+    policy.replicas = SimpleNamespace(are_equal=lambda: False)
+    check_setup(TrainConfig(), policy, pool(), [TASK])  # one device: nothing to compare
+    policy.devices = ("first", "second")
+    with pytest.raises(BadInput, match="copies between the GPUs of this machine do not arrive"):
+        check_setup(TrainConfig(), policy, pool(), [TASK])
+    policy.replicas.are_equal = lambda: True
+    check_setup(TrainConfig(), policy, pool(), [TASK])
+
+
 def test_a_simulator_that_fails_at_once_is_bad_input():
     with pytest.raises(BadInput, match=r"failed at its first reset \(task 0\): planted fault"):
         first_observation(pool(faults=1), 0, 0)

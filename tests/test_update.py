@@ -82,6 +82,29 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole_minibatch(policy, bat
     assert (accumulated - whole).norm() / whole.norm() < 1e-5
 
 
+def test_gradients_of_all_devices_meet_before_the_norm_and_parameters_go_out_after_the_step(policy, batch):
+    """Four rows fit: two per device. What other devices add is part of the norm."""
+    calls = []
+
+    def reduce_gradients():
+        calls.append("reduce")
+        policy.bias.grad += 3.0
+
+    policy.devices = ("first", "second")
+    policy.reduce_gradients, policy.broadcast_parameters = reduce_gradients, lambda: calls.append("broadcast")
+    optimizer = adamw(policy)
+    optimizer.register_step_pre_hook(lambda *_: calls.append("step"))
+    outputs_of, sizes = policy.chunk_logits, []
+    policy.chunk_logits = lambda observations: sizes.append(len(observations)) or outputs_of(observations)
+    metrics = optimise(
+        policy, optimizer, batch, custom(lambda logits, rows: 0 * logits.sum((1, 2))),
+        settings(batch_size=N, micro_batch_size=2, max_grad_norm=1.0), 0, 0,
+    )  # fmt: skip
+    assert sizes == [4, 4]
+    assert calls == ["reduce", "step", "broadcast"]
+    assert metrics["train/grad_norm"] == pytest.approx(3.0 * policy.bias.numel() ** 0.5)
+
+
 def test_the_gradient_is_that_of_the_mean_loss_over_the_minibatch(policy, batch):
     (found,) = gradients(policy, batch, distillation_objective(policy, batch, PhaseConfig(), 2), micro_batch_size=1)
     objective = distillation_objective(policy, batch, PhaseConfig(), 2)

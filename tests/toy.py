@@ -32,6 +32,7 @@ class ToyPolicy(nn.Module):
     num_images = 1
     action_head = None
     device = torch.device("cpu")
+    devices = (device,)
 
     def __init__(self, base: Tensor, chunk_length: int, action_dim: int):
         """base (F, A, 3); its dtype is that of everything."""
@@ -85,6 +86,12 @@ class ToyPolicy(nn.Module):
             yield
         finally:
             self._is_teacher = before
+
+    def reduce_gradients(self) -> None:
+        """There is one device."""
+
+    def broadcast_parameters(self) -> None:
+        """There is one device."""
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [("adapter", self.adapter)]

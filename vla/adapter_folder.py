@@ -44,6 +44,16 @@ def base_of_adapter(folder: Path) -> str | None:
     return None
 
 
+def base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | None]:
+    """A checkpoint that is itself an adapter folder becomes its base and that adapter. Raises BadInput."""
+    base = base_of_adapter(Path(checkpoint).expanduser())
+    if base is None:
+        return checkpoint, adapter
+    if adapter is not None:
+        raise BadInput(f"{checkpoint} is itself an adapter: give its base as the checkpoint")
+    return base, str(Path(checkpoint).expanduser())
+
+
 def save_adapter_folder(
     folder: Path, network: OpenVLAOFT, base_folder: Path, base_model: str, base_fingerprint: str
 ) -> None:

@@ -213,3 +213,17 @@ def load_action_head(info: CheckpointInfo, device: torch.device, dtype: torch.dt
             f"expected {head.action_dim} x {llm_dim}: it belongs to another network"
         )
     return head.to(device, dtype).requires_grad_(False)
+
+
+def check_dimensions(
+    info: CheckpointInfo, unnorm_key: str, head: L1RegressionHead | None, projector: ProprioProjector | None
+) -> None:
+    """Raises BadInput when head or projector have other sizes than the statistics of `unnorm_key`."""
+    statistics = info.statistics[unnorm_key]
+    where = f"{info.folder}: statistics {unnorm_key}"
+    if head is not None and head.action_dim != statistics.action.dim:
+        raise BadInput(f"{where}: {statistics.action.dim} action dimensions, the action head has {head.action_dim}")
+    if projector is not None:
+        found = None if statistics.proprio is None else statistics.proprio.dim
+        if found != projector.proprio_dim:
+            raise BadInput(f"{where}: {found} proprio dimensions, the proprio projector has {projector.proprio_dim}")

@@ -9,13 +9,15 @@ with no other replay in between.
 Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog), torch.cuda.make_graphed_callables.
 """
 
-from collections.abc import Hashable
+import gc
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from vla.lora import lora_layers, refresh_adapters
+from vla.lora import lora_layers
 from vla.openvla_oft import OpenVLAOFT
 
 WARM_UP = 2  # passes before recording: kernels are compiled and chosen in them
@@ -52,20 +54,33 @@ class GraphedNetwork:
         self.replays = 0
         self._recordings: dict[Hashable, Recording] = {}
         self._gradients: dict[Tensor, Tensor] = {}  # parameter -> where every recording adds its gradient
+        self._warm: set[Hashable] = set()
         self._pool = torch.cuda.graph_pool_handle()
         self._anchor = torch.zeros((), device=network.language_model.lm_head.weight.device, requires_grad=True)
 
     def __call__(self, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
-        refresh_adapters(self.network)  # never within a recording
         with_gradient = torch.is_grad_enabled()
-        key = (with_gradient, self._variant(), *(None if x is None else (x.shape, x.dtype) for x in inputs))
+        key = self._key(inputs, with_gradient)
         if key not in self._recordings:
-            self._recordings[key] = self._record(inputs, with_gradient)
+            try:
+                self._recordings[key] = self._record(inputs, with_gradient)
+            except torch.OutOfMemoryError:
+                self._forget()  # their memory may be what is missing
+                self._recordings[key] = self._record(inputs, with_gradient)
         recording = self._recordings[key]
         self.replays += 1
         if with_gradient:
             return _Replay.apply(self._anchor, self, recording, *inputs)
         return recording.replay(inputs)
+
+    def _key(self, inputs: Inputs, with_gradient: bool) -> Hashable:
+        return (with_gradient, self._variant(), *(None if x is None else (x.shape, x.dtype) for x in inputs))
+
+    def _forget(self) -> None:
+        self._recordings.clear()
+        self._pool = torch.cuda.graph_pool_handle()
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def _variant(self) -> Hashable:
         """What of the network's state a recording depends on: student or teacher."""
@@ -73,33 +88,45 @@ class GraphedNetwork:
 
     def _record(self, inputs: Inputs, with_gradient: bool) -> Recording:
         static = tuple(None if x is None else x.clone() for x in inputs)
-        if not with_gradient:
-            _on_a_side_stream(lambda: self.network(*static))
-            forward = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(forward, pool=self._pool):
-                outputs = self.network(*static)
-            return Recording(static, outputs, forward)
-
-        candidates = tuple(p for p in self.network.parameters() if p.requires_grad)
-
-        def forward_and_backward() -> tuple[Tensor | None, ...]:
-            outputs = self.network(*static)
-            return torch.autograd.grad(outputs, candidates, tuple(map(torch.ones_like, outputs)), allow_unused=True)
-
-        found = _on_a_side_stream(forward_and_backward)
-        used = [p for p, gradient in zip(candidates, found, strict=True) if gradient is not None]
-        del found
-        for parameter in used:
-            self._gradients.setdefault(parameter, torch.zeros_like(parameter))
+        self._warm_up(static, with_gradient)
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(forward, pool=self._pool):
             outputs = self.network(*static)
+        if not with_gradient:
+            return Recording(static, outputs, forward)
         output_gradients = tuple(map(torch.zeros_like, outputs))
+        parameters = list(self._gradients)
         with torch.cuda.graph(backward, pool=self._pool):
-            gradients = torch.autograd.grad(outputs, used, output_gradients)
-            torch._foreach_add_([self._gradients[parameter] for parameter in used], gradients)
+            gradients = torch.autograd.grad(outputs, parameters, output_gradients)
+            torch._foreach_add_([self._gradients[parameter] for parameter in parameters], gradients)
         detached = tuple(output.detach() for output in outputs)
         return Recording(static, detached, forward, backward, output_gradients)
+
+    def _warm_up(self, inputs: Inputs, with_gradient: bool) -> None:
+        """Passes that are not recorded: they compile, and find out which parameters get a gradient.
+
+        They take memory of their own beside that of the recordings, so all smaller batches are warmed up together with
+        the first one, before anything is recorded that is as large.
+        """
+        candidates = [p for p in self.network.parameters() if p.requires_grad]
+
+        def one_pass(part: Inputs) -> None:
+            outputs = self.network(*part)
+            if not with_gradient:
+                return
+            ones = tuple(map(torch.ones_like, outputs))
+            found = torch.autograd.grad(outputs, candidates, ones, allow_unused=True)
+            for parameter, gradient in zip(candidates, found, strict=True):
+                if gradient is not None and parameter not in self._gradients:
+                    self._gradients[parameter] = torch.zeros_like(parameter)
+
+        batch = len(inputs[0])
+        for count in range(1, batch + 1) if with_gradient else (batch,):
+            part = tuple(None if x is None else x[:count] for x in inputs)
+            key = self._key(part, with_gradient)
+            if key not in self._warm:
+                _on_a_side_stream(partial(one_pass, part))
+                self._warm.add(key)
 
     def take_gradients(self) -> None:
         """Make the tensors that recordings add to the parameters' `.grad`, with what is in there now."""
@@ -133,13 +160,11 @@ class _Replay(torch.autograd.Function):
         return None, None, None, *(None for _ in ctx.recording.inputs)
 
 
-def _on_a_side_stream(function):
-    """Run `function` WARM_UP times as recordings want it: not on the default stream. Returns the last result."""
+def _on_a_side_stream(function: Callable[[], None]) -> None:
+    """Run `function` WARM_UP times as recordings want it: not on the default stream."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP):
-            result = None  # frees what the pass before it returned
-            result = function()
+            function()
     torch.cuda.current_stream().wait_stream(stream)
-    return result

@@ -48,6 +48,15 @@ class Adapter:
         return [name.removesuffix(".lora_A") for name in self.tensors if name.endswith(".lora_A")]
 
 
+@dataclass
+class Adapters:
+    """A network's adapted layers. Every forward pass asks for them; to search all modules would take milliseconds."""
+
+    layers: list[tuple[str, LoraLayer]]
+    ups: list[Tensor]  # their B's
+    refreshed: int = -1  # sum of the B's versions when their stored copies were last brought up to date
+
+
 def lora_targets(network: nn.Module) -> list[str]:
     """Names of all modules that get an adapter: every linear map and both patch embeddings, used or not."""
     return [
@@ -71,6 +80,8 @@ def add_lora(network: nn.Module, rank: int, alpha: int, seed: int = 0, targets: 
     parents = [(name, module) for name, module in network.named_modules() if next(module.children(), None) is not None]
     for name, parent in parents:
         _replace_children(parent, _adapted_children(name, parent, adapted, rank, alpha))
+    layers = [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLayer)]
+    network.adapters = Adapters(layers, [layer.lora_B for _, layer in layers])
     generator = torch.Generator().manual_seed(seed)
     for _, (down, _) in named_adapters(network):
         if not down.is_meta:
@@ -115,7 +126,7 @@ def _replace_children(parent: nn.Module, children: dict[str, nn.Module]) -> None
 
 def lora_layers(network: nn.Module) -> list[tuple[str, LoraLayer]]:
     """(name, layer) of all layers that have adapters or may have had some."""
-    return [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLayer)]
+    return network.adapters.layers if hasattr(network, "adapters") else []
 
 
 def named_adapters(network: nn.Module) -> list[tuple[str, tuple[Tensor, Tensor]]]:
@@ -132,9 +143,13 @@ def named_adapters(network: nn.Module) -> list[tuple[str, tuple[Tensor, Tensor]]
 
 def refresh_adapters(network: nn.Module, force: bool = False) -> None:
     """Bring the stored copies of all adapters up to date: before a forward pass that follows a change."""
+    version = sum(up._version for up in network.adapters.ups)  # versions only grow
+    if version == network.adapters.refreshed and not force:
+        return
     for _, layer in lora_layers(network):
         if isinstance(layer, LoraLinear):
             layer.refresh(force)
+    network.adapters.refreshed = version
 
 
 def num_frozen_parameters(network: nn.Module) -> int:
@@ -234,6 +249,7 @@ def fill_lora(network: nn.Module, adapter: Adapter) -> None:
                 raise BadInput(f"{path}: {name}.{matrix}: expected shape {tuple(parameter.shape)}, found {found}")
             with torch.no_grad():
                 parameter.copy_(stored)
+    refresh_adapters(network)
 
 
 def check_base(adapter: Adapter, base_fingerprint: str, base: str) -> None:

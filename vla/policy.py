@@ -10,22 +10,29 @@ from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from errors import BadInput
 from vla.action_tokenizer import FIRST_ACTION_TOKEN, decode, encode, to_env, unnormalise
-from vla.adapter_folder import SAMPLES_FILE, base_of_adapter, load_proprio, save_adapter_folder
-from vla.checkpoint import CheckpointInfo, inspect_checkpoint, load_action_head, load_network
+from vla.adapter_folder import SAMPLES_FILE, base_and_adapter, load_proprio, save_adapter_folder
+from vla.checkpoint import CheckpointInfo, check_dimensions, inspect_checkpoint, load_action_head, load_network
 from vla.cuda_graphs import GraphedNetwork
 from vla.heads import L1RegressionHead
 from vla.hub import resolve_checkpoint
-from vla.lora import adapters_disabled, add_lora, check_base, fill_lora, num_frozen_parameters, read_adapter
+from vla.lora import (
+    adapters_disabled,
+    add_lora,
+    check_base,
+    fill_lora,
+    num_frozen_parameters,
+    read_adapter,
+    refresh_adapters,
+)
 from vla.observation import Observation, write_observations
 from vla.openvla_oft import OpenVLAOFT
 from vla.preprocessing import (
@@ -35,10 +42,13 @@ from vla.preprocessing import (
     pixel_values,
     pixel_values_on_device,
 )
-from vla.prompt import PAD_ID, load_tokenizer, prompt_ids
+from vla.prompt import load_tokenizer, pad_prompts, prompt_ids
 from vla.sampling import sample_tokens, token_logprobs
-from vla.statistics import DatasetStatistics, NormalisationType, normalise_proprio, select_key
+from vla.statistics import DatasetStatistics, normalisation_of, normalise_proprio, select_key
 from vla.weights import fingerprint
+
+if TYPE_CHECKING:
+    from vla.data_parallel import Replicas
 
 Mode = Literal["greedy", "sample", "l1"]
 
@@ -95,6 +105,8 @@ class Policy:
         if compile_network:
             network.compile_blocks()
             self._forward = GraphedNetwork(network) if self.device.type == "cuda" else network
+        self._is_teacher = False
+        self.replicas: Replicas | None = None  # on further devices, see `vla.data_parallel.load_data_parallel`
 
     @classmethod
     def load(
@@ -109,7 +121,6 @@ class Policy:
         lora_alpha: int = 16,
         adapter: str | None = None,
         seed: int = 0,
-        gradient_checkpointing: bool = False,
         compile_network: bool = False,
         num_images: int | None = None,
     ) -> "Policy":
@@ -119,7 +130,7 @@ class Policy:
         checkpoint is found to be. Raises BadInput in one line for everything that the user can repair.
         """
         device = torch.device(device)
-        base, adapter = _base_and_adapter(checkpoint, adapter)
+        base, adapter = base_and_adapter(checkpoint, adapter)
         folder = resolve_checkpoint(base)
         info = inspect_checkpoint(folder, num_images)
         key = select_key(info.statistics, task_suite, unnorm_key)
@@ -132,34 +143,13 @@ class Policy:
             add_lora(network, lora_rank, lora_alpha, seed)
         else:
             add_lora(network, trained.rank, trained.alpha, seed, trained.targets)
-        network.recompute(network.num_blocks if gradient_checkpointing else 0)
-        policy = cls(
-            info=info,
-            network=network,
-            action_head=load_action_head(info, device, dtype),
-            tokenizer=tokenizer,
-            processor=processor,
-            unnorm_key=key,
-            base_model=str(folder.resolve()) if Path(base).expanduser().is_dir() else base,
-            compile_network=compile_network,
-        )
-        policy._check_dimensions()
+        action_head = load_action_head(info, device, dtype)
+        check_dimensions(info, key, action_head, network.proprio_projector)
+        base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
+        policy = cls(info, network, action_head, tokenizer, processor, key, base_model, compile_network)
         if adapter is not None:
             policy.load_adapter(adapter)
         return policy
-
-    def _check_dimensions(self) -> None:
-        head, projector = self.action_head, self.network.proprio_projector
-        where = f"{self.info.folder}: statistics {self.unnorm_key}"
-        if head is not None and head.action_dim != self.action_dim:
-            raise BadInput(f"{where}: {self.action_dim} action dimensions, the action head has {head.action_dim}")
-        if projector is not None:
-            proprio = self.statistics.proprio
-            found = None if proprio is None else proprio.dim
-            if found != projector.proprio_dim:
-                raise BadInput(
-                    f"{where}: {found} proprio dimensions, the proprio projector has {projector.proprio_dim}"
-                )
 
     @property
     def hidden_dim(self) -> int:
@@ -180,6 +170,11 @@ class Policy:
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
 
+    @property
+    def devices(self) -> list[torch.device]:
+        """All that the policy runs on, the one that holds outputs and trainable parameters first."""
+        return [self.device] if self.replicas is None else self.replicas.devices
+
     @torch.no_grad()
     def act(
         self,
@@ -194,7 +189,7 @@ class Policy:
         l1: the regression head's chunk, rounded to tokens. With one CPU generator per observation a draw depends on
         that generator and that observation alone, not on the batch around it.
         """
-        logits, hidden = self.chunk_outputs(observations)
+        logits, hidden = self.chunk_outputs(observations, needs_hidden=mode == "l1")
         if mode == "greedy":
             tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
         elif mode == "sample":
@@ -206,7 +201,7 @@ class Policy:
 
     def chunk_logits(self, observations: Sequence[Observation]) -> Tensor:
         """Logits (B, A, 256) float32, with gradient to the trainable parameters; column v is token id 31744 + v."""
-        return self.chunk_outputs(observations)[0]
+        return self.chunk_outputs(observations, needs_hidden=False)[0]
 
     def actions(self, tokens: np.ndarray) -> np.ndarray:
         """Token ids (B, A) -> actions (B, chunk_length, action_dim) float64 in the env's units and conventions."""
@@ -218,17 +213,27 @@ class Policy:
     @contextmanager
     def teacher(self) -> Iterator[None]:
         """The pretrained policy: adapters off, pretrained proprio projector. May be nested; restores on exit."""
-        projector = self.network.proprio_projector
-        self.network.proprio_projector = self._pretrained_proprio
+        before = self.network.proprio_projector, self._is_teacher
+        self.network.proprio_projector, self._is_teacher = self._pretrained_proprio, True
         try:
             with adapters_disabled(self.network):
                 yield
         finally:
-            self.network.proprio_projector = projector
+            self.network.proprio_projector, self._is_teacher = before
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Adapters and proprio projector, always in the same order."""
         return list(self._trainable)
+
+    def reduce_gradients(self) -> None:
+        """After the backward passes of an optimizer step: bring the gradients of all devices together."""
+        if self.replicas is not None:
+            self.replicas.reduce_gradients()
+
+    def broadcast_parameters(self) -> None:
+        """After every change of the trainable parameters: tell the other devices."""
+        if self.replicas is not None:
+            self.replicas.broadcast_parameters()
 
     def save_adapter(self, folder: str | Path, samples: Sequence[Observation] = ()) -> None:
         """Write everything that training has changed, and what is needed to run it together with its base.
@@ -245,6 +250,7 @@ class Policy:
         check_base(adapter, self.base_fingerprint, self.base_model)
         fill_lora(self.network, adapter)
         load_proprio(self.network, Path(folder))
+        self.broadcast_parameters()
 
     def describe(self) -> list[tuple[str, str]]:
         """Rows of the table that is shown at start."""
@@ -259,10 +265,22 @@ class Policy:
             ("chunk", f"{self.chunk_length} x {self.action_dim}"),
             ("parameters", f"{num_frozen_parameters(self.network):,} frozen, {self.network.dtype}"),
             ("trainable", f"{trainable:,} in {len(self._trainable)} tensors, torch.float32"),
+            ("devices", ", ".join(map(str, self.devices))),
         ]
 
-    def chunk_outputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
-        """The one path from observations to logits (B, A, 256) and last hidden states (B, A, D), with gradient."""
+    def chunk_outputs(
+        self, observations: Sequence[Observation], needs_hidden: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """The one path from observations to logits (B, A, 256) and last hidden states (B, A, D), with gradient.
+
+        The hidden states may be None unless `needs_hidden`: those of other devices are fetched on demand.
+        """
+        if self.replicas is None:
+            return self._own_outputs(observations)
+        return self.replicas.chunk_outputs(self._own_outputs, observations, self._is_teacher, needs_hidden)
+
+    def _own_outputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
+        refresh_adapters(self.network)
         return self._forward(*self.model_inputs(observations))
 
     def model_inputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
@@ -272,12 +290,9 @@ class Policy:
             pixels = torch.from_numpy(pixel_values(images, self._processor))
         else:
             pixels = pixel_values_on_device(torch.from_numpy(images).to(self.device), self._levels)
-        prompts = [self._prompt(observation.instruction) for observation in observations]
-        lengths = torch.tensor([len(ids) for ids in prompts])
-        # No lengths where all are equal: then nothing is padded, and attention needs no mask.
-        padded = bool((lengths != lengths[0]).any())
-        ids = pad_sequence(prompts, batch_first=True, padding_value=PAD_ID).to(self.device)
-        return pixels, ids, lengths.to(self.device) if padded else None, self._proprio(observations)
+        ids, lengths = pad_prompts([self._prompt(observation.instruction) for observation in observations])
+        lengths = None if lengths is None else lengths.to(self.device)
+        return pixels, ids.to(self.device), lengths, self._proprio(observations)
 
     def view(self, observation: Observation) -> np.ndarray:
         """The images as the network sees them, uint8 (num_images, S, S, 3)."""
@@ -303,18 +318,3 @@ class Policy:
             raise BadInput(f"{self.base_model} has no L1 head (action_head--*.pt): choose the greedy teacher")
         chunk = self.action_head(hidden).float().cpu().numpy()
         return torch.from_numpy(encode(chunk)).flatten(1).to(hidden.device)
-
-
-def _base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | None]:
-    """A checkpoint that is itself an adapter folder becomes its base and that adapter."""
-    base = base_of_adapter(Path(checkpoint).expanduser())
-    if base is None:
-        return checkpoint, adapter
-    if adapter is not None:
-        raise BadInput(f"{checkpoint} is itself an adapter: give its base as the checkpoint")
-    return base, str(Path(checkpoint).expanduser())
-
-
-def normalisation_of(action_dim: int) -> NormalisationType:
-    """How training scaled actions: two-armed robots by minimum and maximum, single arms by quantiles."""
-    return NormalisationType.BOUNDS if action_dim == 14 else NormalisationType.BOUNDS_Q99

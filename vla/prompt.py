@@ -1,8 +1,12 @@
 """The text half of the model's input: prompt template, tokenizer and prompt ids."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
 from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from errors import BadInput
 from vla.sentencepiece import read_sentencepiece_model
@@ -22,6 +26,16 @@ def prompt_ids(tokenizer: Tokenizer, instruction: str) -> list[int]:
     # BOS is added here: whether the tokenizer would add it depends on how its file was saved.
     ids = [BOS_ID, *tokenizer.encode(prompt(instruction), add_special_tokens=False).ids]
     return ids if ids[-1] == EMPTY_TOKEN_ID else [*ids, EMPTY_TOKEN_ID]
+
+
+def pad_prompts(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Prompts (P_i,) -> ids (B, P), padded on the right, and their lengths (B,).
+
+    No lengths where all are equal: then nothing is padded, and attention needs no mask.
+    """
+    lengths = torch.tensor([len(ids) for ids in prompts])
+    ids = pad_sequence(prompts, batch_first=True, padding_value=PAD_ID)
+    return ids, lengths if bool((lengths != lengths[0]).any()) else None
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:

@@ -26,6 +26,11 @@ class NormalisationType(enum.Enum):
     BOUNDS = "bounds"  # minimum and maximum: ALOHA, RoboTwin (14 dimensions)
 
 
+def normalisation_of(action_dim: int) -> NormalisationType:
+    """How training scaled actions: two-armed robots by minimum and maximum, single arms by quantiles."""
+    return NormalisationType.BOUNDS if action_dim == 14 else NormalisationType.BOUNDS_Q99
+
+
 @dataclass(frozen=True, eq=False)
 class VectorStatistics:
     """Of one vector, action or proprio. All arrays (D,) float64; mask (D,) bool, False = passes through unscaled."""

@@ -1,0 +1,371 @@
+"""Three devices behind one policy equal one device: outputs, gradients, teacher, parameters; and how their faults look.
+
+The devices are CPUs, and everything but the hardware is what GPUs use. Starting a process takes its imports, so most
+tests have their replicas in threads (of this process; requests and shared memory travel in the same way).
+"""
+
+import gc
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from errors import BadInput
+from tests.small_checkpoint import make_small_checkpoint
+from vla import data_parallel
+from vla.data_parallel import _Handle, load_data_parallel
+from vla.policy import Policy
+from vla.probes import synthetic_observations
+from vla.replica import Backward, Exchange, Forward, Replica, Start, as_fault, serve
+
+PROJECT = Path(__file__).resolve().parent.parent
+CPU = torch.device("cpu")
+OPTIONS = {"task_suite": "libero_spatial", "lora_rank": 4, "lora_alpha": 4}
+# Relative to the largest element of a tensor. Rows are summed in another order, and padded to another length.
+ROUNDING = 1e-5
+PATIENCE_S = 300  # for what is certain to happen: only a failing test waits that long
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(make_small_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint", l1_head=True))
+
+
+class ThreadInPlaceOfProcess(threading.Thread):
+    """What `start_child` starts, with the methods of subprocess.Popen that `end_child` calls."""
+
+    def __init__(self, connection):
+        super().__init__(target=self._serve, args=(connection,), daemon=True)
+        self.returncode = None
+        self.start()
+
+    def _serve(self, connection):
+        connection.recv_bytes()
+        with suppress(EOFError):
+            serve(connection)
+        self.returncode = 0
+
+    def wait(self, timeout_s):
+        self.join(timeout_s)
+
+
+def start_thread(module, stalled_s):
+    assert module == "vla.replica"
+    ours, theirs = multiprocessing.Pipe()
+    return ThreadInPlaceOfProcess(theirs), ours
+
+
+@pytest.fixture(scope="module")
+def three_devices(folder):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data_parallel, "start_child", start_thread)
+        return load_data_parallel(folder, [CPU] * 3, **OPTIONS)
+
+
+@pytest.fixture(scope="module")
+def one_device(folder):
+    return load_data_parallel(folder, [CPU], **OPTIONS)
+
+
+@pytest.fixture
+def policies(one_device, three_devices) -> tuple[Policy, Policy]:
+    """With the same parameters, which differ from the pretrained ones, and without gradients."""
+    for policy in (one_device, three_devices):
+        policy.reduce_gradients()  # left by a test that failed
+        generator = torch.Generator().manual_seed(1)
+        for name, parameter in policy.named_trainable_parameters():
+            small = 0.2 if "lora" in name else 0.02
+            with torch.no_grad():
+                parameter.copy_(small * torch.randn(parameter.shape, generator=generator))
+            parameter.grad = None
+        policy.broadcast_parameters()
+    return one_device, three_devices
+
+
+@pytest.fixture(scope="module")
+def observations(one_device):
+    """Seven, of three prompt lengths."""
+    texts = ("turn on the stove", "pick up the black bowl between the plate and the ramekin", "open the drawer")
+    plain = synthetic_observations(one_device, 7)
+    return [replace(observation, instruction=texts[i % 3]) for i, observation in enumerate(plain)]
+
+
+def assert_equal_but_for_rounding(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=ROUNDING * expected.abs().max().item())
+
+
+def gradients(policy: Policy, batches: Sequence, loss_of) -> list[torch.Tensor | None]:
+    """Of the sum of `loss_of` over all batches, reduced once."""
+    for batch in batches:
+        loss_of(*policy.chunk_outputs(batch)).backward()
+    policy.reduce_gradients()
+    found = [parameter.grad for _, parameter in policy.named_trainable_parameters()]
+    for _, parameter in policy.named_trainable_parameters():
+        parameter.grad = None
+    return found
+
+
+# Outputs
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 7])
+def test_outputs_are_those_of_one_device(policies, observations, count):
+    """Of 3 devices, 1 row leaves two and 2 rows leave one without work; 4 and 7 are no multiples of 3."""
+    (logits, hidden), (all_logits, all_hidden) = (policy.chunk_outputs(observations[:count]) for policy in policies)
+    assert_equal_but_for_rounding(all_logits, logits)
+    assert_equal_but_for_rounding(all_hidden, hidden)
+    assert logits.std() > 0.5
+
+
+def test_every_row_stays_in_its_place(policies, observations):
+    """Rows that differ by more than rounding: any permutation would be seen."""
+    logits = policies[0].chunk_logits(observations).detach().flatten(1)
+    distances = torch.cdist(policies[1].chunk_logits(observations).detach().flatten(1), logits)
+    assert torch.equal(distances.argmin(1), torch.arange(7))
+    assert (distances + 1e9 * torch.eye(7)).min() > 1000 * distances.diagonal().max()
+
+
+@pytest.mark.parametrize("mode", ["greedy", "sample", "l1"])
+def test_decisions_are_those_of_one_device(policies, observations, mode):
+    acted, together = (
+        policy.act(observations, mode, 1.6, [torch.Generator().manual_seed(i) for i in range(7)]) for policy in policies
+    )
+    # Rounding moves a bin edge under one of 392 uniform numbers at most.
+    assert (acted.tokens != together.tokens).sum() <= 1
+    again = policies[1].token_logprobs(policies[1].chunk_logits(observations), together.tokens, 1.6)
+    assert torch.equal(again.detach(), together.logprobs)
+
+
+def test_the_teacher_is_the_teacher_on_every_device(policies, observations):
+    with torch.no_grad():
+        student = policies[1].chunk_logits(observations)
+        for _ in range(2):
+            with policies[0].teacher(), policies[1].teacher():
+                with policies[1].teacher():
+                    pass
+                expected, found = (policy.chunk_logits(observations) for policy in policies)
+            assert_equal_but_for_rounding(found, expected)
+            assert (found - student).abs().amax((1, 2)).min() > 0.1  # on every row, hence on every device
+        assert torch.equal(policies[1].chunk_logits(observations), student)
+
+
+def test_images_prepared_elsewhere_give_the_same_bits(policies, observations):
+    policy = policies[1]
+    elsewhere = [replace(o, images=policy.prepare(o.images), prepared=True) for o in observations]
+    assert torch.equal(policy.chunk_logits(elsewhere), policy.chunk_logits(observations))
+
+
+# Gradients
+
+
+@pytest.mark.parametrize("reads", ["logits", "hidden", "both"])
+def test_the_gradient_of_several_micro_batches_is_that_of_one_device(policies, observations, reads):
+    def loss(logits, hidden):
+        of_logits, of_hidden = -logits.log_softmax(-1)[..., 7].mean(1).sum(), hidden[..., :3].sum()
+        return {"logits": of_logits, "hidden": of_hidden, "both": of_logits + of_hidden}[reads]
+
+    batches = (observations[:4], observations[4:5], observations[5:])
+    alone, together = (gradients(policy, batches, loss) for policy in policies)
+    assert [g is None for g in together] == [g is None for g in alone]
+    for found, expected in zip(together, alone, strict=True):
+        if expected is not None:
+            assert_equal_but_for_rounding(found, expected)
+    names = [name for name, _ in policies[1].named_trainable_parameters()]
+    assert together[names.index("proprio_projector.fc1.weight")].abs().max() > 0
+    nothing = gradients(policies[1], [observations[:1]], lambda logits, hidden: 0 * logits.sum())
+    assert all(g is None or not g.any() for g in nothing)  # a reduction leaves nothing for the next one
+
+
+def test_the_teacher_between_forward_and_backward_leaves_the_gradient(policies, observations):
+    policy = policies[1]
+    plain = gradients(policy, [observations], lambda logits, _: logits.logsumexp(-1).sum())
+
+    def with_teacher(logits, _):
+        with torch.no_grad(), policy.teacher():
+            policy.chunk_logits(observations)
+        return logits.logsumexp(-1).sum()
+
+    interrupted = gradients(policy, [observations], with_teacher)
+    assert all(a is b is None or torch.equal(a, b) for a, b in zip(interrupted, plain, strict=True))
+
+
+def test_only_graphs_whose_outputs_live_are_kept(policies, observations):
+    graphs = policies[1].replicas._graphs
+    logits = [policies[1].chunk_logits(observations[:3]) for _ in range(2)]
+    assert len(graphs) == 2
+    with torch.no_grad():
+        policies[1].chunk_logits(observations)
+    logits.pop()
+    assert [graph.name for graph in graphs] == [logits[0].grad_fn.graph.name]
+
+
+# Parameters
+
+
+def test_after_20_optimizer_steps_all_devices_have_the_same_bits(policies, observations):
+    policy = policies[1]
+    parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
+    before = [parameter.detach().clone() for parameter in parameters]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    for step in range(20):
+        for batch in (observations[:4], observations[step % 4 :]):
+            policy.chunk_logits(batch).log_softmax(-1)[..., step].mean().backward()
+        policy.reduce_gradients()
+        optimizer.step()
+        assert not policy.replicas.are_equal()
+        policy.broadcast_parameters()
+        assert policy.replicas.are_equal()
+        optimizer.zero_grad(set_to_none=True)
+    moved = [not torch.equal(parameter, old) for parameter, old in zip(parameters, before, strict=True)]
+    assert sum(moved) > len(moved) / 2
+
+
+def test_a_loaded_adapter_reaches_every_device(policies, observations, tmp_path):
+    policies[0].save_adapter(tmp_path)
+    for _, parameter in policies[1].named_trainable_parameters():
+        parameter.detach().zero_()
+    policies[1].load_adapter(tmp_path)
+    assert policies[1].replicas.are_equal()
+    assert_equal_but_for_rounding(policies[1].chunk_logits(observations), policies[0].chunk_logits(observations))
+
+
+# One device
+
+
+def test_one_device_is_the_plain_policy(one_device):
+    assert one_device.replicas is None
+    assert one_device.devices == [CPU]
+    assert dict(one_device.describe())["devices"] == "cpu"
+    one_device.reduce_gradients()
+    one_device.broadcast_parameters()
+
+
+# The replica itself, in this process
+
+
+@pytest.fixture
+def replica(folder, one_device):
+    size = sum(parameter.numel() for _, parameter in one_device.named_trainable_parameters())
+    load = {"checkpoint": folder, "device": "cpu", "dtype": torch.bfloat16, **OPTIONS}
+    return Replica(Start(load, 1, torch.zeros(size)))
+
+
+def test_a_replica_frees_the_graphs_that_nobody_will_ask_for(replica, observations):
+    for name, alive in ((0, ()), (1, (0,)), (2, (1,))):
+        replica.run(Forward(observations[:1], False, False, name, frozenset(alive)))
+    assert sorted(replica._graphs) == [1, 2]
+    replica.run(Forward(observations[:1], False, False, None, frozenset({1, 2})))
+    replica.run(Forward(observations[:1], True, False, 3, frozenset({1, 2})))  # a teacher has no gradient
+    assert sorted(replica._graphs) == [1, 2]
+    outputs = replica.run(Forward(observations[:1], False, True, 4, frozenset({1})))
+    replica.run(Backward(4, outputs.logits, None))
+    assert sorted(replica._graphs) == [1]
+
+
+def test_outputs_of_a_bfloat16_replica_lose_nothing_on_their_way(replica, observations):
+    logits, hidden = replica._policy.chunk_outputs(observations[:2])
+    outputs = replica.run(Forward(observations[:2], False, True, None, frozenset()))
+    assert hidden.dtype == torch.bfloat16
+    assert torch.equal(torch.from_numpy(outputs.hidden).to(hidden), hidden)
+    assert torch.equal(torch.from_numpy(outputs.logits), logits)
+
+
+def test_out_of_memory_stays_out_of_memory_and_the_rest_is_the_last_line_of_a_traceback(capfd):
+    fault = as_fault(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nSee documentation"))
+    assert isinstance(fault, torch.OutOfMemoryError)
+    assert str(fault) == "CUDA out of memory. Tried to allocate 2 GiB."
+    fault = as_fault(ZeroDivisionError("division by zero"))
+    assert isinstance(fault, RuntimeError)
+    assert str(fault) == "ZeroDivisionError: division by zero"
+    assert "ZeroDivisionError" in capfd.readouterr().err
+
+
+# Faults
+
+
+def start_of(checkpoint: str) -> Start:
+    return Start({"checkpoint": checkpoint, "device": "cpu", **OPTIONS}, 1, torch.zeros(1))
+
+
+def test_what_the_user_can_repair_is_said_as_such(monkeypatch):
+    monkeypatch.setattr(data_parallel, "start_child", start_thread)
+    handle = _Handle(CPU)
+    handle.send(start_of("/nowhere"))
+    with pytest.raises(BadInput, match="the policy's replica on cpu: checkpoint /nowhere: no such folder"):
+        handle.receive(PATIENCE_S)
+
+
+def test_a_fault_in_a_backward_pass_is_the_answer_to_the_next_request(monkeypatch, folder):
+    monkeypatch.setattr(data_parallel, "start_child", start_thread)
+    handle = _Handle(CPU)
+    handle.send(start_of(folder))
+    handle.receive(PATIENCE_S)
+    handle.send(Backward(7, None, None))
+    with pytest.raises(RuntimeError, match="the policy's replica on cpu: KeyError: 7"):
+        handle.ask(Exchange.GIVE_GRADIENT)
+
+
+def test_a_process_computes_the_same_and_when_killed_is_one_error(folder, policies, observations):
+    policy = load_data_parallel(folder, [CPU] * 2, **OPTIONS)
+    for (_, parameter), (_, given) in zip(
+        policy.named_trainable_parameters(), policies[0].named_trainable_parameters(), strict=True
+    ):
+        parameter.detach().copy_(given)
+    policy.broadcast_parameters()
+    assert policy.replicas.are_equal()
+    alone, together = (
+        gradients(p, [observations[:3]], lambda logits, _: logits[..., 7].sum()) for p in (policies[0], policy)
+    )
+    for found, expected in zip(together, alone, strict=True):
+        if expected is not None:
+            assert_equal_but_for_rounding(found, expected)
+
+    process = policy.replicas._handles[0].process
+    process.kill()
+    with pytest.raises(RuntimeError, match=r"^the policy's replica on cpu died \(SIGKILL\)"):
+        policy.chunk_logits(observations)
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_hung_replica_is_one_error_and_gone(monkeypatch):
+    monkeypatch.setattr("child_process.END_S", 0.1)
+    handle = _Handle(CPU)
+    handle.process.send_signal(signal.SIGSTOP)
+    with pytest.raises(RuntimeError, match=r"gave no answer in 0 s \(SIGKILL\)"):
+        handle.receive(0.1)
+    assert handle.process.returncode == -signal.SIGKILL
+
+
+def test_replicas_end_with_their_policy(monkeypatch, folder):
+    monkeypatch.setattr(data_parallel, "start_child", start_thread)
+    policy = load_data_parallel(folder, [CPU] * 3, **OPTIONS)
+    processes = [handle.process for handle in policy.replicas._handles]
+    assert [process.returncode for process in processes] == [None, None]
+    del policy
+    gc.collect()
+    assert [process.returncode for process in processes] == [0, 0]
+
+
+def test_a_replica_ends_when_its_parent_is_killed():
+    program = (
+        "from child_process import start_child\n"
+        "process, connection = start_child('vla.replica', 60)\n"
+        "print(process.pid, flush=True)\n"
+        "process.wait()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+    replica = os.pidfd_open(int(parent.stdout.readline()))
+    parent.kill()
+    parent.communicate()
+    assert select.select([replica], [], [], PATIENCE_S)[0]
+    os.close(replica)

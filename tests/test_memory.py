@@ -1,0 +1,64 @@
+"""What an update recomputes and how large its micro-batch is, for given needs. Measuring them takes a GPU."""
+
+import itertools
+
+import pytest
+import torch
+
+from configs.presets import PRESETS
+from errors import BadInput
+from vla.memory import GIB, MemoryPlan, Need, choose_plan, limit_memory
+
+# Measured on an H200, 7B, two images, bfloat16 (docs/RESULTS.md).
+NEEDS = [Need(0, int(2.58 * GIB), 0.0), Need(49, int(2.09 * GIB), 0.1), Need(81, int(0.38 * GIB), 1.0)]
+
+
+def test_nothing_is_recomputed_where_everything_fits():
+    assert choose_plan(NEEDS, 6 * GIB, batch_size=2) == MemoryPlan(2, 0)
+
+
+def test_the_micro_batch_never_exceeds_the_batch():
+    assert choose_plan(NEEDS, 1000 * GIB, batch_size=3) == MemoryPlan(3, 0)
+
+
+def test_everything_is_recomputed_where_only_that_fits():
+    assert choose_plan(NEEDS, 0.38 * GIB, batch_size=2) == MemoryPlan(1, 81)
+
+
+@pytest.mark.parametrize("free", [0.4, 1.0, 2.0, 2.2, 3.0, 4.0, 5.0, 7.3, 15.0])
+def test_every_plan_fits_by_its_own_measure(free):
+    plan = choose_plan(NEEDS, free * GIB, batch_size=8)
+    blocks, sizes = zip(*((need.recomputed_blocks, need.bytes) for need in NEEDS), strict=True)
+    index = max(i for i, block in enumerate(blocks) if block <= plan.recomputed_blocks)
+    if blocks[index] == plan.recomputed_blocks:
+        needed = sizes[index]
+    else:
+        part = (plan.recomputed_blocks - blocks[index]) / (blocks[index + 1] - blocks[index])
+        needed = sizes[index] + part * (sizes[index + 1] - sizes[index])
+    assert plan.micro_batch_size * needed <= free * GIB
+
+
+def test_more_memory_never_makes_the_plan_slower():
+    def cost(plan):
+        shares = {0: 0.0, 49: 0.1, 81: 1.0}
+        low = max(block for block in shares if block <= plan.recomputed_blocks)
+        high = min(block for block in shares if block >= plan.recomputed_blocks)
+        part = 0.0 if low == high else (plan.recomputed_blocks - low) / (high - low)
+        return (2 + shares[low] + part * (shares[high] - shares[low])) * (0.8 + 0.4 / plan.micro_batch_size)
+
+    costs = [cost(choose_plan(NEEDS, free / 10 * GIB, batch_size=8)) for free in range(4, 220, 3)]
+    assert all(later <= earlier + 0.05 for earlier, later in itertools.pairwise(costs))  # blocks are whole
+
+
+def test_a_gpu_that_is_too_small_is_refused_with_what_is_missing():
+    with pytest.raises(BadInput, match=r"needs 0\.4 GiB .* 0\.2 GiB are left"):
+        choose_plan(NEEDS, 0.2 * GIB, batch_size=2)
+
+
+def test_a_budget_on_a_cpu_changes_nothing():
+    limit_memory(24.0, torch.device("cpu"))
+
+
+def test_the_default_batch_and_micro_batch_leave_the_choice_to_the_gpu():
+    update = PRESETS["libero_spatial"].update
+    assert (update.batch_size, update.micro_batch_size) == (2, "auto")

@@ -1,0 +1,175 @@
+"""The policy on a further device: the program of its process, and the requests that it answers.
+
+A replica loads the checkpoint by itself. What the first device sends afterwards are observations, gradients of outputs
+and, through memory of its own that the replica has mapped (`Start.exchange`), the trainable parameters. The graph of a
+forward pass stays here until the gradient of its outputs comes.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from enum import Enum
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing  # teaches Connection to send a tensor as a handle to its memory
+from torch import Tensor
+from torch.nn.utils import parameters_to_vector
+
+from errors import BadInput
+from vla.observation import PlainObservation
+from vla.policy import Policy
+
+
+@dataclass(frozen=True)
+class Start:
+    load: dict[str, Any]  # arguments of Policy.load
+    num_threads: int  # of torch
+    exchange: Tensor  # float32 (N,), of the first device: one element for each trainable one
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Answered by `Outputs`."""
+
+    observations: Sequence[PlainObservation]
+    as_teacher: bool
+    needs_hidden: bool
+    graph: int | None  # the name under which `Backward` will ask for it; None: without gradient
+    alive: frozenset[int]  # graphs whose gradient may still be asked for; all others are freed
+
+
+@dataclass(frozen=True)
+class Outputs:
+    logits: np.ndarray  # float32 (B, A, 256)
+    hidden: np.ndarray | None  # float32 (B, A, D)
+
+
+@dataclass(frozen=True)
+class Backward:
+    """Gradients of a graph's outputs, of those that the loss reads. The only request without an answer."""
+
+    graph: int
+    logits: np.ndarray | None
+    hidden: np.ndarray | None
+
+
+class Exchange(Enum):
+    """Answered by None when done."""
+
+    GIVE_GRADIENT = "write the accumulated gradient, and start again from zero"
+    TAKE_PARAMETERS = "read the trainable parameters"
+    GIVE_PARAMETERS = "write the trainable parameters"
+
+
+def main(socket_fd: int) -> None:
+    """The process: one request after the other, until `None`, a fault or the end of the connection."""
+    connection = Connection(socket_fd)
+    try:
+        # Memory of a CPU travels as a file descriptor, which multiprocessing hands out for this key only.
+        multiprocessing.current_process().authkey = connection.recv_bytes()
+        serve(connection)
+    except (EOFError, ConnectionError):  # the first device's process is gone
+        pass
+
+
+def serve(connection: Connection) -> None:
+    replica: Replica | None = None
+    while (request := connection.recv()) is not None:
+        try:
+            if isinstance(request, Start):
+                replica, answer = Replica(request), None
+            else:
+                answer = replica.run(request)
+        except Exception as error:
+            connection.send(as_fault(error))
+            return
+        if not isinstance(request, Backward):
+            connection.send(answer)
+
+
+def as_fault(error: Exception) -> Exception:
+    """What the first device raises in place of `error`."""
+    if isinstance(error, BadInput):
+        return error
+    if isinstance(error, torch.OutOfMemoryError):
+        return torch.OutOfMemoryError(str(error).splitlines()[0])
+    traceback.print_exception(error)
+    return RuntimeError(traceback.format_exception_only(error)[-1].strip())
+
+
+class Replica:
+    """The whole policy on one further device. The gradients of its trainable parameters are parts of one vector."""
+
+    def __init__(self, start: Start):
+        self._device = torch.device(start.load["device"])
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+        torch.set_num_threads(start.num_threads)
+        self._policy = Policy.load(**start.load)
+        self._policy.action_head = None  # the first device applies it to the gathered hidden states
+        self._exchange = start.exchange
+        self._parameters = [parameter for _, parameter in self._policy.named_trainable_parameters()]
+        self._sizes = [parameter.numel() for parameter in self._parameters]
+        self._gradient = torch.zeros(sum(self._sizes), device=self._device)
+        for parameter, part in zip(self._parameters, self._gradient.split(self._sizes), strict=True):
+            parameter.grad = part.view_as(parameter)  # backward passes add to it in place
+        self._graphs: dict[int, tuple[Tensor, Tensor]] = {}  # logits and hidden states
+
+    def run(self, request: Forward | Backward | Exchange) -> Outputs | None:
+        if isinstance(request, Forward):
+            return self._forward(request)
+        if isinstance(request, Backward):
+            return self._backward(request)
+        return self._exchange_vector(request)
+
+    def _forward(self, request: Forward) -> Outputs:
+        self._graphs = {name: outputs for name, outputs in self._graphs.items() if name in request.alive}
+        who = self._policy.teacher() if request.as_teacher else nullcontext()
+        with torch.set_grad_enabled(request.graph is not None), who:
+            logits, hidden = self._policy.chunk_outputs(request.observations)
+        if logits.requires_grad:
+            self._graphs[request.graph] = logits, hidden
+        return Outputs(as_array(logits), as_array(hidden) if request.needs_hidden else None)
+
+    def _backward(self, request: Backward) -> None:
+        outputs = self._graphs.pop(request.graph)
+        given = [
+            (output, torch.from_numpy(gradient).to(output))
+            for output, gradient in zip(outputs, (request.logits, request.hidden), strict=True)
+            if gradient is not None
+        ]
+        torch.autograd.backward(*zip(*given, strict=True))
+
+    @torch.no_grad()
+    def _exchange_vector(self, request: Exchange) -> None:
+        if request is Exchange.TAKE_PARAMETERS:
+            parts = self._exchange.to(self._device).split(self._sizes)
+            # In place, which also tells layers that keep something made of their parameters.
+            torch._foreach_copy_(
+                self._parameters, [part.view_as(p) for part, p in zip(parts, self._parameters, strict=True)]
+            )
+        elif request is Exchange.GIVE_PARAMETERS:
+            self._exchange.copy_(parameters_to_vector(self._parameters))
+        else:
+            self._exchange.copy_(self._gradient)
+            self._gradient.zero_()
+        for device in (self._device, self._exchange.device):
+            finish(device)
+
+
+def as_array(tensor: Tensor) -> np.ndarray:
+    """float32, which holds bfloat16 exactly."""
+    return tensor.detach().float().cpu().numpy()
+
+
+def finish(device: torch.device) -> None:
+    """Wait for all that this process has asked of the device; on a CPU it is done already."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
