@@ -113,9 +113,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         started = time.perf_counter()
         preferred = task_preferences(config, state.task_success)
         episodes = partial(training_episodes, config.task, config.rollout.group_size, seed, state.update, preferred)
-        with progress_bar(
-            f"rollout {state.update + 1}", config.rollout.n_steps // ranks.size, ranks.is_main
-        ) as on_steps:
+        own_steps = config.rollout.n_steps // ranks.size
+        with progress_bar(f"update {state.update + 1}: rollout", own_steps, shown=ranks.is_main) as on_steps:
             play = partial(
                 collect_together, ranks, policy, pool, acting=acting_in(phase, config, teacher_mode),
                 randomness=Randomness(seed, "rollout", state.update), batching=batching_of(config.rollout),
