@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
             train(config, run, learner, pool, state, teacher.mode)
             evaluate_and_record(config, run, learner, pool, state, teacher.mode)
         except BaseException:
-            log.warning("stopped; go on with: python train_grpo.py --resume %s", run.folder)
+            log.warning("stopped; go on with: %s train_grpo.py --resume %s", ranks.launcher, run.folder)
             run.close(exit_code=1)
             raise
     if ranks.is_main:

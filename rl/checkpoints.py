@@ -128,8 +128,8 @@ def check_ranks(state: TrainerState, ranks: Ranks) -> None:
     """Raise BadInput when a run would go on with another number of processes: they would play other episodes."""
     if state.ranks != ranks.size:
         raise BadInput(
-            f"this run trains in {state.ranks} process(es), but {ranks.size} were started: resume it by "
-            + (f"accelerate launch --num_processes {state.ranks}" if state.ranks > 1 else "plain python")
+            f"this run trains in {state.ranks} process(es), but now there are {ranks.size}: resume it with "
+            f"{Ranks(size=state.ranks).launcher} train_grpo.py"
         )
 
 

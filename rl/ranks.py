@@ -46,6 +46,11 @@ class Ranks:
         """Whether this rank logs, and writes files."""
         return self.rank == 0
 
+    @property
+    def launcher(self) -> str:
+        """What starts as many processes."""
+        return "python" if self.size == 1 else f"accelerate launch --num_processes {self.size}"
+
     def share(self, items: Sequence[T]) -> Sequence[T]:
         """This rank's part: every `size`-th item."""
         return items[self.rank :: self.size]

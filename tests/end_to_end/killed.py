@@ -1,7 +1,7 @@
 """Run train_grpo.py and die by SIGKILL at a chosen moment: python -m tests.end_to_end.killed WHERE COUNT ARGV...
 
-Under `accelerate launch` rank 1 dies, the others find out. WHERE: rollout (before the COUNT-th chunk of actions of the training rollouts), update (before the COUNT-th optimizer
-step) or checkpoint (with the COUNT-th checkpoint half-written).
+WHERE: rollout (before the COUNT-th chunk of actions of the training rollouts), update (before the COUNT-th optimizer
+step) or checkpoint (with the COUNT-th checkpoint half-written). Under `accelerate launch` rank 1 dies.
 """
 
 import os
