@@ -75,20 +75,26 @@ def choose_teacher(config: TrainConfig, has_l1_head: bool) -> Teacher:
     return Teacher(mode, why)
 
 
-def load_policy(config: TrainConfig) -> Policy:
-    """The pretrained policy with fresh adapters on its device. Raises BadInput."""
+def load_policy(config: TrainConfig, sharded: bool = False) -> Policy:
+    """The pretrained policy with fresh adapters on its device, its base spread over all ranks if `sharded`.
+
+    Raises BadInput.
+    """
     device = choose_device(config.policy)
-    return Policy.load(
+    policy = Policy.load(
         config.policy.checkpoint,
         task_suite=config.task.task_suite,
         unnorm_key=config.policy.unnorm_key,
-        device=device,
+        device="cpu" if sharded else device,  # the whole base may not fit the device
         dtype=choose_dtype(config.policy, device),
         lora_rank=config.policy.lora_rank,
         lora_alpha=config.policy.lora_alpha,
         seed=config.run.seed,
         gradient_checkpointing=config.policy.gradient_checkpointing,
     )
+    if sharded:
+        policy.shard(device)
+    return policy
 
 
 def env_spec(task: TaskConfig, num_images: int) -> EnvSpec:

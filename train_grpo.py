@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> None:
     command = parse_command(argv)
     config = command.config
     ranks = join_ranks(choose_device(config.policy))
-    policy = load_policy(config)
+    policy = load_policy(config, ranks.shard_base)
     teacher = choose_teacher(config, policy.action_head is not None)
     spec = env_spec(config.task, policy.num_images)
     tasks = task_info(spec)
@@ -71,8 +71,8 @@ def main(argv: Sequence[str]) -> None:
         if command.resume is None:
             state, run = TrainerState(ranks=ranks.size), start_run(config, argv, ranks)
             state.wandb_id = run.wandb.id
+            remember_teacher(run.teacher_file, policy, observation, teacher.mode, write=ranks.is_main)
             if ranks.is_main:
-                remember_teacher(run.teacher_file, policy, observation, teacher.mode)
                 save_model_view(run.folder / "first_frame.png", observation, policy)
             save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)
         else:

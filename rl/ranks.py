@@ -40,6 +40,7 @@ class Ranks:
     size: int = 1
     # Carries Python objects over the CPU (gloo): nothing of them takes GPU memory, and a waiting rank burns no core.
     objects: dist.ProcessGroup | None = None
+    shard_base: bool = False  # the frozen weights are spread over the ranks: all run the network equally often
 
     @property
     def is_main(self) -> bool:
@@ -74,14 +75,12 @@ class Ranks:
     def divide(self, count: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
         """`compute` of the rows 0 .. count - 1, a part of them on each rank: compute((n,) rows) -> (n, ...) on the CPU.
 
-        All ranks get the same bits, whatever their hardware, so what they decide from them agrees.
+        All ranks get the same bits, whatever their hardware, so what they decide from them agrees. The last ones repeat
+        rows: all compute equally many.
         """
-        rows = torch.arange(count)
-        if self.size == 1:
-            return compute(rows)
-        own = rows.tensor_split(self.size)[self.rank]
-        parts = self.gather(compute(own) if len(own) else None)
-        return torch.cat([part for part in parts if part is not None])
+        part = -(-count // self.size)
+        own = torch.arange(self.rank * part, (self.rank + 1) * part) % count
+        return torch.cat(self.gather(compute(own)))[:count]
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replace each gradient by its sum over the ranks: one all-reduce of one flat buffer.
@@ -133,7 +132,8 @@ def join_ranks(device: torch.device, patience: timedelta = PATIENCE) -> Ranks:
             f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot meet the others ({_first_line(error)}): "
             "start the same number of processes on every machine, with one main_process_ip and main_process_port"
         ) from None
-    return Ranks(state.process_index, state.num_processes, objects)
+    shard_base = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    return Ranks(state.process_index, state.num_processes, objects, shard_base)
 
 
 @contextlib.contextmanager

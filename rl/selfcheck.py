@@ -52,10 +52,12 @@ def check_executed(batch: Batch, trajectories: Sequence[Trajectory], action_dim:
         )
 
 
-def remember_teacher(path: Path, policy: Any, observation: Any, teacher_mode: str) -> None:
+def remember_teacher(path: Path, policy: Any, observation: Any, teacher_mode: str, write: bool = True) -> None:
     """Store an observation and the teacher's chunk for it, for `check_teacher`."""
     with policy.teacher():
         tokens = policy.act([observation], mode=teacher_mode).tokens[0]
+    if not write:
+        return
     np.savez_compressed(
         path,
         images=observation.images,

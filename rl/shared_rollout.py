@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,9 @@ def collect_together(
     by_group = n_steps is not None  # else every episode is played anyway: then single ones divide more evenly
     own = (e for e in episodes if (e.group if by_group else e.index) % ranks.size == ranks.rank)
     part = math.ceil(n_steps / ranks.size) if by_group else None
-    return united(ranks, collect(policy, pool, own, n_steps=part, **options))
+    with policy.keeping_step() if ranks.shard_base else nullcontext():
+        collected = collect(policy, pool, own, n_steps=part, **options)
+    return united(ranks, collected)
 
 
 def united(ranks: Ranks, own: Collected) -> Collected:

@@ -69,6 +69,8 @@ def optimise(
             if len(rows) == 0:
                 continue
             own = _accumulate_gradient(policy, batch, objective, ranks.share(rows), len(minibatch), config)
+            if ranks.shard_base:
+                _keep_step(policy, batch, objective, rows, config, ranks)
             statistics = _united(ranks.gather(own))
             if first_ratio_error is None and "ratio_error" in statistics.sums:
                 first_ratio_error = _checked_ratio_error(statistics.mean("ratio_error"))
@@ -127,6 +129,16 @@ def _accumulate_gradient(
         (loss_sum / minibatch_size).backward()
         totals.add(statistics)
     return totals
+
+
+def _keep_step(
+    policy: Any, batch: Batch, objective: Objective, rows: Tensor, config: UpdateConfig, ranks: Ranks
+) -> None:
+    """As many further passes, without effect, as rank 0 has more micro-batches: a sharded base runs everywhere."""
+    own, of_rank_0 = (-(-len(part) // config.micro_batch_size) for part in (ranks.share(rows), rows[:: ranks.size]))
+    for _ in range(of_rank_0 - own):
+        outputs = (objective.outputs or policy.chunk_logits)([batch.observations[rows[0]]])
+        (0 * objective.loss(outputs, rows[:1])[0]).backward()
 
 
 def _protected_norm(optimizer: torch.optim.Optimizer, max_norm: float) -> float | None:

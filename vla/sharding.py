@@ -1,0 +1,55 @@
+"""A frozen base spread over the processes that train together (torch's FSDP2), for one that does not fit one card.
+
+Each process keeps its part of every transformer block, and has a whole block only while that block runs. Adapters and
+all other weights stay whole on every process. A block is put together by all processes or by none, so all have to run
+the network equally often. Where they do not by themselves, in a rollout, those that have nothing left to do keep step
+with the others.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from vla.openvla_oft import OpenVLAOFT
+
+
+def shard_blocks(network: OpenVLAOFT, device: torch.device) -> None:
+    """Spread the frozen weights of all transformer blocks; each block is moved to `device` by itself, then cut."""
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    trained = {parameter for parameter in network.parameters() if parameter.requires_grad}
+    vision = network.vision_backbone
+    for block in (*network.language_model.model.layers, *vision.featurizer.blocks, *vision.fused_featurizer.blocks):
+        fully_shard(block, mesh=mesh, ignored_params=trained)
+
+
+class Steps:
+    """Counts the forward passes of a sharded network with the other processes."""
+
+    def __init__(self, network: nn.Module):
+        self._network = network
+        self._group = dist.new_group(backend="gloo")
+        self._inputs: tuple[Any, ...] = ()  # of the last pass: something valid to keep step with
+        network.register_forward_pre_hook(self._announce)
+
+    def _announce(self, _: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._inputs = inputs
+        self._anyone_at_work(True)
+
+    def _anyone_at_work(self, me: bool) -> bool:
+        at_work = torch.tensor(int(me))
+        dist.all_reduce(at_work, op=dist.ReduceOp.MAX, group=self._group)
+        return bool(at_work)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """After the block, accompany the other processes until each of them has left its own."""
+        yield
+        with torch.no_grad():
+            while self._anyone_at_work(False):
+                self._network.forward(*self._inputs)  # without the hook: this pass announces nothing
