@@ -12,6 +12,7 @@ import torch
 from errors import BadInput
 from rl.ranks import ALONE, join_ranks
 from rl.run import read_metrics
+from tests.small_checkpoint import make_small_checkpoint
 from tests.together import results
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +30,7 @@ def launched(rank: int, port: int) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def both(tmp_path_factory) -> list[dict]:
     folder = tmp_path_factory.mktemp("ranks")
+    make_small_checkpoint(folder / "small")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -159,6 +161,43 @@ def test_an_evaluation_is_divided_and_its_result_is_that_of_one_process(both, al
     assert sum(found["validation"]["played"] for found in both) == alone["validation"]["played"] == 5 + 5 + 15
     assert abs(both[0]["validation"]["played"] - both[1]["validation"]["played"]) <= 3
     assert (both[0]["validation"]["frames"] > 0, both[1]["validation"]["frames"]) == (True, 0)
+
+
+# a base that is spread over the ranks
+
+SHARDED = pytest.mark.parametrize("case", ["sharded", "sharded, bfloat16"])
+
+
+@SHARDED
+def test_each_rank_has_a_part_of_the_frozen_weights_and_all_adapters(both, case):
+    for (own_0, whole), (own_1, _) in zip(both[0][case]["own part"], both[1][case]["own part"], strict=True):
+        assert own_0 + own_1 == whole
+        assert max(own_0, own_1) < 0.6 * whole
+    assert all(found[case]["types of the trained"] == {torch.nn.Parameter} for found in both)
+
+
+@SHARDED
+def test_a_sharded_policy_acts_as_a_whole_one_though_ranks_act_differently_often(both, case):
+    assert [len(found[case]["acted"][0]) for found in both] == [1, 3]
+    for found in both:
+        assert torch.equal(*found[case]["acted"])
+        assert torch.equal(*found[case]["teacher"])
+
+
+@SHARDED
+def test_a_sharded_policy_has_the_gradients_of_a_whole_one(both, case):
+    for found in both:
+        whole, cut = found[case]["gradients"]
+        assert len(whole) == len(cut) == 2
+        for expected, gradient in zip(whole, cut, strict=True):
+            assert expected.norm() > 0
+            torch.testing.assert_close(gradient, expected)
+
+
+@SHARDED
+def test_a_whole_policy_loads_what_a_sharded_one_saved(both, case):
+    for found in both:
+        assert torch.equal(*found[case]["reloaded"])
 
 
 # files, faults

@@ -9,12 +9,16 @@ import copy
 import math
 import os
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from configs.config import (
     EvaluationConfig,
@@ -33,13 +37,15 @@ from rl.evaluation import validate
 from rl.learner import Learner
 from rl.losses import Statistics
 from rl.objectives import Objective, policy_objective, teacher_distribution
-from rl.ranks import Ranks, RanksLost, join_ranks
+from rl.ranks import ALONE, Ranks, RanksLost, join_ranks
 from rl.rollout import Acting, Randomness
 from rl.run import start_run
 from rl.selfcheck import SelfCheckError, check_same_parameters
 from rl.shared_rollout import collect_together
+from rl.trajectory import Decision, Episode, Trajectory, flatten
 from rl.update import optimise
 from tests.fakes import FakePolicy, FakePool, Script, acted_batch, adamw, parameters_of
+from vla.policy import Policy
 
 LENGTHS = (3, 2, 3)
 ADVANTAGES = torch.tensor([1.0, 0.0, -2.0, 0.5, 0.0, 0.0, -1.0, 1.5])  # 5 of 8 decisions are active
@@ -49,12 +55,14 @@ STUDENT = Acting(epsilon=0.0, temperature=1.0, record_student_logprobs=True)
 class GradientsKept(torch.optim.AdamW):
     """AdamW that remembers the gradients of its steps."""
 
-    def __init__(self, policy: FakePolicy):
-        super().__init__([p for _, p in policy.named_trainable_parameters()], lr=1e-2)
+    def __init__(self, policy: FakePolicy | Policy, lr: float = 1e-2):
+        super().__init__([p for _, p in policy.named_trainable_parameters()], lr=lr)
         self.gradients: list[torch.Tensor] = []
 
     def step(self) -> None:
-        self.gradients.append(torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"]]))
+        self.gradients.append(
+            torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"] if p.grad is not None])
+        )
         super().step()
 
 
@@ -195,6 +203,67 @@ def written_by(ranks: Ranks, folder: Path) -> dict[str, Any]:
     return {"folder": run.folder, "touched": [t for t in touched if str(folder) in t], "best": best}
 
 
+def spread_out(folder: Path, dtype: torch.dtype, gradient_checkpointing: bool, ranks: Ranks) -> dict[str, Any]:
+    """A small policy whole and the same with its base spread over the ranks: pairs of what should be equal."""
+    options = {"task_suite": "libero_spatial", "dtype": dtype, "gradient_checkpointing": gradient_checkpointing}
+    whole, cut = (Policy.load(str(folder / "small"), **options) for _ in range(2))
+    cut.shard(torch.device("cpu"))
+    for policy in (whole, cut):
+        generator = torch.Generator().manual_seed(1)
+        for _, parameter in policy.named_trainable_parameters():
+            parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
+    seen = [seen_by(whole, seed) for seed in range(3)]
+    tokens = torch.cat([whole.act([one]).tokens for one in seen])
+    with cut.keeping_step():  # rank 0 acts once, rank 1 three times
+        acted = torch.cat([cut.act([one]).tokens for one in seen[: 1 + 2 * ranks.rank]])
+    with whole.teacher(), cut.teacher():
+        teachers = whole.act(seen).tokens, cut.act(seen).tokens
+    gradients = gradients_of(whole, seen, tokens, ALONE), gradients_of(cut, seen, tokens, ranks)
+    after_backward = own_part(cut)
+    if ranks.is_main:
+        cut.save_adapter(folder / f"adapter {dtype}")
+    ranks.wait_for_all()
+    whole.load_adapter(folder / f"adapter {dtype}")
+    with torch.no_grad():
+        reloaded = whole.chunk_logits(seen), cut.chunk_logits(seen)
+    return {
+        "acted": (acted, tokens[: len(acted)]),
+        "teacher": teachers,
+        "gradients": gradients,
+        "reloaded": reloaded,
+        "own part": (after_backward, own_part(cut)),
+        "types of the trained": {type(parameter) for _, parameter in cut.named_trainable_parameters()},
+    }
+
+
+def own_part(policy: Policy) -> tuple[int, int]:
+    """Frozen numbers of a transformer block: those on this rank, and all."""
+    frozen = [p for p in policy.network.language_model.model.layers[0].parameters() if not p.requires_grad]
+    own = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in frozen)
+    return own, sum(p.numel() for p in frozen)
+
+
+def seen_by(policy: Policy, seed: int) -> SimpleNamespace:
+    rng = np.random.default_rng(seed)
+    images = rng.integers(0, 255, (policy.num_images, 64, 64, 3), dtype=np.uint8)
+    return SimpleNamespace(images=images, proprio=rng.normal(size=8), instruction="pick up the bowl", prepared=False)
+
+
+def gradients_of(policy: Policy, seen: list, tokens: torch.Tensor, ranks: Ranks) -> list[torch.Tensor]:
+    """Of two optimizer steps, on minibatches of 2 and 1 rows of which 3 in all are active."""
+    with torch.no_grad():
+        old = torch.cat([policy.token_logprobs(policy.chunk_logits([o]), t[None], 1.0)
+                         for o, t in zip(seen, tokens, strict=True)])  # fmt: skip
+    decisions = [Decision(o, t, False, p, None, 8) for o, t, p in zip(seen, tokens, old, strict=True)]
+    batch = flatten([Trajectory(Episode(0, 0, 0, 0), decisions)], policy.action_dim)
+    ranks = replace(ranks, shard_base=ranks.size > 1)
+    objective = policy_objective(policy, batch, torch.tensor([1.0, 0.5, -1.0]), LossConfig(), 1.0, 1, ranks=ranks)
+    optimizer = GradientsKept(policy, lr=1e-3)
+    config = UpdateConfig(n_epochs=1, batch_size=2, micro_batch_size=1)
+    optimise(policy, optimizer, batch, objective, config, seed=0, update=0, ranks=ranks)
+    return optimizer.gradients
+
+
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
@@ -203,6 +272,8 @@ def main() -> None:
     found["unreached"] = unreached_parameters(ranks)
     found["drift"] = drift_found(ranks)
     found["written"] = written_by(ranks, folder)
+    found["sharded"] = spread_out(folder, torch.float32, False, ranks)
+    found["sharded, bfloat16"] = spread_out(folder, torch.bfloat16, True, ranks)
     ranks.wait_for_all()
     if not ranks.is_main:
         torch.save(found, folder / "rank_1.pt")

@@ -25,7 +25,8 @@ def shard_blocks(network: OpenVLAOFT, device: torch.device) -> None:
     trained = {parameter for parameter in network.parameters() if parameter.requires_grad}
     vision = network.vision_backbone
     for block in (*network.language_model.model.layers, *vision.featurizer.blocks, *vision.fused_featurizer.blocks):
-        fully_shard(block, mesh=mesh, ignored_params=trained)
+        # Said explicitly, because a block is FSDP's root module here, and a root would stay whole after its forward.
+        fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=trained)
 
 
 class Steps:

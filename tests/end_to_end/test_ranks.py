@@ -38,10 +38,12 @@ def free_port() -> str:
         return str(free.getsockname()[1])
 
 
-def test_killed_on_one_machine_and_resumed_on_two_a_run_equals_that_of_one_process(smoke, one_process, tmp_path):
+def test_killed_with_its_base_spread_out_and_resumed_on_two_machines_a_run_equals_that_of_one_process(
+    smoke, one_process, tmp_path
+):
     flags = flags_into([*smoke, *SAME_BITS], tmp_path)
     port = ["--main_process_port", free_port()]
-    killed = launch("one_machine", *port, "-m", "tests.end_to_end.killed", "update", "5", *flags)
+    killed = launch("fsdp", *port, "-m", "tests.end_to_end.killed", "update", "5", *flags)
     said, _ = killed.communicate(timeout=300)
     assert killed.returncode != 0, said
     assert f"exitcode  : -{signal.SIGKILL:d}" in said
