@@ -67,6 +67,7 @@ def main(argv: Sequence[str]) -> None:
     with make_pool(spec, config.task.num_envs, policy.prepare) as pool:
         observation = check_setup(config, policy, pool, tasks, show_all=command.check_only and ranks.is_main)
         if command.check_only:
+            ranks.leave()
             return
         if command.resume is None:
             state, run = TrainerState(ranks=ranks.size), start_run(config, argv, ranks)

@@ -12,15 +12,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from accelerate.utils import is_torch_version
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
+from errors import BadInput
 from vla.openvla_oft import OpenVLAOFT
 
 
 def shard_blocks(network: OpenVLAOFT, device: torch.device) -> None:
-    """Spread the frozen weights of all transformer blocks; each block is moved to `device` by itself, then cut."""
+    """Spread the frozen weights of all transformer blocks; each block is moved to `device` by itself, then cut.
+
+    Raises BadInput when torch is too old to leave the adapters out of it.
+    """
+    if not is_torch_version(">=", "2.7"):
+        raise BadInput(f"spreading the base over processes needs torch 2.7 or newer, found {torch.__version__}")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     trained = {parameter for parameter in network.parameters() if parameter.requires_grad}
     vision = network.vision_backbone
