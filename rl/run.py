@@ -93,7 +93,7 @@ def _create(config: TrainConfig, argv: Sequence[str], num_ranks: int) -> Path:
         raise BadInput(
             f"--output {output}: cannot create a run folder there ({error.strerror or error}); name another folder"
         ) from None
-    return folder.resolve()
+    return folder
 
 
 def reopen_run(

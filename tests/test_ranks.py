@@ -37,7 +37,7 @@ def both(tmp_path_factory) -> list[dict]:
     command = [sys.executable, "-m", "tests.together", str(folder)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     started = [subprocess.Popen(command, cwd=ROOT, env=launched(rank, port), **pipes) for rank in (0, 1)]
-    said = [process.communicate(timeout=300)[0] for process in started]
+    said = [process.communicate(timeout=600)[0] for process in started]
     assert [process.returncode for process in started] == [0, 9], "\n".join(said)
     return [torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in (0, 1)]
 

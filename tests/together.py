@@ -267,7 +267,7 @@ def gradients_of(policy: Policy, seen: list, tokens: torch.Tensor, ranks: Ranks)
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    ranks = join_ranks(torch.device("cpu"), patience=timedelta(seconds=60))
+    ranks = join_ranks(torch.device("cpu"), patience=timedelta(minutes=5))
     found = results(ranks)
     found["unreached"] = unreached_parameters(ranks)
     found["drift"] = drift_found(ranks)

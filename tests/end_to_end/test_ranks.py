@@ -44,7 +44,7 @@ def test_killed_with_its_base_spread_out_and_resumed_on_two_machines_a_run_equal
     flags = flags_into([*smoke, *SAME_BITS], tmp_path)
     port = ["--main_process_port", free_port()]
     killed = launch("fsdp", *port, "-m", "tests.end_to_end.killed", "update", "5", *flags)
-    said, _ = killed.communicate(timeout=300)
+    said, _ = killed.communicate(timeout=600)
     assert killed.returncode != 0, said
     assert f"exitcode  : -{signal.SIGKILL:d}" in said
     run = only_run(flags)
@@ -57,7 +57,7 @@ def test_killed_with_its_base_spread_out_and_resumed_on_two_machines_a_run_equal
         launch("several_machines", *port, "--machine_rank", rank, "train_grpo.py", "--resume", str(run))
         for rank in ("0", "1")
     ]
-    said = [machine.communicate(timeout=300)[0] for machine in machines]
+    said = [machine.communicate(timeout=600)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], said
     assert_same_run(run, one_process)
     assert "step 96/96" in said[0]
