@@ -211,7 +211,8 @@ def spread_out(folder: Path, dtype: torch.dtype, gradient_checkpointing: bool, r
     for policy in (whole, cut):
         generator = torch.Generator().manual_seed(1)
         for _, parameter in policy.named_trainable_parameters():
-            parameter.data += 0.02 * torch.randn(parameter.shape, generator=generator)
+            with torch.no_grad():
+                parameter += 0.02 * torch.randn(parameter.shape, generator=generator)
     seen = [seen_by(whole, seed) for seed in range(3)]
     tokens = torch.cat([whole.act([one]).tokens for one in seen])
     with cut.keeping_step():  # rank 0 acts once, rank 1 three times

@@ -8,16 +8,19 @@ with the others.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from accelerate.utils import is_torch_version
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from errors import BadInput
+from vla.blocks import llama_block
+from vla.lora_layers import LoraLinear
 from vla.openvla_oft import OpenVLAOFT
 
 
@@ -30,10 +33,20 @@ def shard_blocks(network: OpenVLAOFT, device: torch.device) -> None:
         raise BadInput(f"spreading the base over processes needs torch 2.7 or newer, found {torch.__version__}")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     trained = {parameter for parameter in network.parameters() if parameter.requires_grad}
+    for layer in network.language_model.model.layers:
+        layer.forward = partial(llama_block, layer)  # FSDP's hooks surround the call of a module
+    network._vit_block = network._llama_block = _called  # none of them compiled
     vision = network.vision_backbone
     for block in (*network.language_model.model.layers, *vision.featurizer.blocks, *vision.fused_featurizer.blocks):
         # Said explicitly, because a block is FSDP's root module here, and a root would stay whole after its forward.
         fully_shard(block, mesh=mesh, reshard_after_forward=True, ignored_params=trained)
+        for layer in block.modules():
+            if isinstance(layer, LoraLinear):  # FSDP gives every process as many rows, and the last ones what is left
+                layer.first_row = dist.get_rank() * -(-len(layer.weight) // dist.get_world_size())
+
+
+def _called(layer: nn.Module, *arguments: Any) -> Tensor:
+    return layer(*arguments)
 
 
 class Steps:
