@@ -97,7 +97,10 @@ class Ranks:
             dist.all_reduce(flat)
         present, *sums = flat.split([len(parameters), *(p.numel() for p in parameters)])
         for parameter, found, total in zip(parameters, present.tolist(), sums, strict=True):
-            parameter.grad = total.view_as(parameter) if found else None
+            if parameter.grad is not None:
+                parameter.grad.copy_(total.view_as(parameter))  # in place: recorded passes know where it lies
+            elif found:
+                parameter.grad = total.view_as(parameter)
 
     def leave(self) -> None:
         """After the last common act."""

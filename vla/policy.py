@@ -241,6 +241,8 @@ class Policy:
         for part in (self.network, self.action_head, self._pretrained_proprio):
             if part is not None:
                 part.to(device)
+        self._levels = self._levels.to(device)
+        self._forward = self.network  # no recorded passes: blocks come and go
         self._steps = Steps(self.network)
 
     def keeping_step(self) -> AbstractContextManager[None]:
