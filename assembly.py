@@ -12,6 +12,7 @@ import torch
 from configs.config import PolicyConfig, TaskConfig, TrainConfig
 from envs.libero import EnvSpec
 from errors import BadInput
+from rl.ranks import ALONE, Ranks
 from vla.adapter_folder import base_of_adapter
 from vla.data_parallel import load_data_parallel
 from vla.memory import MemoryPlan, choose_plan, free_for_activations, limit_memory, measure_needs
@@ -93,14 +94,16 @@ def choose_teacher(config: TrainConfig, has_l1_head: bool) -> Teacher:
     return Teacher(mode, why)
 
 
-def load_policy(config: TrainConfig) -> Policy:
-    """The pretrained policy with fresh adapters on its devices. Raises BadInput."""
+def load_policy(config: TrainConfig, ranks: Ranks = ALONE) -> Policy:
+    """The pretrained policy with fresh adapters on its devices, or its base spread over all ranks. Raises BadInput."""
+    if ranks.size > 1 and config.policy.data_parallel:
+        raise BadInput("--data-parallel is for one process, and here are several: leave it out of accelerate launch")
     devices = choose_devices(config.policy)
     for device in devices:
         limit_memory(config.policy.memory_budget, device)
-    return load_data_parallel(
+    policy = load_data_parallel(
         config.policy.checkpoint,
-        devices,
+        ["cpu"] if ranks.shard_base else devices,  # the whole base may not fit the device
         task_suite=config.task.task_suite,
         unnorm_key=config.policy.unnorm_key,
         dtype=choose_dtype(config.policy, devices[0]),
@@ -109,6 +112,9 @@ def load_policy(config: TrainConfig) -> Policy:
         seed=config.run.seed,
         compile_network=compiles(config.policy, devices[0]),
     )
+    if ranks.shard_base:
+        policy.shard(devices[0])
+    return policy
 
 
 def compiles(policy: PolicyConfig, device: torch.device) -> bool:
@@ -116,11 +122,14 @@ def compiles(policy: PolicyConfig, device: torch.device) -> bool:
     return policy.compile == "on" or (policy.compile == "auto" and device.type == "cuda")
 
 
-def fit_to_memory(config: TrainConfig, policy: Policy) -> TrainConfig:
+def fit_to_memory(config: TrainConfig, policy: Policy, ranks: Ranks = ALONE) -> TrainConfig:
     """Decide what is recomputed, and the micro-batch where it is "auto". Returns the configuration with its number."""
     wanted, micro_batch_size = config.policy.gradient_checkpointing, config.update.micro_batch_size
     blocks = policy.network.num_blocks if wanted == "on" else 0
-    if policy.device.type == "cuda" and "auto" in (wanted, micro_batch_size):
+    if ranks.shard_base:  # the least memory: that is what a shared base is for
+        blocks = 0 if wanted == "off" else policy.network.num_blocks
+        micro_batch_size = 1 if micro_batch_size == "auto" else micro_batch_size
+    elif policy.device.type == "cuda" and "auto" in (wanted, micro_batch_size):
         needs = measure_needs(policy, synthetic_observations(policy, 1)[0])
         if wanted != "auto":
             needs = [need for need in needs if need.recomputed_blocks == blocks]
@@ -130,7 +139,7 @@ def fit_to_memory(config: TrainConfig, policy: Policy) -> TrainConfig:
         else:
             plan = MemoryPlan(micro_batch_size, choose_plan(needs, free / micro_batch_size, 1).recomputed_blocks)
         micro_batch_size, blocks = plan.micro_batch_size, plan.recomputed_blocks
-    policy.network.recompute(blocks)
+    policy.recompute(blocks)
     if micro_batch_size == "auto":
         micro_batch_size = config.update.batch_size
     return replace(config, update=replace(config.update, micro_batch_size=micro_batch_size))

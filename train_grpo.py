@@ -24,7 +24,7 @@ if __name__ == "__main__":
         "train_grpo.py", parse_command
     )  # --help and wrong flags, before the seconds that the imports below take
 
-from assembly import choose_teacher, env_spec, fit_to_memory, load_policy
+from assembly import choose_device, choose_teacher, env_spec, fit_to_memory, load_policy
 from configs.config import TrainConfig
 from envs.libero import task_info
 from envs.pool import InlinePool, WorkerPool, make_pool
@@ -39,10 +39,12 @@ from rl.metrics import rollout_metrics, system_metrics, update_line
 from rl.objectives import distillation_objective
 from rl.phases import Phase, last_step, phase_at
 from rl.progress import progress_bar
+from rl.ranks import join_ranks
 from rl.report import before_and_after, plot_curves
-from rl.rollout import Randomness, acting_in, batching_of, collect
+from rl.rollout import Randomness, acting_in, batching_of
 from rl.run import Run, reopen_run, start_run
 from rl.selfcheck import check_executed, check_signal, remember_teacher
+from rl.shared_rollout import collect_together
 from rl.trajectory import flatten
 from rl.update import optimise
 from rl.validation import evaluate_and_record, evaluation_is_due, fell_below_baseline
@@ -55,43 +57,48 @@ def main(argv: Sequence[str]) -> None:
     """Set up the policy, the simulator and the run folder, check them, train."""
     command = parse_command(argv)
     config = command.config
-    policy = load_policy(config)
-    config = fit_to_memory(config, policy)
+    ranks = join_ranks(choose_device(config.policy))
+    policy = load_policy(config, ranks)
+    config = fit_to_memory(config, policy, ranks)
     teacher = choose_teacher(config, policy.action_head is not None)
     spec = env_spec(config.task, policy.num_images)
     tasks = task_info(spec)
-    learner = make_learner(policy, config)
+    learner = make_learner(policy, config, ranks)
 
     with make_pool(spec, config.task.num_envs, policy.prepare) as pool:
-        observation = check_setup(config, policy, pool, tasks, show_all=command.check_only)
+        observation = check_setup(config, policy, pool, tasks, show_all=command.check_only and ranks.is_main)
         if command.check_only:
+            ranks.leave()
             return
         if command.resume is None:
-            state, run = TrainerState(), start_run(config, argv)
+            state, run = TrainerState(ranks=ranks.size), start_run(config, argv, ranks)
             state.wandb_id = run.wandb.id
-            remember_teacher(run.teacher_file, policy, observation, teacher.mode)
+            remember_teacher(run.teacher_file, policy, observation, teacher.mode, write=ranks.is_main)
+            if ranks.is_main:
+                save_model_view(run.folder / "first_frame.png", observation, policy)
             save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)
         else:
             state = load_checkpoint(latest_checkpoint(Path(command.resume)), learner)
-            run = reopen_run(Path(command.resume), config, state.metrics_bytes, state.wandb_id)
+            run = reopen_run(Path(command.resume), config, state.metrics_bytes, state.wandb_id, ranks)
         try:
             log_setup(policy, spec, tasks, teacher, run.folder)
-            save_model_view(run.folder / "first_frame.png", observation, policy)
             train(config, run, learner, pool, state, teacher.mode)
             evaluate_and_record(config, run, learner, pool, state, teacher.mode)
         except BaseException:
-            log.info("stopped; go on with: python train_grpo.py --resume %s", run.folder)
+            log.warning("stopped; go on with: %s train_grpo.py --resume %s", ranks.launcher, run.folder)
             run.close(exit_code=1)
             raise
-    for line in before_and_after(run.folder):
-        log.info(line)
-    log.info("curves %s, videos %s", plot_curves(run.folder, config), run.folder / "videos")
+    if ranks.is_main:
+        for line in before_and_after(run.folder):
+            log.info(line)
+        log.info("curves %s, videos %s", plot_curves(run.folder, config), run.folder / "videos")
     run.close()
+    ranks.leave()
 
 
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState, teacher_mode: str) -> None:
     """Warmup, transition and RL, from `state` to the last env step. Saves after every update."""
-    policy, seed, end = learner.policy, config.run.seed, last_step(config.phases)
+    policy, ranks, seed, end = learner.policy, learner.ranks, config.run.seed, last_step(config.phases)
 
     while state.global_step < end:
         # 1. The phase decides who acts and which loss is minimised.
@@ -108,9 +115,10 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         started = time.perf_counter()
         preferred = task_preferences(config, state.task_success)
         episodes = partial(training_episodes, config.task, config.rollout.group_size, seed, state.update, preferred)
-        with progress_bar(f"update {state.update + 1}: rollout", config.rollout.n_steps) as on_steps:
+        own_steps = config.rollout.n_steps // ranks.size
+        with progress_bar(f"update {state.update + 1}: rollout", own_steps, shown=ranks.is_main) as on_steps:
             play = partial(
-                collect, policy, pool, acting=acting_in(phase, config, teacher_mode),
+                collect_together, ranks, policy, pool, acting=acting_in(phase, config, teacher_mode),
                 randomness=Randomness(seed, "rollout", state.update), batching=batching_of(config.rollout),
                 on_steps=on_steps,
             )  # fmt: skip
@@ -119,14 +127,14 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             else:
                 collected = play(episodes(), n_steps=config.rollout.n_steps)
                 trajectories = collected.trajectories
-        metrics = rollout_metrics(collected, phase, pool.restarts) | curriculum_metrics(preferred)
+        metrics = rollout_metrics(collected, phase, sum(ranks.gather(pool.restarts))) | curriculum_metrics(preferred)
 
         # 4. What to minimise: cross-entropy to the teacher, or the clipped surrogate of the advantages.
         if trajectories:
             batch = flatten(trajectories, policy.action_dim)
             check_executed(batch, trajectories, policy.action_dim)
             if distilling:
-                objective = distillation_objective(policy, batch, config.phases, config.update.micro_batch_size)
+                objective = distillation_objective(policy, batch, config.phases, config.update.micro_batch_size, ranks)
             else:
                 estimate = estimate_advantages(config, learner, batch, trajectories)
                 metrics |= estimate.metrics
@@ -135,7 +143,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             # 5. Epochs of minibatches over the rollout.
             set_learning_rate(learner, config.update, distilling)
             with run.timed("update"):
-                metrics |= optimise(policy, learner.optimizer, batch, objective, config.update, seed, state.update)
+                optimizer = learner.optimizer
+                metrics |= optimise(policy, optimizer, batch, objective, config.update, seed, state.update, ranks)
 
         # 6. Record and save: whatever happens now, at most the rollout under way is lost.
         learned_something = distilling or metrics.get("advantage/nonzero_fraction", 0) > 0
@@ -146,7 +155,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         with run.timed("checkpoint"):
             save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, collected.samples)
         if is_best:
-            mark_best(run.checkpoints, state, {"return_average": state.return_average})
+            mark_best(run.checkpoints, learner, state, {"return_average": state.return_average})
         seconds_to_go = (time.perf_counter() - started) / collected.env_steps * (end - state.global_step)
         log.info(update_line(metrics, collected, phase, state.global_step, end, seconds_to_go))
         check_signal(state.updates_without_signal, config.evaluation.max_updates_without_signal)

@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -104,6 +105,8 @@ def answer_at_once(program: str, parse: Callable[[Sequence[str]], object]) -> No
 
 def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
     """Run a command line's `main(argv)` and return its exit code: 2 and one line for what the user can repair."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        program += f", rank {os.environ['RANK']}"
     try:
         main(sys.argv[1:])
     except BadInput as problem:

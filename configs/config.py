@@ -40,7 +40,7 @@ class TaskConfig:
     max_env_steps: int | None = None
     """Episode cap in env steps (default: the suite's; spatial 220, object 280, goal 300, 10: 520, 90: 400)."""
     num_envs: int = 1
-    """Simulators: 1 steps inline in this process, N > 1 run in worker processes."""
+    """Simulators (of each rank): 1 steps inline in this process, N > 1 run in worker processes."""
     assets: str = "lowpoly"
     """What objects look like: `lowpoly` (ours, no download), `official`, or a folder; the environment variable
     LIBERO_ASSETS names a folder in place of lowpoly."""
@@ -148,7 +148,7 @@ class RolloutConfig:
     """How much experience an update learns from."""
 
     n_steps: int = 512
-    """Env steps of a rollout: new episodes start until it is reached, running ones finish."""
+    """Env steps of a rollout, over all ranks: new episodes start until it is reached, running ones finish."""
     group_size: int = 1
     """Episodes from each drawn (task, initial state)."""
     dynamic_sampling: bool = False
@@ -265,7 +265,7 @@ class UpdateConfig:
     n_epochs: int = 10
     """Passes over a rollout."""
     batch_size: int = 2
-    """Decisions per optimizer step."""
+    """Decisions per optimizer step, over all ranks."""
     micro_batch_size: int | Literal["auto"] = "auto"
     """Decisions per forward and backward pass and device; the gradient does not depend on it, memory does (auto: as
     fits, at most --batch-size)."""

@@ -12,8 +12,8 @@ _EGL_CUDA_DEVICE_NV = 0x323A  # attribute of EGL_NV_device_cuda: CUDA's number o
 def choose_egl_device(render_gpu: int | None) -> int:
     """Index of the EGL device to render on; call it after `envs.setup.prepare`.
 
-    The recipe's `render_gpu`, else MUJOCO_EGL_DEVICE_ID, else the GPU that is CUDA's first in this process, where the
-    learner runs, else the first device that there is (on a machine without GPU: Mesa's software renderer).
+    The recipe's `render_gpu`, else MUJOCO_EGL_DEVICE_ID, else the GPU where this process's learner
+    runs, else the first device that there is (on a machine without GPU: Mesa's software renderer).
     """
     from mujoco.egl import egl_ext
 
@@ -32,9 +32,13 @@ def choose_egl_device(render_gpu: int | None) -> int:
 
 
 def _device_of_learner(devices: list) -> int:
-    """The EGL device that CUDA numbers 0. The numbers of EGL_NV_device_cuda already obey CUDA_VISIBLE_DEVICES."""
+    """The EGL device of the learner's GPU: CUDA's first, under `accelerate launch` number LOCAL_RANK.
+
+    The numbers of EGL_NV_device_cuda already obey CUDA_VISIBLE_DEVICES.
+    """
+    learner = int(os.environ.get("LOCAL_RANK", "0"))
     ordinals = [_cuda_ordinal(device) for device in devices]
-    return ordinals.index(0) if 0 in ordinals else 0
+    return ordinals.index(learner) if learner in ordinals else 0
 
 
 def _cuda_ordinal(device: ctypes.c_void_p) -> int | None:

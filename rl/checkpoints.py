@@ -16,6 +16,7 @@ import torch
 from errors import BadInput
 from rl.curriculum import absorb_successes
 from rl.learner import Learner
+from rl.ranks import Ranks
 from rl.rollout import Collected
 from rl.run import write_json
 
@@ -39,6 +40,7 @@ class TrainerState:
     updates_without_signal: int = 0  # policy-gradient updates in a row whose advantages were all 0
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
     wandb_id: str | None = None
+    ranks: int = 1  # processes that train together; which episodes they play depends on their number
 
     def improves(self, score: float) -> bool:
         """Whether a score beats every earlier one of the run; if so, it is the one to beat from now on."""
@@ -62,12 +64,21 @@ class TrainerState:
 def save_checkpoint(
     checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Any] = ()
 ) -> Path:
-    """Write `checkpoints/step_N`, then move the pointer `latest` to it and delete older ones beyond `keep`.
+    """Rank 0 writes `checkpoints/step_N`, moves the pointer `latest` to it and deletes older ones beyond `keep`.
 
     The folder is written under a temporary name, flushed to the disk and renamed. Raises OSError (disk full, folder
     gone) with the previous checkpoint untouched. `samples` are a few observations of the run, on which a later merge of
-    the adapter checks itself.
+    the adapter checks itself. The other ranks return when it is done.
     """
+    if learner.ranks.is_main:
+        _write_checkpoint(checkpoints, learner, state, keep, samples)
+    learner.ranks.wait_for_all()
+    return checkpoints / f"step_{state.global_step}"
+
+
+def _write_checkpoint(
+    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Any]
+) -> None:
     final = checkpoints / f"step_{state.global_step}"
     temporary = checkpoints / f".writing-step_{state.global_step}"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -88,7 +99,6 @@ def save_checkpoint(
         raise
     point(checkpoints / "latest", final)
     _prune(checkpoints, keep)
-    return final
 
 
 def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
@@ -97,6 +107,7 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
         state = TrainerState(**stored["state"])
+        check_ranks(state, learner.ranks)
         learner.policy.load_adapter(folder)
         if learner.critic is not None:
             learner.critic.load_state_dict(stored["critic"])
@@ -113,8 +124,19 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
     return state
 
 
-def mark_best(checkpoints: Path, state: TrainerState, metadata: Mapping[str, Any]) -> None:
-    """Point `best` at the latest checkpoint, with metadata.json: its score has just become `state.best_score`."""
+def check_ranks(state: TrainerState, ranks: Ranks) -> None:
+    """Raise BadInput when a run would go on with another number of processes: they would play other episodes."""
+    if state.ranks != ranks.size:
+        raise BadInput(
+            f"this run trains in {state.ranks} process(es), but now there are {ranks.size}: resume it with "
+            f"{Ranks(size=state.ranks).launcher} train_grpo.py"
+        )
+
+
+def mark_best(checkpoints: Path, learner: Learner, state: TrainerState, metadata: Mapping[str, Any]) -> None:
+    """Rank 0 points `best` at the latest checkpoint, with metadata.json: its score has become `state.best_score`."""
+    if not learner.ranks.is_main:
+        return
     folder = (checkpoints / "latest").resolve()
     write_json(folder / "metadata.json", {"global_step": state.global_step, "score": state.best_score, **metadata})
     point(checkpoints / "best", folder)
@@ -122,9 +144,11 @@ def mark_best(checkpoints: Path, state: TrainerState, metadata: Mapping[str, Any
 
 def restore_best(checkpoints: Path, learner: Learner) -> Path:
     """Give the policy the adapters of `best`, point `latest` there, too, and return its folder."""
+    learner.ranks.wait_for_all()  # rank 0 may have just moved the pointer
     best = (checkpoints / "best").resolve()
     learner.policy.load_adapter(best)
-    point(checkpoints / "latest", best)
+    if learner.ranks.is_main:
+        point(checkpoints / "latest", best)
     return best
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from configs.config import CriticConfig
 from rl.losses import Statistics
 from rl.objectives import Objective
+from rl.ranks import ALONE, Ranks
 from rl.trajectory import Batch, Trajectory
 
 WIDTH = 256
@@ -37,14 +38,18 @@ class ValueHead(nn.Module):
         return self.net(hidden.float().mean(dim=1)).squeeze(-1)
 
 
-def predict_values(policy: Any, critic: ValueHead, batch: Batch, micro_batch_size: int) -> Tensor:
+def predict_values(policy: Any, critic: ValueHead, batch: Batch, micro_batch_size: int, ranks: Ranks = ALONE) -> Tensor:
     """(N,) values of the rollout's observations before the update."""
-    with torch.no_grad():
-        parts = [
-            critic(policy.chunk_outputs([batch.observations[i] for i in rows])[1])
-            for rows in torch.arange(len(batch)).split(micro_batch_size * len(policy.devices))
-        ]
-    return torch.cat(parts).cpu()
+
+    def values_of(rows: Tensor) -> Tensor:
+        with torch.no_grad():
+            parts = [
+                critic(policy.chunk_outputs([batch.observations[i] for i in micro])[1])
+                for micro in rows.split(micro_batch_size * len(policy.devices))
+            ]
+        return torch.cat(parts).cpu()
+
+    return ranks.divide(len(batch), values_of)
 
 
 def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discount: float, gae_lambda: float) -> Tensor:

@@ -10,7 +10,9 @@ from typing import Any
 from configs.config import TrainConfig
 from rl.episodes import evaluation_episodes
 from rl.progress import progress_bar
-from rl.rollout import ALL_READY, Acting, Batching, Collected, Randomness, batching_of, collect
+from rl.ranks import ALONE, Ranks
+from rl.rollout import ALL_READY, Acting, Batching, Collected, Randomness, batching_of
+from rl.shared_rollout import collect_together
 from rl.trajectory import Episode, Trajectory
 
 
@@ -66,14 +68,15 @@ def evaluate(
     batching: Batching = ALL_READY,
     record: Callable[[Episode], bool] = lambda _: False,
     on_steps: Callable[[int], None] = lambda _: None,
+    ranks: Ranks = ALONE,
 ) -> Collected:
-    """Play the given episodes by the code that training rollouts use.
+    """Play the given episodes by the code that training rollouts use, divided among the ranks.
 
     The random stream depends on the seed and the episode only, so every evaluation of a run draws the same numbers:
     a difference between two of them comes from the policy.
     """
-    return collect(
-        policy, pool, episodes, acting, Randomness(seed, "evaluation"),
+    return collect_together(
+        ranks, policy, pool, episodes, acting=acting, randomness=Randomness(seed, "evaluation"),
         batching=batching, record=record, on_steps=on_steps,
     )  # fmt: skip
 
@@ -102,8 +105,9 @@ class Validation:
 
 
 def validate(
-    policy: Any, pool: Any, config: TrainConfig, teacher_mode: str, known_teacher: Successes | None
-) -> Validation:
+    policy: Any, pool: Any, config: TrainConfig, teacher_mode: str, known_teacher: Successes | None,
+    ranks: Ranks = ALONE,
+) -> Validation:  # fmt: skip
     """Evaluate student and teacher; the teacher never changes, so its result is taken from `known_teacher` if given.
 
     Only sampled decisions are worth repeating: from the same initial state a deterministic policy does the same again.
@@ -112,10 +116,10 @@ def validate(
 
     def play(acting: Acting, title: str, record_first: bool, trials: int = 1) -> list[Trajectory]:
         episodes = evaluation_episodes(task.task_ids, task.eval_init_states, trials)
-        with progress_bar(f"evaluating the {title}", None) as on_steps:
+        with progress_bar(f"evaluating the {title}", None, shown=ranks.is_main) as on_steps:
             return evaluate(
                 policy, pool, episodes, acting, config.run.seed, batching_of(config.rollout),
-                record=lambda episode: record_first and episode.index == 0, on_steps=on_steps,
+                record=lambda episode: record_first and episode.index == 0, on_steps=on_steps, ranks=ranks,
             ).trajectories  # fmt: skip
 
     frames = {}

@@ -1,4 +1,4 @@
-"""What is trained: the policy's adapters, with `--advantage gae` a critic, and their optimizer."""
+"""What is trained: the policy's adapters, with `--advantage gae` a critic, and their optimizer; and who trains it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 
 from configs.config import TrainConfig, UpdateConfig
 from rl.critic import ValueHead
+from rl.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
@@ -16,16 +17,17 @@ class Learner:
     policy: Any
     critic: ValueHead | None
     optimizer: torch.optim.Optimizer
+    ranks: Ranks = ALONE  # every one of them has this learner, with the same numbers in it
 
 
-def make_learner(policy: Any, config: TrainConfig) -> Learner:
+def make_learner(policy: Any, config: TrainConfig, ranks: Ranks = ALONE) -> Learner:
     """AdamW over the policy's trainable parameters, and in a group of its own over the critic's."""
     groups = [{"params": [parameter for _, parameter in policy.named_trainable_parameters()], "lr": config.update.lr}]
     critic = None
     if config.loss.advantage == "gae":
         critic = ValueHead(policy.hidden_dim, config.run.seed).to(policy.device)
         groups.append({"params": list(critic.parameters()), "lr": config.critic.value_lr})
-    return Learner(policy, critic, torch.optim.AdamW(groups, weight_decay=config.update.weight_decay))
+    return Learner(policy, critic, torch.optim.AdamW(groups, weight_decay=config.update.weight_decay), ranks)
 
 
 def set_learning_rate(learner: Learner, config: UpdateConfig, distilling: bool) -> None:

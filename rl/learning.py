@@ -36,7 +36,7 @@ def estimate_advantages(
             config.loss.advantage, returns, groups, batch.trajectory, batch.steps_to_end, config.loss.discount
         )
         return Estimate(advantages, None, advantage_metrics(advantages))
-    values = predict_values(learner.policy, learner.critic, batch, config.update.micro_batch_size)
+    values = predict_values(learner.policy, learner.critic, batch, config.update.micro_batch_size, learner.ranks)
     advantages = gae(values, batch, trajectories, config.loss.discount, config.critic.gae_lambda).clamp(-LIMIT, LIMIT)
     fit = {"train/explained_variance": explained_variance(values, advantages + values)}
     return Estimate(advantages, values, advantage_metrics(advantages) | fit)
@@ -55,6 +55,7 @@ def surrogate_objective(
         config.policy.temperature,
         config.update.micro_batch_size,
         behaviour_epsilon=phase.epsilon if exact_mixture else None,
+        ranks=learner.ranks,
     )
     if learner.critic is None:
         return objective

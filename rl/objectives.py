@@ -24,6 +24,7 @@ from rl.losses import (
     entropy,
     exact_kl,
 )
+from rl.ranks import ALONE, Ranks
 from rl.trajectory import Batch
 
 # The loss of the given rows of the batch, as a sum over them, from the student's logits (B, A, V).
@@ -39,11 +40,13 @@ class Objective:
     outputs: Callable[[Sequence[Any]], Any] | None = None  # what `loss` reads of the policy; None: its chunk_logits
 
 
-def distillation_objective(policy: Any, batch: Batch, phases: PhaseConfig, micro_batch_size: int) -> Objective:
+def distillation_objective(
+    policy: Any, batch: Batch, phases: PhaseConfig, micro_batch_size: int, ranks: Ranks = ALONE
+) -> Objective:
     """Match the tokens that the teacher chose, or its sharpened distribution at the same observations."""
     teacher_logprobs = None
     if phases.distill_target == "sharpened":
-        teacher_logprobs = teacher_distribution(policy, batch, phases.distill_temperature, micro_batch_size)
+        teacher_logprobs = teacher_distribution(policy, batch, phases.distill_temperature, micro_batch_size, ranks)
 
     def loss(logits: Tensor, rows: Tensor) -> tuple[Tensor, Statistics]:
         device = logits.device
@@ -62,6 +65,7 @@ def policy_objective(
     temperature: float,
     micro_batch_size: int,
     behaviour_epsilon: float | None = None,
+    ranks: Ranks = ALONE,
 ) -> Objective:
     """The clipped surrogate, with the optional KL and entropy terms.
 
@@ -72,7 +76,7 @@ def policy_objective(
     regularised = config.kl_coef > 0 or config.entropy_coef > 0
     teacher_logprobs = None
     if config.kl_coef > 0:
-        teacher_logprobs = teacher_distribution(policy, batch, temperature, micro_batch_size)
+        teacher_logprobs = teacher_distribution(policy, batch, temperature, micro_batch_size, ranks)
 
     def loss(logits: Tensor, rows: Tensor) -> tuple[Tensor, Statistics]:
         device = logits.device
@@ -128,11 +132,17 @@ def decision_weights(batch: Batch, aggregation: str) -> Tensor:
     return (len(batch) / len(lengths)) / lengths[batch.trajectory]
 
 
-def teacher_distribution(policy: Any, batch: Batch, temperature: float, micro_batch_size: int) -> Tensor:
+def teacher_distribution(
+    policy: Any, batch: Batch, temperature: float, micro_batch_size: int, ranks: Ranks = ALONE
+) -> Tensor:
     """(N, A, V) log-probs of the frozen teacher at `temperature`, computed once per update."""
-    parts = []
-    with torch.no_grad(), policy.teacher():
-        for rows in torch.arange(len(batch)).split(micro_batch_size * len(policy.devices)):
-            logits = policy.chunk_logits([batch.observations[i] for i in rows])
-            parts.append(F.log_softmax(logits / temperature, dim=-1).cpu())
-    return torch.cat(parts)
+
+    def logprobs_of(rows: Tensor) -> Tensor:
+        parts = []
+        with torch.no_grad(), policy.teacher():
+            for micro in rows.split(micro_batch_size * len(policy.devices)):
+                logits = policy.chunk_logits([batch.observations[i] for i in micro])
+                parts.append(F.log_softmax(logits / temperature, dim=-1).cpu())
+        return torch.cat(parts)
+
+    return ranks.divide(len(batch), logprobs_of)

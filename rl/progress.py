@@ -10,11 +10,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextlib.contextmanager
-def progress_bar(description: str, total: int | None) -> Iterator[Callable[[int], None]]:
+def progress_bar(description: str, total: int | None, shown: bool = True) -> Iterator[Callable[[int], None]]:
     """Yields a function to call with the number of things done since its last call."""
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
         task = bar.add_task(description, total=total)
         yield lambda done: bar.advance(task, done)
 

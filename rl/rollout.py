@@ -114,7 +114,8 @@ class _Schedule:
     n_steps: int | None
     num_envs: int
     lengths: dict[int, int] = field(default_factory=dict)  # episode index -> env steps so far
-    first_of_group: dict[int, int] = field(default_factory=dict)  # group -> index of its first episode
+    places: dict[int, int] = field(default_factory=dict)  # episode index -> episodes handed out before it
+    first_of_group: dict[int, int] = field(default_factory=dict)  # group -> place of its first episode
     again: deque[tuple[Episode, int]] = field(default_factory=deque)  # after a fault: (episode, attempt)
     _next: Episode | None = None
 
@@ -130,7 +131,8 @@ class _Schedule:
         episode = self._next
         if episode is None:
             return None
-        self.first_of_group.setdefault(episode.group, episode.index)
+        place = self.places.setdefault(episode.index, len(self.places))
+        self.first_of_group.setdefault(episode.group, place)
         if not self.admitted(episode):
             return None
         self._next = None
@@ -140,7 +142,7 @@ class _Schedule:
         if self.n_steps is None:
             return True
         decisive = self.first_of_group[episode.group] - self.num_envs + 1
-        return sum(steps for index, steps in self.lengths.items() if index < decisive) < self.n_steps
+        return sum(steps for index, steps in self.lengths.items() if self.places[index] < decisive) < self.n_steps
 
 
 def collect(

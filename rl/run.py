@@ -18,19 +18,20 @@ from typing import Any
 
 from configs.config import TrainConfig, to_dict
 from errors import BadInput
+from rl.ranks import ALONE, Ranks
 from rl.wandb_log import WandbLog
 
 log = logging.getLogger("train")
 
 
 class Run:
-    """A run folder that is open for writing."""
+    """A run folder that is open for writing. Only rank 0 writes; on the others records go nowhere."""
 
-    def __init__(self, folder: Path, config: TrainConfig, wandb_log: WandbLog):
+    def __init__(self, folder: Path, config: TrainConfig, wandb_log: WandbLog, is_main: bool = True):
         self.folder = folder
         self.config = config
         self.wandb = wandb_log
-        self._metrics = (folder / "metrics.jsonl").open("a")
+        self._metrics = (folder / "metrics.jsonl").open("a") if is_main else None
         self._seconds: dict[str, float] = {}  # spent since the last record
 
     @property
@@ -55,21 +56,29 @@ class Run:
         row = {"global_step": global_step, "update": update, **metrics, **self._seconds}
         row = {key: value if math.isfinite(value) else None for key, value in row.items()}  # JSON has no NaN
         self._seconds = {}
+        if self._metrics is None:
+            return
         self._metrics.write(json.dumps(row) + "\n")
         self._metrics.flush()
         os.fsync(self._metrics.fileno())
         self.wandb.log(row)
 
     def metrics_bytes(self) -> int:
-        return self._metrics.tell()
+        return 0 if self._metrics is None else self._metrics.tell()
 
     def close(self, exit_code: int = 0) -> None:
-        self._metrics.close()
+        if self._metrics is not None:
+            self._metrics.close()
         self.wandb.finish(exit_code)
 
 
-def start_run(config: TrainConfig, argv: Sequence[str]) -> Run:
-    """Create a new run folder and open it. Raises BadInput when it cannot be written."""
+def start_run(config: TrainConfig, argv: Sequence[str], ranks: Ranks = ALONE) -> Run:
+    """Rank 0 creates a new run folder, all open it. Raises BadInput when it cannot be written, or seen by all."""
+    folder = ranks.from_main(_create(config, argv, ranks.size) if ranks.is_main else None)
+    return _open(folder, config, ranks, wandb_id=None)
+
+
+def _create(config: TrainConfig, argv: Sequence[str], num_ranks: int) -> Path:
     tasks = "-".join(str(i) for i in config.task.task_ids)
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.task.task_suite}-{tasks}-{config.run.name}"
     output = Path(config.run.output)
@@ -78,30 +87,42 @@ def start_run(config: TrainConfig, argv: Sequence[str]) -> Run:
         folder = _new_folder(output, stem)
         for part in ("checkpoints", "videos", "report"):
             (folder / part).mkdir()
-        write_json(folder / "config.json", {"config": to_dict(config), **provenance(argv)})
+        write_json(folder / "config.json", {"config": to_dict(config), "ranks": num_ranks, **provenance(argv)})
         _log_to(folder)
     except OSError as error:
         raise BadInput(
             f"--output {output}: cannot create a run folder there ({error.strerror or error}); name another folder"
         ) from None
-    wandb_log = WandbLog(
-        config.run.wandb_mode, config.run.wandb_project, folder.name, folder, to_dict(config), run_id=None
-    )
-    return Run(folder, config, wandb_log)
+    return folder
 
 
-def reopen_run(folder: Path, config: TrainConfig, metrics_bytes: int, wandb_id: str | None) -> Run:
+def reopen_run(
+    folder: Path, config: TrainConfig, metrics_bytes: int, wandb_id: str | None, ranks: Ranks = ALONE
+) -> Run:
     """Open the folder of a run that goes on; records after the checkpoint (`metrics_bytes`) are played again."""
+    if ranks.is_main:
+        _cut_back(folder, metrics_bytes)
+    return _open(folder, config, ranks, wandb_id)
+
+
+def _cut_back(folder: Path, metrics_bytes: int) -> None:
     try:
         with (folder / "metrics.jsonl").open("a") as metrics:
             metrics.truncate(min(metrics_bytes, metrics.tell()))
         _log_to(folder)
     except OSError as error:
         raise BadInput(f"--resume {folder}: the run folder cannot be written ({error.strerror})") from None
-    wandb_log = WandbLog(
-        config.run.wandb_mode, config.run.wandb_project, folder.name, folder, to_dict(config), run_id=wandb_id
-    )
-    return Run(folder, config, wandb_log)
+
+
+def _open(folder: Path, config: TrainConfig, ranks: Ranks, wandb_id: str | None) -> Run:
+    if not folder.is_dir():
+        raise BadInput(
+            f"rank {ranks.rank} does not see the run folder {folder}: with several machines --output must lie on a "
+            "disk that all of them share"
+        )
+    wandb_mode = config.run.wandb_mode if ranks.is_main else "disabled"
+    wandb_log = WandbLog(wandb_mode, config.run.wandb_project, folder.name, folder, to_dict(config), run_id=wandb_id)
+    return Run(folder, config, wandb_log, ranks.is_main)
 
 
 def provenance(argv: Sequence[str]) -> dict[str, Any]:

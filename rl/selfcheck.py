@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from errors import BadInput
 from rl.randomness import torch_generator
+from rl.ranks import Ranks
 from rl.trajectory import Batch, Trajectory
 
 # Largest accepted |log-prob when sampling - log-prob when learning| of one token. In float32 both passes run the same
@@ -50,10 +52,12 @@ def check_executed(batch: Batch, trajectories: Sequence[Trajectory], action_dim:
         )
 
 
-def remember_teacher(path: Path, policy: Any, observation: Any, teacher_mode: str) -> None:
+def remember_teacher(path: Path, policy: Any, observation: Any, teacher_mode: str, write: bool = True) -> None:
     """Store an observation and the teacher's chunk for it, for `check_teacher`."""
     with policy.teacher():
         tokens = policy.act([observation], mode=teacher_mode).tokens[0]
+    if not write:
+        return
     np.savez_compressed(
         path,
         images=observation.images,
@@ -86,6 +90,20 @@ def check_teacher(path: Path, policy: Any, teacher_mode: str, tolerated: float =
             f"the teacher has moved: {changed} of {len(expected)} tokens of its chunk for the stored observation "
             f"({path}) are no longer what they were at the start; frozen weights were trained or replaced"
         )
+
+
+def check_same_parameters(parameters: Sequence[nn.Parameter], ranks: Ranks) -> None:
+    """All ranks hold the same float32 parameters, bit for bit (sums of their bits as integers agree)."""
+    if ranks.size == 1:
+        return
+    own = torch.stack([p.detach().view(torch.int32).sum(dtype=torch.int64) for p in parameters]).tolist()
+    for rank, others in enumerate(ranks.gather(own)):
+        if others != own:
+            differing = sum(a != b for a, b in zip(own, others, strict=True))
+            raise SelfCheckError(
+                f"ranks {ranks.rank} and {rank} no longer train the same policy: {differing} of {len(own)} trainable "
+                "tensors differ after an update; resume from the last checkpoint, on machines of one kind"
+            )
 
 
 def check_signal(updates_without_signal: int, limit: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,8 @@ from configs.config import UpdateConfig
 from rl.losses import Statistics
 from rl.objectives import Objective
 from rl.randomness import torch_generator
+from rl.ranks import ALONE, Ranks
+from rl.selfcheck import check_same_parameters
 from rl.trajectory import Batch
 
 FIRST_RATIO_LIMIT = 0.05  # mean |ratio - 1| before any step; above it rollout and update disagree about the policy
@@ -41,15 +44,19 @@ class _Totals:
 
 def optimise(
     policy: Any, optimizer: torch.optim.Optimizer, batch: Batch, objective: Objective, config: UpdateConfig, seed: int,
-    update: int,
+    update: int, ranks: Ranks = ALONE,
 ) -> dict[str, float]:  # fmt: skip
     """Minimise the objective over `n_epochs` passes; returns the metrics of SPEC section 9.
 
     Every decision belongs to a minibatch, and the loss is divided by the minibatch's size, inactive rows included: the
     gradient is what it would be if they ran. A minibatch without active rows takes no optimizer step (no momentum, no
     weight decay). Raises RuntimeError when the first minibatch's ratios are not 1 or when no step was finite.
+
+    All ranks come with the same batch and objective. Each runs its share of a minibatch's active rows, perhaps none of
+    them; the statistics and gradients of all are added up, so every rank takes the same step or none.
     """
     started = time.perf_counter()
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     totals, norms = _Totals(), []
     skipped = spikes = 0
     first_ratio_error: float | None = None
@@ -61,9 +68,13 @@ def optimise(
             rows = minibatch[objective.active[minibatch]]
             if len(rows) == 0:
                 continue
-            statistics = _accumulate_gradient(policy, batch, objective, rows, len(minibatch), config)
+            own = _accumulate_gradient(policy, batch, objective, ranks.share(rows), len(minibatch), config)
+            if ranks.shard_base:
+                _keep_step(policy, batch, objective, rows, config, ranks)
+            statistics = _united(ranks.gather(own))
             if first_ratio_error is None and "ratio_error" in statistics.sums:
                 first_ratio_error = _checked_ratio_error(statistics.mean("ratio_error"))
+            ranks.sum_gradients(trained)
             norm = _protected_norm(optimizer, config.max_grad_norm)
             if norm is None:
                 skipped += 1
@@ -78,6 +89,7 @@ def optimise(
         if _drifted(of_epoch, config.target_kl):
             break
 
+    check_same_parameters(trained, ranks)
     if skipped and not norms:
         raise RuntimeError(
             f"all {skipped} optimizer steps of update {update} had a non-finite or enormous gradient; the last good "
@@ -99,19 +111,36 @@ def optimise(
     return metrics
 
 
+def _united(parts: Sequence[_Totals]) -> _Totals:
+    whole = _Totals()
+    for part in parts:
+        whole.add(part)
+    return whole
+
+
 def _accumulate_gradient(
     policy: Any, batch: Batch, objective: Objective, rows: Tensor, minibatch_size: int, config: UpdateConfig
 ) -> _Totals:
     """Add the gradient of the minibatch's mean loss, one micro-batch (and one graph in memory) per device at a time."""
     outputs_of = objective.outputs or policy.chunk_logits
     totals = _Totals()
-    for micro in rows.split(config.micro_batch_size * len(policy.devices)):
+    for micro in rows.split(config.micro_batch_size * len(policy.devices)) if len(rows) else ():
         outputs = outputs_of([batch.observations[i] for i in micro])
         loss_sum, statistics = objective.loss(outputs, micro)
         (loss_sum / minibatch_size).backward()
         totals.add(statistics)
     policy.reduce_gradients()
     return totals
+
+
+def _keep_step(
+    policy: Any, batch: Batch, objective: Objective, rows: Tensor, config: UpdateConfig, ranks: Ranks
+) -> None:
+    """As many further passes, without effect, as rank 0 has more micro-batches: a sharded base runs everywhere."""
+    own, of_rank_0 = (-(-len(part) // config.micro_batch_size) for part in (ranks.share(rows), rows[:: ranks.size]))
+    for _ in range(of_rank_0 - own):
+        outputs = (objective.outputs or policy.chunk_logits)([batch.observations[rows[0]]])
+        (0 * objective.loss(outputs, rows[:1])[0]).backward()
 
 
 def _protected_norm(optimizer: torch.optim.Optimizer, max_norm: float) -> float | None:

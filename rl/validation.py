@@ -38,10 +38,10 @@ def evaluate_and_record(
     check_teacher(run.teacher_file, learner.policy, teacher_mode, tolerated=0.0 if exact else 0.1)
     teacher = None if state.teacher_n is None else Successes(state.teacher_k, state.teacher_n)
     with run.timed("eval"):
-        validation = validate(learner.policy, pool, config, teacher_mode, teacher)
+        validation = validate(learner.policy, pool, config, teacher_mode, teacher, learner.ranks)
     run.record(state.global_step, state.update, validation.metrics())
     log.info("step %d  evaluation: %s", state.global_step, validation)
-    for actor, frames in validation.frames.items():
+    for actor, frames in validation.frames.items() if learner.ranks.is_main else ():
         path = run.folder / "videos" / f"{actor}-step_{state.global_step}.mp4"
         write_video(path, frames)
         run.wandb.video(f"video/{actor}", path, state.global_step)
@@ -51,7 +51,7 @@ def evaluate_and_record(
         state.baseline_rate = validation.student.rate
     state.evaluated_at, state.teacher_k, state.teacher_n = state.global_step, validation.teacher.k, validation.teacher.n
     if config.evaluation.best_by == "evaluation" and state.improves(validation.student.interval[0]):
-        mark_best(run.checkpoints, state, validation.metrics())
+        mark_best(run.checkpoints, learner, state, validation.metrics())
     return validation
 
 

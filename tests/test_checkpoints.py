@@ -197,7 +197,7 @@ def test_the_newest_are_kept_by_number_not_by_name(checkpoints, learner):
 
 def test_the_best_is_never_pruned(checkpoints, learner):
     save(checkpoints, learner, 1, keep=1)
-    mark_best(checkpoints, TrainerState(global_step=1, best_score=0.9), {})
+    mark_best(checkpoints, learner, TrainerState(global_step=1, best_score=0.9), {})
     for step in (2, 3, 4):
         save(checkpoints, learner, step, keep=1)
     assert sorted(p.name for p in checkpoints.glob("step_*")) == ["step_1", "step_4"]
@@ -211,7 +211,7 @@ def test_best_moves_only_to_a_higher_score(checkpoints, learner):
         save(checkpoints, learner, step)
         state.global_step = step
         if state.improves(score):
-            mark_best(checkpoints, state, {"eval/student_success": score})
+            mark_best(checkpoints, learner, state, {"eval/student_success": score})
         best.append((checkpoints / "best").resolve().name)
     assert best == ["step_1", "step_2", "step_2", "step_2", "step_5"]
     metadata = json.loads((checkpoints / "best" / "metadata.json").read_text())
@@ -220,7 +220,7 @@ def test_best_moves_only_to_a_higher_score(checkpoints, learner):
 
 def test_restoring_the_best_brings_its_weights_back_and_resumes_there(checkpoints, learner):
     save(checkpoints, learner, 1)
-    mark_best(checkpoints, TrainerState(global_step=1, best_score=0.9), {})
+    mark_best(checkpoints, learner, TrainerState(global_step=1, best_score=0.9), {})
     weights = parameters_of(learner.policy)
     train_a_little(learner)
     save(checkpoints, learner, 2)

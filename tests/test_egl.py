@@ -31,6 +31,13 @@ def test_rendering_follows_the_learner(machine, cuda_numbers, index):
     assert egl.choose_egl_device(None) == index
 
 
+@pytest.mark.parametrize(("local_rank", "index"), [("0", 1), ("1", 0), ("2", 2), ("3", 0)])
+def test_under_accelerate_launch_every_process_renders_on_its_own_gpu(machine, monkeypatch, local_rank, index):
+    machine(1, 0, 2)
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert egl.choose_egl_device(None) == index
+
+
 def test_the_users_choice_wins(machine, monkeypatch):
     machine(0, 1, 2)
     monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "1")

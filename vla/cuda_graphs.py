@@ -118,7 +118,9 @@ class GraphedNetwork:
             found = torch.autograd.grad(outputs, candidates, ones, allow_unused=True)
             for parameter, gradient in zip(candidates, found, strict=True):
                 if gradient is not None and parameter not in self._gradients:
-                    self._gradients[parameter] = torch.zeros_like(parameter)
+                    self._gradients[parameter] = (
+                        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                    )
 
         batch = len(inputs[0])
         for count in range(1, batch + 1) if with_gradient else (batch,):

@@ -26,7 +26,7 @@ from torch.nn.utils import parameters_to_vector
 from child_process import end_child, start_child
 from vla.observation import Observation, PlainObservation
 from vla.policy import Policy
-from vla.replica import Backward, Exchange, Forward, Outputs, Start, as_array, finish
+from vla.replica import Backward, Exchange, Forward, Outputs, Recompute, Start, as_array, finish
 
 LOAD_S = 3600.0  # for a replica to read the checkpoint, 15 GB, from wherever it lies
 ANSWER_S = 600.0  # for anything else; the first forward pass may compile
@@ -92,6 +92,11 @@ class Replicas:
             return logits, hidden
         self._graphs.add(graph)
         return _Gather.apply(graph, answers, logits, hidden if needs_hidden else None)
+
+    def recompute(self, num_blocks: int) -> None:
+        """See `Policy.recompute`."""
+        for handle in self._handles:
+            handle.ask(Recompute(num_blocks))
 
     def reduce_gradients(self) -> None:
         """Add the replicas' gradients to those of the first device's parameters; the replicas' start again from 0.
@@ -185,11 +190,11 @@ class _Handle:
         with suppress(OSError):
             self.connection.send_bytes(multiprocessing.current_process().authkey)
 
-    def ask(self, request: Exchange) -> None:
+    def ask(self, request: Recompute | Exchange) -> None:
         self.send(request)
         self.receive(ANSWER_S)
 
-    def send(self, request: Start | Forward | Backward | Exchange) -> None:
+    def send(self, request: Start | Forward | Backward | Recompute | Exchange) -> None:
         with suppress(OSError):  # it has died: the next receive() finds out
             self.connection.send(request)
 

@@ -40,6 +40,7 @@ class LoraLinear(nn.Module):
         self.lora_A = nn.Parameter(torch.zeros(num_adapted * rank, self.in_features, **options))
         self.lora_B = nn.Parameter(torch.zeros(rows, rank, **options))
         self._refreshed = self.lora_B._version  # zero in both places
+        self.first_row: int | None = None  # of the rows of `weight` that this process has, where vla.sharding cut it
 
     @property
     def scale(self) -> float:
@@ -78,10 +79,14 @@ class LoraLinear(nn.Module):
         """
         if self.lora_B._version == self._refreshed and not force:
             return
-        weight = self.weight.data  # graphs that hold this weight are past their backward pass: see Policy
+        # Graphs that hold this weight are past their backward pass: see Policy.
+        weight, first = (self.weight.data, 0) if self.first_row is None else (self.weight.to_local(), self.first_row)
         for i, ((start, end), (_, up)) in enumerate(zip(self.blocks, self.adapters(), strict=True)):
             column = self.in_features + i * self.rank
-            weight[start:end, column : column + self.rank] = up * self.scale
+            top, bottom = max(start, first), min(end, first + len(weight))  # the adapter's rows that are here
+            if top < bottom:
+                own = up[top - start : bottom - start] * self.scale
+                weight[top - first : bottom - first, column : column + self.rank] = own
         self._refreshed = self.lora_B._version
 
 

@@ -5,7 +5,7 @@ This is the only door through which training and evaluation use the model. Sampl
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
@@ -49,6 +49,7 @@ from vla.weights import fingerprint
 
 if TYPE_CHECKING:
     from vla.data_parallel import Replicas
+    from vla.sharding import Steps
 
 Mode = Literal["greedy", "sample", "l1"]
 
@@ -99,6 +100,7 @@ class Policy:
         self._pretrained_proprio = deepcopy(network.proprio_projector)  # the teacher's
         if network.proprio_projector is not None:
             network.proprio_projector.requires_grad_(True)
+        self._steps: Steps | None = None  # where the base is sharded
         self._trainable = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
         self._levels = torch.from_numpy(normalised_levels(processor)).to(self.device)
         self._forward = network
@@ -220,6 +222,31 @@ class Policy:
                 yield
         finally:
             self.network.proprio_projector, self._is_teacher = before
+
+    def recompute(self, num_blocks: int) -> None:
+        """Recompute the activations of the first `num_blocks` blocks in backward passes, on all devices."""
+        self.network.recompute(num_blocks)
+        if self.replicas is not None:
+            self.replicas.recompute(num_blocks)
+
+    def shard(self, device: torch.device) -> None:
+        """Move the policy to `device`, its frozen blocks spread over all processes of torch.distributed.
+
+        From now on all processes must run the network equally often; see `keeping_step`.
+        """
+        from vla.sharding import Steps, shard_blocks  # seconds of imports that few runs need
+
+        shard_blocks(self.network, device)
+        for part in (self.network, self.action_head, self._pretrained_proprio):
+            if part is not None:
+                part.to(device)
+        self._levels = self._levels.to(device)
+        self._forward = self.network  # no recorded passes: blocks come and go
+        self._steps = Steps(self.network)
+
+    def keeping_step(self) -> AbstractContextManager[None]:
+        """A block in which processes that share a base may differ in how often they act."""
+        return nullcontext() if self._steps is None else self._steps.together()
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Adapters and proprio projector, always in the same order."""

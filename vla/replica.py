@@ -60,6 +60,13 @@ class Backward:
     hidden: np.ndarray | None
 
 
+@dataclass(frozen=True)
+class Recompute:
+    """Answered by None when done."""
+
+    num_blocks: int
+
+
 class Exchange(Enum):
     """Answered by None when done."""
 
@@ -122,7 +129,9 @@ class Replica:
             parameter.grad = part.view_as(parameter)  # backward passes add to it in place
         self._graphs: dict[int, tuple[Tensor, Tensor]] = {}  # logits and hidden states
 
-    def run(self, request: Forward | Backward | Exchange) -> Outputs | None:
+    def run(self, request: Forward | Backward | Recompute | Exchange) -> Outputs | None:
+        if isinstance(request, Recompute):
+            return self._policy.recompute(request.num_blocks)
         if isinstance(request, Forward):
             return self._forward(request)
         if isinstance(request, Backward):

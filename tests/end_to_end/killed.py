@@ -1,7 +1,7 @@
 """Run train_grpo.py and die by SIGKILL at a chosen moment: python -m tests.end_to_end.killed WHERE COUNT ARGV...
 
 WHERE: rollout (before the COUNT-th chunk of actions of the training rollouts), update (before the COUNT-th optimizer
-step) or checkpoint (with the COUNT-th checkpoint half-written).
+step) or checkpoint (with the COUNT-th checkpoint half-written). Under `accelerate launch` rank 1 dies.
 """
 
 import os
@@ -31,7 +31,9 @@ def dying_at_call(count: int, function: Callable) -> Callable:
 
 if __name__ == "__main__":
     where, count, *argv = sys.argv[1:]
-    if where == "rollout":
+    if os.environ.get("RANK", "1") != "1":
+        pass
+    elif where == "rollout":
         rl.rollout._serve = dying_at_call(int(count), rl.rollout._serve)
     elif where == "update":
         torch.optim.AdamW.step = dying_at_call(int(count), torch.optim.AdamW.step)

@@ -1,0 +1,64 @@
+"""`accelerate launch` with the files of configs/accelerate: two processes compute what one computes."""
+
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+import train_grpo
+from errors import BadInput
+from tests.end_to_end.conftest import ROOT, only_run
+from tests.end_to_end.test_resume import assert_same_run, flags_into
+
+# Two rows per step, one for each process: the sum of two gradients does not depend on who adds them, and every pass
+# has one row. So not only the numbers agree with those of one process, but their bits.
+SAME_BITS = ["--batch-size", "2", "--micro-batch-size", "1"]
+
+
+@pytest.fixture(scope="module")
+def one_process(smoke, tmp_path_factory):
+    flags = flags_into([*smoke, *SAME_BITS], tmp_path_factory.mktemp("one"))
+    train_grpo.main(flags)
+    return only_run(flags)
+
+
+def launch(config: str, *argv: str) -> subprocess.Popen:
+    command = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{config}.yaml"]
+    return subprocess.Popen(
+        [sys.executable, *command, "--num_processes", "2", *argv], cwd=ROOT, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def test_killed_with_its_base_spread_out_and_resumed_on_two_machines_a_run_equals_that_of_one_process(
+    smoke, one_process, tmp_path
+):
+    flags = flags_into([*smoke, *SAME_BITS], tmp_path)
+    port = ["--main_process_port", free_port()]
+    killed = launch("fsdp", *port, "-m", "tests.end_to_end.killed", "update", "5", *flags)
+    said, _ = killed.communicate(timeout=600)
+    assert killed.returncode != 0, said
+    assert f"exitcode  : -{signal.SIGKILL:d}" in said
+    run = only_run(flags)
+
+    with pytest.raises(BadInput, match=r"trains in 2 process\(es\), but now there are 1: .* --num_processes 2"):
+        train_grpo.main(["--resume", str(run)])
+
+    port = ["--main_process_port", free_port(), "--num_machines", "2"]
+    machines = [
+        launch("several_machines", *port, "--machine_rank", rank, "train_grpo.py", "--resume", str(run))
+        for rank in ("0", "1")
+    ]
+    said = [machine.communicate(timeout=600)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], said
+    assert_same_run(run, one_process)
+    assert "step 96/96" in said[0]
+    assert "step" not in said[1]  # rank 0 speaks for all
