@@ -66,6 +66,7 @@ def evaluate(
     batching: Batching = ALL_READY,
     record: Callable[[Episode], bool] = lambda _: False,
     on_steps: Callable[[int], None] = lambda _: None,
+    on_finished: Callable[[Trajectory], None] = lambda _: None,
 ) -> Collected:
     """Play the given episodes by the code that training rollouts use.
 
@@ -74,7 +75,7 @@ def evaluate(
     """
     return collect(
         policy, pool, episodes, acting, Randomness(seed, "evaluation"),
-        batching=batching, record=record, on_steps=on_steps,
+        batching=batching, record=record, on_steps=on_steps, on_finished=on_finished,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.config import TrainConfig, to_dict
-from errors import BadInput
+from errors import BadInput, TimeIsUp
 from rl.wandb_log import WandbLog
 
 log = logging.getLogger("train")
@@ -32,6 +32,7 @@ class Run:
         self.wandb = wandb_log
         self._metrics = (folder / "metrics.jsonl").open("a")
         self._seconds: dict[str, float] = {}  # spent since the last record
+        self._opened = time.monotonic()
 
     @property
     def checkpoints(self) -> Path:
@@ -59,6 +60,12 @@ class Run:
         self._metrics.flush()
         os.fsync(self._metrics.fileno())
         self.wandb.log(row)
+
+    def check_time(self) -> None:
+        """Raise TimeIsUp when the run has been open for longer than --max-hours."""
+        limit, hours = self.config.run.max_hours, (time.monotonic() - self._opened) / 3600
+        if limit is not None and hours >= limit:
+            raise TimeIsUp(f"--max-hours {limit:g} have passed; the run is saved")
 
     def metrics_bytes(self) -> int:
         return self._metrics.tell()
@@ -120,7 +127,10 @@ def provenance(argv: Sequence[str]) -> dict[str, Any]:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file so that readers see the old or the new content, never a part."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    with temporary.open("w") as file:
+        file.write(json.dumps(value, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(temporary, path)
 
 
