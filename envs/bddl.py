@@ -73,7 +73,7 @@ def _problem(text: str) -> Problem:
     declared = {**fixtures, **objects}
     regions = _regions(sections[":regions"], declared)
     for name in sections[":obj_of_interest"]:
-        _known(name, declared, ":obj_of_interest")
+        _known(name, {*declared, *regions}, ":obj_of_interest")
     for fact in sections[":init"]:
         _check_fact(fact, {*declared, *regions}, ":init")
     _check_placed(objects, sections[":init"])

@@ -127,10 +127,9 @@ def provenance(argv: Sequence[str]) -> dict[str, Any]:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file so that readers see the old or the new content, never a part."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    with temporary.open("w") as file:
-        file.write(json.dumps(value, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    temporary.write_text(json.dumps(value, indent=2) + "\n")
+    with temporary.open() as written:
+        os.fsync(written.fileno())  # else a power cut may leave the new name on an empty file
     os.replace(temporary, path)
 
 

@@ -24,9 +24,9 @@ refuse() {
 # process, that survives neither a kill -9 nor a reboot.
 is_running() { [ -e "$state/pid" ] && ! flock --nonblock --shared "$state/pid" true; }
 
-run_folder() { # the log's last word on it; nothing before the run has a folder
+run_folder() { # [BYTES OF THE LOG TO SKIP]; nothing before the run has a folder
     if [ -e "$state/log" ]; then
-        sed -n 's/^run folder  *//p' "$state/log" | tail -n 1
+        tail -c "+$((${1:-0} + 1))" "$state/log" | sed -n 's/^run folder  *//p' | tail -n 1
     fi
 }
 
@@ -42,16 +42,19 @@ global_step() {
 
 start() { # FLAGS OF train_grpo.py; adds to the log
     mkdir -p "$state"
+    touch "$state/log"
     is_running && refuse "already running (process $(cat "$state/pid")): stop it first, or set VLA_GRPO_DETACHED"
     exec 9>>"$state/pid"
     flock --timeout 2 9 || refuse "another start is under way"
+    local before
+    before=$(wc -c <"$state/log")
     setsid nohup .venv/bin/python -u train_grpo.py "$@" </dev/null >>"$state/log" 2>&1 &
     local pid=$!
     echo "$pid" >"$state/pid"
     exec 9>&- # from here on the lock is the process's alone
     local waited=0
     while [ "$waited" -lt "$watch_s" ] && kill -0 "$pid" 2>/dev/null; do
-        [ -n "$(run_folder)" ] && break
+        [ -n "$(run_folder "$before")" ] && break
         sleep 1
         waited=$((waited + 1))
     done
