@@ -34,7 +34,7 @@ class Killed(BaseException):
 
 
 def test_killed_evaluation_goes_on_and_equals_the_straight_one(flags, tmp_path, monkeypatch):
-    sampled = [*flags, "--mode", "sample", "--task-ids", "0", "1"]
+    sampled = [*flags, "--mode", "sample", "--trials", "3"]
     straight, killed = tmp_path / "straight.json", tmp_path / "killed.json"
     eval_program.main([*sampled, "--out", str(straight)])
 
@@ -42,7 +42,7 @@ def test_killed_evaluation_goes_on_and_equals_the_straight_one(flags, tmp_path, 
 
     def dying(*args):
         calls.append(1)
-        if len(calls) == 4:  # the empty file, two episodes, and then the third
+        if len(calls) == 3:  # the empty file, one episode, and then the second
             raise Killed
         save(*args)
 
@@ -50,7 +50,7 @@ def test_killed_evaluation_goes_on_and_equals_the_straight_one(flags, tmp_path, 
         patch.setattr(eval_program, "save_results", dying)
         with pytest.raises(Killed):
             eval_program.main([*sampled, "--out", str(killed)])
-    assert len(outcomes(killed)) == 2
+    assert len(outcomes(killed)) == 1
     assert not stored(killed)["complete"]
 
     played = []
@@ -64,26 +64,27 @@ def test_killed_evaluation_goes_on_and_equals_the_straight_one(flags, tmp_path, 
     assert stored(killed)["versions"]["mujoco"] == "3.3.0"
 
 
-def test_comparison_videos_and_table(flags, tmp_path, capsys):
-    first, second = tmp_path / "first.json", tmp_path / "second.json"
-    eval_program.main([*flags, "--out", str(first), "--video", "failures"])
-    videos = [episode["video"] for episode in outcomes(first)]
-    assert videos == [f"first-videos/libero_spatial-task_0-init_state_{i}-failure.mp4" for i in range(2)]
+def test_comparison_videos_and_table(flags, checkpoint, tmp_path, capsys):
+    after, before = tmp_path / "r.json", tmp_path / "r-before.json"
+    eval_program.main([*flags, "--out", str(after), "--compare-with", checkpoint, "--video", "failures"])
+    assert stored(before)["complete"]
+    assert stored(after)["compared_with"]["file"] == str(before)
+    assert stored(after)["all"]["compared"]["n"] == 2
+    videos = [episode["video"] for episode in outcomes(after)]
+    assert videos == [f"r-videos/libero_spatial-task_0-init_state_{i}-failure.mp4" for i in range(2)]
     assert all((tmp_path / video).stat().st_size > 0 for video in videos)
+    shown = capsys.readouterr().out
+    assert "libero_spatial all  0/2 = 0 % [0, 66]" in shown
+    assert "+0 points" in shown
 
-    eval_program.main([*flags, "--out", str(second), "--compare-with", str(first), "--trials", "1"])
-    assert stored(second)["all"]["compared"]["n"] == 1
-    assert "libero_spatial all  0/1 = 0 % [0, 79]" in capsys.readouterr().out
-
+    again = [*flags, "--out", str(after), "--compare-with", str(before)]  # a file, and nothing left to play
+    eval_program.main(again)
+    assert "2 of 2 episodes are there already" in capsys.readouterr().out
     with pytest.raises(BadInput, match="with temperature None, this with 1"):
-        eval_program.main([*flags, "--out", str(tmp_path / "x.json"), "--compare-with", str(first), "--mode", "sample"])
+        eval_program.main(
+            [*flags, "--out", str(tmp_path / "x.json"), "--compare-with", str(before), "--mode", "sample"]
+        )
     assert not (tmp_path / "x.json").exists()
-
-
-def test_a_checkpoint_to_compare_with_gets_a_results_file_of_its_own(flags, checkpoint, tmp_path):
-    eval_program.main([*flags, "--trials", "1", "--out", str(tmp_path / "r.json"), "--compare-with", checkpoint])
-    assert stored(tmp_path / "r-before.json")["complete"]
-    assert stored(tmp_path / "r.json")["compared_with"]["file"] == str(tmp_path / "r-before.json")
 
 
 def test_a_task_of_ones_own_is_evaluated_with_its_own_instruction(flags, tmp_path):
