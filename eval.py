@@ -42,6 +42,7 @@ from rl.run import provenance
 from rl.trajectory import Trajectory
 from rl.video import write_video
 from vla.policy import Policy
+from vla.statistics import select_key
 
 
 def main(argv: Sequence[str]) -> None:
@@ -75,6 +76,8 @@ def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Re
         settings = train_config(config, suite)
         policy = load_policy(settings)  # for each suite: statistics, and with them actions, are the suite's
         if results is None:
+            for later in plan.suites:  # now, not after the hours that the first suites take
+                select_key(policy.info.statistics, later, config.unnorm_key)
             results = open_results(out, settings_of(config, policy), plan)
             if other is not None:
                 check_comparable(other, results.settings, plan)

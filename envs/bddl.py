@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bddl.parsing import scan_tokens
-
 from errors import BadInput
 
 MAX_BYTES = 100_000  # LIBERO's longest has 6,000
@@ -55,6 +53,8 @@ class _Wrong(Exception):
 
 
 def _problem(text: str) -> Problem:
+    from bddl.parsing import scan_tokens  # LIBERO's own; here, so that a missing LIBERO is told by envs.tasks
+
     try:
         expression = scan_tokens(string=text)
     except Exception as fault:  # the parser raises nothing more special

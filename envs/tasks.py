@@ -97,8 +97,8 @@ def bddl_task(bddl_file: str) -> TaskFiles:
     bddl = Path(bddl_file).absolute()
     if not bddl.is_file():
         raise BadInput(f"BDDL file not found: {bddl_file}; LIBERO's own are in {libero_root() / 'bddl_files'}")
-    problem = read_problem(bddl)
     kinds = {path.stem for path in (libero_root() / "envs" / "problems").glob("libero_*.py")}
+    problem = read_problem(bddl)
     if problem.kind not in kinds:
         raise BadInput(f"BDDL file {bddl_file}: unknown problem {problem.kind}; LIBERO has {', '.join(sorted(kinds))}")
     beside = bddl.with_suffix(".pruned_init")

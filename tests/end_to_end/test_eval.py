@@ -87,6 +87,13 @@ def test_comparison_videos_and_table(flags, checkpoint, tmp_path, capsys):
     assert not (tmp_path / "x.json").exists()
 
 
+def test_a_suite_that_the_checkpoint_cannot_act_in_is_refused_before_the_first_episode(flags, tmp_path):
+    out = tmp_path / "all.json"
+    with pytest.raises(BadInput, match="no statistics for libero_goal"):
+        eval_program.main([*flags, "--task-suite", "libero_spatial", "libero_goal", "--out", str(out)])
+    assert not out.exists()
+
+
 def test_a_task_of_ones_own_is_evaluated_with_its_own_instruction(flags, tmp_path):
     original = libero_root() / "bddl_files" / "libero_goal" / "turn_on_the_stove.bddl"
     own = tmp_path / "light_it.bddl"
