@@ -5,6 +5,7 @@ import json
 import pytest
 
 import eval as eval_program
+from configs.presets import TINY_CHECKPOINT
 from envs.tasks import MAX_ENV_STEPS, libero_root
 from errors import BadInput
 
@@ -90,7 +91,18 @@ def test_comparison_videos_and_table(flags, checkpoint, tmp_path, capsys):
 def test_a_suite_that_the_checkpoint_cannot_act_in_is_refused_before_the_first_episode(flags, tmp_path):
     out = tmp_path / "all.json"
     with pytest.raises(BadInput, match="no statistics for libero_goal"):
-        eval_program.main([*flags, "--task-suite", "libero_spatial", "libero_goal", "--out", str(out)])
+        eval_program.main(
+            [
+                *flags,
+                "--checkpoint",
+                TINY_CHECKPOINT,
+                "--task-suite",
+                "libero_spatial",
+                "libero_goal",
+                "--out",
+                str(out),
+            ]
+        )
     assert not out.exists()
 
 
