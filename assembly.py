@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -155,3 +156,12 @@ def env_spec(task: TaskConfig, num_images: int) -> EnvSpec:
         bddl_file=task.bddl_file,
         max_env_steps=task.max_env_steps,
     )
+
+
+def weights_fingerprint(policy: Policy) -> str:
+    """A hash of a policy's weights: samples of the frozen ones (`vla.weights.fingerprint`), all of the trained ones."""
+    digest = hashlib.sha256(policy.base_fingerprint.encode())
+    for name, parameter in policy.named_trainable_parameters():
+        digest.update(name.encode())
+        digest.update(parameter.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""The one exception for everything that the user can repair."""
+"""The exceptions that end a program without being faults of it."""
 
 
 class BadInput(Exception):
@@ -7,3 +7,7 @@ class BadInput(Exception):
     The message is one line: what is wrong, what was found, what to do. The command lines print it without a
     traceback and exit with code 2. Anything else that is raised is a fault of the program (exit code 1).
     """
+
+
+class TimeIsUp(Exception):
+    """A run has worked for its --max-hours: it is saved and goes on with --resume (exit code 0)."""

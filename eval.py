@@ -1,18 +1,22 @@
 #!/usr/bin/env python
 """Measure the success rate of a checkpoint on LIBERO tasks.
 
-    python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --trials 50
-    python eval.py --checkpoint Haozhan72/Openvla-oft-SFT-libero-goal-traj1 --task-suite libero_goal --out goal.json
+    python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --out results.json
+    python eval.py --checkpoint runs/RUN/checkpoints/best --compare-with CHECKPOINT --task-ids 0
+    python eval.py --checkpoint CHECKPOINT --protocol libero --task-suite all --num-envs 8 --out results.json
 
-Episode i of a task starts from the benchmark's initial state i; 50 trials are the published protocol. Policies act
-greedily unless --temperature is given.
+Episode i of a task starts from the benchmark's initial state i. Policies act greedily unless --temperature is given.
+The same command goes on where it was stopped. Results file: docs/RESULTS_JSON.md.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import sys
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from configs.cli import answer_at_once, main_guard
@@ -21,30 +25,131 @@ from configs.eval_config import EvalConfig, parse_eval
 if __name__ == "__main__":
     answer_at_once("eval.py", parse_eval)  # --help and wrong flags, before the seconds that the imports below take
 
-from assembly import env_spec, load_policy
+from assembly import env_spec, load_policy, weights_fingerprint
 from configs.config import PolicyConfig, RunConfig, TaskConfig, TrainConfig
 from envs.assets import describe_assets
-from envs.libero import task_info
+from envs.libero import EnvSpec, task_info
 from envs.pool import make_pool
-from envs.tasks import TaskInfo, task_names
+from envs.tasks import task_names
 from errors import BadInput
-from rl.evaluation import count, evaluate
+from rl.eval_plan import Key, Plan, Task, episode_of, make_plan
+from rl.evaluation import evaluate
 from rl.progress import progress_bar
+from rl.results import PlayedEpisode, Results, Settings, check_comparable, open_results, read_results, save_results
+from rl.results_table import results_table
 from rl.rollout import Acting, Batching
-from rl.run import provenance, write_json
-from rl.trajectory import Episode, Trajectory
+from rl.run import provenance
+from rl.trajectory import Trajectory
 from rl.video import write_video
-
-log = logging.getLogger("eval")
+from vla.policy import Policy
+from vla.statistics import select_key
 
 
 def main(argv: Sequence[str]) -> None:
     config = parse_eval(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    task_ids = config.task_ids or (tuple(range(len(task_names(config.task_suite)))) if not config.bddl_file else (0,))
-    settings = TrainConfig(
+    out = Path(config.out or time.strftime("runs/eval-%Y%m%d-%H%M%S.json"))
+    plan = make_plan(
+        tasks_of(config), config.trials, config.first_init_state, {"protocol": config.protocol, **provenance(argv)}
+    )
+    wanted = config.compare_with
+    before = read_results(Path(wanted), "--compare-with") if wanted is not None and wanted.endswith(".json") else None
+    try:
+        results = play(config, plan, out, before)
+        if wanted is not None and before is None:
+            before = play(replace(config, checkpoint=wanted), plan, out.with_name(f"{out.stem}-before.json"), results)
+    except KeyboardInterrupt:
+        print(f"stopped; finished episodes are kept: the same command with --out {out} goes on", flush=True)
+        raise
+    save_results(results, plan, before)
+    print("\n".join(results_table(results, plan)))
+    if before is not None:
+        print(f"\nbefore: {before.settings.checkpoint} ({before.settings.mode}), {before.path}")
+        print("\n".join(results_table(results, plan, before)))
+    print(f"results: {out}")
+
+
+def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Results:
+    """Play the episodes that the results file still lacks, suite by suite. `other`: what they will be compared with."""
+    results = None
+    for suite in plan.suites:
+        settings = train_config(config, suite)
+        policy = load_policy(settings)  # for each suite: statistics, and with them actions, are the suite's
+        if results is None:
+            for later in plan.suites:  # now, not after the hours that the first suites take
+                select_key(policy.info.statistics, later, config.unnorm_key)
+            results = open_results(out, settings_of(config, policy), plan)
+            if other is not None:
+                check_comparable(other, results.settings, plan)
+            save_results(results, plan)
+            print(f"{config.checkpoint}: {policy.kind}, {results.settings.mode}; assets: {results.settings.assets}")
+            if config.protocol is not None and config.assets != "official":
+                print("published results were taken with LIBERO's own pictures: --assets official")
+            if results.episodes:
+                print(f"{out}: {len(results.episodes)} of {len(plan.keys)} episodes are there already", flush=True)
+        missing = [key for key in plan.keys if key.task_suite == suite and key not in results.episodes]
+        if missing:
+            play_suite(config, policy, env_spec(settings.task, policy.num_images), plan, missing, results)
+        del policy  # before the next one needs its memory
+    return results
+
+
+def play_suite(
+    config: EvalConfig, policy: Policy, spec: EnvSpec, plan: Plan, missing: Sequence[Key], results: Results
+) -> None:
+    """Play the `missing` episodes of one suite; each is in the file as soon as it has ended."""
+    keys = {episode_of(key).index: key for key in missing}
+    mode = results.settings.mode
+    acting = Acting(
+        epsilon=1.0 if mode == "l1" else 0.0,
+        temperature=results.settings.temperature or 1.0,
+        teacher_mode="l1",
+        student_mode="sample" if mode == "sample" else "greedy",
+        keep_observations=False,
+    )
+    with (
+        make_pool(spec, config.num_envs, policy.prepare) as pool,
+        progress_bar(f"{spec.task_suite}: episodes", len(missing)) as on_episodes,
+    ):
+
+        def keep(trajectory: Trajectory) -> None:
+            results.add(played_episode(config, results, keys[trajectory.episode.index], trajectory))
+            trajectory.frames.clear()
+            save_results(results, plan)
+            on_episodes(1)
+
+        collected = evaluate(
+            policy,
+            pool,
+            [episode_of(key) for key in missing],
+            acting,
+            config.seed,
+            Batching(config.max_batch),
+            record=lambda _: config.video != "none",
+            on_finished=keep,
+        )
+    speed = collected.env_steps / collected.wall_s
+    print(f"{spec.task_suite}: {len(missing)} episodes, {speed:.0f} env steps/s, {collected.wall_s:.0f} s", flush=True)
+
+
+def tasks_of(config: EvalConfig) -> list[Task]:
+    """The tasks of all suites, without building an env. Raises BadInput for one that does not exist."""
+    return [
+        Task(suite, info.task_id, info.name, info.instruction, info.max_env_steps, info.num_init_states)
+        for suite in config.suites
+        for info in task_info(env_spec(train_config(config, suite).task, num_images=1))
+    ]
+
+
+def train_config(config: EvalConfig, suite: str) -> TrainConfig:
+    """The part of a training configuration that loads policy and simulator for a suite."""
+    names = task_names(suite) if config.bddl_file is None else ("",)
+    return TrainConfig(
         task=TaskConfig(
-            task_suite=config.task_suite, task_ids=task_ids, bddl_file=config.bddl_file, assets=config.assets
+            task_suite=suite,
+            task_ids=config.task_ids or tuple(range(len(names))),
+            bddl_file=config.bddl_file,
+            assets=config.assets,
         ),
         policy=PolicyConfig(
             checkpoint=config.checkpoint,
@@ -55,44 +160,25 @@ def main(argv: Sequence[str]) -> None:
         ),
         run=RunConfig(seed=config.seed),
     )
-    policy = load_policy(settings)
+
+
+def settings_of(config: EvalConfig, policy: Policy) -> Settings:
     mode = choose_mode(config, policy)
-    spec = env_spec(settings.task, policy.num_images)
-    tasks = task_info(spec)
-    episodes = trial_episodes(tasks, config.trials, config.first_init_state)
-    looks = describe_assets(spec.assets)
-    print(f"{config.checkpoint}: {policy.kind}, {mode}; assets: {looks}")
-
-    acting = Acting(
-        epsilon=1.0 if mode == "l1" else 0.0,
-        temperature=config.temperature or 1.0,
-        teacher_mode="l1",
-        student_mode="sample" if mode == "sample" else "greedy",
-        keep_observations=False,
+    bddl = None if config.bddl_file is None else hashlib.sha256(Path(config.bddl_file).read_bytes()).hexdigest()
+    return Settings(
+        checkpoint=config.checkpoint,
+        weights=weights_fingerprint(policy),
+        mode=mode,
+        temperature=(config.temperature or 1.0) if mode == "sample" else None,
+        seed=config.seed,
+        assets=describe_assets(config.assets),
+        bddl_sha256=bddl,
+        device=policy.device.type,
+        dtype=str(policy.dtype).removeprefix("torch."),
     )
-    with make_pool(spec, config.num_envs, policy.prepare) as pool, progress_bar("env steps", None) as on_steps:
-        collected = evaluate(
-            policy,
-            pool,
-            episodes,
-            acting,
-            config.seed,
-            Batching(config.max_batch),
-            record=lambda e: config.video is not None and e.index < len(tasks),
-            on_steps=on_steps,
-        )
-    trajectories = collected.trajectories
-    print_table(tasks, trajectories)
-    print(f"{collected.env_steps / collected.wall_s:.0f} env steps/s, {collected.wall_s:.0f} s")
-
-    if config.video is not None:
-        for trajectory in trajectories[: len(tasks)]:
-            write_video(Path(config.video) / f"{video_name(trajectory)}.mp4", trajectory.frames)
-    if config.out is not None:
-        write_json(Path(config.out), results(config, mode, looks, tasks, trajectories, argv))
 
 
-def choose_mode(config: EvalConfig, policy) -> str:
+def choose_mode(config: EvalConfig, policy: Policy) -> str:
     """`greedy`, `sample` or `l1`. Raises BadInput when the checkpoint has no L1 head."""
     if config.mode == "l1" and policy.action_head is None:
         raise BadInput(f"--mode l1: {config.checkpoint} ships no action head")
@@ -104,73 +190,26 @@ def choose_mode(config: EvalConfig, policy) -> str:
     return "l1" if policy.action_head is not None and not is_adapter else "greedy"
 
 
-def trial_episodes(tasks: Sequence[TaskInfo], trials: int, first_init_state: int) -> list[Episode]:
-    """Trial i of every task before trial i + 1 of any, so that an interrupted look at the bar covers all tasks."""
-    for task in tasks:
-        if first_init_state >= task.num_init_states:
-            raise BadInput(
-                f"--first-init-state {first_init_state}: task {task.task_id} has {task.num_init_states} initial states"
-            )
-    starts = [
-        (task.task_id, first_init_state + trial % (task.num_init_states - first_init_state), number)
-        for trial in range(trials)
-        for number, task in enumerate(tasks)
-    ]
-    return [Episode(index, *start) for index, start in enumerate(starts)]
-
-
-def print_table(tasks: Sequence[TaskInfo], trajectories: Sequence[Trajectory]) -> None:
-    """Success of each task and of all, with Wilson 95 % intervals."""
-    for task in tasks:
-        own = [t for t in trajectories if t.episode.task_id == task.task_id]
-        print(f"{task.task_id:>3}  {count(own)!s:<28}  {task.instruction}")
-    print(f"all  {count(trajectories)}")
-
-
-def video_name(trajectory: Trajectory) -> str:
-    episode = trajectory.episode
-    outcome = "success" if trajectory.success else "failure"
-    return f"task_{episode.task_id}-init_state_{episode.init_state_id}-{outcome}"
-
-
-def results(
-    config: EvalConfig,
-    mode: str,
-    looks: str,
-    tasks: Sequence[TaskInfo],
-    trajectories: Sequence[Trajectory],
-    argv: Sequence[str],
-) -> dict:
-    """The table and every episode, as plain data."""
-    per_task = {
-        task.task_id: {
-            "name": task.name,
-            **count([t for t in trajectories if t.episode.task_id == task.task_id]).metrics("success"),
-        }
-        for task in tasks
-    }
-    episodes = [
-        {
-            "task_id": t.episode.task_id,
-            "init_state_id": t.episode.init_state_id,
-            "success": t.success,
-            "env_steps": t.env_steps,
-            "decisions": len(t.decisions),
-        }
-        for t in trajectories
-    ]
-    return {
-        "checkpoint": config.checkpoint,
-        "task_suite": config.task_suite,
-        "mode": mode,
-        "temperature": config.temperature,
-        "seed": config.seed,
-        "assets": looks,
-        "tasks": per_task,
-        "all": count(trajectories).metrics("success"),
-        "episodes": episodes,
-        **provenance(argv),
-    }
+def played_episode(config: EvalConfig, results: Results, key: Key, trajectory: Trajectory) -> PlayedEpisode:
+    """The record of an episode; writes its video if that is wanted."""
+    video = None
+    if config.video == "all" or (config.video == "failures" and not trajectory.success):
+        outcome = "success" if trajectory.success else "failure"
+        repeat = f"-repeat_{key.repeat}" if key.repeat else ""
+        name = f"{key.task_suite}-task_{key.task_id}-init_state_{key.init_state_id}{repeat}-{outcome}.mp4"
+        video = f"{results.path.stem}-videos/{name}"
+        write_video(results.path.parent / video, trajectory.frames)
+    return PlayedEpisode(
+        *key,
+        seed=config.seed,
+        mode=results.settings.mode,
+        success=trajectory.success,
+        env_steps=trajectory.env_steps,
+        decisions=len(trajectory.decisions),
+        seconds=round(trajectory.seconds, 3),
+        error=trajectory.fault,
+        video=video,
+    )
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from assembly import choose_device, choose_teacher, env_spec, fit_to_memory, loa
 from configs.config import TrainConfig
 from envs.libero import task_info
 from envs.pool import InlinePool, WorkerPool, make_pool
+from errors import TimeIsUp
 from preflight import check_setup, log_setup, save_model_view
 from rl.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, mark_best, save_checkpoint
 from rl.curriculum import curriculum_metrics, task_preferences
@@ -84,9 +85,9 @@ def main(argv: Sequence[str]) -> None:
             log_setup(policy, spec, tasks, teacher, run.folder)
             train(config, run, learner, pool, state, teacher.mode)
             evaluate_and_record(config, run, learner, pool, state, teacher.mode)
-        except BaseException:
+        except BaseException as reason:
             log.warning("stopped; go on with: %s train_grpo.py --resume %s", ranks.launcher, run.folder)
-            run.close(exit_code=1)
+            run.close(exit_code=0 if isinstance(reason, TimeIsUp) else 1)
             raise
     if ranks.is_main:
         for line in before_and_after(run.folder):
@@ -159,6 +160,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         seconds_to_go = (time.perf_counter() - started) / collected.env_steps * (end - state.global_step)
         log.info(update_line(metrics, collected, phase, state.global_step, end, seconds_to_go))
         check_signal(state.updates_without_signal, config.evaluation.max_updates_without_signal)
+        run.check_time(ranks)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@ import io
 import json
 import os
 import re
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -19,12 +20,14 @@ import tyro
 
 from configs.config import TrainConfig, differing_fields, from_dict
 from configs.presets import PRESETS
-from errors import BadInput
+from errors import BadInput, TimeIsUp
 
 T = TypeVar("T")
 
 # What a resumed run may change: where it ends and how it is watched. Everything else would break "resumed = straight".
-CHANGEABLE_ON_RESUME = {"total_steps", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints"}
+CHANGEABLE_ON_RESUME = {
+    "total_steps", "max_hours", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,18 +107,47 @@ def answer_at_once(program: str, parse: Callable[[Sequence[str]], object]) -> No
 
 
 def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
-    """Run a command line's `main(argv)` and return its exit code: 2 and one line for what the user can repair."""
+    """Run a command line's `main(argv)` and return its exit code: 2 and one line for what the user can repair.
+
+    The first Ctrl-C or SIGTERM stops it in good order (130), a second one at once. Time that is up is a good end (0).
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         program += f", rank {os.environ['RANK']}"
     try:
-        main(sys.argv[1:])
+        with interruptible():
+            main(sys.argv[1:])
     except BadInput as problem:
         print(f"{program}: {problem}", file=sys.stderr)
         return 2
+    except TimeIsUp as reason:
+        print(f"{program}: {reason}")
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Within this block the first SIGINT or SIGTERM raises KeyboardInterrupt, a second one kills the program.
+
+    A signal that is ignored from the start (SIGINT of a shell's background job) stays ignored.
+    """
+
+    def stop(number: int, frame: object) -> None:
+        for again in handled:
+            signal.signal(again, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
+    for number in handled:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
 
 
 def _starting_point() -> argparse.ArgumentParser:

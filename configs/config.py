@@ -334,6 +334,9 @@ class RunConfig:
     """Seed of everything random."""
     keep_checkpoints: int = 2
     """How many of the newest checkpoints are kept beside `best`."""
+    max_hours: float | None = None
+    """Stop, saved, after the first update that ends more than so many hours after this start (default: no limit). A
+    resumed run counts anew."""
     wandb_mode: Literal["auto", "online", "offline", "disabled"] = "auto"
     """auto: online with a wandb login, else offline. Records always go to metrics.jsonl too."""
     wandb_project: str = "vla-grpo"
@@ -343,6 +346,7 @@ class RunConfig:
         _require(bool(self.name) and "/" not in self.name, f"--name must be a plain word, got {self.name!r}")
         _require(self.seed >= 0, f"--seed must not be negative, got {self.seed}")
         _require(self.keep_checkpoints >= 1, f"--keep-checkpoints must be at least 1, got {self.keep_checkpoints}")
+        _require(self.max_hours is None or self.max_hours > 0, f"--max-hours must be positive, got {self.max_hours}")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ knows the four names that a pickled array consists of and nothing else.
 """
 
 import io
+import os
 import pickle
 import zipfile
 from pathlib import Path
@@ -63,3 +64,12 @@ def load_init_states(path: Path) -> np.ndarray:
             f"initial states unreadable: {path} holds numbers that are not finite; reinstall hf-libero==0.1.4"
         )
     return states
+
+
+def save_init_states(path: Path, states: np.ndarray) -> None:
+    """Write initial states (num_states, 1 + nq + nv) as LIBERO's own files are written, whole or not at all."""
+    import torch  # only here: what runs a simulation does without
+
+    draft = path.with_name(f".{path.name}.tmp")
+    torch.save(np.ascontiguousarray(states, dtype=np.float64), draft)
+    os.replace(draft, path)

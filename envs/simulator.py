@@ -1,5 +1,6 @@
 """LIBERO's own env, built without its side effects and driven one env step at a time."""
 
+import difflib
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -8,13 +9,16 @@ from typing import TypeVar
 
 import numpy as np
 
+from envs.bddl import read_problem
 from envs.egl import choose_egl_device
 from envs.observation import IMAGE_SIZE
 from envs.setup import egl_device, prepare
+from envs.tasks import libero_root
 from errors import BadInput
 
 LOG = logging.getLogger(__name__)
 MAX_PLACEMENT_TRIES = 100
+ARENA_CATEGORIES = ("table", "floor", "kitchen_table", "coffee_table", "living_room_table", "study_table")  # no objects
 T = TypeVar("T")
 
 
@@ -123,8 +127,11 @@ def _build_libero(bddl: Path, assets: Path, cameras: list[str]):
     mujoco.set_mju_user_warning(lambda message: LOG.warning("mujoco: %s", message))
     other_assets = libero.libero._assets_path_cache  # hf-libero ignores its config file here
     libero.libero._assets_path_cache = str(assets)
+    is_own = not bddl.is_relative_to(libero_root())
+    if is_own:
+        _check_categories(bddl)
     try:
-        return _first_placement(
+        wrapper = _first_placement(
             lambda: OffScreenRenderEnv(
                 bddl_file_name=str(bddl),
                 camera_names=cameras,
@@ -135,7 +142,31 @@ def _build_libero(bddl: Path, assets: Path, cameras: list[str]):
             ),
             seed=0,
         )
+        if is_own:
+            wrapper.env._check_success()  # a goal that LIBERO cannot evaluate would end every episode in an error
+        return wrapper
     except (OSError, ValueError) as fault:
         raise BadInput(f"LIBERO cannot load {bddl.stem} with the assets of {assets}: {fault}") from fault
+    except (
+        Exception
+    ) as fault:  # what LIBERO makes of a mistake that envs.bddl cannot see: a KeyError, an assertion, ...
+        if not is_own:
+            raise
+        raise BadInput(
+            f"LIBERO cannot build {bddl} ({type(fault).__name__}: {fault}): look at the regions that :init and :goal "
+            "name (do the objects have them, is there room?) and compare with one of LIBERO's own files"
+        ) from fault
     finally:
         libero.libero._assets_path_cache = other_assets
+
+
+def _check_categories(bddl: Path) -> None:
+    """Raise BadInput for an object that LIBERO does not know; which it knows is only known once it is imported."""
+    from libero.libero.envs.objects import get_object_dict
+
+    known = {*get_object_dict(), *ARENA_CATEGORIES}
+    for category in read_problem(bddl).categories:
+        if category not in known:
+            near = difflib.get_close_matches(category, known, n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else f"there are: {', '.join(sorted(known))}"
+            raise BadInput(f"BDDL file {bddl}: LIBERO has no object {category}; {hint}")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from envs.bddl import read_problem
 from envs.init_states import load_init_states
 from errors import BadInput
 
@@ -96,14 +97,15 @@ def bddl_task(bddl_file: str) -> TaskFiles:
     bddl = Path(bddl_file).absolute()
     if not bddl.is_file():
         raise BadInput(f"BDDL file not found: {bddl_file}; LIBERO's own are in {libero_root() / 'bddl_files'}")
-    language = re.search(r"\(:language\s+([^)]*)\)", bddl.read_text(encoding="utf-8", errors="replace"))
-    if language is None:
-        raise BadInput(f"no BDDL problem: {bddl_file} has no (:language ...) line, from which the instruction comes")
+    kinds = {path.stem for path in (libero_root() / "envs" / "problems").glob("libero_*.py")}
+    problem = read_problem(bddl)
+    if problem.kind not in kinds:
+        raise BadInput(f"BDDL file {bddl_file}: unknown problem {problem.kind}; LIBERO has {', '.join(sorted(kinds))}")
     beside = bddl.with_suffix(".pruned_init")
     libero_own = libero_root() / "init_files" / bddl.parent.name / beside.name
     is_libero_own = bddl.is_relative_to(libero_root() / "bddl_files")
     stored = beside if beside.is_file() else libero_own if is_libero_own else None
-    return TaskFiles(bddl.stem, " ".join(language[1].lower().split()), bddl, stored)
+    return TaskFiles(bddl.stem, problem.instruction, bddl, stored)
 
 
 def count_init_states(task: TaskFiles) -> int:

@@ -68,6 +68,7 @@ def evaluate(
     batching: Batching = ALL_READY,
     record: Callable[[Episode], bool] = lambda _: False,
     on_steps: Callable[[int], None] = lambda _: None,
+    on_finished: Callable[[Trajectory], None] = lambda _: None,
     ranks: Ranks = ALONE,
 ) -> Collected:
     """Play the given episodes by the code that training rollouts use, divided among the ranks.
@@ -77,7 +78,7 @@ def evaluate(
     """
     return collect_together(
         ranks, policy, pool, episodes, acting=acting, randomness=Randomness(seed, "evaluation"),
-        batching=batching, record=record, on_steps=on_steps,
+        batching=batching, record=record, on_steps=on_steps, on_finished=on_finished,
     )  # fmt: skip
 
 

@@ -96,6 +96,7 @@ def batching_of(config: RolloutConfig) -> Batching:
 class _Running:
     trajectory: Trajectory
     attempt: int
+    started: float = field(default_factory=time.perf_counter)
     observation: Any = None
     decision: Decision | None = None  # under way in the simulator
 
@@ -155,8 +156,9 @@ def collect(
     batching: Batching = ALL_READY,
     record: Callable[[Episode], bool] = lambda _: False,
     on_steps: Callable[[int], None] = lambda _: None,
+    on_finished: Callable[[Trajectory], None] = lambda _: None,
 ) -> Collected:
-    """Play `episodes` to their ends and return their trajectories in order.
+    """Play `episodes` to their ends and return their trajectories in order; `on_finished` gets each as it ends.
 
     With `n_steps` new episodes start until that many env steps are reached and running ones finish: a rollout holds
     whole trajectories only. Environments are served as they become ready. A simulator fault is never a failure: the
@@ -167,6 +169,7 @@ def collect(
     running: dict[int, _Running] = {}
     waiting: dict[int, _Running] = {}  # those of them that need a decision, the first to be ready first
     finished: list[Trajectory] = []
+    faults: dict[int, str] = {}  # episode index -> the last fault that it was played again for
     times = dict.fromkeys(("sim", "render", "preprocess", "infer", "wait"), 0.0)
     errors = 0
 
@@ -189,6 +192,7 @@ def collect(
             now = running[slot]
             if result.error is not None:
                 errors += 1
+                faults[now.trajectory.episode.index] = result.error
                 del running[slot]
                 _play_again(schedule, now, result.error)
                 continue
@@ -196,7 +200,10 @@ def collect(
             _absorb(now, result, acting.keep_observations)
             schedule.lengths[now.trajectory.episode.index] = result.env_steps
             if result.done:
+                now.trajectory.seconds = time.perf_counter() - now.started
+                now.trajectory.fault = faults.get(now.trajectory.episode.index)
                 finished.append(now.trajectory)
+                on_finished(now.trajectory)
                 del running[slot]
             else:
                 waiting[slot] = now

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.config import TrainConfig, to_dict
-from errors import BadInput
+from errors import BadInput, TimeIsUp
 from rl.ranks import ALONE, Ranks
 from rl.wandb_log import WandbLog
 
@@ -33,6 +33,7 @@ class Run:
         self.wandb = wandb_log
         self._metrics = (folder / "metrics.jsonl").open("a") if is_main else None
         self._seconds: dict[str, float] = {}  # spent since the last record
+        self._opened = time.monotonic()
 
     @property
     def checkpoints(self) -> Path:
@@ -62,6 +63,12 @@ class Run:
         self._metrics.flush()
         os.fsync(self._metrics.fileno())
         self.wandb.log(row)
+
+    def check_time(self, ranks: Ranks = ALONE) -> None:
+        """Raise TimeIsUp, on all ranks together, when the run has been open for longer than --max-hours."""
+        limit = self.config.run.max_hours
+        if limit is not None and ranks.from_main(time.monotonic() - self._opened) >= 3600 * limit:
+            raise TimeIsUp(f"--max-hours {limit:g} have passed; the run is saved")
 
     def metrics_bytes(self) -> int:
         return 0 if self._metrics is None else self._metrics.tell()
@@ -142,6 +149,8 @@ def write_json(path: Path, value: Any) -> None:
     """Write a JSON file so that readers see the old or the new content, never a part."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     temporary.write_text(json.dumps(value, indent=2) + "\n")
+    with temporary.open() as written:
+        os.fsync(written.fileno())  # else a power cut may leave the new name on an empty file
     os.replace(temporary, path)
 
 

@@ -48,6 +48,8 @@ class Trajectory:
     success: bool = False
     env_steps: int = 0  # settling not counted
     frames: list[np.ndarray] = field(default_factory=list)  # (256, 256, 3) uint8 per env step when recorded
+    seconds: float = 0.0  # from its reset to its end, waiting for the policy included
+    fault: str | None = None  # of the simulator, in an earlier attempt at this episode
 
     @property
     def success_return(self) -> float:

@@ -1,6 +1,7 @@
 """The command line: presets, flat flags, resuming, and one line for everything that the user can repair."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from configs.cli import CHANGEABLE_ON_RESUME, answer_at_once, main_guard, parse_command, stored_config
 from configs.config import TrainConfig, differing_fields, to_dict
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
-from errors import BadInput
+from errors import BadInput, TimeIsUp
 
 
 def changes(argv: list[str], preset: str = "libero_spatial") -> dict:
@@ -104,6 +105,7 @@ def test_check_only_is_no_setting_of_the_run():
         (["--preset"], "--preset"),
         (["--resume"], "--resume"),
         (["--temperature", "0"], "--temperature must be positive"),
+        (["--max-hours", "0"], "--max-hours must be positive"),
         (["--warmup-only", "--no-warmup"], "contradict"),
         (["--advantage", "group"], "--group-size"),
     ],
@@ -150,7 +152,7 @@ def test_other_flags_are_refused_with_both_values(run_folder):
 
 def test_where_a_run_ends_and_how_it_is_watched_may_change(run_folder):
     argv = ["--resume", str(run_folder), "--total-steps", "9999", "--wandb-mode", "offline", "--keep-checkpoints", "5",
-            "--allow-zero-baseline", "--wandb-project", "other"]  # fmt: skip
+            "--allow-zero-baseline", "--wandb-project", "other", "--max-hours", "3"]  # fmt: skip
     changed = differing_fields(PRESETS["smoke"], parse_command(argv).config)
     assert set(changed) == CHANGEABLE_ON_RESUME - {"allow_zero_baseline"}  # which the preset has on
 
@@ -215,6 +217,36 @@ def test_bad_input_is_2_and_one_line_on_stderr(monkeypatch, capsys):
 
 def test_an_interrupt_is_130(monkeypatch):
     assert exit_code(monkeypatch, raising(KeyboardInterrupt())) == 130
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_stops_in_good_order_and_the_next_would_kill(monkeypatch, number):
+    seen = []
+
+    def main(_):
+        try:
+            signal.raise_signal(number)
+        finally:
+            seen.extend(signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM))
+
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    assert exit_code(monkeypatch, main) == 130
+    assert seen == [signal.SIG_DFL, signal.SIG_DFL]
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_an_interrupt_that_a_background_job_ignores_stays_ignored(monkeypatch):
+    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert exit_code(monkeypatch, lambda _: signal.raise_signal(signal.SIGINT)) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_time_that_is_up_is_a_good_end(monkeypatch, capsys):
+    assert exit_code(monkeypatch, raising(TimeIsUp("2 hours have passed"))) == 0
+    assert capsys.readouterr().out == "program.py: 2 hours have passed\n"
 
 
 def test_a_fault_keeps_its_traceback(monkeypatch):

@@ -98,7 +98,15 @@ def critic_update(value_only, through_backbone=False, n_epochs=40):
     before = parameters_of(policy)
     groups = [{"params": list(policy.parameters()), "lr": 1e-2}, {"params": list(critic.parameters()), "lr": 1e-2}]
     learner = Learner(policy, critic, torch.optim.AdamW(groups, weight_decay=0.0))
-    optimise(policy, learner.optimizer, batch, objective, UpdateConfig(n_epochs=n_epochs, batch_size=6, micro_batch_size=1), 0, 0)
+    optimise(
+        policy,
+        learner.optimizer,
+        batch,
+        objective,
+        UpdateConfig(n_epochs=n_epochs, batch_size=6, micro_batch_size=1),
+        0,
+        0,
+    )
     error = (predict_values(policy, critic, batch, 2) - targets).abs().mean().item()
     moved = any(not torch.equal(a, b) for a, b in zip(before, parameters_of(policy), strict=True))
     return moved, values, error

@@ -17,7 +17,31 @@ def test_the_default_is_the_published_protocol():
 def test_flags_are_flat():
     config = parse_eval([*CHECKPOINT, "--task-suite", "libero_goal", "--task-id", "3", "4", "--trials", "5",
                          "--temperature", "1.6", "--out", "results.json"])  # fmt: skip
-    assert config == EvalConfig(CHECKPOINT[1], "libero_goal", (3, 4), trials=5, temperature=1.6, out="results.json")
+    assert config == EvalConfig(
+        CHECKPOINT[1], task_suite=("libero_goal",), task_ids=(3, 4), trials=5, temperature=1.6, out="results.json"
+    )
+
+
+def test_all_suites_are_those_of_the_published_tables_and_none_comes_twice():
+    published = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
+    assert parse_eval([*CHECKPOINT, "--task-suite", "all"]).suites == published
+    assert parse_eval([*CHECKPOINT, "--task-suite", "all", "libero_90", "libero_goal"]).suites == (
+        *published, "libero_90",
+    )  # fmt: skip
+
+
+def test_the_protocol_in_one_flag_is_50_greedy_episodes_of_every_task():
+    config = parse_eval([*CHECKPOINT, "--protocol", "libero", "--num-envs", "8", "--video", "failures"])
+    assert (config.trials, config.first_init_state, config.task_ids, config.temperature) == (50, 0, None, None)
+
+
+@pytest.mark.parametrize(
+    "contradiction",
+    [["--trials", "5"], ["--first-init-state", "40"], ["--temperature", "1"], ["--mode", "sample"], ["--task-id", "0"]],
+)
+def test_what_contradicts_the_protocol_is_refused_by_name(contradiction):
+    with pytest.raises(BadInput, match=contradiction[0]):
+        parse_eval([*CHECKPOINT, "--protocol", "libero", *contradiction])
 
 
 @pytest.mark.parametrize(
@@ -32,6 +56,12 @@ def test_flags_are_flat():
         ([*CHECKPOINT, "--temperature", "1", "--mode", "l1"], "--mode sample"),
         ([*CHECKPOINT, "--mode", "magic"], "magic"),
         ([*CHECKPOINT, "--task-suite", "libero"], "libero"),
+        ([*CHECKPOINT, "--task-suite"], "--task-suite"),
+        ([*CHECKPOINT, "--seed", "-1"], "--seed must not be negative"),
+        ([*CHECKPOINT, "--video", "some"], "some"),
+        ([*CHECKPOINT, "--protocol", "other"], "other"),
+        ([*CHECKPOINT, "--bddl-file", "x.bddl", "--task-id", "3"], "--bddl-file is one task"),
+        ([*CHECKPOINT, "--bddl-file", "x.bddl", "--task-suite", "all"], "--bddl-file is one task"),
         ([*CHECKPOINT, "--nothing"], "--nothing"),
     ],
 )

@@ -174,6 +174,16 @@ def test_faults_of_different_episodes_do_not_add_up():
     assert len(play(pool, source=episodes(5)).trajectories) == 5
 
 
+def test_every_episode_is_handed_over_as_it_ends_once_with_its_fault_and_its_seconds():
+    handed = []
+    pool = FakePool(lambda _, state: Script(12, faults=state == 1), num_slots=2, order_seed=3)
+    collected = play(pool, source=episodes(4), on_finished=handed.append)
+    assert sorted(t.episode.index for t in handed) == [0, 1, 2, 3]
+    assert all(any(t is other for other in collected.trajectories) for t in handed)
+    assert {t.episode.index: t.fault for t in handed} == {0: None, 1: "planted fault", 2: None, 3: None}
+    assert all(0 < t.seconds <= collected.wall_s for t in handed)
+
+
 # what is recorded
 
 

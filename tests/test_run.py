@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from configs.config import PolicyConfig, RunConfig, TaskConfig, TrainConfig, from_dict, to_dict
-from errors import BadInput
+from errors import BadInput, TimeIsUp
 from rl.run import Run, provenance, read_metrics, reopen_run, start_run, write_json
 
 ARGV = ["--task-id", "0", "--seed", "7"]
@@ -41,6 +42,27 @@ def run(tmp_path):
     run = start_run(config(tmp_path / "runs"), ARGV)
     yield run
     run.close()
+
+
+# the clock
+
+
+def test_time_is_up_once_the_run_has_been_open_for_its_hours(monkeypatch, tmp_path):
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    limited = config(tmp_path)
+    run = start_run(replace(limited, run=replace(limited.run, max_hours=2.0)), ARGV)
+    now += 2 * 3600 - 1
+    run.check_time()
+    now += 1
+    with pytest.raises(TimeIsUp, match="--max-hours 2 have passed"):
+        run.check_time()
+    run.close()
+
+
+def test_a_run_without_a_limit_has_time_for_ever(monkeypatch, run):
+    monkeypatch.setattr(time, "monotonic", lambda: 1e12)
+    run.check_time()
 
 
 # the folder

@@ -1,14 +1,18 @@
 """Nothing is lost: a stopped, killed or extended run equals the run that went straight through, bit for bit."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 import train_grpo
-from tests.end_to_end.conftest import only_run, run_command
+from errors import TimeIsUp
+from tests.end_to_end.conftest import ROOT, only_run, run_command
 
 # What may differ between two runs of the same computation: how long it took.
 TIMES = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s")
@@ -93,3 +97,34 @@ def test_resume_with_other_flags_is_refused_and_names_them(straight):
     assert "group_size (run: 1, now: 4)" in refused.stderr
     assert len(refused.stderr.strip().splitlines()) == 1
     assert (straight / "metrics.jsonl").read_bytes() == before
+
+
+def test_sigterm_leaves_the_newest_checkpoint_and_exit_code_130(smoke, tmp_path):
+    flags = [*flags_into(smoke, tmp_path), "--warmup-steps", "100000", "--total-steps", "100000"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [sys.executable, "train_grpo.py", *flags], cwd=ROOT, env=environ, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        for line in process.stdout:
+            if "to go" in line:  # the first update is done
+                process.terminate()
+                break
+        rest, errors = process.communicate(timeout=300)
+    assert process.returncode == 130
+    assert errors.splitlines()[-1] == "train_grpo.py: interrupted"
+    assert "Traceback" not in errors
+    run = only_run(flags)
+    assert rest.splitlines()[-1] == f"stopped; go on with: python train_grpo.py --resume {run}"
+    steps = [row["global_step"] for row in metrics_of(run) if "rollout/trajectories" in row]
+    assert (run / "checkpoints" / "latest").resolve().name == f"step_{steps[-1]}"
+
+
+def test_a_run_whose_time_is_up_is_saved_and_goes_on_to_the_same_result(smoke, straight, tmp_path):
+    flags = flags_into(smoke, tmp_path)
+    with pytest.raises(TimeIsUp):
+        train_grpo.main([*flags, "--max-hours", "1e-9"])
+    run = only_run(flags)
+    assert (run / "checkpoints" / "latest").resolve().name == "step_32"
+    train_grpo.main(["--resume", str(run), "--max-hours", "100"])
+    assert_same_run(run, straight)

@@ -1,0 +1,100 @@
+"""Initial states of a task of one's own, in the real simulator: a copy of one of LIBERO's tasks with a wider region."""
+
+import numpy as np
+import pytest
+import torch
+
+from envs.init_states import load_init_states
+from envs.libero import EnvSpec, LiberoEnv, task_info
+from envs.make_init_states import make_init_states
+from envs.tasks import libero_root
+from errors import BadInput
+
+NAME = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"
+OFFICIAL = libero_root() / "bddl_files" / "libero_spatial" / f"{NAME}.bddl"
+
+
+def own_task(folder, **changes):
+    """A copy of LIBERO's file, the bowl's region made wider, other parts replaced as given."""
+    text = OFFICIAL.read_text().replace("(-0.06 0.19 -0.04 0.21)", "(-0.12 0.10 0.00 0.22)")
+    for old, new in changes.get("replacing", {}).items():
+        assert old in text
+        text = text.replace(old, new)
+    path = folder / "own.bddl"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    path = own_task(tmp_path_factory.mktemp("own"))
+    return path, make_init_states(path, 4)
+
+
+def test_the_file_is_found_beside_the_bddl_and_read_by_our_loader_and_by_torch(made):
+    path, report = made
+    stored = path.with_suffix(".pruned_init")
+    states = load_init_states(stored)
+    official = load_init_states(libero_root() / "init_files" / "libero_spatial" / f"{NAME}.pruned_init")
+    assert states.shape == (4, official.shape[1])
+    np.testing.assert_array_equal(torch.load(stored, weights_only=False), states)
+    assert "4 initial states" in report
+    (info,) = task_info(EnvSpec("libero_spatial", (0,), bddl_file=str(path)))
+    assert info.num_init_states == 4
+
+
+def test_states_differ_where_the_region_allows_it_and_episodes_start_from_them(made):
+    path, _ = made
+    env = LiberoEnv(EnvSpec("libero_spatial", (0,), num_images=1, bddl_file=str(path), max_env_steps=8), 0)
+    bowls = []
+    for state in range(4):
+        result = env.reset(state)
+        assert result.error is None
+        bowls.append(env.domain.sim.data.body_xpos[env.domain.obj_body_id["akita_black_bowl_1"]][:2].copy())
+        assert not env.step_chunk(np.zeros((8, 7)), observe=False).success
+    env.close()
+    x, y = np.array(bowls).T
+    assert np.ptp(x) > 0.01
+    assert x.min() > -0.13
+    assert x.max() < 0.01
+    assert y.min() > 0.09
+    assert y.max() < 0.23
+
+
+def test_an_existing_file_and_liberos_own_are_not_overwritten(made):
+    path, _ = made
+    before = path.with_suffix(".pruned_init").read_bytes()
+    with pytest.raises(BadInput, match="exists; move it away"):
+        make_init_states(path, 1)
+    assert path.with_suffix(".pruned_init").read_bytes() == before
+    with pytest.raises(BadInput, match="LIBERO's own"):
+        make_init_states(OFFICIAL, 1)
+
+
+def test_a_task_that_is_solved_from_the_start_is_refused_with_the_count(tmp_path):
+    on_plate = {"(On akita_black_bowl_1 main_table_between_plate_ramekin_region)": "(On akita_black_bowl_1 plate_1)"}
+    path = own_task(tmp_path, replacing=on_plate)
+    with pytest.raises(
+        BadInput, match="only 0 of 10 placements can be used, 1 are wanted; rejected: 10 x already solved"
+    ):
+        make_init_states(path, 1)
+    assert not path.with_suffix(".pruned_init").exists()
+
+
+def test_an_object_that_libero_does_not_know_is_named_with_those_that_sound_alike(tmp_path):
+    path = own_task(tmp_path, replacing={"- cookies": "- cookiez"})
+    with pytest.raises(BadInput, match="LIBERO has no object cookiez; did you mean cookies"):
+        make_init_states(path, 1)
+
+
+def test_a_region_that_an_object_does_not_have_is_one_line(tmp_path):
+    path = own_task(
+        tmp_path,
+        replacing={
+            "(cook_region": "(bake_region",
+            "(On cookies_1 main_table_box_region)": "(On cookies_1 flat_stove_1_bake_region)",
+        },
+    )
+    with pytest.raises(BadInput, match=r"LIBERO cannot build .*own\.bddl .*flat_stove_1_bake_region") as caught:
+        make_init_states(path, 1)
+    assert "\n" not in str(caught.value)
