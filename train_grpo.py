@@ -39,7 +39,7 @@ from rl.metrics import rollout_metrics, system_metrics, update_line
 from rl.objectives import distillation_objective
 from rl.phases import Phase, last_step, phase_at
 from rl.progress import progress_bar
-from rl.report import before_and_after, plot_curves
+from rl.report import conclude
 from rl.rollout import Randomness, acting_in, batching_of, collect
 from rl.run import Run, reopen_run, start_run
 from rl.selfcheck import check_executed, check_signal, remember_teacher
@@ -82,9 +82,7 @@ def main(argv: Sequence[str]) -> None:
             log.info("stopped; go on with: python train_grpo.py --resume %s", run.folder)
             run.close(exit_code=1)
             raise
-    for line in before_and_after(run.folder):
-        log.info(line)
-    log.info("curves %s, videos %s", plot_curves(run.folder, config), run.folder / "videos")
+    conclude(run)
     run.close()
 
 
@@ -133,8 +131,11 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
 
             # 5. Epochs of minibatches over the rollout.
             set_learning_rate(learner, config.update, distilling)
-            with run.timed("update"):
-                metrics |= optimise(policy, learner.optimizer, batch, objective, config.update, seed, state.update)
+            decisions = config.update.n_epochs * len(batch)
+            with run.timed("update"), progress_bar(f"update {state.update + 1}: learning", decisions) as on_decisions:
+                metrics |= optimise(
+                    policy, learner.optimizer, batch, objective, config.update, seed, state.update, on_decisions
+                )
 
         # 6. Record and save: whatever happens now, at most the rollout under way is lost.
         learned_something = distilling or metrics.get("advantage/nonzero_fraction", 0) > 0

@@ -10,7 +10,6 @@ import math
 import os
 import platform
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,9 +17,14 @@ from typing import Any
 
 from configs.config import TrainConfig, to_dict
 from errors import BadInput
+from rl.progress import TerminalHandler
+from rl.tensorboard_log import TensorBoardLog
 from rl.wandb_log import WandbLog
 
 log = logging.getLogger("train")
+NOISY_LOGGERS = (
+    "httpx", "huggingface_hub", "urllib3", "wandb", "matplotlib", "numba", "robosuite", "imageio_ffmpeg", "tensorboard",
+)  # fmt: skip
 
 
 class Run:
@@ -31,6 +35,7 @@ class Run:
         self.config = config
         self.wandb = wandb_log
         self._metrics = (folder / "metrics.jsonl").open("a")
+        self._tensorboard = TensorBoardLog(config.run.tensorboard, folder, read_metrics(folder))
         self._seconds: dict[str, float] = {}  # spent since the last record
 
     @property
@@ -51,7 +56,7 @@ class Run:
         self._seconds[key] = self._seconds.get(key, 0.0) + time.perf_counter() - started
 
     def record(self, global_step: int, update: int, metrics: Mapping[str, float]) -> None:
-        """Append one JSON object to metrics.jsonl, flushed to the disk, and hand a copy to wandb."""
+        """Append one JSON object to metrics.jsonl, flushed to the disk, and hand copies to wandb and TensorBoard."""
         row = {"global_step": global_step, "update": update, **metrics, **self._seconds}
         row = {key: value if math.isfinite(value) else None for key, value in row.items()}  # JSON has no NaN
         self._seconds = {}
@@ -59,6 +64,12 @@ class Run:
         self._metrics.flush()
         os.fsync(self._metrics.fileno())
         self.wandb.log(row)
+        self._tensorboard.log(row)
+
+    def show(self, name: str, video: Path, global_step: int, caption: str) -> None:
+        """Hand a video to wandb and TensorBoard."""
+        self.wandb.video(name, video, global_step, caption)
+        self._tensorboard.video(name, video, global_step)
 
     def metrics_bytes(self) -> int:
         return self._metrics.tell()
@@ -66,6 +77,7 @@ class Run:
     def close(self, exit_code: int = 0) -> None:
         self._metrics.close()
         self.wandb.finish(exit_code)
+        self._tensorboard.finish()
 
 
 def start_run(config: TrainConfig, argv: Sequence[str]) -> Run:
@@ -153,9 +165,9 @@ def _log_to(folder: Path) -> None:
         force=True,
         level=logging.INFO,
         format="%(message)s",
-        handlers=[logging.StreamHandler(sys.stdout), logging.FileHandler(folder / "train.log")],
+        handlers=[TerminalHandler(), logging.FileHandler(folder / "train.log")],
     )
-    for noisy in ("httpx", "huggingface_hub", "urllib3", "wandb", "matplotlib", "numba", "robosuite", "imageio_ffmpeg"):
+    for noisy in NOISY_LOGGERS:
         logging.getLogger(noisy).setLevel(logging.ERROR)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +42,7 @@ class _Totals:
 
 def optimise(
     policy: Any, optimizer: torch.optim.Optimizer, batch: Batch, objective: Objective, config: UpdateConfig, seed: int,
-    update: int,
+    update: int, on_decisions: Callable[[int], None] = lambda _: None,
 ) -> dict[str, float]:  # fmt: skip
     """Minimise the objective over `n_epochs` passes; returns the metrics of SPEC section 9.
 
@@ -58,6 +59,7 @@ def optimise(
         of_epoch = _Totals()
         order = torch.randperm(len(batch), generator=torch_generator(seed, "minibatches", update, epoch))
         for minibatch in order.split(config.batch_size):
+            on_decisions(len(minibatch))
             rows = minibatch[objective.active[minibatch]]
             if len(rows) == 0:
                 continue
