@@ -24,8 +24,9 @@ from errors import BadInput
 T = TypeVar("T")
 
 # What a resumed run may change: where it ends and how it is watched. Everything else would break "resumed = straight".
-CHANGEABLE_ON_RESUME = {"total_steps", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints"}
-CHANGEABLE_ON_RESUME |= {"tensorboard", "rerun"}
+CHANGEABLE_ON_RESUME = {
+    "total_steps", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints", "tensorboard", "rerun",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

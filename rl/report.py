@@ -57,7 +57,7 @@ WALL_TIMES = ("rollout/time_s", "time/update", "time/eval", "time/checkpoint")
 
 def conclude(run: Run) -> None:
     """The end of a run: its results in the log, the report in its folder, summary and tables in wandb."""
-    with never_fatal(f"no report could be written; python -m rl.report {run.folder} tries again"):
+    with never_fatal("no report could be written", f"python -m rl.report {run.folder} tries again"):
         stored = read_run(run.folder)
         for line in before_and_after(stored):
             log.info(line)

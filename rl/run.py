@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from configs.config import TrainConfig, to_dict
 from errors import BadInput
 from rl.progress import TerminalHandler
@@ -125,7 +127,12 @@ def provenance(argv: Sequence[str]) -> dict[str, Any]:
             "python": platform.python_version(),
             **dict(sorted((d.metadata["Name"], d.version) for d in importlib.metadata.distributions())),
         },
-        "machine": {"system": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count()},
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.machine(),
+            "cpus": os.cpu_count(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        },
     }
 
 

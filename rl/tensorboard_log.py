@@ -62,7 +62,7 @@ class TensorBoardLog:
             self._writer = None
 
     def _guarded(self, what: str):
-        return never_fatal(f"TensorBoard could not {what}; metrics.jsonl has everything", self._give_up)
+        return never_fatal(f"TensorBoard could not {what}", "metrics.jsonl has everything", self._give_up)
 
     def _give_up(self) -> None:
         self._writer = None

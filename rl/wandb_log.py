@@ -69,7 +69,7 @@ class WandbLog:
             self._run = None
 
     def _guarded(self, what: str):
-        return never_fatal(f"wandb could not {what}; metrics.jsonl has everything", self._give_up)
+        return never_fatal(f"wandb could not {what}", "metrics.jsonl has everything", self._give_up)
 
     def _give_up(self) -> None:
         self._run = None
