@@ -12,21 +12,23 @@ import matplotlib.pyplot as plt
 from rich.table import Table
 
 from rl.page import figure, main_figure, write_page
-from rl.panels import CYCLE, PANELS, SUCCESS_READING
+from rl.panels import CYCLE
 from rl.stored_run import GREEDY, SAMPLED, Change, StoredRun, changes, series, settings_that_differ
 
 MARKERS = "os^Dv"
-CURVES = {
-    SAMPLED: "Success, student sampled",
-    GREEDY: "Success, student greedy",
-    "rollout/success_rate": "Success in training rollouts",
-    "rollout/episode_length": "Env steps per episode",
-    "distill/loss": "Distillation loss (nats)",
-    "train/approx_kl": "Approximate KL within an update",
-    "train/clip_fraction": "Clip fraction",
-    "train/entropy": "Entropy (nats per token)",
-    "train/grad_norm": "Gradient norm before clipping",
-    "rollout/env_steps_per_s": "Env steps per second",
+INTERVALS = "Held-out initial states; the bands are 95 % Wilson intervals."
+SAME = "Equal settings, other seeds: the spread between such runs is what chance does."
+CURVES = {  # metric -> title, how to read it
+    SAMPLED: ("Success, student sampled", f"{INTERVALS} {SAME}"),
+    GREEDY: ("Success, student greedy", INTERVALS),
+    "rollout/success_rate": ("Success in training rollouts", "The teacher's in the warmup, then the student's."),
+    "rollout/episode_length": ("Env steps per episode", "Shorter as a policy gets better."),
+    "distill/loss": ("Distillation loss (nats)", "Lower is nearer to the teacher, at equal distillation settings."),
+    "train/approx_kl": ("Approximate KL within an update", "How far an update moves the policy; hundredths are usual."),
+    "train/clip_fraction": ("Clip fraction", "Rises with --lr and --n-epochs; below about 0.3."),
+    "train/entropy": ("Entropy (nats per token)", "A run whose entropy goes to 0 has stopped exploring."),
+    "train/grad_norm": ("Gradient norm before clipping", "Of one order throughout."),
+    "rollout/env_steps_per_s": ("Env steps per second", "Of rollouts; comparable on one machine only."),
 }
 
 
@@ -34,10 +36,10 @@ def write_comparison(runs: Sequence[StoredRun], page: Path) -> Table:
     """Write the page; returns the table for the terminal. Raises BadInput for a run without evaluation."""
     results = [changes(run)[:2] for run in runs]  # sampled, greedy
     differing = settings_that_differ(runs)
-    drawn = main_figure(partial(draw_overlaid, runs=runs, key=SAMPLED), SUCCESS_READING)
+    drawn = main_figure(partial(draw_overlaid, runs=runs, key=SAMPLED), CURVES[SAMPLED][1])
     drawn += [
-        figure(partial(draw_overlaid, runs=runs, key=key), _reading(key))
-        for key in CURVES
+        figure(partial(draw_overlaid, runs=runs, key=key), reading)
+        for key, (_, reading) in CURVES.items()
         if key != SAMPLED and any(series(run.rows, key)[0] for run in runs)
     ]
     write_page(page, "comparison.html", runs=runs, results=results, differing=differing, figures=drawn)
@@ -57,7 +59,7 @@ def draw_overlaid(axis: plt.Axes, runs: Sequence[StoredRun], key: str) -> None:
         axis.set_ylim(-0.03, 1.03)
     axis.set_xlabel("env steps")
     axis.xaxis.set_major_formatter(matplotlib.ticker.EngFormatter(sep=""))
-    axis.set_title(CURVES[key], loc="left")
+    axis.set_title(CURVES[key][0], loc="left")
     if key == SAMPLED:
         axis.legend(loc="lower right")
 
@@ -75,7 +77,3 @@ def terminal_table(
     for name, values in differing.items():
         table.add_row(name, *(str(value) for value in values))
     return table
-
-
-def _reading(key: str) -> str:
-    return next((p.reading for p in PANELS if key in p.left or key in p.right), SUCCESS_READING)
