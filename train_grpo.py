@@ -41,7 +41,7 @@ from rl.objectives import distillation_objective
 from rl.phases import Phase, last_step, phase_at
 from rl.progress import progress_bar
 from rl.ranks import join_ranks
-from rl.report import before_and_after, plot_curves
+from rl.report import conclude
 from rl.rollout import Randomness, acting_in, batching_of
 from rl.run import Run, reopen_run, start_run
 from rl.selfcheck import check_executed, check_signal, remember_teacher
@@ -90,9 +90,7 @@ def main(argv: Sequence[str]) -> None:
             run.close(exit_code=0 if isinstance(reason, TimeIsUp) else 1)
             raise
     if ranks.is_main:
-        for line in before_and_after(run.folder):
-            log.info(line)
-        log.info("curves %s, videos %s", plot_curves(run.folder, config), run.folder / "videos")
+        conclude(run)
     run.close()
     ranks.leave()
 
@@ -143,9 +141,14 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
 
             # 5. Epochs of minibatches over the rollout.
             set_learning_rate(learner, config.update, distilling)
-            with run.timed("update"):
-                optimizer = learner.optimizer
-                metrics |= optimise(policy, optimizer, batch, objective, config.update, seed, state.update, ranks)
+            decisions, shown = config.update.n_epochs * len(batch), ranks.is_main
+            with (
+                run.timed("update"),
+                progress_bar(f"update {state.update + 1}: learning", decisions, shown) as on_decisions,
+            ):
+                metrics |= optimise(
+                    policy, learner.optimizer, batch, objective, config.update, seed, state.update, ranks, on_decisions
+                )
 
         # 6. Record and save: whatever happens now, at most the rollout under way is lost.
         learned_something = distilling or metrics.get("advantage/nonzero_fraction", 0) > 0

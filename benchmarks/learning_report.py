@@ -14,19 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
 from rl.evaluation import Successes
-
-WAYS = {
-    "eval/teacher_success": ("teacher", "#b5651d"),
-    "eval/student_success": ("student, greedy", "#1b5e9e"),
-    "eval/student_sampled_success": ("student, sampled", "#2e8b57"),
-}
-PHASES = ("#fdf0d5", "#e3eef9", "#e8f5e9")  # warmup, transition, RL: as rl.report
+from rl.panels import LIGHT, STYLE, WAYS, head, shade_phases
+from rl.stored_run import GREEDY, SAMPLED, is_evaluation, series, successes_of
 
 
 @dataclass(frozen=True)
@@ -35,12 +27,12 @@ class Variant:
     seeds: list[list[dict[str, Any]]]  # rows of metrics.jsonl
 
     def evaluations(self) -> list[list[dict[str, Any]]]:
-        return [[row for row in rows if "eval/student_success" in row] for rows in self.seeds]
+        return [[row for row in rows if is_evaluation(row)] for rows in self.seeds]
 
     def counts(self, key: str, which: int) -> Successes:
         """All seeds together; which: 0 for the first evaluation, -1 for the last one."""
-        rows = [evaluations[which] for evaluations in self.evaluations()]
-        return Successes(sum(int(r[f"{key}_k"]) for r in rows), sum(int(r[f"{key}_n"]) for r in rows))
+        of_seeds = [successes_of(evaluations[which], key) for evaluations in self.evaluations()]
+        return Successes(sum(s.k for s in of_seeds), sum(s.n for s in of_seeds))
 
     def changes(self, key: str) -> list[float]:
         """Per seed, in points."""
@@ -76,7 +68,7 @@ def table(variants: Sequence[Variant]) -> str:
     ]
     for variant in variants:
         cells = [variant.name, str(len(variant.seeds))]
-        for key in ("eval/student_sampled_success", "eval/student_success"):
+        for key in (SAMPLED, GREEDY):
             changes = ", ".join(f"{change:+.0f}" for change in variant.changes(key))
             cells += [str(variant.counts(key, 0)), str(variant.counts(key, -1)), changes]
         cells.append(", ".join(f"{variant.seconds(phase):.0f}" for phase in range(3)))
@@ -85,58 +77,42 @@ def table(variants: Sequence[Variant]) -> str:
 
 
 def plot(variant: Variant, path: Path) -> None:
-    figure, axis = plt.subplots(figsize=(7, 4), constrained_layout=True)
+    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
     for rows in variant.seeds:
-        played = [row for row in rows if "rollout/success_rate" in row]
-        axis.plot(
-            [row["global_step"] for row in played],
-            [row["rollout/success_rate"] for row in played],
-            ".",
-            color="#999999",
-        )
+        axis.plot(*series(rows, "rollout/success_rate"), ".", color=LIGHT["muted"])
     for key, (label, colour) in WAYS.items():
         points = list(zip(*variant.evaluations(), strict=True))
         steps = [statistics.mean(row["global_step"] for row in point) for point in points]
         rates = [[row[key] for row in point] for point in points]
         axis.plot(steps, [statistics.mean(r) for r in rates], "o-", color=colour, label=label)
         axis.fill_between(steps, [min(r) for r in rates], [max(r) for r in rates], color=colour, alpha=0.15)
-    _shade(axis, variant.seeds[0])
-    axis.set(xlabel="env steps", ylabel="success rate", ylim=(-0.03, 1.03))
-    axis.set_title(f"{variant.name}: mean and range of {len(variant.seeds)} seeds; dots: training rollouts")
-    axis.legend(fontsize=8, loc="lower right")
+    axis.set(ylabel="success rate", ylim=(-0.03, 1.03))
+    shade_phases(axis, variant.seeds[0])
+    head(axis, f"{variant.name}: mean and range of {len(variant.seeds)} seeds; dots: training rollouts")
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
 def compare(variants: Sequence[Variant], path: Path) -> None:
     """Sampled and greedy success after training side by side, best first, with the rate before it."""
-    ways = [(key, *WAYS[key]) for key in ("eval/student_sampled_success", "eval/student_success")]
+    ways = [(key, *WAYS[key]) for key in (SAMPLED, GREEDY)]
     ranked = sorted(variants, key=lambda variant: variant.counts(ways[0][0], -1).rate)
-    figure, axes = plt.subplots(1, 2, figsize=(9, 1.2 + 0.32 * len(ranked)), sharey=True, constrained_layout=True)
+    figure, axes = plt.subplots(1, 2, figsize=(9, 1.2 + 0.32 * len(ranked)), sharey=True, layout="constrained")
     for axis, (key, label, colour) in zip(axes, ways, strict=True):
         for row, variant in enumerate(ranked):
             before, after = variant.counts(key, 0), variant.counts(key, -1)
             low, high = after.interval
             axis.plot([low, high], [row, row], color=colour, linewidth=2)
             axis.plot(after.rate, row, "o", color=colour)
-            axis.plot(before.rate, row, "|", color="#777777", markersize=12)
+            axis.plot(before.rate, row, "|", color=LIGHT["muted"], markersize=12)
             ends = [rows[-1][key] for rows in variant.evaluations()]
-            axis.plot(ends, [row] * len(ends), ".", color="#222222", markersize=4)
+            axis.plot(ends, [row] * len(ends), ".", color=LIGHT["ink"], markersize=4)
         axis.set(xlim=(0, 1), xlabel="success rate", title=label)
-        axis.grid(axis="x", alpha=0.3)
+        axis.grid(axis="y", visible=False)
     axes[0].set_yticks(range(len(ranked)), [variant.name for variant in ranked])
     figure.suptitle("after training: all seeds with 95 % interval; dots: each seed; grey: before", fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
-
-
-def _shade(axis: plt.Axes, rows: Sequence[dict[str, Any]]) -> None:
-    """Colour the background by the phase of every update."""
-    start = 0
-    for row in rows:
-        if "schedule/phase" in row:
-            axis.axvspan(start, row["global_step"], color=PHASES[int(row["schedule/phase"])], zorder=0, linewidth=0)
-            start = row["global_step"]
 
 
 def main() -> None:
@@ -148,6 +124,7 @@ def main() -> None:
     print(table(variants))
     pictures = arguments.pictures or arguments.out
     pictures.mkdir(parents=True, exist_ok=True)
+    plt.rcParams.update(STYLE)
     compare(variants, pictures / "comparison.png")
     for variant in variants:
         plot(variant, pictures / f"{variant.name}.png")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import importlib.util
 import io
 import json
 import os
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 import tyro
 
-from configs.config import TrainConfig, differing_fields, from_dict
+from configs.config import RunConfig, TrainConfig, differing_fields, from_dict
 from configs.presets import PRESETS
 from errors import BadInput, TimeIsUp
 
@@ -26,7 +27,8 @@ T = TypeVar("T")
 
 # What a resumed run may change: where it ends and how it is watched. Everything else would break "resumed = straight".
 CHANGEABLE_ON_RESUME = {
-    "total_steps", "max_hours", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints",
+    "total_steps", "max_hours", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints", "tensorboard",
+    "rerun",
 }  # fmt: skip
 
 
@@ -53,7 +55,7 @@ def parse_command(argv: Sequence[str]) -> Command:
         base = stored_config(Path(start.resume))
         preset = "libero_spatial"
     else:
-        preset = start.preset or (start.task_suite if start.task_suite in PRESETS else "libero_spatial")
+        preset = _preset_name(start)
         if preset not in PRESETS:
             near = difflib.get_close_matches(preset, PRESETS, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
@@ -61,6 +63,7 @@ def parse_command(argv: Sequence[str]) -> Command:
         base = PRESETS[preset]
 
     command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(base, preset=preset))
+    check_optional_packages(command.config.run)
     if start.resume is not None:
         changed = differing_fields(base, command.config)
         refused = {k: v for k, v in changed.items() if k not in CHANGEABLE_ON_RESUME}
@@ -71,6 +74,15 @@ def parse_command(argv: Sequence[str]) -> Command:
                 "start a new run"
             )
     return command
+
+
+def preset_of(argv: Sequence[str]) -> str:
+    """Name of the preset that a command line starts from."""
+    return _preset_name(_starting_point().parse_known_args(list(argv))[0])
+
+
+def _preset_name(start: argparse.Namespace) -> str:
+    return start.preset or (start.task_suite if start.task_suite in PRESETS else "libero_spatial")
 
 
 def stored_config(run_folder: Path) -> TrainConfig:
@@ -85,6 +97,18 @@ def stored_config(run_folder: Path) -> TrainConfig:
     if not isinstance(stored, dict) or not isinstance(stored.get("config"), dict):
         raise BadInput(f"--resume {run_folder}: {path} holds no run configuration (expected an object 'config')")
     return from_dict(stored["config"], str(path))
+
+
+def check_optional_packages(run: RunConfig) -> None:
+    """Raise BadInput when a flag needs a package that is not installed."""
+    for flag, wanted, module, package in (
+        ("--tensorboard", run.tensorboard, "tensorboard", "tensorboard"),
+        ("--rerun", run.rerun, "rerun", "rerun-sdk"),
+    ):
+        if wanted and importlib.util.find_spec(module) is None:
+            raise BadInput(
+                f"{flag} needs the package {package}, which is not installed: pip install -r requirements-optional.txt"
+            )
 
 
 def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T) -> T:

@@ -341,6 +341,10 @@ class RunConfig:
     """auto: online with a wandb login, else offline. Records always go to metrics.jsonl too."""
     wandb_project: str = "vla-grpo"
     """Project of the wandb run."""
+    tensorboard: bool = False
+    """Also write the records and a strip of frames per evaluation for TensorBoard (needs the package tensorboard)."""
+    rerun: bool = False
+    """Also write the filmed episodes of evaluations as rerun recordings (needs the package rerun-sdk)."""
 
     def __post_init__(self) -> None:
         _require(bool(self.name) and "/" not in self.name, f"--name must be a plain word, got {self.name!r}")

@@ -89,8 +89,13 @@ class Validation:
     teacher: Successes
     student: Successes  # greedy
     student_sampled: Successes
-    frames: dict[str, list]  # "teacher" (only when it was played now) and "student": frames of the first episode
+    played: dict[str, list[Trajectory]]  # "teacher" (only when it was played now), "student", "student_sampled"
     per_task: dict[str, Successes] = field(default_factory=dict)  # of several tasks: by metric name
+
+    @property
+    def filmed(self) -> dict[str, Trajectory]:
+        """The first episode of teacher (when it was played now) and greedy student, with its frames."""
+        return {actor: played[0] for actor, played in self.played.items() if played[0].frames}
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -123,18 +128,20 @@ def validate(
                 record=lambda episode: record_first and episode.index == 0, on_steps=on_steps, ranks=ranks,
             ).trajectories  # fmt: skip
 
-    frames = {}
+    played = {}
     if known_teacher is None:
-        played = play(Acting(1.0, 1.0, teacher_mode, keep_observations=False), "teacher", True)
-        known_teacher, frames["teacher"] = count(played), played[0].frames
-    greedy = play(Acting(0.0, temperature, student_mode="greedy", keep_observations=False), "student", True)
-    sampled = play(
+        played["teacher"] = play(Acting(1.0, 1.0, teacher_mode, keep_observations=False), "teacher", True)
+        known_teacher = count(played["teacher"])
+    played["student"] = play(Acting(0.0, temperature, student_mode="greedy", keep_observations=False), "student", True)
+    played["student_sampled"] = play(
         Acting(0.0, temperature, keep_observations=False), "student, sampled", False, config.evaluation.eval_trials
     )
-    frames["student"] = greedy[0].frames
     per_task = {
-        f"eval/{name}_success_task_{task_id}": count([t for t in played if t.episode.task_id == task_id])
-        for name, played in (("student", greedy), ("student_sampled", sampled))
+        f"eval/{actor}_success_task_{task_id}": count([t for t in played[actor] if t.episode.task_id == task_id])
+        for actor in ("student", "student_sampled")
         for task_id in task.task_ids
     }
-    return Validation(known_teacher, count(greedy), count(sampled), frames, per_task if len(task.task_ids) > 1 else {})
+    return Validation(
+        known_teacher, count(played["student"]), count(played["student_sampled"]), played,
+        per_task if len(task.task_ids) > 1 else {},
+    )  # fmt: skip

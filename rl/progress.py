@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import sys
 from collections.abc import Callable, Iterator
 
 from rich.console import Console
@@ -17,6 +19,18 @@ def progress_bar(description: str, total: int | None, shown: bool = True) -> Ite
     with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
         task = bar.add_task(description, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+class TerminalHandler(logging.StreamHandler):
+    """Writes to whatever sys.stdout is now: while a bar is shown that is rich's, which puts lines above the bar."""
+
+    @property
+    def stream(self):
+        return sys.stdout
+
+    @stream.setter
+    def stream(self, _) -> None:
+        pass
 
 
 def duration(seconds: float) -> str:

@@ -313,7 +313,7 @@ def _absorb(now: _Running, result: Any, keep_observations: bool) -> None:
     trajectory = now.trajectory
     if now.decision is not None:
         now.decision.executed = result.executed
-        if not keep_observations:
+        if not keep_observations and not trajectory.frames:  # a filmed episode is shown with all that was seen
             now.decision.observation = None
         trajectory.decisions.append(now.decision)
         now.decision = None

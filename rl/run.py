@@ -10,18 +10,24 @@ import math
 import os
 import platform
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from configs.config import TrainConfig, to_dict
 from errors import BadInput, TimeIsUp
+from rl.progress import TerminalHandler
 from rl.ranks import ALONE, Ranks
+from rl.tensorboard_log import TensorBoardLog
 from rl.wandb_log import WandbLog
 
 log = logging.getLogger("train")
+NOISY_LOGGERS = (
+    "httpx", "huggingface_hub", "urllib3", "wandb", "matplotlib", "numba", "robosuite", "imageio_ffmpeg", "tensorboard",
+)  # fmt: skip
 
 
 class Run:
@@ -32,6 +38,7 @@ class Run:
         self.config = config
         self.wandb = wandb_log
         self._metrics = (folder / "metrics.jsonl").open("a") if is_main else None
+        self._tensorboard = TensorBoardLog(config.run.tensorboard and is_main, folder, read_metrics(folder))
         self._seconds: dict[str, float] = {}  # spent since the last record
         self._opened = time.monotonic()
 
@@ -53,7 +60,7 @@ class Run:
         self._seconds[key] = self._seconds.get(key, 0.0) + time.perf_counter() - started
 
     def record(self, global_step: int, update: int, metrics: Mapping[str, float]) -> None:
-        """Append one JSON object to metrics.jsonl, flushed to the disk, and hand a copy to wandb."""
+        """Append one JSON object to metrics.jsonl, flushed to the disk, and hand copies to wandb and TensorBoard."""
         row = {"global_step": global_step, "update": update, **metrics, **self._seconds}
         row = {key: value if math.isfinite(value) else None for key, value in row.items()}  # JSON has no NaN
         self._seconds = {}
@@ -63,6 +70,12 @@ class Run:
         self._metrics.flush()
         os.fsync(self._metrics.fileno())
         self.wandb.log(row)
+        self._tensorboard.log(row)
+
+    def show(self, name: str, video: Path, global_step: int, caption: str) -> None:
+        """Hand a video to wandb and TensorBoard."""
+        self.wandb.video(name, video, global_step, caption)
+        self._tensorboard.video(name, video, global_step)
 
     def check_time(self, ranks: Ranks = ALONE) -> None:
         """Raise TimeIsUp, on all ranks together, when the run has been open for longer than --max-hours."""
@@ -77,6 +90,7 @@ class Run:
         if self._metrics is not None:
             self._metrics.close()
         self.wandb.finish(exit_code)
+        self._tensorboard.finish()
 
 
 def start_run(config: TrainConfig, argv: Sequence[str], ranks: Ranks = ALONE) -> Run:
@@ -141,7 +155,12 @@ def provenance(argv: Sequence[str]) -> dict[str, Any]:
             "python": platform.python_version(),
             **dict(sorted((d.metadata["Name"], d.version) for d in importlib.metadata.distributions())),
         },
-        "machine": {"system": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count()},
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.machine(),
+            "cpus": os.cpu_count(),
+            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+        },
     }
 
 
@@ -183,9 +202,9 @@ def _log_to(folder: Path) -> None:
         force=True,
         level=logging.INFO,
         format="%(message)s",
-        handlers=[logging.StreamHandler(sys.stdout), logging.FileHandler(folder / "train.log")],
+        handlers=[TerminalHandler(), logging.FileHandler(folder / "train.log")],
     )
-    for noisy in ("httpx", "huggingface_hub", "urllib3", "wandb", "matplotlib", "numba", "robosuite", "imageio_ffmpeg"):
+    for noisy in NOISY_LOGGERS:
         logging.getLogger(noisy).setLevel(logging.ERROR)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +44,7 @@ class _Totals:
 
 def optimise(
     policy: Any, optimizer: torch.optim.Optimizer, batch: Batch, objective: Objective, config: UpdateConfig, seed: int,
-    update: int, ranks: Ranks = ALONE,
+    update: int, ranks: Ranks = ALONE, on_decisions: Callable[[int], None] = lambda _: None,
 ) -> dict[str, float]:  # fmt: skip
     """Minimise the objective over `n_epochs` passes; returns the metrics of SPEC section 9.
 
@@ -65,6 +65,7 @@ def optimise(
         of_epoch = _Totals()
         order = torch.randperm(len(batch), generator=torch_generator(seed, "minibatches", update, epoch))
         for minibatch in order.split(config.batch_size):
+            on_decisions(len(minibatch))
             rows = minibatch[objective.active[minibatch]]
             if len(rows) == 0:
                 continue

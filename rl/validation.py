@@ -11,11 +11,11 @@ from configs.config import TrainConfig
 from errors import BadInput
 from rl.checkpoints import TrainerState, mark_best, restore_best
 from rl.evaluation import Successes, Validation, validate
+from rl.evaluation_files import write_evaluation
 from rl.learner import Learner
 from rl.phases import phase_at
 from rl.run import Run
 from rl.selfcheck import check_teacher
-from rl.video import write_video
 
 log = logging.getLogger("train")
 
@@ -41,10 +41,8 @@ def evaluate_and_record(
         validation = validate(learner.policy, pool, config, teacher_mode, teacher, learner.ranks)
     run.record(state.global_step, state.update, validation.metrics())
     log.info("step %d  evaluation: %s", state.global_step, validation)
-    for actor, frames in validation.frames.items() if learner.ranks.is_main else ():
-        path = run.folder / "videos" / f"{actor}-step_{state.global_step}.mp4"
-        write_video(path, frames)
-        run.wandb.video(f"video/{actor}", path, state.global_step)
+    if learner.ranks.is_main:
+        write_evaluation(run, state.global_step, validation, learner.policy)
 
     if state.evaluated_at is None:
         check_baseline(config, validation)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-log = logging.getLogger(__name__)
+from rl.never_fatal import never_fatal
 
 
 class WandbLog:
@@ -21,7 +19,7 @@ class WandbLog:
         self.mode = resolve_mode(mode)
         if self.mode == "disabled":
             return
-        with self._never_fatal("start"):
+        with self._guarded("start"):
             import wandb
 
             self._run = wandb.init(
@@ -40,29 +38,41 @@ class WandbLog:
 
     def log(self, record: Mapping[str, Any]) -> None:
         if self._run is not None:
-            with self._never_fatal("log"):
+            with self._guarded("log"):
                 self._run.log(dict(record))
 
-    def video(self, name: str, path: Path, global_step: int) -> None:
+    def video(self, name: str, path: Path, global_step: int, caption: str = "") -> None:
         if self._run is not None:
-            with self._never_fatal("log a video"):
+            with self._guarded("log a video"):
                 import wandb
 
-                self._run.log({name: wandb.Video(str(path)), "global_step": global_step})
+                self._run.log({name: wandb.Video(str(path), caption=caption), "global_step": global_step})
+
+    def conclude(self, summary: Mapping[str, float], tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Set the run's summary and log tables, each a list of records with equal keys; a Path is shown as a video."""
+        if self._run is not None:
+            with self._guarded("log its tables"):
+                import wandb
+
+                self._run.summary.update(dict(summary))
+                for name, records in tables.items():
+                    cells = [
+                        [wandb.Video(str(cell)) if isinstance(cell, Path) else cell for cell in record.values()]
+                        for record in records
+                    ]
+                    self._run.log({name: wandb.Table(columns=list(records[0]), data=cells)})
 
     def finish(self, exit_code: int = 0) -> None:
         if self._run is not None:
-            with self._never_fatal("finish"):
+            with self._guarded("finish"):
                 self._run.finish(exit_code=exit_code)
             self._run = None
 
-    @contextlib.contextmanager
-    def _never_fatal(self, what: str):
-        try:
-            yield
-        except Exception as error:
-            log.warning("wandb could not %s (%s); metrics.jsonl has everything", what, error)
-            self._run = None
+    def _guarded(self, what: str):
+        return never_fatal(f"wandb could not {what}", "metrics.jsonl has everything", self._give_up)
+
+    def _give_up(self) -> None:
+        self._run = None
 
 
 def resolve_mode(mode: str) -> str:

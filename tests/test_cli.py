@@ -1,5 +1,6 @@
 """The command line: presets, flat flags, resuming, and one line for everything that the user can repair."""
 
+import importlib.util
 import json
 import signal
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.cli import CHANGEABLE_ON_RESUME, answer_at_once, main_guard, parse_command, stored_config
+from configs.cli import CHANGEABLE_ON_RESUME, answer_at_once, main_guard, parse_command, preset_of, stored_config
 from configs.config import TrainConfig, differing_fields, to_dict
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
 from errors import BadInput, TimeIsUp
@@ -152,7 +153,8 @@ def test_other_flags_are_refused_with_both_values(run_folder):
 
 def test_where_a_run_ends_and_how_it_is_watched_may_change(run_folder):
     argv = ["--resume", str(run_folder), "--total-steps", "9999", "--wandb-mode", "offline", "--keep-checkpoints", "5",
-            "--allow-zero-baseline", "--wandb-project", "other", "--max-hours", "3"]  # fmt: skip
+            "--allow-zero-baseline", "--wandb-project", "other", "--max-hours", "3", "--tensorboard", "--rerun",
+            ]  # fmt: skip
     changed = differing_fields(PRESETS["smoke"], parse_command(argv).config)
     assert set(changed) == CHANGEABLE_ON_RESUME - {"allow_zero_baseline"}  # which the preset has on
 
@@ -262,3 +264,24 @@ def test_wrong_flags_are_answered_before_anything_heavy_is_imported(monkeypatch,
     assert "'fast'" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["train_grpo.py"])
     answer_at_once("train_grpo.py", parse_command)  # good flags: returns
+
+
+# optional packages
+
+
+@pytest.mark.parametrize(("flag", "module", "package"), [
+    ("--tensorboard", "tensorboard", "tensorboard"), ("--rerun", "rerun", "rerun-sdk")
+])  # fmt: skip
+def test_a_flag_whose_package_is_missing_is_refused_before_any_work(monkeypatch, flag, module, package):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == module else found(name))
+    assert refusal([flag]) == (
+        f"{flag} needs the package {package}, which is not installed: pip install -r requirements-optional.txt"
+    )
+    assert parse_command([]).config.run.tensorboard is False
+
+
+def test_the_preset_of_a_command_line_is_known():
+    assert preset_of(["--preset", "tiny", "--lr", "1"]) == "tiny"
+    assert preset_of(["--task-suite", "libero_goal"]) == "libero_goal"
+    assert preset_of([]) == "libero_spatial"

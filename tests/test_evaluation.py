@@ -113,7 +113,10 @@ def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them():
         "student greedy",
         "student sample",
     ]
-    assert {name: len(frames) for name, frames in validation.frames.items()} == {"teacher": 9, "student": 9}
+    assert {name: len(t.frames) for name, t in validation.filmed.items()} == {"teacher": 9, "student": 9}
+    assert {name: len(played) for name, played in validation.played.items()} == {
+        "teacher": 6, "student": 6, "student_sampled": 12
+    }  # fmt: skip
 
 
 def test_a_known_teacher_is_not_played_again():
@@ -121,7 +124,7 @@ def test_a_known_teacher_is_not_played_again():
     validation = validate(policy, pool, small_config(), "greedy", known_teacher=Successes(5, 6))
     assert validation.teacher == Successes(5, 6)
     assert not any(mode.startswith("teacher") for mode, _ in policy.modes)
-    assert list(validation.frames) == ["student"]
+    assert list(validation.filmed) == ["student"]
 
 
 def test_the_l1_teacher_is_evaluated_by_its_head():

@@ -59,6 +59,7 @@ def make_case(
         loss=LossConfig(advantage=advantage, discount=DISCOUNT if advantage in ("absolute", "gae") else 1.0,
             clip_low=CLIP_LOW, clip_high=CLIP_HIGH, **loss),
         critic=CriticConfig(gae_lambda=0.8, critic_through_backbone=through_backbone),
+        update=UpdateConfig(micro_batch_size=2),
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
     base = torch.randn(3, 4, len(BINS), generator=generator, dtype=torch.float64)

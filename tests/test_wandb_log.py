@@ -29,7 +29,7 @@ class FakeRun:
     id = "fake-id"
 
     def __init__(self, failing: str = ""):
-        self.rows, self.metrics, self.exit_code = [], {}, None
+        self.rows, self.metrics, self.summary, self.exit_code = [], {}, {}, None
         for method in failing.split():
             setattr(self, method, broken)
 
@@ -95,6 +95,24 @@ def test_records_go_through_unchanged_with_env_steps_as_x_axis(monkeypatch, tmp_
     assert arguments["config"] == {"seed": 0}
     assert arguments["mode"] == "online"
     assert arguments["dir"] == tmp_path
+
+
+def test_the_conclusion_is_the_summary_and_tables_with_videos(monkeypatch, tmp_path):
+    run = FakeRun()
+    use(monkeypatch, run)
+    monkeypatch.setattr(wandb, "Video", lambda path: f"video of {path}")
+    monkeypatch.setattr(wandb, "Table", lambda columns, data: (columns, data))
+    records = [{"step": 0, "video": tmp_path / "x.mp4"}, {"step": 5, "video": None}]
+    open_log(tmp_path, "online").conclude({"result/after": 0.5}, {"tables/evaluations": records})
+    assert run.summary == {"result/after": 0.5}
+    rows = [[0, f"video of {tmp_path / 'x.mp4'}"], [5, None]]
+    assert run.rows == [{"tables/evaluations": (["step", "video"], rows)}]
+
+
+def test_a_conclusion_that_cannot_be_sent_does_not_stop_the_run(monkeypatch, tmp_path, caplog):
+    use(monkeypatch, FakeRun("log"))
+    open_log(tmp_path, "online").conclude({}, {"t": [{"a": 1}]})
+    assert len(caplog.messages) == 1
 
 
 def test_a_resumed_run_continues_under_its_id(monkeypatch, tmp_path):

@@ -50,6 +50,8 @@ def test_run_folder_is_complete(run):
     assert Image.open(run / "report" / "curves.png").size[0] > 500
     videos = {path.name for path in (run / "videos").iterdir()}
     assert {"teacher-step_0.mp4", "student-step_96.mp4"} <= videos
+    assert "Finished: 96 env steps, 3 updates" in (run / "report" / "index.html").read_text()
+    assert {path.name for path in (run / "evaluations").iterdir()} == {f"step_{n}.json" for n in (0, 64, 96)}
 
 
 def test_one_readable_line_per_update(run):
@@ -73,3 +75,16 @@ def test_other_schedules_run(smoke, tmp_path, flags, phases):
     assert [row["schedule/phase"] for row in rows if "schedule/phase" in row] == phases
     if "group" in flags:
         assert next(row for row in rows if "rollout/trajectories" in row)["rollout/trajectories"] == 4
+
+
+def test_a_run_can_be_watched_by_tensorboard_and_its_episodes_by_rerun(smoke, tmp_path):
+    for package in ("tensorboard", "rerun"):
+        pytest.importorskip(package, reason=f"the optional package {package} is not installed")
+    own = [*smoke, "--warmup-only", "--eval-interval", "1000", "--tensorboard", "--rerun"]
+    own[own.index("--output") + 1] = str(tmp_path)
+    train_grpo.main(own)
+    run = only_run(own)
+    assert len(list((run / "tensorboard").iterdir())) == 1
+    recordings = sorted(path.name for path in (run / "rerun").iterdir())
+    assert recordings == ["student-step_0.rrd", "student-step_32.rrd", "teacher-step_0.rrd"]
+    assert "could not" not in (run / "train.log").read_text()

@@ -1,0 +1,67 @@
+"""Run folders that were never run: metrics.jsonl and config.json with known numbers."""
+
+import json
+from pathlib import Path
+
+from configs.config import to_dict
+from configs.presets import PRESETS
+from rl.evaluation import Successes
+from rl.stored_run import GREEDY, SAMPLED, TEACHER
+
+ARGV = ["--preset", "tiny", "--seed", "3", "--lr", "0.001"]
+PROVENANCE = {
+    "argv": ARGV,
+    "git": {"commit": "0123456789abcdef", "modified": True},
+    "versions": {"python": "3.11.2", "torch": "2.15.0"},
+    "machine": {"system": "Linux", "processor": "x86_64", "cpus": 2, "gpus": ["Some GPU"]},
+}
+
+
+def evaluation(step: int, teacher: int, greedy: int, sampled: int, n: int = 20, **more) -> dict:
+    """The record of an evaluation in which so many of n succeeded."""
+    counts = {TEACHER: teacher, GREEDY: greedy, SAMPLED: sampled}
+    rates = {name: value for key, k in counts.items() for name, value in Successes(k, n).metrics(key).items()}
+    return {"global_step": step, "update": step // 100, **rates, "time/eval": 7.0, **more}
+
+
+def update(step: int, phase: int, **metrics) -> dict:
+    """The record of an update that ended at `step`, with what every one has."""
+    return {
+        "global_step": step, "update": step // 100, "schedule/phase": phase, "rollout/success_rate": 0.5,
+        "rollout/time_s": 3.0, "time/update": 2.0, **metrics,
+    }  # fmt: skip
+
+
+ROWS = [
+    evaluation(0, 9, 8, 4),
+    update(100, 0, **{"distill/loss": 2.0, "distill/accuracy": 0.4, "train/grad_norm": 1.5}),
+    update(200, 1, **{"train/clip_fraction": 0.125, "train/approx_kl": 0.01, "train/grad_norm": 0.5}),
+    evaluation(200, 9, 12, 10),
+    update(300, 2, **{"train/clip_fraction": 0.25, "train/approx_kl": 0.02, "train/grad_norm": None}),
+    evaluation(300, 9, 11, 16),
+]
+
+
+def store(folder: Path, rows: list[dict], argv: list[str] = ARGV, **settings) -> Path:
+    """Write a run of the preset tiny with changed settings, given as section__field."""
+    config = to_dict(PRESETS["tiny"])
+    for name, value in settings.items():
+        section, field = name.split("__")
+        config[section][field] = value
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({"config": config, **PROVENANCE, "argv": argv}))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def store_episodes(folder: Path, step: int, **successes: list[bool]) -> None:
+    """Outcomes of an evaluation by actor: initial states 30, 31, ... of task 0, in order."""
+    outcomes = {
+        actor: [
+            {"task_id": 0, "init_state_id": 30 + i, "trial": 0, "success": success, "env_steps": 50}
+            for i, success in enumerate(of_actor)
+        ]
+        for actor, of_actor in successes.items()
+    }
+    (folder / "evaluations").mkdir(exist_ok=True)
+    (folder / "evaluations" / f"step_{step}.json").write_text(json.dumps(outcomes))
