@@ -3,7 +3,7 @@
     python -m benchmarks.data_parallel --checkpoint FOLDER                   # two GPUs
     python -m benchmarks.data_parallel --checkpoint checkpoints/tiny-libero-spatial --device cpu
 
-FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size --folder FOLDER` leaves. Both policies
+FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. Both policies
 are loaded side by side: the first GPU holds the weights twice (2 x 15 GB). Medians; every line does the same work per
 device, so the ideal ratio is the number of devices.
 """

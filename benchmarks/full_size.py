@@ -1,33 +1,21 @@
-"""The 7B network with random weights on one GPU: load time, memory and speed of deciding and of one update sample.
+"""A checkpoint of full size, 15 GB, with random weights, in the public format: python -m benchmarks.full_size FOLDER
 
-    python -m benchmarks.full_size [--memory-gib 24] [--folder FOLDER]
-
-Writes a checkpoint in the public format first (15 GB; kept if --folder is given, and then used again), loads it by the
-program's own code, and limits the allocator to --memory-gib: what does not fit fails.
+For measuring time and memory where no real checkpoint is at hand. Needs a GPU, on which the weights are drawn.
 """
 
 import json
-import resource
 import tempfile
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import torch
 import tyro
 
-from rl.selfcheck import check_logits_path
 from vla.checkpoint_writer import save_checkpoint, write_json
 from vla.heads import ProprioProjector
 from vla.model_config import read_model_config
 from vla.openvla_oft import OpenVLAOFT
-from vla.policy import Policy
-from vla.probes import attention_probe, image_probe, synthetic_observations
 from vla.tiny import make_tiny_checkpoint
 
-GIB = 2**30
 CONFIG = {
     "architectures": ["OpenVLAForActionPrediction"],
     "model_type": "openvla",
@@ -46,87 +34,7 @@ CONFIG = {
 }
 
 
-@dataclass(frozen=True)
-class Args:
-    memory_gib: float = 24.0
-    """Limit of the GPU allocator."""
-    folder: Path | None = None
-    """Where the checkpoint is, or is written."""
-    repeats: int = 10
-
-
-def main(args: Args) -> None:
-    if args.folder is None:
-        with tempfile.TemporaryDirectory() as folder:
-            measure(Path(folder), args)
-    else:
-        measure(args.folder, args)
-
-
-def measure(folder: Path, args: Args) -> None:
-    if not (folder / "config.json").exists():
-        started = time.perf_counter()
-        write_full_size(folder)
-        print(f"wrote {sum(f.stat().st_size for f in folder.iterdir()) / 1e9:.1f} GB", seconds_since(started))
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(args.memory_gib * GIB / total)
-
-    host_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    torch.cuda.reset_peak_memory_stats()
-    started = time.perf_counter()
-    policy = Policy.load(str(folder), task_suite="libero_spatial", device="cuda", dtype=torch.bfloat16)
-    policy.network.recompute(policy.network.num_blocks)
-    print("load", seconds_since(started), f"peak GPU {peak():.2f} GiB")
-    host = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - host_before
-    print(f"host memory of loading: {host / 2**20:.2f} GiB above {host_before / 2**20:.2f} GiB before")
-    for name, value in policy.describe():
-        print(f"{name:>16}  {value}")
-    print(attention_probe(policy))
-    print(image_probe(policy))
-
-    observations = synthetic_observations(policy, 8)
-    print(check_logits_path(policy, observations[0], 1.0, torch.bfloat16))
-    for batch in (1, 2, 8):
-        torch.cuda.reset_peak_memory_stats()
-        took = timed(lambda n=batch: policy.act(observations[:n]), args.repeats)
-        acted = policy.act(observations[:batch])
-        assert torch.isfinite(acted.logprobs).all(), "NaN in the log-probs"
-        print(f"act on {batch}: {1e3 * took:.1f} ms, {1e3 * took / batch:.1f} ms each, peak {peak():.2f} GiB")
-    with torch.no_grad():
-        alone = policy.chunk_logits(observations[:1])[0]
-        together = policy.chunk_logits(observations)[0]
-    spread = alone.std().item()
-    apart = (alone - together).abs().max().item()
-    print(f"logits alone and in a batch of 8 differ by at most {apart / spread:.3f} of their standard deviation")
-
-    for micro_batch_size in (1, 2):
-        torch.cuda.reset_peak_memory_stats()
-        took = timed(lambda n=micro_batch_size: update_sample(policy, observations[:n]), args.repeats)
-        finite = all(torch.isfinite(p.grad).all() for _, p in policy.named_trainable_parameters() if p.grad is not None)
-        assert finite, "NaN in a gradient"
-        print(
-            f"forward and backward of {micro_batch_size}, checkpointing: {1e3 * took:.0f} ms, "
-            f"{1e3 * took / micro_batch_size:.0f} ms each, peak {peak():.2f} GiB"
-        )
-    optimizer = torch.optim.AdamW([p for _, p in policy.named_trainable_parameters()], lr=1e-6)
-    update_sample(policy, observations[:1])
-    torch.cuda.reset_peak_memory_stats()
-    optimizer.step()
-    update_sample(policy, observations[:1])
-    print(f"update sample with AdamW's state: peak {peak():.2f} GiB")
-
-
-def update_sample(policy: Policy, observations: Sequence) -> None:
-    """What one micro-batch of an update costs."""
-    for _, parameter in policy.named_trainable_parameters():
-        parameter.grad = None
-    logits = policy.chunk_logits(observations)
-    tokens = logits.argmax(-1) + 31744
-    policy.token_logprobs(logits, tokens, 1.0).mean().backward()
-
-
-def write_full_size(folder: Path) -> None:
+def write_full_size(folder: tyro.conf.Positional[Path]) -> None:
     """A full-size folder: random weights made on the GPU, tokenizer and statistics of the small checkpoints."""
     with tempfile.TemporaryDirectory() as small:
         make_tiny_checkpoint(Path(small))
@@ -152,26 +60,5 @@ def write_full_size(folder: Path) -> None:
     save_checkpoint(folder, network, CONFIG)
 
 
-def timed(call: Callable[[], object], repeats: int) -> float:
-    """Median seconds of a call that ends with the GPU idle, after two calls that do not count."""
-    durations = []
-    for i in range(repeats + 2):
-        started = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        if i >= 2:
-            durations.append(time.perf_counter() - started)
-    return median(durations)
-
-
-def peak() -> float:
-    """Most memory in GiB that tensors have held since the last reset."""
-    return torch.cuda.max_memory_allocated() / GIB
-
-
-def seconds_since(started: float) -> str:
-    return f"{time.perf_counter() - started:.1f} s"
-
-
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    tyro.cli(write_full_size, description=__doc__)

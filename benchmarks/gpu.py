@@ -13,19 +13,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 import torch
 import tyro
 
-from benchmarks.full_size import GIB, peak, timed, write_full_size
+from benchmarks.full_size import write_full_size
 from benchmarks.plain import make_plain, plain_logits
 from vla.action_tokenizer import FIRST_ACTION_TOKEN
+from vla.blocks import llama_block, vit_block
 from vla.checkpoint import inspect_checkpoint, load_network
 from vla.cuda_graphs import GraphedNetwork
+from vla.lora import refresh_adapters
+from vla.memory import choose_plan, free_for_activations, measure_needs
 from vla.policy import Policy
 from vla.preprocessing import model_input_images
 from vla.probes import synthetic_observations
 
+GIB = 2**30
 TFLOP_FORWARD = 8.6
 
 
@@ -67,9 +72,11 @@ def measure(folder: Path, args: Args) -> None:
     started = time.perf_counter()
     policy = load(folder)
     print(f"load {time.perf_counter() - started:.1f} s, {torch.cuda.memory_allocated() / GIB:.2f} GiB", flush=True)
+    measure_plan(policy)
     measure_deciding(policy, args, ceiling)
     measure_updating(policy, args, ceiling)
     measure_optimizer(policy)
+    measure_agreement(policy)
 
 
 def load(folder: Path) -> Policy:
@@ -118,48 +125,53 @@ def measure_deciding(policy: Policy, args: Args, ceiling: float) -> None:
         report("act", batch, lambda n=batch: policy.act(observations[:n]), args, ceiling, 1, f"first {first:.1f} s")
     with policy.teacher():
         report("act, teacher", 1, lambda: policy.act(observations[:1]), args, ceiling, 1)
-    agreement(policy, observations)
 
 
-def agreement(policy: Policy, observations: Sequence) -> None:
-    """Compiled and recorded against eager, on the same weights with adapters that are not zero."""
+def measure_plan(policy: Policy) -> None:
+    needs = measure_needs(policy, synthetic_observations(policy, 1)[0])
+    free = free_for_activations(policy)
+    listed = ", ".join(f"{need.bytes / GIB:.2f} GiB with {need.recomputed_blocks} blocks recomputed" for need in needs)
+    print(f"a sample's passes take {listed}; {free / GIB:.2f} GiB are free for them")
+    for batch in (2, 8, 32):
+        plan = choose_plan(needs, free, batch)
+        print(f"batch {batch}: micro-batch {plan.micro_batch_size}, {plan.recomputed_blocks} blocks", flush=True)
+
+
+def measure_agreement(policy: Policy, count: int = 16) -> None:
+    """Compiled and recorded passes, and plain ones, against float32, on adapters that are not zero. Lifts the cap."""
+    observations = prepared_observations(policy, count)
     generator = torch.Generator(device="cuda").manual_seed(0)
     with torch.no_grad():
         for name, parameter in policy.named_trainable_parameters():
             if name.endswith("lora_B"):
                 parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator, device="cuda"))
-    fast = [policy.act([observation]) for observation in observations]
-    together = policy.act(observations)
-    passes, policy._forward = policy._forward, policy.network
-    blocks = policy.network._vit_block, policy.network._llama_block
-    from vla.blocks import llama_block, vit_block
-
+    policy.network.recompute(0)
+    acted = {"compiled, in a batch": [policy.act(observations)]}
+    acted["compiled, alone"] = [policy.act([observation]) for observation in observations]
+    policy._forward = policy.network
     policy.network._vit_block, policy.network._llama_block = vit_block, llama_block
-    eager = [policy.act([observation]) for observation in observations]
-    policy._forward, (policy.network._vit_block, policy.network._llama_block) = passes, blocks
-    for name, ours in (("alone", fast), ("in one batch", None)):
-        tokens = together.tokens if ours is None else torch.cat([a.tokens for a in ours])
-        logprobs = together.logprobs if ours is None else torch.cat([a.logprobs for a in ours])
-        same = tokens == torch.cat([a.tokens for a in eager])
-        apart = (logprobs - torch.cat([a.logprobs for a in eager]))[same].abs()
+    acted["eager, in a batch"] = [policy.act(observations)]
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    policy.network.float()
+    refresh_adapters(policy.network, force=True)
+    with torch.no_grad():
+        logits = torch.cat([policy.chunk_logits([observation]) for observation in observations]).cpu()
+    greedy = logits.argmax(-1) + FIRST_ACTION_TOKEN
+    for name, parts in acted.items():
+        tokens, logprobs = (torch.cat([getattr(part, f) for part in parts]) for f in ("tokens", "logprobs"))
+        apart = logprobs - policy.token_logprobs(logits, tokens, 1.0)
         print(
-            f"compiled, {name}, against eager: {same.float().mean():.2%} of the greedy tokens equal, their log-probs "
-            f"apart by {apart.mean():.4f} on average, {apart.max():.4f} at most"
+            f"{name}: {(tokens == greedy).float().mean():.1%} of the greedy tokens are float32's; log-probs apart by "
+            f"{apart.abs().mean():.4f} on average, {apart.abs().max():.4f} at most; mean |ratio - 1| of chunks "
+            f"{(apart.mean(-1).exp() - 1).abs().mean():.4f}",
+            flush=True,
         )
-    with torch.enable_grad():
-        learned = policy.chunk_logits(observations[:2])
-    acted = [a.tokens for a in fast[:2]]
-    ratio = policy.token_logprobs(learned, torch.cat(acted), 1.0).detach().cpu() - torch.cat(
-        [a.logprobs for a in fast[:2]]
-    )
-    print(f"update path against act path: mean |ratio - 1| = {(ratio.mean(-1).exp() - 1).abs().mean():.5f} of chunks")
 
 
 def measure_updating(policy: Policy, args: Args, ceiling: float) -> None:
     observations = prepared_observations(policy, max(args.micro_batches))
     num_blocks = policy.network.num_blocks
-    vit_blocks = policy.network.vision_backbone.num_blocks
-    for recomputed, label in ((0, "nothing"), (vit_blocks, "vision"), (num_blocks, "all blocks")):
+    for recomputed, label in ((0, "nothing"), (num_blocks, "all blocks")):
         for micro in args.micro_batches:
             policy._forward = GraphedNetwork(policy.network)  # another choice, another recording
             free_memory()
@@ -212,6 +224,23 @@ def report(
         f"{torch.cuda.max_memory_reserved() / GIB:5.2f} reserved {note}",
         flush=True,
     )
+
+
+def timed(call: Callable[[], object], repeats: int) -> float:
+    """Median seconds of a call that ends with the GPU idle, after two calls that do not count."""
+    durations = []
+    for i in range(repeats + 2):
+        started = time.perf_counter()
+        call()
+        torch.cuda.synchronize()
+        if i >= 2:
+            durations.append(time.perf_counter() - started)
+    return median(durations)
+
+
+def peak() -> float:
+    """Most memory in GiB that tensors have held since the last reset."""
+    return torch.cuda.max_memory_allocated() / GIB
 
 
 def matrix_rate() -> float:

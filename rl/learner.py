@@ -27,7 +27,10 @@ def make_learner(policy: Any, config: TrainConfig, ranks: Ranks = ALONE) -> Lear
     if config.loss.advantage == "gae":
         critic = ValueHead(policy.hidden_dim, config.run.seed).to(policy.device)
         groups.append({"params": list(critic.parameters()), "lr": config.critic.value_lr})
-    return Learner(policy, critic, torch.optim.AdamW(groups, weight_decay=config.update.weight_decay), ranks)
+    fused = policy.device.type == "cuda"  # one kernel for all parameters
+    return Learner(
+        policy, critic, torch.optim.AdamW(groups, weight_decay=config.update.weight_decay, fused=fused), ranks
+    )
 
 
 def set_learning_rate(learner: Learner, config: UpdateConfig, distilling: bool) -> None:
