@@ -111,7 +111,7 @@ def load_policy(config: TrainConfig, ranks: Ranks = ALONE) -> Policy:
         lora_rank=config.policy.lora_rank,
         lora_alpha=config.policy.lora_alpha,
         seed=config.run.seed,
-        compile_network=compiles(config.policy, devices[0]),
+        compile_network=compiles(config.policy, devices[0]) and not ranks.shard_base,  # its blocks come and go
     )
     if ranks.shard_base:
         policy.shard(devices[0])

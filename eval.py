@@ -155,6 +155,7 @@ def train_config(config: EvalConfig, suite: str) -> TrainConfig:
             checkpoint=config.checkpoint,
             unnorm_key=config.unnorm_key,
             device=config.device,
+            compile=config.compile,
             data_parallel=config.data_parallel,
             dtype=config.dtype,
         ),

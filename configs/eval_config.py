@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from configs.cli import parse_flags
-from configs.config import Suite
+from configs.experience import Suite
 from errors import BadInput
 
 PUBLISHED_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")  # those of the published tables
@@ -54,6 +54,8 @@ class EvalConfig:
     LIBERO_ASSETS names a folder in place of lowpoly."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy runs."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile the transformer blocks and, on a GPU, record whole passes as CUDA graphs (auto: on a GPU)."""
     data_parallel: bool = False
     """Use every visible GPU: each decides its share of every batch (with --num-envs of 2 or more)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -4,7 +4,8 @@ from typing import get_args
 
 import pytest
 
-from configs.config import Suite, TrainConfig, differing_fields
+from configs.config import TrainConfig, differing_fields
+from configs.experience import Suite
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
 from rl.phases import Phase, phase_at
 
