@@ -55,8 +55,10 @@ def test_a_gpu_that_is_too_small_is_refused_with_what_is_missing():
         choose_plan(NEEDS, 0.2 * GIB, batch_size=2)
 
 
-def test_a_budget_on_a_cpu_changes_nothing():
-    limit_memory(24.0, torch.device("cpu"))
+def test_a_budget_on_a_cpu_is_refused():
+    limit_memory(None, torch.device("cpu"))
+    with pytest.raises(BadInput, match="--memory-budget"):
+        limit_memory(24.0, torch.device("cpu"))
 
 
 def test_the_default_batch_and_micro_batch_leave_the_choice_to_the_gpu():

@@ -36,8 +36,10 @@ class Need:
 
 def limit_memory(gib: float | None, device: torch.device) -> None:
     """Let this process's tensors have at most so many GiB of the GPU. Raises BadInput when there are not so many."""
-    if gib is None or device.type != "cuda":
+    if gib is None:
         return
+    if device.type != "cuda":
+        raise BadInput("--memory-budget limits the memory of a GPU, and the policy runs on a CPU: leave the flag out")
     total = torch.cuda.get_device_properties(device).total_memory
     if gib * GIB > total:
         raise BadInput(f"--memory-budget {gib:g}: the GPU has {total / GIB:.1f} GiB; give less, or leave the flag out")
