@@ -38,7 +38,8 @@ class Run:
         self.config = config
         self.wandb = wandb_log
         self._metrics = (folder / "metrics.jsonl").open("a") if is_main else None
-        self._tensorboard = TensorBoardLog(config.run.tensorboard and is_main, folder, read_metrics(folder))
+        wanted = config.run.tensorboard and is_main
+        self._tensorboard = TensorBoardLog(wanted, folder, read_metrics(folder) if wanted else [])
         self._seconds: dict[str, float] = {}  # spent since the last record
         self._opened = time.monotonic()
 

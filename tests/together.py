@@ -130,7 +130,8 @@ def validation_of(ranks: Ranks) -> dict[str, Any]:
     config = TrainConfig(task=TaskConfig(eval_init_states=(40, 45)), evaluation=EvaluationConfig(eval_trials=3))
     pool = FakePool(script)
     validation = validate(FakePolicy(), pool, config, "greedy", None, ranks)
-    return {"metrics": validation.metrics(), "played": len(pool.started), "frames": len(validation.frames["student"])}
+    frames = sum(len(trajectory.frames) for trajectory in validation.played["student"])
+    return {"metrics": validation.metrics(), "played": len(pool.started), "frames": frames}
 
 
 def learned_values(ranks: Ranks) -> list[torch.Tensor]:
