@@ -11,7 +11,7 @@ import torch
 
 import preflight
 from assembly import Teacher
-from configs.config import EvaluationConfig, PhaseConfig, PolicyConfig, TaskConfig, TrainConfig
+from configs.config import EvaluationConfig, PhaseConfig, PolicyConfig, TaskConfig, TrainConfig, UpdateConfig
 from envs.libero import EnvSpec
 from envs.tasks import TaskInfo
 from errors import BadInput
@@ -19,6 +19,7 @@ from preflight import check_frame, check_init_states, check_memory, check_setup,
 from rl.selfcheck import SelfCheckError
 from tests.fakes import FakeObservation, FakePolicy, FakePool, Script
 
+CONFIG = TrainConfig(update=UpdateConfig(micro_batch_size=1))  # as after `assembly.fit_to_memory`
 TASK = TaskInfo(0, "pick_up_the_bowl", "pick up the bowl", 220, 50)
 
 
@@ -69,7 +70,7 @@ def failing(message: str, kind=BadInput):
 
 def test_a_good_setup_gives_the_first_observation_of_the_first_training_state(policy):
     simulator = pool()
-    config = TrainConfig(task=TaskConfig(train_init_states=(7, 40)))
+    config = replace(CONFIG, task=TaskConfig(train_init_states=(7, 40)))
     observation = check_setup(config, policy, simulator, [TASK])
     assert simulator.started == [(0, 7)]
     assert np.array_equal(observation.images, seen().images)
@@ -80,7 +81,7 @@ def test_a_training_run_stops_at_the_first_failure(policy, monkeypatch, capsys):
     monkeypatch.setattr(preflight, "attention_probe", failing("attention is causal"))
     monkeypatch.setattr(preflight, "image_probe", failing("never reached"))
     with pytest.raises(BadInput, match="attention is causal"):
-        check_setup(TrainConfig(), policy, pool(), [TASK])
+        check_setup(CONFIG, policy, pool(), [TASK])
     assert capsys.readouterr().out == ""
 
 
@@ -88,7 +89,7 @@ def test_check_only_shows_every_finding_and_then_fails(policy, monkeypatch, caps
     monkeypatch.setattr(preflight, "attention_probe", failing("causal"))
     monkeypatch.setattr(preflight, "check_logits_path", lambda *_: failing("disagree", SelfCheckError)(None))
     with pytest.raises(BadInput, match="causal"):
-        check_setup(TrainConfig(), policy, pool(), [TASK], show_all=True)
+        check_setup(CONFIG, policy, pool(), [TASK], show_all=True)
     shown = capsys.readouterr().out
     assert all(word in shown for word in ("causal", "images are fine", "disagree", "memory", "rendering", "device"))
 
@@ -96,19 +97,19 @@ def test_check_only_shows_every_finding_and_then_fails(policy, monkeypatch, caps
 def test_sampling_and_learning_are_compared_at_the_runs_temperature(policy, monkeypatch):
     asked = []
     monkeypatch.setattr(preflight, "check_logits_path", lambda *arguments: asked.append(arguments[2]) or "fine")
-    config = TrainConfig()
+    config = CONFIG
     check_setup(replace(config, policy=replace(config.policy, temperature=1.6)), policy, pool(), [TASK])
     assert asked == [1.6]
 
 
 def test_copies_between_devices_that_do_not_arrive_are_found(policy):
     policy.replicas = SimpleNamespace(are_equal=lambda: False)
-    check_setup(TrainConfig(), policy, pool(), [TASK])  # one device: nothing to compare
+    check_setup(CONFIG, policy, pool(), [TASK])  # one device: nothing to compare
     policy.devices = ("first", "second")
     with pytest.raises(BadInput, match="copies between the GPUs of this machine do not arrive"):
-        check_setup(TrainConfig(), policy, pool(), [TASK])
+        check_setup(CONFIG, policy, pool(), [TASK])
     policy.replicas.are_equal = lambda: True
-    check_setup(TrainConfig(), policy, pool(), [TASK])
+    check_setup(CONFIG, policy, pool(), [TASK])
 
 
 def test_a_simulator_that_fails_at_once_is_bad_input():
