@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.nn import functional
 
 from errors import BadInput
 from tests.small_checkpoint import make_small_checkpoint
@@ -17,16 +18,16 @@ def test_a_sound_policy_passes_both_probes(policy):
     assert "sees its images" in image_probe(policy)
 
 
-def test_causal_attention_is_found(policy):
-    for layer in policy.network.language_model.model.layers:
-        layer.self_attn.is_causal = True
+def test_causal_attention_is_found(policy, monkeypatch):
+    full = functional.scaled_dot_product_attention
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *args, **_: full(*args, is_causal=True))
     with pytest.raises(BadInput, match="attention is causal"):
         attention_probe(policy)
 
 
 def test_ignored_images_are_found(policy):
     with torch.no_grad():
-        policy.network.projector.fc3.base_layer.weight.zero_()
+        policy.network.projector.fc3.weight.zero_()
     with pytest.raises(BadInput, match="ignores its images"):
         image_probe(policy)
 
@@ -43,7 +44,8 @@ def test_token_head_that_prefers_action_tokens_passes(policy):
     _, hidden = policy.chunk_outputs([seen])
     towards = hidden.mean(dim=(0, 1)) / hidden.mean(dim=(0, 1)).norm()
     with torch.no_grad():
-        policy.network.language_model.lm_head.base_layer.weight[31744:32000] += 100 * towards
+        head = policy.network.language_model.lm_head
+        head.weight[31744:32000, : head.in_features] += 100 * towards
     assert "100.0 %" in action_mass_probe(policy, seen, must_be_trained=True)
 
 

@@ -71,7 +71,7 @@ def test_the_policy_acts_as_the_demonstrations_that_it_memorised(demos, memorise
 def test_an_argmax_over_the_whole_vocabulary_finds_the_same_tokens(demos, memorised):
     policy = Policy.load(str(memorised), task_suite="libero_spatial")
     logits, hidden = policy.chunk_outputs(_observations(demos[1]))
-    everywhere = policy.network.language_model.lm_head.base_layer(hidden).argmax(-1)
+    everywhere = policy.network.vocabulary_logits(hidden).argmax(-1)
     assert torch.equal(everywhere, logits.argmax(-1) + FIRST_ACTION_TOKEN)
 
 

@@ -61,7 +61,7 @@ class LearnerSettings:
 
 
 class ObjectHead(nn.Module):
-    """Regresses where the objects are from the last layer's output at the proprio token. Never saved.
+    """Regresses where the objects are from the last layer's input at the proprio token. Never saved.
 
     The proprio token decides no action itself: what it learns to say of the scene is there for the tokens that do.
     """
@@ -73,10 +73,11 @@ class ObjectHead(nn.Module):
         nn.init.zeros_(self.linear.weight)  # and the bias: no draw from the global generator decides anything
         nn.init.zeros_(self.linear.bias)
         self._hidden: Tensor | None = None
-        network.language_model.model.layers[-1].register_forward_hook(self._keep)
+        # Its input: the last layer's output is computed at the action positions only.
+        network.language_model.model.layers[-1].input_layernorm.register_forward_pre_hook(self._keep)
 
-    def _keep(self, _layer: nn.Module, _inputs: tuple, output: Tensor) -> None:
-        self._hidden = output[:, self.position]
+    def _keep(self, _norm: nn.Module, inputs: tuple[Tensor]) -> None:
+        self._hidden = inputs[0][:, self.position]
 
     def loss(self, objects: Tensor) -> Tensor:
         """Of the network's latest forward pass; objects (B, 6)."""
