@@ -100,11 +100,10 @@ def load_policy(config: TrainConfig, ranks: Ranks = ALONE) -> Policy:
     if ranks.size > 1 and config.policy.data_parallel:
         raise BadInput("--data-parallel is for one process, and here are several: leave it out of accelerate launch")
     devices = choose_devices(config.policy)
-    for device in devices:
-        limit_memory(config.policy.memory_budget, device)
     policy = load_data_parallel(
         config.policy.checkpoint,
         ["cpu"] if ranks.shard_base else devices,  # the whole base may not fit the device
+        memory_budget=None if ranks.shard_base else config.policy.memory_budget,
         task_suite=config.task.task_suite,
         unnorm_key=config.policy.unnorm_key,
         dtype=choose_dtype(config.policy, devices[0]),
@@ -114,6 +113,7 @@ def load_policy(config: TrainConfig, ranks: Ranks = ALONE) -> Policy:
         compile_network=compiles(config.policy, devices[0]) and not ranks.shard_base,  # its blocks come and go
     )
     if ranks.shard_base:
+        limit_memory(config.policy.memory_budget, devices[0])
         policy.shard(devices[0])
     return policy
 

@@ -1,129 +1,103 @@
-"""One device against two: time of deciding and of learning, and whether the devices stay equal.
+"""One device against several: time of deciding and of learning, and whether the devices stay equal.
 
-    python -m benchmarks.data_parallel --checkpoint FOLDER                   # two GPUs
-    python -m benchmarks.data_parallel --checkpoint checkpoints/tiny-libero-spatial --device cpu
+    python -m benchmarks.data_parallel FOLDER                                                  # all visible GPUs
+    python -m benchmarks.data_parallel checkpoints/tiny-libero-spatial --device cpu --memory-budget None
 
-FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. Both policies
-are loaded side by side: the first GPU holds the weights twice (2 x 15 GB). Medians; every line does the same work per
-device, so the ideal ratio is the number of devices.
+FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. Medians; every line
+does the same work per device, so the ideal ratio is the number of devices. A GPU may have --memory-budget GiB.
 """
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Literal
 
 import torch
 import tyro
 
+from benchmarks.gpu_timing import free_memory, learn_from, prepared_observations, timed, trainable
 from vla.data_parallel import load_data_parallel
 from vla.observation import PlainObservation
 from vla.policy import Policy
-from vla.probes import synthetic_observations
 
-OPTIMIZER_STEPS = 20
+EQUAL_AFTER = 20  # optimizer steps
 
 
 @dataclass(frozen=True)
 class Args:
-    checkpoint: Path
-    """Folder of a checkpoint."""
+    checkpoint: tyro.conf.Positional[Path]
     device: Literal["cuda", "cpu"] = "cuda"
-    num_devices: int = 2
-    """GPUs, or processes on the CPU."""
-    act_batch: int = 8
+    num_devices: int | None = None
+    """GPUs (default: all that are visible), or processes on the CPU (default: 2)."""
+    memory_budget: float | None = 24.0
+    """GiB of each GPU."""
+    batches: tuple[int, ...] = (1, 8, 16)
     """Observations per device that are decided on together."""
-    micro_batch_sizes: tuple[int, ...] = (1, 2, 4)
-    """Observations per device of an update's forward and backward pass."""
-    gradient_checkpointing: bool = True
+    micro_batch_size: int = 2
+    """Observations per device of a forward and backward pass."""
+    accumulate: tuple[int, ...] = (1, 8)
+    """Forward and backward passes of an optimizer step."""
     repeats: int = 10
 
 
 def main(args: Args) -> None:
     if args.device == "cpu":
         torch.set_num_threads(1)  # of each process
-    devices = [torch.device(args.device, None if args.device == "cpu" else i) for i in range(args.num_devices)]
-    one, all_devices = (load(args, devices[:count]) for count in (1, args.num_devices))
-    observations = synthetic_observations(one, args.num_devices * max(args.act_batch, *args.micro_batch_sizes))
-
-    print(f"{'':24}{'1 device':>12}{f'{args.num_devices} devices':>12}{'ratio':>8}")
-    report(f"act on {args.act_batch} per device", args, one, all_devices, observations, args.act_batch, act)
-    for size in args.micro_batch_sizes:
-        name = f"update on {size} per device"
-        report(name, args, one, all_devices, observations, size, UpdateStep(one, all_devices))
-
-    step = UpdateStep(all_devices)
-    for _ in range(OPTIMIZER_STEPS):
-        step(all_devices, observations[: args.num_devices])
-    print(f"after {OPTIMIZER_STEPS} more optimizer steps the devices are bit-equal: {all_devices.replicas.are_equal()}")
+    count = args.num_devices or (2 if args.device == "cpu" else torch.cuda.device_count())
+    devices = [torch.device(args.device, None if args.device == "cpu" else i) for i in range(count)]
+    alone = measure(args, devices[:1])
+    together = measure(args, devices)
+    print(f"{'':48}{'1 device':>12}{f'{count} devices':>12}{'ratio of rates':>16}")
+    for work, seconds in alone.items():
+        ratio = count * seconds / together[work]
+        print(f"{work:48}{1e3 * seconds:9.1f} ms{1e3 * together[work]:9.1f} ms{ratio:16.2f}")
 
 
-def load(args: Args, devices: Sequence[torch.device]) -> Policy:
-    started = time.perf_counter()
+def measure(args: Args, devices: Sequence[torch.device]) -> dict[str, float]:
+    """Seconds of each kind of work."""
     policy = load_data_parallel(
         str(args.checkpoint),
         devices,
+        memory_budget=args.memory_budget,
         task_suite="libero_spatial",
         dtype=torch.bfloat16 if args.device == "cuda" else torch.float32,
-        gradient_checkpointing=args.gradient_checkpointing,
+        compile_network=args.device == "cuda",
     )
-    print(f"loaded on {', '.join(map(str, devices))} in {time.perf_counter() - started:.1f} s")
-    return policy
+    steps = max(args.accumulate)
+    observations = prepared_observations(policy, len(devices) * max(*args.batches, steps * args.micro_batch_size))
+    seconds = {}
+    for batch in args.batches:
+        rows = observations[: len(devices) * batch]
+        seconds[f"act on {batch} per device"] = timed(partial(policy.act, rows), args.repeats)
+    optimizer = torch.optim.AdamW(trainable(policy), lr=1e-6, fused=args.device == "cuda")
+    micro = len(devices) * args.micro_batch_size
+    for passes in args.accumulate:
+        name = f"optimizer step of {passes} x {args.micro_batch_size} samples per device"
+        step = partial(optimizer_step, policy, optimizer, observations[: passes * micro], micro)
+        seconds[name] = timed(step, args.repeats)
+    if len(devices) > 1:
+        for _ in range(EQUAL_AFTER):
+            optimizer_step(policy, optimizer, observations[:micro], micro)
+        equal = policy.replicas.are_equal()
+        print(f"after {EQUAL_AFTER} more optimizer steps the devices are {'' if equal else 'NOT '}bit-equal")
+        policy.replicas.close()
+    del policy, optimizer, step
+    free_memory()
+    return seconds
 
 
-def act(policy: Policy, observations: Sequence[PlainObservation]) -> None:
-    policy.act(observations)
-
-
-class UpdateStep:
-    """One optimizer step on one micro-batch: forward, backward, reduction, AdamW, broadcast."""
-
-    def __init__(self, *policies: Policy):
-        self._optimizers = {policy: torch.optim.AdamW(parameters_of(policy), lr=1e-6) for policy in policies}
-
-    def __call__(self, policy: Policy, observations: Sequence[PlainObservation]) -> None:
-        logits = policy.chunk_logits(observations)
-        policy.token_logprobs(logits, logits.argmax(-1) + 31744, 1.0).mean().backward()
-        policy.reduce_gradients()
-        self._optimizers[policy].step()
-        policy.broadcast_parameters()
-        self._optimizers[policy].zero_grad(set_to_none=True)
-
-
-def parameters_of(policy: Policy) -> list[torch.nn.Parameter]:
-    return [parameter for _, parameter in policy.named_trainable_parameters()]
-
-
-def report(
-    name: str,
-    args: Args,
-    one: Policy,
-    all_devices: Policy,
-    observations: Sequence[PlainObservation],
-    per_device: int,
-    work: Callable[[Policy, Sequence[PlainObservation]], None],
+def optimizer_step(
+    policy: Policy, optimizer: torch.optim.Optimizer, observations: Sequence[PlainObservation], micro: int
 ) -> None:
-    """A line of the table. The ratio is of observations per second."""
-    alone = seconds(lambda: work(one, observations[:per_device]), one.device, args.repeats)
-    together = seconds(
-        lambda: work(all_devices, observations[: args.num_devices * per_device]), one.device, args.repeats
-    )
-    ratio = args.num_devices * alone / together
-    print(f"{name:24}{1e3 * alone:9.0f} ms{1e3 * together:9.0f} ms{ratio:8.2f}")
-
-
-def seconds(call: Callable[[], None], device: torch.device, repeats: int) -> float:
-    """Median of a call that ends with the device idle, after two that do not count."""
-    durations = []
-    for _ in range(repeats + 2):
-        started = time.perf_counter()
-        call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        durations.append(time.perf_counter() - started)
-    return median(durations[2:])
+    """As `rl/update.py` makes it: passes of `micro` observations, reduction, clipping, AdamW, broadcast."""
+    for start in range(0, len(observations), micro):
+        learn_from(policy, observations[start : start + micro])
+    policy.reduce_gradients()
+    torch.nn.utils.clip_grad_norm_([p for p in trainable(policy) if p.grad is not None], 1.0)
+    optimizer.step()
+    policy.broadcast_parameters()
+    optimizer.zero_grad(set_to_none=True)
 
 
 if __name__ == "__main__":

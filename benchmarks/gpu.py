@@ -1,37 +1,45 @@
-"""The 7B network on one GPU, ours beside the plain one in the same run: deciding, updating, memory.
+"""The 7B network on one GPU, ours beside the plain one in the same run: deciding, updating, memory, an iteration.
 
     python -m benchmarks.gpu [--folder FOLDER] [--memory-gib 24]
 
 Random weights at full size (written once to --folder, 15 GB), two images, bfloat16, 599 tokens. One forward pass of
 an observation is 8.6 TFLOP, of an update's sample twice that: the frozen weights get no gradient. MFU is the share of
 the rate of an 8192 x 8192 x 8192 product measured in the same run. The allocator is capped: what does not fit fails.
+The last part runs `benchmarks/iteration.py`, which needs the simulator; on several GPUs it and
+`benchmarks/data_parallel.py` measure how they scale.
 """
 
-import gc
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import torch
 import tyro
 
+from benchmarks import data_parallel, iteration
 from benchmarks.full_size import write_full_size
+from benchmarks.gpu_timing import (
+    GIB,
+    free_memory,
+    learn_from,
+    matrix_rate,
+    peak,
+    prepared_observations,
+    report,
+    timed,
+    trainable,
+)
 from benchmarks.plain import make_plain, plain_logits
+from errors import BadInput
 from vla.action_tokenizer import FIRST_ACTION_TOKEN
 from vla.blocks import llama_block, vit_block
 from vla.checkpoint import inspect_checkpoint, load_network
 from vla.cuda_graphs import GraphedNetwork
 from vla.lora import refresh_adapters
-from vla.memory import choose_plan, free_for_activations, measure_needs
+from vla.memory import choose_plan, free_for_activations, limit_memory, measure_needs
 from vla.policy import Policy
-from vla.preprocessing import model_input_images
 from vla.probes import synthetic_observations
-
-GIB = 2**30
-TFLOP_FORWARD = 8.6
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,11 @@ class Args:
     """Measure the plain implementation, too."""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Observations decided together."""
-    micro_batches: tuple[int, ...] = (1, 2, 3, 4, 8)
+    micro_batches: tuple[int, ...] = (1, 2, 4, 8)
+    budgets_gib: tuple[float, ...] = (16, 24, 48, 80)
+    """Limits for which plan, rates and peak memory are shown."""
+    iteration: bool = True
+    """Measure a whole iteration with simulators and, if there are several GPUs, how all scales."""
 
 
 def main(args: Args) -> None:
@@ -64,33 +76,29 @@ def measure(folder: Path, args: Args) -> None:
     if not (folder / "config.json").exists():
         write_full_size(folder)
     free_memory()
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(min(1.0, args.memory_gib * GIB / total))
+    limit_memory(args.memory_gib, torch.device("cuda"))
     if args.plain:
         measure_plain(folder, args, ceiling)
         free_memory()
+    measure_ours(folder, args, ceiling)
+    free_memory()
+    if args.iteration:
+        iteration.main(iteration.Args(folder))
+        if torch.cuda.device_count() > 1:
+            data_parallel.main(data_parallel.Args(folder))
+
+
+def measure_ours(folder: Path, args: Args, ceiling: float) -> None:
     started = time.perf_counter()
-    policy = load(folder)
+    policy = Policy.load(
+        str(folder), task_suite="libero_spatial", device="cuda", dtype=torch.bfloat16, compile_network=True
+    )
     print(f"load {time.perf_counter() - started:.1f} s, {torch.cuda.memory_allocated() / GIB:.2f} GiB", flush=True)
-    measure_plan(policy)
     measure_deciding(policy, args, ceiling)
     measure_updating(policy, args, ceiling)
     measure_optimizer(policy)
+    measure_budgets(policy, args, ceiling)
     measure_agreement(policy)
-
-
-def load(folder: Path) -> Policy:
-    return Policy.load(
-        str(folder), task_suite="libero_spatial", device="cuda", dtype=torch.bfloat16, compile_network=True
-    )
-
-
-def prepared_observations(policy: Policy, count: int) -> list:
-    """As the simulators' processes deliver them: preprocessing is not this process's work."""
-    return [
-        replace(observation, images=model_input_images(observation.images, policy.image_size), prepared=True)
-        for observation in synthetic_observations(policy, count)
-    ]
 
 
 def measure_plain(folder: Path, args: Args, ceiling: float) -> None:
@@ -105,7 +113,7 @@ def measure_plain(folder: Path, args: Args, ceiling: float) -> None:
 
     with torch.no_grad():
         for batch in (1, 8):
-            report("plain act", batch, lambda n=batch: plain_logits(network, rows(n), False), args, ceiling, 1)
+            report("plain act", batch, lambda n=batch: plain_logits(network, rows(n), False), args.repeats, ceiling, 1)
     for checkpointing, micro in ((True, 1), (True, 2), (False, 1), (False, 2)):
         name = f"plain update{', recomputing' if checkpointing else ''}"
 
@@ -113,7 +121,7 @@ def measure_plain(folder: Path, args: Args, ceiling: float) -> None:
             network.zero_grad(set_to_none=True)
             plain_logits(network, rows(n), c).log_softmax(-1).mean().backward()
 
-        report(name, micro, update, args, ceiling, 2)
+        report(name, micro, update, args.repeats, ceiling, 2)
 
 
 def measure_deciding(policy: Policy, args: Args, ceiling: float) -> None:
@@ -121,20 +129,81 @@ def measure_deciding(policy: Policy, args: Args, ceiling: float) -> None:
     for batch in args.batches:
         started = time.perf_counter()
         policy.act(observations[:batch])
-        first = time.perf_counter() - started
-        report("act", batch, lambda n=batch: policy.act(observations[:n]), args, ceiling, 1, f"first {first:.1f} s")
+        note = f"first {time.perf_counter() - started:.1f} s"
+        report("act", batch, lambda n=batch: policy.act(observations[:n]), args.repeats, ceiling, 1, note)
     with policy.teacher():
-        report("act, teacher", 1, lambda: policy.act(observations[:1]), args, ceiling, 1)
+        report("act, teacher", 1, lambda: policy.act(observations[:1]), args.repeats, ceiling, 1)
 
 
-def measure_plan(policy: Policy) -> None:
+def measure_updating(policy: Policy, args: Args, ceiling: float) -> None:
+    for recomputed, label in ((0, "nothing"), (policy.network.num_blocks, "all blocks")):
+        for micro in args.micro_batches:
+            try:
+                measure_update(policy, f"update, recomputing {label}", recomputed, micro, args, ceiling)
+            except torch.OutOfMemoryError:
+                print(f"update, recomputing {label} {micro}: does not fit into {args.memory_gib:g} GiB", flush=True)
+                forget_recordings(policy)
+
+
+def measure_update(policy: Policy, name: str, recomputed: int, micro: int, args: Args, ceiling: float) -> None:
+    """A line on passes with a choice of their own of what is recomputed: nothing recorded before takes part."""
+    forget_recordings(policy)
+    policy.network.recompute(recomputed)
+    observations = prepared_observations(policy, micro)
+
+    def update() -> None:
+        for parameter in trainable(policy):
+            parameter.grad = None
+        learn_from(policy, observations)
+
+    report(name, micro, update, args.repeats, ceiling, 2)
+
+
+def forget_recordings(policy: Policy) -> None:
+    policy._forward = GraphedNetwork(policy.network)
+    for parameter in trainable(policy):
+        parameter.grad = None
+    free_memory()
+
+
+def measure_optimizer(policy: Policy) -> None:
+    forget_recordings(policy)
+    policy.network.recompute(0)
+    observations = prepared_observations(policy, 2)
+    optimizer = torch.optim.AdamW(trainable(policy), lr=1e-6, fused=True)
+
+    def step() -> None:
+        learn_from(policy, observations)
+        torch.nn.utils.clip_grad_norm_([p for p in trainable(policy) if p.grad is not None], 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step()
+    torch.cuda.reset_peak_memory_stats()
+    took = timed(step, 8)
+    print(f"optimizer step of 2 samples, everything: {1e3 * took:.1f} ms, peak {peak():.2f} GiB", flush=True)
+    assert all(torch.isfinite(p).all() for p in trainable(policy)), "NaN in a parameter"
+
+
+def measure_budgets(policy: Policy, args: Args, ceiling: float) -> None:
+    """For each limit what a run with it would choose, and what that reaches under it."""
+    limit_memory(torch.cuda.get_device_properties(0).total_memory / GIB, policy.device)
     needs = measure_needs(policy, synthetic_observations(policy, 1)[0])
-    free = free_for_activations(policy)
     listed = ", ".join(f"{need.bytes / GIB:.2f} GiB with {need.recomputed_blocks} blocks recomputed" for need in needs)
-    print(f"a sample's passes take {listed}; {free / GIB:.2f} GiB are free for them")
-    for batch in (2, 8, 32):
-        plan = choose_plan(needs, free, batch)
-        print(f"batch {batch}: micro-batch {plan.micro_batch_size}, {plan.recomputed_blocks} blocks", flush=True)
+    print(f"a sample's passes take {listed}")
+    for gib in args.budgets_gib:
+        forget_recordings(policy)
+        limit_memory(gib, policy.device)
+        for batch in (2, 32):
+            try:
+                plan = choose_plan(needs, free_for_activations(policy), batch)
+            except BadInput as reason:
+                print(f"--memory-budget {gib:g}, --batch-size {batch}: refused: {reason}", flush=True)
+                continue
+            name = f"{gib:g} GiB, batch {batch}, {plan.recomputed_blocks} recomputed"
+            measure_update(policy, name, plan.recomputed_blocks, plan.micro_batch_size, args, ceiling)
+    limit_memory(args.memory_gib, policy.device)
+    forget_recordings(policy)
 
 
 def measure_agreement(policy: Policy, count: int = 16) -> None:
@@ -166,92 +235,6 @@ def measure_agreement(policy: Policy, count: int = 16) -> None:
             f"{(apart.mean(-1).exp() - 1).abs().mean():.4f}",
             flush=True,
         )
-
-
-def measure_updating(policy: Policy, args: Args, ceiling: float) -> None:
-    observations = prepared_observations(policy, max(args.micro_batches))
-    num_blocks = policy.network.num_blocks
-    for recomputed, label in ((0, "nothing"), (num_blocks, "all blocks")):
-        for micro in args.micro_batches:
-            policy._forward = GraphedNetwork(policy.network)  # another choice, another recording
-            free_memory()
-            policy.network.recompute(recomputed)
-            name = f"update, recomputing {label}"
-            try:
-                report(name, micro, lambda n=micro: update_sample(policy, observations[:n]), args, ceiling, 2)
-            except torch.OutOfMemoryError:
-                print(f"{name:32} {micro:3}: does not fit into {args.memory_gib:g} GiB", flush=True)
-            free_memory()
-
-
-def measure_optimizer(policy: Policy) -> None:
-    policy.network.recompute(0)
-    policy._forward = GraphedNetwork(policy.network)
-    free_memory()
-    observations = prepared_observations(policy, 2)
-    optimizer = torch.optim.AdamW([p for _, p in policy.named_trainable_parameters()], lr=1e-6, fused=True)
-
-    def step() -> None:
-        update_sample(policy, observations)
-        parameters = [p for _, p in policy.named_trainable_parameters() if p.grad is not None]
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-
-    step()
-    torch.cuda.reset_peak_memory_stats()
-    took = timed(step, 8)
-    print(f"optimizer step of 2 samples, everything: {1e3 * took:.1f} ms, peak {peak():.2f} GiB", flush=True)
-    assert all(torch.isfinite(p).all() for _, p in policy.named_trainable_parameters()), "NaN in a parameter"
-
-
-def update_sample(policy: Policy, observations: Sequence) -> None:
-    """What one micro-batch of an update costs."""
-    for _, parameter in policy.named_trainable_parameters():
-        parameter.grad = None
-    logits = policy.chunk_logits(observations)
-    tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
-    policy.token_logprobs(logits, tokens, 1.0).mean().backward()
-
-
-def report(
-    name: str, count: int, call: Callable[[], object], args: Args, ceiling: float, passes: int, note: str = ""
-) -> None:
-    torch.cuda.reset_peak_memory_stats()
-    milliseconds = 1e3 * timed(call, args.repeats) / count
-    share = passes * TFLOP_FORWARD / (milliseconds / 1e3) / ceiling
-    print(
-        f"{name:32} {count:3}: {milliseconds:6.1f} ms each, {share:4.0%} MFU, peak {peak():5.2f} GiB allocated, "
-        f"{torch.cuda.max_memory_reserved() / GIB:5.2f} reserved {note}",
-        flush=True,
-    )
-
-
-def timed(call: Callable[[], object], repeats: int) -> float:
-    """Median seconds of a call that ends with the GPU idle, after two calls that do not count."""
-    durations = []
-    for i in range(repeats + 2):
-        started = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        if i >= 2:
-            durations.append(time.perf_counter() - started)
-    return median(durations)
-
-
-def peak() -> float:
-    """Most memory in GiB that tensors have held since the last reset."""
-    return torch.cuda.max_memory_allocated() / GIB
-
-
-def matrix_rate() -> float:
-    """TFLOP/s of a large bfloat16 product of random matrices."""
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return 2 * 8192**3 / timed(lambda: a @ b, 20) / 1e12
-
-
-def free_memory() -> None:
-    gc.collect()
-    torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

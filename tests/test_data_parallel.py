@@ -257,7 +257,7 @@ def test_one_device_is_the_plain_policy(one_device):
 def replica(folder, one_device):
     size = sum(parameter.numel() for _, parameter in one_device.named_trainable_parameters())
     load = {"checkpoint": folder, "device": "cpu", "dtype": torch.bfloat16, **OPTIONS}
-    return Replica(Start(load, 1, torch.zeros(size)))
+    return Replica(Start(load, None, 1, torch.zeros(size)))
 
 
 def test_a_replica_frees_the_graphs_that_nobody_will_ask_for(replica, observations):
@@ -294,7 +294,7 @@ def test_out_of_memory_stays_out_of_memory_and_the_rest_is_the_last_line_of_a_tr
 
 
 def start_of(checkpoint: str) -> Start:
-    return Start({"checkpoint": checkpoint, "device": "cpu", **OPTIONS}, 1, torch.zeros(1))
+    return Start({"checkpoint": checkpoint, "device": "cpu", **OPTIONS}, None, 1, torch.zeros(1))
 
 
 def test_what_the_user_can_repair_is_said_as_such(monkeypatch):

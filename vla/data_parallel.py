@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils import parameters_to_vector
 
 from child_process import end_child, start_child
+from vla.memory import limit_memory
 from vla.observation import Observation, PlainObservation
 from vla.policy import Policy
 from vla.replica import Backward, Exchange, Forward, Outputs, Recompute, Start, as_array, finish
@@ -34,23 +35,33 @@ ANSWER_S = 600.0  # for anything else; the first forward pass may compile
 OutputsOf = Callable[[Sequence[Observation]], tuple[Tensor, Tensor]]
 
 
-def load_data_parallel(checkpoint: str, devices: Sequence[torch.device | str], **options: Any) -> Policy:
+def load_data_parallel(
+    checkpoint: str, devices: Sequence[torch.device | str], *, memory_budget: float | None = None, **options: Any
+) -> Policy:
     """`Policy.load` on the first of `devices`, with a replica on each other; one device: the plain policy.
 
-    options: all other arguments of Policy.load. Raises BadInput, torch.OutOfMemoryError (of any device) and
-    RuntimeError when a replica cannot be started.
+    memory_budget: GiB that tensors may take on each GPU; options: all other arguments of Policy.load. Raises BadInput,
+    torch.OutOfMemoryError (of any device) and RuntimeError when a replica cannot be started.
     """
+    for device in devices:  # of the others here only whether they have as much
+        limit_memory(memory_budget, torch.device(device))
     policy = Policy.load(checkpoint, device=devices[0], **options)
     if len(devices) > 1:
         parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
-        policy.replicas = Replicas(parameters, devices[1:], {"checkpoint": checkpoint, **options})
+        policy.replicas = Replicas(parameters, devices[1:], {"checkpoint": checkpoint, **options}, memory_budget)
     return policy
 
 
 class Replicas:
     """The first device's side. Waits are bounded; a replica that dies, hangs or raises is an error of the caller."""
 
-    def __init__(self, parameters: Sequence[nn.Parameter], devices: Sequence[torch.device | str], load: dict[str, Any]):
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        devices: Sequence[torch.device | str],
+        load: dict[str, Any],
+        memory_budget: float | None,
+    ):
         """parameters: the first device's trainable ones; load: arguments of Policy.load but the device."""
         self._parameters = list(parameters)
         self._sizes = [parameter.numel() for parameter in parameters]
@@ -61,7 +72,8 @@ class Replicas:
         self._handles = [_Handle(torch.device(device)) for device in devices]
         self.close = weakref.finalize(self, _end_all, self._handles)  # at the latest when the interpreter exits
         for handle in self._handles:
-            handle.send(Start({**load, "device": str(handle.device)}, torch.get_num_threads(), self._exchange))
+            options = {**load, "device": str(handle.device)}
+            handle.send(Start(options, memory_budget, torch.get_num_threads(), self._exchange))
         for handle in self._handles:
             handle.receive(LOAD_S)
         self.broadcast_parameters()

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
 from errors import BadInput
+from vla.memory import limit_memory
 from vla.observation import PlainObservation
 from vla.policy import Policy
 
@@ -30,6 +31,7 @@ from vla.policy import Policy
 @dataclass(frozen=True)
 class Start:
     load: dict[str, Any]  # arguments of Policy.load
+    memory_budget: float | None  # GiB of the GPU; None: all
     num_threads: int  # of torch
     exchange: Tensor  # float32 (N,), of the first device: one element for each trainable one
 
@@ -118,6 +120,7 @@ class Replica:
         self._device = torch.device(start.load["device"])
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
+        limit_memory(start.memory_budget, self._device)
         torch.set_num_threads(start.num_threads)
         self._policy = Policy.load(**start.load)
         self._policy.action_head = None  # the first device applies it to the gathered hidden states

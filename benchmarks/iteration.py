@@ -1,0 +1,107 @@
+"""Whole iterations of `train_grpo.py` with simulators, in seconds of each part: one GPU, and several in both ways.
+
+    python -m benchmarks.iteration FOLDER [--memory-budget 24]
+
+FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. Two iterations of
+warmup and two of PPO (`--advantage gae`: random weights never succeed, and the other kinds would have nothing to
+learn), each with 512 env steps, 64 decisions and 10 epochs of optimizer steps of two samples; on G GPUs G times as
+many of all that, so the ideal ratio of rates is G. The last of each is shown: in the first, passes are compiled.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import tyro
+
+ENVS_PER_GPU, EPISODE_STEPS = 8, 64
+STEPS_PER_GPU = ENVS_PER_GPU * EPISODE_STEPS
+FLAGS = (
+    "--allow-zero-baseline --eval-interval 1000000 --eval-init-states 40 41 --advantage gae --n-epochs 10 "
+    "--wandb-mode disabled"
+)
+
+
+@dataclass(frozen=True)
+class Args:
+    checkpoint: tyro.conf.Positional[Path]
+    memory_budget: float | None = 24.0
+    """GiB of each GPU."""
+    flags: str = ""
+    """Further flags of train_grpo.py, as one string."""
+
+
+def main(args: Args) -> None:
+    gpus = torch.cuda.device_count()
+    launcher = f"{sys.executable} -m accelerate.commands.launch --config_file configs/accelerate/one_machine.yaml"
+    alone = measure(args, "one GPU", f"{sys.executable} train_grpo.py", 1, ENVS_PER_GPU)
+    if gpus > 1:
+        command = f"{sys.executable} train_grpo.py --data-parallel"
+        measure(args, f"--data-parallel, {gpus} GPUs", command, gpus, gpus * ENVS_PER_GPU, alone)
+        command = f"{launcher} --num_processes {gpus} train_grpo.py"
+        measure(args, f"accelerate launch, {gpus} ranks", command, gpus, ENVS_PER_GPU, alone)
+
+
+def measure(
+    args: Args, name: str, command: str, gpus: int, num_envs: int, alone: dict[str, float] | None = None
+) -> dict[str, float]:
+    """Run it and print its last iteration of each phase. Returns the rates of these."""
+    steps = gpus * STEPS_PER_GPU
+    budget = [] if args.memory_budget is None else ["--memory-budget", str(args.memory_budget)]
+    with tempfile.TemporaryDirectory() as output:
+        done = subprocess.run(
+            [
+                *command.split(), "--checkpoint", str(args.checkpoint), "--output", output, *FLAGS.split(), *budget,
+                "--num-envs", str(num_envs), "--max-env-steps", str(EPISODE_STEPS), "--n-steps", str(steps),
+                "--warmup-steps", str(2 * steps), "--transition-steps", "0", "--total-steps", str(4 * steps),
+                "--batch-size", str(2 * gpus), *args.flags.split(),
+            ],
+            env=None if gpus > 1 else one_gpu(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        files = list(Path(output).glob("*/metrics.jsonl"))
+        records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
+    if done.returncode != 0:
+        print(done.stdout)
+        raise SystemExit(f"{name}: exit code {done.returncode}")
+    last = {record["schedule/phase"]: record for record in records if "schedule/phase" in record}
+    rates: dict[str, float] = {}
+    for phase, number in (("warmup", 0), ("PPO", 2)):
+        rates |= show(f"{name}, {phase}", last[number], alone or {}, phase)
+    return rates
+
+
+def one_gpu() -> dict[str, str]:
+    """The environment in which the first visible GPU is the only one."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
+
+
+def show(name: str, record: dict[str, float], alone: dict[str, float], phase: str) -> dict[str, float]:
+    """Print a record's seconds, memory and rates, these as ratios to those of one GPU, too. Returns the rates."""
+    steps = record["rollout/env_steps_per_s"] * record["rollout/time_s"]
+    samples = record["train/epochs"] * steps / 8
+    rates = {
+        f"{phase} env steps/s": record["rollout/env_steps_per_s"],
+        f"{phase} update samples/s": samples / record["time/update"],
+    }
+    parts = ", ".join(f"{part} {record[f'time/{part}']:.1f}" for part in ("infer", "wait", "preprocess"))
+    print(
+        f"{name}: {steps:.0f} env steps in {record['rollout/time_s']:.1f} s (policy's process: {parts}), "
+        f"{samples:.0f} samples learned in {record['time/update']:.1f} s, "
+        f"checkpoint {record['time/checkpoint']:.1f} s, "
+        f"peak {record.get('system/gpu_mem_gb', 0.0):.1f} GiB, first ratio error "
+        f"{record.get('train/first_ratio_error', float('nan')):.4f}"
+    )
+    for rate, value in rates.items():
+        ratio = f", {value / alone[rate]:.2f} x one GPU" if alone else ""
+        print(f"    {rate}: {value:.1f}{ratio}", flush=True)
+    return rates
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))
