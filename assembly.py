@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from configs.config import PolicyConfig, TaskConfig, TrainConfig
+from envs.egl import GPU_BYTES_PER_RENDERER
 from envs.libero import EnvSpec
 from errors import BadInput
 from rl.ranks import ALONE, Ranks
@@ -134,12 +135,18 @@ def fit_to_memory(config: TrainConfig, policy: Policy, ranks: Ranks = ALONE) -> 
         needs = measure_needs(policy, synthetic_observations(policy, 1)[0])
         if wanted != "auto":
             needs = [need for need in needs if need.recomputed_blocks == blocks]
-        free = free_for_activations(policy)
+        free = free_for_activations(policy, others=config.task.num_envs * GPU_BYTES_PER_RENDERER)
         if micro_batch_size == "auto":
             plan = choose_plan(needs, free, config.update.batch_size)
         else:
             plan = MemoryPlan(micro_batch_size, choose_plan(needs, free / micro_batch_size, 1).recomputed_blocks)
         micro_batch_size, blocks = plan.micro_batch_size, plan.recomputed_blocks
+        log.info(
+            "GPU memory: micro-batch %d, %d of %d blocks recomputed",
+            micro_batch_size,
+            blocks,
+            policy.network.num_blocks,
+        )
     policy.recompute(blocks)
     if micro_batch_size == "auto":
         micro_batch_size = config.update.batch_size

@@ -138,11 +138,7 @@ def measure_deciding(policy: Policy, args: Args, ceiling: float) -> None:
 def measure_updating(policy: Policy, args: Args, ceiling: float) -> None:
     for recomputed, label in ((0, "nothing"), (policy.network.num_blocks, "all blocks")):
         for micro in args.micro_batches:
-            try:
-                measure_update(policy, f"update, recomputing {label}", recomputed, micro, args, ceiling)
-            except torch.OutOfMemoryError:
-                print(f"update, recomputing {label} {micro}: does not fit into {args.memory_gib:g} GiB", flush=True)
-                forget_recordings(policy)
+            measure_update(policy, f"update, recomputing {label}", recomputed, micro, args, ceiling)
 
 
 def measure_update(policy: Policy, name: str, recomputed: int, micro: int, args: Args, ceiling: float) -> None:

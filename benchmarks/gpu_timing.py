@@ -26,7 +26,11 @@ def report(
     ceiling: TFLOP/s that count as 100 %.
     """
     torch.cuda.reset_peak_memory_stats()
-    milliseconds = 1e3 * timed(call, repeats) / count
+    try:
+        milliseconds = 1e3 * timed(call, repeats) / count
+    except torch.OutOfMemoryError:
+        print(f"{name:32} {count:3}: does not fit", flush=True)
+        return
     share = passes * TFLOP_FORWARD / (milliseconds / 1e3) / ceiling
     print(
         f"{name:32} {count:3}: {milliseconds:6.1f} ms each, {share:4.0%} MFU, peak {peak():5.2f} GiB allocated, "

@@ -2,10 +2,10 @@
 
     python -m benchmarks.iteration FOLDER [--memory-budget 24]
 
-FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. Two iterations of
-warmup and two of PPO (`--advantage gae`: random weights never succeed, and the other kinds would have nothing to
-learn), each with 512 env steps, 64 decisions and 10 epochs of optimizer steps of two samples; on G GPUs G times as
-many of all that, so the ideal ratio of rates is G. The last of each is shown: in the first, passes are compiled.
+FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. Two iterations of PPO
+(`--advantage gae`: random weights never succeed, and the other kinds would have nothing to learn), each with 512 env
+steps, 64 decisions and 10 epochs of optimizer steps of two samples; on G GPUs G times as many of all that, so the ideal
+ratio of rates is G. The second is shown: in the first, passes are compiled and recorded.
 """
 
 import json
@@ -23,7 +23,7 @@ ENVS_PER_GPU, EPISODE_STEPS = 8, 64
 STEPS_PER_GPU = ENVS_PER_GPU * EPISODE_STEPS
 FLAGS = (
     "--allow-zero-baseline --eval-interval 1000000 --eval-init-states 40 41 --advantage gae --n-epochs 10 "
-    "--wandb-mode disabled"
+    "--no-warmup --transition-steps 0 --wandb-mode disabled"
 )
 
 
@@ -50,7 +50,7 @@ def main(args: Args) -> None:
 def measure(
     args: Args, name: str, command: str, gpus: int, num_envs: int, alone: dict[str, float] | None = None
 ) -> dict[str, float]:
-    """Run it and print its last iteration of each phase. Returns the rates of these."""
+    """Run it and print its last iteration. Returns the rates."""
     steps = gpus * STEPS_PER_GPU
     budget = [] if args.memory_budget is None else ["--memory-budget", str(args.memory_budget)]
     with tempfile.TemporaryDirectory() as output:
@@ -58,7 +58,7 @@ def measure(
             [
                 *command.split(), "--checkpoint", str(args.checkpoint), "--output", output, *FLAGS.split(), *budget,
                 "--num-envs", str(num_envs), "--max-env-steps", str(EPISODE_STEPS), "--n-steps", str(steps),
-                "--warmup-steps", str(2 * steps), "--transition-steps", "0", "--total-steps", str(4 * steps),
+                "--total-steps", str(2 * steps),
                 "--batch-size", str(2 * gpus), *args.flags.split(),
             ],
             env=None if gpus > 1 else one_gpu(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -68,11 +68,7 @@ def measure(
     if done.returncode != 0:
         print(done.stdout)
         raise SystemExit(f"{name}: exit code {done.returncode}")
-    last = {record["schedule/phase"]: record for record in records if "schedule/phase" in record}
-    rates: dict[str, float] = {}
-    for phase, number in (("warmup", 0), ("PPO", 2)):
-        rates |= show(f"{name}, {phase}", last[number], alone or {}, phase)
-    return rates
+    return show(name, [record for record in records if "rollout/time_s" in record][-1], alone or {})
 
 
 def one_gpu() -> dict[str, str]:
@@ -81,13 +77,13 @@ def one_gpu() -> dict[str, str]:
     return {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
 
 
-def show(name: str, record: dict[str, float], alone: dict[str, float], phase: str) -> dict[str, float]:
+def show(name: str, record: dict[str, float], alone: dict[str, float]) -> dict[str, float]:
     """Print a record's seconds, memory and rates, these as ratios to those of one GPU, too. Returns the rates."""
     steps = record["rollout/env_steps_per_s"] * record["rollout/time_s"]
     samples = record["train/epochs"] * steps / 8
     rates = {
-        f"{phase} env steps/s": record["rollout/env_steps_per_s"],
-        f"{phase} update samples/s": samples / record["time/update"],
+        "env steps/s": record["rollout/env_steps_per_s"],
+        "update samples/s": samples / record["time/update"],
     }
     parts = ", ".join(f"{part} {record[f'time/{part}']:.1f}" for part in ("infer", "wait", "preprocess"))
     print(
@@ -95,7 +91,7 @@ def show(name: str, record: dict[str, float], alone: dict[str, float], phase: st
         f"{samples:.0f} samples learned in {record['time/update']:.1f} s, "
         f"checkpoint {record['time/checkpoint']:.1f} s, "
         f"peak {record.get('system/gpu_mem_gb', 0.0):.1f} GiB, first ratio error "
-        f"{record.get('train/first_ratio_error', float('nan')):.4f}"
+        f"{record['train/first_ratio_error']:.4f}"
     )
     for rate, value in rates.items():
         ratio = f", {value / alone[rate]:.2f} x one GPU" if alone else ""

@@ -6,6 +6,9 @@ import os
 from envs.setup import BACKENDS
 from errors import BadInput
 
+# GPU memory of one simulator's EGL context with a LIBERO scene: 1.0 GiB for 8 of them on an H200.
+GPU_BYTES_PER_RENDERER = 130 * 2**20
+
 _EGL_CUDA_DEVICE_NV = 0x323A  # attribute of EGL_NV_device_cuda: CUDA's number of an EGL device
 
 

@@ -11,6 +11,7 @@ Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog
 
 import gc
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -62,11 +63,11 @@ class GraphedNetwork:
         with_gradient = torch.is_grad_enabled()
         key = self._key(inputs, with_gradient)
         if key not in self._recordings:
-            try:
+            with suppress(torch.OutOfMemoryError):
                 self._recordings[key] = self._record(inputs, with_gradient)
-            except torch.OutOfMemoryError:
-                self._forget()  # their memory may be what is missing
-                self._recordings[key] = self._record(inputs, with_gradient)
+        if key not in self._recordings:  # and nothing holds what the failed attempt had computed any more
+            self._forget()  # their memory may be what is missing
+            self._recordings[key] = self._record(inputs, with_gradient)
         recording = self._recordings[key]
         self.replays += 1
         if with_gradient:
