@@ -3,8 +3,8 @@
     python -m benchmarks.iteration FOLDER [--memory-budget 24]
 
 FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. Two iterations of PPO
-(`--advantage gae`: random weights never succeed, and the other kinds would have nothing to learn), each with 512 env
-steps, 64 decisions and 10 epochs of optimizer steps of two samples; on G GPUs G times as many of all that, so the ideal
+(`--advantage gae`: random weights never succeed, and the other kinds would have nothing to learn), each with at
+least 512 env steps and 10 epochs of optimizer steps of two samples; on G GPUs G times as many of all that, so the ideal
 ratio of rates is G. The second is shown: in the first, passes are compiled and recorded.
 """
 
@@ -20,6 +20,7 @@ import torch
 import tyro
 
 ENVS_PER_GPU, EPISODE_STEPS = 8, 64
+CHUNK = 8  # env steps that a decision covers
 STEPS_PER_GPU = ENVS_PER_GPU * EPISODE_STEPS
 FLAGS = (
     "--allow-zero-baseline --eval-interval 1000000 --eval-init-states 40 41 --advantage gae --n-epochs 10 "
@@ -80,7 +81,7 @@ def one_gpu() -> dict[str, str]:
 def show(name: str, record: dict[str, float], alone: dict[str, float]) -> dict[str, float]:
     """Print a record's seconds, memory and rates, these as ratios to those of one GPU, too. Returns the rates."""
     steps = record["rollout/env_steps_per_s"] * record["rollout/time_s"]
-    samples = record["train/epochs"] * steps / 8
+    samples = record["train/epochs"] * steps / CHUNK * (1 - record["train/zero_advantage_fraction"])
     rates = {
         "env steps/s": record["rollout/env_steps_per_s"],
         "update samples/s": samples / record["time/update"],
