@@ -23,6 +23,7 @@ from vla.lora import (
     refresh_adapters,
     save_lora,
 )
+from vla.lora_layers import LoraLinear
 from vla.model_config import read_model_config
 from vla.openvla_oft import ACTION_ROWS, OpenVLAOFT
 
@@ -171,6 +172,23 @@ def test_saved_adapter_is_read_back_bit_identical(network, folder, tmp_path):
     refresh_adapters(other)
     parameters = dict(other.named_parameters())
     assert all(torch.equal(p, parameters[name]) for name, p in network.named_parameters())
+
+
+def test_adapters_that_were_moved_are_seen_with_force_and_from_then_on(network):
+    add_lora(network, rank=4, alpha=8)
+    layer = next(layer for _, layer in network.adapters.layers if isinstance(layer, LoraLinear))
+    x = torch.randn(2, layer.in_features)
+    refresh_adapters(network)
+    with torch.no_grad():
+        base = layer(x)
+        layer.lora_B.data = torch.ones_like(layer.lora_B)
+        assert torch.equal(layer(x), base)
+        refresh_adapters(network, force=True)
+        once = layer(x) - base
+        assert once.abs().max() > 0.1
+        layer.lora_B *= 2
+        refresh_adapters(network)
+        torch.testing.assert_close(layer(x) - base, 2 * once)
 
 
 def test_peft_itself_loads_the_saved_adapter(network, folder, tmp_path):

@@ -27,7 +27,7 @@ from child_process import end_child, start_child
 from vla.memory import limit_memory
 from vla.observation import Observation, PlainObservation
 from vla.policy import Policy
-from vla.replica import Backward, Exchange, Forward, Outputs, Recompute, Start, as_array, finish
+from vla.replica import Backward, Exchange, Forward, Outputs, Recompute, Start, as_array, finish, split_like
 
 LOAD_S = 3600.0  # for a replica to read the checkpoint, 15 GB, from wherever it lies
 ANSWER_S = 600.0  # for anything else; the first forward pass may compile
@@ -64,9 +64,9 @@ class Replicas:
     ):
         """parameters: the first device's trainable ones; load: arguments of Policy.load but the device."""
         self._parameters = list(parameters)
-        self._sizes = [parameter.numel() for parameter in parameters]
         # The one memory that all devices see: gradients come, and parameters go, through it, one user at a time.
-        self._exchange = torch.empty(sum(self._sizes), device=parameters[0].device).share_memory_()
+        self._exchange = torch.empty(sum(p.numel() for p in parameters), device=parameters[0].device).share_memory_()
+        self._parts = split_like(self._exchange, parameters)
         self._graphs: weakref.WeakSet[_Graph] = weakref.WeakSet()
         self._graph_names = itertools.count()
         self._handles = [_Handle(torch.device(device)) for device in devices]
@@ -115,8 +115,8 @@ class Replicas:
 
         A parameter without gradient is not part of the loss, on any device: it keeps having none.
         """
-        parts = zip(self._parameters, self._exchange.split(self._sizes), strict=True)
-        reached = [(p.grad, part.view_as(p)) for p, part in parts if p.grad is not None]
+        parts = zip(self._parameters, self._parts, strict=True)
+        reached = [(p.grad, part) for p, part in parts if p.grad is not None]
         for handle in self._handles:
             if handle.has_gradient:
                 handle.ask(Exchange.GIVE_GRADIENT)
@@ -124,9 +124,10 @@ class Replicas:
                 finish(self._exchange.device)  # before the next one writes there
                 handle.has_gradient = False
 
+    @torch.no_grad()
     def broadcast_parameters(self) -> None:
-        """Give the replicas the first device's trainable parameters."""
-        self._exchange.copy_(parameters_to_vector(self._parameters).detach())
+        """Give the replicas the first device's trainable parameters. Gradients that were not reduced are lost there."""
+        torch._foreach_copy_(self._parts, self._parameters)
         finish(self._exchange.device)
         for handle in self._handles:
             handle.send(Exchange.TAKE_PARAMETERS)

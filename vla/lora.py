@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from errors import BadInput
 from vla.json_file import read_json, required
-from vla.lora_layers import LoraConv2d, LoraLinear
+from vla.lora_layers import LoraConv2d, LoraLinear, StoredUps
 from vla.weights import read_metadata, read_tensors, write_tensors
 
 ADAPTED_PARTS = ("vision_backbone", "projector", "language_model")  # of the network; the proprio projector has none
@@ -55,6 +55,7 @@ class Adapters:
     layers: list[tuple[str, LoraLayer]]
     ups: list[Tensor]  # their B's
     refreshed: int = -1  # sum of the B's versions when their stored copies were last brought up to date
+    stored: StoredUps | None = None
 
 
 def lora_targets(network: nn.Module) -> list[str]:
@@ -142,14 +143,18 @@ def named_adapters(network: nn.Module) -> list[tuple[str, tuple[Tensor, Tensor]]
 
 
 def refresh_adapters(network: nn.Module, force: bool = False) -> None:
-    """Bring the stored copies of all adapters up to date: before a forward pass that follows a change."""
-    version = sum(up._version for up in network.adapters.ups)  # versions only grow
-    if version == network.adapters.refreshed and not force:
+    """Bring the stored copies of all adapters up to date: before a forward pass that follows a change.
+
+    force: after weights were moved, or written to behind autograd's back (through .data).
+    """
+    adapters = network.adapters
+    version = sum(up._version for up in adapters.ups)  # versions only grow
+    if version == adapters.refreshed and not force:
         return
-    for _, layer in lora_layers(network):
-        if isinstance(layer, LoraLinear):
-            layer.refresh(force)
-    network.adapters.refreshed = version
+    if adapters.stored is None or force:
+        adapters.stored = StoredUps([layer for _, layer in adapters.layers if isinstance(layer, LoraLinear)])
+    adapters.stored.refresh()
+    adapters.refreshed = version
 
 
 def num_frozen_parameters(network: nn.Module) -> int:

@@ -240,6 +240,7 @@ class Policy:
         for part in (self.network, self.action_head, self._pretrained_proprio):
             if part is not None:
                 part.to(device)
+        refresh_adapters(self.network, force=True)
         self._levels = self._levels.to(device)
         self._forward = self.network  # no recorded passes: blocks come and go
         self._steps = Steps(self.network)

@@ -73,7 +73,7 @@ class Exchange(Enum):
     """Answered by None when done."""
 
     GIVE_GRADIENT = "write the accumulated gradient, and start again from zero"
-    TAKE_PARAMETERS = "read the trainable parameters"
+    TAKE_PARAMETERS = "read the trainable parameters; the accumulated gradient is forgotten"
     GIVE_PARAMETERS = "write the trainable parameters"
 
 
@@ -126,10 +126,10 @@ class Replica:
         self._policy.action_head = None  # the first device applies it to the gathered hidden states
         self._exchange = start.exchange
         self._parameters = [parameter for _, parameter in self._policy.named_trainable_parameters()]
-        self._sizes = [parameter.numel() for parameter in self._parameters]
-        self._gradient = torch.zeros(sum(self._sizes), device=self._device)
-        for parameter, part in zip(self._parameters, self._gradient.split(self._sizes), strict=True):
-            parameter.grad = part.view_as(parameter)  # backward passes add to it in place
+        self._gradient = torch.zeros(sum(p.numel() for p in self._parameters), device=self._device)
+        self._gradients = split_like(self._gradient, self._parameters)
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient  # backward passes add to it in place
         self._graphs: dict[int, tuple[Tensor, Tensor]] = {}  # logits and hidden states
 
     def run(self, request: Forward | Backward | Recompute | Exchange) -> Outputs | None:
@@ -162,11 +162,11 @@ class Replica:
     @torch.no_grad()
     def _exchange_vector(self, request: Exchange) -> None:
         if request is Exchange.TAKE_PARAMETERS:
-            parts = self._exchange.to(self._device).split(self._sizes)
+            # Between optimizer steps the gradient's memory is free: no other is taken on a device that may be full.
+            self._gradient.copy_(self._exchange)
             # In place, which also tells layers that keep something made of their parameters.
-            torch._foreach_copy_(
-                self._parameters, [part.view_as(p) for part, p in zip(parts, self._parameters, strict=True)]
-            )
+            torch._foreach_copy_(self._parameters, self._gradients)
+            self._gradient.zero_()
         elif request is Exchange.GIVE_PARAMETERS:
             self._exchange.copy_(parameters_to_vector(self._parameters))
         else:
@@ -174,6 +174,12 @@ class Replica:
             self._gradient.zero_()
         for device in (self._device, self._exchange.device):
             finish(device)
+
+
+def split_like(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """(N,) as consecutive views in the parameters' shapes."""
+    parts = vector.split([parameter.numel() for parameter in parameters])
+    return [part.view_as(parameter) for part, parameter in zip(parts, parameters, strict=True)]
 
 
 def as_array(tensor: Tensor) -> np.ndarray:
