@@ -2,10 +2,10 @@
 
     python -m benchmarks.iteration FOLDER [--memory-budget 24]
 
-FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. Two iterations of PPO
-(`--advantage gae`: random weights never succeed, and the other kinds would have nothing to learn), each with at
-least 512 env steps and 10 epochs of optimizer steps of two samples; on G GPUs G times as many of all that, so the ideal
-ratio of rates is G. The second is shown: in the first, passes are compiled and recorded.
+FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. Two iterations of PPO,
+each with at least 512 env steps and 10 epochs of optimizer steps of two samples; on G GPUs G times as many of all that,
+so the ideal ratio of rates is G. The second is shown: in the first, passes are compiled and recorded. Random weights
+never succeed; with an entropy term (`--entropy-coef`) all decisions are learned from all the same.
 """
 
 import json
@@ -23,7 +23,7 @@ ENVS_PER_GPU, EPISODE_STEPS = 8, 64
 CHUNK = 8  # env steps that a decision covers
 STEPS_PER_GPU = ENVS_PER_GPU * EPISODE_STEPS
 FLAGS = (
-    "--allow-zero-baseline --eval-interval 1000000 --eval-init-states 40 41 --advantage gae --n-epochs 10 "
+    "--allow-zero-baseline --eval-interval 1000000 --eval-init-states 40 41 --entropy-coef 0.01 --n-epochs 10 "
     "--no-warmup --transition-steps 0 --wandb-mode disabled"
 )
 
