@@ -1,0 +1,124 @@
+"""A new user follows README.md: a clone, no HOME, no network, and every command of it word by word.
+
+Each command is typed as it stands, with names of runs and checkpoints filled in and with flags appended that make it
+short. The public checkpoints are small random ones of their format in the download cache.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.conftest import ROOT
+from vla.tiny import make_tiny_checkpoint
+
+TINY = "checkpoints/tiny-libero-spatial"
+SHORT = (
+    "--total-steps 16 --warmup-steps 16 --transition-steps 0 --n-steps 16 --max-env-steps 16 --n-epochs 1 "
+    "--eval-init-states 40 41 --allow-zero-baseline --num-envs 1"
+)
+EVAL_SHORT = "--num-envs 1 --trials 1 --video none"
+RANDOM_WEIGHTS = "--device cpu --allow-zero-baseline"  # of a 7B preset: no GPU is asked for, no success expected
+# The commands in the order in which they are followed, and what is appended to each.
+FOLLOWED = {
+    "python train_grpo.py --task-id 0": f"{SHORT} {RANDOM_WEIGHTS} --name first",
+    "python train_grpo.py --task-id 0 --check-only": RANDOM_WEIGHTS,
+    "python train_grpo.py --task-suite libero_goal --task-ids 0 1 2": f"{RANDOM_WEIGHTS} --check-only",
+    "python train_grpo.py --checkpoint PATH_OR_HUB_ID --task-id 0": "--check-only",
+    "python train_grpo.py --preset tiny --num-envs 3": f"{SHORT} --num-envs 3 --name second --wandb-mode disabled",
+    "accelerate launch --config_file configs/accelerate/one_machine.yaml --num_processes 8 train_grpo.py": (
+        f"{SHORT} --checkpoint {TINY} --output runs/ranks --wandb-mode disabled"
+    ),
+    "python train_grpo.py --resume runs/RUN": "--total-steps 32",
+    "python -m rl.report runs/RUN": "",
+    "python -m rl.report runs/RUN_A runs/RUN_B": "",
+    "python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --out results.json --num-envs 8": EVAL_SHORT,
+    "python eval.py --checkpoint runs/RUN/checkpoints/best --compare-with CHECKPOINT --task-ids 0": EVAL_SHORT,
+    "python -m vla.merge --adapter runs/RUN/checkpoints/best --out MERGED": "",
+    "python -m envs.scripted --num-envs 2": "--task-ids 0 --init-states 0 1",
+    "python -m envs.demos --out demonstrations/spatial --task-ids 0 1 2 --episodes 15 --init-states 0 30 "
+    "--num-envs 2": "--task-ids 0 --episodes 2",
+    "python -m vla.sft --demos demonstrations/spatial --out checkpoints/mine --num-images 1 --size.llm-dim 96 "
+    "--steps 800 --batch-size 128": "--steps 2 --batch-size 4",
+    "python train_grpo.py --preset tiny --checkpoint checkpoints/mine --task-ids 0 1 2": (
+        "--check-only --allow-zero-baseline"
+    ),
+}
+# make: below. 6,500 episodes: tests/end_to_end/test_eval.py. The viewers serve until they are stopped:
+# tests/test_tensorboard_log.py and tests/test_rerun_recording.py read what they show.
+ELSEWHERE = {
+    "make demo", "make test", "source .venv/bin/activate", "tensorboard --logdir runs",
+    "rerun runs/RUN/rerun/student-step_0.rrd",
+    "python eval.py --checkpoint CHECKPOINT --protocol libero --task-suite all --num-envs 8",
+}  # fmt: skip
+
+
+def commands_of(page: Path) -> list[str]:
+    """The command lines in a page's bash blocks, without comments and with continued lines joined."""
+    blocks = re.findall(r"```bash\n(.*?)```", page.read_text(), flags=re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    without_comments = (re.sub(r"\s+#.*", "", line) for line in lines)
+    return [" ".join(line.split()) for line in without_comments if line.strip()]
+
+
+def test_every_command_of_the_readme_is_followed():
+    assert set(commands_of(ROOT / "README.md")) == FOLLOWED.keys() | ELSEWHERE
+
+
+def test_make_demo_is_the_readmes_command_for_the_small_policy():
+    dry = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert dry.stdout.splitlines()[-1].startswith(".venv/bin/python train_grpo.py --preset tiny --num-envs ")
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory) -> "User":
+    return User(tmp_path_factory.mktemp("user"))
+
+
+class User:
+    """A clone with the environment that `make venv` would put there, and the public checkpoints in the cache."""
+
+    def __init__(self, home: Path):
+        self.clone = home / "clone"
+        tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        for name in filter(None, tracked.split("\0")):
+            (self.clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, self.clone / name)
+        (self.clone / ".venv").symlink_to(sys.prefix)
+        for suite in ("spatial", "goal"):
+            repository = home / "cache" / "hub" / f"models--Haozhan72--Openvla-oft-SFT-libero-{suite}-traj1"
+            make_tiny_checkpoint(repository / "snapshots" / ("a" * 40), num_images=1, proprio=False)
+            (repository / "refs").mkdir()
+            (repository / "refs" / "main").write_text("a" * 40)
+        self.environment = {
+            "PATH": os.environ["PATH"], "HF_HOME": str(home / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+
+    def types(self, line: str) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            ["bash", "-c", f"source .venv/bin/activate && {line}"], cwd=self.clone, env=self.environment,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+
+    def fill_in(self, line: str) -> str:
+        """With the names of this user's runs and checkpoints."""
+        first, second = (
+            next((str(run.relative_to(self.clone)) for run in self.clone.glob(f"runs/*-{name}")), "none")
+            for name in ("first", "second")
+        )
+        names = {"runs/RUN_A": first, "runs/RUN_B": second, "runs/RUN": first, "PATH_OR_HUB_ID": TINY}
+        names |= {"CHECKPOINT": TINY, "--num_processes 8": "--num_processes 2"}
+        for placeholder, name in names.items():
+            line = line.replace(placeholder, name)
+        return line
+
+
+@pytest.mark.parametrize("command", FOLLOWED)
+def test_command_of_the_readme_works(user, command):
+    done = user.types(f"{user.fill_in(command)} {FOLLOWED[command]}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
