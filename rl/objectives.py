@@ -93,9 +93,7 @@ def policy_objective(
         else:
             log_ratio = new - old
         counted = executed if config.ratio_level == "token" else executed[:, :1]
-        surrogate, ratio, clipped = clipped_surrogate(
-            log_ratio, advantages[rows].to(device), counted, config.clip_low, config.clip_high
-        )
+        surrogate, ratio, clipped = clipped_surrogate(log_ratio, advantages[rows].to(device), counted, config.clip_high)
         per_decision = surrogate
         all_logprobs = F.log_softmax(logits / temperature, dim=-1)
         entropies = entropy(all_logprobs, executed)
