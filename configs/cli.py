@@ -39,9 +39,9 @@ class Command:
     config: TrainConfig
     preset: str = "libero_spatial"
     """Settings to start from: libero_spatial, libero_object, libero_goal, libero_10, libero_90 (7B), tiny (CPU), smoke
-    (seconds). Default: the 7B preset of --task-suite."""
+    (seconds). Left out: the 7B preset of --task-suite."""
     resume: str | None = None
-    """Run folder to continue."""
+    """Run folder to continue (None: a new run)."""
     check_only: bool = False
     """Check the machine, the simulator and the checkpoint, then stop."""
 
