@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from configs.cli import answer_at_once, main_guard
+from command_line import answer_at_once, main_guard
 from configs.eval_config import EvalConfig, parse_eval
 
 if __name__ == "__main__":

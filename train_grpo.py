@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from configs.cli import answer_at_once, main_guard, parse_command
+from command_line import answer_at_once, main_guard
+from configs.cli import parse_command
 
 if __name__ == "__main__":
     answer_at_once(

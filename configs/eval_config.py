@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from configs.cli import parse_flags
+from command_line import parse_flags
 from configs.experience import Suite
 from errors import BadInput
 
@@ -109,7 +109,7 @@ class EvalConfig:
 
 
 def parse_eval(argv: Sequence[str]) -> EvalConfig:
-    config = parse_flags(EvalConfig, argv, prog="eval.py", default=EvalConfig())
+    config = parse_flags(EvalConfig, argv, prog="eval.py")
     if not config.checkpoint:
         raise BadInput("--checkpoint is missing: name a folder or a hub id (see --help)")
     return config

@@ -17,7 +17,7 @@ class TaskConfig:
     """What is trained on, and in which simulator."""
 
     task_suite: Suite = "libero_spatial"
-    """LIBERO suite."""
+    """LIBERO suite that the tasks belong to."""
     task_ids: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["--task-id"])] = (0,)
     """Task ids within the suite; several ids train one policy on all of them."""
     bddl_file: str | None = None
