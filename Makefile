@@ -12,6 +12,7 @@ test: .venv/complete system lint  ## everything that CI runs
 lint: .venv/complete
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
+	.venv/bin/mypy
 
 audit: .venv/complete  ## known vulnerabilities of the installed packages; needs requirements-optional.txt and PyPI itself
 	.venv/bin/pip-audit --strict

@@ -26,7 +26,9 @@ def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None
     messages = io.StringIO()
     try:
         with contextlib.redirect_stderr(messages):
-            return tyro.cli(kind, args=list(argv), prog=prog, **({} if default is None else {"default": default}))
+            if default is None:
+                return tyro.cli(kind, args=list(argv), prog=prog)
+            return tyro.cli(kind, args=list(argv), prog=prog, default=default)
     except SystemExit as stop:
         if stop.code == 0:  # --help
             raise

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from configs.experience import CurriculumConfig, EvaluationConfig, RolloutConfig, TaskConfig
 from configs.learning import CriticConfig, LossConfig, PhaseConfig, UpdateConfig
@@ -129,7 +129,7 @@ class TrainConfig:
         )
 
 
-SECTIONS = {f.name: f.default_factory for f in fields(TrainConfig)}
+SECTIONS: dict[str, type[Any]] = get_type_hints(TrainConfig)
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from command_line import parse_flags
 from configs.experience import Suite
 from errors import BadInput
 
-PUBLISHED_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")  # those of the published tables
+# Those of the published tables.
+PUBLISHED_SUITES: tuple[Suite, ...] = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 PUBLISHED_TRIALS = 50
 
 

@@ -40,11 +40,11 @@ class PhaseConfig:
             ("--total-steps", self.total_steps),
         ):
             require(value >= 0, f"{flag} must not be negative, got {value}")
-        for flag, value in (
+        for flag, temperature in (
             ("--distill-temperature", self.distill_temperature),
             ("--distill-student-temperature", self.distill_student_temperature),
         ):
-            require(value > 0, f"{flag} must be positive, got {value}")
+            require(temperature > 0, f"{flag} must be positive, got {temperature}")
         require(self.warmup or not self.warmup_only, "--warmup-only and --no-warmup contradict each other")
 
 
@@ -144,3 +144,10 @@ class UpdateConfig:
         require(self.weight_decay >= 0, f"--weight-decay must not be negative, got {self.weight_decay}")
         require(self.max_grad_norm > 0, f"--max-grad-norm must be positive, got {self.max_grad_norm}")
         require(self.target_kl is None or self.target_kl > 0, f"--target-kl must be positive, got {self.target_kl}")
+
+    @property
+    def micro_batch(self) -> int:
+        """`micro_batch_size` as a number: `assembly.fit_to_memory` decides what `auto` is."""
+        if self.micro_batch_size == "auto":
+            raise ValueError("the micro-batch size has not been decided yet")
+        return self.micro_batch_size

@@ -93,11 +93,12 @@ def collect_states(simulator: Simulator, count: int) -> tuple[list[np.ndarray], 
     states: list[np.ndarray] = []
     rejected: Counter[str] = Counter()
     for state in placements(simulator, count * TRIES_PER_STATE):
-        problem = "no room for all objects" if state is None else find_problem(simulator, state)
-        if problem is None:
-            states.append(state)
-        else:
+        if state is None:
+            rejected["no room for all objects"] += 1
+        elif problem := find_problem(simulator, state):
             rejected[problem] += 1
+        else:
+            states.append(state)
         if len(states) == count:
             break
     return states, rejected

@@ -108,12 +108,12 @@ def _write_weights(info: CheckpointInfo, adapter: Adapter, out: Path) -> None:
         by_file.setdefault(tensor.path, []).append(tensor)
     for path, entries in by_file.items():
         merged = {}
-        for key, tensor in stream_tensors(entries, torch.device("cpu")):
+        for key, value in stream_tensors(entries, torch.device("cpu")):
             module = key.removesuffix(".weight")
             if key.endswith(".weight") and f"{module}.lora_A" in adapter.tensors:
-                tensor = merged_weight(tensor, adapter, module)
+                value = merged_weight(value, adapter, module)
                 used.add(module)
-            merged[key] = tensor
+            merged[key] = value
         write_tensors(out / path.name, merged)
     if unused := sorted(set(adapter.targets) - used):
         raise BadInput(f"{adapter.folder}: {len(unused)} modules are not in the base, first {unused[0]}: wrong base")
@@ -162,7 +162,7 @@ def action_token_agreement(
     key = next(iter(info.statistics))
     dtype = _TORCH_DTYPES.get(next(iter(info.weights.values())).dtype, torch.float32)
     tokens = []
-    for checkpoint, adapter_name in ((base, adapter and str(adapter)), (str(merged), None)):
+    for checkpoint, adapter_name in ((base, None if adapter is None else str(adapter)), (str(merged), None)):
         # One after the other: there is never memory for two policies.
         policy = Policy.load(
             checkpoint,
@@ -199,7 +199,7 @@ def model_card(metadata: dict[str, Any], evaluation: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str]) -> None:
     args = parse(argv)
-    agreement = merge(args.adapter, args.out, args.base, named_device(args.device))
+    agreement = merge(args.adapter, args.out, args.base, str(named_device(args.device)))
     print(f"wrote {args.out}: {agreement:.1%} of the action tokens are those of the unmerged policy")
 
 

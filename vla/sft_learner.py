@@ -43,6 +43,7 @@ class ObjectHead(nn.Module):
 
     def loss(self, objects: Tensor) -> Tensor:
         """Of the network's latest forward pass; objects (B, 6)."""
+        assert self._hidden is not None, "the network has not run yet"
         return F.smooth_l1_loss(self.linear(self._hidden.float()), objects)
 
 
@@ -97,10 +98,9 @@ class Learner:
         if self.data.held_out is None:
             return None
         with torch.no_grad():
-            return diagnose(self._held_out_batches(network or self.network))
+            return diagnose(self._batches(self.data.held_out, network or self.network))
 
-    def _held_out_batches(self, network: OpenVLAOFT) -> Iterator[tuple[Tensor, Tensor]]:
-        frames = self.data.held_out
+    def _batches(self, frames: Frames, network: OpenVLAOFT) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(frames), self.settings.batch_size):
             batch = frames.rows(slice(start, start + self.settings.batch_size))
             yield self._logits(batch, network), batch.targets
