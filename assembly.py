@@ -14,6 +14,7 @@ from configs.config import PolicyConfig, TaskConfig, TrainConfig
 from envs.egl import GPU_BYTES_PER_RENDERER
 from envs.libero import EnvSpec
 from errors import BadInput
+from rl.contracts import TeacherMode
 from rl.ranks import ALONE, Ranks
 from vla.adapter_folder import base_of_adapter
 from vla.data_parallel import load_data_parallel
@@ -70,7 +71,7 @@ def choose_dtype(policy: PolicyConfig, device: torch.device) -> torch.dtype:
 
 
 class Teacher(NamedTuple):
-    mode: str  # how it decides: "greedy" or "l1"
+    mode: TeacherMode
     why: str
 
 
@@ -79,6 +80,7 @@ def choose_teacher(config: TrainConfig, has_l1_head: bool) -> Teacher:
     wanted, checkpoint = config.policy.teacher, config.policy.checkpoint
     if wanted == "l1" and not has_l1_head:
         raise BadInput(f"--teacher l1: {checkpoint} ships no action head; use --teacher greedy")
+    mode: TeacherMode
     if wanted == "auto":
         mode = "l1" if has_l1_head else "greedy"
         why = (
@@ -101,6 +103,7 @@ def load_policy(config: TrainConfig, ranks: Ranks = ALONE) -> Policy:
     if ranks.size > 1 and config.policy.data_parallel:
         raise BadInput("--data-parallel is for one process, and here are several: leave it out of accelerate launch")
     devices = choose_devices(config.policy)
+    assert config.policy.checkpoint is not None, "choose_devices refuses that"
     policy = load_data_parallel(
         config.policy.checkpoint,
         ["cpu"] if ranks.shard_base else devices,  # the whole base may not fit the device

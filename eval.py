@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from configs.cli import answer_at_once, main_guard
+from command_line import answer_at_once, main_guard
 from configs.eval_config import EvalConfig, parse_eval
 
 if __name__ == "__main__":
@@ -27,6 +27,7 @@ if __name__ == "__main__":
 
 from assembly import env_spec, load_policy, weights_fingerprint
 from configs.config import PolicyConfig, RunConfig, TaskConfig, TrainConfig
+from configs.experience import Suite
 from envs.assets import describe_assets
 from envs.libero import EnvSpec, task_info
 from envs.pool import make_pool
@@ -71,8 +72,8 @@ def main(argv: Sequence[str]) -> None:
 
 def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Results:
     """Play the episodes that the results file still lacks, suite by suite. `other`: what they will be compared with."""
-    results = None
-    for suite in plan.suites:
+    results: Results | None = None
+    for suite in config.suites:
         settings = train_config(config, suite)
         policy = load_policy(settings)  # for each suite: statistics, and with them actions, are the suite's
         if results is None:
@@ -91,6 +92,7 @@ def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Re
         if missing:
             play_suite(config, policy, env_spec(settings.task, policy.num_images), plan, missing, results)
         del policy  # before the next one needs its memory
+    assert results is not None, "there is a suite"
     return results
 
 
@@ -141,7 +143,7 @@ def tasks_of(config: EvalConfig) -> list[Task]:
     ]
 
 
-def train_config(config: EvalConfig, suite: str) -> TrainConfig:
+def train_config(config: EvalConfig, suite: Suite) -> TrainConfig:
     """The part of a training configuration that loads policy and simulator for a suite."""
     names = task_names(suite) if config.bddl_file is None else ("",)
     return TrainConfig(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import imageio.v2 as imageio
 import numpy as np
@@ -22,6 +21,7 @@ from envs.assets import describe_assets
 from envs.libero import EnvSpec
 from envs.tasks import TaskInfo
 from errors import BadInput
+from rl.contracts import Observation, Pool
 from rl.selfcheck import SelfCheckError, check_logits_path
 from vla.policy import Policy
 from vla.probes import action_mass_probe, attention_probe, image_probe
@@ -30,7 +30,9 @@ log = logging.getLogger("train")
 MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an empty frame has none
 
 
-def check_setup(config: TrainConfig, policy: Policy, pool: Any, tasks: list[TaskInfo], show_all: bool = False) -> Any:
+def check_setup(
+    config: TrainConfig, policy: Policy, pool: Pool, tasks: list[TaskInfo], show_all: bool = False
+) -> Observation:
     """Run all checks and return the first observation of the first task.
 
     Raises BadInput or SelfCheckError at the first failure; with `show_all` only after a table of all findings.
@@ -44,7 +46,7 @@ def check_setup(config: TrainConfig, policy: Policy, pool: Any, tasks: list[Task
         "images": lambda: image_probe(policy),
         "token head": lambda: action_mass_probe(policy, observation, must_be_trained=needs_token_head(config, policy)),
         "log-probs": lambda: check_logits_path(policy, observation, config.policy.temperature, policy.dtype),
-        "memory": lambda: check_memory(policy, observation, config.update.micro_batch_size),
+        "memory": lambda: check_memory(policy, observation, config.update.micro_batch),
     }
     if len(policy.devices) > 1:
         checks["replicas"] = lambda: check_replicas(policy)
@@ -82,12 +84,13 @@ def check_init_states(task: TaskConfig, tasks: list[TaskInfo]) -> None:
             )
 
 
-def first_observation(pool: Any, task_id: int, init_state_id: int) -> Any:
+def first_observation(pool: Pool, task_id: int, init_state_id: int) -> Observation:
     """The first observation of an episode. Raises BadInput when the simulator cannot give one."""
     pool.reset(0, task_id, init_state_id)
     ((_, result),) = pool.ready()
     if result.error is not None:
         raise BadInput(f"the simulator failed at its first reset (task {task_id}): {result.error}")
+    assert result.observation is not None, "a reset without an error brings an observation"
     return result.observation
 
 
@@ -106,7 +109,7 @@ def describe_device(device: torch.device) -> str:
     return f"{torch.cuda.get_device_name(device)}, {memory:.0f} GiB"
 
 
-def check_frame(observation: Any) -> str:
+def check_frame(observation: Observation) -> str:
     """The rendered frames show something."""
     contrast = [float(image.std()) for image in observation.images]
     if min(contrast) < MIN_CONTRAST:
@@ -120,7 +123,7 @@ def check_frame(observation: Any) -> str:
 
 def check_replicas(policy: Policy) -> str:
     """What one device writes into another's memory arrives: some mainboards garble copies between GPUs."""
-    if not policy.replicas.are_equal():
+    if policy.replicas is not None and not policy.replicas.are_equal():
         raise BadInput(
             "copies between the GPUs of this machine do not arrive: switch off its IOMMU (or ACS) in the BIOS, or "
             "leave out --data-parallel"
@@ -128,7 +131,7 @@ def check_replicas(policy: Policy) -> str:
     return f"{len(policy.devices)} devices have the same trainable parameters"
 
 
-def check_memory(policy: Policy, observation: Any, micro_batch_size: int) -> str:
+def check_memory(policy: Policy, observation: Observation, micro_batch_size: int) -> str:
     """One forward and backward pass of a micro-batch per device, the largest thing that happens. Raises BadInput."""
     on_gpu = policy.device.type == "cuda"
     if on_gpu:
@@ -153,7 +156,7 @@ def check_memory(policy: Policy, observation: Any, micro_batch_size: int) -> str
     return f"peak of an update {peak:.1f} GiB; a backward pass reaches {reached} of {len(trained)} trainable tensors"
 
 
-def save_model_view(path: Path, observation: Any, policy: Policy) -> None:
+def save_model_view(path: Path, observation: Observation, policy: Policy) -> None:
     """Write the images as the network sees them: after JPEG, resize and crop."""
     imageio.imwrite(path, np.concatenate(list(policy.view(observation)), axis=1))
 

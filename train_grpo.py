@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from configs.cli import answer_at_once, main_guard, parse_command
+from command_line import answer_at_once, main_guard
+from configs.cli import parse_command
 
 if __name__ == "__main__":
     answer_at_once(
@@ -27,10 +28,11 @@ if __name__ == "__main__":
 from assembly import choose_device, choose_teacher, env_spec, fit_to_memory, load_policy
 from configs.config import TrainConfig
 from envs.libero import task_info
-from envs.pool import InlinePool, WorkerPool, make_pool
+from envs.pool import make_pool
 from errors import TimeIsUp
 from preflight import check_setup, log_setup, save_model_view
 from rl.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, mark_best, save_checkpoint
+from rl.contracts import Pool, TeacherMode
 from rl.curriculum import curriculum_metrics, task_preferences
 from rl.dynamic_sampling import collect_informative
 from rl.episodes import training_episodes
@@ -51,7 +53,6 @@ from rl.update import optimise
 from rl.validation import evaluate_and_record, evaluation_is_due, fell_below_baseline
 
 log = logging.getLogger("train")
-Pool = InlinePool | WorkerPool
 
 
 def main(argv: Sequence[str]) -> None:
@@ -95,7 +96,9 @@ def main(argv: Sequence[str]) -> None:
     ranks.leave()
 
 
-def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState, teacher_mode: str) -> None:
+def train(
+    config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState, teacher_mode: TeacherMode
+) -> None:
     """Warmup, transition and RL, from `state` to the last env step. Saves after every update."""
     policy, ranks, seed, end = learner.policy, learner.ranks, config.run.seed, last_step(config.phases)
 
@@ -133,7 +136,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             batch = flatten(trajectories, policy.action_dim)
             check_executed(batch, trajectories, policy.action_dim)
             if distilling:
-                objective = distillation_objective(policy, batch, config.phases, config.update.micro_batch_size, ranks)
+                objective = distillation_objective(policy, batch, config.phases, config.update.micro_batch, ranks)
             else:
                 estimate = estimate_advantages(config, learner, batch, trajectories)
                 metrics |= estimate.metrics

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import difflib
 import importlib.util
-import io
 import json
-import os
-import re
-import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import tyro
 
+from command_line import parse_flags
 from configs.config import RunConfig, TrainConfig, differing_fields, from_dict
 from configs.presets import PRESETS
-from errors import BadInput, TimeIsUp
-
-T = TypeVar("T")
+from errors import BadInput
 
 # What a resumed run may change: where it ends and how it is watched. Everything else would break "resumed = straight".
 CHANGEABLE_ON_RESUME = {
@@ -36,12 +28,12 @@ CHANGEABLE_ON_RESUME = {
 class Command:
     """Improve a vision-language-action policy on LIBERO tasks by reinforcement learning."""
 
-    config: TrainConfig
+    config: tyro.conf.OmitArgPrefixes[TrainConfig]
     preset: str = "libero_spatial"
     """Settings to start from: libero_spatial, libero_object, libero_goal, libero_10, libero_90 (7B), tiny (CPU), smoke
-    (seconds). Default: the 7B preset of --task-suite."""
+    (seconds). Left out: the 7B preset of --task-suite."""
     resume: str | None = None
-    """Run folder to continue."""
+    """Run folder to continue (None: a new run)."""
     check_only: bool = False
     """Check the machine, the simulator and the checkpoint, then stop."""
 
@@ -111,79 +103,9 @@ def check_optional_packages(run: RunConfig) -> None:
             )
 
 
-def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T) -> T:
-    """`argv` as an instance of the dataclass `kind`, with flat flag names; tyro's error boxes become BadInput."""
-    messages = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(messages):
-            return tyro.cli(tyro.conf.OmitArgPrefixes[kind], args=list(argv), default=default, prog=prog)
-    except SystemExit as stop:
-        if stop.code == 0:  # --help
-            raise
-        raise BadInput(_in_one_line(messages.getvalue())) from None
-
-
-def answer_at_once(program: str, parse: Callable[[Sequence[str]], object]) -> None:
-    """Exit on --help (0) and on flags that make no sense (2)."""
-    code = main_guard(program, parse)
-    if code != 0:
-        sys.exit(code)
-
-
-def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
-    """Run a command line's `main(argv)` and return its exit code: 2 and one line for what the user can repair.
-
-    The first Ctrl-C or SIGTERM stops it in good order (130), a second one at once. Time that is up is a good end (0).
-    """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        program += f", rank {os.environ['RANK']}"
-    try:
-        with interruptible():
-            main(sys.argv[1:])
-    except BadInput as problem:
-        print(f"{program}: {problem}", file=sys.stderr)
-        return 2
-    except TimeIsUp as reason:
-        print(f"{program}: {reason}")
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
-        return 130
-    return 0
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Within this block the first SIGINT or SIGTERM raises KeyboardInterrupt, a second one kills the program.
-
-    A signal that is ignored from the start (SIGINT of a shell's background job) stays ignored.
-    """
-
-    def stop(number: int, frame: object) -> None:
-        for again in handled:
-            signal.signal(again, signal.SIG_DFL)
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
-    for number in handled:
-        signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number in handled:
-            signal.signal(number, before[number])
-
-
 def _starting_point() -> argparse.ArgumentParser:
     """The three flags that decide what the other flags change."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for spellings in (("--preset",), ("--resume",), ("--task-suite", "--task_suite")):
         parser.add_argument(*spellings, nargs="?")
     return parser
-
-
-def _in_one_line(box: str) -> str:
-    """The sentence inside tyro's drawn error box, without its title and the flag's help text."""
-    lines = [line.strip("│ ") for line in box.splitlines() if not re.match(r"[╭╰]|│ ─", line)]
-    text = re.sub(r"\s+", " ", " ".join(lines))
-    return re.split(r"\s*(?:Argument helptext|For full helptext)", text)[0] + " (see --help)"

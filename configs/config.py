@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from configs.experience import CurriculumConfig, EvaluationConfig, RolloutConfig, TaskConfig
 from configs.learning import CriticConfig, LossConfig, PhaseConfig, UpdateConfig
@@ -22,12 +22,11 @@ class PolicyConfig:
     """The pretrained policy and what is trained of it."""
 
     checkpoint: str | None = None
-    """Folder or Hugging Face id of an OpenVLA-OFT checkpoint (default: the public token-head checkpoint of the
-    suite)."""
+    """Folder or Hugging Face id of an OpenVLA-OFT checkpoint. The presets of the suites name public ones."""
     unnorm_key: str | None = None
-    """Key of the dataset statistics (default: found from the suite's name)."""
+    """Key of the dataset statistics (None: found from the suite's name)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the policy runs."""
+    """Where the policy runs (auto: on a GPU if there is one)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the frozen weights (auto: bfloat16 on a GPU, float32 on a CPU). Adapters are float32."""
     data_parallel: bool = False
@@ -36,16 +35,16 @@ class PolicyConfig:
     lora_rank: int = 16
     """Rank of the LoRA adapters."""
     lora_alpha: int = 16
-    """Scale of the adapters: alpha / rank."""
+    """Scale of the adapters' output: --lora-alpha / --lora-rank."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the transformer blocks and, on a GPU, record whole passes as CUDA graphs (auto: on a GPU). The first
     pass of each batch size takes seconds longer, all others a fraction of the time."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Recompute activations in the backward pass: slower, for less memory (auto: as many blocks as do not fit)."""
     memory_budget: float | None = None
-    """GiB of GPU memory that the policy may take (default: all that is free)."""
+    """GiB of GPU memory that the policy may take (None: all that is free)."""
     temperature: float = 1.0
-    """Sampling temperature of the student; its log-probabilities use the same value."""
+    """Sampling temperature of the student, by which its logits are divided; its log-probabilities use the same."""
     teacher: Literal["auto", "greedy", "l1"] = "auto"
     """The frozen teacher: `greedy` (the pretrained policy's argmax), `l1` (the checkpoint's regression head), or
     `auto`: l1 when the checkpoint ships an action head, else greedy."""
@@ -73,10 +72,10 @@ class RunConfig:
     keep_checkpoints: int = 2
     """How many of the newest checkpoints are kept beside `best`."""
     max_hours: float | None = None
-    """Stop, saved, after the first update that ends more than so many hours after this start (default: no limit). A
+    """Stop, saved, after the first update that ends more than so many hours after this start (None: no limit). A
     resumed run counts anew."""
     wandb_mode: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """auto: online with a wandb login, else offline. Records always go to metrics.jsonl too."""
+    """Where wandb keeps the records (auto: online with a wandb login, else offline). metrics.jsonl has them always."""
     wandb_project: str = "vla-grpo"
     """Project of the wandb run."""
     tensorboard: bool = False
@@ -130,7 +129,7 @@ class TrainConfig:
         )
 
 
-SECTIONS = {f.name: f.default_factory for f in fields(TrainConfig)}
+SECTIONS: dict[str, type[Any]] = get_type_hints(TrainConfig)
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from typing import Annotated, Literal
 
 import tyro
 
-from configs.cli import parse_flags
+from command_line import parse_flags
 from configs.experience import Suite
 from errors import BadInput
 
-PUBLISHED_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")  # those of the published tables
+# Those of the published tables.
+PUBLISHED_SUITES: tuple[Suite, ...] = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 PUBLISHED_TRIALS = 50
 
 
@@ -23,47 +24,47 @@ class EvalConfig:
     checkpoint: str = ""
     """Folder or hub id of a checkpoint, or the folder of a trained adapter (RUN/checkpoints/best)."""
     compare_with: str | None = None
-    """Another checkpoint, or a results file of an earlier evaluation (*.json): the success before. Both are compared
-    on the episodes that both played."""
+    """Another checkpoint, or a results file of an earlier evaluation (*.json): the success before (None: no
+    comparison). Both are compared on the episodes that both played."""
     protocol: Literal["libero"] | None = None
     """libero: the published protocol (all tasks, 50 initial states each, one greedy episode from each, the suite's
-    episode cap). Flags that contradict it are refused."""
+    episode cap). Flags that contradict it are refused. None: what the other flags say."""
     task_suite: tuple[Suite | Literal["all"], ...] = ("libero_spatial",)
     """LIBERO suites, one after the other; all: spatial, object, goal and 10, the four of the published tables."""
     task_ids: Annotated[tuple[int, ...] | None, tyro.conf.arg(aliases=["--task-id"])] = None
-    """Task ids within each suite (default: all)."""
+    """Task ids within each suite (None: all)."""
     bddl_file: str | None = None
-    """A BDDL file of your own in place of the tasks of the suite (see docs/OWN_TASKS.md)."""
+    """A BDDL file of your own in place of the tasks of the suite (see docs/OWN_TASKS.md; None: those)."""
     trials: int = PUBLISHED_TRIALS
     """Episodes per task; more than a task has initial states starts over with the first."""
     first_init_state: int = 0
-    """Initial state of the first trial (40: the states that training leaves out by default)."""
+    """Id of the initial state of the first trial (40: the states that training leaves out by default)."""
     mode: Literal["auto", "greedy", "sample", "l1"] = "auto"
     """How the policy decides: greedy or sampled action tokens, or the L1 head. auto: sample when --temperature is
     given, the L1 head of a pretrained checkpoint that ships one, else greedy."""
     temperature: float | None = None
-    """Sampling temperature (--mode sample without it: 1)."""
+    """Sampling temperature, by which the policy's logits are divided (None: 1, where --mode is sample)."""
     unnorm_key: str | None = None
-    """Key of the dataset statistics (default: found from the suite's name)."""
+    """Key of the dataset statistics (None: found from the suite's name)."""
     num_envs: int = 1
     """Simulators: 1 steps inline, N > 1 run in worker processes."""
     max_batch: int | None = None
-    """Observations that the policy decides on together at most (default: all that wait); fewer need less memory."""
+    """Observations that the policy decides on together at most (None: all that wait); fewer need less memory."""
     assets: str = "lowpoly"
     """What objects look like: `lowpoly` (ours, no download), `official`, or a folder; the environment variable
     LIBERO_ASSETS names a folder in place of lowpoly."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the policy runs."""
+    """Where the policy runs (auto: on a GPU if there is one)."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the transformer blocks and, on a GPU, record whole passes as CUDA graphs (auto: on a GPU)."""
     data_parallel: bool = False
     """Use every visible GPU: each decides its share of every batch (with --num-envs of 2 or more)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the weights."""
+    """Precision of the weights (auto: bfloat16 on a GPU, float32 on a CPU)."""
     seed: int = 0
     """Seed of sampling; it changes nothing where the policy is greedy."""
     out: str | None = None
-    """Results file (docs/RESULTS_JSON.md), brought up to date after every episode (default: runs/eval-<time>.json). The
+    """Results file (docs/RESULTS_JSON.md), brought up to date after every episode (None: runs/eval-<time>.json). The
     same command with the same file goes on where it was stopped."""
     video: Literal["none", "failures", "all"] = "none"
     """Which episodes are kept as videos, in a folder beside the results file. Recording draws every env step."""
@@ -109,7 +110,7 @@ class EvalConfig:
 
 
 def parse_eval(argv: Sequence[str]) -> EvalConfig:
-    config = parse_flags(EvalConfig, argv, prog="eval.py", default=EvalConfig())
+    config = parse_flags(EvalConfig, argv, prog="eval.py")
     if not config.checkpoint:
         raise BadInput("--checkpoint is missing: name a folder or a hub id (see --help)")
     return config

@@ -17,17 +17,17 @@ class TaskConfig:
     """What is trained on, and in which simulator."""
 
     task_suite: Suite = "libero_spatial"
-    """LIBERO suite."""
+    """LIBERO suite that the tasks belong to."""
     task_ids: Annotated[tuple[int, ...], tyro.conf.arg(aliases=["--task-id"])] = (0,)
     """Task ids within the suite; several ids train one policy on all of them."""
     bddl_file: str | None = None
-    """A BDDL file of your own in place of a task of the suite."""
+    """A BDDL file of your own in place of a task of the suite (None: the suite's tasks)."""
     train_init_states: tuple[int, int] = (0, 40)
     """First and one-past-last of the benchmark's initial states that training may use."""
     eval_init_states: tuple[int, int] = (40, 50)
     """First and one-past-last of the initial states that evaluation uses (0 50: the published protocol)."""
     max_env_steps: int | None = None
-    """Episode cap in env steps (default: the suite's; spatial 220, object 280, goal 300, 10: 520, 90: 400)."""
+    """Episode cap in env steps (None: the suite's; spatial 220, object 280, goal 300, 10: 520, 90: 400)."""
     num_envs: int = 1
     """Simulators (of each rank): 1 steps inline in this process, N > 1 run in worker processes."""
     assets: str = "lowpoly"
@@ -60,11 +60,11 @@ class RolloutConfig:
     dynamic_sampling: bool = False
     """Drop groups whose success rate lies outside --group-success-bounds and collect others in their place."""
     group_success_bounds: tuple[float, float] = (0.1, 0.9)
-    """Success rates of a group that dynamic sampling keeps."""
+    """Lowest and highest success rate, 0 to 1, of a group that dynamic sampling keeps."""
     max_extra_steps: int = 2_048
     """Env steps per update that dynamic sampling may spend beyond --n-steps (a group that has started is finished)."""
     max_batch: int | None = None
-    """Observations that the policy decides on together at most (default: all that wait); fewer need less memory."""
+    """Observations that the policy decides on together at most (None: all that wait); fewer need less memory."""
     patience_ms: float = 0.0
     """Milliseconds that a batch waits for simulators about to be ready. 0: whatever is ready is decided at once."""
 
@@ -85,11 +85,11 @@ class CurriculumConfig:
     curriculum: bool = False
     """Prefer tasks that succeed about half of the time (else tasks take turns)."""
     curriculum_alpha: float = 0.9
-    """Weight of the past in each task's exponential average of successes, per episode."""
+    """Weight of the past in each task's exponential average of successes, 0 to 1, per episode."""
     curriculum_temperature: float = 0.2
-    """How strongly tasks near 50 % success are preferred (small: strongly)."""
+    """Distance from 50 % success, as a success rate, that makes a task e times rarer (small: a strong preference)."""
     curriculum_floor: float = 0.2
-    """Share of the sampling that stays uniform over the tasks."""
+    """Share of the sampling, 0 to 1, that stays uniform over the tasks."""
 
     def __post_init__(self) -> None:
         require(0 <= self.curriculum_alpha < 1, f"--curriculum-alpha must lie in [0, 1), got {self.curriculum_alpha}")

@@ -40,11 +40,11 @@ class PhaseConfig:
             ("--total-steps", self.total_steps),
         ):
             require(value >= 0, f"{flag} must not be negative, got {value}")
-        for flag, value in (
+        for flag, temperature in (
             ("--distill-temperature", self.distill_temperature),
             ("--distill-student-temperature", self.distill_student_temperature),
         ):
-            require(value > 0, f"{flag} must be positive, got {value}")
+            require(temperature > 0, f"{flag} must be positive, got {temperature}")
         require(self.warmup or not self.warmup_only, "--warmup-only and --no-warmup contradict each other")
 
 
@@ -56,19 +56,17 @@ class LossConfig:
     """Advantage of a trajectory: its return, or its return relative to the others of its group or of the rollout; or
     of each decision, by a critic (gae)."""
     discount: float = 1.0
-    """Discount per decision, counted back from the last one (only with --advantage absolute or gae)."""
+    """Discount, 0 to 1, per decision, counted back from the last one (only with --advantage absolute or gae)."""
     ratio_level: Literal["chunk", "token"] = "chunk"
     """Clip the ratio of chunk log-probs (mean over tokens) or each token's ratio (SimpleVLA-RL)."""
-    clip_low: float = 0.2
-    """Clip distance on the side that limits a decrease for A > 0 (and an increase for A < 0)."""
     clip_high: float = 0.28
-    """Clip distance on the other side ("clip higher")."""
+    """Distance of the ratio from 1 beyond which it earns no more: upwards where A > 0, downwards where A < 0."""
     kl_coef: float = 0.0
-    """Weight of the exact KL divergence from the teacher's distribution."""
+    """Weight of the exact KL divergence, in nats per token, from the teacher's distribution."""
     entropy_coef: float = 0.0
-    """Weight of the entropy bonus."""
+    """Weight of the bonus for entropy, in nats per token."""
     aggregation: Literal["decision", "trajectory"] = "decision"
-    """Every decision, or every trajectory, weighs the same."""
+    """Every decision, or every trajectory, weighs the same in the loss."""
 
     def __post_init__(self) -> None:
         require(0 < self.discount <= 1, f"--discount must lie in (0, 1], got {self.discount}")
@@ -76,8 +74,7 @@ class LossConfig:
             self.discount == 1 or self.advantage in ("absolute", "gae"),
             f"--discount {self.discount} needs --advantage absolute or gae: {self.advantage} compares plain returns",
         )
-        for flag, value in (("--clip-low", self.clip_low), ("--clip-high", self.clip_high)):
-            require(0 < value < 1, f"{flag} must lie in (0, 1), got {value}")
+        require(0 < self.clip_high < 1, f"--clip-high must lie in (0, 1), got {self.clip_high}")
         for flag, value in (("--kl-coef", self.kl_coef), ("--entropy-coef", self.entropy_coef)):
             require(value >= 0, f"{flag} must not be negative, got {value}")
 
@@ -87,13 +84,13 @@ class CriticConfig:
     """The value head of --advantage gae."""
 
     gae_lambda: float = 0.95
-    """Lambda of the generalised advantage estimate."""
+    """Lambda of the generalised advantage estimate, 0 to 1, per decision."""
     value_lr: float = 1e-4
-    """Learning rate of the value head."""
+    """Learning rate of the value head, per optimizer step."""
     value_coef: float = 0.5
-    """Weight of the value loss."""
+    """Weight of the value loss (squared return)."""
     value_clip: float = 0.2
-    """Largest change of a value that the value loss rewards within one update."""
+    """Largest change of a value, in units of the return, that the value loss rewards within one update."""
     value_warmup_steps: int = 0
     """Env steps, after the warmup phase, in which only the value head learns."""
     critic_through_backbone: bool = False
@@ -124,15 +121,16 @@ class UpdateConfig:
     """Decisions per forward and backward pass and device; the gradient does not depend on it, memory does (auto: as
     fits, at most --batch-size)."""
     lr: float = 1e-6
-    """Learning rate of AdamW."""
+    """Learning rate of AdamW, per optimizer step."""
     warmup_lr: float | None = None
-    """Learning rate in the warmup (default: --lr); imitation bears larger steps than reinforcement."""
+    """Learning rate in the warmup, per optimizer step (None: --lr); imitation bears larger steps than reinforcement."""
     weight_decay: float = 0.01
-    """Weight decay of AdamW."""
+    """Weight decay of AdamW: the share, times --lr, that a weight loses per optimizer step."""
     max_grad_norm: float = 1.0
-    """Gradient norm above which gradients are scaled down (1000 times it: the step is skipped)."""
+    """L2 norm of the gradient above which it is scaled down (1000 times it: the step is skipped)."""
     target_kl: float | None = None
-    """End the epochs of an update when the approximate KL of a whole epoch exceeds this."""
+    """End the epochs of an update when the approximate KL of a whole epoch, in nats per token, exceeds this (None:
+    never)."""
 
     def __post_init__(self) -> None:
         for flag, value in (
@@ -146,3 +144,10 @@ class UpdateConfig:
         require(self.weight_decay >= 0, f"--weight-decay must not be negative, got {self.weight_decay}")
         require(self.max_grad_norm > 0, f"--max-grad-norm must be positive, got {self.max_grad_norm}")
         require(self.target_kl is None or self.target_kl > 0, f"--target-kl must be positive, got {self.target_kl}")
+
+    @property
+    def micro_batch(self) -> int:
+        """`micro_batch_size` as a number: `assembly.fit_to_memory` decides what `auto` is."""
+        if self.micro_batch_size == "auto":
+            raise ValueError("the micro-batch size has not been decided yet")
+        return self.micro_batch_size

@@ -13,10 +13,11 @@ from configs.config import (
     TrainConfig,
     UpdateConfig,
 )
+from configs.experience import Suite
 
 # Token-head checkpoints of SimpleVLA-RL (supervised on one trajectory per task): the public starting points whose
 # language-model head was trained on action tokens, and which leave room for reinforcement learning.
-PUBLIC_CHECKPOINTS = {
+PUBLIC_CHECKPOINTS: dict[Suite, str] = {
     "libero_spatial": "Haozhan72/Openvla-oft-SFT-libero-spatial-traj1",
     "libero_object": "Haozhan72/Openvla-oft-SFT-libero-object-traj1",
     "libero_goal": "Haozhan72/Openvla-oft-SFT-libero-goal-traj1",

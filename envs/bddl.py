@@ -90,12 +90,12 @@ def _declared(words: Sequence[Any], section: str) -> dict[str, str]:
     """`a b - bowl  c - plate` -> {a: bowl, b: bowl, c: plate}."""
     found: dict[str, str] = {}
     waiting: list[str] = []
-    words = iter(words)
-    for word in words:
+    rest = iter(words)
+    for word in rest:
         if word != "-":
             waiting.append(_word(word, section))
             continue
-        category = _word(next(words, ""), section)
+        category = _word(next(rest, ""), section)
         found |= dict.fromkeys(waiting, category)
         waiting = []
     if waiting:
@@ -141,7 +141,7 @@ def _numbers(row: Any, count: int, where: str) -> None:
         raise _Wrong(f"{where} is (x_min y_min x_max y_max), found {_shown(row)}")
 
 
-def _conjunction(goal: Sequence[Any]) -> list[Any]:
+def _conjunction(goal: Sequence[Any]) -> Sequence[Any]:
     if len(goal) != 1 or not isinstance(goal[0], list) or not goal[0]:
         raise _Wrong(":goal needs one (And (...) ...)")
     return goal[0][1:] if goal[0][0] == "and" else goal

@@ -6,20 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from demonstrations import CHUNK_LENGTH, DemoEpisode, encode_jpeg, episode_path, write_episode
+from envs.demo_recipe import Recipe
 from envs.libero import ChunkResult, EnvSpec, LiberoEnv
 from envs.playing import CLEAN_STEPS, Playback, noise_bursts, play
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Everything that the content of a folder of demonstrations depends on, besides tasks and number."""
-
-    task_suite: str = "libero_spatial"
-    init_states: tuple[int, int] = (0, 40)  # first and end; by default the last ten of a task are held out
-    noise_scales: tuple[float, ...] = (0.3, 0.6, 0.9, 1.2)  # of full action, see noise_bursts
-    frame_every: int = 4  # env steps, where the chunk of a frame is free of noise
-    seed: int = 0
-    assets: str = "lowpoly"
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,44 @@ many processes. Failed ones are dropped, and remembered in attempts.jsonl. The i
 evaluation unless --init-states says otherwise. File format: demonstrations.py.
 """
 
-import argparse
 import json
 import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 
+import tyro
+
+from command_line import answer_at_once, main_guard, parse_flags
+from envs.demo_recipe import Recipe
+
+
+@dataclass(frozen=True)
+class DemosArgs:
+    """Collect demonstrations of the scripted expert: noisy episodes, labelled with what the expert wanted."""
+
+    out: Path
+    """Folder to write, or to go on with."""
+    task_ids: tuple[int, ...] = (0,)
+    """Task ids within the suite."""
+    episodes: int = 200
+    """Episodes to play per task; most of them succeed."""
+    num_envs: int = 1
+    """Simulators: 1 steps inline, N > 1 run in worker processes, an episode in each."""
+    recipe: tyro.conf.OmitArgPrefixes[Recipe] = field(default_factory=Recipe)
+
+
+parse = partial(parse_flags, DemosArgs, prog="python -m envs.demos")
+
+if __name__ == "__main__":
+    answer_at_once("envs.demos", parse)  # before the seconds that the imports below take
+
 from demonstrations import episode_path
-from envs.demo_episode import DemoEnv, Recipe, attempt_of
+from envs.demo_episode import DemoEnv, attempt_of
 from envs.libero import ChunkResult, EnvSpec, task_info
 from envs.playing import Job, play_all
 from envs.pool import make_pool
@@ -31,34 +56,7 @@ REPORT_EVERY_S = 10.0
 
 def main(argv: Sequence[str]) -> None:
     arguments = parse(argv)
-    recipe = Recipe(
-        arguments.task_suite,
-        tuple(arguments.init_states),
-        tuple(arguments.noise_scales),
-        arguments.frame_every,
-        arguments.seed,
-        arguments.assets,
-    )
-    collect(arguments.out, recipe, arguments.task_ids, arguments.episodes, arguments.num_envs)
-
-
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    default = Recipe()
-    parser = argparse.ArgumentParser(prog="python -m envs.demos", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--task-suite", default=default.task_suite)
-    parser.add_argument("--task-ids", type=int, nargs="+", default=[0], metavar="ID")
-    parser.add_argument("--episodes", type=int, default=200, help="to play per task; most of them succeed")
-    parser.add_argument("--init-states", type=int, nargs=2, default=default.init_states, metavar=("FIRST", "END"))
-    parser.add_argument(
-        "--noise-scales", type=float, nargs="+", default=default.noise_scales, metavar="S",
-        help="standard deviations of the bursts of noise on the executed moves; the episodes take them in turn",
-    )  # fmt: skip
-    parser.add_argument("--frame-every", type=int, default=default.frame_every, metavar="N", help="in env steps")
-    parser.add_argument("--seed", type=int, default=default.seed)
-    parser.add_argument("--assets", default=default.assets, help="lowpoly, official or a folder")
-    parser.add_argument("--num-envs", type=int, default=1, help="episodes side by side, one process each")
-    return parser.parse_args(argv)
+    collect(arguments.out, arguments.recipe, arguments.task_ids, arguments.episodes, arguments.num_envs)
 
 
 def collect(folder: Path, recipe: Recipe, task_ids: Sequence[int], episodes: int, num_envs: int) -> Counter:
@@ -148,8 +146,4 @@ def progress(counts: Counter, total: int, seconds: float) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except BadInput as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main_guard("envs.demos", main))

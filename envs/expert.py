@@ -17,6 +17,7 @@ where it means to take the bowl (`Plan`), until somebody moves the bowl.
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
 from scipy.spatial.transform import Rotation
@@ -81,7 +82,7 @@ class Plan:
 class Expert:
     """Acts in the episode that runs in `domain` (LIBERO's BDDLBaseDomain); one per episode."""
 
-    def __init__(self, domain) -> None:
+    def __init__(self, domain: Any) -> None:
         self._domain = domain
         self._bowl, self._plate = _bowl_and_plate(domain)
         self._plan: Plan | None = None
@@ -119,7 +120,7 @@ class Expert:
         return choose_grasp(sim.model._model, sim.data._data, body, state.eef, base)
 
 
-def _bowl_and_plate(domain) -> tuple[str, str]:
+def _bowl_and_plate(domain: Any) -> tuple[str, str]:
     goals = domain.parsed_problem["goal_state"]
     predicate, moved, target = goals[0] if len(goals) == 1 and len(goals[0]) == 3 else ("", "", "")
     if predicate != "on" or not moved.startswith("akita_black_bowl") or not target.startswith("plate"):

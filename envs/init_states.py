@@ -25,7 +25,7 @@ def _latin1_bytes(text: str, encoding: str) -> bytes:
 
 def _empty_array(subtype: type, shape: tuple[int, ...], typecode: bytes) -> np.ndarray:
     """Stand-in for numpy's `_reconstruct`: the unpickler fills the array through `__setstate__`."""
-    return np.ndarray.__new__(np.ndarray, shape, typecode)
+    return np.ndarray.__new__(np.ndarray, shape, typecode)  # type: ignore[arg-type]  # bytes, as numpy itself writes
 
 
 _ARRAY_NAMES = {

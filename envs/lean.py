@@ -8,6 +8,7 @@ run beside ours; tests/test_libero.py compares the two bit for bit. `domain` is 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import mujoco
 import numpy as np
@@ -19,7 +20,7 @@ PROPRIO_OBSERVABLES = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos
 
 
 @contextmanager
-def lean_physics(sim) -> Iterator[None]:
+def lean_physics(sim: Any) -> Iterator[None]:
     """Within this block `sim` (MjSim) computes positions and velocities once a physics step, not three times.
 
     robosuite calls mj_forward at the start of a step, again in its controller, and then mj_step, which begins with the
@@ -59,7 +60,7 @@ class CameraGate:
     shift their clock and so give other images. An image that is not wanted is a black one.
     """
 
-    def __init__(self, domain) -> None:
+    def __init__(self, domain: Any) -> None:
         self.wanted: tuple[str, ...] = ()
         self.seconds = 0.0  # spent rendering so far
         self._domain = domain
@@ -81,11 +82,12 @@ class CameraGate:
             self.seconds += time.perf_counter() - started
             return image
 
-        sensor.__modality__ = render.__modality__
+        # robosuite keeps its marks on functions
+        sensor.__modality__ = render.__modality__  # type: ignore[attr-defined]
         return sensor
 
 
-def drop_unread_observables(domain) -> None:
+def drop_unread_observables(domain: Any) -> None:
     """Keep the observables that make an Observation; those of objects and joints are never read."""
     kept = (*PROPRIO_OBSERVABLES, *(f"{camera}_image" for camera in domain.camera_names))
     domain._observables = {name: domain._observables[name] for name in kept}
@@ -98,7 +100,7 @@ class SoftReset:
     command, and by way of `qacc_warmstart` the number and the states of the forward passes that a hard reset makes.
     """
 
-    def __init__(self, domain) -> None:
+    def __init__(self, domain: Any) -> None:
         self._domain = domain
         as_loaded = mujoco.MjModel.from_xml_string(domain.model.get_xml())  # the sim's model has placed fixtures
         self._body_pos, self._body_quat = as_loaded.body_pos.copy(), as_loaded.body_quat.copy()

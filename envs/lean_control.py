@@ -7,13 +7,14 @@ layout would choose another BLAS routine and so other last bits.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import mujoco
 import numpy as np
 from robosuite.utils.control_utils import nullspace_torques, opspace_matrices, orientation_error
 
 
-def lean_control(domain) -> Callable[[np.ndarray, bool], None]:
+def lean_control(domain: Any) -> Callable[[np.ndarray, bool], None]:
     """A function to stand in for the `_pre_action` of `domain`, until its next reset makes a new controller.
 
     It knows what LIBERO uses: one Panda arm, OSC_POSE control with fixed impedance, uncoupled, no interpolation. The
@@ -42,7 +43,7 @@ def lean_control(domain) -> Callable[[np.ndarray, bool], None]:
     return control
 
 
-def _measurement(controller, sim) -> Callable[[], None]:
+def _measurement(controller: Any, sim: Any) -> Callable[[], None]:
     """robosuite's Controller.update: where the hand and the arm are, and how they answer to forces."""
     model, data = sim.model._model, sim.data._data
     site = sim.model.site_name2id(controller.eef_name)
@@ -69,7 +70,7 @@ def _measurement(controller, sim) -> Callable[[], None]:
     return measure
 
 
-def _torques(controller, data) -> np.ndarray:
+def _torques(controller: Any, data: Any) -> np.ndarray:
     """Torques (7,) of operational space control, as in OperationalSpaceController.run_controller."""
     c = controller
     force = (c.goal_pos - c.ee_pos) * c.kp[:3] + -c.ee_pos_vel * c.kd[:3]

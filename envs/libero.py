@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -129,8 +130,10 @@ class LiberoEnv:
         return self._guarded(lambda: self._execute(actions, observe), observe)
 
     @property
-    def domain(self):
+    def domain(self) -> Any:
         """LIBERO's own env beneath, with the true poses of all objects; there is one from the first reset on."""
+        if self._simulator is None:
+            raise RuntimeError("there is no simulator yet: reset first")
         return self._simulator.domain
 
     def close(self) -> None:
@@ -142,21 +145,20 @@ class LiberoEnv:
             simulator.close()
 
     def _start(self, init_state_id: int, seed: int, observe: bool) -> tuple[Mapping[str, np.ndarray], bool]:
-        if self._simulator is None:
-            self._build()
+        simulator = self._simulator or self._build()
         if self._init_states is None:  # LIBERO's sampler places the objects, too: another seed for every state
-            self._simulator.reset(seed * self.num_init_states + init_state_id)
+            simulator.reset(seed * self.num_init_states + init_state_id)
         else:
-            self._simulator.reset(seed)
-            self._simulator.set_state(self._init_states[init_state_id])
+            simulator.reset(seed)
+            simulator.set_state(self._init_states[init_state_id])
         for _ in range(SETTLING_STEPS - 1):
-            self._simulator.step(SETTLING_ACTION)
-        raw, _ = self._simulator.step(SETTLING_ACTION, self._cameras if observe else CAMERAS[: self._recording])
+            simulator.step(SETTLING_ACTION)
+        raw, _ = simulator.step(SETTLING_ACTION, self._cameras if observe else CAMERAS[: self._recording])
         if self._recording:
             self._frames.append(upright(raw["agentview_image"]))
         return raw, False
 
-    def _build(self) -> None:
+    def _build(self) -> Simulator:
         self._simulator = Simulator(
             self._files.bddl,
             find_assets(self.spec.assets),
@@ -165,14 +167,16 @@ class LiberoEnv:
             self.spec.render_gpu,
         )
         atexit.register(self.close)
+        return self._simulator
 
     def _execute(self, actions: np.ndarray, observe: bool) -> tuple[Mapping[str, np.ndarray], bool]:
-        success = False
+        simulator, success = self._simulator, False
+        assert simulator is not None, "an episode is running"
         while not success and len(actions):
             action, actions = actions[0], actions[1:]
             self._env_steps += 1
             observed = observe and not len(actions) and self._env_steps < self.max_env_steps
-            raw, success = self._simulator.step(action, self._cameras if observed else CAMERAS[: self._recording])
+            raw, success = simulator.step(action, self._cameras if observed else CAMERAS[: self._recording])
             if self._recording:
                 self._frames.append(upright(raw["agentview_image"]))
         return raw, success
@@ -182,7 +186,8 @@ class LiberoEnv:
         started, steps_before = time.perf_counter(), self._env_steps
         rendered_before = self._simulator.gate.seconds if self._simulator else 0.0
         self._frames = []
-        raw, success, error = {}, False, None
+        raw: Mapping[str, np.ndarray] = {}
+        success, error = False, None
         try:
             raw, success = part()
         except BadInput:

@@ -7,12 +7,35 @@ training starts an episode, all objects rest where they were put and the task is
 the BDDL file (my_task.pruned_init), where --bddl-file finds them, in the format of LIBERO's own files.
 """
 
-import argparse
 import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import tyro
+
+from command_line import answer_at_once, main_guard, parse_flags
+
+
+@dataclass(frozen=True)
+class InitStatesArgs:
+    """Make the initial states of a task of one's own: as many as asked for, each tried out in the simulator."""
+
+    bddl: tyro.conf.Positional[Path]
+    """BDDL file of the task."""
+    count: int = 50
+    """Initial states to make."""
+    assets: str = "lowpoly"
+    """What objects look like: `lowpoly`, `official` or a folder."""
+
+
+parse = partial(parse_flags, InitStatesArgs, prog="python -m envs.make_init_states")
+
+if __name__ == "__main__":
+    answer_at_once("envs.make_init_states", parse)  # before the seconds that the imports below take
 
 import numpy as np
 
@@ -32,11 +55,7 @@ TRIES_PER_STATE = 10  # placements tried, before the task is taken to be impossi
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m envs.make_init_states", description=__doc__.splitlines()[0])
-    parser.add_argument("bddl", type=Path, metavar="BDDL_FILE")
-    parser.add_argument("--count", type=int, default=50, metavar="N", help="states to make (default: 50)")
-    parser.add_argument("--assets", default="lowpoly", help="lowpoly (default), official or a folder")
-    arguments = parser.parse_args(argv)
+    arguments = parse(argv)
     print(make_init_states(arguments.bddl, arguments.count, arguments.assets))
 
 
@@ -74,11 +93,12 @@ def collect_states(simulator: Simulator, count: int) -> tuple[list[np.ndarray], 
     states: list[np.ndarray] = []
     rejected: Counter[str] = Counter()
     for state in placements(simulator, count * TRIES_PER_STATE):
-        problem = "no room for all objects" if state is None else find_problem(simulator, state)
-        if problem is None:
-            states.append(state)
-        else:
+        if state is None:
+            rejected["no room for all objects"] += 1
+        elif problem := find_problem(simulator, state):
             rejected[problem] += 1
+        else:
+            states.append(state)
         if len(states) == count:
             break
     return states, rejected
@@ -154,8 +174,4 @@ def angle_between(a: np.ndarray, b: np.ndarray) -> float:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except BadInput as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main_guard("envs.make_init_states", main))

@@ -16,6 +16,7 @@ come. With one slot everything happens in this process (`InlinePool`); with more
 import time
 from dataclasses import replace
 from multiprocessing.connection import wait
+from typing import Any
 
 import numpy as np
 
@@ -163,10 +164,10 @@ class WorkerPool:
         if not at_work:
             return []
         give_up = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        results = []
+        results: list[tuple[int, ChunkResult]] = []
         while not results:
             wake_up = min(give_up, *(self._workers[slot].deadline for slot in at_work))
-            connections = {self._workers[slot].connection: slot for slot in at_work}
+            connections: dict[Any, int] = {self._workers[slot].connection: slot for slot in at_work}
             answered = [connections[c] for c in wait(connections, max(0.0, wake_up - time.monotonic()))]
             results = [(slot, self._receive(slot)) for slot in answered]
             results += self._overdue([slot for slot in at_work if slot not in answered])

@@ -4,10 +4,35 @@ python -m envs.scripted                                            # the 50 init
 python -m envs.scripted --task-ids 0 1 --init-states 40 50 --num-envs 8
 """
 
-import argparse
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from command_line import answer_at_once, main_guard, parse_flags
+
+
+@dataclass(frozen=True)
+class ScriptedArgs:
+    """How often does the scripted expert succeed?"""
+
+    task_suite: str = "libero_spatial"
+    """LIBERO suite that the tasks belong to."""
+    task_ids: tuple[int, ...] = tuple(range(10))
+    """Task ids within the suite."""
+    init_states: tuple[int, int] = (0, 50)
+    """First and one-past-last of the benchmark's initial states to start from, one episode each."""
+    assets: str = "lowpoly"
+    """What objects look like: `lowpoly`, `official` or a folder."""
+    num_envs: int = 1
+    """Simulators: 1 steps inline, N > 1 run in worker processes, an episode in each."""
+
+
+parse = partial(parse_flags, ScriptedArgs, prog="python -m envs.scripted")
+
+if __name__ == "__main__":
+    answer_at_once("envs.scripted", parse)  # before the seconds that the imports below take
 
 from envs.libero import ChunkResult, EnvSpec, task_info
 from envs.playing import EpisodeEnv, Job, play_all
@@ -17,15 +42,8 @@ from errors import BadInput
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m envs.scripted", description=__doc__.splitlines()[0])
-    parser.add_argument("--task-suite", default="libero_spatial")
-    parser.add_argument("--task-ids", type=int, nargs="+", default=list(range(10)), metavar="ID")
-    parser.add_argument("--init-states", type=int, nargs=2, default=(0, 50), metavar=("FIRST", "END"))
-    parser.add_argument("--assets", default="lowpoly", help="lowpoly, official or a folder")
-    parser.add_argument("--num-envs", type=int, default=1, help="episodes side by side, one process each")
-    arguments = parser.parse_args(argv)
-
-    spec = EnvSpec(arguments.task_suite, tuple(arguments.task_ids), assets=arguments.assets)
+    arguments = parse(argv)
+    spec = EnvSpec(arguments.task_suite, arguments.task_ids, assets=arguments.assets)
     tasks = task_info(spec)
     init_states = check_init_states(tasks, *arguments.init_states)
     jobs = [Job(task.task_id, init_state_id) for task in tasks for init_state_id in init_states]
@@ -59,8 +77,4 @@ def summary(task: TaskInfo, outcomes: dict[int, ChunkResult]) -> str:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except BadInput as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main_guard("envs.scripted", main))

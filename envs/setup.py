@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import tempfile
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -62,7 +63,7 @@ def prepare(render_backend: str | None = None) -> str:
     return backend
 
 
-def choose_backend(wanted: str | None, environ: dict[str, str]) -> str:
+def choose_backend(wanted: str | None, environ: Mapping[str, str]) -> str:
     """The render backend: what the recipe says, else what the user's environment says, else EGL. Never switched."""
     named = {
         "render_backend": wanted,
@@ -136,19 +137,21 @@ def _quiet_robosuite() -> None:
     if "robosuite" in sys.modules:
         return
     package = importlib.util.find_spec("robosuite")
-    if package is None:
+    if package is None or package.origin is None:
         raise BadInput("robosuite is not installed; run: pip install --no-deps -r requirements-simulator.txt")
     # robosuite opens the log file while it is imported: its settings have to be changed before, in a module of theirs.
     spec = importlib.util.spec_from_file_location("robosuite.macros", Path(package.origin).parent / "macros.py")
+    assert spec is not None
+    assert spec.loader is not None, "the name ends in .py"
     macros = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(macros)
-    macros.FILE_LOGGING_LEVEL = None
+    macros.FILE_LOGGING_LEVEL = None  # type: ignore[attr-defined]  # a variable of that module
     sys.modules["robosuite.macros"] = macros
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
 
 
 @contextmanager
-def egl_device(index: int):
+def egl_device(index: int) -> Iterator[None]:
     """Let robosuite pick EGL device `index` while it is imported and makes its first GL context.
 
     It takes the EGL index from CUDA_VISIBLE_DEVICES and asserts that MUJOCO_EGL_DEVICE_ID is contained in it; equal

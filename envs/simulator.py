@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -93,7 +93,7 @@ class Simulator:
         return raw, bool(success)
 
     @property
-    def domain(self):
+    def domain(self) -> Any:
         """LIBERO's env under its wrapper (`BDDLBaseDomain`): the simulation's true state, for experts and tests."""
         return self._domain
 
@@ -118,7 +118,7 @@ class Simulator:
         self._domain.sim._render_context_offscreen.gl_ctx.make_current()
 
 
-def _build_libero(bddl: Path, assets: Path, cameras: list[str]):
+def _build_libero(bddl: Path, assets: Path, cameras: list[str]) -> Any:
     import libero.libero
     import mujoco
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv

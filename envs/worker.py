@@ -4,6 +4,7 @@ Images travel through memory that both share. The child ends when told so, when 
 is gone, even if it hangs inside the simulator then.
 """
 
+import math
 import mmap
 import os
 import pickle
@@ -12,18 +13,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
+from typing import Any
 
 import numpy as np
 
 from child_process import end_child, start_child
-from envs.libero import ChunkResult, EnvSpec, LiberoEnv
+from envs.libero import ChunkResult, EnvSpec
 from errors import BadInput
 
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "LP_NUM_THREADS")
 RECEIVE_S = 30  # for the rest of an answer whose first bytes are there
 SHARED_BYTES = 64 * 2**20  # more than any answer holds; pages that nobody writes to take no memory
 
-EnvFactory = Callable[[EnvSpec, int], LiberoEnv]
+# Makes something like a LiberoEnv; where a reset plays the whole episode (envs.playing), it has no step_chunk.
+EnvFactory = Callable[[EnvSpec, int], Any]
 Prepare = Callable[[np.ndarray], np.ndarray]  # frames (num_images, 256, 256, 3) -> (num_images, S, S, 3), uint8
 
 KEPT_ENVS = 3  # of different tasks, per slot: building one takes seconds, keeping it some 100 MB
@@ -52,7 +55,7 @@ class SlotEnv:
         self._spec = spec
         self._make_env = make_env
         self._prepare = prepare
-        self._envs: dict[int, LiberoEnv] = {}  # by task id, the last used one last
+        self._envs: dict[int, Any] = {}  # by task id, the last used one last
 
     def run(self, request: Reset | Step) -> ChunkResult:
         if isinstance(request, Step):
@@ -65,7 +68,7 @@ class SlotEnv:
         observation = replace(result.observation, images=self._prepare(result.observation.images), prepared=True)
         return replace(result, observation=observation, preprocess_s=time.perf_counter() - started)
 
-    def _env_of(self, task_id: int) -> LiberoEnv:
+    def _env_of(self, task_id: int) -> Any:
         env = self._envs.pop(task_id, None)
         if env is None:
             if len(self._envs) == KEPT_ENVS:
@@ -86,7 +89,7 @@ def main(socket_fd: int, memory_fd: int) -> None:
         slot_env = SlotEnv(*connection.recv())
         while (request := connection.recv()) is not None:
             try:
-                answer = slot_env.run(request)
+                answer: ChunkResult | BadInput = slot_env.run(request)
             except BadInput as fault:
                 answer = fault
             connection.send(pack(answer, memory))
@@ -122,7 +125,7 @@ class Worker:
         os.close(memory_fd)
         with suppress(OSError):
             self.connection.send((spec, make_env, prepare))
-        self.deadline: float | None = None  # time.monotonic() by which the answer must be here
+        self.deadline = math.inf  # time.monotonic() by which the answer must be here
         self.episodes = 0
 
     def request(self, request: Reset | Step, timeout_s: float) -> None:
@@ -134,12 +137,12 @@ class Worker:
     def receive(self) -> ChunkResult | BadInput:
         """The answer; call it when the connection is readable. Raises EOFError or OSError if the worker has died."""
         message, sizes = self.connection.recv()
-        self.deadline = None
+        self.deadline = math.inf
         return unpack(message, sizes, self._memory)
 
     def close(self) -> None:
         """Ask an idle worker to finish; end one at work, whose result nobody will read."""
-        if self.deadline is not None:
+        if self.deadline < math.inf:
             self.process.kill()
         with suppress(OSError):
             self.connection.send(None)

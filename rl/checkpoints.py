@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from errors import BadInput
+from rl.contracts import Observation
 from rl.curriculum import absorb_successes
 from rl.learner import Learner
 from rl.ranks import Ranks
@@ -42,9 +43,9 @@ class TrainerState:
     wandb_id: str | None = None
     ranks: int = 1  # processes that train together; which episodes they play depends on their number
 
-    def improves(self, score: float) -> bool:
+    def improves(self, score: float | None) -> bool:
         """Whether a score beats every earlier one of the run; if so, it is the one to beat from now on."""
-        if self.best_score is not None and score <= self.best_score:
+        if score is None or (self.best_score is not None and score <= self.best_score):
             return False
         self.best_score = score
         return True
@@ -62,7 +63,7 @@ class TrainerState:
 
 
 def save_checkpoint(
-    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Any] = ()
+    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Observation] = ()
 ) -> Path:
     """Rank 0 writes `checkpoints/step_N`, moves the pointer `latest` to it and deletes older ones beyond `keep`.
 
@@ -77,7 +78,7 @@ def save_checkpoint(
 
 
 def _write_checkpoint(
-    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Any]
+    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Observation]
 ) -> None:
     final = checkpoints / f"step_{state.global_step}"
     temporary = checkpoints / f".writing-step_{state.global_step}"
@@ -194,7 +195,8 @@ def _random_state() -> dict[str, Any]:
     kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
     return {
         "python": random.getstate(),
-        "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),
+        # numpy's type of the tuple is that of its other answer, a dictionary.
+        "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),  # type: ignore[attr-defined]
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }

@@ -6,12 +6,12 @@ Dimension key: N decisions of the rollout, B of a micro-batch, A action tokens o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from configs.config import CriticConfig
+from rl.contracts import Policy
 from rl.losses import Statistics
 from rl.objectives import Objective
 from rl.ranks import ALONE, Ranks
@@ -27,18 +27,19 @@ class ValueHead(nn.Module):
         super().__init__()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.net = nn.Sequential(
-                nn.LayerNorm(hidden_dim), nn.Linear(hidden_dim, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 1)
-            )
-        nn.init.zeros_(self.net[-1].weight)  # the first values are 0: no advantage comes from noise
-        nn.init.zeros_(self.net[-1].bias)
+            first, last = nn.Linear(hidden_dim, WIDTH), nn.Linear(WIDTH, 1)
+        nn.init.zeros_(last.weight)  # the first values are 0: no advantage comes from noise
+        nn.init.zeros_(last.bias)
+        self.net = nn.Sequential(nn.LayerNorm(hidden_dim), first, nn.Tanh(), last)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, A, H) hidden states -> (B,) values."""
         return self.net(hidden.float().mean(dim=1)).squeeze(-1)
 
 
-def predict_values(policy: Any, critic: ValueHead, batch: Batch, micro_batch_size: int, ranks: Ranks = ALONE) -> Tensor:
+def predict_values(
+    policy: Policy, critic: ValueHead, batch: Batch, micro_batch_size: int, ranks: Ranks = ALONE
+) -> Tensor:
     """(N,) values of the rollout's observations before the update."""
 
     def values_of(rows: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discou
 
 
 def with_critic(
-    objective: Objective, policy: Any, critic: ValueHead, config: CriticConfig, values: Tensor, returns: Tensor,
+    objective: Objective, policy: Policy, critic: ValueHead, config: CriticConfig, values: Tensor, returns: Tensor,
     value_only: bool,
 ) -> Objective:  # fmt: skip
     """The policy's objective plus the clipped value loss; `value_only` leaves the policy as it is.

@@ -6,12 +6,17 @@ import itertools
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from configs.config import RolloutConfig
 from rl.rollout import Collected
 from rl.trajectory import Episode, Trajectory
 
 log = logging.getLogger("train")
+
+
+def _comes_before(group: int, episode: Episode) -> bool:
+    return episode.group < group
 
 
 def collect_informative(
@@ -29,7 +34,7 @@ def collect_informative(
     next_group = 0
     missing = config.n_steps
     while missing > 0:
-        rest = itertools.dropwhile(lambda episode, first=next_group: episode.group < first, episodes())
+        rest = itertools.dropwhile(partial(_comes_before, next_group), episodes())
         collected = collect_steps(rest, n_steps=missing)
         played.append(collected)
         kept += informative(collected.trajectories, config.group_success_bounds)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from configs.config import TrainConfig
+from rl.contracts import Policy, Pool, TeacherMode
 from rl.episodes import evaluation_episodes
 from rl.progress import progress_bar
 from rl.ranks import ALONE, Ranks
@@ -60,8 +60,8 @@ def wilson_interval(k: int, n: int, z: float = 1.959963984540054) -> tuple[float
 
 
 def evaluate(
-    policy: Any,
-    pool: Any,
+    policy: Policy,
+    pool: Pool,
     episodes: Sequence[Episode],
     acting: Acting,
     seed: int,
@@ -111,7 +111,7 @@ class Validation:
 
 
 def validate(
-    policy: Any, pool: Any, config: TrainConfig, teacher_mode: str, known_teacher: Successes | None,
+    policy: Policy, pool: Pool, config: TrainConfig, teacher_mode: TeacherMode, known_teacher: Successes | None,
     ranks: Ranks = ALONE,
 ) -> Validation:  # fmt: skip
     """Evaluate student and teacher; the teacher never changes, so its result is taken from `known_teacher` if given.

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rl.contracts import Policy
 from rl.evaluation import Validation
 from rl.never_fatal import never_fatal
 from rl.rerun_recording import write_recording
@@ -23,7 +24,7 @@ from rl.video import write_video
 log = logging.getLogger("train")
 
 
-def write_evaluation(run: Run, global_step: int, validation: Validation, policy: Any) -> None:
+def write_evaluation(run: Run, global_step: int, validation: Validation, policy: Policy) -> None:
     """Write the outcomes of all episodes and show those that were filmed: as videos, with --rerun as recordings."""
     with never_fatal(f"step {global_step}: the evaluation's episodes could not be written"):
         outcomes = {actor: outcomes_of(played) for actor, played in validation.played.items()}

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from configs.config import TrainConfig, UpdateConfig
+from rl.contracts import Policy
 from rl.critic import ValueHead
 from rl.ranks import ALONE, Ranks
 
 
 @dataclass(frozen=True)
 class Learner:
-    policy: Any
+    policy: Policy
     critic: ValueHead | None
     optimizer: torch.optim.Optimizer
     ranks: Ranks = ALONE  # every one of them has this learner, with the same numbers in it
 
 
-def make_learner(policy: Any, config: TrainConfig, ranks: Ranks = ALONE) -> Learner:
+def make_learner(policy: Policy, config: TrainConfig, ranks: Ranks = ALONE) -> Learner:
     """AdamW over the policy's trainable parameters, and in a group of its own over the critic's."""
     groups = [{"params": [parameter for _, parameter in policy.named_trainable_parameters()], "lr": config.update.lr}]
     critic = None

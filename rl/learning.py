@@ -36,7 +36,7 @@ def estimate_advantages(
             config.loss.advantage, returns, groups, batch.trajectory, batch.steps_to_end, config.loss.discount
         )
         return Estimate(advantages, None, advantage_metrics(advantages))
-    values = predict_values(learner.policy, learner.critic, batch, config.update.micro_batch_size, learner.ranks)
+    values = predict_values(learner.policy, learner.critic, batch, config.update.micro_batch, learner.ranks)
     advantages = gae(values, batch, trajectories, config.loss.discount, config.critic.gae_lambda).clamp(-LIMIT, LIMIT)
     fit = {"train/explained_variance": explained_variance(values, advantages + values)}
     return Estimate(advantages, values, advantage_metrics(advantages) | fit)
@@ -53,11 +53,11 @@ def surrogate_objective(
         estimate.advantages,
         config.loss,
         config.policy.temperature,
-        config.update.micro_batch_size,
+        config.update.micro_batch,
         behaviour_epsilon=phase.epsilon if exact_mixture else None,
         ranks=learner.ranks,
     )
-    if learner.critic is None:
+    if learner.critic is None or estimate.values is None:
         return objective
     value_only = global_step < phase_lengths(config.phases)[0] + config.critic.value_warmup_steps
     targets = estimate.advantages + estimate.values

@@ -57,19 +57,18 @@ def distillation_loss(
 
 
 def clipped_surrogate(
-    log_ratio: Tensor, advantages: Tensor, executed: Tensor, clip_low: float, clip_high: float
+    log_ratio: Tensor, advantages: Tensor, executed: Tensor, clip_high: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss -min(ratio * A, clip(ratio) * A) of each decision, its ratios and where the clip held.
 
     log_ratio (B, L): one column per ratio (L = 1 for chunk ratios, A for token ratios); advantages (B,);
-    executed (B, L) bool. A > 0 clips to [1 - clip_low, 1 + clip_high], A < 0 to [1 - clip_high, 1 + clip_low].
-    Returns loss (B,), ratio (B, L), clipped (B, L) bool. PPO (Schulman et al. 2017, eq. 7) with DAPO's asymmetry.
+    executed (B, L) bool. A > 0 clips above 1 + clip_high, A < 0 below 1 - clip_high. PPO (Schulman et al. 2017, eq. 7)
+    has bounds on the other sides, too, but its minimum never takes them: there the unclipped term is the smaller one.
+    Returns loss (B,), ratio (B, L), clipped (B, L) bool.
     """
     ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     sign = advantages[:, None]
-    lower = torch.where(sign > 0, 1 - clip_low, 1 - clip_high)
-    upper = torch.where(sign > 0, 1 + clip_high, 1 + clip_low)
-    bounded = ratio.clamp(lower, upper)
+    bounded = torch.where(sign > 0, ratio.clamp(max=1 + clip_high), ratio.clamp(min=1 - clip_high))
     surrogate = torch.minimum(ratio * sign, bounded * sign)
     clipped = (bounded * sign < ratio * sign) & executed
     return -masked_mean(surrogate, executed), ratio, clipped

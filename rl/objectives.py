@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from configs.config import LossConfig, PhaseConfig
+from rl.contracts import Policy
 from rl.losses import (
     Statistics,
     approximate_kl,
@@ -27,8 +28,9 @@ from rl.losses import (
 from rl.ranks import ALONE, Ranks
 from rl.trajectory import Batch
 
-# The loss of the given rows of the batch, as a sum over them, from the student's logits (B, A, V).
-MicroLoss = Callable[[Tensor, Tensor], tuple[Tensor, Statistics]]
+# The loss of the given rows of the batch, as a sum over them, from what `Objective.outputs` gives for them: the
+# student's logits (B, A, V), or these and more.
+MicroLoss = Callable[[Any, Tensor], tuple[Tensor, Statistics]]
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Objective:
 
 
 def distillation_objective(
-    policy: Any, batch: Batch, phases: PhaseConfig, micro_batch_size: int, ranks: Ranks = ALONE
+    policy: Policy, batch: Batch, phases: PhaseConfig, micro_batch_size: int, ranks: Ranks = ALONE
 ) -> Objective:
     """Match the tokens that the teacher chose, or its sharpened distribution at the same observations."""
     teacher_logprobs = None
@@ -58,7 +60,7 @@ def distillation_objective(
 
 
 def policy_objective(
-    policy: Any,
+    policy: Policy,
     batch: Batch,
     advantages: Tensor,
     config: LossConfig,
@@ -93,13 +95,11 @@ def policy_objective(
         else:
             log_ratio = new - old
         counted = executed if config.ratio_level == "token" else executed[:, :1]
-        surrogate, ratio, clipped = clipped_surrogate(
-            log_ratio, advantages[rows].to(device), counted, config.clip_low, config.clip_high
-        )
+        surrogate, ratio, clipped = clipped_surrogate(log_ratio, advantages[rows].to(device), counted, config.clip_high)
         per_decision = surrogate
         all_logprobs = F.log_softmax(logits / temperature, dim=-1)
         entropies = entropy(all_logprobs, executed)
-        if config.kl_coef > 0:
+        if teacher_logprobs is not None:
             kl = exact_kl(all_logprobs, teacher_logprobs[rows].to(device), executed)
             per_decision = per_decision + config.kl_coef * kl
         if config.entropy_coef > 0:
@@ -116,7 +116,7 @@ def policy_objective(
                 "train/entropy": entropies.sum().item(),
                 "ratio_error": drift.sum().item(),
             }
-            if config.kl_coef > 0:
+            if teacher_logprobs is not None:
                 sums["train/teacher_kl"] = kl.sum().item()
         maxima = {"train/ratio_max": ratio.detach()[counted].max().item()}
         return (weight * per_decision).sum(), Statistics(sums, maxima, len(rows))
@@ -133,7 +133,7 @@ def decision_weights(batch: Batch, aggregation: str) -> Tensor:
 
 
 def teacher_distribution(
-    policy: Any, batch: Batch, temperature: float, micro_batch_size: int, ranks: Ranks = ALONE
+    policy: Policy, batch: Batch, temperature: float, micro_batch_size: int, ranks: Ranks = ALONE
 ) -> Tensor:
     """(N, A, V) log-probs of the frozen teacher at `temperature`, computed once per update."""
 

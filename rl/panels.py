@@ -42,7 +42,7 @@ STYLE = {
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
-    "axes.prop_cycle": matplotlib.cycler(color=CYCLE),
+    "axes.prop_cycle": plt.cycler(color=CYCLE),
     "axes.edgecolor": LIGHT["grid"],
     "axes.axisbelow": True,
     "axes.labelcolor": LIGHT["ink"],

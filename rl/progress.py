@@ -6,6 +6,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -25,11 +26,11 @@ class TerminalHandler(logging.StreamHandler):
     """Writes to whatever sys.stdout is now: while a bar is shown that is rich's, which puts lines above the bar."""
 
     @property
-    def stream(self):
+    def stream(self) -> TextIO:
         return sys.stdout
 
     @stream.setter
-    def stream(self, _) -> None:
+    def stream(self, _: TextIO) -> None:
         pass
 
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from errors import BadInput
 
 T = TypeVar("T")
+Shared = TypeVar("Shared", Tensor, list[Any])
 
 # A rank that waits this long takes the others for dead. Ranks wait for the slowest rollout and for rank 0's disk.
 PATIENCE = timedelta(minutes=30)
@@ -52,7 +53,7 @@ class Ranks:
         """What starts as many processes."""
         return "python" if self.size == 1 else f"accelerate launch --num_processes {self.size}"
 
-    def share(self, items: Sequence[T]) -> Sequence[T]:
+    def share(self, items: Shared) -> Shared:
         """This rank's part: every `size`-th item."""
         return items[self.rank :: self.size]
 
@@ -70,7 +71,8 @@ class Ranks:
 
     def from_main(self, value: T | None) -> T:
         """Rank 0's value; what the others pass is ignored."""
-        return self.gather(value if self.is_main else None)[0]
+        values: list[Any] = self.gather(value if self.is_main else None)
+        return values[0]
 
     def divide(self, count: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
         """`compute` of the rows 0 .. count - 1, a part of them on each rank: compute((n,) rows) -> (n, ...) on the CPU.
@@ -136,7 +138,8 @@ def join_ranks(device: torch.device, patience: timedelta = PATIENCE) -> Ranks:
             "start the same number of processes on every machine, with one main_process_ip and main_process_port"
         ) from None
     shard_base = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
-    return Ranks(state.process_index, state.num_processes, objects, shard_base)
+    # torch's type allows for processes outside the group, of which there are none.
+    return Ranks(state.process_index, state.num_processes, objects, shard_base)  # type: ignore[arg-type]
 
 
 @contextlib.contextmanager

@@ -6,21 +6,40 @@ the terminal and in one page (--out).
 
 from __future__ import annotations
 
-import argparse
 import base64
 import logging
 import shlex
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import tyro
+
+from command_line import answer_at_once, main_guard, parse_flags
+
+
+@dataclass(frozen=True)
+class ReportArgs:
+    """What a run has reached, from its folder alone; several runs are compared."""
+
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Run folders."""
+    out: Path = Path("comparison.html")
+    """Page of a comparison (of one run: its report/index.html)."""
+
+
+parse = partial(parse_flags, ReportArgs, prog="python -m rl.report")
+
+if __name__ == "__main__":
+    answer_at_once("rl.report", parse)  # before the seconds that the imports below take
+
 import matplotlib.pyplot as plt
 from rich.console import Console
 
-from configs.cli import main_guard
 from envs.tasks import instruction_of, task_names
 from errors import BadInput
 from rl.comparison import write_comparison
@@ -216,10 +235,9 @@ def tables(run: StoredRun) -> dict[str, list[dict[str, Any]]]:
 
 
 def main(argv: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m rl.report", description=__doc__.splitlines()[0])
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder")
-    parser.add_argument("--out", type=Path, default=Path("comparison.html"), help="page of a comparison")
-    arguments = parser.parse_args(argv)
+    arguments = parse(argv)
+    if not arguments.runs:
+        raise BadInput("name at least one run folder")
     runs = [read_run(folder) for folder in arguments.runs]
     if len(runs) > 1:
         Console().print(write_comparison(runs, arguments.out))

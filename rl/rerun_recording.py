@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import simplejpeg
 
+from rl.contracts import Policy
 from rl.trajectory import Decision, Trajectory
 from rl.video import FRAMES_PER_SECOND
 
@@ -26,7 +27,7 @@ ACTION_NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 STATE_NAMES = ("x", "y", "z", "axis_angle_x", "axis_angle_y", "axis_angle_z", "finger_left", "finger_right")
 
 
-def write_recording(path: Path, trajectory: Trajectory, policy: Any) -> None:
+def write_recording(path: Path, trajectory: Trajectory, policy: Policy) -> None:
     """Write a filmed trajectory; the policy turns its tokens into actions again."""
     import rerun as rr  # an optional package, and a large one
 
@@ -59,8 +60,8 @@ def write_recording(path: Path, trajectory: Trajectory, policy: Any) -> None:
         send(f"action/{name}", steps, rr.Scalars.columns(scalars=values))
     ended = [float(trajectory.success and step == steps[-1]) for step in steps]
     send("next/success", steps, rr.Scalars.columns(scalars=ended))
-    if all(d.student_logprobs is not None for d in decisions):
-        means = [d.student_logprobs.mean().item() for d in decisions]
+    means = [d.student_logprobs.mean().item() for d in decisions if d.student_logprobs is not None]
+    if len(means) == len(decisions):
         send("policy/log_prob", decided, rr.Scalars.columns(scalars=means))
     recording.disconnect()
 
@@ -73,7 +74,7 @@ def decision_steps(decisions: Sequence[Decision]) -> Iterator[int]:
         step += decision.executed
 
 
-def executed_actions(decisions: Sequence[Decision], policy: Any) -> np.ndarray:
+def executed_actions(decisions: Sequence[Decision], policy: Policy) -> np.ndarray:
     """Actions (env steps, 7) that the simulator was given."""
     chunks = policy.actions(np.stack([d.tokens.numpy() for d in decisions]))
     return np.concatenate([chunk[: d.executed] for chunk, d in zip(chunks, decisions, strict=True)])

@@ -8,7 +8,7 @@ from rl.results import Results, compare, count_played
 
 def results_table(results: Results, plan: Plan, before: Results | None = None) -> list[str]:
     """Lines of the table; with `before`, of the episodes that both have, and what has changed."""
-    rows = [
+    rows: list[tuple[str, ...]] = [
         ("task", "success", "instruction") if before is None else ("task", "before", "after", "difference", "pairs")
     ]
     for suite in plan.suites:

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from configs.config import RolloutConfig, TrainConfig
+from rl.contracts import Observation, Policy, Pool, StepResult, TeacherMode
 from rl.cores import cores_for_simulators
 from rl.phases import Phase, PhaseState
 from rl.randomness import torch_generator
@@ -27,14 +28,14 @@ class Acting:
 
     epsilon: float  # probability that the teacher makes a decision
     temperature: float  # the student's sampling temperature
-    teacher_mode: Literal["greedy", "l1"] = "greedy"
+    teacher_mode: TeacherMode = "greedy"
     student_mode: Literal["sample", "greedy"] = "sample"
     record_student_logprobs: bool = False  # PPO needs them for every decision, also for the teacher's
     record_teacher_match: bool = False  # behaviour importance needs the teacher's chunk for every decision
     keep_observations: bool = True  # an evaluation of hundreds of episodes would fill the memory with images
 
 
-def acting_in(phase: PhaseState, config: TrainConfig, teacher_mode: str) -> Acting:
+def acting_in(phase: PhaseState, config: TrainConfig, teacher_mode: TeacherMode) -> Acting:
     """Who acts in the rollouts of a phase (SPEC section 3): teacher, epsilon-mixture, student."""
     return Acting(
         epsilon=phase.epsilon,
@@ -71,7 +72,7 @@ class Collected:
         return sum(t.env_steps for t in self.trajectories)
 
     @property
-    def samples(self) -> list[Any]:
+    def samples(self) -> list[Observation]:
         """A few observations, evenly spread over the rollout."""
         observations = [d.observation for t in self.trajectories for d in t.decisions]
         return observations[:: max(1, len(observations) // NUM_SAMPLES)][:NUM_SAMPLES]
@@ -97,7 +98,7 @@ class _Running:
     trajectory: Trajectory
     attempt: int
     started: float = field(default_factory=time.perf_counter)
-    observation: Any = None
+    observation: Any = None  # an Observation while the episode waits for a decision
     decision: Decision | None = None  # under way in the simulator
 
 
@@ -121,14 +122,14 @@ class _Schedule:
     _next: Episode | None = None
 
     def __post_init__(self) -> None:
-        self.episodes = iter(self.episodes)
+        self._rest = iter(self.episodes)
 
     def take(self) -> tuple[Episode, int] | None:
         """The next episode to play and the number of this attempt, or None when nothing may start now."""
         if self.again:
             return self.again.popleft()
         if self._next is None:
-            self._next = next(self.episodes, None)
+            self._next = next(self._rest, None)
         episode = self._next
         if episode is None:
             return None
@@ -147,8 +148,8 @@ class _Schedule:
 
 
 def collect(
-    policy: Any,
-    pool: Any,
+    policy: Policy,
+    pool: Pool,
     episodes: Iterable[Episode],
     acting: Acting,
     randomness: Randomness,
@@ -221,12 +222,12 @@ def collect(
     return Collected(kept, times, time.perf_counter() - started, errors)
 
 
-def _next_results(pool: Any, waiting: int, running: int, batching: Batching) -> list[tuple[int, Any]]:
+def _next_results(pool: Pool, waiting: int, running: int, batching: Batching) -> list[tuple[int, StepResult]]:
     """What the simulators have done: at least one result, unless environments wait for a decision already.
 
     With patience, also what they do within that time, up to a full batch.
     """
-    results = pool.ready(timeout_s=0 if waiting else None)
+    results = list(pool.ready(timeout_s=0 if waiting else None))
     full = min(running, batching.max_size or running)
     give_up = time.perf_counter() + batching.patience_s
     while waiting + len(results) < full and (left := give_up - time.perf_counter()) > 0:
@@ -237,7 +238,7 @@ def _next_results(pool: Any, waiting: int, running: int, batching: Batching) -> 
 
 
 def decide(
-    policy: Any, observations: Sequence[Any], generators: Sequence[torch.Generator], acting: Acting
+    policy: Policy, observations: Sequence[Observation], generators: Sequence[torch.Generator], acting: Acting
 ) -> tuple[list[Decision], np.ndarray]:
     """One decision per observation, and the env-ready actions (B, chunk, 7).
 
@@ -248,10 +249,10 @@ def decide(
     teacher_rows = [i for i, teacher in enumerate(by_teacher) if teacher or acting.record_teacher_match]
     student_rows = [i for i, teacher in enumerate(by_teacher) if not teacher]
 
-    tokens: list[torch.Tensor | None] = [None] * len(observations)
-    actions: list[np.ndarray | None] = [None] * len(observations)
-    logprobs: list[torch.Tensor | None] = [None] * len(observations)
-    teacher_tokens: list[torch.Tensor | None] = [None] * len(observations)
+    tokens: dict[int, torch.Tensor] = {}  # all four by row of `observations`
+    actions: dict[int, np.ndarray] = {}
+    logprobs: dict[int, torch.Tensor] = {}
+    teacher_tokens: dict[int, torch.Tensor] = {}
 
     if teacher_rows:
         with policy.teacher():
@@ -283,12 +284,12 @@ def decide(
             observation=observations[i],
             tokens=tokens[i],
             by_teacher=by_teacher[i],
-            student_logprobs=logprobs[i],
+            student_logprobs=logprobs.get(i),
             matches_teacher=tokens[i] == teacher_tokens[i] if acting.record_teacher_match else None,
         )
         for i in range(len(observations))
     ]
-    return decisions, np.stack(actions)
+    return decisions, np.stack([actions[i] for i in range(len(observations))])
 
 
 def _teacher_decides(epsilon: float, generator: torch.Generator) -> bool:
@@ -298,7 +299,7 @@ def _teacher_decides(epsilon: float, generator: torch.Generator) -> bool:
 
 
 def _serve(
-    policy: Any, pool: Any, batch: Sequence[tuple[int, _Running]], acting: Acting, randomness: Randomness
+    policy: Policy, pool: Pool, batch: Sequence[tuple[int, _Running]], acting: Acting, randomness: Randomness
 ) -> None:
     """Decide for waiting environments as one batch and send them on."""
     generators = [randomness.generator(now.trajectory.episode, len(now.trajectory.decisions)) for _, now in batch]
@@ -308,7 +309,7 @@ def _serve(
         pool.step(slot, chunk)
 
 
-def _absorb(now: _Running, result: Any, keep_observations: bool) -> None:
+def _absorb(now: _Running, result: StepResult, keep_observations: bool) -> None:
     """Write what the simulator did into the trajectory."""
     trajectory = now.trajectory
     if now.decision is not None:

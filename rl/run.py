@@ -62,8 +62,8 @@ class Run:
 
     def record(self, global_step: int, update: int, metrics: Mapping[str, float]) -> None:
         """Append one JSON object to metrics.jsonl, flushed to the disk, and hand copies to wandb and TensorBoard."""
-        row = {"global_step": global_step, "update": update, **metrics, **self._seconds}
-        row = {key: value if math.isfinite(value) else None for key, value in row.items()}  # JSON has no NaN
+        numbers = {"global_step": global_step, "update": update, **metrics, **self._seconds}
+        row = {key: value if math.isfinite(value) else None for key, value in numbers.items()}  # JSON has no NaN
         self._seconds = {}
         if self._metrics is None:
             return

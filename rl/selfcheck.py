@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from errors import BadInput
+from rl.contracts import Observation, Policy, TeacherMode
 from rl.randomness import torch_generator
 from rl.ranks import Ranks
 from rl.trajectory import Batch, Trajectory
@@ -25,7 +25,7 @@ class SelfCheckError(RuntimeError):
     """The program found itself computing something else than it claims; its results would be wrong."""
 
 
-def check_logits_path(policy: Any, observation: Any, temperature: float, dtype: torch.dtype) -> str:
+def check_logits_path(policy: Policy, observation: Observation, temperature: float, dtype: torch.dtype) -> str:
     """Sampling and learning agree about the policy: the sampled tokens' log-probs are those that the update sees."""
     acted = policy.act(
         [observation], mode="sample", temperature=temperature, generators=[torch_generator(0, "self-check")]
@@ -52,7 +52,9 @@ def check_executed(batch: Batch, trajectories: Sequence[Trajectory], action_dim:
         )
 
 
-def remember_teacher(path: Path, policy: Any, observation: Any, teacher_mode: str, write: bool = True) -> None:
+def remember_teacher(
+    path: Path, policy: Policy, observation: Observation, teacher_mode: TeacherMode, write: bool = True
+) -> None:
     """Store an observation and the teacher's chunk for it, for `check_teacher`."""
     with policy.teacher():
         tokens = policy.act([observation], mode=teacher_mode).tokens[0]
@@ -68,7 +70,7 @@ def remember_teacher(path: Path, policy: Any, observation: Any, teacher_mode: st
     )
 
 
-def check_teacher(path: Path, policy: Any, teacher_mode: str, tolerated: float = 0.0) -> None:
+def check_teacher(path: Path, policy: Policy, teacher_mode: TeacherMode, tolerated: float = 0.0) -> None:
     """The teacher never changes: it still answers the stored observation with the stored chunk.
 
     `tolerated`: share of tokens that may differ. In bfloat16 a run that goes on with another GPU rounds near-ties

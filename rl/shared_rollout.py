@@ -8,13 +8,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from rl.contracts import Policy, Pool
 from rl.ranks import Ranks
 from rl.rollout import Collected, collect
 from rl.trajectory import Episode
 
 
 def collect_together(
-    ranks: Ranks, policy: Any, pool: Any, episodes: Iterable[Episode], n_steps: int | None = None, **options: Any
+    ranks: Ranks, policy: Policy, pool: Pool, episodes: Iterable[Episode], n_steps: int | None = None, **options: Any
 ) -> Collected:
     """`rl.rollout.collect`, its episodes divided among the ranks.
 
@@ -26,7 +27,7 @@ def collect_together(
         return collect(policy, pool, episodes, n_steps=n_steps, **options)
     by_group = n_steps is not None  # else every episode is played anyway: then single ones divide more evenly
     own = (e for e in episodes if (e.group if by_group else e.index) % ranks.size == ranks.rank)
-    part = math.ceil(n_steps / ranks.size) if by_group else None
+    part = None if n_steps is None else math.ceil(n_steps / ranks.size)
     with policy.keeping_step() if ranks.shard_base else nullcontext():
         collected = collect(policy, pool, own, n_steps=part, **options)
     return united(ranks, collected)

@@ -29,7 +29,7 @@ class StoredRun:
     """`settings` and `provenance` are as the run stored them: a field that came later is missing."""
 
     folder: Path
-    rows: list[Row]
+    rows: Sequence[Row]
     settings: dict[str, Any]  # field name -> value, all sections together
     provenance: dict[str, Any]  # argv, git, versions, machine
 

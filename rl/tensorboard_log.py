@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class TensorBoardLog:
                 self._writer.close()
             self._writer = None
 
-    def _guarded(self, what: str):
+    def _guarded(self, what: str) -> AbstractContextManager[None]:
         return never_fatal(f"TensorBoard could not {what}", "metrics.jsonl has everything", self._give_up)
 
     def _give_up(self) -> None:

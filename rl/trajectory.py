@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rl.contracts import Observation
+
 
 @dataclass(frozen=True)
 class Episode:
@@ -31,7 +33,7 @@ class Episode:
 class Decision:
     """One policy call. Only `executed` is unknown until the simulator has played the chunk."""
 
-    observation: Any  # envs.observation.Observation; images stay uint8 on the CPU
+    observation: Any  # rl.contracts.Observation, its images uint8 on the CPU; None where it was not kept
     tokens: Tensor  # (A,) int64 token ids of the chunk that was executed
     by_teacher: bool
     student_logprobs: Tensor | None  # (A,) float32 at the sampling temperature; None in the warmup
@@ -64,7 +66,7 @@ class Batch:
     Two trajectories of 2 and 1 decisions give N = 3, M = 2, `trajectory` = [0, 0, 1], `steps_to_end` = [1, 0, 0].
     """
 
-    observations: list[Any]  # N observations
+    observations: list[Observation]  # N observations
     tokens: Tensor  # (N, A) int64
     executed: Tensor  # (N, A) bool, True where the token's action was really executed
     student_logprobs: Tensor  # (N, A) float32, the student's at collection time (zeros in the warmup)

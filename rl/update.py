@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from configs.config import UpdateConfig
+from rl.contracts import Policy
 from rl.losses import Statistics
 from rl.objectives import Objective
 from rl.randomness import torch_generator
@@ -43,8 +43,8 @@ class _Totals:
 
 
 def optimise(
-    policy: Any, optimizer: torch.optim.Optimizer, batch: Batch, objective: Objective, config: UpdateConfig, seed: int,
-    update: int, ranks: Ranks = ALONE, on_decisions: Callable[[int], None] = lambda _: None,
+    policy: Policy, optimizer: torch.optim.Optimizer, batch: Batch, objective: Objective, config: UpdateConfig,
+    seed: int, update: int, ranks: Ranks = ALONE, on_decisions: Callable[[int], None] = lambda _: None,
 ) -> dict[str, float]:  # fmt: skip
     """Minimise the objective over `n_epochs` passes; returns the metrics of SPEC section 9.
 
@@ -120,12 +120,12 @@ def _united(parts: Sequence[_Totals]) -> _Totals:
 
 
 def _accumulate_gradient(
-    policy: Any, batch: Batch, objective: Objective, rows: Tensor, minibatch_size: int, config: UpdateConfig
+    policy: Policy, batch: Batch, objective: Objective, rows: Tensor, minibatch_size: int, config: UpdateConfig
 ) -> _Totals:
     """Add the gradient of the minibatch's mean loss, one micro-batch (and one graph in memory) per device at a time."""
     outputs_of = objective.outputs or policy.chunk_logits
     totals = _Totals()
-    for micro in rows.split(config.micro_batch_size * len(policy.devices)) if len(rows) else ():
+    for micro in rows.split(config.micro_batch * len(policy.devices)) if len(rows) else ():
         outputs = outputs_of([batch.observations[i] for i in micro])
         loss_sum, statistics = objective.loss(outputs, micro)
         (loss_sum / minibatch_size).backward()
@@ -135,10 +135,10 @@ def _accumulate_gradient(
 
 
 def _keep_step(
-    policy: Any, batch: Batch, objective: Objective, rows: Tensor, config: UpdateConfig, ranks: Ranks
+    policy: Policy, batch: Batch, objective: Objective, rows: Tensor, config: UpdateConfig, ranks: Ranks
 ) -> None:
     """As many further passes, without effect, as rank 0 has more micro-batches: a sharded base runs everywhere."""
-    own, of_rank_0 = (-(-len(part) // config.micro_batch_size) for part in (ranks.share(rows), rows[:: ranks.size]))
+    own, of_rank_0 = (-(-len(part) // config.micro_batch) for part in (ranks.share(rows), rows[:: ranks.size]))
     for _ in range(of_rank_0 - own):
         outputs = (objective.outputs or policy.chunk_logits)([batch.observations[rows[0]]])
         (0 * objective.loss(outputs, rows[:1])[0]).backward()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import torch
 
 from configs.config import TrainConfig
 from errors import BadInput
 from rl.checkpoints import TrainerState, mark_best, restore_best
+from rl.contracts import Pool, TeacherMode
 from rl.evaluation import Successes, Validation, validate
 from rl.evaluation_files import write_evaluation
 from rl.learner import Learner
@@ -27,7 +27,7 @@ def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
 
 
 def evaluate_and_record(
-    config: TrainConfig, run: Run, learner: Learner, pool: Any, state: TrainerState, teacher_mode: str
+    config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState, teacher_mode: TeacherMode
 ) -> Validation:
     """Validate teacher and student, record, keep the best checkpoint, write videos.
 
@@ -36,7 +36,9 @@ def evaluate_and_record(
     """
     exact = learner.policy.dtype is torch.float32
     check_teacher(run.teacher_file, learner.policy, teacher_mode, tolerated=0.0 if exact else 0.1)
-    teacher = None if state.teacher_n is None else Successes(state.teacher_k, state.teacher_n)
+    teacher = None
+    if state.teacher_k is not None and state.teacher_n is not None:
+        teacher = Successes(state.teacher_k, state.teacher_n)
     with run.timed("eval"):
         validation = validate(learner.policy, pool, config, teacher_mode, teacher, learner.ranks)
     run.record(state.global_step, state.update, validation.metrics())
@@ -75,11 +77,12 @@ def fell_below_baseline(
     Worse by more than chance: the 95 % interval of its success ends below the rate of the first evaluation.
     """
     _, high = validation.student.interval
-    if not config.evaluation.stop_if_below_baseline or high >= state.baseline_rate:
+    baseline = state.baseline_rate
+    if not config.evaluation.stop_if_below_baseline or baseline is None or high >= baseline:
         return False
     best = restore_best(run.checkpoints, learner)
     log.info(
         "step %d: the student succeeds in %s, below the first evaluation's %.0f %%; stopped and restored %s",
-        state.global_step, validation.student, 100 * state.baseline_rate, best.name,
+        state.global_step, validation.student, 100 * baseline, best.name,
     )  # fmt: skip
     return True

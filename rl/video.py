@@ -14,4 +14,4 @@ def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with imageio.get_writer(path, fps=FRAMES_PER_SECOND, macro_block_size=16, ffmpeg_log_level="error") as writer:
         for frame in frames:
-            writer.append_data(frame)
+            writer.append_data(frame)  # type: ignore[attr-defined]  # imageio's type here is what readers share

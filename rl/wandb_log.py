@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ class WandbLog:
                 name=name,
                 dir=folder,
                 config=dict(config),
-                mode=self.mode,
+                mode=self.mode,  # type: ignore[arg-type]  # WANDB_MODE may say anything: wandb itself refuses it
                 id=run_id,
                 resume="allow" if run_id else None,
                 settings=wandb.Settings(silent=True, init_timeout=30, console="off"),
@@ -68,7 +69,7 @@ class WandbLog:
                 self._run.finish(exit_code=exit_code)
             self._run = None
 
-    def _guarded(self, what: str):
+    def _guarded(self, what: str) -> AbstractContextManager[None]:
         return never_fatal(f"wandb could not {what}", "metrics.jsonl has everything", self._give_up)
 
     def _give_up(self) -> None:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.cli import CHANGEABLE_ON_RESUME, answer_at_once, main_guard, parse_command, preset_of, stored_config
+from command_line import answer_at_once, main_guard
+from configs.cli import CHANGEABLE_ON_RESUME, parse_command, preset_of, stored_config
 from configs.config import TrainConfig, differing_fields, to_dict
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
 from errors import BadInput, TimeIsUp

@@ -49,7 +49,7 @@ CONTRADICTIONS = [
     ({"loss": {"discount": 0.0}}, "--discount"),
     ({"loss": {"discount": 1.1}}, "--discount"),
     ({"loss": {"discount": 0.9, "advantage": "group"}, "rollout": {"group_size": 4}}, "--advantage"),
-    ({"loss": {"clip_low": 0.0}}, "--clip-low"),
+    ({"loss": {"clip_high": 0.0}}, "--clip-high"),
     ({"loss": {"clip_high": 1.0}}, "--clip-high"),
     ({"loss": {"kl_coef": -0.1}}, "--kl-coef"),
     ({"loss": {"entropy_coef": -0.1}}, "--entropy-coef"),
@@ -113,9 +113,7 @@ def test_defaults_are_those_of_the_specification():
     assert (DEFAULT.rollout.n_steps, DEFAULT.update.n_epochs, DEFAULT.update.batch_size) == (512, 10, 2)
     assert (DEFAULT.update.lr, DEFAULT.update.weight_decay) == (1e-6, 0.01)
     assert (DEFAULT.update.max_grad_norm, DEFAULT.update.target_kl) == (1.0, None)
-    assert (DEFAULT.loss.clip_low, DEFAULT.loss.clip_high, DEFAULT.loss.kl_coef, DEFAULT.loss.entropy_coef) == (
-        0.2, 0.28, 0.0, 0.0
-    )  # fmt: skip
+    assert (DEFAULT.loss.clip_high, DEFAULT.loss.kl_coef, DEFAULT.loss.entropy_coef) == (0.28, 0.0, 0.0)
     assert (DEFAULT.loss.advantage, DEFAULT.loss.ratio_level, DEFAULT.loss.aggregation, DEFAULT.loss.discount) == (
         "absolute", "chunk", "decision", 1.0
     )  # fmt: skip

@@ -27,7 +27,7 @@ from tests.fakes import FIRST_ACTION_TOKEN, FakePool, Script
 from tests.toy import BINS, ToyPolicy
 
 TEMPERATURE, DISCOUNT, EPSILON = 1.3, 0.9, 0.6
-CLIP_LOW, CLIP_HIGH = 0.1, 0.5  # far apart: ratios lie between them
+CLIP_LOW, CLIP_HIGH = 0.1, 0.5  # far apart: ratios lie between them; the former must not matter
 GLOBAL_STEP = 140  # of the transition below: epsilon 0.6
 # Three groups of three episodes (env steps, success); the last group has no signal when compared with itself. Chunks
 # have 2 actions of 2 tokens, so most episodes end inside one.
@@ -57,7 +57,7 @@ def make_case(
         phases=PhaseConfig(warmup=mixed, warmup_steps=100, transition_steps=100, importance=importance),
         rollout=RolloutConfig(group_size=GROUP),
         loss=LossConfig(advantage=advantage, discount=DISCOUNT if advantage in ("absolute", "gae") else 1.0,
-            clip_low=CLIP_LOW, clip_high=CLIP_HIGH, **loss),
+            clip_high=CLIP_HIGH, **loss),
         critic=CriticConfig(gae_lambda=0.8, critic_through_backbone=through_backbone),
         update=UpdateConfig(micro_batch_size=2),
     )  # fmt: skip

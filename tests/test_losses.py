@@ -21,7 +21,7 @@ from rl.losses import (
     masked_mean,
 )
 
-LOW, HIGH = 0.2, 0.28
+HIGH = 0.28
 B, A, V = 4, 6, 256
 
 
@@ -44,7 +44,7 @@ def surrogate_of(ratio: float, advantage: float) -> tuple[float, float, bool]:
     """Loss of one decision, its derivative by the log-ratio, and whether the clip held."""
     log_ratio = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
     one = torch.ones(1, 1, dtype=torch.bool)
-    loss, _, clipped = clipped_surrogate(log_ratio, torch.tensor([advantage], dtype=torch.float64), one, LOW, HIGH)
+    loss, _, clipped = clipped_surrogate(log_ratio, torch.tensor([advantage], dtype=torch.float64), one, HIGH)
     loss.sum().backward()
     return loss.item(), log_ratio.grad.item(), bool(clipped)
 
@@ -83,7 +83,7 @@ def test_surrogate_is_the_formula_of_the_specification(ratio, advantage):
 
 def test_log_ratios_are_clamped_to_5():
     log_ratio = torch.tensor([[-40.0], [-6.0], [4.0], [6.0], [1e4]], requires_grad=True)
-    loss, ratio, _ = clipped_surrogate(log_ratio, -torch.ones(5), torch.ones(5, 1, dtype=torch.bool), LOW, HIGH)
+    loss, ratio, _ = clipped_surrogate(log_ratio, -torch.ones(5), torch.ones(5, 1, dtype=torch.bool), HIGH)
     assert ratio.flatten().tolist() == pytest.approx([math.exp(v) for v in (-5, -5, 4, 5, 5)])
     loss.sum().backward()
     assert log_ratio.grad.flatten().tolist() == pytest.approx([0, 0, math.exp(4), 0, 0])
@@ -95,7 +95,7 @@ def test_at_ratio_1_the_gradient_is_that_of_reinforce(generator, executed):
     advantages = torch.tensor([1.0, -0.5, 2.0, 0.0], dtype=torch.float64)
     new = logits.log_softmax(-1).gather(-1, columns[..., None]).squeeze(-1)
     log_ratio = chunk_log_ratio(new, new.detach(), executed)
-    clipped_surrogate(log_ratio, advantages, executed[:, :1], LOW, HIGH)[0].sum().backward()
+    clipped_surrogate(log_ratio, advantages, executed[:, :1], HIGH)[0].sum().backward()
     # d(-A log pi)/d logits = -A (one-hot - softmax), shared equally by the executed tokens
     weight = advantages[:, None] * executed / executed.sum(-1, keepdim=True)
     expected = -weight[..., None] * (F.one_hot(columns, V) - logits.detach().softmax(-1))
@@ -105,8 +105,8 @@ def test_at_ratio_1_the_gradient_is_that_of_reinforce(generator, executed):
 def test_token_ratios_equal_the_chunk_ratio_when_a_chunk_has_one_token(generator):
     new, old = torch.randn(2, B, 1, generator=generator)
     advantages, one = torch.tensor([1.0, -1.0, 0.5, -2.0]), torch.ones(B, 1, dtype=torch.bool)
-    by_token = clipped_surrogate(new - old, advantages, one, LOW, HIGH)
-    by_chunk = clipped_surrogate(chunk_log_ratio(new, old, one), advantages, one, LOW, HIGH)
+    by_token = clipped_surrogate(new - old, advantages, one, HIGH)
+    by_chunk = clipped_surrogate(chunk_log_ratio(new, old, one), advantages, one, HIGH)
     for a, b in zip(by_token, by_chunk, strict=True):
         assert torch.equal(a, b)
 
@@ -114,7 +114,7 @@ def test_token_ratios_equal_the_chunk_ratio_when_a_chunk_has_one_token(generator
 def test_token_ratios_are_clipped_one_by_one_and_averaged_over_executed_tokens():
     log_ratio = torch.tensor([[1.5, 1.0, 0.5, 7.0]]).log()
     executed = torch.tensor([[True, True, True, False]])
-    loss, ratio, clipped = clipped_surrogate(log_ratio, torch.tensor([1.0]), executed, LOW, HIGH)
+    loss, ratio, clipped = clipped_surrogate(log_ratio, torch.tensor([1.0]), executed, HIGH)
     assert loss.item() == pytest.approx(-(1.28 + 1.0 + 0.5) / 3)
     assert ratio[0, :3].tolist() == pytest.approx([1.5, 1.0, 0.5])
     assert clipped.tolist() == [[True, False, False, False]]
@@ -145,8 +145,8 @@ def test_tokens_that_were_not_executed_change_no_loss(generator, executed):
         return [
             distillation_loss(logits, columns + FIRST_ACTION_TOKEN, executed)[0],
             distillation_loss(logits, columns + FIRST_ACTION_TOKEN, executed, reference)[0],
-            clipped_surrogate(new - old, advantages, executed, LOW, HIGH)[0],
-            clipped_surrogate(chunk_log_ratio(new, old, executed), advantages, executed[:, :1], LOW, HIGH)[0],
+            clipped_surrogate(new - old, advantages, executed, HIGH)[0],
+            clipped_surrogate(chunk_log_ratio(new, old, executed), advantages, executed[:, :1], HIGH)[0],
             behaviour_log_ratio(new, old, executed, executed, 0.3),
             exact_kl(logprobs, reference, executed),
             entropy(logprobs, executed),

@@ -1,6 +1,5 @@
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
@@ -191,17 +190,14 @@ def test_agreement_is_measured_on_the_stored_observations(adapter, merged, monke
     assert (seen[0].images == stored[0].images).all()
 
 
-def test_command_line_merges(adapter, tmp_path, monkeypatch, capsys):
+def test_command_line_merges(adapter, tmp_path, capsys):
     flags = ["--adapter", str(adapter), "--out", str(tmp_path / "out"), "--device", "cpu"]
-    monkeypatch.setattr(sys, "argv", ["vla.merge", *flags])
-    main()
+    main(flags)
     assert "100.0% of the action tokens" in capsys.readouterr().out
     assert inspect_checkpoint(tmp_path / "out").weights
 
 
-def test_command_line_reports_bad_input_in_one_line(base, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["vla.merge", "--adapter", str(base), "--out", str(tmp_path / "out")])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    assert stopped.value.code == 2
-    assert len(capsys.readouterr().err.strip().splitlines()) == 1
+def test_command_line_reports_bad_input_in_one_line(base, tmp_path):
+    with pytest.raises(BadInput) as refused:
+        main(["--adapter", str(base), "--out", str(tmp_path / "out")])
+    assert "\n" not in str(refused.value)

@@ -15,10 +15,10 @@ from tests.small_checkpoint import SMALL
 from vla.action_tokenizer import FIRST_ACTION_TOKEN
 from vla.observation import PlainObservation
 from vla.policy import Policy
-from vla.sft import SftArgs, fine_tune, main
-from vla.sft_learner import Learner, LearnerSettings
+from vla.settings import LearnerSettings, SftArgs, TinySize
+from vla.sft import fine_tune, main
+from vla.sft_learner import Learner
 from vla.sft_report import read_records
-from vla.tiny import TinySize
 
 MEMORISING = LearnerSettings(steps=250, batch_size=8, lr=6e-3, warmup_steps=20, augment=False, proprio_noise=0.0)
 BRIEF = LearnerSettings(steps=4, batch_size=4, warmup_steps=1)
@@ -160,13 +160,9 @@ def test_a_folder_that_exists_is_never_written_to(demos, tmp_path):
         fine_tune(_args(demos[0], tmp_path))
 
 
-def test_the_command_line_says_in_one_line_what_is_wrong(tmp_path, monkeypatch, capsys):
-    argv = ["sft", "--demos", str(tmp_path), "--out", str(tmp_path / "out"), "--size.image-size", "32",
+def test_the_command_line_says_in_one_line_what_is_wrong(tmp_path):
+    argv = ["--demos", str(tmp_path), "--out", str(tmp_path / "out"), "--size.image-size", "32",
             "--size.patch-size", "16", "--size.llm-dim", "16", "--steps", "3", "--device", "cpu"]  # fmt: skip
-    monkeypatch.setattr("sys.argv", argv)
-    with pytest.raises(SystemExit) as exit:
-        main()
-    message = capsys.readouterr().err
-    assert exit.value.code == 2
-    assert message.count("\n") == 1
-    assert "no demonstrations" in message
+    with pytest.raises(BadInput, match="no demonstrations") as refused:
+        main(argv)
+    assert "\n" not in str(refused.value)

@@ -54,11 +54,10 @@ def test_the_licence_of_a_base_is_not_claimed(folder):
     assert "project's licence" not in card
 
 
-def test_the_command_line_adds_an_evaluation(folder, tmp_path, monkeypatch, capsys):
+def test_the_command_line_adds_an_evaluation(folder, tmp_path, capsys):
     text = tmp_path / "results.md"
     text.write_text("7 of 10")
-    monkeypatch.setattr("sys.argv", ["sft_card", "--checkpoint", str(folder), "--evaluation", str(text)])
-    main()
+    main(["--checkpoint", str(folder), "--evaluation", str(text)])
     assert "README.md" in capsys.readouterr().out
     assert "7 of 10" in (folder / "README.md").read_text()
 

@@ -13,9 +13,10 @@ from vla.action_tokenizer import FIRST_ACTION_TOKEN
 from vla.checkpoint import inspect_checkpoint
 from vla.preprocessing import ImageProcessor
 from vla.prompt import load_tokenizer
+from vla.settings import LearnerSettings
 from vla.sft_checkpoint import load_trainable
 from vla.sft_data import PixelScale, make_data, read_episodes
-from vla.sft_learner import Learner, LearnerSettings, learning_rate
+from vla.sft_learner import Learner, learning_rate
 from vla.statistics import load_statistics
 
 CPU = torch.device("cpu")

@@ -1,7 +1,6 @@
 """The small checkpoint has the real folder format, and the whole program can load it."""
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -83,11 +82,10 @@ def test_weights_can_be_stored_in_bfloat16_like_the_7b_checkpoints(tmp_path):
     assert json.loads((folder / "config.json").read_text())["torch_dtype"] == "bfloat16"
 
 
-def test_command_line_writes_a_checkpoint(tmp_path, monkeypatch):
+def test_command_line_writes_a_checkpoint(tmp_path):
     sizes = ["--size.llm-dim", "16", "--size.llm-heads", "2", "--size.vision-dim", "16", "--size.image-size", "40"]
     flags = ["--out", str(tmp_path / "small"), "--num-images", "1", "--no-proprio"]
-    monkeypatch.setattr(sys, "argv", ["vla.tiny", *flags, *sizes])
-    main()
+    main([*flags, *sizes])
     info = inspect_checkpoint(tmp_path / "small")
     assert (info.num_images, info.uses_proprio, info.config.llama.hidden_size) == (1, False, 16)
     assert info.config.vits[0].image_size == 40

@@ -4,9 +4,15 @@ Llama's blocks are written out because attention here is full, because q, k, v a
 (vla.lora), and because the last block is needed at the action positions only.
 """
 
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaMLP,
+    apply_rotary_pos_emb,
+)
 
 
 def llama_block(
@@ -29,13 +35,13 @@ def llama_block(
     return hidden + mlp.down_proj(mlp.act_fn(gate) * up)
 
 
-def _qkv(attention: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+def _qkv(attention: LlamaAttention, x: Tensor) -> tuple[Tensor, ...]:
     if hasattr(attention, "qkv_proj"):  # vla.lora has put the three together
         return attention.qkv_proj(x).split(attention.qkv_proj.out_features, dim=-1)
     return attention.q_proj(x), attention.k_proj(x), attention.v_proj(x)
 
 
-def _gate_up(mlp: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+def _gate_up(mlp: LlamaMLP, x: Tensor) -> tuple[Tensor, ...]:
     if hasattr(mlp, "gate_up_proj"):
         return mlp.gate_up_proj(x).split(mlp.gate_up_proj.out_features, dim=-1)
     return mlp.gate_proj(x), mlp.up_proj(x)
@@ -46,6 +52,6 @@ def vit_block(block: nn.Module, tokens: Tensor) -> Tensor:
     return block(tokens)
 
 
-def vit_tokens(vit: nn.Module, images: Tensor) -> Tensor:
+def vit_tokens(vit: VisionTransformer, images: Tensor) -> Tensor:
     """What the first block reads: patches with their positions, after class and register tokens: (B, N, D)."""
     return vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))

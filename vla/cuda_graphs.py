@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ class Recording:
 
     def replay(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         for static, given in zip(self.inputs, inputs, strict=True):
-            if static is not None:
+            if static is not None and given is not None:  # the same ones, see GraphedNetwork._key
                 static.copy_(given)
         self.forward.replay()
         logits, hidden = self.outputs
@@ -44,6 +45,7 @@ class Recording:
     def replay_backward(self, gradients: tuple[Tensor | None, ...]) -> None:
         for static, given in zip(self.output_gradients, gradients, strict=True):
             static.zero_() if given is None else static.copy_(given)
+        assert self.backward is not None, "a pass with gradient is recorded with its backward pass"
         self.backward.replay()
 
 
@@ -123,7 +125,9 @@ class GraphedNetwork:
                         torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                     )
 
-        batch = len(inputs[0])
+        pixels = inputs[0]
+        assert pixels is not None, "every pass has images"
+        batch = len(pixels)
         for count in range(1, batch + 1) if with_gradient else (batch,):
             part = tuple(None if x is None else x[:count] for x in inputs)
             key = self._key(part, with_gradient)
@@ -146,13 +150,15 @@ class _Replay(torch.autograd.Function):
     """Forward and backward replay. The anchor makes autograd call the backward pass; it gets no gradient."""
 
     @staticmethod
-    def forward(ctx, anchor, network, recording, *inputs):
+    def forward(
+        ctx: Any, anchor: Tensor, network: "GraphedNetwork", recording: Recording, *inputs: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.network, ctx.recording, ctx.number = network, recording, network.replays
         return recording.replay(inputs)
 
     @staticmethod
-    def backward(ctx, *gradients):
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
         if ctx.network.replays != ctx.number:
             raise RuntimeError(
                 "another pass of the network ran between this forward pass and its backward pass, and has overwritten "

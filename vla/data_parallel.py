@@ -63,7 +63,7 @@ class Replicas:
         memory_budget: float | None,
     ):
         """parameters: the first device's trainable ones; load: arguments of Policy.load but the device."""
-        self._parameters = list(parameters)
+        self._parameters: list[Tensor] = list(parameters)
         # The one memory that all devices see: gradients come, and parameters go, through it, one user at a time.
         self._exchange = torch.empty(sum(p.numel() for p in parameters), device=parameters[0].device).share_memory_()
         self._parts = split_like(self._exchange, parameters)
@@ -165,11 +165,15 @@ class _Gather(torch.autograd.Function):
         ctx.graph = graph
         ctx.sizes = [len(logits), *(len(answer.logits) for answer in answers)]
         all_logits = _below(logits, [answer.logits for answer in answers])
-        return all_logits, None if hidden is None else _below(hidden, [answer.hidden for answer in answers])
+        if hidden is None:
+            return all_logits, None
+        return all_logits, _below(hidden, [answer.hidden for answer in answers if answer.hidden is not None])
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, logits: Tensor | None, hidden: Tensor | None) -> tuple[None, None, Tensor, Tensor | None]:
+    def backward(
+        ctx: Any, logits: Tensor | None, hidden: Tensor | None
+    ) -> tuple[None, None, Tensor | None, Tensor | None]:
         own_logits, *logits_parts = _parts(logits, ctx.sizes)
         own_hidden, *hidden_parts = _parts(hidden, ctx.sizes)
         # Sent before the first device's own backward pass begins, so that all run at the same time.

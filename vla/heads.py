@@ -4,6 +4,8 @@ Module and parameter names are those of openvla-oft @213c5ff (prismatic/models/p
 their state dicts are the checkpoint's `.pt` files. Sizes are read from the tensors, not from a config.
 """
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -85,7 +87,10 @@ class L1RegressionHead(nn.Module):
         return _filled(cls, (num_blocks, input_dim // action_dim, hidden_dim, action_dim), state)
 
 
-def _filled(cls: type, sizes: tuple[int, ...], state: dict[str, Tensor]) -> nn.Module:
+Head = TypeVar("Head", bound=nn.Module)
+
+
+def _filled(cls: type[Head], sizes: tuple[int, ...], state: dict[str, Tensor]) -> Head:
     with torch.device("meta"):
         module = cls(*sizes)
     module.load_state_dict(state, assign=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from peft import LoraConfig
@@ -82,7 +83,8 @@ def add_lora(network: nn.Module, rank: int, alpha: int, seed: int = 0, targets: 
     for name, parent in parents:
         _replace_children(parent, _adapted_children(name, parent, adapted, rank, alpha))
     layers = [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLayer)]
-    network.adapters = Adapters(layers, [layer.lora_B for _, layer in layers])
+    # torch takes every attribute of a module for a tensor or a module.
+    network.adapters = Adapters(layers, [layer.lora_B for _, layer in layers])  # type: ignore[assignment]
     generator = torch.Generator().manual_seed(seed)
     for _, (down, _) in named_adapters(network):
         if not down.is_meta:
@@ -93,7 +95,7 @@ def add_lora(network: nn.Module, rank: int, alpha: int, seed: int = 0, targets: 
 
 def _adapted_children(name: str, parent: nn.Module, adapted: set[str], rank: int, alpha: int) -> dict[str, nn.Module]:
     """A module's children as they will be, in the order of those whose place they take."""
-    old = dict(parent.named_children())
+    old: dict[str, Any] = dict(parent.named_children())  # linear maps and convolutions, where they are wanted
     wanted = {child: f"{name}.{child}".lstrip(".") in adapted for child in old}
     together = {members[0]: child for child, members in TOGETHER.items() if all(member in old for member in members)}
     merged = {member for child in together.values() for member in TOGETHER[child]}
@@ -127,12 +129,17 @@ def _replace_children(parent: nn.Module, children: dict[str, nn.Module]) -> None
 
 def lora_layers(network: nn.Module) -> list[tuple[str, LoraLayer]]:
     """(name, layer) of all layers that have adapters or may have had some."""
-    return network.adapters.layers if hasattr(network, "adapters") else []
+    adapters = _adapters_of(network)
+    return [] if adapters is None else adapters.layers
+
+
+def _adapters_of(network: nn.Module) -> Adapters | None:
+    return vars(network).get("adapters")
 
 
 def named_adapters(network: nn.Module) -> list[tuple[str, tuple[Tensor, Tensor]]]:
     """(name of the linear map in the base network, (A, B)) of all adapters, in the order of `lora_targets`."""
-    found = []
+    found: list[tuple[str, tuple[Tensor, Tensor]]] = []
     for name, layer in lora_layers(network):
         parent, _, child = name.rpartition(".")
         members = TOGETHER.get(child, (child,))
@@ -147,7 +154,9 @@ def refresh_adapters(network: nn.Module, force: bool = False) -> None:
 
     force: after weights were moved, or written to behind autograd's back (through .data).
     """
-    adapters = network.adapters
+    adapters = _adapters_of(network)
+    if adapters is None:
+        return
     version = sum(up._version for up in adapters.ups)  # versions only grow
     if version == adapters.refreshed and not force:
         return
@@ -177,7 +186,7 @@ def adapters_disabled(network: nn.Module) -> Iterator[None]:
             layer.enabled = True
 
 
-def linear_rows(layer: nn.Module, x: Tensor, rows: slice) -> Tensor:
+def linear_rows(layer: nn.Linear | LoraLinear, x: Tensor, rows: slice) -> Tensor:
     """`layer(x)[..., rows]` in float32 without computing the other rows; `layer` is linear, with adapter or without."""
     return layer.rows(x, rows) if isinstance(layer, LoraLinear) else F.linear(x, layer.weight[rows]).float()
 

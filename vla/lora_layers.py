@@ -10,6 +10,8 @@ Adapters are float32; the products run in the frozen weight's dtype. Source: Hu 
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,10 +37,10 @@ class LoraLinear(nn.Module):
         self.weight = nn.Parameter(weight, requires_grad=False)
         biases = [base.bias.detach() for base in bases if base.bias is not None]
         self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
-        options = {"dtype": torch.float32, "device": first.device}
+        zeros = partial(torch.zeros, dtype=torch.float32, device=first.device)
         rows = sum(end - start for start, end in self.blocks)
-        self.lora_A = nn.Parameter(torch.zeros(num_adapted * rank, self.in_features, **options))
-        self.lora_B = nn.Parameter(torch.zeros(rows, rank, **options))
+        self.lora_A = nn.Parameter(zeros(num_adapted * rank, self.in_features))
+        self.lora_B = nn.Parameter(zeros(rows, rank))
         self.first_row: int | None = None  # of the rows of `weight` that this process has, where vla.sharding cut it
 
     @property
@@ -73,7 +75,9 @@ class LoraLinear(nn.Module):
     def stored_ups(self) -> Iterator[tuple[Tensor, Tensor]]:
         """(place in the stored weight, rows of B whose s B belongs there) of every adapted map, as views."""
         # Graphs that hold this weight are past their backward pass when it is written to: see Policy.
-        weight, first = (self.weight.data, 0) if self.first_row is None else (self.weight.to_local(), self.first_row)
+        weight, first = self.weight.data, 0
+        if self.first_row is not None:  # FSDP has made it a DTensor
+            weight, first = self.weight.to_local(), self.first_row  # type: ignore[attr-defined]
         for i, ((start, end), (_, up)) in enumerate(zip(self.blocks, self.adapters(), strict=True)):
             column = self.in_features + i * self.rank
             top, bottom = max(start, first), min(end, first + len(weight))  # the adapter's rows that are here
@@ -109,9 +113,9 @@ class LoraConv2d(nn.Module):
         self.adapted = (True,)
         self.rank, self.alpha = rank, alpha
         self.enabled = True
-        options = {"dtype": torch.float32, "device": base.weight.device}
-        self.lora_A = nn.Parameter(torch.zeros(rank, *base.weight.shape[1:], **options))
-        self.lora_B = nn.Parameter(torch.zeros(base.out_channels, rank, 1, 1, **options))
+        zeros = partial(torch.zeros, dtype=torch.float32, device=base.weight.device)
+        self.lora_A = nn.Parameter(zeros(rank, *base.weight.shape[1:]))
+        self.lora_B = nn.Parameter(zeros(base.out_channels, rank, 1, 1))
 
     @property
     def scale(self) -> float:
@@ -134,13 +138,22 @@ class _Augmented(torch.autograd.Function):
     """[W | s B] [x ; low] + b, with gradients to x, low and B, and none to the frozen W and b."""
 
     @staticmethod
-    def forward(ctx, x, low, up, weight, bias, blocks, scale):
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        low: Tensor,
+        up: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        blocks: list[tuple[int, int]],
+        scale: float,
+    ) -> Tensor:
         ctx.save_for_backward(low, weight)
         ctx.blocks, ctx.scale, ctx.rank, ctx.up_dtype = blocks, scale, up.shape[1], up.dtype
         return F.linear(torch.cat([x, low], dim=-1), weight, bias)
 
     @staticmethod
-    def backward(ctx, grad):
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         low, weight = ctx.saved_tensors
         inputs = grad @ weight
         split = weight.shape[1] - low.shape[-1]

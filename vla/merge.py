@@ -10,18 +10,26 @@ its name, merged and unmerged policy must choose the same action tokens. The mer
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from command_line import answer_at_once, main_guard, parse_flags
+from vla.settings import MergeArgs
+
+parse = partial(parse_flags, MergeArgs, prog="python -m vla.merge")
+
+if __name__ == "__main__":
+    answer_at_once("vla.merge", parse)  # before the seconds that the imports below take
+
 import torch
-import tyro
 from torch import Tensor
 
 from errors import BadInput
 from vla.adapter_folder import PROPRIO_FILE, SAMPLES_FILE
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint, read_proprio_state
 from vla.checkpoint_writer import write_json, write_state_dict
+from vla.device import named_device
 from vla.hub import resolve_checkpoint
 from vla.json_file import read_json
 from vla.lora import CONFIG_FILE, Adapter, check_base, read_adapter
@@ -34,18 +42,6 @@ METADATA_FILE = "merge_metadata.json"
 SMALLEST_AGREEMENT = 0.99  # of the action tokens
 _STATISTICS_SUFFIX = "_no_noops"
 _TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
-
-
-@dataclass(frozen=True)
-class MergeArgs:
-    adapter: Path
-    """Adapter folder, such as runs/RUN/checkpoints/best."""
-    out: Path
-    """Folder to write; must not exist."""
-    base: str | None = None
-    """Base checkpoint; default: the one that the adapter names."""
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
-    """Where the two policies are compared; the merge itself needs no GPU."""
 
 
 def merge(adapter_folder: Path, out: Path, base: str | None = None, device: str = "cpu") -> float:
@@ -112,12 +108,12 @@ def _write_weights(info: CheckpointInfo, adapter: Adapter, out: Path) -> None:
         by_file.setdefault(tensor.path, []).append(tensor)
     for path, entries in by_file.items():
         merged = {}
-        for key, tensor in stream_tensors(entries, torch.device("cpu")):
+        for key, value in stream_tensors(entries, torch.device("cpu")):
             module = key.removesuffix(".weight")
             if key.endswith(".weight") and f"{module}.lora_A" in adapter.tensors:
-                tensor = merged_weight(tensor, adapter, module)
+                value = merged_weight(value, adapter, module)
                 used.add(module)
-            merged[key] = tensor
+            merged[key] = value
         write_tensors(out / path.name, merged)
     if unused := sorted(set(adapter.targets) - used):
         raise BadInput(f"{adapter.folder}: {len(unused)} modules are not in the base, first {unused[0]}: wrong base")
@@ -166,7 +162,7 @@ def action_token_agreement(
     key = next(iter(info.statistics))
     dtype = _TORCH_DTYPES.get(next(iter(info.weights.values())).dtype, torch.float32)
     tokens = []
-    for checkpoint, adapter_name in ((base, adapter and str(adapter)), (str(merged), None)):
+    for checkpoint, adapter_name in ((base, None if adapter is None else str(adapter)), (str(merged), None)):
         # One after the other: there is never memory for two policies.
         policy = Policy.load(
             checkpoint,
@@ -201,15 +197,11 @@ def model_card(metadata: dict[str, Any], evaluation: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    args = tyro.cli(MergeArgs, description=__doc__)
-    try:
-        agreement = merge(args.adapter, args.out, args.base, args.device)
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+def main(argv: Sequence[str]) -> None:
+    args = parse(argv)
+    agreement = merge(args.adapter, args.out, args.base, str(named_device(args.device)))
     print(f"wrote {args.out}: {agreement:.1%} of the action tokens are those of the unmerged policy")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main_guard("vla.merge", main))

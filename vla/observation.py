@@ -12,10 +12,20 @@ from errors import BadInput
 
 
 class Observation(Protocol):
-    images: np.ndarray  # uint8 (at least num_images, H, W, 3), RGB, upright; the first num_images are used
-    proprio: np.ndarray  # float64 (proprio_dim,), not normalised
-    instruction: str
-    prepared: bool  # images are `Policy.prepare(frames)` already, uint8 (num_images, S, S, 3)
+    @property
+    def images(self) -> np.ndarray:
+        """uint8 (at least num_images, H, W, 3), RGB, upright; the first num_images are used"""
+
+    @property
+    def proprio(self) -> np.ndarray:
+        """float64 (proprio_dim,), not normalised"""
+
+    @property
+    def instruction(self) -> str: ...
+
+    @property
+    def prepared(self) -> bool:
+        """images are `Policy.prepare(frames)` already, uint8 (num_images, S, S, 3)"""
 
 
 @dataclass(frozen=True)

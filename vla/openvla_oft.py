@@ -16,6 +16,7 @@ from collections.abc import Callable
 
 import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -62,13 +63,13 @@ class FusedVisionBackbone(nn.Module):
         return torch.cat([dino, siglip], dim=-1).unflatten(0, (batch, -1)).flatten(1, 2)
 
 
-def _create_vit(config: VitConfig) -> nn.Module:
+def _create_vit(config: VitConfig) -> VisionTransformer:
     options = {"img_size": config.image_size} | config.overrides
     # num_classes=0 drops the classifier and keeps SigLIP's attention pooling, whose weights are in every checkpoint.
     return timm.create_model(config.timm_id, pretrained=False, num_classes=0, **options)
 
 
-def _patch_features(vit: nn.Module, images: Tensor, run_block: RunBlock, first_block: int) -> Tensor:
+def _patch_features(vit: VisionTransformer, images: Tensor, run_block: RunBlock, first_block: int) -> Tensor:
     """Output of the second-to-last block without final norm, class and register tokens dropped: (B, num_patches, dim).
 
     The last block, the final norm and the pooling are never computed; they exist because checkpoints hold them.
@@ -104,7 +105,8 @@ class OpenVLAOFT(nn.Module):
         self.language_model = LlamaForCausalLM(config.llama)
         self.proprio_projector = proprio_projector
         self.recomputed_blocks = 0
-        self._vit_block, self._llama_block = vit_block, llama_block
+        self._vit_block: Callable[..., Tensor] = vit_block  # or compiled
+        self._llama_block: Callable[..., Tensor] = llama_block
 
     @property
     def dtype(self) -> torch.dtype:
@@ -159,6 +161,7 @@ class OpenVLAOFT(nn.Module):
         parts = [self.projector(self.image_features(pixel_values))]
         if self.proprio_projector is not None:
             # The trainable projector is float32 in a network of any dtype.
+            assert proprio is not None, "`Policy.model_inputs` gives it wherever there is a projector"
             token = self.proprio_projector(proprio.to(self.proprio_projector.fc1.weight.dtype))
             parts.append(token[:, None].to(self.dtype))
         text, text_is_real = self._embed_text(prompt_ids, prompt_lengths)

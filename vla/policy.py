@@ -103,7 +103,7 @@ class Policy:
         self._steps: Steps | None = None  # where the base is sharded
         self._trainable = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
         self._levels = torch.from_numpy(normalised_levels(processor)).to(self.device)
-        self._forward = network
+        self._forward: OpenVLAOFT | GraphedNetwork = network
         if compile_network:
             network.compile_blocks()
             self._forward = GraphedNetwork(network) if self.device.type == "cuda" else network
@@ -338,11 +338,13 @@ class Policy:
         if not self.uses_proprio:
             return None
         values = np.stack([observation.proprio for observation in observations])
+        assert self.statistics.proprio is not None, "`check_dimensions` has seen them"
         normalised = normalise_proprio(values, self.statistics.proprio, self._normalisation)
         return torch.from_numpy(normalised).to(self.device, torch.float32)
 
-    def _l1_tokens(self, hidden: Tensor) -> Tensor:
+    def _l1_tokens(self, hidden: Tensor | None) -> Tensor:
         if self.action_head is None:
             raise BadInput(f"{self.base_model} has no L1 head (action_head--*.pt): choose the greedy teacher")
+        assert hidden is not None, "`act` asks for them"
         chunk = self.action_head(hidden).float().cpu().numpy()
         return torch.from_numpy(encode(chunk)).flatten(1).to(hidden.device)

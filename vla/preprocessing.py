@@ -72,11 +72,11 @@ def _normalisation(config: dict[str, Any], path: Path) -> tuple[tuple[tuple[floa
     if "tvf_normalize_params" in config:
         where = f"{path}: tvf_normalize_params"
         params = [as_object(p, where) for p in _per_backbone(config, "tvf_normalize_params", path)]
-        means, stds = ([required(p, name, where) for p in params] for name in ("mean", "std"))
+        raw_means, raw_stds = ([required(p, name, where) for p in params] for name in ("mean", "std"))
     else:
-        means, stds = _per_backbone(config, "means", path), _per_backbone(config, "stds", path)
-    means = tuple(tuple(as_numbers(mean, f"{path}: mean", 3)) for mean in means)
-    stds = tuple(tuple(as_numbers(std, f"{path}: std", 3)) for std in stds)
+        raw_means, raw_stds = _per_backbone(config, "means", path), _per_backbone(config, "stds", path)
+    means = tuple(tuple(as_numbers(mean, f"{path}: mean", 3)) for mean in raw_means)
+    stds = tuple(tuple(as_numbers(std, f"{path}: std", 3)) for std in raw_stds)
     if any(value <= 0 for std in stds for value in std):
         raise BadInput(f"{path}: std: must be positive, found {brief(stds)}")
     return means, stds
@@ -95,7 +95,7 @@ def model_input_images(frames: np.ndarray, image_size: int) -> np.ndarray:
     images = np.empty((*frames.shape[:-3], image_size, image_size, 3), dtype=np.uint8)
     for index in np.ndindex(frames.shape[:-3]):
         planes = np.ascontiguousarray(jpeg_round_trip(frames[index]).transpose(2, 0, 1))
-        np.stack(centre_crop(lanczos_resize(planes, image_size)), axis=-1, out=images[index])
+        np.stack(list(centre_crop(lanczos_resize(planes, image_size))), axis=-1, out=images[index])
     return images
 
 
@@ -125,7 +125,8 @@ def pixel_values(images: np.ndarray, processor: ImageProcessor) -> np.ndarray:
             planes = _resize_naive(images[index], size, interpolation).transpose(2, 0, 1)
             for channel, plane in enumerate(planes):
                 # Not the default mode: that one writes to a buffer first. No level is beyond 255.
-                np.take(levels[backbone, channel], plane, out=pixels[(*index, backbone, channel)], mode="clip")
+                place = (*index, backbone, channel)
+                np.take(levels[backbone, channel], plane, out=pixels[place], mode="clip")
     return pixels.reshape(*batch, CHANNELS_PER_IMAGE * num_images, size, size)
 
 

@@ -66,6 +66,7 @@ def action_mass_probe(policy: Policy, observation: Observation, must_be_trained:
     Raises BadInput when it is below one half although the token head `must_be_trained`.
     """
     _, hidden = policy.chunk_outputs([observation])
+    assert hidden is not None, "they were asked for"
     probabilities = policy.network.vocabulary_logits(hidden).softmax(-1)
     mass = probabilities[..., ACTION_TOKEN_IDS.start : ACTION_TOKEN_IDS.stop].sum(-1).mean().item()
     finding = f"{100 * mass:.1f} % of the token head's probability lies on action tokens"

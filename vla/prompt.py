@@ -34,7 +34,7 @@ def pad_prompts(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
     No lengths where all are equal: then nothing is padded, and attention needs no mask.
     """
     lengths = torch.tensor([len(ids) for ids in prompts])
-    ids = pad_sequence(prompts, batch_first=True, padding_value=PAD_ID)
+    ids = pad_sequence(list(prompts), batch_first=True, padding_value=PAD_ID)
     return ids, lengths if bool((lengths != lengths[0]).any()) else None
 
 

@@ -95,6 +95,7 @@ def serve(connection: Connection) -> None:
             if isinstance(request, Start):
                 replica, answer = Replica(request), None
             else:
+                assert replica is not None, "the first request is Start"
                 answer = replica.run(request)
         except Exception as error:
             connection.send(as_fault(error))
@@ -125,7 +126,7 @@ class Replica:
         self._policy = Policy.load(**start.load)
         self._policy.action_head = None  # the first device applies it to the gathered hidden states
         self._exchange = start.exchange
-        self._parameters = [parameter for _, parameter in self._policy.named_trainable_parameters()]
+        self._parameters: list[Tensor] = [parameter for _, parameter in self._policy.named_trainable_parameters()]
         self._gradient = torch.zeros(sum(p.numel() for p in self._parameters), device=self._device)
         self._gradients = split_like(self._gradient, self._parameters)
         for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
@@ -134,19 +135,23 @@ class Replica:
 
     def run(self, request: Forward | Backward | Recompute | Exchange) -> Outputs | None:
         if isinstance(request, Recompute):
-            return self._policy.recompute(request.num_blocks)
+            self._policy.recompute(request.num_blocks)
+            return None
         if isinstance(request, Forward):
             return self._forward(request)
         if isinstance(request, Backward):
-            return self._backward(request)
-        return self._exchange_vector(request)
+            self._backward(request)
+        else:
+            self._exchange_vector(request)
+        return None
 
     def _forward(self, request: Forward) -> Outputs:
         self._graphs = {name: outputs for name, outputs in self._graphs.items() if name in request.alive}
         who = self._policy.teacher() if request.as_teacher else nullcontext()
         with torch.set_grad_enabled(request.graph is not None), who:
             logits, hidden = self._policy.chunk_outputs(request.observations)
-        if logits.requires_grad:
+        assert hidden is not None, "this device has its own"
+        if request.graph is not None and logits.requires_grad:
             self._graphs[request.graph] = logits, hidden
         return Outputs(as_array(logits), as_array(hidden) if request.needs_hidden else None)
 
@@ -157,7 +162,7 @@ class Replica:
             for output, gradient in zip(outputs, (request.logits, request.hidden), strict=True)
             if gradient is not None
         ]
-        torch.autograd.backward(*zip(*given, strict=True))
+        torch.autograd.backward([output for output, _ in given], [gradient for _, gradient in given])
 
     @torch.no_grad()
     def _exchange_vector(self, request: Exchange) -> None:

@@ -8,6 +8,7 @@ neighbours are merged into it.
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer, models, normalizers
 
@@ -47,9 +48,9 @@ def _merges(pieces: list[tuple[str, float, int]], vocabulary: dict[str, int]) ->
     return [(pieces[left][0], pieces[right][0]) for _, left, right in sorted(ranked)]
 
 
-def _piece(message: bytes) -> tuple[str, float, int]:
+def _piece(message: Any) -> tuple[str, float, int]:
     """(text, score, type) of one piece."""
-    fields = dict(_fields(message))
+    fields: dict[int, Any] = dict(_fields(message))
     return fields[1].decode("utf-8"), struct.unpack("<f", fields.get(2, bytes(4)))[0], fields.get(3, _NORMAL)
 
 
@@ -57,6 +58,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """(number, value) of every field of a protobuf message."""
     position = 0
     while position < len(message):
+        value: int | bytes
         tag, position = _varint(message, position)
         wire_type = tag & 7
         if wire_type == _VARINT:

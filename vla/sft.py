@@ -14,61 +14,37 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
+
+from command_line import answer_at_once, main_guard, parse_flags
+from vla.settings import SftArgs, TinySize
+
+parse = partial(parse_flags, SftArgs, prog="python -m vla.sft")
+
+if __name__ == "__main__":
+    answer_at_once("vla.sft", parse)  # before the seconds that the imports below take
 
 import timm
 import torch
 import transformers
-import tyro
 
 from errors import BadInput
 from vla.checkpoint import inspect_checkpoint
 from vla.checkpoint_writer import write_json
+from vla.device import named_device
 from vla.preprocessing import ImageProcessor
 from vla.prompt import load_tokenizer
 from vla.sft_card import write_card, write_run
 from vla.sft_checkpoint import initial_checkpoint, load_trainable, network_facts, save_policy
 from vla.sft_data import EpisodeArrays, PixelScale, dataset_statistics, make_data, read_episodes, split_episodes
-from vla.sft_learner import Learner, LearnerSettings
+from vla.sft_learner import Learner
 from vla.sft_report import git_commit, held_out_metrics, plot_curves, step_line, write_record
 from vla.statistics import load_statistics
-from vla.tiny import TinySize
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-@dataclass(frozen=True)
-class SftArgs:
-    demos: tuple[Path, ...]
-    """Folders of demonstrations (episode_*.npz)."""
-    out: Path
-    """Folder to write; must not exist."""
-    init: str | None = None
-    """Checkpoint to start from, folder or hub id; default: random weights in the sizes below."""
-    size: TinySize = field(default_factory=TinySize)
-    num_images: Literal[1, 2] | None = None
-    """Images per decision: 1 (agentview) or 2 (and wrist). Default: what --init has, or 2."""
-    task_suite: str = "libero_spatial"
-    """Suite that the statistics are named after."""
-    holdout: float = 0.05
-    """Share of the episodes that is kept from training, to be measured on."""
-    learner: tyro.conf.OmitArgPrefixes[LearnerSettings] = field(default_factory=LearnerSettings)
-    save_dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of the stored weights; training is in float32 (bfloat16 autocast on a GPU)."""
-    checkpoint_at: tuple[int, ...] = ()
-    """Steps after which to save a checkpoint as well, as OUT/step_000500."""
-    log_every: int = 100
-    """Steps per log line."""
-    eval_every: int = 500
-    """Steps between measurements on the held-out episodes; a multiple of --log-every."""
-    max_minutes: float | None = None
-    """Training time after which to stop and save; default: no limit."""
-    device: str = "cuda" if torch.cuda.is_available() else "cpu"
-    """Device to train on."""
-    workers: int = 4
-    """Threads that decode images."""
 
 
 def check(args: SftArgs) -> None:
@@ -92,19 +68,13 @@ def check(args: SftArgs) -> None:
         raise BadInput(f"--eval-every {args.eval_every} is no multiple of --log-every {args.log_every}")
     if beyond := [step for step in args.checkpoint_at if not 1 <= step <= args.learner.steps]:
         raise BadInput(f"--checkpoint-at {beyond[0]}: expected steps from 1 to {args.learner.steps}")
-    try:
-        torch.device(args.device)
-    except RuntimeError as error:
-        raise BadInput(f"--device {args.device}: expected cpu, cuda or cuda:1 and so on") from error
-    if args.device.startswith("cuda") and not torch.cuda.is_available():
-        raise BadInput(f"--device {args.device}: this machine has no usable CUDA device; use --device cpu")
     args.learner.check()
 
 
 def fine_tune(args: SftArgs) -> Path:
     """Train, save and measure; returns the checkpoint folder. Raises BadInput for what the user can repair."""
     check(args)
-    device, key = torch.device(args.device), f"{args.task_suite}_no_noops"
+    device, key = named_device(args.device), f"{args.task_suite}_no_noops"
     with initial_checkpoint(args.init, args.size, args.num_images, args.learner.seed) as init:
         processor, tokenizer = ImageProcessor.load(init.folder), load_tokenizer(init.folder)
         network = load_trainable(init, device)
@@ -125,7 +95,7 @@ def fine_tune(args: SftArgs) -> Path:
 
         def save(folder: Path, steps: int, seconds: float) -> None:
             save_policy(folder, network, init, statistics, DTYPES[args.save_dtype])
-            write_run(folder, provenance(args) | facts | {"steps": steps, "seconds": seconds})
+            write_run(folder, provenance(args, device) | facts | {"steps": steps, "seconds": seconds})
             write_card(folder)
 
         steps, seconds = train(learner, args, save)
@@ -182,8 +152,7 @@ def data_facts(train: Sequence[EpisodeArrays], held_out: Sequence[EpisodeArrays]
     }
 
 
-def provenance(args: SftArgs) -> dict[str, Any]:
-    on_cuda = args.device.startswith("cuda")
+def provenance(args: SftArgs, device: torch.device) -> dict[str, Any]:
     return {
         "command": shlex.join(["python", "-m", "vla.sft", *sys.argv[1:]]),
         "arguments": asdict(args),
@@ -192,18 +161,13 @@ def provenance(args: SftArgs) -> dict[str, Any]:
             "python": platform.python_version(),
             **{module.__name__: module.__version__ for module in (torch, timm, transformers)},
         },
-        "device": torch.cuda.get_device_name(args.device) if on_cuda else "CPU",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
     }
 
 
-def main() -> None:
-    args = tyro.cli(SftArgs, description=__doc__)
-    try:
-        print(f"wrote {fine_tune(args)}")
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+def main(argv: Sequence[str]) -> None:
+    print(f"wrote {fine_tune(parse(argv))}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main_guard("vla.sft", main))

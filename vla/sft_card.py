@@ -8,25 +8,17 @@ Training writes it without an evaluation; results are measured afterwards and gi
 import hashlib
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import tyro
-
+from command_line import main_guard, parse_flags
 from errors import BadInput
 from vla.json_file import read_json
+from vla.settings import CardArgs
 
 RUN_FILE = "sft_run.json"  # how the policy was made, written by vla.sft
 CARD_FILE = "README.md"
-
-
-@dataclass(frozen=True)
-class CardArgs:
-    checkpoint: Path
-    """A folder that vla.sft wrote."""
-    evaluation: Path | None = None
-    """Text file in Markdown with the results to show."""
 
 
 def write_card(folder: Path, evaluation: str | None = None) -> Path:
@@ -93,18 +85,14 @@ def write_run(folder: Path, run: dict[str, Any]) -> None:
     (folder / RUN_FILE).write_text(json.dumps(run, indent=2, default=str) + "\n", encoding="utf-8")
 
 
-def main() -> None:
-    args = tyro.cli(CardArgs, description=__doc__)
+def main(argv: Sequence[str]) -> None:
+    args = parse_flags(CardArgs, argv, prog="python -m vla.sft_card")
     try:
         evaluation = None if args.evaluation is None else args.evaluation.read_text(encoding="utf-8")
-        print(f"wrote {write_card(args.checkpoint, evaluation)}")
     except OSError as error:
-        print(f"--evaluation {args.evaluation} cannot be read ({error.strerror}): name a text file", file=sys.stderr)
-        sys.exit(2)
-    except BadInput as error:
-        print(error, file=sys.stderr)
-        sys.exit(2)
+        raise BadInput(f"--evaluation {args.evaluation} cannot be read ({error.strerror}): name a text file") from None
+    print(f"wrote {write_card(args.checkpoint, evaluation)}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main_guard("vla.sft_card", main))

@@ -16,7 +16,8 @@ from vla.checkpoint_writer import save_checkpoint, write_json
 from vla.hub import resolve_checkpoint
 from vla.json_file import read_json
 from vla.openvla_oft import OpenVLAOFT
-from vla.tiny import TinySize, make_tiny_checkpoint
+from vla.settings import TinySize
+from vla.tiny import make_tiny_checkpoint
 
 NUM_ACTION_TOKENS = CHUNK_LENGTH * ACTION_DIM
 # Of the initial checkpoint; the other files are written anew.

@@ -191,6 +191,7 @@ def _frames(
     mean, std = objects_scale
     prompt = np.repeat([instructions.index(e.instruction) for e in episodes], [len(e.images) for e in episodes])
     tokens = encode(normalise(joined("chunks"), statistics.action))
+    assert statistics.proprio is not None, "`dataset_statistics` has them"
     proprio = normalise_proprio(joined("proprio"), statistics.proprio)
     return Frames(
         images=torch.from_numpy(joined("images")).to(device),

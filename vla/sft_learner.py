@@ -5,7 +5,6 @@ Nothing here waits for the device but `take_metrics` and `diagnosis`.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,50 +13,13 @@ from torch.nn import functional as F
 from errors import BadInput
 from vla.augmentation import augment
 from vla.openvla_oft import OpenVLAOFT
+from vla.settings import LearnerSettings
 from vla.sft_data import Frames, PixelScale, SftData
 from vla.sft_loss import Diagnosis, action_loss, batch_metrics, diagnose, target_distributions, zero_other_rows
 
 METRICS = ("loss", "objects_loss", "accuracy", "xyz_bin_error", "grad_norm")
 ADAM_BETAS = (0.9, 0.98)
 FINAL_LR = 0.01  # of the largest learning rate, where the cosine ends
-
-
-@dataclass(frozen=True)
-class LearnerSettings:
-    steps: int = 6000
-    """Optimizer steps."""
-    batch_size: int = 256
-    """Frames per optimizer step."""
-    lr: float = 1.5e-3
-    """Largest learning rate: after the warm-up. From there on, a cosine."""
-    warmup_steps: int = 200
-    """Optimizer steps of the warm-up."""
-    weight_decay: float = 0.02
-    """Of matrices, by AdamW."""
-    max_grad_norm: float = 1.0
-    """Longer gradients are shortened to this."""
-    soft_target_bins: float = 0.0
-    """Standard deviation in bins of Gaussian targets, for all dimensions but the gripper; 0: one-hot."""
-    aux_weight: float = 0.0
-    """Weight of regressing the objects' positions from the proprio token; 0: off."""
-    proprio_noise: float = 0.02
-    """Noise on the robot's state, as a share of its standard deviation."""
-    augment: bool = True
-    """Crop and colour training images at random, as OpenVLA-OFT does."""
-    seed: int = 0
-    """Of the random weights, the held-out episodes, the batches and the augmentation."""
-
-    def check(self) -> None:
-        """Raises BadInput that names the flag."""
-        for name, least in (("steps", 1), ("batch_size", 1), ("warmup_steps", 0)):
-            if getattr(self, name) < least:
-                raise BadInput(f"--{name.replace('_', '-')} {getattr(self, name)}: expected {least} or more")
-        for name in ("lr", "max_grad_norm"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise BadInput(f"--{name.replace('_', '-')} {getattr(self, name)}: expected a number above 0")
-        for name in ("weight_decay", "soft_target_bins", "aux_weight", "proprio_noise"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise BadInput(f"--{name.replace('_', '-')} {getattr(self, name)}: expected 0 or more")
 
 
 class ObjectHead(nn.Module):
@@ -81,6 +43,7 @@ class ObjectHead(nn.Module):
 
     def loss(self, objects: Tensor) -> Tensor:
         """Of the network's latest forward pass; objects (B, 6)."""
+        assert self._hidden is not None, "the network has not run yet"
         return F.smooth_l1_loss(self.linear(self._hidden.float()), objects)
 
 
@@ -135,10 +98,9 @@ class Learner:
         if self.data.held_out is None:
             return None
         with torch.no_grad():
-            return diagnose(self._held_out_batches(network or self.network))
+            return diagnose(self._batches(self.data.held_out, network or self.network))
 
-    def _held_out_batches(self, network: OpenVLAOFT) -> Iterator[tuple[Tensor, Tensor]]:
-        frames = self.data.held_out
+    def _batches(self, frames: Frames, network: OpenVLAOFT) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(frames), self.settings.batch_size):
             batch = frames.rows(slice(start, start + self.settings.batch_size))
             yield self._logits(batch, network), batch.targets

@@ -93,7 +93,7 @@ class Diagnosis:
 @torch.no_grad()
 def diagnose(batches: Iterable[tuple[Tensor, Tensor]]) -> Diagnosis:
     """From (logits (B, A, 256), targets (B, A)) of all held-out frames."""
-    sums, count = 0.0, 0
+    sums, count = torch.zeros(()), 0
     for logits, targets in batches:
         columns = torch.arange(NUM_BINS, device=logits.device, dtype=torch.float32)
         log_probabilities = logits.log_softmax(-1)

@@ -54,7 +54,7 @@ class Steps:
 
     def __init__(self, network: nn.Module):
         self._network = network
-        self._group = dist.new_group(backend="gloo")
+        self._group: Any = dist.new_group(backend="gloo")  # torch's type allows for processes outside of it
         self._inputs: tuple[Any, ...] = ()  # of the last pass: something valid to keep step with
         network.register_forward_pre_hook(self._announce)
 

@@ -3,12 +3,21 @@
 python -m vla.tiny --out FOLDER [--num-images 1] [--no-proprio] [--seed 1] [--size.llm-dim 64]
 """
 
-from dataclasses import asdict, dataclass, field
+import sys
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from command_line import answer_at_once, main_guard, parse_flags
+from vla.settings import TinyArgs, TinySize
+
+parse = partial(parse_flags, TinyArgs, prog="python -m vla.tiny")
+
+if __name__ == "__main__":
+    answer_at_once("vla.tiny", parse)  # before the seconds that the imports below take
+
 import torch
-import tyro
 from torch import nn
 
 from vla.checkpoint_writer import save_checkpoint, write_json
@@ -18,45 +27,6 @@ from vla.openvla_oft import OpenVLAOFT
 from vla.tiny_tokenizer import vocabulary, write_tokenizer
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
-
-
-@dataclass(frozen=True)
-class TinySize:
-    """Sizes of the network. The default decides on two images in some 30 ms on one core."""
-
-    image_size: int = 120
-    """Side of the model's images in pixels."""
-    patch_size: int = 20
-    """Side of a patch: (image_size / patch_size)^2 tokens per image."""
-    vision_dim: int = 96
-    """Width of both vision transformers; a multiple of vision_heads."""
-    vision_depth: int = 4
-    """Blocks of both vision transformers; the last one is never computed, as in the 7B model."""
-    vision_heads: int = 4
-    """Attention heads of both vision transformers."""
-    llm_dim: int = 128
-    """Width of the language model. Each of its two vocabulary matrices has 32,064 rows of this width."""
-    llm_depth: int = 4
-    """Layers of the language model; with one, action positions could not be told apart."""
-    llm_heads: int = 4
-    """Attention heads of the language model."""
-    llm_mlp_dim: int = 344
-    """Width of the language model's MLPs."""
-
-
-@dataclass(frozen=True)
-class TinyArgs:
-    out: Path
-    """Folder to write."""
-    seed: int = 0
-    """Seed of the random weights."""
-    num_images: int = 2
-    """Images per decision: 1 (agentview) or 2 (and wrist)."""
-    proprio: bool = True
-    """Give the robot's state to the model."""
-    l1_head: bool = False
-    """Add an L1 regression head, as checkpoints of the kind "L1 regression" have."""
-    size: TinySize = field(default_factory=TinySize)
 
 
 def make_tiny_checkpoint(
@@ -205,12 +175,11 @@ def _vector_statistics(low: list[float], high: list[float]) -> dict[str, list[fl
     }
 
 
-def main() -> None:
-    args = tyro.cli(TinyArgs, description=__doc__)
-    options = {name: value for name, value in vars(args).items() if name not in ("out", "size")}
-    make_tiny_checkpoint(args.out, size=TinySize(**asdict(args.size)), **options)
+def main(argv: Sequence[str]) -> None:
+    args = parse(argv)
+    make_tiny_checkpoint(args.out, args.seed, args.num_images, args.proprio, args.l1_head, args.size)
     print(f"wrote {args.out}")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main_guard("vla.tiny", main))

@@ -4,26 +4,34 @@ python -m envs.lowpoly OUT
 python -m envs.lowpoly --preview FOLDER --tasks libero_spatial:0 libero_10:3
 """
 
-import argparse
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+import tyro
+
+from command_line import main_guard, parse_flags
 from envs.lowpoly import ensure_pack
 from errors import BadInput
 
-PREVIEW_TASKS = ["libero_spatial:0", "libero_object:0", "libero_goal:0", "libero_10:3"]
+
+@dataclass(frozen=True)
+class LowpolyArgs:
+    """Write the low-poly pack, or look at it."""
+
+    out: tyro.conf.Positional[Path | None] = None
+    """Folder that the pack's folder is written into (None: it is not written)."""
+    preview: Path | None = None
+    """Folder to render the first frame of tasks into (None: none is rendered)."""
+    tasks: tuple[str, ...] = ("libero_spatial:0", "libero_object:0", "libero_goal:0", "libero_10:3")
+    """Tasks of --preview, as SUITE:ID."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m envs.lowpoly", description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "out", nargs="?", type=Path, metavar="OUT", help="folder that the pack's folder is written into"
-    )
-    parser.add_argument("--preview", type=Path, metavar="FOLDER", help="render the first frame of tasks into a folder")
-    parser.add_argument("--tasks", nargs="+", default=PREVIEW_TASKS, metavar="SUITE:ID", help="tasks of --preview")
-    arguments = parser.parse_args()
+def main(argv: Sequence[str]) -> None:
+    arguments = parse_flags(LowpolyArgs, argv, prog="python -m envs.lowpoly")
     if arguments.out is None and arguments.preview is None:
-        parser.error("nothing to do: name a folder OUT or --preview FOLDER")
+        raise BadInput("nothing to do: name a folder OUT or --preview FOLDER")
     if arguments.out is not None:
         print(ensure_pack(arguments.out))
     if arguments.preview is not None:
@@ -41,8 +49,4 @@ def _task(text: str) -> tuple[str, int]:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except BadInput as problem:
-        print(f"error: {problem}", file=sys.stderr)
-        sys.exit(2)
+    sys.exit(main_guard("envs.lowpoly", main))

@@ -27,7 +27,7 @@ def plain_look(file: AssetFile) -> Look:
     for body in file.worldbody.walk():
         drawn = [geom for geom in body.geoms if geom.only_drawn]
         color = next((geom.color for geom in drawn if geom.color), GREY)
-        shapes[body.name] = collision_shapes(body, color) or [
+        shapes[body.name or ""] = collision_shapes(body, color) or [
             box(*geom.mesh_box, geom.color or GREY).placed(**_pose(geom)) for geom in drawn if geom.mesh_box
         ]
     return Look(shapes)

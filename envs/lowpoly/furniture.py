@@ -86,4 +86,4 @@ def wooden_tray(file: AssetFile) -> Look:
 
 def in_one_color(file: AssetFile, color: Color) -> Look:
     """All collision boxes of all bodies."""
-    return Look({body.name: collision_shapes(body, color) for body in file.worldbody.walk()})
+    return Look({body.name or "": collision_shapes(body, color) for body in file.worldbody.walk()})

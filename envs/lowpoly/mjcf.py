@@ -21,8 +21,9 @@ MATT = {"name": "matt", "emission": "0.2", "specular": "0.15", "shininess": "0.1
 class Look:
     """What an asset file shows."""
 
-    shapes: Mapping[str, Sequence[Shape]]  # by name of the body they are fixed to
-    paint: Mapping[str, Attributes] = field(default_factory=dict)  # added to the original's lights and geoms, by name
+    shapes: Mapping[str, Sequence[Shape]]  # by name of the body they are fixed to; "" for one without
+    # Added to the original's lights and geoms, by name.
+    paint: Mapping[str, Attributes] = field(default_factory=dict)
     assets: Sequence[tuple[str, Attributes]] = ()  # (tag, attributes) of textures and materials
 
 
@@ -42,11 +43,11 @@ def asset_mjcf(file: AssetFile, look: Look) -> str:
 
 def _write_body(element: ET.Element, body: Body, file: AssetFile, look: Look, asset: ET.Element) -> None:
     for tag, attributes in body.elements:
-        ET.SubElement(element, tag, _text({**attributes, **look.paint.get(attributes.get("name"), {})}))
+        ET.SubElement(element, tag, _text({**attributes, **look.paint.get(attributes.get("name", ""), {})}))
     for geom in body.geoms:
         if _stays(geom, file):
-            ET.SubElement(element, "geom", _text({**geom.attributes, **look.paint.get(geom.name, {})}))
-    for color, shapes in _by_color(look.shapes.get(body.name, ())).items():
+            ET.SubElement(element, "geom", _text({**geom.attributes, **look.paint.get(geom.name or "", {})}))
+    for color, shapes in _by_color(look.shapes.get(body.name or "", ())).items():
         mesh = f"{file.name}_{body.name}_{len(asset)}"
         ET.SubElement(asset, "mesh", _mesh(mesh, shapes))
         ET.SubElement(element, "geom", {"type": "mesh", "mesh": mesh, "rgba": _rgba(color), **DRAWN})

@@ -17,6 +17,7 @@ def render_tasks(tasks: Sequence[tuple[str, int]], folder: Path) -> list[Path]:
         env = LiberoEnv(EnvSpec(task_suite=task_suite, task_ids=(task_id,), num_images=2), task_id)
         observation = env.reset(init_state_id=0).observation
         env.close()
+        assert observation is not None, "a reset that was asked to observe brings an observation"
         # Observations are turned by 180 degrees for the policy, which leaves them mirrored: people see them unmirrored.
         picture = np.concatenate([image[:, ::-1] for image in observation.images], axis=1)
         written.append(folder / f"{task_suite}_{task_id}.png")

@@ -11,7 +11,7 @@ import numpy as np
 
 from envs.lowpoly.palette import Color
 
-Vector = Sequence[float]
+Vector = Sequence[float] | np.ndarray
 
 SHARP_BEND = np.cos(np.radians(40.0))  # a profile that bends more than this shows an edge
 
@@ -50,7 +50,9 @@ def rotation(quat: Vector) -> np.ndarray:
 def box(low: Vector, high: Vector, color: Color) -> Shape:
     """A box from its lower and upper corner."""
     low, high = np.asarray(low, float), np.asarray(high, float)
-    vertices, normals, faces = [], [], []
+    vertices: list[np.ndarray] = []
+    normals: list[np.ndarray] = []
+    faces: list[list[int]] = []
     for axis in range(3):
         across, up = (axis + 1) % 3, (axis + 2) % 3
         for side, end in ((-1, low), (1, high)):
@@ -76,10 +78,12 @@ def prism(outline: Sequence[Vector], axis: int, low: float, high: float, color: 
     corners[:, [(axis + 1) % 3, (axis + 2) % 3]] = outline
     bottom, top = corners.copy(), corners.copy()
     bottom[:, axis], top[:, axis] = low, high
-    vertices, normals, faces = [], [], []
+    vertices: list[np.ndarray] = []
+    normals: list[np.ndarray] = []
+    faces: list[list[int]] = []
 
     def add(polygon: np.ndarray) -> None:
-        start = sum(map(len, vertices))
+        start = sum(len(polygon) for polygon in vertices)
         normal = np.cross(polygon[1] - polygon[0], polygon[2] - polygon[1])
         vertices.append(polygon)
         normals.append(np.tile(normal / np.linalg.norm(normal), (len(polygon), 1)))
@@ -104,7 +108,9 @@ def lathe(profile: Sequence[Vector], color: Color, segments: int = 20) -> Shape:
     outward = np.stack([step[:, 1], -step[:, 0]], 1) / np.linalg.norm(step, axis=1, keepdims=True)
     angles = np.arange(segments) * 2 * np.pi / segments
     circle = np.stack([np.cos(angles), np.sin(angles)], 1)
-    vertices, normals, faces = [], [], []
+    vertices: list[np.ndarray] = []
+    normals: list[np.ndarray] = []
+    faces: list[list[int]] = []
     for i in range(len(step)):
         start = len(vertices) * segments
         for end, neighbour in ((i, i - 1), (i + 1, i + 1)):

@@ -8,7 +8,7 @@ import pytest
 
 import eval as eval_program
 import train_grpo
-from configs.cli import main_guard
+from command_line import main_guard
 from tests.end_to_end.conftest import run_command
 
 
