@@ -17,6 +17,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from interrupts import leave_at_once
+
+if __name__ == "__main__":
+    leave_at_once("train_grpo.py")  # on Ctrl-C; later main_guard stops in good order
+
 from configs.cli import answer_at_once, main_guard, parse_command
 
 if __name__ == "__main__":
@@ -28,11 +33,11 @@ from assembly import choose_device, choose_teacher, env_spec, fit_to_memory, loa
 from configs.config import TrainConfig
 from envs.libero import task_info
 from envs.pool import InlinePool, WorkerPool, make_pool
-from errors import TimeIsUp
 from preflight import check_setup, log_setup, save_model_view
 from rl.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, mark_best, save_checkpoint
 from rl.curriculum import curriculum_metrics, task_preferences
 from rl.dynamic_sampling import collect_informative
+from rl.ending import until_the_end
 from rl.episodes import training_episodes
 from rl.learner import Learner, make_learner, set_learning_rate
 from rl.learning import estimate_advantages, surrogate_objective
@@ -73,25 +78,21 @@ def main(argv: Sequence[str]) -> None:
             return
         if command.resume is None:
             state, run = TrainerState(ranks=ranks.size), start_run(config, argv, ranks)
-            state.wandb_id = run.wandb.id
-            remember_teacher(run.teacher_file, policy, observation, teacher.mode, write=ranks.is_main)
-            if ranks.is_main:
-                save_model_view(run.folder / "first_frame.png", observation, policy)
-            save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)
         else:
             state = load_checkpoint(latest_checkpoint(Path(command.resume)), learner)
             run = reopen_run(Path(command.resume), config, state.metrics_bytes, state.wandb_id, ranks)
-        try:
+        with until_the_end(run, ranks):
             log_setup(policy, spec, tasks, teacher, run.folder)
+            if command.resume is None:
+                state.wandb_id = run.wandb.id
+                remember_teacher(run.teacher_file, policy, observation, teacher.mode, write=ranks.is_main)
+                if ranks.is_main:
+                    save_model_view(run.folder / "first_frame.png", observation, policy)
+                save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)
             train(config, run, learner, pool, state, teacher.mode)
             evaluate_and_record(config, run, learner, pool, state, teacher.mode)
-        except BaseException as reason:
-            log.warning("stopped; go on with: %s train_grpo.py --resume %s", ranks.launcher, run.folder)
-            run.close(exit_code=0 if isinstance(reason, TimeIsUp) else 1)
-            raise
-    if ranks.is_main:
-        conclude(run)
-    run.close()
+            if ranks.is_main:
+                conclude(run)
     ranks.leave()
 
 

@@ -10,9 +10,8 @@ import io
 import json
 import os
 import re
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -22,13 +21,16 @@ import tyro
 from configs.config import RunConfig, TrainConfig, differing_fields, from_dict
 from configs.presets import PRESETS
 from errors import BadInput, TimeIsUp
+from interrupts import give_up_broken_stdout, interruptible
+from locks import RUN_LOCK, check_unlocked
 
 T = TypeVar("T")
 
-# What a resumed run may change: where it ends and how it is watched. Everything else would break "resumed = straight".
+# What a resumed run may change: where it ends, how it is watched, and how much of the same computation is in memory at
+# once. Everything else would break "resumed = straight".
 CHANGEABLE_ON_RESUME = {
     "total_steps", "max_hours", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints", "tensorboard",
-    "rerun",
+    "rerun", "micro_batch_size", "max_batch", "gradient_checkpointing", "memory_budget",
 }  # fmt: skip
 
 
@@ -53,6 +55,7 @@ def parse_command(argv: Sequence[str]) -> Command:
         if start.preset is not None:
             raise BadInput("--preset and --resume contradict each other: a resumed run keeps its settings")
         base = stored_config(Path(start.resume))
+        check_unlocked(Path(start.resume) / RUN_LOCK, f"--resume {start.resume}: the run")
         preset = "libero_spatial"
     else:
         preset = _preset_name(start)
@@ -148,30 +151,9 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return 130
-    return 0
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Within this block the first SIGINT or SIGTERM raises KeyboardInterrupt, a second one kills the program.
-
-    A signal that is ignored from the start (SIGINT of a shell's background job) stays ignored.
-    """
-
-    def stop(number: int, frame: object) -> None:
-        for again in handled:
-            signal.signal(again, signal.SIG_DFL)
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
-    for number in handled:
-        signal.signal(number, stop)
-    try:
-        yield
     finally:
-        for number in handled:
-            signal.signal(number, before[number])
+        give_up_broken_stdout()
+    return 0
 
 
 def _starting_point() -> argparse.ArgumentParser:

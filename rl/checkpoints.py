@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import shutil
@@ -15,6 +16,7 @@ import torch
 
 from errors import BadInput
 from rl.curriculum import absorb_successes
+from rl.disk import check_room
 from rl.learner import Learner
 from rl.ranks import Ranks
 from rl.rollout import Collected
@@ -22,6 +24,7 @@ from rl.run import write_json
 
 TRAINER_FILE = "trainer.pt"
 RETURN_ALPHA = 0.99
+SMALL_FILES_BYTES = 8 * 2**20  # tokenizer, observations
 
 
 @dataclass
@@ -82,12 +85,15 @@ def _write_checkpoint(
     final = checkpoints / f"step_{state.global_step}"
     temporary = checkpoints / f".writing-step_{state.global_step}"
     shutil.rmtree(temporary, ignore_errors=True)
+    check_room(checkpoints, checkpoint_bytes(learner), "a checkpoint")
     try:
         learner.policy.save_adapter(temporary, samples)
         stored = {"state": asdict(state), "optimizer": learner.optimizer.state_dict(), "random": _random_state()}
         if learner.critic is not None:
             stored["critic"] = learner.critic.state_dict()
-        torch.save(stored, temporary / TRAINER_FILE)
+        in_memory = io.BytesIO()  # torch's own writer does not say why a file cannot be written
+        torch.save(stored, in_memory)
+        (temporary / TRAINER_FILE).write_bytes(in_memory.getbuffer())
         for path in [*temporary.rglob("*"), temporary]:
             _flush(path)
         if final.exists():  # left by a kill between the rename and the pointer: this is it again
@@ -101,6 +107,12 @@ def _write_checkpoint(
     _prune(checkpoints, keep)
 
 
+def checkpoint_bytes(learner: Learner) -> int:
+    """Roughly the size of a checkpoint: every trained parameter, AdamW's two moments of it, and small files."""
+    groups = learner.optimizer.param_groups
+    return 3 * sum(p.numel() * p.element_size() for group in groups for p in group["params"]) + SMALL_FILES_BYTES
+
+
 def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
     """Restore learner and random generators from a checkpoint folder. Raises BadInput."""
     path = folder / TRAINER_FILE
@@ -108,6 +120,7 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
         stored = torch.load(path, map_location="cpu", weights_only=True)
         state = TrainerState(**stored["state"])
         check_ranks(state, learner.ranks)
+        check_numbers(stored, str(path))
         learner.policy.load_adapter(folder)
         if learner.critic is not None:
             learner.critic.load_state_dict(stored["critic"])
@@ -122,6 +135,18 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
             f"{folder.parent / 'latest'} at it"
         ) from error
     return state
+
+
+def check_numbers(stored: Any, name: str) -> None:
+    """Raise BadInput, with its name, at the first tensor in a structure of dictionaries that is not finite."""
+    if isinstance(stored, torch.Tensor) and not torch.isfinite(stored).all():
+        raise BadInput(
+            f"{name} holds NaN or infinity: the file is damaged or its training has diverged; resume from another step "
+            "of the run, by pointing checkpoints/latest at it"
+        )
+    if isinstance(stored, dict):
+        for key, value in stored.items():
+            check_numbers(value, f"{name}: {key}")
 
 
 def check_ranks(state: TrainerState, ranks: Ranks) -> None:
@@ -172,8 +197,11 @@ def point(pointer: Path, target: Path) -> None:
 
 def _prune(checkpoints: Path, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints, those that a pointer names, and what a kill left half-written."""
-    for abandoned in checkpoints.glob(".writing-*"):
-        shutil.rmtree(abandoned, ignore_errors=True)
+    for abandoned in checkpoints.glob(".*"):  # folders and pointers
+        if abandoned.is_symlink():
+            abandoned.unlink()
+        else:
+            shutil.rmtree(abandoned, ignore_errors=True)
     pointed = {link.resolve().name for link in checkpoints.iterdir() if link.is_symlink()}
     steps = sorted(checkpoints.glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
     for folder in steps[:-keep]:

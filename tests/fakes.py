@@ -59,6 +59,8 @@ class FakePolicy(nn.Module):
     dtype = torch.float32
     device = torch.device("cpu")
     devices = (device,)
+    is_alone = True
+    prepare = None
 
     def __init__(self, seed: int = 0, sharpness: float = 2.0, adapter_scale: float = 0.0):
         super().__init__()
@@ -115,6 +117,9 @@ class FakePolicy(nn.Module):
             yield
         finally:
             self._is_teacher = before
+
+    def recompute_everything(self) -> bool:
+        return False
 
     def reduce_gradients(self) -> None:
         """There is one device."""

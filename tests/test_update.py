@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from configs.config import LossConfig, PhaseConfig, UpdateConfig
+from errors import BadInput
 from rl.losses import Statistics
 from rl.objectives import Objective, distillation_objective, policy_objective
 from rl.update import optimise
@@ -194,7 +195,7 @@ def test_a_bad_gradient_skips_the_step_and_leaves_nothing_behind(policy, batch, 
 
 def test_an_update_without_a_single_finite_step_is_an_error(policy, batch):
     before = parameters_of(policy)
-    with pytest.raises(RuntimeError, match="non-finite"):
+    with pytest.raises(BadInput, match="non-finite"):
         optimise(
             policy, adamw(policy), batch, custom(lambda logits, _: logits.sum((1, 2)) * math.nan), settings(),
             seed=0, update=0,
@@ -223,7 +224,7 @@ def test_norms_above_the_bound_are_scaled_down_to_it_and_spikes_counted(policy, 
 
 def test_a_norm_above_1000_times_the_bound_takes_no_step(policy, batch):
     recorder = Recorder(policy)
-    with pytest.raises(RuntimeError, match="enormous"):
+    with pytest.raises(BadInput, match="enormous"):
         optimise(policy, recorder, batch, with_norm(policy, batch, 1001.0), settings(max_grad_norm=1.0), 0, 0)
     assert recorder.gradients == []
 
