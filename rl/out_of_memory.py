@@ -12,11 +12,12 @@ from errors import BadInput
 
 log = logging.getLogger("train")
 
-ADVICE = (
-    "lower --micro-batch-size or --max-batch, set --gradient-checkpointing on, raise --memory-budget, or close other "
-    "programs on the GPU (with fewer --num-envs a new run renders less there); --resume goes on from the newest "
-    "checkpoint"
+ADVICE = "lower --micro-batch-size or --max-batch, set --gradient-checkpointing on, or raise --memory-budget"
+LEARNING_LIMIT = (
+    "in an update with --micro-batch-size 1 and --gradient-checkpointing on: raise --memory-budget, lower --num-envs "
+    "(simulators may render on the GPU), or close other programs on it"
 )
+ACTING_LIMIT = "in a decision with --max-batch 1: lower --num-envs (simulators may render on the GPU), or close other programs on it"
 
 
 @dataclass
@@ -35,7 +36,7 @@ class AtOnce:
         A pass that other devices or ranks take part in cannot be taken back by this one alone.
         """
         if not policy.is_alone:
-            raise BadInput(_sentence("in a pass that several devices share", reason))
+            raise BadInput(f"out of GPU memory ({reason}) in a pass that several devices share: {ADVICE}")
         torch.cuda.empty_cache()  # nothing on a CPU
         if self.size > 1:
             self.size //= 2
@@ -43,17 +44,13 @@ class AtOnce:
         elif self.learning and policy.recompute_everything():
             log.warning("out of GPU memory (%s); the run goes on with all activations recomputed", reason)
         else:
-            raise BadInput(_sentence("with one decision at once", reason))
+            raise BadInput(f"out of GPU memory ({reason}) {LEARNING_LIMIT if self.learning else ACTING_LIMIT}")
 
 
 def memory_problem(error: torch.OutOfMemoryError) -> str:
     """What to do about an error of the kind that nobody has dealt with."""
-    return _sentence("", first_line(error))
+    return f"out of GPU memory ({first_line(error)}): {ADVICE}"
 
 
 def first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def _sentence(when: str, reason: str) -> str:
-    return f"out of GPU memory {when} ({reason}): ".replace("  ", " ") + ADVICE

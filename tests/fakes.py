@@ -121,6 +121,9 @@ class FakePolicy(nn.Module):
     def recompute_everything(self) -> bool:
         return False
 
+    def view(self, observation: Any) -> np.ndarray:
+        return observation.images
+
     def reduce_gradients(self) -> None:
         """There is one device."""
 
@@ -220,7 +223,9 @@ class FakePool:
         self._busy.append(slot)
 
     def ready(self, timeout_s: float | None = None) -> list[tuple[int, FakeResult]]:
-        assert self._busy, "nothing is under way: waiting would never end"
+        assert self._busy or timeout_s is not None, "nothing is under way: waiting would never end"
+        if not self._busy:
+            return []
         answered = sorted(self._busy)
         if self._order is not None:
             count = int(self._order.integers(1, len(answered) + 1))
