@@ -13,11 +13,11 @@ from errors import BadInput
 log = logging.getLogger("train")
 
 ADVICE = "lower --micro-batch-size or --max-batch, set --gradient-checkpointing on, or raise --memory-budget"
+RENDERING = "lower --num-envs (simulators may render on the GPU), or close other programs on it"
 LEARNING_LIMIT = (
-    "in an update with --micro-batch-size 1 and --gradient-checkpointing on: raise --memory-budget, lower --num-envs "
-    "(simulators may render on the GPU), or close other programs on it"
+    f"in an update with --micro-batch-size 1 and --gradient-checkpointing on: raise --memory-budget, {RENDERING}"
 )
-ACTING_LIMIT = "in a decision with --max-batch 1: lower --num-envs (simulators may render on the GPU), or close other programs on it"
+ACTING_LIMIT = f"in a decision with --max-batch 1: {RENDERING}"
 
 
 @dataclass
