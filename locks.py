@@ -6,11 +6,13 @@ leaves behind stands in the way.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import logging
 import os
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -31,7 +33,7 @@ class Lock:
         if not _take(self._file, fcntl.LOCK_EX):
             holder = _holder(self._file)
             self.release()
-            raise BadInput(_refusal(what, holder))
+            raise BadInput(f"{what} is being written by {holder}: wait for its end, or stop it")
         self._file.truncate(0)
         self._file.write(f"process {os.getpid()} on {socket.gethostname()}")
         self._file.flush()
@@ -50,7 +52,22 @@ def check_unlocked(path: Path, what: str) -> None:
         return
     with file:
         if not _take(file, fcntl.LOCK_SH):
-            raise BadInput(_refusal(what, _holder(file)))
+            raise BadInput(f"{what} is being written by {_holder(file)}: wait for its end, or stop it")
+
+
+@contextlib.contextmanager
+def sole_writer(path: Path, what: str) -> Iterator[None]:
+    """Within this block no other process that asks writes the file `path`. Raises BadInput when one does already."""
+    beside = path.with_name(f".{path.name}.lock")
+    try:
+        beside.parent.mkdir(parents=True, exist_ok=True)
+        lock = Lock(beside, what)
+    except OSError as error:
+        raise BadInput(f"{what}: cannot be written ({error.strerror or error})") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _take(file: IO[str], kind: int) -> bool:
@@ -68,7 +85,3 @@ def _take(file: IO[str], kind: int) -> bool:
 def _holder(file: IO[str]) -> str:
     file.seek(0)
     return file.read(200) or "another process"
-
-
-def _refusal(what: str, holder: str) -> str:
-    return f"{what} is being written by {holder}: wait for its end, or stop it"
