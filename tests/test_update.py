@@ -203,6 +203,32 @@ def test_an_update_without_a_single_finite_step_is_an_error(policy, batch):
     assert all(torch.equal(a, b) for a, b in zip(before, parameters_of(policy), strict=True))
 
 
+def test_a_training_that_has_diverged_in_the_middle_of_an_update_stops_there(policy, batch):
+    """20 steps in a row without a usable gradient: the update is not saved."""
+    taken: list[int] = []
+
+    def loss(logits, rows):
+        taken.append(1)
+        return logits.sum() * (1.0 if len(taken) <= 5 else math.nan), Statistics({}, {}, len(rows))
+
+    config = settings(batch_size=1, micro_batch_size=1, n_epochs=9)
+    with pytest.raises(BadInput, match=r"20 optimizer steps in a row .* is not saved; resume from an earlier"):
+        optimise(policy, adamw(policy), batch, Objective(loss, torch.ones(N, dtype=torch.bool)), config, 0, update=0)
+    assert len(taken) == 25
+
+
+def test_single_bad_gradients_among_good_ones_do_not_stop_a_run(policy, batch):
+    config = settings(batch_size=1, micro_batch_size=1, n_epochs=40)
+    metrics = optimise(policy, adamw(policy), batch, poisoned(batch, math.nan), config, seed=0, update=0)
+    assert metrics["train/skipped_steps"] == 40
+
+
+def test_a_step_that_makes_a_parameter_infinite_is_not_saved(policy, batch):
+    objective = custom(lambda logits, _: logits.logsumexp(-1).mean(-1))
+    with pytest.raises(BadInput, match="steps after which adapter is not finite"):
+        optimise(policy, adamw(policy, lr=math.inf), batch, objective, settings(), seed=0, update=0)
+
+
 def with_norm(policy, batch, norm: float) -> Objective:
     """An objective whose gradient over the whole batch has the given norm."""
     size = gradients(policy, batch, custom(lambda logits, _: logits.logsumexp(-1).mean(-1)))[0].norm().item()

@@ -148,8 +148,10 @@ def read_pt(path: Path) -> dict[str, Tensor]:
 
 def check_finite(tensor: Tensor, name: str, path: Path) -> None:
     """Raise BadInput when a stored tensor holds NaN or infinity: one such number spoils everything that is computed."""
-    # A sum is not finite either then, and unlike isfinite it takes no memory beside the tensor.
-    if tensor.is_floating_point() and not tensor.sum(dtype=torch.float64).isfinite():
+    if not tensor.is_floating_point():
+        return
+    # Their sum is not finite either then; it takes no memory beside the tensor and half the time of a look at each.
+    if not tensor.sum(dtype=torch.float32).isfinite() and not torch.isfinite(tensor).all():
         raise BadInput(
             f"{path}: tensor {name} holds NaN or infinity: the file is damaged or its training has diverged; get it "
             "from its source again, or take another checkpoint"
