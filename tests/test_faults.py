@@ -5,6 +5,7 @@ The moments are those of docs/FAULTS.md; the program runs from its command line,
 
 from __future__ import annotations
 
+import ast
 import errno
 import json
 import os
@@ -13,6 +14,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -379,3 +381,27 @@ def test_a_reader_that_has_gone_is_no_fault(monkeypatch, tmp_path, straight):
         monkeypatch.setattr(sys, "stdout", broken)
         assert command_line(monkeypatch, *flags_into(tmp_path)) == 0
     assert results(only_run(tmp_path)) == straight
+
+
+# the clock
+
+
+@pytest.mark.parametrize("years", [-10, 10])
+def test_a_clock_that_is_set_anew_changes_nothing(monkeypatch, tmp_path, straight, years):
+    real = time.time
+    at(monkeypatch, "rollout", lambda *_: monkeypatch.setattr(time, "time", lambda: real() + years * 3.15e7))
+    assert command_line(monkeypatch, *flags_into(tmp_path), "--max-hours", "10") == 0
+    assert results(only_run(tmp_path)) == straight
+
+
+def test_no_duration_is_taken_from_the_clock_that_people_set():
+    """time.strftime names run folders, and nothing else asks for the date."""
+    packages = ("benchmarks", "configs", "envs", "rl", "vla")
+    found = []
+    for path in [*ROOT.glob("*.py"), *(path for name in packages for path in (ROOT / name).rglob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            used = isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns")
+            imported = isinstance(node, ast.ImportFrom) and {"time", "datetime"} & {a.name for a in node.names}
+            if used or imported:
+                found.append(f"{path}:{node.lineno}")
+    assert found == []
