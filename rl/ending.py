@@ -23,6 +23,7 @@ def until_the_end(run: Run, ranks: Ranks) -> Iterator[None]:
     """Everything that happens in a run's folder happens in this block. Raises BadInput for what the user can repair."""
     try:
         yield
+        run.folder.stat()  # deleted in the last minutes, when what is written may fail?
     except BaseException as reason:
         if (run.checkpoints / "latest").exists():
             log.warning("stopped; go on with: %s train_grpo.py --resume %s", ranks.launcher, run.folder)

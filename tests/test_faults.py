@@ -131,8 +131,8 @@ def resume(run: Path) -> int:
 # signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_during_the_imports_is_one_line_and_130(number):
+@pytest.mark.parametrize(("script", "number"), [("train_grpo.py", signal.SIGINT), ("eval.py", signal.SIGTERM)])
+def test_a_signal_during_the_imports_is_one_line_and_130(script, number):
     """Sent from within the import of torch, the longest of them, by the program's own interpreter."""
     program = f"""
 import os, runpy, sys
@@ -141,12 +141,12 @@ class Interrupting:
         if name == "torch":
             os.kill(os.getpid(), {int(number)})
 sys.meta_path.insert(0, Interrupting())
-sys.argv = ["train_grpo.py", "--preset", "smoke"]
-runpy.run_path("train_grpo.py", run_name="__main__")
+sys.argv = ["{script}", "--checkpoint", "somewhere"]
+runpy.run_path("{script}", run_name="__main__")
 """
     heeding = f"import signal; signal.signal({int(number)}, signal.SIG_DFL)\n"
     done = subprocess.run([sys.executable, "-c", heeding + program], cwd=ROOT, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "train_grpo.py: interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{script}: interrupted\n")
 
 
 @pytest.mark.parametrize("moment", LOADING)
@@ -231,6 +231,13 @@ def test_kill_9_at_any_moment_loses_the_rollout_under_way_at_most(tmp_path, stra
     assert resume(run) == 0
     assert results(run) == straight
     assert list((run / "checkpoints").glob(".*")) == []
+
+
+@pytest.mark.parametrize("moment", START)
+def test_kill_9_before_the_first_checkpoint_has_nothing_to_go_on_with(capfd, tmp_path, moment):
+    assert stopped_at(moment, killed, tmp_path) == -signal.SIGKILL
+    assert resume(only_run(tmp_path)) == 2
+    assert "no checkpoint at" in one_line(capfd.readouterr().err)
 
 
 def test_kill_9_within_a_metrics_line_leaves_no_trace_of_it(tmp_path, straight):
@@ -326,7 +333,7 @@ def test_a_folder_that_has_become_read_only_is_one_line(monkeypatch, capsys, tmp
     assert "runs/R/file cannot be written (Read-only file system)" in one_line(capsys.readouterr().err)
 
 
-@pytest.mark.parametrize("moment", ["rollout", "checkpoint", "evaluation"])
+@pytest.mark.parametrize("moment", ["rollout", "update", "checkpoint", "evaluation", "final evaluation", "report"])
 def test_a_run_whose_folder_was_deleted_stops_and_does_not_bring_back_an_empty_shell(
     monkeypatch, capsys, tmp_path, moment
 ):

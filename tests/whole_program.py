@@ -5,6 +5,7 @@ What is left out is what takes seconds and has tests of its own: checks before t
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def use_fakes(monkeypatch, num_envs: int = 1) -> None:
     }.items():
         monkeypatch.setattr(train_grpo, name, fake)
     monkeypatch.setattr(rl.evaluation_files, "write_video", lambda path, frames: path.write_bytes(b"a video"))
+    monkeypatch.setattr(logging.getLogger(), "handlers", list(logging.getLogger().handlers))  # a run sets its own
     monkeypatch.setattr(rl.report, "write_report", lambda stored: stored.folder / "report" / "index.html")
 
 
