@@ -33,7 +33,8 @@ def disk_problem(error: OSError, run_folder: Path) -> str | None:
         )
     reason = error.strerror or os.strerror(error.errno)
     path = Path(error.filename) if isinstance(error.filename, str) else run_folder
-    then = "the newest checkpoint is whole, --resume goes on from it"
+    is_saved = (run_folder / "checkpoints" / "latest").exists()
+    then = "the newest checkpoint is whole, --resume goes on from it" if is_saved else "nothing was saved yet"
     if error.errno in NO_ROOM:
         free = shutil.disk_usage(run_folder).free / GIB
         return f"no room for {path} ({reason}; {free:.2f} GiB are free): make room, lower --keep-checkpoints; {then}"

@@ -330,7 +330,9 @@ def test_a_log_file_that_does_not_fit_is_said_once(monkeypatch, capsys, tmp_path
 def test_a_folder_that_has_become_read_only_is_one_line(monkeypatch, capsys, tmp_path, moment):
     at(monkeypatch, moment, raising(OSError(errno.EROFS, "Read-only file system", "runs/R/file")))
     assert command_line(monkeypatch, *flags_into(tmp_path)) == 2
-    assert "runs/R/file cannot be written (Read-only file system)" in one_line(capsys.readouterr().err)
+    line = one_line(capsys.readouterr().err)
+    assert "runs/R/file cannot be written (Read-only file system): make it writable again; " in line
+    assert line.endswith("nothing was saved yet" if moment in START else "--resume goes on from it")
 
 
 @pytest.mark.parametrize("moment", ["rollout", "update", "checkpoint", "evaluation", "final evaluation", "report"])
