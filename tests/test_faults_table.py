@@ -25,7 +25,7 @@ def test_every_named_test_exists():
 
 def test_every_number_of_the_table_is_a_test_and_every_test_is_in_the_table():
     used = {int(number) for line in TABLE for number in re.findall(r"\[(\d+)\]", line)}
-    assert NUMBERED == list(range(1, len(NUMBERED) + 1))
+    assert list(range(1, len(NUMBERED) + 1)) == NUMBERED
     assert used == set(NUMBERED)
 
 
