@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import traceback
 from collections.abc import Iterator
 
@@ -12,7 +13,7 @@ import torch
 from errors import BadInput, TimeIsUp
 from rl.disk import disk_problem
 from rl.out_of_memory import memory_problem
-from rl.ranks import Ranks
+from rl.ranks import Ranks, RanksLost
 from rl.run import Run
 
 log = logging.getLogger("train")
@@ -25,7 +26,7 @@ def until_the_end(run: Run, ranks: Ranks) -> Iterator[None]:
         yield
         run.folder.stat()  # deleted in the last minutes, when what is written may fail?
     except BaseException as reason:
-        if (run.checkpoints / "latest").exists():
+        if os.path.exists(run.checkpoints / "latest"):
             log.warning("stopped; go on with: %s train_grpo.py --resume %s", ranks.launcher, run.folder)
         problem = problem_of(reason, run)
         run.note(problem or explanation(reason))
@@ -47,7 +48,7 @@ def problem_of(reason: BaseException, run: Run) -> str | None:
 
 def explanation(reason: BaseException) -> str:
     """A fault of the program with its traceback, anything else in one line."""
-    if isinstance(reason, BadInput | TimeIsUp):
+    if isinstance(reason, BadInput | TimeIsUp | RanksLost):
         return str(reason)
     if isinstance(reason, KeyboardInterrupt):
         return "interrupted"

@@ -31,6 +31,8 @@ import rl.rollout
 import rl.run
 import rl.validation
 import train_grpo
+from configs.presets import TINY_CHECKPOINT
+from rl.disk import disk_problem
 from tests.fakes import FakePolicy
 from tests.whole_program import command_line, flags_into, use_fakes
 
@@ -141,7 +143,7 @@ class Interrupting:
         if name == "torch":
             os.kill(os.getpid(), {int(number)})
 sys.meta_path.insert(0, Interrupting())
-sys.argv = ["{script}", "--checkpoint", "somewhere"]
+sys.argv = ["{script}", "--checkpoint", "{TINY_CHECKPOINT}", "--device", "cpu"]
 runpy.run_path("{script}", run_name="__main__")
 """
     heeding = f"import signal; signal.signal({int(number)}, signal.SIG_DFL)\n"
@@ -331,7 +333,7 @@ def test_a_folder_that_has_become_read_only_is_one_line(monkeypatch, capsys, tmp
     at(monkeypatch, moment, raising(OSError(errno.EROFS, "Read-only file system", "runs/R/file")))
     assert command_line(monkeypatch, *flags_into(tmp_path)) == 2
     line = one_line(capsys.readouterr().err)
-    assert "runs/R/file cannot be written (Read-only file system): make it writable again; " in line
+    assert "runs/R/file cannot be written (Read-only file system): see to its disk and permissions; " in line
     assert line.endswith("nothing was saved yet" if moment in START else "--resume goes on from it")
 
 
@@ -354,6 +356,22 @@ def test_a_run_whose_folder_was_moved_stops_and_goes_on_in_its_new_place(
     assert "is gone" in one_line(capsys.readouterr().err)
     assert resume(elsewhere) == 0
     assert results(elsewhere) == straight
+
+
+@pytest.mark.parametrize(
+    ("error", "is_said"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/elsewhere/asset.xml"), False),
+        (PermissionError(errno.EACCES, "Permission denied", "/elsewhere/cache"), False),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), False),
+        (OSError(errno.ENOSPC, "No space left on device", "/tmp/frames"), True),
+        (OSError(errno.EIO, "Input/output error"), True),
+    ],
+)
+def test_only_disks_are_blamed_and_elsewhere_only_for_what_disks_do(tmp_path, error, is_said):
+    assert (disk_problem(error, tmp_path) is not None) == is_said
+    inside = OSError(error.errno, error.strerror, str(tmp_path / "checkpoints"))
+    assert (disk_problem(inside, tmp_path) is not None) == (error.errno != errno.ECONNRESET)
 
 
 def test_an_error_of_the_program_keeps_its_traceback_and_is_in_the_log(monkeypatch, tmp_path):
