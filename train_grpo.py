@@ -34,7 +34,7 @@ from configs.config import TrainConfig
 from envs.libero import task_info
 from envs.pool import InlinePool, WorkerPool, make_pool
 from preflight import check_setup, log_setup, save_model_view
-from rl.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, mark_best, save_checkpoint
+from rl.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from rl.curriculum import curriculum_metrics, task_preferences
 from rl.dynamic_sampling import collect_informative
 from rl.ending import until_the_end
@@ -155,12 +155,11 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         learned_something = distilling or metrics.get("advantage/nonzero_fraction", 0) > 0
         state.absorb(collected, learned_something, config.curriculum.curriculum_alpha)
         is_best = config.evaluation.best_by == "return" and state.improves(state.return_average)
+        best = {"return_average": state.return_average} if is_best else None
         run.record(state.global_step, state.update, metrics | system_metrics())
         state.metrics_bytes = run.metrics_bytes()
         with run.timed("checkpoint"):
-            save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, collected.samples)
-        if is_best:
-            mark_best(run.checkpoints, learner, state, {"return_average": state.return_average})
+            save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, collected.samples, best)
         seconds_to_go = (time.perf_counter() - started) / collected.env_steps * (end - state.global_step)
         log.info(update_line(metrics, collected, phase, state.global_step, end, seconds_to_go))
         check_signal(state.updates_without_signal, config.evaluation.max_updates_without_signal)

@@ -65,23 +65,27 @@ class TrainerState:
 
 
 def save_checkpoint(
-    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Any] = ()
-) -> Path:
+    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Any] = (),
+    best: Mapping[str, Any] | None = None,
+) -> Path:  # fmt: skip
     """Rank 0 writes `checkpoints/step_N`, moves the pointer `latest` to it and deletes older ones beyond `keep`.
+
+    With `best`, the metadata of a new best, the pointer `best` moves there first: `latest` says that all is done.
 
     The folder is written under a temporary name, flushed to the disk and renamed. Raises OSError (disk full, folder
     gone) with the previous checkpoint untouched. `samples` are a few observations of the run, on which a later merge of
     the adapter checks itself. The other ranks return when it is done.
     """
     if learner.ranks.is_main:
-        _write_checkpoint(checkpoints, learner, state, keep, samples)
+        _write_checkpoint(checkpoints, learner, state, keep, samples, best)
     learner.ranks.wait_for_all()
     return checkpoints / f"step_{state.global_step}"
 
 
 def _write_checkpoint(
-    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Any]
-) -> None:
+    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Any],
+    best: Mapping[str, Any] | None,
+) -> None:  # fmt: skip
     final = checkpoints / f"step_{state.global_step}"
     temporary = checkpoints / f".writing-step_{state.global_step}"
     shutil.rmtree(temporary, ignore_errors=True)
@@ -94,6 +98,8 @@ def _write_checkpoint(
         in_memory = io.BytesIO()  # torch's own writer does not say why a file cannot be written
         torch.save(stored, in_memory)
         (temporary / TRAINER_FILE).write_bytes(in_memory.getbuffer())
+        if best is not None:
+            _describe_best(temporary, state, best)
         for path in [*temporary.rglob("*"), temporary]:
             _flush(path)
         if final.exists():  # left by a kill between the rename and the pointer: this is it again
@@ -103,6 +109,8 @@ def _write_checkpoint(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    if best is not None:
+        point(checkpoints / "best", final)
     point(checkpoints / "latest", final)
     _prune(checkpoints, keep)
 
@@ -163,8 +171,12 @@ def mark_best(checkpoints: Path, learner: Learner, state: TrainerState, metadata
     if not learner.ranks.is_main:
         return
     folder = (checkpoints / "latest").resolve()
-    write_json(folder / "metadata.json", {"global_step": state.global_step, "score": state.best_score, **metadata})
+    _describe_best(folder, state, metadata)
     point(checkpoints / "best", folder)
+
+
+def _describe_best(folder: Path, state: TrainerState, metadata: Mapping[str, Any]) -> None:
+    write_json(folder / "metadata.json", {"global_step": state.global_step, "score": state.best_score, **metadata})
 
 
 def restore_best(checkpoints: Path, learner: Learner) -> Path:

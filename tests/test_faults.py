@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 
+import eval as eval_program
 import preflight
 import rl.checkpoints
 import rl.evaluation_files
@@ -31,12 +32,18 @@ import rl.rollout
 import rl.run
 import rl.validation
 import train_grpo
+from configs.eval_config import EvalConfig
 from configs.presets import TINY_CHECKPOINT
+from errors import BadInput
 from rl.disk import disk_problem
+from rl.eval_plan import Key, Task, make_plan
+from rl.results import Results, Settings, save_results
+from rl.trajectory import Episode, Trajectory
 from tests.fakes import FakePolicy
 from tests.whole_program import command_line, flags_into, use_fakes
 
 ROOT = Path(__file__).parents[1]
+SETTINGS = Settings("x", "abc", "greedy", None, 0, "low-poly", None, "cpu", "float32")
 TIMES = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s")
 
 # Moment of a run -> (where in the program, at which call of it). Before `run folder` there is nothing to go on with.
@@ -209,12 +216,12 @@ def in_a_process_of_its_own(run: Callable[[pytest.MonkeyPatch], int]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def stopped_at(moment: str, act: Callable[..., Any], folder: Path) -> int:
+def stopped_at(moment: str, act: Callable[..., Any], folder: Path, *flags: str) -> int:
     """How a run in a process of its own ends that does `act` at the moment."""
 
     def run(patch) -> int:
         at(patch, moment, act)
-        return command_line(patch, *flags_into(folder))
+        return command_line(patch, *flags_into(folder), *flags)
 
     return in_a_process_of_its_own(run)
 
@@ -240,6 +247,18 @@ def test_kill_9_before_the_first_checkpoint_has_nothing_to_go_on_with(capfd, tmp
     assert stopped_at(moment, killed, tmp_path) == -signal.SIGKILL
     assert resume(only_run(tmp_path)) == 2
     assert "no checkpoint at" in one_line(capfd.readouterr().err)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_kill_9_between_a_checkpoint_and_its_pointers_leaves_best_as_it_would_be(monkeypatch, tmp_path, count):
+    """By returns: the first update is the best (all are equal). Its pointers are the second and the third to be set."""
+    monkeypatch.setitem(MOMENTS, "pointer", (rl.checkpoints, "point", count))
+    flags = ["--best-by", "return"]
+    assert stopped_at("pointer", killed, tmp_path, *flags) == -signal.SIGKILL
+    run = only_run(tmp_path)
+    assert resume(run) == 0
+    assert (run / "checkpoints" / "best").resolve().name == "step_24"
+    assert json.loads((run / "checkpoints" / "best" / "metadata.json").read_text())["return_average"] == 1.0
 
 
 def test_kill_9_within_a_metrics_line_leaves_no_trace_of_it(tmp_path, straight):
@@ -432,3 +451,24 @@ def test_no_duration_is_taken_from_the_clock_that_people_set():
             if used or imported:
                 found.append(f"{path}:{node.lineno}")
     assert found == []
+
+
+# eval.py
+
+
+def test_a_results_file_that_does_not_fit_is_one_line(monkeypatch, tmp_path):
+    monkeypatch.setattr(Path, "write_text", raising(OSError(errno.ENOSPC, "No space left on device")))
+    plan = make_plan([Task("libero_goal", 0, "task", "do it", 300, 50)], 1, 0, {})
+    with pytest.raises(BadInput, match=r"--out .*r\.json: cannot be written \(No space left on device\)"):
+        save_results(Results(tmp_path / "r.json", SETTINGS), plan)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_video_of_an_evaluation_that_does_not_fit_costs_the_video(monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr(eval_program, "write_video", raising(OSError(errno.ENOSPC, "No space left on device")))
+    config = EvalConfig(checkpoint="x", video="all")
+    played = Trajectory(Episode(0, 0, 0, 0), success=True)
+    key = Key("libero_goal", 0, 0, 0)
+    record = eval_program.played_episode(config, Results(tmp_path / "r.json", SETTINGS), key, played)
+    assert (record.success, record.video) == (True, None)
+    assert "success.mp4 could not be written" in caplog.text
