@@ -103,8 +103,22 @@ def load_policy(config: TrainConfig, ranks: Ranks = ALONE) -> Policy:
     if ranks.size > 1 and config.policy.data_parallel:
         raise BadInput("--data-parallel is for one process, and here are several: leave it out of accelerate launch")
     devices = choose_devices(config.policy)
+    try:
+        policy = _load_on(devices, config, ranks)
+        if ranks.shard_base:
+            limit_memory(config.policy.memory_budget, devices[0])
+            policy.shard(devices[0])
+    except torch.OutOfMemoryError as error:
+        raise BadInput(
+            f"out of GPU memory while loading {config.policy.checkpoint} ({str(error).splitlines()[0]}): close other "
+            "programs on the GPU, raise --memory-budget, or use a GPU with more memory"
+        ) from None
+    return policy
+
+
+def _load_on(devices: list[torch.device], config: TrainConfig, ranks: Ranks) -> Policy:
     assert config.policy.checkpoint is not None, "choose_devices refuses that"
-    policy = load_data_parallel(
+    return load_data_parallel(
         config.policy.checkpoint,
         ["cpu"] if ranks.shard_base else devices,  # the whole base may not fit the device
         memory_budget=None if ranks.shard_base else config.policy.memory_budget,
@@ -116,10 +130,6 @@ def load_policy(config: TrainConfig, ranks: Ranks = ALONE) -> Policy:
         seed=config.run.seed,
         compile_network=compiles(config.policy, devices[0]) and not ranks.shard_base,  # its blocks come and go
     )
-    if ranks.shard_base:
-        limit_memory(config.policy.memory_budget, devices[0])
-        policy.shard(devices[0])
-    return policy
 
 
 def compiles(policy: PolicyConfig, device: torch.device) -> bool:

@@ -9,14 +9,14 @@ import contextlib
 import io
 import os
 import re
-import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import tyro
 
 from errors import BadInput, TimeIsUp
+from interrupts import give_up_broken_stdout, interruptible
 
 T = TypeVar("T")
 
@@ -60,30 +60,9 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return 130
-    return 0
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-    """Within this block the first SIGINT or SIGTERM raises KeyboardInterrupt, a second one kills the program.
-
-    A signal that is ignored from the start (SIGINT of a shell's background job) stays ignored.
-    """
-
-    def stop(number: int, frame: object) -> None:
-        for again in handled:
-            signal.signal(again, signal.SIG_DFL)
-        raise KeyboardInterrupt
-
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
-    for number in handled:
-        signal.signal(number, stop)
-    try:
-        yield
     finally:
-        for number in handled:
-            signal.signal(number, before[number])
+        give_up_broken_stdout()
+    return 0
 
 
 def _in_one_line(box: str) -> str:

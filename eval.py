@@ -13,11 +13,17 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+
+from interrupts import leave_at_once
+
+if __name__ == "__main__":
+    leave_at_once("eval.py")  # on Ctrl-C; later main_guard stops in good order
 
 from command_line import answer_at_once, main_guard
 from configs.eval_config import EvalConfig, parse_eval
@@ -33,8 +39,10 @@ from envs.libero import EnvSpec, task_info
 from envs.pool import make_pool
 from envs.tasks import task_names
 from errors import BadInput
+from locks import sole_writer
 from rl.eval_plan import Key, Plan, Task, episode_of, make_plan
 from rl.evaluation import evaluate
+from rl.never_fatal import never_fatal
 from rl.progress import progress_bar
 from rl.results import PlayedEpisode, Results, Settings, check_comparable, open_results, read_results, save_results
 from rl.results_table import results_table
@@ -49,10 +57,16 @@ from vla.statistics import select_key
 def main(argv: Sequence[str]) -> None:
     config = parse_eval(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    out = Path(config.out or time.strftime("runs/eval-%Y%m%d-%H%M%S.json"))
+    out = Path(config.out or time.strftime(f"runs/eval-%Y%m%d-%H%M%S-{os.getpid()}.json"))
     plan = make_plan(
         tasks_of(config), config.trials, config.first_init_state, {"protocol": config.protocol, **provenance(argv)}
     )
+    with sole_writer(out, f"--out {out}"):
+        evaluate_all(config, plan, out)
+
+
+def evaluate_all(config: EvalConfig, plan: Plan, out: Path) -> None:
+    """Play what is missing of the plan, for one checkpoint or the two of a comparison, and print the results."""
     wanted = config.compare_with
     before = read_results(Path(wanted), "--compare-with") if wanted is not None and wanted.endswith(".json") else None
     try:
@@ -200,8 +214,10 @@ def played_episode(config: EvalConfig, results: Results, key: Key, trajectory: T
         outcome = "success" if trajectory.success else "failure"
         repeat = f"-repeat_{key.repeat}" if key.repeat else ""
         name = f"{key.task_suite}-task_{key.task_id}-init_state_{key.init_state_id}{repeat}-{outcome}.mp4"
-        video = f"{results.path.stem}-videos/{name}"
-        write_video(results.path.parent / video, trajectory.frames)
+        relative = f"{results.path.stem}-videos/{name}"
+        with never_fatal(f"{name} could not be written", "the evaluation goes on"):
+            write_video(results.path.parent / relative, trajectory.frames)
+            video = relative
     return PlayedEpisode(
         *key,
         seed=config.seed,

@@ -22,6 +22,7 @@ from envs.libero import EnvSpec
 from envs.tasks import TaskInfo
 from errors import BadInput
 from rl.contracts import Observation, Pool
+from rl.never_fatal import never_fatal
 from rl.selfcheck import SelfCheckError, check_logits_path
 from vla.policy import Policy
 from vla.probes import action_mass_probe, attention_probe, image_probe
@@ -158,7 +159,8 @@ def check_memory(policy: Policy, observation: Observation, micro_batch_size: int
 
 def save_model_view(path: Path, observation: Observation, policy: Policy) -> None:
     """Write the images as the network sees them: after JPEG, resize and crop."""
-    imageio.imwrite(path, np.concatenate(list(policy.view(observation)), axis=1))
+    with never_fatal(f"{path.name} could not be written"):
+        imageio.imwrite(path, np.concatenate(list(policy.view(observation)), axis=1))
 
 
 def log_setup(policy: Policy, spec: EnvSpec, tasks: list[TaskInfo], teacher: Teacher, folder: Path) -> None:

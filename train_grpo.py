@@ -17,6 +17,11 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from interrupts import leave_at_once
+
+if __name__ == "__main__":
+    leave_at_once("train_grpo.py")  # on Ctrl-C; later main_guard stops in good order
+
 from command_line import answer_at_once, main_guard
 from configs.cli import parse_command
 
@@ -29,12 +34,12 @@ from assembly import choose_device, choose_teacher, env_spec, fit_to_memory, loa
 from configs.config import TrainConfig
 from envs.libero import task_info
 from envs.pool import make_pool
-from errors import TimeIsUp
 from preflight import check_setup, log_setup, save_model_view
-from rl.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, mark_best, save_checkpoint
+from rl.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from rl.contracts import Pool, TeacherMode
 from rl.curriculum import curriculum_metrics, task_preferences
 from rl.dynamic_sampling import collect_informative
+from rl.ending import until_the_end
 from rl.episodes import training_episodes
 from rl.learner import Learner, make_learner, set_learning_rate
 from rl.learning import estimate_advantages, surrogate_objective
@@ -74,25 +79,21 @@ def main(argv: Sequence[str]) -> None:
             return
         if command.resume is None:
             state, run = TrainerState(ranks=ranks.size), start_run(config, argv, ranks)
-            state.wandb_id = run.wandb.id
-            remember_teacher(run.teacher_file, policy, observation, teacher.mode, write=ranks.is_main)
-            if ranks.is_main:
-                save_model_view(run.folder / "first_frame.png", observation, policy)
-            save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)
         else:
             state = load_checkpoint(latest_checkpoint(Path(command.resume)), learner)
             run = reopen_run(Path(command.resume), config, state.metrics_bytes, state.wandb_id, ranks)
-        try:
+        with until_the_end(run, ranks):
             log_setup(policy, spec, tasks, teacher, run.folder)
+            if command.resume is None:
+                state.wandb_id = run.wandb.id
+                remember_teacher(run.teacher_file, policy, observation, teacher.mode, write=ranks.is_main)
+                if ranks.is_main:
+                    save_model_view(run.folder / "first_frame.png", observation, policy)
+                save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)
             train(config, run, learner, pool, state, teacher.mode)
             evaluate_and_record(config, run, learner, pool, state, teacher.mode)
-        except BaseException as reason:
-            log.warning("stopped; go on with: %s train_grpo.py --resume %s", ranks.launcher, run.folder)
-            run.close(exit_code=0 if isinstance(reason, TimeIsUp) else 1)
-            raise
-    if ranks.is_main:
-        conclude(run)
-    run.close()
+            if ranks.is_main:
+                conclude(run)
     ranks.leave()
 
 
@@ -157,12 +158,11 @@ def train(
         learned_something = distilling or metrics.get("advantage/nonzero_fraction", 0) > 0
         state.absorb(collected, learned_something, config.curriculum.curriculum_alpha)
         is_best = config.evaluation.best_by == "return" and state.improves(state.return_average)
+        best = {"return_average": state.return_average} if is_best else None
         run.record(state.global_step, state.update, metrics | system_metrics())
         state.metrics_bytes = run.metrics_bytes()
         with run.timed("checkpoint"):
-            save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, collected.samples)
-        if is_best:
-            mark_best(run.checkpoints, learner, state, {"return_average": state.return_average})
+            save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, collected.samples, best)
         seconds_to_go = (time.perf_counter() - started) / collected.env_steps * (end - state.global_step)
         log.info(update_line(metrics, collected, phase, state.global_step, end, seconds_to_go))
         check_signal(state.updates_without_signal, config.evaluation.max_updates_without_signal)

@@ -16,11 +16,13 @@ from command_line import parse_flags
 from configs.config import RunConfig, TrainConfig, differing_fields, from_dict
 from configs.presets import PRESETS
 from errors import BadInput
+from locks import RUN_LOCK, check_unlocked
 
-# What a resumed run may change: where it ends and how it is watched. Everything else would break "resumed = straight".
+# What a resumed run may change: where it ends, how it is watched, and how much of the same computation is in memory at
+# once. Everything else would break "resumed = straight".
 CHANGEABLE_ON_RESUME = {
     "total_steps", "max_hours", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints", "tensorboard",
-    "rerun",
+    "rerun", "micro_batch_size", "max_batch", "gradient_checkpointing", "memory_budget",
 }  # fmt: skip
 
 
@@ -45,6 +47,7 @@ def parse_command(argv: Sequence[str]) -> Command:
         if start.preset is not None:
             raise BadInput("--preset and --resume contradict each other: a resumed run keeps its settings")
         base = stored_config(Path(start.resume))
+        check_unlocked(Path(start.resume) / RUN_LOCK, f"--resume {start.resume}: the run")
         preset = "libero_spatial"
     else:
         preset = _preset_name(start)

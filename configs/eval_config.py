@@ -64,7 +64,7 @@ class EvalConfig:
     seed: int = 0
     """Seed of sampling; it changes nothing where the policy is greedy."""
     out: str | None = None
-    """Results file (docs/RESULTS_JSON.md), brought up to date after every episode (None: runs/eval-<time>.json). The
+    """Results file (docs/RESULTS_JSON.md), brought up to date after every episode (None: a new one in runs/). The
     same command with the same file goes on where it was stopped."""
     video: Literal["none", "failures", "all"] = "none"
     """Which episodes are kept as videos, in a folder beside the results file. Recording draws every env step."""

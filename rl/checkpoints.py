@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import shutil
@@ -16,6 +17,7 @@ import torch
 from errors import BadInput
 from rl.contracts import Observation
 from rl.curriculum import absorb_successes
+from rl.disk import check_room
 from rl.learner import Learner
 from rl.ranks import Ranks
 from rl.rollout import Collected
@@ -23,6 +25,7 @@ from rl.run import write_json
 
 TRAINER_FILE = "trainer.pt"
 RETURN_ALPHA = 0.99
+SMALL_FILES_BYTES = 8 * 2**20  # tokenizer, observations
 
 
 @dataclass
@@ -63,32 +66,41 @@ class TrainerState:
 
 
 def save_checkpoint(
-    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Observation] = ()
-) -> Path:
+    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Observation] = (),
+    best: Mapping[str, Any] | None = None,
+) -> Path:  # fmt: skip
     """Rank 0 writes `checkpoints/step_N`, moves the pointer `latest` to it and deletes older ones beyond `keep`.
+
+    With `best`, the metadata of a new best, the pointer `best` moves there first: `latest` says that all is done.
 
     The folder is written under a temporary name, flushed to the disk and renamed. Raises OSError (disk full, folder
     gone) with the previous checkpoint untouched. `samples` are a few observations of the run, on which a later merge of
     the adapter checks itself. The other ranks return when it is done.
     """
     if learner.ranks.is_main:
-        _write_checkpoint(checkpoints, learner, state, keep, samples)
+        _write_checkpoint(checkpoints, learner, state, keep, samples, best)
     learner.ranks.wait_for_all()
     return checkpoints / f"step_{state.global_step}"
 
 
 def _write_checkpoint(
-    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Observation]
-) -> None:
+    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Observation],
+    best: Mapping[str, Any] | None,
+) -> None:  # fmt: skip
     final = checkpoints / f"step_{state.global_step}"
     temporary = checkpoints / f".writing-step_{state.global_step}"
     shutil.rmtree(temporary, ignore_errors=True)
+    check_room(checkpoints, checkpoint_bytes(learner), "a checkpoint")
     try:
         learner.policy.save_adapter(temporary, samples)
         stored = {"state": asdict(state), "optimizer": learner.optimizer.state_dict(), "random": _random_state()}
         if learner.critic is not None:
             stored["critic"] = learner.critic.state_dict()
-        torch.save(stored, temporary / TRAINER_FILE)
+        in_memory = io.BytesIO()  # torch's own writer does not say why a file cannot be written
+        torch.save(stored, in_memory)
+        (temporary / TRAINER_FILE).write_bytes(in_memory.getbuffer())
+        if best is not None:
+            _describe_best(temporary, state, best)
         for path in [*temporary.rglob("*"), temporary]:
             _flush(path)
         if final.exists():  # left by a kill between the rename and the pointer: this is it again
@@ -98,8 +110,16 @@ def _write_checkpoint(
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+    if best is not None:
+        point(checkpoints / "best", final)
     point(checkpoints / "latest", final)
     _prune(checkpoints, keep)
+
+
+def checkpoint_bytes(learner: Learner) -> int:
+    """Roughly the size of a checkpoint: every trained parameter, AdamW's two moments of it, and small files."""
+    groups = learner.optimizer.param_groups
+    return 3 * sum(p.numel() * p.element_size() for group in groups for p in group["params"]) + SMALL_FILES_BYTES
 
 
 def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
@@ -109,6 +129,7 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
         stored = torch.load(path, map_location="cpu", weights_only=True)
         state = TrainerState(**stored["state"])
         check_ranks(state, learner.ranks)
+        check_numbers(stored, str(path))
         learner.policy.load_adapter(folder)
         if learner.critic is not None:
             learner.critic.load_state_dict(stored["critic"])
@@ -125,6 +146,18 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
     return state
 
 
+def check_numbers(stored: Any, name: str) -> None:
+    """Raise BadInput, with its name, at the first tensor in a structure of dictionaries that is not finite."""
+    if isinstance(stored, torch.Tensor) and not torch.isfinite(stored).all():
+        raise BadInput(
+            f"{name} holds NaN or infinity: the file is damaged or its training has diverged; resume from another step "
+            "of the run, by pointing checkpoints/latest at it"
+        )
+    if isinstance(stored, dict):
+        for key, value in stored.items():
+            check_numbers(value, f"{name}: {key}")
+
+
 def check_ranks(state: TrainerState, ranks: Ranks) -> None:
     """Raise BadInput when a run would go on with another number of processes: they would play other episodes."""
     if state.ranks != ranks.size:
@@ -139,8 +172,12 @@ def mark_best(checkpoints: Path, learner: Learner, state: TrainerState, metadata
     if not learner.ranks.is_main:
         return
     folder = (checkpoints / "latest").resolve()
-    write_json(folder / "metadata.json", {"global_step": state.global_step, "score": state.best_score, **metadata})
+    _describe_best(folder, state, metadata)
     point(checkpoints / "best", folder)
+
+
+def _describe_best(folder: Path, state: TrainerState, metadata: Mapping[str, Any]) -> None:
+    write_json(folder / "metadata.json", {"global_step": state.global_step, "score": state.best_score, **metadata})
 
 
 def restore_best(checkpoints: Path, learner: Learner) -> Path:
@@ -173,8 +210,11 @@ def point(pointer: Path, target: Path) -> None:
 
 def _prune(checkpoints: Path, keep: int) -> None:
     """Delete all but the newest `keep` checkpoints, those that a pointer names, and what a kill left half-written."""
-    for abandoned in checkpoints.glob(".writing-*"):
-        shutil.rmtree(abandoned, ignore_errors=True)
+    for abandoned in checkpoints.glob(".*"):  # folders and pointers
+        if abandoned.is_symlink():
+            abandoned.unlink()
+        else:
+            shutil.rmtree(abandoned, ignore_errors=True)
     pointed = {link.resolve().name for link in checkpoints.iterdir() if link.is_symlink()}
     steps = sorted(checkpoints.glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
     for folder in steps[:-keep]:

@@ -33,6 +33,19 @@ class TerminalHandler(logging.StreamHandler):
     def stream(self, _: TextIO) -> None:
         pass
 
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nobody reads what the terminal or a pipe does not take, least of all a traceback about it."""
+
+
+class LogFile(logging.FileHandler):
+    """A log file that never stops or disturbs a run: when it cannot be written, that is said once on the terminal."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        logging.getLogger().removeHandler(self)
+        logging.getLogger("train").warning(
+            "%s cannot be written (%s); the log goes to the terminal only", self.baseFilename, sys.exc_info()[1]
+        )
+
 
 def duration(seconds: float) -> str:
     """A time span as people write it: `45 s`, `12 min`, `3 h 05 min`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ import torch
 from configs.config import RolloutConfig, TrainConfig
 from rl.contracts import Observation, Policy, Pool, StepResult, TeacherMode
 from rl.cores import cores_for_simulators
+from rl.out_of_memory import AtOnce, first_line
 from rl.phases import Phase, PhaseState
 from rl.randomness import torch_generator
 from rl.trajectory import Decision, Episode, Trajectory
@@ -84,6 +85,12 @@ class Batching:
 
     max_size: int | None = None  # None: all that are ready
     patience_s: float = 0.0  # how long a batch that is not full waits for environments about to be ready
+
+    def lowered(self, policy: Any, tried: int, reason: str) -> Batching:
+        """After `tried` were too many for the memory: half of them. Raises BadInput at 1."""
+        at_once = AtOnce(tried, learning=False)
+        at_once.lower(policy, reason)
+        return replace(self, max_size=at_once.size)
 
 
 ALL_READY = Batching()
@@ -213,7 +220,9 @@ def collect(
             decided_from = time.perf_counter()
             batch = [(slot, waiting.pop(slot)) for slot in list(waiting)[: batching.max_size]]
             with cores_for_simulators(policy.device, pool.num_slots):
-                _serve(policy, pool, batch, acting, randomness)
+                too_many = _serve(policy, pool, batch, acting, randomness)
+            if too_many is not None:
+                waiting, batching = dict(batch) | waiting, batching.lowered(policy, len(batch), too_many)
             times["infer"] += time.perf_counter() - decided_from
 
     if pool.num_slots == 1:  # an inline environment works while we wait for it
@@ -300,13 +309,17 @@ def _teacher_decides(epsilon: float, generator: torch.Generator) -> bool:
 
 def _serve(
     policy: Policy, pool: Pool, batch: Sequence[tuple[int, _Running]], acting: Acting, randomness: Randomness
-) -> None:
-    """Decide for waiting environments as one batch and send them on."""
+) -> str | None:
+    """Decide for waiting environments as one batch and send them on; or, out of memory, return what that said."""
     generators = [randomness.generator(now.trajectory.episode, len(now.trajectory.decisions)) for _, now in batch]
-    decisions, actions = decide(policy, [now.observation for _, now in batch], generators, acting)
+    try:
+        decisions, actions = decide(policy, [now.observation for _, now in batch], generators, acting)
+    except torch.OutOfMemoryError as error:
+        return first_line(error)
     for (slot, now), decision, chunk in zip(batch, decisions, actions, strict=True):
         now.decision, now.observation = decision, None
         pool.step(slot, chunk)
+    return None
 
 
 def _absorb(now: _Running, result: StepResult, keep_observations: bool) -> None:

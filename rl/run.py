@@ -19,7 +19,9 @@ import torch
 
 from configs.config import TrainConfig, to_dict
 from errors import BadInput, TimeIsUp
-from rl.progress import TerminalHandler
+from locks import RUN_LOCK, Lock
+from rl.disk import write_all
+from rl.progress import LogFile, TerminalHandler
 from rl.ranks import ALONE, Ranks
 from rl.tensorboard_log import TensorBoardLog
 from rl.wandb_log import WandbLog
@@ -33,11 +35,14 @@ NOISY_LOGGERS = (
 class Run:
     """A run folder that is open for writing. Only rank 0 writes; on the others records go nowhere."""
 
-    def __init__(self, folder: Path, config: TrainConfig, wandb_log: WandbLog, is_main: bool = True):
+    def __init__(
+        self, folder: Path, config: TrainConfig, wandb_log: WandbLog, is_main: bool = True, lock: Lock | None = None
+    ):
         self.folder = folder
         self.config = config
         self.wandb = wandb_log
-        self._metrics = (folder / "metrics.jsonl").open("a") if is_main else None
+        self._lock = lock
+        self._metrics = (folder / "metrics.jsonl").open("ab", buffering=0) if is_main else None
         wanted = config.run.tensorboard and is_main
         self._tensorboard = TensorBoardLog(wanted, folder, read_metrics(folder) if wanted else [])
         self._seconds: dict[str, float] = {}  # spent since the last record
@@ -67,9 +72,7 @@ class Run:
         self._seconds = {}
         if self._metrics is None:
             return
-        self._metrics.write(json.dumps(row) + "\n")
-        self._metrics.flush()
-        os.fsync(self._metrics.fileno())
+        write_all(self._metrics.fileno(), (json.dumps(row) + "\n").encode())
         self.wandb.log(row)
         self._tensorboard.log(row)
 
@@ -85,22 +88,30 @@ class Run:
             raise TimeIsUp(f"--max-hours {limit:g} have passed; the run is saved")
 
     def metrics_bytes(self) -> int:
-        return 0 if self._metrics is None else self._metrics.tell()
+        return 0 if self._metrics is None else os.fstat(self._metrics.fileno()).st_size
+
+    def note(self, text: str) -> None:
+        """Add to the run's train.log what the terminal gets by another way: why the run ended."""
+        if self._metrics is not None:
+            with contextlib.suppress(OSError), (self.folder / "train.log").open("a") as file:
+                file.write(text + "\n")
 
     def close(self, exit_code: int = 0) -> None:
         if self._metrics is not None:
             self._metrics.close()
         self.wandb.finish(exit_code)
         self._tensorboard.finish()
+        if self._lock is not None:
+            self._lock.release()
 
 
 def start_run(config: TrainConfig, argv: Sequence[str], ranks: Ranks = ALONE) -> Run:
     """Rank 0 creates a new run folder, all open it. Raises BadInput when it cannot be written, or seen by all."""
-    folder = ranks.from_main(_create(config, argv, ranks.size) if ranks.is_main else None)
-    return _open(folder, config, ranks, wandb_id=None)
+    folder, lock = _create(config, argv, ranks.size) if ranks.is_main else (None, None)
+    return _open(ranks.from_main(folder), config, ranks, None, lock)
 
 
-def _create(config: TrainConfig, argv: Sequence[str], num_ranks: int) -> Path:
+def _create(config: TrainConfig, argv: Sequence[str], num_ranks: int) -> tuple[Path, Lock]:
     tasks = "-".join(str(i) for i in config.task.task_ids)
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.task.task_suite}-{tasks}-{config.run.name}"
     output = Path(config.run.output)
@@ -110,33 +121,35 @@ def _create(config: TrainConfig, argv: Sequence[str], num_ranks: int) -> Path:
         for part in ("checkpoints", "videos", "report"):
             (folder / part).mkdir()
         write_json(folder / "config.json", {"config": to_dict(config), "ranks": num_ranks, **provenance(argv)})
+        lock = Lock(folder / RUN_LOCK, str(folder))
         _log_to(folder)
     except OSError as error:
         raise BadInput(
             f"--output {output}: cannot create a run folder there ({error.strerror or error}); name another folder"
         ) from None
-    return folder
+    return folder, lock
 
 
 def reopen_run(
     folder: Path, config: TrainConfig, metrics_bytes: int, wandb_id: str | None, ranks: Ranks = ALONE
 ) -> Run:
     """Open the folder of a run that goes on; records after the checkpoint (`metrics_bytes`) are played again."""
-    if ranks.is_main:
-        _cut_back(folder, metrics_bytes)
-    return _open(folder, config, ranks, wandb_id)
+    lock = _take_over(folder, metrics_bytes) if ranks.is_main else None
+    return _open(folder, config, ranks, wandb_id, lock)
 
 
-def _cut_back(folder: Path, metrics_bytes: int) -> None:
+def _take_over(folder: Path, metrics_bytes: int) -> Lock:
     try:
+        lock = Lock(folder / RUN_LOCK, f"--resume {folder}: the run")
         with (folder / "metrics.jsonl").open("a") as metrics:
             metrics.truncate(min(metrics_bytes, metrics.tell()))
         _log_to(folder)
     except OSError as error:
         raise BadInput(f"--resume {folder}: the run folder cannot be written ({error.strerror})") from None
+    return lock
 
 
-def _open(folder: Path, config: TrainConfig, ranks: Ranks, wandb_id: str | None) -> Run:
+def _open(folder: Path, config: TrainConfig, ranks: Ranks, wandb_id: str | None, lock: Lock | None) -> Run:
     if not folder.is_dir():
         raise BadInput(
             f"rank {ranks.rank} does not see the run folder {folder}: with several machines --output must lie on a "
@@ -144,7 +157,7 @@ def _open(folder: Path, config: TrainConfig, ranks: Ranks, wandb_id: str | None)
         )
     wandb_mode = config.run.wandb_mode if ranks.is_main else "disabled"
     wandb_log = WandbLog(wandb_mode, config.run.wandb_project, folder.name, folder, to_dict(config), run_id=wandb_id)
-    return Run(folder, config, wandb_log, ranks.is_main)
+    return Run(folder, config, wandb_log, ranks.is_main, lock)
 
 
 def provenance(argv: Sequence[str]) -> dict[str, Any]:
@@ -168,10 +181,14 @@ def provenance(argv: Sequence[str]) -> dict[str, Any]:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file so that readers see the old or the new content, never a part."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    with temporary.open() as written:
-        os.fsync(written.fileno())  # else a power cut may leave the new name on an empty file
-    os.replace(temporary, path)
+    try:
+        temporary.write_text(json.dumps(value, indent=2) + "\n")
+        with temporary.open() as written:
+            os.fsync(written.fileno())  # else a power cut may leave the new name on an empty file
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # on a full disk its part would be in the way of what comes next
+        raise
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -203,7 +220,7 @@ def _log_to(folder: Path) -> None:
         force=True,
         level=logging.INFO,
         format="%(message)s",
-        handlers=[TerminalHandler(), logging.FileHandler(folder / "train.log")],
+        handlers=[TerminalHandler(), LogFile(folder / "train.log")],
     )
     for noisy in NOISY_LOGGERS:
         logging.getLogger(noisy).setLevel(logging.ERROR)

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from configs.config import UpdateConfig
+from errors import BadInput
 from rl.contracts import Policy
 from rl.losses import Statistics
 from rl.objectives import Objective
+from rl.out_of_memory import AtOnce, first_line
 from rl.randomness import torch_generator
 from rl.ranks import ALONE, Ranks
 from rl.selfcheck import check_same_parameters
@@ -20,6 +22,7 @@ from rl.trajectory import Batch
 
 FIRST_RATIO_LIMIT = 0.05  # mean |ratio - 1| before any step; above it rollout and update disagree about the policy
 SKIP_FACTOR = 1000.0  # x max_grad_norm: the step is skipped
+MAX_SKIPPED_IN_A_ROW = 20  # then the training has diverged
 WARN_FACTOR = 100.0  # x max_grad_norm: the step is counted as a spike
 
 
@@ -50,7 +53,8 @@ def optimise(
 
     Every decision belongs to a minibatch, and the loss is divided by the minibatch's size, inactive rows included: the
     gradient is what it would be if they ran. A minibatch without active rows takes no optimizer step (no momentum, no
-    weight decay). Raises RuntimeError when the first minibatch's ratios are not 1 or when no step was finite.
+    weight decay). Raises RuntimeError when the first minibatch's ratios are not 1, and BadInput when the training has
+    diverged: no step, or none of many in a row, had a usable gradient, or a parameter is not finite.
 
     All ranks come with the same batch and objective. Each runs its share of a minibatch's active rows, perhaps none of
     them; the statistics and gradients of all are added up, so every rank takes the same step or none.
@@ -58,7 +62,8 @@ def optimise(
     started = time.perf_counter()
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     totals, norms = _Totals(), []
-    skipped = spikes = 0
+    skipped = skipped_in_a_row = spikes = 0
+    at_once = AtOnce(config.micro_batch, learning=True)
     first_ratio_error: float | None = None
 
     for epoch in range(config.n_epochs):
@@ -69,7 +74,7 @@ def optimise(
             rows = minibatch[objective.active[minibatch]]
             if len(rows) == 0:
                 continue
-            own = _accumulate_gradient(policy, batch, objective, ranks.share(rows), len(minibatch), config)
+            own = _accumulate_gradient(policy, optimizer, batch, objective, ranks.share(rows), len(minibatch), at_once)
             if ranks.shard_base:
                 _keep_step(policy, batch, objective, rows, config, ranks)
             statistics = _united(ranks.gather(own))
@@ -78,8 +83,11 @@ def optimise(
             ranks.sum_gradients(trained)
             norm = _protected_norm(optimizer, config.max_grad_norm)
             if norm is None:
-                skipped += 1
+                skipped, skipped_in_a_row = skipped + 1, skipped_in_a_row + 1
+                if skipped_in_a_row == MAX_SKIPPED_IN_A_ROW:
+                    raise _diverged(f"{skipped_in_a_row} optimizer steps in a row", update)
             else:
+                skipped_in_a_row = 0
                 spikes += int(norm > WARN_FACTOR * config.max_grad_norm)
                 optimizer.step()
                 policy.broadcast_parameters()
@@ -92,10 +100,10 @@ def optimise(
 
     check_same_parameters(trained, ranks)
     if skipped and not norms:
-        raise RuntimeError(
-            f"all {skipped} optimizer steps of update {update} had a non-finite or enormous gradient; the last good "
-            "state is the latest checkpoint: lower --lr or --max-grad-norm and resume from it"
-        )
+        raise _diverged(f"all {skipped} optimizer steps", update)
+    for name, parameter in policy.named_trainable_parameters():
+        if not torch.isfinite(parameter).all():
+            raise _diverged(f"steps after which {name} is not finite", update)
     metrics = {key: totals.mean(key) for key in totals.sums if key != "ratio_error"} | totals.maxima
     metrics |= {
         "train/grad_norm": sum(norms) / len(norms) if norms else 0.0,
@@ -112,6 +120,13 @@ def optimise(
     return metrics
 
 
+def _diverged(what: str, update: int) -> BadInput:
+    return BadInput(
+        f"the training has diverged: update {update} had {what} with a non-finite or enormous gradient, and is not "
+        "saved; resume from an earlier checkpoint, or start again with a lower --lr or --max-grad-norm"
+    )
+
+
 def _united(parts: Sequence[_Totals]) -> _Totals:
     whole = _Totals()
     for part in parts:
@@ -120,12 +135,29 @@ def _united(parts: Sequence[_Totals]) -> _Totals:
 
 
 def _accumulate_gradient(
-    policy: Policy, batch: Batch, objective: Objective, rows: Tensor, minibatch_size: int, config: UpdateConfig
+    policy: Policy, optimizer: torch.optim.Optimizer, batch: Batch, objective: Objective, rows: Tensor,
+    minibatch_size: int, at_once: AtOnce,
+) -> _Totals:  # fmt: skip
+    """The gradient of the minibatch's mean loss, one micro-batch (and one graph in memory) per device at a time.
+
+    Out of memory, it begins again, from no gradient, with a smaller micro-batch.
+    """
+    while True:
+        try:
+            return _run_micro_batches(policy, batch, objective, rows, minibatch_size, at_once.size)
+        except torch.OutOfMemoryError as error:
+            reason = first_line(error)
+        # Outside of the handler, which keeps everything alive that the failed pass has computed.
+        optimizer.zero_grad(set_to_none=True)
+        at_once.lower(policy, reason)
+
+
+def _run_micro_batches(
+    policy: Policy, batch: Batch, objective: Objective, rows: Tensor, minibatch_size: int, size: int
 ) -> _Totals:
-    """Add the gradient of the minibatch's mean loss, one micro-batch (and one graph in memory) per device at a time."""
     outputs_of = objective.outputs or policy.chunk_logits
     totals = _Totals()
-    for micro in rows.split(config.micro_batch * len(policy.devices)) if len(rows) else ():
+    for micro in rows.split(size * len(policy.devices)) if len(rows) else ():
         outputs = outputs_of([batch.observations[i] for i in micro])
         loss_sum, statistics = objective.loss(outputs, micro)
         (loss_sum / minibatch_size).backward()

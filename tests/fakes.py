@@ -59,6 +59,8 @@ class FakePolicy(nn.Module):
     dtype = torch.float32
     device = torch.device("cpu")
     devices = (device,)
+    is_alone = True
+    prepare = None
 
     def __init__(self, seed: int = 0, sharpness: float = 2.0, adapter_scale: float = 0.0):
         super().__init__()
@@ -115,6 +117,12 @@ class FakePolicy(nn.Module):
             yield
         finally:
             self._is_teacher = before
+
+    def recompute_everything(self) -> bool:
+        return False
+
+    def view(self, observation: Any) -> np.ndarray:
+        return observation.images
 
     def reduce_gradients(self) -> None:
         """There is one device."""
@@ -215,7 +223,9 @@ class FakePool:
         self._busy.append(slot)
 
     def ready(self, timeout_s: float | None = None) -> list[tuple[int, FakeResult]]:
-        assert self._busy, "nothing is under way: waiting would never end"
+        assert self._busy or timeout_s is not None, "nothing is under way: waiting would never end"
+        if not self._busy:
+            return []
         answered = sorted(self._busy)
         if self._order is not None:
             count = int(self._order.integers(1, len(answered) + 1))

@@ -165,3 +165,12 @@ def test_the_recipe_has_the_configured_tasks_and_the_policys_cameras(monkeypatch
 def test_an_unknown_task_is_refused():
     with pytest.raises(BadInput, match="unknown task id 99"):
         env_spec(TaskConfig(task_ids=(0, 99)), 1)
+
+
+def test_a_gpu_too_small_for_the_weights_is_one_line(no_gpu, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore lines")
+
+    monkeypatch.setattr(assembly, "load_data_parallel", full)
+    with pytest.raises(BadInput, match=r"^out of GPU memory while loading x \(CUDA .* 2 GiB\.\): close other [^\n]*$"):
+        assembly.load_policy(TrainConfig(policy=PolicyConfig(checkpoint="x", device="cpu")))

@@ -94,6 +94,17 @@ def test_all_random_generators_go_on_where_they_were(checkpoints, learner):
     assert draws() == expected
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_moments_that_are_no_numbers_are_refused_with_their_place(checkpoints, learner, value):
+    moments = next(iter(learner.optimizer.state.values()))["exp_avg"]
+    moments[5] = value
+    folder, other = save(checkpoints, learner, 1), untrained()
+    before = parameters_of(other.policy)
+    with pytest.raises(BadInput, match=r"trainer\.pt: optimizer: state: 0: exp_avg holds NaN or infinity"):
+        load_checkpoint(folder, other)
+    assert all(torch.equal(a, b) for a, b in zip(before, parameters_of(other.policy), strict=True))
+
+
 # atomic writing
 
 
@@ -104,15 +115,15 @@ class PowerCut(BaseException):
 def save_until(monkeypatch, where: str, checkpoints: Path, learner: Learner, step: int) -> None:
     """Save a checkpoint, cut off inside the named call."""
 
-    def torn_save(stored, path):
-        Path(path).write_bytes(b"PK half a file")
+    def torn_write(self, data):
+        self.open("wb").write(data[: len(data) // 2])
         raise PowerCut
 
     def cut(*_):
         raise PowerCut
 
     target, replacement = {
-        "torch.save": ((torch, "save"), torn_save),
+        "write": ((Path, "write_bytes"), torn_write),
         "save_adapter": ((learner.policy, "save_adapter"), lambda folder, _: (Path(folder).mkdir(), cut())),
         "fsync": ((os, "fsync"), cut),
         "rename": ((Path, "rename"), cut),
@@ -124,7 +135,7 @@ def save_until(monkeypatch, where: str, checkpoints: Path, learner: Learner, ste
             save(checkpoints, learner, step)
 
 
-@pytest.mark.parametrize("where", ["save_adapter", "torch.save", "fsync", "rename", "pointer"])
+@pytest.mark.parametrize("where", ["save_adapter", "write", "fsync", "rename", "pointer"])
 def test_a_cut_while_writing_leaves_the_previous_checkpoint_whole(monkeypatch, checkpoints, learner, where):
     previous = save(checkpoints, learner, 100)
     before, weights = contents(previous), parameters_of(learner.policy)
@@ -147,7 +158,7 @@ def test_a_full_disk_is_the_error_that_the_disk_gave(monkeypatch, checkpoints, l
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match="No space left"):
         save(checkpoints, learner, 1)
     assert list(checkpoints.iterdir()) == []

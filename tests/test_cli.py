@@ -152,10 +152,11 @@ def test_other_flags_are_refused_with_both_values(run_folder):
     assert "seed (run: 0, now: 3)" in message
 
 
-def test_where_a_run_ends_and_how_it_is_watched_may_change(run_folder, monkeypatch):
+def test_where_a_run_ends_how_it_is_watched_and_what_is_in_memory_may_change(run_folder, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # optional packages count as installed
     argv = ["--resume", str(run_folder), "--total-steps", "9999", "--wandb-mode", "offline", "--keep-checkpoints", "5",
             "--allow-zero-baseline", "--wandb-project", "other", "--max-hours", "3", "--tensorboard", "--rerun",
+            "--micro-batch-size", "1", "--max-batch", "1", "--gradient-checkpointing", "on", "--memory-budget", "24",
             ]  # fmt: skip
     changed = differing_fields(PRESETS["smoke"], parse_command(argv).config)
     assert set(changed) == CHANGEABLE_ON_RESUME - {"allow_zero_baseline"}  # which the preset has on

@@ -26,6 +26,7 @@ class Toy(nn.Module):
         super().__init__()
         self.language_model = nn.ModuleDict({"lm_head": nn.Linear(3, 4)})
         self.proprio_projector = None
+        self.recomputed_blocks = 0
 
     def forward(self, x):
         hidden = x

@@ -69,6 +69,15 @@ def test_learning_reproduces_the_log_probabilities_of_sampling(policy, observati
     assert torch.equal(again.detach(), acted.logprobs)
 
 
+def test_a_policy_whose_logits_are_no_numbers_does_not_act(policy, observations):
+    _, parameter = policy.named_trainable_parameters()[-1]
+    with torch.no_grad():
+        parameter[:] = torch.nan
+    for mode in ("greedy", "sample"):
+        with pytest.raises(BadInput, match="logits are not finite"):
+            policy.act(observations[:1], mode, 1.0, _generators(1))
+
+
 def test_greedy_is_the_most_likely_token(policy, observations):
     acted = policy.act(observations, "greedy", 1.6)
     logits = policy.chunk_logits(observations).detach()

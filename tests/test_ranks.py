@@ -16,7 +16,7 @@ from tests.small_checkpoint import make_small_checkpoint
 from tests.together import results
 
 ROOT = Path(__file__).parents[1]
-UPDATES = ["uneven", "one row each", "poisoned", "drifting", "nothing active"]
+UPDATES = ["uneven", "one row each", "poisoned", "drifting", "nothing active", "one rank short of memory"]
 
 
 def launched(rank: int, port: int) -> dict[str, str]:

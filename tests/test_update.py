@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from configs.config import LossConfig, PhaseConfig, UpdateConfig
+from errors import BadInput
 from rl.losses import Statistics
 from rl.objectives import Objective, distillation_objective, policy_objective
 from rl.update import optimise
@@ -194,12 +195,38 @@ def test_a_bad_gradient_skips_the_step_and_leaves_nothing_behind(policy, batch, 
 
 def test_an_update_without_a_single_finite_step_is_an_error(policy, batch):
     before = parameters_of(policy)
-    with pytest.raises(RuntimeError, match="non-finite"):
+    with pytest.raises(BadInput, match="non-finite"):
         optimise(
             policy, adamw(policy), batch, custom(lambda logits, _: logits.sum((1, 2)) * math.nan), settings(),
             seed=0, update=0,
         )  # fmt: skip
     assert all(torch.equal(a, b) for a, b in zip(before, parameters_of(policy), strict=True))
+
+
+def test_a_training_that_has_diverged_in_the_middle_of_an_update_stops_there(policy, batch):
+    """20 steps in a row without a usable gradient: the update is not saved."""
+    taken: list[int] = []
+
+    def loss(logits, rows):
+        taken.append(1)
+        return logits.sum() * (1.0 if len(taken) <= 5 else math.nan), Statistics({}, {}, len(rows))
+
+    config = settings(batch_size=1, micro_batch_size=1, n_epochs=9)
+    with pytest.raises(BadInput, match=r"20 optimizer steps in a row .* is not saved; resume from an earlier"):
+        optimise(policy, adamw(policy), batch, Objective(loss, torch.ones(N, dtype=torch.bool)), config, 0, update=0)
+    assert len(taken) == 25
+
+
+def test_single_bad_gradients_among_good_ones_do_not_stop_a_run(policy, batch):
+    config = settings(batch_size=1, micro_batch_size=1, n_epochs=40)
+    metrics = optimise(policy, adamw(policy), batch, poisoned(batch, math.nan), config, seed=0, update=0)
+    assert metrics["train/skipped_steps"] == 40
+
+
+def test_a_step_that_makes_a_parameter_infinite_is_not_saved(policy, batch):
+    objective = custom(lambda logits, _: logits.logsumexp(-1).mean(-1))
+    with pytest.raises(BadInput, match="steps after which adapter is not finite"):
+        optimise(policy, adamw(policy, lr=math.inf), batch, objective, settings(), seed=0, update=0)
 
 
 def with_norm(policy, batch, norm: float) -> Objective:
@@ -223,7 +250,7 @@ def test_norms_above_the_bound_are_scaled_down_to_it_and_spikes_counted(policy, 
 
 def test_a_norm_above_1000_times_the_bound_takes_no_step(policy, batch):
     recorder = Recorder(policy)
-    with pytest.raises(RuntimeError, match="enormous"):
+    with pytest.raises(BadInput, match="enormous"):
         optimise(policy, recorder, batch, with_norm(policy, batch, 1001.0), settings(max_grad_norm=1.0), 0, 0)
     assert recorder.gradients == []
 

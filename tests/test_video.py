@@ -13,7 +13,7 @@ def test_every_frame_comes_back_at_20_per_second(tmp_path):
         frame[:128, :, 0] = 200  # upper half red
         frame[128:, : 20 * i, 2] = 200  # a blue bar that grows in the lower half
         frames.append(frame)
-    path = tmp_path / "not" / "yet" / "there.mp4"
+    path = tmp_path / "new" / "there.mp4"
     write_video(path, frames)
     with imageio.get_reader(path) as reader:
         read = np.stack([reader.get_data(i) for i in range(reader.count_frames())]).astype(float)

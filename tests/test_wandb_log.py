@@ -1,11 +1,18 @@
 """wandb copies the records, and whatever it does, a run goes on."""
 
+import subprocess
+import sys
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import wandb
 
+import rl.wandb_log
 from rl.wandb_log import WandbLog, resolve_mode
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -74,10 +81,66 @@ def test_a_failure_later_is_reported_once_and_ends_logging(monkeypatch, tmp_path
     assert "the network is down" in caplog.messages[0]
 
 
-def test_a_video_that_cannot_be_sent_does_not_stop_the_run(monkeypatch, tmp_path):
+def test_a_video_that_cannot_be_sent_does_not_stop_the_run(monkeypatch, tmp_path, caplog):
     use(monkeypatch, FakeRun())
     monkeypatch.setattr(wandb, "Video", broken)
-    open_log(tmp_path, "online").video("video/x", tmp_path / "x.mp4", 1)
+    log = open_log(tmp_path, "online")
+    log.video("video/x", tmp_path / "x.mp4", 1)
+    log.finish()
+    assert caplog.messages == ["wandb could not log a video (the network is down); metrics.jsonl has everything"]
+
+
+# never waited for
+
+
+def test_a_start_that_hangs_is_given_up_and_said(monkeypatch, tmp_path, caplog):
+    for_ever = threading.Event()
+    monkeypatch.setattr(wandb, "init", lambda **_: for_ever.wait())
+    monkeypatch.setattr(rl.wandb_log, "START_S", 0.01)
+    log = open_log(tmp_path, "online")
+    for _ in range(3):
+        log.log({"global_step": 1})
+    log.finish()
+    assert caplog.messages == ["wandb did not start within 0 s; metrics.jsonl has everything"]
+    for_ever.set()
+
+
+@pytest.mark.parametrize("hanging", ["log", "finish"])
+def test_what_hangs_later_delays_the_end_of_a_run_only(monkeypatch, tmp_path, caplog, hanging):
+    run, for_ever = FakeRun(), threading.Event()
+    setattr(run, hanging, lambda *_, **__: for_ever.wait())
+    use(monkeypatch, run)
+    log = open_log(tmp_path, "online")
+    for step in range(3):
+        log.log({"global_step": step})
+    monkeypatch.setattr(rl.wandb_log, "FINISH_S", 0.01)
+    log.finish()
+    log.finish()  # nothing is left to wait for
+    assert caplog.messages == ["wandb did not finish within 0 s; metrics.jsonl has everything"]
+    for_ever.set()
+
+
+def test_the_program_ends_though_wandbs_own_process_hangs(tmp_path):
+    """Stopped as a hung one is. Left alone, the hook that wandb puts into the interpreter waits for it for ever."""
+    program = """
+import os, signal, sys
+from pathlib import Path
+import rl.wandb_log
+log = rl.wandb_log.WandbLog("offline", "project", "name", Path(sys.argv[1]), {}, None)
+log.log({"a": 1})
+(service,) = {c for t in Path("/proc/self/task").glob("*/children") for c in t.read_text().split()}
+os.kill(int(service), signal.SIGSTOP)
+rl.wandb_log.FINISH_S = 0.1
+log.finish()
+print(service)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "wandb did not finish within 0 s" in done.stderr
+    assert not Path("/proc", done.stdout.strip()).exists()
 
 
 # what it is told
@@ -103,7 +166,9 @@ def test_the_conclusion_is_the_summary_and_tables_with_videos(monkeypatch, tmp_p
     monkeypatch.setattr(wandb, "Video", lambda path: f"video of {path}")
     monkeypatch.setattr(wandb, "Table", lambda columns, data: (columns, data))
     records = [{"step": 0, "video": tmp_path / "x.mp4"}, {"step": 5, "video": None}]
-    open_log(tmp_path, "online").conclude({"result/after": 0.5}, {"tables/evaluations": records})
+    log = open_log(tmp_path, "online")
+    log.conclude({"result/after": 0.5}, {"tables/evaluations": records})
+    log.finish()
     assert run.summary == {"result/after": 0.5}
     rows = [[0, f"video of {tmp_path / 'x.mp4'}"], [5, None]]
     assert run.rows == [{"tables/evaluations": (["step", "video"], rows)}]
@@ -111,7 +176,9 @@ def test_the_conclusion_is_the_summary_and_tables_with_videos(monkeypatch, tmp_p
 
 def test_a_conclusion_that_cannot_be_sent_does_not_stop_the_run(monkeypatch, tmp_path, caplog):
     use(monkeypatch, FakeRun("log"))
-    open_log(tmp_path, "online").conclude({}, {"t": [{"a": 1}]})
+    log = open_log(tmp_path, "online")
+    log.conclude({}, {"t": [{"a": 1}]})
+    log.finish()
     assert len(caplog.messages) == 1
 
 
@@ -177,6 +244,8 @@ def test_wandb_is_a_copy_and_keeps_no_reference_to_the_record(monkeypatch, tmp_p
     run = FakeRun()
     use(monkeypatch, run)
     record = SimpleNamespace(row={"a": 1})
-    open_log(tmp_path, "online").log(record.row)
+    log = open_log(tmp_path, "online")
+    log.log(record.row)
     record.row["a"] = 2
+    log.finish()
     assert run.rows == [{"a": 1}]

@@ -1,4 +1,7 @@
+import errno
+import math
 import pickle
+import resource
 
 import numpy as np
 import pytest
@@ -161,3 +164,31 @@ def test_pt_without_tensors_is_refused(tmp_path, content):
         torch.save([1, 2], tmp_path / "x.pt")
     with pytest.raises(BadInput, match=r"x\.pt"):
         read_pt(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_number_that_is_none_is_refused_with_its_tensors_name(tmp_path, tensors, name, value):
+    tensors[name][3] = value
+    write_tensors(tmp_path / "x.safetensors", tensors)
+    torch.save({"module.empty": torch.zeros(0), f"module.{name}": tensors[name]}, tmp_path / "x.pt")
+    for path, read in ((tmp_path / "x.safetensors", read_tensors), (tmp_path / "x.pt", read_pt)):
+        with pytest.raises(BadInput, match=f"{path.name}: tensor {name} holds NaN or infinity"):
+            read(path)
+
+
+def test_values_whose_sum_is_beyond_float32_are_no_fault(tmp_path):
+    write_tensors(tmp_path / "x.safetensors", {"large": torch.full((4,), 3e38), "whole": torch.arange(3)})
+    assert read_tensors(tmp_path / "x.safetensors")["large"][0] == 3e38
+
+
+def test_a_full_disk_is_an_oserror_with_its_number(tmp_path, tensors):
+    """The kernel refuses to let the file grow (RLIMIT_FSIZE)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(OSError) as refused:
+            write_tensors(tmp_path / "x.safetensors", tensors)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert (refused.value.errno, refused.value.filename) == (errno.EFBIG, str(tmp_path / "x.safetensors"))

@@ -66,13 +66,24 @@ class GradientsKept(torch.optim.AdamW):
         super().step()
 
 
-def update_of(ranks: Ranks, objective=None, **settings) -> dict[str, Any]:
-    """Gradients, parameters and metrics of an update of a policy that all ranks have."""
+def of_one_row_at_most(chunk_logits):
+    def limited(observations):
+        if len(observations) > 1:
+            raise torch.OutOfMemoryError("no memory")
+        return chunk_logits(observations)
+
+    return limited
+
+
+def update_of(ranks: Ranks, objective=None, short_of_memory: int | None = None, **settings) -> dict[str, Any]:
+    """Gradients, parameters and metrics of an update of a policy that all ranks have; one rank may lack memory."""
     policy = FakePolicy(adapter_scale=0.2)
     batch = acted_batch(policy, LENGTHS)
     if objective is None:
         objective = policy_objective(policy, batch, ADVANTAGES, LossConfig(), 1.0, 2)
     policy.rows_run = 0
+    if ranks.rank == short_of_memory:
+        policy.chunk_logits = of_one_row_at_most(policy.chunk_logits)
     optimizer = GradientsKept(policy)
     config = UpdateConfig(**({"n_epochs": 2, "micro_batch_size": 1} | settings))
     metrics = optimise(policy, optimizer, batch, objective, config, seed=0, update=0, ranks=ranks)
@@ -151,6 +162,7 @@ def results(ranks: Ranks) -> dict[str, Any]:
         "poisoned": update_of(ranks, one_poisoned_row(), batch_size=2, n_epochs=1),
         "drifting": update_of(ranks, batch_size=8, n_epochs=10, target_kl=1e-4),
         "nothing active": update_of(ranks, nothing_active(), batch_size=2),
+        "one rank short of memory": update_of(ranks, short_of_memory=1, batch_size=8, micro_batch_size=4),
         "rollout": rollout_of(ranks),
         "rollout of three environments": rollout_of(ranks, num_slots=3),
         "dynamic sampling": sampled_dynamically(ranks),

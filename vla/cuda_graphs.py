@@ -86,8 +86,9 @@ class GraphedNetwork:
         torch.cuda.empty_cache()
 
     def _variant(self) -> Hashable:
-        """What of the network's state a recording depends on: student or teacher."""
-        return lora_layers(self.network)[0][1].enabled, id(self.network.proprio_projector)
+        """What of the network's state a recording depends on: student or teacher, and what is recomputed."""
+        network = self.network
+        return lora_layers(network)[0][1].enabled, id(network.proprio_projector), network.recomputed_blocks
 
     def _record(self, inputs: Inputs, with_gradient: bool) -> Recording:
         static = tuple(None if x is None else x.clone() for x in inputs)

@@ -173,6 +173,11 @@ class Policy:
         return next(self.network.parameters()).device
 
     @property
+    def is_alone(self) -> bool:
+        """Whether no other device or process takes part in a pass: one that failed can then be run again."""
+        return self.replicas is None and self._steps is None
+
+    @property
     def devices(self) -> list[torch.device]:
         """All that the policy runs on, the one that holds outputs and trainable parameters first."""
         return [self.device] if self.replicas is None else self.replicas.devices
@@ -198,8 +203,13 @@ class Policy:
             tokens = sample_tokens(logits, temperature, generators)
         else:
             tokens = self._l1_tokens(hidden)
-        logprobs = self.token_logprobs(logits, tokens, temperature)
-        return Acted(tokens.cpu(), logprobs.cpu(), self.actions(tokens.cpu().numpy()))
+        logprobs = self.token_logprobs(logits, tokens, temperature).cpu()
+        if not torch.isfinite(logprobs).all():
+            raise BadInput(
+                "the policy's logits are not finite: its training has diverged, or its weights are damaged; resume "
+                "from an earlier checkpoint, and in a new run lower --lr"
+            )
+        return Acted(tokens.cpu(), logprobs, self.actions(tokens.cpu().numpy()))
 
     def chunk_logits(self, observations: Sequence[Observation]) -> Tensor:
         """Logits (B, A, 256) float32, with gradient to the trainable parameters; column v is token id 31744 + v."""
@@ -228,6 +238,13 @@ class Policy:
         self.network.recompute(num_blocks)
         if self.replicas is not None:
             self.replicas.recompute(num_blocks)
+
+    def recompute_everything(self) -> bool:
+        """Recompute the activations of all blocks from now on; False when that is what it does already."""
+        if self.network.recomputed_blocks == self.network.num_blocks:
+            return False
+        self.recompute(self.network.num_blocks)
+        return True
 
     def shard(self, device: torch.device) -> None:
         """Move the policy to `device`, its frozen blocks spread over all processes of torch.distributed.

@@ -1,0 +1,58 @@
+"""What Ctrl-C, SIGTERM and a reader that has gone do to a program: one line, exit code 130, no traceback."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Iterator
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def leave_at_once(program: str) -> None:
+    """From now on SIGINT and SIGTERM end the program where it stands: for its imports, which have nothing to save.
+
+    An exception would not do there: it would have to pass through the import machinery of every library.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        os.write(2, f"{program}: interrupted\n".encode())
+        os._exit(130)
+
+    for number in _heeded():
+        signal.signal(number, leave)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Within this block the first SIGINT or SIGTERM raises KeyboardInterrupt, a second one kills the program."""
+
+    def stop(number: int, frame: object) -> None:
+        for again in handled:
+            signal.signal(again, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    handled = _heeded()
+    before = {number: signal.getsignal(number) for number in handled}
+    for number in handled:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number in handled:
+            signal.signal(number, before[number])
+
+
+def give_up_broken_stdout() -> None:
+    """Where nobody reads the output any more (`| head`, a `| tee` that Ctrl-C ended, too), do not complain at exit."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _heeded() -> list[signal.Signals]:
+    """Those that are not ignored from the start, as SIGINT is in a shell's background job."""
+    return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]

@@ -1,0 +1,175 @@
+"""train_grpo.py from its command line to its exit code, on the fakes: all of the program but network and simulator.
+
+What is left out is what takes seconds and has tests of its own: checks before the run, pictures, videos. `at` makes
+something happen at one of the `MOMENTS` of a run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import rl.checkpoints
+import rl.evaluation_files
+import rl.report
+import rl.rollout
+import rl.run
+import rl.validation
+import train_grpo
+from command_line import main_guard
+from tests.fakes import FakePolicy, FakePool, Script, observation
+
+FLAGS = [
+    "--preset", "smoke", "--warmup-steps", "24", "--transition-steps", "24", "--total-steps", "72", "--n-steps", "24",
+    "--eval-interval", "48", "--n-epochs", "1", "--batch-size", "3",
+]  # fmt: skip
+
+
+def script(task_id: int, init_state: int) -> Script:
+    return Script(env_steps=8, success=True)
+
+
+def use_fakes(monkeypatch) -> None:
+    """Let train_grpo.py run on a policy of a few hundred numbers and scripted episodes."""
+    for name, fake in {
+        "load_policy": lambda *_: FakePolicy(adapter_scale=0.1),
+        "make_pool": lambda *_: FakePool(script),
+        "fit_to_memory": lambda config, *_: config,
+        "check_setup": lambda *_, **__: observation(1.0, 2.0, 3.0),
+        "log_setup": lambda *_: None,
+    }.items():
+        monkeypatch.setattr(train_grpo, name, fake)
+    monkeypatch.setattr(rl.evaluation_files, "write_video", lambda path, frames: path.write_bytes(b"a video"))
+    monkeypatch.setattr(logging.getLogger(), "handlers", list(logging.getLogger().handlers))  # a run sets its own
+    monkeypatch.setattr(rl.report, "write_report", lambda stored: stored.folder / "report" / "index.html")
+
+
+def command_line(monkeypatch, *argv: str) -> int:
+    """Exit code of `python train_grpo.py ARGV`."""
+    monkeypatch.setattr(sys, "argv", ["train_grpo.py", *argv])
+    return main_guard("train_grpo.py", train_grpo.main)
+
+
+def flags_into(folder: Path) -> list[str]:
+    return [*FLAGS, "--output", str(folder), "--micro-batch-size", "3"]
+
+
+TIMES = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s")
+
+# Moment of a run -> (where in the program, at which call of it): before there is a run folder, before its first
+# checkpoint, and then.
+LOADING = {
+    "load": (train_grpo, "load_policy", 1),
+    "preflight": (train_grpo, "check_setup", 1),
+}
+START = {
+    "teacher probe": (train_grpo, "remember_teacher", 1),
+    "first checkpoint": (FakePolicy, "save_adapter", 1),
+}
+RUNNING = {
+    "baseline evaluation": (rl.validation, "validate", 1),
+    "rollout": (rl.rollout, "decide", 15),  # 6 of the baseline, 6 of the first update: the middle of the second rollout
+    "update": (torch.optim.AdamW, "step", 4),  # half of the second update
+    "metrics line": (rl.run, "write_all", 3),
+    "checkpoint": (torch, "save", 3),  # the adapter is on the disk already
+    "pointer": (rl.checkpoints, "point", 4),  # latest, best, latest; then the second update's
+    "evaluation": (rl.validation, "validate", 2),
+    "evaluation's files": (rl.validation, "write_evaluation", 2),
+    "final evaluation": (rl.validation, "validate", 3),
+    "report": (rl.report, "write_report", 1),
+}
+MOMENTS = LOADING | START | RUNNING
+
+
+def at(monkeypatch, moment: str, act: Callable[..., Any]) -> None:
+    """When the run comes to the moment, call `act` (with the arguments that are there) first."""
+    owner, name, count = MOMENTS[moment]
+    original, calls = getattr(owner, name), 0
+
+    def reached(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls == count:
+            act(*args)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, reached)
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def act(*_):
+        raise error
+
+    return act
+
+
+def results(run: Path) -> tuple[list, list, dict]:
+    """Records without durations, and the last checkpoint's weights and state."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [{key: value for key, value in row.items() if not key.startswith(TIMES)} for row in rows]
+    latest = run / "checkpoints" / "latest"
+    weights = [np.load(latest / f"{name}.npy").tobytes() for name in ("adapter", "bias")]
+    state = torch.load(latest / "trainer.pt")["state"]
+    return rows, weights, {key: value for key, value in state.items() if key != "metrics_bytes"}
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = folder.iterdir()
+    return run
+
+
+def one_line(captured: str) -> str:
+    (line,) = captured.splitlines()
+    assert line.startswith("train_grpo.py: ")
+    return line
+
+
+@cache
+def straight() -> tuple[list, list, dict]:
+    """The results of a run that nothing stops."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        use_fakes(patch)
+        assert command_line(patch, *flags_into(Path(folder))) == 0
+        return results(only_run(Path(folder)))
+
+
+def resume(run: Path) -> int:
+    with pytest.MonkeyPatch.context() as patch:  # what stopped the run is gone now
+        use_fakes(patch)
+        return command_line(patch, "--resume", str(run))
+
+
+def in_a_process_of_its_own(run: Callable[[pytest.MonkeyPatch], int]) -> int:
+    """Fork, run, and return how the child ended: a code, or minus a signal. Its patches are its own."""
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)  # the parent's threads do not exist here
+        with pytest.MonkeyPatch.context() as patch:
+            os._exit(run(patch))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def stopped_at(moment: str, act: Callable[..., Any], folder: Path, *flags: str) -> int:
+    """How a run in a process of its own ends that does `act` at the moment."""
+
+    def run(patch) -> int:
+        at(patch, moment, act)
+        return command_line(patch, *flags_into(folder), *flags)
+
+    return in_a_process_of_its_own(run)
+
+
+def killed(*_, **__) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
