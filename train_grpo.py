@@ -30,7 +30,8 @@ from configs.config import TrainConfig
 from envs.libero import task_info
 from envs.pool import make_pool
 from errors import TimeIsUp
-from preflight import check_setup, log_setup, save_model_view
+from findings import Checks
+from preflight import check_machine, check_only, check_setup, log_setup, save_model_view
 from rl.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, mark_best, save_checkpoint
 from rl.contracts import Pool, TeacherMode
 from rl.curriculum import curriculum_metrics, task_preferences
@@ -59,6 +60,11 @@ def main(argv: Sequence[str]) -> None:
     """Set up the policy, the simulator and the run folder, check them, train."""
     command = parse_command(argv)
     config = command.config
+    if command.check_only:
+        check_only(config)
+        return
+    checks = Checks()
+    check_machine(checks, config)
     ranks = join_ranks(choose_device(config.policy))
     policy = load_policy(config, ranks)
     config = fit_to_memory(config, policy, ranks)
@@ -68,10 +74,7 @@ def main(argv: Sequence[str]) -> None:
     learner = make_learner(policy, config, ranks)
 
     with make_pool(spec, config.task.num_envs, policy.prepare) as pool:
-        observation = check_setup(config, policy, pool, tasks, show_all=command.check_only and ranks.is_main)
-        if command.check_only:
-            ranks.leave()
-            return
+        observation = check_setup(checks, config, policy, pool, tasks)
         if command.resume is None:
             state, run = TrainerState(ranks=ranks.size), start_run(config, argv, ranks)
             state.wandb_id = run.wandb.id
@@ -83,7 +86,7 @@ def main(argv: Sequence[str]) -> None:
             state = load_checkpoint(latest_checkpoint(Path(command.resume)), learner)
             run = reopen_run(Path(command.resume), config, state.metrics_bytes, state.wandb_id, ranks)
         try:
-            log_setup(policy, spec, tasks, teacher, run.folder)
+            log_setup(policy, spec, tasks, teacher, run.folder, checks)
             train(config, run, learner, pool, state, teacher.mode)
             evaluate_and_record(config, run, learner, pool, state, teacher.mode)
         except BaseException as reason:
