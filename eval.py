@@ -51,6 +51,7 @@ from rl.run import provenance
 from rl.trajectory import Trajectory
 from rl.video import write_video
 from vla.policy import Policy
+from vla.probes import attention_probe, image_probe
 from vla.statistics import select_key
 
 
@@ -91,6 +92,8 @@ def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Re
         settings = train_config(config, suite)
         policy = load_policy(settings)  # for each suite: statistics, and with them actions, are the suite's
         if results is None:
+            attention_probe(policy)
+            image_probe(policy)
             for later in plan.suites:  # now, not after the hours that the first suites take
                 select_key(policy.info.statistics, later, config.unnorm_key)
             results = open_results(out, settings_of(config, policy), plan)

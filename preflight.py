@@ -1,71 +1,146 @@
-"""The checks before the first episode: each failure is one sentence with what was found and what repairs it.
+"""The checks before the first episode: each finding is one sentence, with what repairs it where that is needed.
 
-`--check-only` runs them alone and shows all findings; a training run makes them first and stops at the first failure.
+A training run makes them and stops at the first failure. `--check-only` makes them and some slower ones, also those
+that a failure before them leaves possible, and shows all findings.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
 from pathlib import Path
 
 import imageio.v2 as imageio
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from assembly import Teacher
-from configs.config import TaskConfig, TrainConfig
+from assembly import Teacher, choose_device, choose_teacher, env_spec, fit_to_memory, load_policy
+from checks import (
+    check_disk,
+    check_frame,
+    check_host_memory,
+    check_init_states,
+    check_installed,
+    check_looks,
+    check_memory,
+    check_physics,
+    check_rendering,
+    check_replicas,
+    check_statistics,
+    check_suite,
+    check_wandb,
+    describe_checkpoint,
+    describe_device,
+    first_observation,
+)
+from configs.config import TrainConfig
 from envs.assets import describe_assets
-from envs.libero import EnvSpec
+from envs.libero import EnvSpec, task_info
+from envs.pool import WorkerPool
 from envs.tasks import TaskInfo
-from errors import BadInput
+from findings import Checks
 from rl.contracts import Observation, Pool
 from rl.never_fatal import never_fatal
-from rl.selfcheck import SelfCheckError, check_logits_path
+from rl.ranks import ALONE, join_ranks
+from rl.selfcheck import check_logits_path
+from vla.adapter_folder import base_and_adapter
+from vla.checkpoint import CheckpointInfo, inspect_checkpoint
+from vla.hub import resolve_checkpoint
 from vla.policy import Policy
-from vla.probes import action_mass_probe, attention_probe, image_probe
+from vla.probes import action_mass_probe, attention_probe, image_probe, synthetic_observations
 
 log = logging.getLogger("train")
-MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an empty frame has none
+FIRST_FRAME_S = 120.0  # until --check-only gives the simulator up
 
 
-def check_setup(
-    config: TrainConfig, policy: Policy, pool: Pool, tasks: list[TaskInfo], show_all: bool = False
-) -> Observation:
-    """Run all checks and return the first observation of the first task.
+def check_machine(checks: Checks, config: TrainConfig) -> torch.device | None:
+    """What can be checked before the policy is loaded; returns the device that it will run on."""
+    checks.make("versions", check_installed)
+    device = checks.obtain("device", lambda: choose_device(config.policy), describe_device)
+    checks.make("rendering", lambda: check_rendering(torch.cuda.is_available()))
+    checks.make("host memory", lambda: check_host_memory(config.task.num_envs))
+    checks.make("wandb", lambda: check_wandb(config.run.wandb_mode))
+    return device
 
-    Raises BadInput or SelfCheckError at the first failure; with `show_all` only after a table of all findings.
-    """
-    check_init_states(config.task, tasks)
-    observation = first_observation(pool, tasks[0].task_id, config.task.train_init_states[0])
-    checks: dict[str, Callable[[], str]] = {
-        "device": lambda: describe_device(policy.device),
-        "rendering": lambda: check_frame(observation),
-        "attention": lambda: attention_probe(policy),
-        "images": lambda: image_probe(policy),
-        "token head": lambda: action_mass_probe(policy, observation, must_be_trained=needs_token_head(config, policy)),
-        "log-probs": lambda: check_logits_path(policy, observation, config.policy.temperature, policy.dtype),
-        "memory": lambda: check_memory(policy, observation, config.update.micro_batch),
-    }
-    if len(policy.devices) > 1:
-        checks["replicas"] = lambda: check_replicas(policy)
-    failures = []
-    table = Table("check", "finding", title="preflight")
-    for name, check in checks.items():
-        try:
-            table.add_row(name, check(), style="green")
-        except (BadInput, SelfCheckError) as failure:
-            if not show_all:
-                raise
-            failures.append(failure)
-            table.add_row(name, str(failure), style="red")
-    if show_all:
-        Console().print(table)
-    if failures:
-        raise failures[0]
+
+def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool, tasks: list[TaskInfo]) -> Observation:
+    """Check policy and simulator; returns the first observation of the first task. Raises the first failure."""
+    checks.make("checkpoint", lambda: describe_checkpoint(policy.info))
+    check_belonging(checks, config, policy.info)
+    checks.make("disk", lambda: check_disk(config.run, policy))
+    checks.make("initial states", lambda: check_init_states(config.task, tasks))
+    observation = checks.obtain(
+        "first frame", lambda: first_observation(pool, *first_episode(config, tasks)), check_frame
+    )
+    assert observation is not None, "a run raises its first failure"
+    check_policy(checks, config, policy, observation, config.update.micro_batch)
     return observation
+
+
+def check_only(config: TrainConfig) -> None:
+    """Make all checks and print a line for each. Raises BadInput when one has failed."""
+    checks = Checks(show_all=True, silent=os.environ.get("RANK", "0") != "0")
+    device = check_machine(checks, config)
+    can_simulate = checks.passed("versions", "rendering")
+    ranks = ALONE if device is None else join_ranks(device)
+    info = checks.obtain("checkpoint", inspect, describe_checkpoint, config.policy.checkpoint)
+    check_belonging(checks, config, info)
+    checks.make("teacher", lambda info: ": ".join(choose_teacher(config, info.has_l1_head)), info)
+    policy = checks.obtain(
+        "weights", lambda *_: load_policy(config, ranks), describe_weights, device, checks.passed("statistics")
+    )
+    micro_batch_size = checks.obtain(
+        "micro-batch", lambda policy: fit_to_memory(config, policy, ranks).update.micro_batch,
+        lambda size: f"{size} decisions at a time", policy,
+    )  # fmt: skip
+    checks.make("disk", lambda: check_disk(config.run, policy))
+    checks.make("physics", lambda _: check_physics(), can_simulate)
+
+    spec = checks.obtain("tasks", lambda: env_spec(config.task, info.num_images if info else 1), describe_tasks)
+    tasks = None if spec is None else task_info(spec)
+    checks.make("initial states", lambda tasks: check_init_states(config.task, tasks), tasks)
+    observation = checks.obtain(
+        "first frame", lambda spec, _: observe_apart(config, spec), check_frame, spec, can_simulate
+    )
+    check_policy(checks, config, policy, observation, micro_batch_size)
+    checks.conclude()
+    ranks.leave()
+
+
+def check_belonging(checks: Checks, config: TrainConfig, info: CheckpointInfo | None) -> None:
+    """Whether the checkpoint is one of the suite, by its statistics and its name, and of what will be seen."""
+    suite, unnorm_key = config.task.task_suite, config.policy.unnorm_key
+    checks.make("statistics", lambda info: check_statistics(info, suite, unnorm_key), info)
+    checks.make("suite", lambda _, name: check_suite(name_of(name), suite), info, config.policy.checkpoint)
+    checks.make("looks", lambda info: check_looks(info, config.task.assets), info)
+
+
+def check_policy(
+    checks: Checks,
+    config: TrainConfig,
+    policy: Policy | None,
+    observation: Observation | None,
+    micro_batch_size: int | None,
+) -> None:
+    """Ask the policy what no error message would ever tell (`vla.probes`), and make one backward pass."""
+    seen, temperature = observation, config.policy.temperature
+    if policy is not None and observation is None:
+        (seen,) = synthetic_observations(policy, count=1)
+    checks.make("attention", lambda policy: attention_probe(policy), policy)
+    checks.make("images", lambda policy: image_probe(policy), policy)
+    checks.make(
+        "token head", lambda policy, seen: action_mass_probe(policy, seen, needs_token_head(config, policy)),
+        policy, observation,
+    )  # fmt: skip
+    checks.make(
+        "log-probs", lambda policy, seen: check_logits_path(policy, seen, temperature, policy.dtype), policy, seen
+    )
+    checks.make(
+        "memory", lambda policy, seen, size: check_memory(policy, seen, size, config.task.num_envs),
+        policy, seen, micro_batch_size,
+    )  # fmt: skip
+    if policy is not None and len(policy.devices) > 1:
+        checks.make("replicas", check_replicas, policy)
 
 
 def needs_token_head(config: TrainConfig, policy: Policy) -> bool:
@@ -74,87 +149,37 @@ def needs_token_head(config: TrainConfig, policy: Policy) -> bool:
     return not (config.evaluation.allow_zero_baseline or (has_l1_teacher and config.phases.warmup))
 
 
-def check_init_states(task: TaskConfig, tasks: list[TaskInfo]) -> None:
-    """Raise BadInput when a task has fewer initial states than the configuration uses."""
-    needed = max(task.train_init_states[1], task.eval_init_states[1])
-    for info in tasks:
-        if info.num_init_states < needed:
-            raise BadInput(
-                f"task {info.task_id} ({info.name}) has {info.num_init_states} initial states, but {needed} are needed "
-                f"for --train-init-states {task.train_init_states} and --eval-init-states {task.eval_init_states}"
-            )
+def first_episode(config: TrainConfig, tasks: list[TaskInfo]) -> tuple[int, int]:
+    """Task id and initial state."""
+    return tasks[0].task_id, config.task.train_init_states[0]
 
 
-def first_observation(pool: Pool, task_id: int, init_state_id: int) -> Observation:
-    """The first observation of an episode. Raises BadInput when the simulator cannot give one."""
-    pool.reset(0, task_id, init_state_id)
-    ((_, result),) = pool.ready()
-    if result.error is not None:
-        raise BadInput(f"the simulator failed at its first reset (task {task_id}): {result.error}")
-    assert result.observation is not None, "a reset without an error brings an observation"
-    return result.observation
+def observe_apart(config: TrainConfig, spec: EnvSpec) -> Observation:
+    """The first observation, from a process of its own: a simulator that hangs or crashes is a finding, too."""
+    with WorkerPool(spec, 1, build_timeout_s=FIRST_FRAME_S) as pool:
+        return first_observation(pool, *first_episode(config, task_info(spec)))
 
 
-def describe_device(device: torch.device) -> str:
-    """Name and memory of the device. Raises BadInput when this torch has no code for it."""
-    if device.type != "cuda":
-        return f"CPU, {torch.get_num_threads()} threads"
-    major, minor = torch.cuda.get_device_capability(device)
-    built_for = torch.cuda.get_arch_list()
-    if not any(arch.endswith((f"_{major}{minor}", f"_{major}0")) for arch in built_for):
-        raise BadInput(
-            f"torch {torch.__version__} has no code for this GPU (compute capability {major}.{minor}; it was built for "
-            f"{', '.join(built_for)}): install a torch that has"
-        )
-    memory = torch.cuda.get_device_properties(device).total_memory / 2**30
-    return f"{torch.cuda.get_device_name(device)}, {memory:.0f} GiB"
+def inspect(checkpoint: str) -> CheckpointInfo:
+    """What a checkpoint is, from its small files and headers."""
+    base, _ = base_and_adapter(checkpoint, None)
+    return inspect_checkpoint(resolve_checkpoint(base))
 
 
-def check_frame(observation: Observation) -> str:
-    """The rendered frames show something."""
-    contrast = [float(image.std()) for image in observation.images]
-    if min(contrast) < MIN_CONTRAST:
-        raise BadInput(
-            f"a rendered frame is empty (standard deviation of its pixels: {min(contrast):.1f}): check the GL driver "
-            "and MUJOCO_GL, or --assets"
-        )
-    size = " x ".join(str(n) for n in observation.images.shape[1:3])
-    return f"{len(observation.images)} cameras of {size} pixels"
+def name_of(checkpoint: str) -> str:
+    """The last part of the base's hub id or folder."""
+    base, _ = base_and_adapter(checkpoint, None)
+    folder = Path(base).expanduser()
+    return (folder.resolve() if folder.is_dir() else folder).name
 
 
-def check_replicas(policy: Policy) -> str:
-    """What one device writes into another's memory arrives: some mainboards garble copies between GPUs."""
-    if policy.replicas is not None and not policy.replicas.are_equal():
-        raise BadInput(
-            "copies between the GPUs of this machine do not arrive: switch off its IOMMU (or ACS) in the BIOS, or "
-            "leave out --data-parallel"
-        )
-    return f"{len(policy.devices)} devices have the same trainable parameters"
+def describe_weights(policy: Policy) -> str:
+    rows = dict(policy.describe())
+    return f"{rows['parameters']}; trainable {rows['trainable']}; on {rows['devices']}"
 
 
-def check_memory(policy: Policy, observation: Observation, micro_batch_size: int) -> str:
-    """One forward and backward pass of a micro-batch per device, the largest thing that happens. Raises BadInput."""
-    on_gpu = policy.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(policy.device)
-    try:
-        policy.chunk_logits([observation] * micro_batch_size * len(policy.devices)).sum().backward()
-        policy.reduce_gradients()
-    except torch.OutOfMemoryError as error:
-        raise BadInput(
-            f"out of GPU memory in one update of {micro_batch_size} decisions ({str(error).splitlines()[0]}); lower "
-            "--micro-batch-size, keep --gradient-checkpointing on, or lower --lora-rank"
-        ) from None
-    trained = [parameter for _, parameter in policy.named_trainable_parameters()]
-    reached = sum(parameter.grad is not None for parameter in trained)
-    for parameter in trained:
-        parameter.grad = None
-    if reached == 0:
-        raise SelfCheckError("no gradient reaches the adapters: the policy cannot learn")
-    if not on_gpu:
-        return f"a backward pass reaches {reached} of {len(trained)} trainable tensors"
-    peak = torch.cuda.max_memory_allocated(policy.device) / 2**30
-    return f"peak of an update {peak:.1f} GiB; a backward pass reaches {reached} of {len(trained)} trainable tensors"
+def describe_tasks(spec: EnvSpec) -> str:
+    return "; ".join(f"{task.task_id} {task.instruction}" for task in task_info(spec))
 
 
 def save_model_view(path: Path, observation: Observation, policy: Policy) -> None:
@@ -163,14 +188,18 @@ def save_model_view(path: Path, observation: Observation, policy: Policy) -> Non
         imageio.imwrite(path, np.concatenate(list(policy.view(observation)), axis=1))
 
 
-def log_setup(policy: Policy, spec: EnvSpec, tasks: list[TaskInfo], teacher: Teacher, folder: Path) -> None:
-    """Say what is about to run: policy, teacher, tasks, looks, folder."""
+def log_setup(
+    policy: Policy, spec: EnvSpec, tasks: list[TaskInfo], teacher: Teacher, folder: Path, checks: Checks
+) -> None:
+    """Say what is about to run: policy, teacher, tasks, looks, folder, and what the checks have found."""
     rows = [
         *policy.describe(),
         ("teacher", f"{teacher.mode}: {teacher.why}"),
         *((f"task {task.task_id}", f"{task.instruction} (at most {task.max_env_steps} env steps)") for task in tasks),
         ("assets", describe_assets(spec.assets)),
         ("run folder", str(folder)),
+        ("checks", checks.summary()),
+        *(("warning", f"{finding.check}: {finding.text}") for finding in checks.warnings()),
     ]
     width = max(len(name) for name, _ in rows)
     for name, value in rows:

@@ -34,7 +34,8 @@ from assembly import choose_device, choose_teacher, env_spec, fit_to_memory, loa
 from configs.config import TrainConfig
 from envs.libero import task_info
 from envs.pool import make_pool
-from preflight import check_setup, log_setup, save_model_view
+from findings import Checks
+from preflight import check_machine, check_only, check_setup, log_setup, save_model_view
 from rl.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from rl.contracts import Pool, TeacherMode
 from rl.curriculum import curriculum_metrics, task_preferences
@@ -64,6 +65,11 @@ def main(argv: Sequence[str]) -> None:
     """Set up the policy, the simulator and the run folder, check them, train."""
     command = parse_command(argv)
     config = command.config
+    if command.check_only:
+        check_only(config)
+        return
+    checks = Checks()
+    check_machine(checks, config)
     ranks = join_ranks(choose_device(config.policy))
     policy = load_policy(config, ranks)
     config = fit_to_memory(config, policy, ranks)
@@ -73,17 +79,14 @@ def main(argv: Sequence[str]) -> None:
     learner = make_learner(policy, config, ranks)
 
     with make_pool(spec, config.task.num_envs, policy.prepare) as pool:
-        observation = check_setup(config, policy, pool, tasks, show_all=command.check_only and ranks.is_main)
-        if command.check_only:
-            ranks.leave()
-            return
+        observation = check_setup(checks, config, policy, pool, tasks)
         if command.resume is None:
             state, run = TrainerState(ranks=ranks.size), start_run(config, argv, ranks)
         else:
             state = load_checkpoint(latest_checkpoint(Path(command.resume)), learner)
             run = reopen_run(Path(command.resume), config, state.metrics_bytes, state.wandb_id, ranks)
         with until_the_end(run, ranks):
-            log_setup(policy, spec, tasks, teacher, run.folder)
+            log_setup(policy, spec, tasks, teacher, run.folder, checks)
             if command.resume is None:
                 state.wandb_id = run.wandb.id
                 remember_teacher(run.teacher_file, policy, observation, teacher.mode, write=ranks.is_main)

@@ -38,9 +38,14 @@ def describe_assets(assets: str) -> str:
     """One phrase for logs and run records: which pictures the policy saw."""
     if assets == "official":
         return f"official LIBERO meshes ({find_assets(assets)})"
-    if assets == "lowpoly" and not os.environ.get("LIBERO_ASSETS"):
+    if is_lowpoly(assets):
         return "bundled low-poly models (LIBERO's physics, simplified looks)"
     return f"folder {find_assets(assets)}"
+
+
+def is_lowpoly(assets: str) -> bool:
+    """Whether objects look simpler than in LIBERO's own pictures."""
+    return assets == "lowpoly" and not os.environ.get("LIBERO_ASSETS")
 
 
 def _checked(folder: Path, source: str) -> Path:

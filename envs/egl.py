@@ -9,6 +9,10 @@ from errors import BadInput
 # GPU memory of one simulator's EGL context with a LIBERO scene: 1.0 GiB for 8 of them on an H200.
 GPU_BYTES_PER_RENDERER = 130 * 2**20
 
+REPAIR = (
+    f"run: apt-get install {BACKENDS['egl'][1]}; in a container with an NVIDIA GPU start it with "
+    "NVIDIA_DRIVER_CAPABILITIES=all; or try MUJOCO_GL=osmesa"
+)
 _EGL_CUDA_DEVICE_NV = 0x323A  # attribute of EGL_NV_device_cuda: CUDA's number of an EGL device
 
 
@@ -27,10 +31,7 @@ def choose_egl_device(render_gpu: int | None) -> int:
         raise BadInput(f"{source}={wanted}: EGL sees {len(devices)} device(s), numbered from 0; unset it or correct it")
     index = int(wanted) if wanted else _device_of_learner(devices)
     if not devices or not _initialises(devices[index]):
-        raise BadInput(
-            f"EGL device {index} of {len(devices)} cannot be initialised; run: apt-get install {BACKENDS['egl'][1]}; "
-            "in a container with an NVIDIA GPU set NVIDIA_DRIVER_CAPABILITIES=all; or try MUJOCO_GL=osmesa"
-        )
+        raise BadInput(f"EGL device {index} of {len(devices)} cannot be initialised; {REPAIR}")
     return index
 
 

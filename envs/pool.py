@@ -13,6 +13,7 @@ come. With one slot everything happens in this process (`InlinePool`); with more
                     pool.step(slot, actions_for(result.observation))
 """
 
+import logging
 import time
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -22,12 +23,13 @@ import numpy as np
 
 from envs.assets import find_assets
 from envs.libero import ChunkResult, EnvSpec, LiberoEnv, TaskInfo, task_info
-from envs.setup import check_system
+from envs.setup import check_system, check_versions
 from envs.worker import EnvFactory, Prepare, Reset, SlotEnv, Step, Worker
 from errors import BadInput
 
 __all__ = ["ChunkResult", "EnvSpec", "InlinePool", "TaskInfo", "WorkerPool", "make_pool", "task_info"]
 
+LOG = logging.getLogger(__name__)
 MAX_FAULTS_IN_A_ROW = 5  # episodes of one slot that end in an error, before the machine is taken to be broken
 
 
@@ -41,6 +43,8 @@ def make_pool(
     if num_envs < 1:
         raise BadInput(f"num_envs {num_envs}: at least one env is needed")
     check_system(spec.render_backend)
+    if caution := check_versions():
+        LOG.warning(caution)
     task_info(spec)
     # Found (and, for "lowpoly", generated) once, here, rather than by all workers at the same time.
     spec = replace(spec, assets=str(find_assets(spec.assets)))

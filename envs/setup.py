@@ -24,7 +24,7 @@ from envs.cache import cache_dir
 from envs.tasks import libero_root
 from errors import BadInput
 
-LOG = logging.getLogger(__name__)
+UNKNOWN = "of an unknown version"
 BACKENDS = {  # render backend -> shared libraries it needs, Debian packages that bring them
     "egl": (("libEGL.so.1", "libOpenGL.so.0"), "libegl1 libopengl0 libgl1-mesa-dri"),
     "osmesa": (("libOSMesa.so.8", "libGL.so.1"), "libosmesa6 libgl1"),
@@ -43,7 +43,7 @@ def check_system(render_backend: str | None = None) -> str:
     Imports and changes nothing. Raises BadInput for everything that the user can repair.
     """
     backend = choose_backend(render_backend, os.environ)
-    _check_mujoco_version(importlib.metadata.version("mujoco"))
+    check_versions()
     _check_libraries(backend)
     return backend
 
@@ -51,15 +51,22 @@ def check_system(render_backend: str | None = None) -> str:
 @cache
 def prepare(render_backend: str | None = None) -> str:
     """Make this process ready to import the simulator; returns the render backend in force."""
-    backend = check_system(render_backend)
-    os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = backend
-    folder = cache_dir()
-    os.environ["LIBERO_CONFIG_PATH"] = str(write_libero_config(folder / "libero"))
-    os.environ["NUMBA_CACHE_DIR"] = str(folder / "numba")  # robosuite would write into site-packages
-    for variable, name in HOME_WRITERS.items():
-        os.environ.setdefault(variable, str(folder / name))
+    check_versions()
+    backend = prepare_rendering(render_backend)
+    os.environ["LIBERO_CONFIG_PATH"] = str(write_libero_config(cache_dir() / "libero"))
+    os.environ["NUMBA_CACHE_DIR"] = str(cache_dir() / "numba")  # robosuite would write into site-packages
     _load_triton_before_mesa()
     _quiet_robosuite()
+    return backend
+
+
+def prepare_rendering(render_backend: str | None = None) -> str:
+    """The part of `prepare` that MuJoCo alone needs, whatever versions there are."""
+    backend = choose_backend(render_backend, os.environ)
+    _check_libraries(backend)
+    os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = backend
+    for variable, name in HOME_WRITERS.items():
+        os.environ.setdefault(variable, str(cache_dir() / name))
     return backend
 
 
@@ -80,15 +87,48 @@ def choose_backend(wanted: str | None, environ: Mapping[str, str]) -> str:
     return backend
 
 
-def _check_mujoco_version(version: str) -> None:
-    release = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+def check_versions() -> str | None:
+    """What of the installed simulator differs a little from the tested one, in one sentence; None when nothing does.
+
+    Raises BadInput for versions with which LIBERO's tasks are not themselves.
+    """
+    versions = simulator_versions()
+    mujoco, robosuite = versions["mujoco"], versions["robosuite"]
+    if not robosuite.startswith(("1.4.", UNKNOWN)):
+        raise BadInput(
+            f"robosuite {robosuite} is not the 1.4 that LIBERO's tasks and controllers are made for; "
+            "run: pip install --no-deps -r requirements-simulator.txt"
+        )
+    release = tuple(int(part) for part in re.findall(r"\d+", mujoco)[:3])
     if release >= (3, 4):
         raise BadInput(
-            f"mujoco {version} changes the contacts of LIBERO's tasks (a bowl no longer settles into a ramekin: "
+            f"mujoco {mujoco} changes the contacts of LIBERO's tasks (a bowl no longer settles into a ramekin: "
             "98 % -> 12 % success); run: pip install mujoco==3.3.0"
         )
-    if not (3, 2, 7) <= release <= (3, 3, 2):
-        LOG.warning("mujoco %s draws or simulates LIBERO differently from 3.2.7 .. 3.3.2; 3.3.0 is tested", version)
+    if (3, 2, 7) <= release <= (3, 3, 2):
+        return None
+    return (
+        f"mujoco {mujoco} draws or simulates LIBERO differently from 3.2.7 .. 3.3.2, and 3.3.0 is tested; "
+        "run: pip install mujoco==3.3.0"
+    )
+
+
+def simulator_versions() -> dict[str, str]:
+    """Versions of mujoco, robosuite and LIBERO, read without importing them. Raises BadInput when one is missing."""
+    packages = {
+        "mujoco": ("mujoco", "-r requirements.txt"),
+        "robosuite": ("robosuite", "--no-deps -r requirements-simulator.txt"),
+        "libero": ("hf-libero", "--no-deps -r requirements-simulator.txt"),
+    }
+    versions = {}
+    for module, (package, requirement) in packages.items():
+        if importlib.util.find_spec(module) is None:
+            raise BadInput(f"{module} is not installed; run: pip install {requirement}")
+        try:
+            versions[module] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:  # copied or cloned here, not installed
+            versions[module] = UNKNOWN
+    return versions
 
 
 def _check_libraries(backend: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -52,9 +54,11 @@ def advantage_metrics(advantages: Tensor) -> dict[str, float]:
 
 
 def system_metrics() -> dict[str, float]:
+    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    found = {"system/ram_gb": resident_pages * os.sysconf("SC_PAGE_SIZE") / 2**30}  # a curve that only rises is a leak
     if not torch.cuda.is_available():
-        return {}
-    found = {"system/gpu_mem_gb": torch.cuda.max_memory_allocated() / 2**30}
+        return found
+    found["system/gpu_mem_gb"] = torch.cuda.max_memory_allocated() / 2**30
     with contextlib.suppress(ModuleNotFoundError):
         found["system/gpu_util"] = torch.cuda.utilization()
     return found

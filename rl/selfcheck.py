@@ -37,7 +37,8 @@ def check_logits_path(policy: Policy, observation: Observation, temperature: flo
     if not difference <= LOGPROB_LIMIT[dtype]:
         raise SelfCheckError(
             f"sampling and learning disagree about the policy: log-probs of the same tokens differ by {difference:.3g} "
-            f"(limit {LOGPROB_LIMIT[dtype]}): temperature, dropout or precision differ between rollout and update"
+            f"(limit {LOGPROB_LIMIT[dtype]}): temperature, dropout or precision differ between rollout and update; "
+            "see whether --compile off or --dtype float32 changes it"
         )
     return f"sampled and recomputed log-probs differ by at most {difference:.1e}"
 

@@ -18,6 +18,7 @@ from rl.run import Run
 from rl.selfcheck import check_teacher
 
 log = logging.getLogger("train")
+LITTLE_ROOM = 0.95  # success in the first evaluation above which a run is warned of
 
 
 def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
@@ -56,7 +57,10 @@ def evaluate_and_record(
 
 
 def check_baseline(config: TrainConfig, validation: Validation) -> None:
-    """Stop before the first update when the policy that acts first never succeeds: sparse rewards cannot teach it."""
+    """Stop before the first update when the policy that acts first never succeeds: sparse rewards cannot teach it.
+
+    Warn when the student nearly always succeeds: there is nothing left to learn.
+    """
     if phase_at(0, config.phases).epsilon > 0:
         actor, baseline = "teacher", validation.teacher
     else:
@@ -64,8 +68,14 @@ def check_baseline(config: TrainConfig, validation: Validation) -> None:
     if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
         raise BadInput(
             f"the {actor} succeeded in 0 of {baseline.n} baseline episodes: a policy that never succeeds has nothing "
-            "to learn from. Check that checkpoint, --task-suite and --unnorm-key belong together, or go on with "
-            "--allow-zero-baseline"
+            "to learn from. Check that --checkpoint, --task-suite, --unnorm-key and --assets belong together, or go on "
+            "with --allow-zero-baseline"
+        )
+    if validation.student_sampled.rate >= LITTLE_ROOM:
+        log.warning(
+            "the sampled student begins with %s: there is little room for improvement; choose other --task-ids, or a "
+            "higher --temperature",
+            validation.student_sampled,
         )
 
 

@@ -133,10 +133,13 @@ def resolve_mode(mode: str) -> str:
         return mode
     if os.environ.get("WANDB_MODE"):
         return os.environ["WANDB_MODE"]
-    return "online" if os.environ.get("WANDB_API_KEY") or _netrc_login() else "offline"
+    return "online" if has_login() else "offline"
 
 
-def _netrc_login() -> bool:
+def has_login() -> bool:
+    """Whether wandb could go online without asking for a key."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
     path = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
     try:
         return "api.wandb.ai" in path.read_text()

@@ -1,5 +1,6 @@
 """The numbers of an update: right, and under the names of the specification."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -81,7 +82,13 @@ def test_returns_and_groups_are_in_the_order_of_the_trajectories(collected):
 
 def test_without_a_gpu_there_are_no_gpu_numbers(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert system_metrics() == {}
+    assert set(system_metrics()) == {"system/ram_gb"}
+
+
+def test_the_memory_of_the_process_is_recorded():
+    before = system_metrics()["system/ram_gb"]
+    held = np.ones(2**26)  # 0.5 GiB
+    assert system_metrics()["system/ram_gb"] - before == pytest.approx(held.nbytes / 2**30, abs=0.1)
 
 
 def test_a_missing_nvml_library_costs_the_utilisation_not_the_run(monkeypatch):
@@ -91,7 +98,9 @@ def test_a_missing_nvml_library_costs_the_utilisation_not_the_run(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**30)
     monkeypatch.setattr(torch.cuda, "utilization", no_nvml)
-    assert metrics_module.system_metrics() == {"system/gpu_mem_gb": 3.0}
+    found = metrics_module.system_metrics()
+    assert set(found) == {"system/ram_gb", "system/gpu_mem_gb"}
+    assert found["system/gpu_mem_gb"] == 3.0
 
 
 PPO = {"train/policy_loss": -0.5, "train/approx_kl": 0.01, "train/clip_fraction": 0.25, "train/time_s": 100.0}

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.stand_in import StandInPolicy
+from envs import pool as pool_module
 from envs.libero import EnvSpec
 from envs.pool import InlinePool, WorkerPool, make_pool, task_info
 from errors import BadInput
@@ -274,3 +275,10 @@ def test_trajectories_of_libero_do_not_depend_on_the_number_of_workers():
             assert ours.observation.images.shape == (2, 64, 64, 3)
             np.testing.assert_array_equal(ours.observation.images, theirs.observation.images)
             np.testing.assert_array_equal(ours.observation.proprio, theirs.observation.proprio)
+
+
+def test_a_simulator_that_differs_a_little_is_warned_of_once(monkeypatch, caplog):
+    monkeypatch.setattr(pool_module, "check_versions", lambda: "mujoco 3.3.5 differs")
+    with make_pool(SPEC, 2, make_env=FakeEnv):
+        pass
+    assert caplog.messages == ["mujoco 3.3.5 differs"]

@@ -4,7 +4,14 @@ import pytest
 import yaml
 
 from envs import setup
-from envs.setup import check_system, choose_backend, egl_device, write_libero_config
+from envs.setup import (
+    check_system,
+    check_versions,
+    choose_backend,
+    egl_device,
+    simulator_versions,
+    write_libero_config,
+)
 from errors import BadInput
 
 
@@ -35,18 +42,56 @@ def test_a_backend_that_needs_a_display_is_refused():
         choose_backend(None, {"MUJOCO_GL": "glfw"})
 
 
+@pytest.fixture
+def installed(monkeypatch):
+    """Sets the versions of packages; None: not installed by pip."""
+
+    def versions(**numbers):
+        def version(package):
+            number = numbers.get(package.replace("-", "_"), real(package))
+            if number is None:
+                raise setup.importlib.metadata.PackageNotFoundError(package)
+            return number
+
+        monkeypatch.setattr(setup.importlib.metadata, "version", version)
+
+    real = setup.importlib.metadata.version
+    return versions
+
+
 @pytest.mark.parametrize("version", ["3.4.0", "3.8.1", "3.10.2", "4.0"])
-def test_mujoco_with_other_contacts_is_refused(monkeypatch, version):
-    monkeypatch.setattr(setup.importlib.metadata, "version", lambda package: version)
-    with pytest.raises(BadInput, match=r"pip install mujoco==3\.3\.0"):
-        check_system("egl")
+def test_mujoco_with_other_contacts_is_refused(installed, version):
+    installed(mujoco=version)
+    for check in (check_versions, check_system):
+        with pytest.raises(BadInput, match=r"run: pip install mujoco==3\.3\.0"):
+            check()
 
 
 @pytest.mark.parametrize(("version", "warns"), [("3.3.0", False), ("3.2.7", False), ("3.3.3", True), ("3.1.6", True)])
-def test_mujoco_that_differs_a_little_is_warned_of(monkeypatch, caplog, version, warns):
-    monkeypatch.setattr(setup.importlib.metadata, "version", lambda package: version)
-    check_system("egl")
-    assert (version in caplog.text) == warns
+def test_mujoco_that_differs_a_little_is_warned_of(installed, version, warns):
+    installed(mujoco=version)
+    caution = check_versions()
+    assert caution is None if not warns else (version in caution and "pip install mujoco==3.3.0" in caution)
+
+
+@pytest.mark.parametrize("version", ["1.3.2", "1.5.1"])
+def test_robosuite_of_another_generation_is_refused(installed, version):
+    installed(robosuite=version)
+    with pytest.raises(BadInput, match=rf"robosuite {version} .* requirements-simulator\.txt"):
+        check_versions()
+
+
+def test_a_package_that_is_missing_is_named_with_the_command(monkeypatch):
+    monkeypatch.setattr(setup.importlib.util, "find_spec", lambda module: None if module == "robosuite" else "there")
+    with pytest.raises(BadInput, match=r"robosuite is not installed; run: pip install --no-deps -r requirements-sim"):
+        check_versions()
+
+
+def test_a_package_without_metadata_is_of_an_unknown_version(installed):
+    installed(robosuite=None, hf_libero=None)
+    assert set(simulator_versions()) == {"mujoco", "robosuite", "libero"}
+    assert simulator_versions()["libero"] == "of an unknown version"
+    assert check_versions() is None
 
 
 def test_missing_system_library_names_the_packages(monkeypatch):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from errors import BadInput
-from vla.statistics import NormalisationType, load_statistics, normalise_proprio, select_key
+from vla.statistics import NormalisationType, load_statistics, normalise_proprio, select_key, suites_named
 
 GOLDEN = Path(__file__).parent / "golden"
 COMBINED = [f"{suite}_no_noops" for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10")]
@@ -139,6 +139,26 @@ def test_a_key_that_does_not_exist_is_refused_with_those_that_do(keys, suite, un
         select_key(keys, suite, unnorm_key)
     assert all(key in str(caught.value) for key in keys)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "suites"),
+    [
+        ("Openvla-oft-SFT-libero-spatial-traj1", {"libero_spatial"}),
+        ("Openvla-oft-SFT-libero10-traj1", {"libero_10"}),
+        (
+            "openvla-7b-oft-finetuned-libero-spatial-object-goal-10",
+            {"libero_spatial", "libero_object", "libero_goal", "libero_10"},
+        ),
+        ("libero_object_no_noops_1.0", {"libero_object"}),
+        ("libero-long", {"libero_10"}),
+        ("LIBERO_90", {"libero_90"}),
+        ("libero_4_task_suites_no_noops", set()),
+        ("my-spatial-policy", set()),
+    ],
+)
+def test_suites_are_read_from_names(name, suites):
+    assert suites_named(name) == suites
 
 
 def test_proprio_equals_reference_with_and_without_mask():

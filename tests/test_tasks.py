@@ -1,7 +1,9 @@
 import re
+from types import SimpleNamespace
 
 import pytest
 
+from envs import tasks
 from envs.libero import EnvSpec, task_files, task_info
 from envs.setup import prepare
 from envs.tasks import MAX_ENV_STEPS, NUM_SAMPLED_INIT_STATES, libero_root, task_names
@@ -86,3 +88,11 @@ def test_liberos_own_bddl_file_brings_its_stored_states():
     by_id = task_files(EnvSpec("libero_goal", (7,)), 7)
     by_file = task_files(EnvSpec("libero_goal", (0,), bddl_file=str(by_id.bddl)), 0)
     assert by_file == by_id
+
+
+@pytest.mark.parametrize("origin", [None, "/nowhere/libero/__init__.py"])
+def test_a_libero_that_python_cannot_find_names_the_command(monkeypatch, origin):
+    """An editable install of LIBERO's own repository leaves a package without a place."""
+    monkeypatch.setattr(tasks.importlib.util, "find_spec", lambda _: SimpleNamespace(origin=origin))
+    with pytest.raises(BadInput, match=r"LIBERO is not installed .*run: pip install --no-deps -r requirements-sim"):
+        libero_root.__wrapped__()

@@ -170,3 +170,10 @@ def test_a_hopeless_student_stops_pure_rl():
         check(PURE_RL, baseline(teacher=9, sampled=0))
     check(PURE_RL, baseline(teacher=0, sampled=1))
     check(PURE_RL, baseline(teacher=0, sampled=0), allow=True)
+
+
+def test_a_student_that_nearly_always_succeeds_is_warned_of(caplog):
+    check(PURE_RL, baseline(teacher=9, sampled=9))
+    assert not caplog.messages
+    check(PURE_RL, baseline(teacher=9, sampled=10))
+    assert "begins with 10/10 = 100 % [72, 100]: there is little room for improvement" in caplog.text

@@ -39,7 +39,7 @@ def attention_probe(policy: Policy) -> str:
     if effect < _SMALLEST_EFFECT:
         raise BadInput(
             "attention is causal: an action slot does not see the slots after it; a library of this installation "
-            "changes the attention mask: install the versions of requirements.txt"
+            "changes the attention mask; run: pip install -r requirements.txt"
         )
     return f"attention is bidirectional: the last slot moves the first slot's logits by {effect:.1e} of their size"
 
@@ -54,7 +54,7 @@ def image_probe(policy: Policy) -> str:
     if effect < _SMALLEST_EFFECT:
         raise BadInput(
             "the policy ignores its images: black and white ones give the same logits; the checkpoint is broken, or a "
-            "library of this installation is: install the versions of requirements.txt"
+            "library of this installation is; run: pip install -r requirements.txt, or download the checkpoint again"
         )
     return f"the policy sees its images: black and white ones differ by {effect:.1e} of the logits' size"
 

@@ -5,8 +5,10 @@ A checkpoint folder holds `dataset_statistics.json`, or else `norm_stats` inside
 """
 
 import enum
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,10 @@ from errors import BadInput
 from vla.json_file import as_numbers, as_object, brief, read_json, required
 
 RANGE_EPSILON = 1e-8  # added to every range by openvla-oft, so that a dimension that never moved can be divided by it
-LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
+_SUITE_OF_WORD = {
+    **{word: f"libero_{word}" for word in ("spatial", "object", "goal", "10", "90")},
+    "long": "libero_10",
+}
 
 
 class NormalisationType(enum.Enum):
@@ -103,23 +108,36 @@ def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = 
     existing = ", ".join(sorted(keys)) or "none"
     if unnorm_key is not None:
         if unnorm_key not in keys:
-            raise BadInput(f"the checkpoint has no statistics {unnorm_key!r}; it has: {existing}. Choose one of these")
+            raise BadInput(
+                f"the checkpoint has no statistics {unnorm_key!r}; it has: {existing}; choose one of these with "
+                "--unnorm-key"
+            )
         return unnorm_key
     for key in (f"{task_suite}_no_noops", task_suite):
         if key in keys:
             return key
     if len(keys) == 1:
         (key,) = keys
-        if not _names_another_suite(key, task_suite):
+        if not suites_named(key) or task_suite in suites_named(key):
             return key
     raise BadInput(
-        f"the checkpoint has no statistics for {task_suite}; it has: {existing}. "
-        "Use a checkpoint of this suite, or choose one of these as the unnorm key"
+        f"the checkpoint has no statistics for {task_suite}; it has: {existing}; "
+        "use a checkpoint of this suite, or choose one of these with --unnorm-key"
     )
 
 
-def _names_another_suite(key: str, task_suite: str) -> bool:
-    return any(key == suite or key.startswith(f"{suite}_") for suite in LIBERO_SUITES if suite != task_suite)
+def suites_named(name: str) -> set[str]:
+    """LIBERO suites that a name of a checkpoint or of statistics mentions.
+
+    "Openvla-oft-SFT-libero10-traj1" -> {libero_10}; "openvla-7b-oft-finetuned-libero-spatial-object" -> two of them;
+    "libero_4_task_suites" -> none.
+    """
+    words = re.findall(r"libero|[a-z]+|[0-9]+", name.lower())
+    suites = set()
+    for start in (i + 1 for i, word in enumerate(words) if word == "libero"):
+        for word in takewhile(_SUITE_OF_WORD.__contains__, words[start:]):
+            suites.add(_SUITE_OF_WORD[word])
+    return suites
 
 
 def normalise_proprio(

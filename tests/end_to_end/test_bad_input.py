@@ -5,6 +5,7 @@ import shutil
 import sys
 
 import pytest
+from torch.nn import functional
 
 import eval as eval_program
 import train_grpo
@@ -117,7 +118,29 @@ def test_evaluation_of_a_folder_that_is_no_checkpoint(refused_later, tmp_path):
     assert str(tmp_path) in refused_later("--checkpoint", str(tmp_path), "--device", "cpu", program=eval_program)
 
 
+def test_evaluation_with_causal_attention_plays_no_episode(refused_later, monkeypatch, checkpoint, tmp_path):
+    full = functional.scaled_dot_product_attention
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *args, **_: full(*args, is_causal=True))
+    flags = ["--checkpoint", checkpoint, "--task-ids", "0", "--trials", "1", "--out", str(tmp_path / "results.json")]
+    assert "attention is causal" in refused_later(*flags, program=eval_program)
+    assert not (tmp_path / "results.json").exists()
+
+
 def test_help_lists_the_flags():
     done = run_command("train_grpo.py", "--help")
     assert done.returncode == 0
     assert "--warmup-steps" in done.stdout
+
+
+def test_check_only_shows_every_finding_and_fails_in_one_line(monkeypatch, capsys, checkpoint, tmp_path):
+    flags = ["--preset", "tiny", "--checkpoint", checkpoint, "--output", str(tmp_path / "runs"), "--check-only"]
+    monkeypatch.setattr(sys, "argv", ["train_grpo.py", *flags])
+    code = main_guard("train_grpo.py", train_grpo.main)
+    printed = capsys.readouterr()
+    line = one_line("train_grpo.py", code, printed.err)
+    assert "1 of 22 checks FAILED; token head: " in line
+    assert "--allow-zero-baseline" in line
+    *findings, total = printed.out.splitlines()
+    assert [finding.split()[0] for finding in findings].count("ok") == 20, printed.out
+    assert total.endswith("20 ok, 1 warning, 1 FAILED")  # and random weights have never seen our pictures
+    assert not (tmp_path / "runs").exists()

@@ -14,8 +14,8 @@ import train_grpo
 from errors import TimeIsUp
 from tests.end_to_end.conftest import ROOT, only_run, run_command
 
-# What may differ between two runs of the same computation: how long it took.
-TIMES = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s")
+# What may differ between two runs of the same computation: how long it took, how much memory.
+TIMES = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/")
 
 
 def flags_into(smoke, folder) -> list[str]:
