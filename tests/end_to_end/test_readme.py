@@ -22,12 +22,15 @@ SHORT = (
     "--eval-init-states 40 41 --allow-zero-baseline --num-envs 1"
 )
 EVAL_SHORT = "--num-envs 1 --trials 1 --video none --device cpu"
-RANDOM_WEIGHTS = "--device cpu --allow-zero-baseline"  # of a 7B preset: no GPU is asked for, no success expected
+# Of a 7B preset: no GPU is asked for, no success expected, nothing downloaded.
+RANDOM_WEIGHTS = "--device cpu --allow-zero-baseline --assets lowpoly"
 # The commands in the order in which they are followed, and what is appended to each.
 FOLLOWED = {
-    "python train_grpo.py --task-id 0": f"{SHORT} {RANDOM_WEIGHTS} --name first",
-    "python train_grpo.py --task-id 0 --check-only": RANDOM_WEIGHTS,
-    "python train_grpo.py --task-suite libero_goal --task-ids 0 1 2": f"{RANDOM_WEIGHTS} --check-only",
+    "python train_grpo.py --task-id 0 --assets official --check-only": RANDOM_WEIGHTS,
+    "python train_grpo.py --task-id 0 --assets official": f"{SHORT} {RANDOM_WEIGHTS} --name first",
+    "python train_grpo.py --task-suite libero_goal --task-ids 0 1 2 --assets official": (
+        f"{RANDOM_WEIGHTS} --check-only"
+    ),
     "python train_grpo.py --checkpoint PATH_OR_HUB_ID --task-id 0": "--check-only",
     "python train_grpo.py --preset tiny --num-envs 3": f"{SHORT} --num-envs 3 --name second --wandb-mode disabled",
     "accelerate launch --config_file configs/accelerate/one_machine.yaml --num_processes 8 train_grpo.py": (
