@@ -14,7 +14,7 @@ from typing import Any
 
 from command_line import main_guard, parse_flags
 from errors import BadInput
-from vla.json_file import read_json
+from json_file import read_json
 from vla.settings import CardArgs
 
 RUN_FILE = "sft_run.json"  # how the policy was made, written by vla.sft
@@ -22,10 +22,14 @@ CARD_FILE = "README.md"
 
 
 def write_card(folder: Path, evaluation: str | None = None) -> Path:
-    """Write the folder's README.md and return its path. Raises BadInput where there is no sft_run.json."""
+    """Write the folder's README.md and return its path. Raises BadInput without a whole sft_run.json."""
     run = read_json(folder / RUN_FILE)
+    try:
+        card = model_card(folder.name, run, file_rows(folder), evaluation)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:  # a field is missing, or of another type
+        raise BadInput(f"{folder / RUN_FILE}: is not what vla.sft writes ({type(error).__name__}: {error})") from error
     path = folder / CARD_FILE
-    path.write_text(model_card(folder.name, run, file_rows(folder), evaluation), encoding="utf-8")
+    path.write_text(card, encoding="utf-8")
     return path
 
 
