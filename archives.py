@@ -101,8 +101,8 @@ def named_in_pickle(content: bytes) -> set[str]:
     named = set()
     for instruction, argument, _ in pickletools.genops(content):
         if instruction.name == "GLOBAL":
-            named.add(argument.replace(" ", "."))
-        elif instruction.name in ("PUT", "BINPUT", "LONG_BINPUT") and argument > len(content):
+            named.add(str(argument).replace(" ", "."))
+        elif instruction.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(content):
             raise ValueError(f"memo number {argument} in a pickle of {len(content)} bytes")
         elif instruction.name in ("STACK_GLOBAL", "INST", "EXT1", "EXT2", "EXT4"):
             raise ValueError(f"the instruction {instruction.name} is none that torch writes")

@@ -123,11 +123,11 @@ def failed_attempts(journal: Path) -> set[tuple[int, int]]:
         except (ValueError, RecursionError):
             continue
         attempt = as_object(attempt, f"{journal}: line {number}")
-        episode = attempt.get("task_id"), attempt.get("index")
-        if not all(isinstance(part, int) for part in episode):
+        task_id, index = attempt.get("task_id"), attempt.get("index")
+        if not (isinstance(task_id, int) and isinstance(index, int)):
             raise BadInput(f"{journal}: line {number} is no attempt of an episode; use another --out")
         if attempt.get("outcome") == "failure":
-            failed.add(episode)
+            failed.add((task_id, index))
     return failed
 
 

@@ -21,13 +21,11 @@ MAX_BYTES = 100_000_000  # LIBERO's largest has 44 KB
 REPAIR = "reinstall hf-libero==0.1.4"
 
 
-class _Bytes:
+def _latin1_bytes(text: str, encoding: str) -> bytes:
     """Stand-in for `_codecs.encode`, by which protocol 2 spells bytes; the original would accept any codec."""
-
-    def __new__(cls, text: str, encoding: str) -> bytes:
-        if encoding != "latin1":
-            raise pickle.UnpicklingError(f"codec {encoding!r} has no place in a numpy array")
-        return text.encode("latin1")
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"codec {encoding!r} has no place in a numpy array")
+    return text.encode("latin1")
 
 
 class _Dtype:
@@ -58,7 +56,7 @@ _ARRAY_NAMES = {
     ("numpy._core.multiarray", "_reconstruct"): _Array,  # numpy 2
     ("numpy", "ndarray"): _Array,
     ("numpy", "dtype"): _Dtype,
-    ("_codecs", "encode"): _Bytes,
+    ("_codecs", "encode"): _latin1_bytes,
 }
 # What the stand-ins and the unpickler itself raise for a pickle that fits none of them.
 _DAMAGED = (

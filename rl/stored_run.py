@@ -111,8 +111,9 @@ def _check_row(row: Row, where: str) -> None:
     if not is_evaluation(row):
         return
     for key in (TEACHER, GREEDY, SAMPLED):
-        rate, low, high, k, n = (row.get(f"{key}{part}") for part in ("", "_low", "_high", "_k", "_n"))
-        if None in (rate, low, high, k, n) or not (0 <= low <= rate <= high <= 1 and 0 <= k <= n and n >= 1):
+        counts: list[Any] = [row.get(f"{key}{part}") for part in ("", "_low", "_high", "_k", "_n")]
+        rate, low, high, k, n = counts
+        if None in counts or not (0 <= low <= rate <= high <= 1 and 0 <= k <= n >= 1):
             raise BadInput(f"{where}: {key} is no rate of k successes in n episodes with an interval")
         rates = [value for name, value in row.items() if name.startswith(f"{key}_task_")]
         if len(rates) > n or not all(value is not None and 0 <= value <= 1 for value in rates):

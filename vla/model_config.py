@@ -130,7 +130,7 @@ def llama_config(text_config: dict[str, Any]) -> LlamaConfig:
             raise ValueError(f"{name} is {brief(given[name])}, expected a positive number")
     if "rope_theta" not in given and "rope_parameters" not in given:
         given["rope_theta"] = 10000.0
-    values = LLAMA_DEFAULTS | given
+    values: dict[str, Any] = LLAMA_DEFAULTS | given
     heads = values["num_attention_heads"]
     if values["hidden_size"] % heads or heads % values.get("num_key_value_heads", heads):
         raise ValueError(f"hidden_size {values['hidden_size']} does not divide into {heads} heads")
