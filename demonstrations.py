@@ -10,6 +10,7 @@ episode_{task_id:02d}_{index:06d}.npz, numpy's format without pickle
   task_id, init_state_id, instruction, noise_scale, env_steps    one value each
 """
 
+import dataclasses
 import io
 import os
 import tempfile
@@ -20,12 +21,14 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from archives import read_npz
 from errors import BadInput
 
 CHUNK_LENGTH = 8  # actions that belong to a frame: T >= frame_steps[-1] + CHUNK_LENGTH
 ACTION_DIM = 7
 PROPRIO_DIM = 8
 OBJECTS_DIM = 6
+LARGEST_SIDE = 4096  # pixels of a frame
 
 
 @dataclass(frozen=True)
@@ -110,9 +113,15 @@ def write_episode(path: Path, episode: DemoEpisode) -> None:
 
 def read_episode(path: Path) -> DemoEpisode:
     """Read what `write_episode` wrote; nothing in the file is executed. Raises BadInput for a broken file."""
+    fields = read_npz(
+        path,
+        (
+            *(field.name for field in dataclasses.fields(DemoEpisode) if field.name != "jpegs"),
+            "jpeg_bytes",
+            "jpeg_offsets",
+        ),
+    )
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            fields = {name: archive[name] for name in archive.files}
         return DemoEpisode(
             task_id=int(fields["task_id"]),
             init_state_id=int(fields["init_state_id"]),
@@ -125,14 +134,17 @@ def read_episode(path: Path) -> DemoEpisode:
             objects=fields["objects"],
             env_steps=int(fields["env_steps"]),
         )
-    except Exception as fault:  # a damaged archive can raise nearly anything
-        found = f"{type(fault).__name__}: {fault}".splitlines()[0]
-        raise BadInput(f"{path}: no readable demonstration ({found}); delete the file and collect it again") from fault
+    except (ValueError, TypeError, IndexError) as fault:
+        raise BadInput(f"{path}: no readable demonstration ({fault}); delete the file and collect it again") from fault
 
 
 def _split_jpegs(data: np.ndarray, offsets: np.ndarray) -> list[list[bytes]]:
-    if offsets.ndim != 3 or offsets.shape[2] != 2 or offsets.min() < 0 or offsets.max() > len(data):
-        raise ValueError(f"jpeg_offsets {offsets.shape} do not fit {len(data)} jpeg_bytes")
+    """The files lie one after the other: ranges that overlap would make GBs out of MBs."""
+    if offsets.ndim != 3 or offsets.shape[2] != 2 or data.dtype != np.uint8 or offsets.dtype != np.int64:
+        raise ValueError(f"jpeg_offsets {offsets.shape} do not fit {data.dtype} jpeg_bytes")
+    ends = [0, *offsets[..., 1].flatten().tolist()]
+    if offsets[..., 0].flatten().tolist() != ends[:-1] or ends != sorted(ends) or ends[-1] != len(data):
+        raise ValueError(f"jpeg_offsets do not cut {len(data)} jpeg_bytes into files")
     stream = data.tobytes()
     return [[stream[start:end] for start, end in cameras] for cameras in offsets.tolist()]
 
@@ -148,9 +160,12 @@ def decode_jpeg(data: bytes) -> np.ndarray:
     """JPEG -> uint8 (H, W, 3) RGB, with the decoder of `vla.preprocessing.jpeg_round_trip`.
 
     So decode_jpeg(encode_jpeg(image)) == jpeg_round_trip(image): a frame read here has had its round trip.
-    Raises BadInput for bytes that are no JPEG file.
+    Raises BadInput for bytes that are no JPEG file, or one that unpacks to a giant.
     """
     try:
+        height, width, _, _ = simplejpeg.decode_jpeg_header(data)
+        if max(height, width) > LARGEST_SIDE:
+            raise ValueError(f"{height} x {width} pixels")
         return simplejpeg.decode_jpeg(data, colorspace="RGB", fastdct=True, fastupsample=False)
     except ValueError as fault:
         raise BadInput(f"a frame of a demonstration is no readable JPEG file: {fault}; collect it again") from fault

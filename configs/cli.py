@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib.util
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from command_line import parse_flags
 from configs.config import RunConfig, TrainConfig, differing_fields, from_dict
 from configs.presets import PRESETS
 from errors import BadInput
+from json_file import read_json
 from locks import RUN_LOCK, check_unlocked
 
 # What a resumed run may change: where it ends, how it is watched, and how much of the same computation is in memory at
@@ -84,12 +84,10 @@ def stored_config(run_folder: Path) -> TrainConfig:
     """The configuration that a run folder's config.json holds. Raises BadInput."""
     path = run_folder / "config.json"
     try:
-        stored = json.loads(path.read_text())
-    except OSError as error:
-        raise BadInput(f"--resume {run_folder}: not a run folder: {path} cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise BadInput(f"--resume {run_folder}: {path} is not valid JSON ({error})") from None
-    if not isinstance(stored, dict) or not isinstance(stored.get("config"), dict):
+        stored = read_json(path)
+    except BadInput as problem:
+        raise BadInput(f"--resume {run_folder}: not a run folder: {problem}") from None
+    if not isinstance(stored.get("config"), dict):
         raise BadInput(f"--resume {run_folder}: {path} holds no run configuration (expected an object 'config')")
     return from_dict(stored["config"], str(path))
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_type_hints
 
 from configs.experience import CurriculumConfig, EvaluationConfig, RolloutConfig, TaskConfig
+from configs.field_types import check_types
 from configs.learning import CriticConfig, LossConfig, PhaseConfig, UpdateConfig
 from configs.require import require
 from errors import BadInput
@@ -147,10 +148,16 @@ def from_dict(stored: Mapping[str, Any], source: str) -> TrainConfig:
             found = sorted(values) if isinstance(values, Mapping) else type(values).__name__
             raise BadInput(f"{source}: section {name!r} should have the fields {sorted(known)}, found {found}")
         try:
+            check_types(section, values)
             sections[name] = section(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
         except TypeError as error:
             raise BadInput(f"{source}: section {name!r} holds a value of another type ({error})") from None
-    return TrainConfig(**sections)
+        except BadInput as problem:
+            raise BadInput(f"{source}: {problem}") from None
+    try:
+        return TrainConfig(**sections)
+    except BadInput as problem:
+        raise BadInput(f"{source}: {problem}") from None
 
 
 def differing_fields(a: TrainConfig, b: TrainConfig) -> dict[str, tuple[Any, Any]]:

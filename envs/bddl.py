@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from errors import BadInput
+from plain_file import read_text
 
 MAX_BYTES = 100_000  # LIBERO's longest has 6,000
 NAME = re.compile(r"[a-z_][a-z0-9_]*")
-NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?")
+# A number to Python, too: no leading zeros, no digits of other scripts.
+NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:e[-+]?[0-9]{1,2})?")
 ARGUMENTS = {"on": 2, "in": 2, "open": 1, "close": 1, "turnon": 1, "turnoff": 1, "up": 1}
 REGION_NUMBERS = {":ranges": 4, ":yaw_rotation": 2}  # per entry
+OTHER_GROUPS = ("problem", ":domain", ":requirements")
 SECTIONS = (":language", ":regions", ":fixtures", ":objects", ":obj_of_interest", ":init", ":goal")
 
 
@@ -34,16 +37,9 @@ class Problem:
 
 def read_problem(path: Path) -> Problem:
     """Read and check a BDDL file. Raises BadInput, naming the file and what is wrong in it."""
+    text = read_text(path, MAX_BYTES)  # line ends as LIBERO will see them: they end comments
     try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise BadInput(f"BDDL file {path} cannot be read ({error.strerror})") from None
-    try:
-        if len(content) > MAX_BYTES:
-            raise _Wrong(f"it has {len(content)} bytes, more than {MAX_BYTES}")
-        return _problem(content.decode("utf-8"))
-    except UnicodeDecodeError:
-        raise BadInput(f"BDDL file {path}: it is no text") from None
+        return _problem(text)
     except _Wrong as wrong:
         raise BadInput(f"BDDL file {path}: {wrong}") from None
 
@@ -66,8 +62,13 @@ def _problem(text: str) -> Problem:
     missing = [name for name in ("problem", *SECTIONS) if name not in sections]
     if missing:
         raise _Wrong(f"it has no ({missing[0]} ...)")
+    # LIBERO would evaluate all sections of one name, of which only the last one is checked here.
+    if len(sections) != len(expression) - 1 or not sections.keys() <= {*OTHER_GROUPS, *SECTIONS}:
+        raise _Wrong(f"it may have ({') ('.join((*OTHER_GROUPS, *SECTIONS))}), each once, and nothing else")
     if len(sections["problem"]) != 1 or not sections[":language"]:
         raise _Wrong("(problem NAME) and (:language SENTENCE) each need a value")
+    if sections.get(":domain", ["robosuite"]) != ["robosuite"]:
+        raise _Wrong(f"its domain is {_shown(sections[':domain'])}, LIBERO's is (robosuite)")
 
     fixtures, objects = _declared(sections[":fixtures"], ":fixtures"), _declared(sections[":objects"], ":objects")
     declared = {**fixtures, **objects}
@@ -108,9 +109,11 @@ def _regions(entries: Sequence[Any], declared: dict[str, str]) -> set[str]:
     names = set()
     for entry in entries:
         if not isinstance(entry, list) or not entry:
-            raise _Wrong(f":regions: {entry} is no (NAME (:target ...) ...)")
+            raise _Wrong(f":regions: {_shown(entry)} is no (NAME (:target ...) ...)")
         region = _word(entry[0], ":regions")
-        attributes = {part[0]: part[1:] for part in entry[1:] if isinstance(part, list) and part}
+        attributes = {
+            part[0]: part[1:] for part in entry[1:] if isinstance(part, list) and part and isinstance(part[0], str)
+        }
         unknown = attributes.keys() - {":target", ":rgba", *REGION_NUMBERS}
         if unknown or len(attributes) != len(entry) - 1 or len(attributes.get(":target", ())) != 1:
             raise _Wrong(
@@ -148,7 +151,8 @@ def _conjunction(goal: Sequence[Any]) -> Sequence[Any]:
 
 
 def _check_fact(fact: Any, known: set[str], section: str) -> None:
-    if not isinstance(fact, list) or not fact or fact[0] not in ARGUMENTS or len(fact) != 1 + ARGUMENTS[fact[0]]:
+    word = fact[0] if isinstance(fact, list) and fact and isinstance(fact[0], str) else None
+    if word not in ARGUMENTS or len(fact) != 1 + ARGUMENTS[word]:
         forms = ", ".join(f"({name} {' '.join('XY'[:count])})" for name, count in ARGUMENTS.items())
         raise _Wrong(f"{section}: {_shown(fact)} is none of {forms}")
     for name in fact[1:]:
@@ -178,8 +182,9 @@ def _plain(value: Any) -> str:
     return value
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Any, depth: int = 3) -> str:
     """A part of the file as BDDL, shortened: messages are one line."""
-    text = f"({' '.join(map(_shown, value))})" if isinstance(value, list) else str(value)
-    text = "".join(c if c.isprintable() else "?" for c in text)
+    if isinstance(value, list):
+        value = f"({' '.join(_shown(part, depth - 1) for part in value[:20])})" if depth else "(...)"
+    text = "".join(c if c.isprintable() else "?" for c in value[:100])
     return text if len(text) <= 60 else text[:57] + "..."

@@ -50,6 +50,8 @@ from envs.playing import Job, play_all
 from envs.pool import make_pool
 from envs.scripted import check_init_states
 from errors import BadInput
+from json_file import as_object
+from plain_file import read_text
 
 REPORT_EVERY_S = 10.0
 
@@ -104,21 +106,28 @@ def keep_recipe(path: Path, recipe: Recipe) -> None:
         draft = path.with_suffix(".tmp")
         draft.write_text(text)
         os.replace(draft, path)
-    elif path.read_text() != text:
-        stored = " ".join(path.read_text().split())
+    elif (found := read_text(path)) != text:
+        stored = " ".join(found.split())
         raise BadInput(f"{path.parent} holds demonstrations of other settings: {stored}; use them or another --out")
 
 
 def failed_attempts(journal: Path) -> set[tuple[int, int]]:
-    """(task id, index) of the episodes that are known to fail. A line cut short by a crash is none."""
+    """(task id, index) of the episodes that are known to fail. A line cut short by a crash is none.
+
+    Raises BadInput for a journal that this program has not written.
+    """
     failed = set()
-    for line in journal.read_text().splitlines() if journal.exists() else []:
+    for number, line in enumerate(read_text(journal).splitlines() if journal.exists() else [], start=1):
         try:
             attempt = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if attempt["outcome"] == "failure":
-            failed.add((attempt["task_id"], attempt["index"]))
+        attempt = as_object(attempt, f"{journal}: line {number}")
+        task_id, index = attempt.get("task_id"), attempt.get("index")
+        if not (isinstance(task_id, int) and isinstance(index, int)):
+            raise BadInput(f"{journal}: line {number} is no attempt of an episode; use another --out")
+        if attempt.get("outcome") == "failure":
+            failed.add((task_id, index))
     return failed
 
 

@@ -2,18 +2,23 @@
 
 The `.pruned_init` files are numpy arrays that were written by `torch.save`: a zip archive whose `data.pkl` is a pickle.
 torch >= 2.6 refuses to load it in its safe mode, and a plain unpickler would execute anything. The unpickler below
-knows the four names that a pickled array consists of and nothing else.
+knows the four names that a pickled array consists of and nothing else, and has records in their place: numpy's own
+functions trust what a pickle tells them.
 """
 
 import io
 import os
 import pickle
-import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from archives import named_in_pickle, read_pickle
 from errors import BadInput
+
+MAX_BYTES = 100_000_000  # LIBERO's largest has 44 KB
+REPAIR = "reinstall hf-libero==0.1.4"
 
 
 def _latin1_bytes(text: str, encoding: str) -> bytes:
@@ -23,18 +28,41 @@ def _latin1_bytes(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-def _empty_array(subtype: type, shape: tuple[int, ...], typecode: bytes) -> np.ndarray:
-    """Stand-in for numpy's `_reconstruct`: the unpickler fills the array through `__setstate__`."""
-    return np.ndarray.__new__(np.ndarray, shape, typecode)  # type: ignore[arg-type]  # bytes, as numpy itself writes
+class _Dtype:
+    """Stand-in for `numpy.dtype`."""
+
+    def __init__(self, name: str, align: bool, copy: bool):
+        self.name, self.byte_order = name, None
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.byte_order = state[1]
+
+
+class _Array:
+    """Stand-in for `numpy.core.multiarray._reconstruct`, which makes an empty array, and for the array itself."""
+
+    def __init__(self, kind: type, shape: tuple[int, ...], typecode: bytes):
+        self.content: np.ndarray | None = None
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _, shape, dtype, is_fortran, data = state
+        if (dtype.name, dtype.byte_order) != ("f8", "<") or is_fortran is not False:
+            raise pickle.UnpicklingError("it holds no float64 array")
+        self.content = np.frombuffer(data, "<f8").reshape(shape).copy()
 
 
 _ARRAY_NAMES = {
-    ("numpy.core.multiarray", "_reconstruct"): _empty_array,  # numpy 1
-    ("numpy._core.multiarray", "_reconstruct"): _empty_array,  # numpy 2
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
+    ("numpy.core.multiarray", "_reconstruct"): _Array,  # numpy 1
+    ("numpy._core.multiarray", "_reconstruct"): _Array,  # numpy 2
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _Dtype,
     ("_codecs", "encode"): _latin1_bytes,
 }
+# What the stand-ins and the unpickler itself raise for a pickle that fits none of them.
+_DAMAGED = (
+    pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError, RecursionError,
+    TypeError, ValueError,
+)  # fmt: skip
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -49,20 +77,19 @@ def load_init_states(path: Path) -> np.ndarray:
 
     Raises BadInput for a missing file and for one that holds anything but such an array.
     """
+    if not path.exists():
+        raise BadInput(f"initial states not found: {path} does not exist; {REPAIR}")
+    content = read_pickle(path, "/data.pkl", MAX_BYTES)
     try:
-        with zipfile.ZipFile(path) as archive:
-            (member,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            states = _ArrayUnpickler(io.BytesIO(archive.read(member))).load()
-    except FileNotFoundError:
-        raise BadInput(f"initial states not found: {path} does not exist; reinstall hf-libero==0.1.4") from None
-    except Exception as fault:  # a damaged pickle can raise nearly anything
-        raise BadInput(f"initial states unreadable: {path}: {fault}; reinstall hf-libero==0.1.4") from None
-    if not (isinstance(states, np.ndarray) and states.dtype == np.float64 and states.ndim == 2 and len(states)):
-        raise BadInput(f"initial states unreadable: {path} holds no 2-D float64 array; reinstall hf-libero==0.1.4")
+        named_in_pickle(content)
+        loaded = _ArrayUnpickler(io.BytesIO(content)).load()
+    except _DAMAGED as fault:
+        raise BadInput(f"initial states unreadable: {path}: {fault}; {REPAIR}") from None
+    states = loaded.content if isinstance(loaded, _Array) else None
+    if states is None or states.ndim != 2 or not states.size:
+        raise BadInput(f"initial states unreadable: {path} holds no 2-D float64 array; {REPAIR}")
     if not np.isfinite(states).all():
-        raise BadInput(
-            f"initial states unreadable: {path} holds numbers that are not finite; reinstall hf-libero==0.1.4"
-        )
+        raise BadInput(f"initial states unreadable: {path} holds numbers that are not finite; {REPAIR}")
     return states
 
 

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from configs.field_types import check_types
 from errors import BadInput
+from json_file import as_object, required
 from rl.contracts import Observation
 from rl.curriculum import absorb_successes
 from rl.disk import check_room
@@ -22,10 +24,13 @@ from rl.learner import Learner
 from rl.ranks import Ranks
 from rl.rollout import Collected
 from rl.run import write_json
+from torch_file import load_torch
 
 TRAINER_FILE = "trainer.pt"
 RETURN_ALPHA = 0.99
 SMALL_FILES_BYTES = 8 * 2**20  # tokenizer, observations
+# What torch, numpy and random raise for states that are not theirs.
+_MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 
 @dataclass
@@ -126,23 +131,25 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
     """Restore learner and random generators from a checkpoint folder. Raises BadInput."""
     path = folder / TRAINER_FILE
     try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-        state = TrainerState(**stored["state"])
+        stored = as_object(load_torch(path), str(path))
+        fields = as_object(required(stored, "state", str(path)), f"{path}: state")
+        check_types(TrainerState, fields)
+        state = TrainerState(**fields)
+        if min(state.global_step, state.update, state.metrics_bytes) < 0:
+            raise ValueError("a count is negative")
         check_ranks(state, learner.ranks)
         check_numbers(stored, str(path))
         learner.policy.load_adapter(folder)
         if learner.critic is not None:
             learner.critic.load_state_dict(stored["critic"])
+        _check_optimizer(stored["optimizer"], learner.optimizer)
         learner.optimizer.load_state_dict(stored["optimizer"])
         _restore_random_state(stored["random"])
-    except BadInput:
-        raise
-    except Exception as error:  # every way in which a foreign or damaged file can fail to be a checkpoint
+    except BadInput as problem:
+        raise BadInput(f"{problem}; {_another_step(folder)}") from problem
+    except _MISFITS as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(
-            f"{path} is not a usable checkpoint ({reason}): resume from another step of the same run, by pointing "
-            f"{folder.parent / 'latest'} at it"
-        ) from error
+        raise BadInput(f"{path} is not a usable checkpoint ({reason}): {_another_step(folder)}") from error
     return state
 
 
@@ -156,6 +163,31 @@ def check_numbers(stored: Any, name: str) -> None:
     if isinstance(stored, dict):
         for key, value in stored.items():
             check_numbers(value, f"{name}: {key}")
+
+
+def _another_step(folder: Path) -> str:
+    return f"resume from another step of the same run, by pointing {folder.parent / 'latest'} at it"
+
+
+def _check_optimizer(stored: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError for moments of other parameters: torch would take them and fail in the first step."""
+    groups, known = stored["param_groups"], optimizer.state_dict()["param_groups"]
+    if [group.keys() for group in groups] != [group.keys() for group in known]:
+        raise ValueError("the optimizer's settings are others")
+    for group, own in zip(groups, known, strict=True):
+        for name, value in own.items():
+            if name != "params" and type(group[name]) is not type(value):
+                raise ValueError(f"the optimizer's {name} is {group[name]!r}")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    ids = [number for group in groups for number in group["params"]]
+    for number, moments in stored["state"].items():
+        shape = parameters[ids.index(number)].shape
+        if {name: tensor.shape for name, tensor in moments.items()} != {
+            "step": (),
+            "exp_avg": shape,
+            "exp_avg_sq": shape,
+        }:
+            raise ValueError("the optimizer's moments belong to other parameters")
 
 
 def check_ranks(state: TrainerState, ranks: Ranks) -> None:

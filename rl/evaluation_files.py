@@ -6,13 +6,14 @@ fails here costs the file, never the run.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from errors import BadInput
+from json_file import brief, read_json
 from rl.contracts import Policy
 from rl.evaluation import Validation
 from rl.never_fatal import never_fatal
@@ -71,8 +72,21 @@ def episodes_path(folder: Path, global_step: int) -> Path:
 
 
 def read_episodes(folder: Path, global_step: int) -> dict[str, list[dict[str, Any]]]:
-    """The outcomes of an evaluation by actor; empty when the run did not keep them."""
-    try:
-        return json.loads(episodes_path(folder, global_step).read_text())
-    except (OSError, ValueError):
+    """The outcomes of an evaluation by actor; empty when the run did not keep them. Raises BadInput."""
+    path = episodes_path(folder, global_step)
+    if not path.exists():
         return {}
+    stored = read_json(path)
+    for actor, outcomes in stored.items():
+        if not isinstance(outcomes, list) or not all(_is_outcome(outcome) for outcome in outcomes):
+            raise BadInput(f"{path}: {brief(actor)} holds no outcomes of episodes; restore the file, or delete it")
+    return stored
+
+
+def _is_outcome(record: Any) -> bool:
+    numbers = ("task_id", "init_state_id", "trial")
+    return (
+        isinstance(record, dict)
+        and all(type(record.get(name)) is int for name in numbers)
+        and isinstance(record.get("success"), bool)
+    )

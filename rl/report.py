@@ -40,7 +40,7 @@ if __name__ == "__main__":
 import matplotlib.pyplot as plt
 from rich.console import Console
 
-from envs.tasks import instruction_of, task_names
+from envs.tasks import check_task_ids, instruction_of, task_names
 from errors import BadInput
 from rl.comparison import write_comparison
 from rl.never_fatal import never_fatal
@@ -158,9 +158,10 @@ def instructions(run: StoredRun) -> dict[int, str]:
     if run.settings["bddl_file"] is not None:
         return {}
     try:
-        names = task_names(run.settings["task_suite"])
+        check_task_ids(run.settings["task_suite"], run.settings["task_ids"])
     except BadInput:
         return {}
+    names = task_names(run.settings["task_suite"])
     return {task_id: instruction_of(names[task_id]) for task_id in run.settings["task_ids"]}
 
 

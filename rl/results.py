@@ -6,13 +6,14 @@ were under way. It is its own journal: an evaluation that goes on reads which ep
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from configs.field_types import check_types
 from errors import BadInput
+from json_file import read_json
 from rl.eval_plan import Key, Plan
 from rl.evaluation import Successes
 from rl.paired import Paired, count_pairs
@@ -145,12 +146,10 @@ def document(results: Results, plan: Plan, before: Results | None) -> dict[str, 
 def read_results(path: Path, flag: str) -> Results:
     """Read a results file. Raises BadInput, naming the flag that named it."""
     try:
-        stored = json.loads(path.read_text())
-    except OSError as error:
-        raise BadInput(f"{flag} {path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise BadInput(f"{flag} {path}: not valid JSON ({error})") from None
-    if not isinstance(stored, dict) or stored.get("format") != FORMAT:
+        stored = read_json(path)
+    except BadInput as problem:
+        raise BadInput(f"{flag} {problem}") from None
+    if stored.get("format") != FORMAT:
         raise BadInput(f"{flag} {path}: no results file of eval.py (its `format` is not {FORMAT!r}); name another")
     if stored.get("version") != VERSION:
         raise BadInput(f"{flag} {path}: version {stored.get('version')!r}, this program reads {VERSION}")
@@ -158,7 +157,7 @@ def read_results(path: Path, flag: str) -> Results:
         settings = _record(Settings, stored["settings"])
         return Results(path, settings, [_record(PlayedEpisode, episode) for episode in stored["episodes"]])
     except (KeyError, TypeError) as error:
-        raise BadInput(f"{flag} {path}: damaged: a field is missing or unknown ({error})") from None
+        raise BadInput(f"{flag} {path}: damaged: a field is missing, unknown or of another type ({error})") from None
 
 
 def open_results(path: Path, settings: Settings, plan: Plan) -> Results:
@@ -180,8 +179,9 @@ def open_results(path: Path, settings: Settings, plan: Plan) -> Results:
 
 
 def _record(kind: type, stored: Any) -> Any:
-    """An instance of a flat dataclass from a JSON object with exactly its fields."""
+    """An instance of a flat dataclass from a JSON object with exactly its fields. Raises TypeError."""
     known = {field.name for field in fields(kind)}
     if not isinstance(stored, dict) or set(stored) != known:
         raise TypeError(f"{kind.__name__}: {sorted(set(stored) ^ known) if isinstance(stored, dict) else stored!r}")
+    check_types(kind, stored)
     return kind(**stored)

@@ -18,8 +18,11 @@ from typing import Any
 import torch
 
 from configs.config import TrainConfig, to_dict
+from configs.field_types import LARGEST_INT
 from errors import BadInput, TimeIsUp
+from json_file import as_object, brief, is_finite_number, required
 from locks import RUN_LOCK, Lock
+from plain_file import read_text
 from rl.disk import write_all
 from rl.progress import LogFile, TerminalHandler
 from rl.ranks import ALONE, Ranks
@@ -27,6 +30,7 @@ from rl.tensorboard_log import TensorBoardLog
 from rl.wandb_log import WandbLog
 
 log = logging.getLogger("train")
+LARGEST_METRIC = 1e100  # in a record; far beyond all that is measured, and what can be drawn
 NOISY_LOGGERS = (
     "httpx", "huggingface_hub", "urllib3", "wandb", "matplotlib", "numba", "robosuite", "imageio_ffmpeg", "tensorboard",
 )  # fmt: skip
@@ -192,14 +196,29 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl; a last line that a kill cut short is left out."""
+    """The records of metrics.jsonl; a last line that a kill cut short is left out. Raises BadInput for other files."""
+    path = folder / "metrics.jsonl"
     rows = []
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             break
+        rows.append(_checked_record(row, f"{path}: line {number}"))
     return rows
+
+
+def _checked_record(row: Any, where: str) -> dict[str, Any]:
+    """What `Run.record` writes: env step and update, and finite numbers or null by name."""
+    fields = as_object(row, where)
+    for name in ("global_step", "update"):
+        value = required(fields, name, where)
+        if type(value) is not int or not 0 <= value <= LARGEST_INT:
+            raise BadInput(f"{where}: {name} is {brief(value)}, expected a whole number")
+    for name, value in fields.items():
+        if value is not None and (not is_finite_number(value) or abs(value) > LARGEST_METRIC):
+            raise BadInput(f"{where}: {brief(name)} is {brief(value)}, expected a number or null")
+    return fields
 
 
 def _new_folder(output: Path, stem: str) -> Path:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from archives import read_npz
 from errors import BadInput
 from rl.contracts import Observation, Policy, TeacherMode
 from rl.randomness import torch_generator
@@ -77,16 +78,25 @@ def check_teacher(path: Path, policy: Policy, teacher_mode: TeacherMode, tolerat
     `tolerated`: share of tokens that may differ. In bfloat16 a run that goes on with another GPU rounds near-ties
     differently; in float32 nothing is excused.
     """
-    with np.load(path, allow_pickle=False) as stored:
-        observation = SimpleNamespace(
-            images=stored["images"],
-            proprio=stored["proprio"],
-            instruction=str(stored["instruction"]),
-            prepared=bool(stored["prepared"]),
-        )
-        expected = stored["tokens"]
-    with policy.teacher():
-        tokens = policy.act([observation], mode=teacher_mode).tokens[0].numpy()
+    stored = read_npz(path, ("images", "proprio", "instruction", "prepared", "tokens"))
+    observation = SimpleNamespace(
+        images=stored["images"],
+        proprio=stored["proprio"],
+        instruction=str(stored["instruction"]),
+        prepared=stored["prepared"].any(),
+    )
+    expected = stored["tokens"]
+    if observation.images.ndim != 4 or observation.proprio.ndim != 1 or observation.images.dtype != np.uint8:
+        raise BadInput(f"{path}: holds no observation of this run; restore it from a copy of the run")
+    try:
+        with policy.teacher():
+            tokens = policy.act([observation], mode=teacher_mode).tokens[0].numpy()
+    except (IndexError, TypeError, ValueError) as error:
+        raise BadInput(
+            f"{path}: holds no observation of this run ({error}); restore it from a copy of the run"
+        ) from error
+    if tokens.shape != expected.shape:
+        raise BadInput(f"{path}: holds {expected.shape} tokens, this policy's chunk has {tokens.shape}; restore it")
     changed = int((tokens != expected).sum())
     if changed > tolerated * len(expected):
         raise SelfCheckError(

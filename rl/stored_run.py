@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from configs.cli import preset_of
-from configs.config import PhaseConfig, TrainConfig, to_dict
+from configs.config import SECTIONS, PhaseConfig, TrainConfig, to_dict
+from configs.field_types import check_types
 from configs.presets import PRESETS
 from errors import BadInput
+from json_file import as_object, read_json, required
 from rl.evaluation import Successes
 from rl.evaluation_files import read_episodes
 from rl.paired import Paired, count_pairs
-from rl.phases import last_step
+from rl.phases import Phase, last_step
 from rl.run import read_metrics
 
 TEACHER, GREEDY, SAMPLED = "eval/teacher_success", "eval/student_success", "eval/student_sampled_success"
 NOT_SHOWN = {"name", "output", "seed", "keep_checkpoints", "wandb_mode", "wandb_project", "tensorboard", "rerun"}
+NEEDED = ("task_suite", "task_ids", "bddl_file", "warmup_only", "warmup_steps", "total_steps")  # settings
 
 Row = Mapping[str, Any]  # of metrics.jsonl
 
@@ -65,16 +68,56 @@ def read_run(folder: Path) -> StoredRun:
     """Read a run folder, finished or not. Raises BadInput."""
     path = folder / "config.json"
     try:
-        stored = json.loads(path.read_text())
-        sections = stored.pop("config").values()
-        settings = {name: value for section in sections for name, value in section.items()}
+        stored = read_json(path)
+        sections = as_object(stored.pop("config", None), f"{path}: config")
+        settings = {
+            field: value
+            for name, section in sections.items()
+            for field, value in as_object(section, f"{path}: {name}").items()
+        }
+        _check_provenance(stored, settings, str(path))
         rows = read_metrics(folder)
-    except (OSError, ValueError, LookupError, AttributeError) as error:
-        raise BadInput(
-            f"{folder} is not a run folder ({error}): name a folder with config.json and metrics.jsonl, such as "
-            "runs/RUN"
-        ) from None
+    except BadInput as problem:
+        raise BadInput(f"{folder} is not a run folder: {problem}") from None
+    except TypeError as error:  # of check_types
+        raise BadInput(f"{folder} is not a run folder: {path}: {error}") from None
+    for row in rows:
+        _check_row(row, f"{folder / 'metrics.jsonl'}: the record of env step {row['global_step']}")
     return StoredRun(folder, rows, settings, stored)
+
+
+def _check_provenance(stored: Mapping[str, Any], settings: Mapping[str, Any], where: str) -> None:
+    """Raise BadInput or TypeError unless everything is there that a report cannot do without."""
+    needed = {name: required(settings, name, where) for name in NEEDED}
+    for section in SECTIONS.values():
+        check_types(section, needed)
+    versions, machine = (
+        as_object(required(stored, name, where), f"{where}: {name}") for name in ("versions", "machine")
+    )
+    for name in ("cpus", "processor", "system"):
+        required(machine, name, f"{where}: machine")
+    texts = required(stored, "argv", where), list(versions.values()), machine.get("gpus", [])
+    if not all(isinstance(part, list) and all(isinstance(text, str) for text in part) for part in texts):
+        raise TypeError("argv, versions and gpus should be texts")
+    git = as_object(required(stored, "git", where) or {}, f"{where}: git")
+    if git and not isinstance(git.get("commit"), str):
+        raise TypeError("git names no commit")
+
+
+def _check_row(row: Row, where: str) -> None:
+    """Raises BadInput for an update of no phase, and an evaluation whose rates are not k of n."""
+    if "schedule/phase" in row and row["schedule/phase"] not in range(len(Phase)):
+        raise BadInput(f"{where}: schedule/phase is {row['schedule/phase']}, expected 0, 1 or 2")
+    if not is_evaluation(row):
+        return
+    for key in (TEACHER, GREEDY, SAMPLED):
+        counts: list[Any] = [row.get(f"{key}{part}") for part in ("", "_low", "_high", "_k", "_n")]
+        rate, low, high, k, n = counts
+        if None in counts or not (0 <= low <= rate <= high <= 1 and 0 <= k <= n >= 1):
+            raise BadInput(f"{where}: {key} is no rate of k successes in n episodes with an interval")
+        rates = [value for name, value in row.items() if name.startswith(f"{key}_task_")]
+        if len(rates) > n or not all(value is not None and 0 <= value <= 1 for value in rates):
+            raise BadInput(f"{where}: {key} holds no success rates of tasks")
 
 
 def is_evaluation(row: Row) -> bool:
@@ -150,15 +193,21 @@ def task_changes(run: StoredRun) -> dict[int, list[Change]]:
         task_id: [
             Change(label, successes_of(first, of_task), successes_of(last, of_task))
             for label, key in (("sampled", SAMPLED), ("greedy", GREEDY))
-            for of_task in ([f"{key}_task_{task_id}"] if f"{key}_task_{task_id}" in last else [key])
+            for name in (f"{key}_task_{task_id}",)
+            for of_task in ([name] if name in first and name in last else [key])
         ]
         for task_id in run.settings["task_ids"]
     }
 
 
 def changed_settings(run: StoredRun) -> tuple[str, dict[str, tuple[Any, Any]]]:
-    """The preset that a run started from, and the fields in which it differs: name -> (preset, run)."""
+    """The preset that a run started from, and the fields in which it differs: name -> (preset, run).
+
+    Raises BadInput where there is no such preset.
+    """
     preset = preset_of(run.provenance["argv"])
+    if preset not in PRESETS:
+        raise BadInput(f"{run.folder / 'config.json'}: argv starts from the preset {preset!r}, which does not exist")
     of_preset = _as_json(PRESETS[preset])
     changed = {
         name: (of_preset[name], value)

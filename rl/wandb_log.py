@@ -142,6 +142,6 @@ def has_login() -> bool:
         return True
     path = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
     try:
-        return "api.wandb.ai" in path.read_text()
+        return "api.wandb.ai" in path.read_text(errors="replace")
     except OSError:
         return False

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from envs.bddl import read_problem
 from envs.tasks import libero_root
 from errors import BadInput
+from tests.fuzzing.env_readers import libero_reader
+from tests.fuzzing.formats import CODE_WORD, MARKER
 
 STOVE = libero_root() / "bddl_files" / "libero_goal" / "turn_on_the_stove.bddl"
 
@@ -97,3 +99,28 @@ def test_damage_anywhere_ends_in_a_problem_or_one_line(tmp_path_factory, start, 
     except BadInput as problem:
         message = str(problem)
     assert "\n" not in message
+
+
+REGION = f"(:regions (r (:target flat_stove_1) (:yaw_rotation (({CODE_WORD} 0)))))"
+
+
+@pytest.mark.parametrize("hidden", [f"; a comment\r{REGION}\n", REGION], ids=["behind a carriage return", "twice"])
+def test_code_that_only_libero_would_see_is_found(tmp_path, monkeypatch, hidden):
+    monkeypatch.chdir(tmp_path)
+    text = STOVE.read_text().lower()
+    end = text.index("(:fixtures")
+    (tmp_path / "own.bddl").write_bytes((text[:end] + hidden + text[end:]).encode())
+    with pytest.raises(BadInput, match=r"own\.bddl"):
+        read_problem(tmp_path / "own.bddl")
+    assert not (tmp_path / MARKER).exists()
+    libero_reader().robosuite_parse_problem(str(tmp_path / "own.bddl"))
+    assert (tmp_path / MARKER).exists()  # the code works: what held it back was the check
+
+
+@pytest.mark.parametrize("number", ["007", "\u0663", "1e400", "0x10"])
+def test_numbers_that_python_does_not_take_for_numbers_are_refused(said, number):
+    assert "needs (2 numbers)" in said("(3.141592653589793 3.141592653589793)", f"({number} 3.14)")
+
+
+def test_parentheses_as_deep_as_they_fit_are_refused_in_one_line(said):
+    assert "is none of" in said("(turnon flat_stove_1)", "(" * 40_000 + ")" * 40_000)

@@ -171,7 +171,7 @@ def test_another_preset_for_a_stored_run_is_refused(run_folder):
     [
         (None, "not a run folder"),
         ("{half", "not valid JSON"),
-        ("[]", "holds no run configuration"),
+        ("[]", "expected a JSON object"),
         ('{"config": 3}', "holds no run configuration"),
         ('{"config": {}}', "should have the fields"),
         ("\x00\x01", "not valid JSON"),
@@ -185,7 +185,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, content, said):
 
 def test_a_config_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
-    assert "not valid JSON" in refusal(["--resume", str(tmp_path)])
+    assert "no text in UTF-8" in refusal(["--resume", str(tmp_path)])
 
 
 def test_the_stored_configuration_is_what_was_written(run_folder):

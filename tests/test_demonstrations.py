@@ -146,7 +146,7 @@ def test_code_inside_a_file_does_not_run(tmp_path, episode):
     np.savez(path, **arrays)
     with zipfile.ZipFile(path, "a") as archive:
         archive.writestr("proprio.npy", pickled.getvalue())
-    with pytest.raises(BadInput, match="pickle"):
+    with pytest.raises(BadInput, match="no array of numbers"):
         read_episode(path)
     assert not trace.exists()
 
@@ -159,3 +159,22 @@ def test_a_frame_that_is_read_has_had_the_round_trip_of_the_training_data():
 def test_a_frame_that_is_no_jpeg_is_bad_input():
     with pytest.raises(BadInput, match="JPEG"):
         decode_jpeg(b"no picture")
+
+
+def test_frames_that_share_their_bytes_are_refused(tmp_path, episode):
+    """A thousand frames of the same MB would be a GB in memory."""
+    path = episode_path(tmp_path, 0, 0)
+    write_episode(path, episode)
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    arrays["jpeg_offsets"][:] = arrays["jpeg_offsets"][0, 0]
+    np.savez(path, **arrays)
+    with pytest.raises(BadInput, match="do not cut"):
+        read_episode(path)
+
+
+def test_a_small_file_that_unpacks_to_a_giant_image_is_refused():
+    small = encode_jpeg(np.zeros((8, 8, 3), np.uint8))
+    start = small.index(b"\xff\xc0") + 5  # height and width, two bytes each
+    with pytest.raises(BadInput, match="65000 x 65000"):
+        decode_jpeg(small[:start] + (65000).to_bytes(2, "big") * 2 + small[start + 4 :])

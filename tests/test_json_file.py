@@ -3,7 +3,7 @@
 import pytest
 
 from errors import BadInput
-from vla.json_file import as_numbers, brief, read_json, required
+from json_file import as_numbers, brief, read_json, required
 
 
 def test_an_object_is_read(tmp_path):
@@ -50,3 +50,13 @@ def test_a_wrong_number_of_numbers_says_both():
 def test_brief_keeps_messages_short():
     assert len(brief(list(range(1000)))) == 80
     assert brief([1]) == "[1]"
+
+
+@pytest.mark.parametrize(
+    "text", ['{"a": 1, "a": 2}', '{"a": "\\ud800"}', '{"a": ' + "7" * 1_000_000 + "}", '{"a":' * 50_000]
+)
+def test_what_other_programs_would_read_otherwise_or_never_is_refused(tmp_path, text):
+    path = tmp_path / "a.json"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=r"a\.json: is not valid JSON"):
+        read_json(path)

@@ -236,6 +236,19 @@ def test_adapter_of_other_settings_is_refused(network, folder, tmp_path, rank, a
         fill_lora(other, read_adapter(tmp_path))
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"r": 10**15}, {"r": 5}, {"r": "4"}, {"lora_alpha": 0}, {"lora_alpha": {}}, {"base_model_name_or_path": ["a"]}],
+)
+def test_claims_that_the_tensors_do_not_bear_out_are_refused(network, tmp_path, changes):
+    add_lora(network, rank=4, alpha=4)
+    save_lora(network, tmp_path, "some/base", "a" * 64)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(BadInput, match=str(tmp_path)):
+        read_adapter(tmp_path)
+
+
 def test_adapter_of_another_kind_is_refused(network, tmp_path):
     add_lora(network, rank=4, alpha=4)
     save_lora(network, tmp_path, "some/base", "a" * 64)

@@ -62,3 +62,22 @@ def test_vision_overrides_reach_timm(tmp_path):
 def test_unusable_values_name_the_file(tmp_path, changes):
     with pytest.raises(BadInput, match=r"config\.json: not a usable OpenVLA config"):
         _read(tmp_path, **changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"timm_model_ids": ["hf-hub:nobody/nothing", PUBLIC["timm_model_ids"][1]]},
+        {"timm_model_ids": ["local-dir:/tmp", PUBLIC["timm_model_ids"][1]]},
+        {"timm_model_ids": ["resnet50", PUBLIC["timm_model_ids"][1]]},
+        {"test_vit_overrides": [{"checkpoint_path": "/tmp/any.pth"}, {}]},
+        {"test_vit_overrides": [{"depth": 10**9}, {}]},
+        {"text_config": {"num_hidden_layers": 10**15}},
+        {"text_config": {"vocab_size": 100}},
+        {"text_config": {"hidden_size": 100, "num_attention_heads": 3}},
+        {"image_sizes": [224, 448]},
+    ],
+)
+def test_nothing_is_downloaded_loaded_or_built_for_ever(tmp_path, changes):
+    with pytest.raises(BadInput, match=r"config\.json: not a usable OpenVLA config"):
+        _read(tmp_path, **changes)

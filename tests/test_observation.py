@@ -27,5 +27,5 @@ def _object_array(path):
 def test_broken_file_is_named_and_never_unpickled(tmp_path, write):
     path = tmp_path / "o.npz"
     write(path)
-    with pytest.raises(BadInput, match=r"o\.npz holds no observations"):
+    with pytest.raises(BadInput, match=r"o\.npz: is no readable .npz file"):
         read_observations(path)

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from errors import BadInput
 from vla.prompt import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID, load_tokenizer, prompt, prompt_ids
@@ -81,4 +81,26 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path, name, content):
 
 def test_a_folder_without_tokenizer_says_which_files_are_needed(tmp_path):
     with pytest.raises(BadInput, match=r"tokenizer\.json nor tokenizer\.model"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}},
+        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
+        {"normalizer": {"type": "Prepend", "prepend": "a" * 1_000_000}},
+        {"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}},
+        {"model": {"type": "WordLevel", "vocab": {**SPECIAL, "far": 1 << 31}, "unk_token": "<unk>"}},
+        {"model": {"type": "WordLevel", "vocab": SPECIAL, "unk_token": "missing"}},
+    ],
+)
+def test_parts_that_llama_has_not_are_refused(tmp_path, changes):
+    tokenizer = word_tokenizer(SPECIAL)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])  # Llama-2's
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content | changes))
+    with pytest.raises(BadInput, match=r"tokenizer\.json"):
         load_tokenizer(tmp_path)

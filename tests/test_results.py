@@ -70,7 +70,7 @@ def test_more_trials_may_follow_but_no_other_settings_tasks_or_weights(tmp_path)
     ("content", "said"),
     [
         ("{half", "not valid JSON"),
-        ("[]", "no results file"),
+        ("[]", "expected a JSON object"),
         ('{"format": "vla-grpo evaluation", "version": 2}', "version 2, this program reads 1"),
         ('{"format": "vla-grpo evaluation", "version": 1}', "damaged"),
         ('{"format": "vla-grpo evaluation", "version": 1, "settings": {}, "episodes": []}', "damaged"),

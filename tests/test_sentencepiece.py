@@ -90,3 +90,14 @@ def test_a_message_without_pieces_is_refused(tmp_path):
     path.write_bytes(length_delimited(2, b""))
     with pytest.raises(BadInput, match="no vocabulary"):
         read_sentencepiece_model(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"\x08" + b"\xff" * 1_000_000 + b"\1", model_file([("a" * 1_000_000, 0.0, NORMAL)])],
+    ids=["number", "piece"],
+)
+def test_what_would_take_forever_is_refused(tmp_path, content):
+    (tmp_path / "tokenizer.model").write_bytes(content)
+    with pytest.raises(BadInput, match=r"tokenizer\.model: is not a SentencePiece model"):
+        read_sentencepiece_model(tmp_path / "tokenizer.model")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from errors import BadInput
+from json_file import read_json
 from tests.small_checkpoint import SMALL, make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
-from vla.json_file import read_json
 from vla.policy import Policy
 from vla.probes import synthetic_observations
 from vla.sft_checkpoint import initial_checkpoint, load_trainable, network_facts, save_policy

@@ -152,7 +152,7 @@ def test_code_in_a_pickle_is_refused_and_not_run(tmp_path):
     torch.save({"module.fc1.weight": _Payload(marker)}, tmp_path / "zip.pt")
     (tmp_path / "plain.pt").write_bytes(pickle.dumps(_Payload(marker), protocol=2))
     for name in ("zip.pt", "plain.pt"):
-        with pytest.raises(BadInput, match=f"{name} is not a plain PyTorch state dict and was not loaded"):
+        with pytest.raises(BadInput, match=f"{name}.* (was not loaded|no readable archive)"):
             read_pt(tmp_path / name)
     assert not marker.exists()
 
@@ -192,3 +192,26 @@ def test_a_full_disk_is_an_oserror_with_its_number(tmp_path, tensors):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert (refused.value.errno, refused.value.filename) == (errno.EFBIG, str(tmp_path / "x.safetensors"))
+
+
+def _safetensors(header: str, data: bytes) -> bytes:
+    return len(header).to_bytes(8, "little") + header.encode() + data
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        '{"a": {"dtype": "F32", "shape": [1000000000000000], "data_offsets": [0, 8]}}',
+        '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},'
+        ' "b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
+        '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 1e400]}}',
+        '{"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}',
+        '{"a": {"dtype": "F3", "shape": [2], "data_offsets": [0, 8]}}',
+        "[" * 100_000,
+    ],
+    ids=["a shape beyond the data", "two tensors in one place", "infinity", "negative", "unknown dtype", "deep"],
+)
+def test_headers_that_claim_more_than_there_is_are_refused(tmp_path, header):
+    (tmp_path / "x.safetensors").write_bytes(_safetensors(header, bytes(8)))
+    with pytest.raises(BadInput, match=r"x\.safetensors"):
+        read_header(tmp_path / "x.safetensors")

@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 
 from errors import BadInput
+from json_file import read_json
 from vla.heads import ProprioProjector
-from vla.json_file import read_json
+from vla.hub import resolve_checkpoint
 from vla.lora import CONFIG_FILE, save_lora
 from vla.openvla_oft import OpenVLAOFT
 from vla.weights import read_tensors, weight_files, write_tensors
@@ -33,7 +34,7 @@ def base_of_adapter(folder: Path) -> str | None:
     """
     if (folder / CONFIG_FILE).is_file():
         base = read_json(folder / CONFIG_FILE).get("base_model_name_or_path")
-        if not base:
+        if not isinstance(base, str) or not base or not base.isprintable():
             raise BadInput(f"{folder / CONFIG_FILE} names no base: give the base as checkpoint and this as adapter")
         return base
     if (folder / "lora_adapter").is_dir() and not any(path.is_file() for path in weight_files(folder)):
@@ -52,6 +53,14 @@ def base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | N
     if adapter is not None:
         raise BadInput(f"{checkpoint} is itself an adapter: give its base as the checkpoint")
     return base, str(Path(checkpoint).expanduser())
+
+
+def folder_of_base(base: str, adapter: str | None) -> Path:
+    """The local folder of a base (folder or hub id). Raises BadInput, which says where an adapter's base is named."""
+    try:
+        return resolve_checkpoint(base)
+    except BadInput as problem:
+        raise BadInput(str(problem) if adapter is None else f"base of {adapter}: {problem}") from None
 
 
 def save_adapter_folder(

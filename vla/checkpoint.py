@@ -135,7 +135,8 @@ def build_network(info: CheckpointInfo, num_action_tokens: int) -> OpenVLAOFT:
     try:
         with torch.device("meta"):
             return OpenVLAOFT(info.config, num_action_tokens)
-    except Exception as error:  # timm and transformers raise what they like for sizes that do not fit
+    # What timm and transformers raise for sizes that do not fit.
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise BadInput(f"{info.folder / 'config.json'}: no network can be built from it ({reason})") from error
 

@@ -1,5 +1,6 @@
 """A checkpoint's name -> a local folder: a folder as it is, or a Hugging Face hub id."""
 
+import os
 import re
 from pathlib import Path
 
@@ -19,9 +20,9 @@ def resolve_checkpoint(name: str) -> Path:
 
     Downloads resume where they stopped. Raises BadInput within seconds when the hub cannot be reached.
     """
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return folder
+    folder = os.path.expanduser(name)
+    if os.path.isdir(folder):  # unlike Path's methods False, too, for what cannot be a name
+        return Path(folder)
     if not _HUB_ID.fullmatch(name):
         raise BadInput(f"checkpoint {name}: no such folder: give a checkpoint folder or a hub id (owner/name)")
     cached = _cached(name)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from errors import BadInput
-from vla.json_file import read_json, required
+from json_file import brief, read_json, required
 from vla.lora_layers import LoraConv2d, LoraLinear, StoredUps
 from vla.weights import read_metadata, read_tensors, write_tensors
 
@@ -27,6 +27,7 @@ ADAPTED_PARTS = ("vision_backbone", "projector", "language_model")  # of the net
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 MATRICES = ("lora_A", "lora_B")
+LARGEST_RANK = 65_536  # no layer is wider
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
 # Linear maps of one input that become one product.
 TOGETHER = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
@@ -216,14 +217,15 @@ def save_lora(network: nn.Module, folder: Path, base_model: str, base_fingerprin
 
 def read_adapter(folder: Path) -> Adapter:
     """Read an adapter in peft's format. Raises BadInput that names the file when it is not a plain LoRA adapter."""
-    config = read_json(folder / CONFIG_FILE)
+    where = folder / CONFIG_FILE
+    config = read_json(where)
     refused = [
         key for key in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out") if config.get(key)
     ]
     if config.get("peft_type") != "LORA" or refused or config.get("bias", "none") != "none":
         raise BadInput(
-            f"{folder / CONFIG_FILE}: expected a plain LoRA adapter, found peft_type {config.get('peft_type')} "
-            f"with {', '.join(refused) or 'bias ' + str(config.get('bias'))}: merge it with the program that made it"
+            f"{where}: expected a plain LoRA adapter, found peft_type {brief(config.get('peft_type'))} "
+            f"with {', '.join(refused) or 'bias ' + brief(config.get('bias'))}: merge it with the program that made it"
         )
     path = folder / WEIGHTS_FILE
     tensors = {}
@@ -232,14 +234,31 @@ def read_adapter(folder: Path) -> Adapter:
         if name.rpartition(".")[2] not in MATRICES:
             raise BadInput(f"{path}: unexpected tensor {key}: a LoRA adapter holds lora_A and lora_B weights only")
         tensors[name] = tensor
-    return Adapter(
-        folder=folder,
-        rank=required(config, "r", str(folder / CONFIG_FILE)),
-        alpha=required(config, "lora_alpha", str(folder / CONFIG_FILE)),
-        base_model=config.get("base_model_name_or_path") or None,
-        base_fingerprint=read_metadata(path).get("base_fingerprint"),
-        tensors=tensors,
-    )
+    rank, alpha = required(config, "r", str(where)), required(config, "lora_alpha", str(where))
+    for name, value in (("r", rank), ("lora_alpha", alpha)):
+        if type(value) is not int or not 1 <= value <= LARGEST_RANK:
+            raise BadInput(f"{where}: {name} is {brief(value)}, expected a number from 1 to {LARGEST_RANK}")
+    base = config.get("base_model_name_or_path") or None
+    base_fingerprint = read_metadata(path).get("base_fingerprint")
+    for name, value in (("base_model_name_or_path", base), ("base_fingerprint", base_fingerprint)):
+        if value is not None and not isinstance(value, str):
+            raise BadInput(f"{folder}: {name} is {brief(value)}, expected a text")
+    adapter = Adapter(folder, rank, alpha, base, base_fingerprint, tensors)
+    _check_pairs(adapter)
+    return adapter
+
+
+def _check_pairs(adapter: Adapter) -> None:
+    """Raises BadInput unless every module has an A (rank, ...) and a B (..., rank): allocations follow the rank."""
+    path = adapter.folder / WEIGHTS_FILE
+    if len(adapter.tensors) != 2 * len(adapter.targets) or not adapter.targets:
+        raise BadInput(f"{path}: {len(adapter.tensors)} tensors are no pairs of lora_A and lora_B")
+    for name in adapter.targets:
+        down, up = adapter.tensors[f"{name}.lora_A"], adapter.tensors.get(f"{name}.lora_B")
+        if up is None or down.ndim < 2 or up.ndim < 2 or not down.shape[0] == up.shape[1] == adapter.rank:
+            raise BadInput(f"{path}: {name} has no lora_A and lora_B of rank {adapter.rank}, as {CONFIG_FILE} says")
+        if not down.is_floating_point() or not up.is_floating_point():
+            raise BadInput(f"{path}: {name} holds other than floating-point numbers")
 
 
 def fill_lora(network: nn.Module, adapter: Adapter) -> None:

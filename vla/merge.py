@@ -26,12 +26,12 @@ import torch
 from torch import Tensor
 
 from errors import BadInput
+from json_file import read_json
 from vla.adapter_folder import PROPRIO_FILE, SAMPLES_FILE
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint, read_proprio_state
 from vla.checkpoint_writer import write_json, write_state_dict
 from vla.device import named_device
 from vla.hub import resolve_checkpoint
-from vla.json_file import read_json
 from vla.lora import CONFIG_FILE, Adapter, check_base, read_adapter
 from vla.observation import Observation, read_observations
 from vla.policy import Policy
@@ -126,6 +126,8 @@ def _write_weights(info: CheckpointInfo, adapter: Adapter, out: Path) -> None:
 def merged_weight(weight: Tensor, adapter: Adapter, module: str) -> Tensor:
     """W + alpha / rank * B A, summed in float32, in W's dtype. For convolutions, B is 1 x 1."""
     down, up = adapter.tensors[f"{module}.lora_A"].float(), adapter.tensors[f"{module}.lora_B"].float()
+    if (len(up), down[0].numel()) != (len(weight), weight[0].numel()):
+        raise BadInput(f"{adapter.folder}: {module} belongs to a matrix of another shape than the base's: wrong base")
     change = (up.flatten(1) @ down.flatten(1)).view(weight.shape)
     return (weight.float() + adapter.alpha / adapter.rank * change).to(weight.dtype)
 

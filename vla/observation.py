@@ -1,6 +1,5 @@
 """What the policy reads of an observation, and a file format for a few of them."""
 
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from archives import read_npz
 from errors import BadInput
 
 
@@ -51,10 +51,14 @@ def write_observations(path: Path, observations: Sequence[Observation]) -> None:
 
 def read_observations(path: Path) -> list[PlainObservation]:
     """What `write_observations` wrote. Raises BadInput when the file is broken."""
+    arrays = read_npz(path, ("images", "proprio", "instructions", "prepared"))
+    images, proprio = arrays["images"], arrays["proprio"]
+    if images.dtype != np.uint8 or images.ndim != 5 or images.shape[-1] != 3 or not images.size:
+        raise BadInput(f"{path} holds no observations (images are {images.dtype} {images.shape}): delete it")
+    if proprio.dtype != np.float64 or proprio.ndim != 2 or not np.isfinite(proprio).all():
+        raise BadInput(f"{path} holds no observations (proprio is {proprio.dtype} {proprio.shape}): delete it")
     try:
-        with np.load(path, allow_pickle=False) as arrays:
-            names = ("images", "proprio", "instructions", "prepared")
-            rows = zip(*(arrays[name] for name in names), strict=True)
-            return [PlainObservation(images, proprio, str(text), bool(ready)) for images, proprio, text, ready in rows]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        rows = zip(images, proprio, arrays["instructions"], arrays["prepared"], strict=True)
+        return [PlainObservation(shown, state, str(text), bool(ready)) for shown, state, text, ready in rows]
+    except (TypeError, ValueError) as error:  # arrays of other lengths, or of none
         raise BadInput(f"{path} holds no observations ({error}): delete it") from error

@@ -4,6 +4,7 @@ This is the only door through which training and evaluation use the model. Sampl
 (`chunk_logits`) take the logits from one function, so they cannot disagree about what the policy is.
 """
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
@@ -19,11 +20,10 @@ from torch import Tensor, nn
 
 from errors import BadInput
 from vla.action_tokenizer import FIRST_ACTION_TOKEN, decode, encode, to_env, unnormalise
-from vla.adapter_folder import SAMPLES_FILE, base_and_adapter, load_proprio, save_adapter_folder
+from vla.adapter_folder import SAMPLES_FILE, base_and_adapter, folder_of_base, load_proprio, save_adapter_folder
 from vla.checkpoint import CheckpointInfo, check_dimensions, inspect_checkpoint, load_action_head, load_network
 from vla.cuda_graphs import GraphedNetwork
 from vla.heads import L1RegressionHead
-from vla.hub import resolve_checkpoint
 from vla.lora import (
     adapters_disabled,
     add_lora,
@@ -133,7 +133,7 @@ class Policy:
         """
         device = torch.device(device)
         base, adapter = base_and_adapter(checkpoint, adapter)
-        folder = resolve_checkpoint(base)
+        folder = folder_of_base(base, adapter)
         info = inspect_checkpoint(folder, num_images)
         key = select_key(info.statistics, task_suite, unnorm_key)
         action_dim = info.statistics[key].action.dim
@@ -147,7 +147,7 @@ class Policy:
             add_lora(network, trained.rank, trained.alpha, seed, trained.targets)
         action_head = load_action_head(info, device, dtype)
         check_dimensions(info, key, action_head, network.proprio_projector)
-        base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
+        base_model = str(folder.resolve()) if os.path.isdir(os.path.expanduser(base)) else base
         policy = cls(info, network, action_head, tokenizer, processor, key, base_model, compile_network)
         if adapter is not None:
             policy.load_adapter(adapter)

@@ -13,16 +13,19 @@ from typing import Any
 from tokenizers import Tokenizer, models, normalizers
 
 from errors import BadInput
+from plain_file import read_bytes
 
+_LONGEST_PIECE = 1_000  # characters; Llama's have 16 at most, and the time to find its merges grows with the square
 _NORMAL = 1  # the type of pieces that merging can make; the others are control symbols, bytes and <unk>
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types of protobuf
 
 
 def read_sentencepiece_model(path: Path) -> Tokenizer:
     """A tokenizer that gives the ids of the sentencepiece library. Raises BadInput when the file is no such model."""
+    content = read_bytes(path)
     try:
-        pieces = [_piece(value) for number, value in _fields(path.read_bytes()) if number == 1]
-    except (OSError, ValueError, LookupError, struct.error, AttributeError, TypeError) as error:
+        pieces = [_piece(value) for number, value in _fields(content) if number == 1]
+    except (ValueError, LookupError, struct.error, AttributeError, TypeError) as error:
         raise BadInput(f"{path}: is not a SentencePiece model ({error}); download or copy it again") from error
     if not pieces:
         raise BadInput(f"{path}: holds no vocabulary; download or copy it again")
@@ -51,7 +54,10 @@ def _merges(pieces: list[tuple[str, float, int]], vocabulary: dict[str, int]) ->
 def _piece(message: Any) -> tuple[str, float, int]:
     """(text, score, type) of one piece."""
     fields: dict[int, Any] = dict(_fields(message))
-    return fields[1].decode("utf-8"), struct.unpack("<f", fields.get(2, bytes(4)))[0], fields.get(3, _NORMAL)
+    text = fields[1].decode("utf-8")
+    if len(text) > _LONGEST_PIECE:
+        raise ValueError(f"a piece of {len(text)} characters")
+    return text, struct.unpack("<f", fields.get(2, bytes(4)))[0], fields.get(3, _NORMAL)
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
@@ -78,11 +84,11 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 def _varint(message: bytes, position: int) -> tuple[int, int]:
     """A base-128 number, low digits first, and the position after it."""
-    value = shift = 0
-    while True:
+    value = 0
+    for shift in range(0, 70, 7):  # of 64 bits, 10 bytes at most
         byte = message[position]
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
-        shift += 7
+    raise ValueError(f"a number without end at byte {position}")

@@ -14,25 +14,41 @@ from typing import Any
 
 from command_line import main_guard, parse_flags
 from errors import BadInput
-from vla.json_file import read_json
+from json_file import read_json
+from plain_file import check_plain
 from vla.settings import CardArgs
 
 RUN_FILE = "sft_run.json"  # how the policy was made, written by vla.sft
 CARD_FILE = "README.md"
+LARGEST_FILE = 100_000_000_000  # bytes
 
 
 def write_card(folder: Path, evaluation: str | None = None) -> Path:
-    """Write the folder's README.md and return its path. Raises BadInput where there is no sft_run.json."""
+    """Write the folder's README.md and return its path. Raises BadInput without a whole sft_run.json."""
     run = read_json(folder / RUN_FILE)
+    try:
+        card = model_card(folder.name, run, file_rows(folder), evaluation)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:  # fields of another type
+        raise BadInput(f"{folder / RUN_FILE}: is not what vla.sft writes ({type(error).__name__}: {error})") from error
     path = folder / CARD_FILE
-    path.write_text(model_card(folder.name, run, file_rows(folder), evaluation), encoding="utf-8")
+    path.write_text(card, encoding="utf-8")
     return path
 
 
 def file_rows(folder: Path) -> list[tuple[str, int, str]]:
-    """(name, bytes, sha256) of every file of the folder but the card itself."""
+    """(name, bytes, sha256) of every file of the folder but the card itself. Raises BadInput for giants."""
     paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CARD_FILE)
-    return [(path.name, path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()) for path in paths]
+    return [(path.name, path.stat().st_size, _sha256(path)) for path in paths]
+
+
+def _sha256(path: Path) -> str:
+    if check_plain(path) > LARGEST_FILE:
+        raise BadInput(f"{path}: has {path.stat().st_size:,} bytes, no file of a policy is that large; remove it")
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def model_card(name: str, run: dict[str, Any], files: list[tuple[str, int, str]], evaluation: str | None = None) -> str:

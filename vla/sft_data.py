@@ -94,7 +94,10 @@ def _read_episode(path: Path, num_images: int, image_size: int) -> EpisodeArrays
     images = np.empty((len(episode.jpegs), num_images, 3, image_size, image_size), dtype=np.uint8)
     for frame, jpegs in enumerate(episode.jpegs):
         for camera, jpeg in enumerate(jpegs[:num_images]):
-            planes = np.ascontiguousarray(decode_jpeg(jpeg).transpose(2, 0, 1))
+            try:
+                planes = np.ascontiguousarray(decode_jpeg(jpeg).transpose(2, 0, 1))
+            except BadInput as problem:
+                raise BadInput(f"{path}: {problem}") from problem
             images[frame, camera] = lanczos_resize(planes, image_size)
     actions = from_env(episode.actions)
     windows = episode.frame_steps[:, None] + np.arange(CHUNK_LENGTH)

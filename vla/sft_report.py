@@ -10,6 +10,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from json_file import as_object, parse_json
+from plain_file import read_text
 from vla.sft_loss import ACTION_NAMES, Diagnosis
 
 METRICS_FILE = "sft_metrics.jsonl"
@@ -23,9 +25,10 @@ def write_record(folder: Path, record: dict[str, Any]) -> None:
 
 
 def read_records(folder: Path) -> list[dict[str, Any]]:
-    """None for a run that ended before its first record."""
+    """None for a run that ended before its first record. Raises BadInput for what is no record."""
     path = folder / METRICS_FILE
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    lines = read_text(path).splitlines() if path.exists() else []
+    return [as_object(parse_json(line, f"{path}: line {i}"), f"{path}: line {i}") for i, line in enumerate(lines, 1)]
 
 
 def held_out_metrics(diagnosis: Diagnosis | None) -> dict[str, float]:

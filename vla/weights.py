@@ -6,7 +6,7 @@ checkpoint is checked before the first tensor is read.
 """
 
 import hashlib
-import json
+import math
 import os
 import re
 import struct
@@ -21,12 +21,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from errors import BadInput
-from vla.json_file import as_object, read_json, required
+from json_file import as_object, parse_json, read_json, required
+from plain_file import check_plain
+from torch_file import load_torch
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+_FILE_NAME = re.compile(r"\w[\w.-]{0,200}", re.ASCII)  # of the same folder
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 _SAMPLE_BYTES = 4096
+# Bits of an element; dtypes of less than a byte pack several into one.
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
+    "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,7 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / SINGLE_FILE]
     weight_map = as_object(required(read_json(index), "weight_map", str(index)), f"{index}: weight_map")
     names = sorted({str(name) for name in weight_map.values()})
-    if not names or any(Path(name).name != name for name in names):
+    if not names or not all(_FILE_NAME.fullmatch(name) for name in names):
         raise BadInput(f"{index}: weight_map names no files of this folder; download it again")
     return [folder / name for name in names]
 
@@ -57,29 +65,42 @@ def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """All tensors of a safetensors file by name, and its metadata. Raises BadInput when it is missing or not whole."""
     if not path.is_file():
         raise BadInput(f"{path} is missing: download the checkpoint again, or copy all of its files")
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(8)
-        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
-            raise BadInput(f"{path} is not a safetensors file (it begins with {start!r}): download it again")
-        try:
-            header = json.loads(file.read(length))
-            metadata = header.pop("__metadata__", {})
-            tensors = {name: _stored_tensor(path, name, entry, 8 + length) for name, entry in header.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise BadInput(f"{path} is not a safetensors file (unreadable header): download it again") from error
+    size = check_plain(path)
+    try:
+        with path.open("rb") as file:
+            start = file.read(8)
+            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+            if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
+                raise BadInput(f"{path} is not a safetensors file (it begins with {start!r}): download it again")
+            content = file.read(length).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is not a safetensors file (unreadable header): download it again") from error
+    header = as_object(parse_json(content, f"{path} (unreadable header)"), f"{path} (unreadable header)")
+    metadata = as_object(header.pop("__metadata__", {}), f"{path}: __metadata__")
+    try:
+        tensors = {name: _stored_tensor(path, name, entry, 8 + length) for name, entry in header.items()}
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} is not a safetensors file (unreadable header): download it again") from error
     expected = max((tensor.end for tensor in tensors.values()), default=8 + length)
     if size != expected:
         raise BadInput(f"{path} is not whole: expected {expected} bytes, found {size}: download it again")
+    if size != 8 + length + sum(tensor.end - tensor.start for tensor in tensors.values()):
+        raise BadInput(f"{path} is not a safetensors file (its tensors overlap): download it again")
     return tensors, metadata
 
 
 def _stored_tensor(path: Path, name: str, entry: dict[str, Any], data_start: int) -> StoredTensor:
-    start, end = (data_start + int(offset) for offset in entry["data_offsets"])
-    if not data_start <= start <= end:
-        raise ValueError(f"offsets {start}, {end}")
-    return StoredTensor(path, name, str(entry["dtype"]), tuple(int(size) for size in entry["shape"]), start, end)
+    """Raises ValueError, KeyError or TypeError for an entry whose numbers are no sizes or contradict each other."""
+    start, end, *shape = (_size(number) for number in (*entry["data_offsets"], *entry["shape"]))
+    if len(entry["data_offsets"]) != 2 or 8 * (end - start) != math.prod(shape) * _BITS[entry["dtype"]]:
+        raise ValueError(f"offsets {start}, {end} for shape {shape} of {entry['dtype']}")
+    return StoredTensor(path, name, entry["dtype"], tuple(shape), data_start + start, data_start + end)
+
+
+def _size(number: Any) -> int:
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is no size")
+    return number
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -129,17 +150,13 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 def read_pt(path: Path) -> dict[str, Tensor]:
     """A `.pt` state dict on the CPU, without the prefix `module.` that distributed training adds to names.
 
-    weights_only: a pickle that wants to call anything but tensor constructors is refused, not run.
+    Raises BadInput; a pickle that wants to call anything but tensor constructors is refused, not run.
     """
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a broken or hostile file can fail in any way
-        raise BadInput(
-            f"{path} is not a plain PyTorch state dict and was not loaded ({type(error).__name__}): "
-            f"get it from its source again"
-        ) from error
+    state = load_torch(path)
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise BadInput(f"{path} holds no state dict of tensors: get it from its source again")
+    if not all(value.is_floating_point() for value in state.values()):
+        raise BadInput(f"{path} holds tensors of other than floating-point numbers: get it from its source again")
     tensors = {str(key).removeprefix("module."): value for key, value in state.items()}
     for name, tensor in tensors.items():
         check_finite(tensor, name, path)
