@@ -57,7 +57,7 @@ def gradient_samples(
     theta = new.expand(len(actions), -1).clone().requires_grad_()
     executed = torch.ones_like(actions, dtype=torch.bool)
     ratio = log_ratio(logprobs(theta, actions), logprobs(old, actions), executed)
-    loss, _, clipped = clipped_surrogate(ratio, reward(actions), executed[:, :1], NO_CLIP, NO_CLIP)
+    loss, _, clipped = clipped_surrogate(ratio, reward(actions), executed[:, :1], NO_CLIP)
     assert not clipped.any()
     (-loss.sum()).backward()
     return theta.grad

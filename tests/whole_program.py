@@ -66,7 +66,8 @@ def flags_into(folder: Path) -> list[str]:
     return [*FLAGS, "--output", str(folder), "--micro-batch-size", "3"]
 
 
-TIMES = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s")
+# What differs from run to run.
+VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/")
 
 # Moment of a run -> (where in the program, at which call of it): before there is a run folder, before its first
 # checkpoint, and then.
@@ -118,7 +119,7 @@ def raising(error: BaseException) -> Callable[..., None]:
 def results(run: Path) -> tuple[list, list, dict]:
     """Records without durations, and the last checkpoint's weights and state."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rows = [{key: value for key, value in row.items() if not key.startswith(TIMES)} for row in rows]
+    rows = [{key: value for key, value in row.items() if not key.startswith(VARYING)} for row in rows]
     latest = run / "checkpoints" / "latest"
     weights = [np.load(latest / f"{name}.npy").tobytes() for name in ("adapter", "bias")]
     state = torch.load(latest / "trainer.pt")["state"]
