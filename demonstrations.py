@@ -21,8 +21,8 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from archives import read_npz
 from errors import BadInput
+from untrusted.archives import read_npz
 
 CHUNK_LENGTH = 8  # actions that belong to a frame: T >= frame_steps[-1] + CHUNK_LENGTH
 ACTION_DIM = 7

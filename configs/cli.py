@@ -15,8 +15,8 @@ from command_line import parse_flags
 from configs.config import RunConfig, TrainConfig, differing_fields, from_dict
 from configs.presets import PRESETS
 from errors import BadInput
-from json_file import read_json
 from locks import RUN_LOCK, check_unlocked
+from untrusted.json_file import read_json
 
 # What a resumed run may change: where it ends, how it is watched, and how much of the same computation is in memory at
 # once. Everything else would break "resumed = straight".

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from errors import BadInput
-from plain_file import read_text
+from untrusted.plain_file import read_text
 
 MAX_BYTES = 100_000  # LIBERO's longest has 6,000
 NAME = re.compile(r"[a-z_][a-z0-9_]*")

@@ -50,8 +50,8 @@ from envs.playing import Job, play_all
 from envs.pool import make_pool
 from envs.scripted import check_init_states
 from errors import BadInput
-from json_file import as_object
-from plain_file import read_text
+from untrusted.json_file import as_object
+from untrusted.plain_file import read_text
 
 REPORT_EVERY_S = 10.0
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from archives import named_in_pickle, read_pickle
 from errors import BadInput
+from untrusted.archives import named_in_pickle, read_pickle
 
 MAX_BYTES = 100_000_000  # LIBERO's largest has 44 KB
 REPAIR = "reinstall hf-libero==0.1.4"

@@ -16,7 +16,6 @@ import torch
 
 from configs.field_types import check_types
 from errors import BadInput
-from json_file import as_object, required
 from rl.contracts import Observation
 from rl.curriculum import absorb_successes
 from rl.disk import check_room
@@ -24,7 +23,8 @@ from rl.learner import Learner
 from rl.ranks import Ranks
 from rl.rollout import Collected
 from rl.run import write_json
-from torch_file import load_torch
+from untrusted.json_file import as_object, required
+from untrusted.torch_file import load_torch
 
 TRAINER_FILE = "trainer.pt"
 RETURN_ALPHA = 0.99

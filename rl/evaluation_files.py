@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from errors import BadInput
-from json_file import brief, read_json
 from rl.contracts import Policy
 from rl.evaluation import Validation
 from rl.never_fatal import never_fatal
@@ -21,6 +20,7 @@ from rl.rerun_recording import write_recording
 from rl.run import Run, write_json
 from rl.trajectory import Trajectory
 from rl.video import write_video
+from untrusted.json_file import brief, read_json
 
 log = logging.getLogger("train")
 

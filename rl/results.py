@@ -13,11 +13,11 @@ from typing import Any
 
 from configs.field_types import check_types
 from errors import BadInput
-from json_file import read_json
 from rl.eval_plan import Key, Plan
 from rl.evaluation import Successes
 from rl.paired import Paired, count_pairs
 from rl.run import write_json
+from untrusted.json_file import read_json
 
 FORMAT, VERSION = "vla-grpo evaluation", 1
 

@@ -20,14 +20,14 @@ import torch
 from configs.config import TrainConfig, to_dict
 from configs.field_types import LARGEST_INT
 from errors import BadInput, TimeIsUp
-from json_file import as_object, brief, is_finite_number, required
 from locks import RUN_LOCK, Lock
-from plain_file import read_text
 from rl.disk import write_all
 from rl.progress import LogFile, TerminalHandler
 from rl.ranks import ALONE, Ranks
 from rl.tensorboard_log import TensorBoardLog
 from rl.wandb_log import WandbLog
+from untrusted.json_file import as_object, brief, is_finite_number, required
+from untrusted.plain_file import read_text
 
 log = logging.getLogger("train")
 LARGEST_METRIC = 1e100  # in a record; far beyond all that is measured, and what can be drawn

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from archives import read_npz
 from errors import BadInput
 from rl.contracts import Observation, Policy, TeacherMode
 from rl.randomness import torch_generator
 from rl.ranks import Ranks
 from rl.trajectory import Batch, Trajectory
+from untrusted.archives import read_npz
 
 # Largest accepted |log-prob when sampling - log-prob when learning| of one token. In float32 both passes run the same
 # kernels; in bfloat16 kernels chosen by batch size or for the backward pass round differently.

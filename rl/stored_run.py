@@ -13,12 +13,12 @@ from configs.config import SECTIONS, PhaseConfig, TrainConfig, to_dict
 from configs.field_types import check_types
 from configs.presets import PRESETS
 from errors import BadInput
-from json_file import as_object, read_json, required
 from rl.evaluation import Successes
 from rl.evaluation_files import read_episodes
 from rl.paired import Paired, count_pairs
 from rl.phases import Phase, last_step
 from rl.run import read_metrics
+from untrusted.json_file import as_object, read_json, required
 
 TEACHER, GREEDY, SAMPLED = "eval/teacher_success", "eval/student_success", "eval/student_sampled_success"
 NOT_SHOWN = {"name", "output", "seed", "keep_checkpoints", "wandb_mode", "wandb_project", "tensorboard", "rerun"}

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from archives import check_stored, named_in_pickle, read_npz, read_pickle
 from errors import BadInput
 from tests.fuzzing.archives import HOSTILE_PICKLES, bomb, zip_of
+from untrusted.archives import check_stored, named_in_pickle, read_npz, read_pickle
 
 
 @given(

@@ -3,7 +3,7 @@
 import pytest
 
 from errors import BadInput
-from json_file import as_numbers, brief, read_json, required
+from untrusted.json_file import as_numbers, brief, read_json, required
 
 
 def test_an_object_is_read(tmp_path):

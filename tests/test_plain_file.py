@@ -5,7 +5,7 @@ import os
 import pytest
 
 from errors import BadInput
-from plain_file import check_plain, read_bytes, read_text
+from untrusted.plain_file import check_plain, read_bytes, read_text
 
 
 def test_a_file_is_read_as_it_is(tmp_path):

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from errors import BadInput
-from json_file import read_json
 from tests.small_checkpoint import SMALL, make_small_checkpoint
+from untrusted.json_file import read_json
 from vla.checkpoint import inspect_checkpoint
 from vla.policy import Policy
 from vla.probes import synthetic_observations

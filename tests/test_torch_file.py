@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from errors import BadInput
-from torch_file import load_torch
+from untrusted.torch_file import load_torch
 
 
 def test_tensors_and_values_come_back(tmp_path):

@@ -14,7 +14,10 @@ OF_PIP = {"--upgrade"}
 
 @cache
 def sources() -> list[ast.Module]:
-    parts = [PROJECT.glob("*.py"), *((PROJECT / part).rglob("*.py") for part in ("vla", "envs", "rl", "configs"))]
+    parts = [
+        PROJECT.glob("*.py"),
+        *((PROJECT / part).rglob("*.py") for part in ("vla", "envs", "rl", "configs", "untrusted")),
+    ]
     return [ast.parse(path.read_text()) for part in parts for path in part]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from errors import BadInput
-from json_file import read_json
+from untrusted.json_file import read_json
 from vla.heads import ProprioProjector
 from vla.hub import resolve_checkpoint
 from vla.lora import CONFIG_FILE, save_lora

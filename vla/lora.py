@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from errors import BadInput
-from json_file import brief, read_json, required
+from untrusted.json_file import brief, read_json, required
 from vla.lora_layers import LoraConv2d, LoraLinear, StoredUps
 from vla.weights import read_metadata, read_tensors, write_tensors
 

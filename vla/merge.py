@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from errors import BadInput
-from json_file import read_json
+from untrusted.json_file import read_json
 from vla.adapter_folder import PROPRIO_FILE, SAMPLES_FILE
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint, read_proprio_state
 from vla.checkpoint_writer import write_json, write_state_dict

@@ -9,7 +9,7 @@ import timm
 from transformers import LlamaConfig
 
 from errors import BadInput
-from json_file import brief, read_json
+from untrusted.json_file import brief, read_json
 from vla.prompt import PAD_ID
 
 # Checkpoints name only what differs from these. They are Llama-2's sizes, but with the rms_norm_eps that LlamaConfig

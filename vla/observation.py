@@ -7,8 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
-from archives import read_npz
 from errors import BadInput
+from untrusted.archives import read_npz
 
 
 class Observation(Protocol):

@@ -20,7 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from errors import BadInput
-from json_file import as_numbers, as_object, brief, read_json, required
+from untrusted.json_file import as_numbers, as_object, brief, read_json, required
 from vla.resampling import centre_crop, lanczos_resize
 
 NUM_BACKBONES = 2  # DINOv2, SigLIP

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from errors import BadInput
-from json_file import as_object, brief, parse_json, required
-from plain_file import read_text
+from untrusted.json_file import as_object, brief, parse_json, required
+from untrusted.plain_file import read_text
 from vla.sentencepiece import read_sentencepiece_model
 
 BOS_ID, EOS_ID, PAD_ID = 1, 2, 32000

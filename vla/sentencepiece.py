@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer, models, normalizers
 
 from errors import BadInput
-from plain_file import read_bytes
+from untrusted.plain_file import read_bytes
 
 _LONGEST_PIECE = 1_000  # characters; Llama's have 16 at most, and the time to find its merges grows with the square
 _NORMAL = 1  # the type of pieces that merging can make; the others are control symbols, bytes and <unk>

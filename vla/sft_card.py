@@ -14,8 +14,8 @@ from typing import Any
 
 from command_line import main_guard, parse_flags
 from errors import BadInput
-from json_file import read_json
-from plain_file import check_plain
+from untrusted.json_file import read_json
+from untrusted.plain_file import check_plain
 from vla.settings import CardArgs
 
 RUN_FILE = "sft_run.json"  # how the policy was made, written by vla.sft

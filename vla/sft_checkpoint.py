@@ -11,7 +11,7 @@ import torch
 
 from demonstrations import ACTION_DIM, CHUNK_LENGTH, PROPRIO_DIM
 from errors import BadInput
-from json_file import read_json
+from untrusted.json_file import read_json
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint, load_network
 from vla.checkpoint_writer import save_checkpoint, write_json
 from vla.hub import resolve_checkpoint

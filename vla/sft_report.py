@@ -10,8 +10,8 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from json_file import as_object, parse_json
-from plain_file import read_text
+from untrusted.json_file import as_object, parse_json
+from untrusted.plain_file import read_text
 from vla.sft_loss import ACTION_NAMES, Diagnosis
 
 METRICS_FILE = "sft_metrics.jsonl"

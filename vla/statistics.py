@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from errors import BadInput
-from json_file import as_numbers, as_object, brief, read_json, required
+from untrusted.json_file import as_numbers, as_object, brief, read_json, required
 
 RANGE_EPSILON = 1e-8  # added to every range by openvla-oft, so that a dimension that never moved can be divided by it
 _SUITE_OF_WORD = {

@@ -21,9 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from errors import BadInput
-from json_file import as_object, parse_json, read_json, required
-from plain_file import check_plain
-from torch_file import load_torch
+from untrusted.json_file import as_object, parse_json, read_json, required
+from untrusted.plain_file import check_plain
+from untrusted.torch_file import load_torch
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from archives import check_stored, named_in_pickle, read_pickle
 from errors import BadInput
+from untrusted.archives import check_stored, named_in_pickle, read_pickle
 
 # Tensors and plain values need no more. torch's own list of what is harmless also has what allocates without limit
 # (bytearray) and kinds of tensors that no state dict of ours holds (sparse, quantised, without data).

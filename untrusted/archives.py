@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from errors import BadInput
-from plain_file import check_plain
+from untrusted.plain_file import check_plain
 
 MAX_NPZ_BYTES = 1 << 28  # unpacked, of all members that are read
 # What numpy writes before plain numbers and texts. Its own reader evaluates the header as a Python literal.

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from errors import BadInput
-from plain_file import read_text
+from untrusted.plain_file import read_text
 
 
 def read_json(path: Path) -> dict[str, Any]:
