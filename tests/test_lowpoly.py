@@ -108,13 +108,13 @@ def _compile(mjcf: str) -> mujoco.MjModel:
         ("libero_90", 61),
     ],
 )
-def test_objects_of_all_initial_states_stay_where_they_were_put(pack, suite, task_id):
+def test_objects_of_every_fifth_initial_state_stay_where_they_were_put(pack, suite, task_id):
+    """benchmarks/all_tasks.py looks at all of them, in all tasks."""
     env = build_env(suite, task_id, pack)
     init_states = load_init_states(suite_task(suite, task_id).init_states)
     assert len(init_states) == 50
-    out_of_place = {
-        number: result for number, state in enumerate(init_states) if not (result := settle(env, state)).in_place
-    }
+    settled = {number: settle(env, init_states[number]) for number in range(0, 50, 5)}
+    out_of_place = {number: result for number, result in settled.items() if not result.in_place}
     env.close()
     assert not out_of_place
 

@@ -59,7 +59,7 @@ def test_stopped_and_extended_run_equals_the_straight_one(smoke, straight, tmp_p
     assert_same_run(only_run(flags), straight)
 
 
-@pytest.mark.parametrize(("where", "count"), [("rollout", 10), ("update", 5), ("checkpoint", 3)])
+@pytest.mark.parametrize(("where", "count"), [("rollout", 10), ("checkpoint", 3)])
 def test_killed_run_resumes_to_the_same_result(smoke, straight, tmp_path, where, count):
     flags = flags_into(smoke, tmp_path)
     killed = run_command("-m", "tests.end_to_end.killed", where, str(count), *flags)

@@ -63,7 +63,6 @@ def test_one_readable_line_per_update(run):
     ("flags", "phases"),
     [
         (["--no-warmup", "--advantage", "group", "--group-size", "4", "--total-steps", "32"], [2]),
-        (["--warmup-steps", "0", "--transition-steps", "0", "--total-steps", "32", "--num-envs", "2"], [2]),
         (["--transition-steps", "0", "--importance", "behaviour", "--total-steps", "64"], [0, 2]),
     ],
 )
