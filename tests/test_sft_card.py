@@ -65,3 +65,9 @@ def test_the_command_line_adds_an_evaluation(folder, tmp_path, capsys):
 def test_a_folder_of_another_origin_is_refused(tmp_path):
     with pytest.raises(BadInput, match=r"sft_run\.json"):
         write_card(tmp_path)
+
+
+def test_a_file_that_the_system_does_not_let_be_read_is_named(folder):
+    (folder / "weights.bin").symlink_to("/proc/self/mem")  # a plain file by its looks; page 0 gives EIO
+    with pytest.raises(BadInput, match=r"weights\.bin: cannot be read"):
+        write_card(folder)

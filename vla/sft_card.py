@@ -15,7 +15,7 @@ from typing import Any
 from command_line import main_guard, parse_flags
 from errors import BadInput
 from untrusted.json_file import read_json
-from untrusted.plain_file import check_plain
+from untrusted.plain_file import check_plain, reason
 from vla.settings import CardArgs
 
 RUN_FILE = "sft_run.json"  # how the policy was made, written by vla.sft
@@ -36,7 +36,10 @@ def write_card(folder: Path, evaluation: str | None = None) -> Path:
 
 
 def file_rows(folder: Path) -> list[tuple[str, int, str]]:
-    """(name, bytes, sha256) of every file of the folder but the card itself. Raises BadInput for giants."""
+    """(name, bytes, sha256) of every file of the folder but the card itself.
+
+    Raises BadInput for giants and for what the system does not let be read.
+    """
     paths = sorted(path for path in folder.iterdir() if path.is_file() and path.name != CARD_FILE)
     return [(path.name, path.stat().st_size, _sha256(path)) for path in paths]
 
@@ -45,9 +48,12 @@ def _sha256(path: Path) -> str:
     if check_plain(path) > LARGEST_FILE:
         raise BadInput(f"{path}: has {path.stat().st_size:,} bytes, no file of a policy is that large; remove it")
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+    try:
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({reason(error)})") from error
     return digest.hexdigest()
 
 
