@@ -3,8 +3,8 @@ export PYTHON
 
 .PHONY: demo test lint audit venv system
 
-demo: .venv/complete system  ## train the small policy through all phases, on a CPU
-	.venv/bin/python train_grpo.py --preset tiny --num-envs $$(( $$(nproc) + 1 ))
+demo: .venv/complete system  ## train the small policy through all phases, on a CPU; FLAGS="..." for further flags
+	.venv/bin/python train_grpo.py --preset tiny --num-envs $$(( $$(nproc) + 1 )) $(FLAGS)
 
 test: .venv/complete system lint  ## everything that CI runs
 	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile

@@ -26,6 +26,7 @@ EVAL_SHORT = "--num-envs 1 --trials 1 --video none --device cpu"
 RANDOM_WEIGHTS = "--device cpu --allow-zero-baseline --assets lowpoly"
 # The commands in the order in which they are followed, and what is appended to each.
 FOLLOWED = {
+    "make demo": f"FLAGS='{SHORT} --name demo --wandb-mode disabled'",
     "python train_grpo.py --task-id 0 --assets official --check-only": RANDOM_WEIGHTS,
     "python train_grpo.py --task-id 0 --assets official": f"{SHORT} {RANDOM_WEIGHTS} --name first",
     "python train_grpo.py --task-suite libero_goal --task-ids 0 1 2 --assets official": (
@@ -51,12 +52,12 @@ FOLLOWED = {
         "--check-only --allow-zero-baseline"
     ),
 }
-# make: below. 6,500 episodes: tests/end_to_end/test_eval.py. The viewers serve until they are stopped:
+# 6,500 episodes, which are begun and interrupted.
+PROTOCOL = "python eval.py --checkpoint CHECKPOINT --protocol libero --task-suite all --num-envs 8"
+# CI itself is `make test`. The viewers are optional packages and serve until they are stopped:
 # tests/test_tensorboard_log.py and tests/test_rerun_recording.py read what they show.
 ELSEWHERE = {
-    "make demo", "make test", "source .venv/bin/activate", "tensorboard --logdir runs",
-    "rerun runs/RUN/rerun/student-step_0.rrd",
-    "python eval.py --checkpoint CHECKPOINT --protocol libero --task-suite all --num-envs 8",
+    "make test", "source .venv/bin/activate", "tensorboard --logdir runs", "rerun runs/RUN/rerun/student-step_0.rrd",
 }  # fmt: skip
 
 
@@ -69,12 +70,7 @@ def commands_of(page: Path) -> list[str]:
 
 
 def test_every_command_of_the_readme_is_followed():
-    assert set(commands_of(ROOT / "README.md")) == FOLLOWED.keys() | ELSEWHERE
-
-
-def test_make_demo_is_the_readmes_command_for_the_small_policy():
-    dry = subprocess.run(["make", "--dry-run", "demo"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "\n.venv/bin/python train_grpo.py --preset tiny --num-envs " in f"\n{dry.stdout}"
+    assert set(commands_of(ROOT / "README.md")) == FOLLOWED.keys() | ELSEWHERE | {PROTOCOL}
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +88,8 @@ class User:
             (self.clone / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.clone / name)
         (self.clone / ".venv").symlink_to(sys.prefix)
+        for name in ("requirements.txt", "requirements-simulator.txt"):
+            os.utime(self.clone / name, (0, 0))  # the environment is up to date
         for suite in ("spatial", "goal"):
             repository = home / "cache" / "hub" / f"models--Haozhan72--Openvla-oft-SFT-libero-{suite}-traj1"
             make_tiny_checkpoint(repository / "snapshots" / ("a" * 40), num_images=1, proprio=False)
@@ -124,4 +122,14 @@ class User:
 def test_command_of_the_readme_works(user, command):
     done = user.types(f"{user.fill_in(command)} {FOLLOWED[command]}")
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_the_published_protocol_begins_and_stops_in_good_order(user):
+    """Of a checkpoint with statistics of all suites: one of those in the cache."""
+    command = PROTOCOL.replace("CHECKPOINT", "Haozhan72/Openvla-oft-SFT-libero-spatial-traj1")
+    begun = f"{command} --num-envs 1 --device cpu --out protocol.json"
+    until_it_has_begun = "while [ ! -e protocol.json ] && kill -0 $!; do sleep 0.2; done"
+    done = user.types(f"{{ {begun} & {until_it_has_begun}; kill $!; wait $!; }}")
+    assert done.returncode == 130, done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
