@@ -42,7 +42,7 @@ from findings import Checks
 from rl.contracts import Observation, Pool
 from rl.never_fatal import never_fatal
 from rl.ranks import ALONE, join_ranks
-from rl.selfcheck import check_logits_path
+from rl.selfcheck import check_learning, check_logits_path
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.hub import resolve_checkpoint
@@ -138,6 +138,10 @@ def check_policy(
     checks.make(
         "memory", lambda policy, seen, size: check_memory(policy, seen, size, config.task.num_envs),
         policy, seen, micro_batch_size,
+    )  # fmt: skip
+    checks.make(
+        "learning", lambda policy, seen, size, _: check_learning(policy, [seen] * size * len(policy.devices)),
+        policy, seen, micro_batch_size, checks.passed("memory"),
     )  # fmt: skip
     if policy is not None and len(policy.devices) > 1:
         checks.make("replicas", check_replicas, policy)

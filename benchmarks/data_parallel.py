@@ -96,7 +96,7 @@ def optimizer_step(
     policy.reduce_gradients()
     torch.nn.utils.clip_grad_norm_([p for p in trainable(policy) if p.grad is not None], 1.0)
     optimizer.step()
-    policy.broadcast_parameters()
+    policy.parameters_changed()
     optimizer.zero_grad(set_to_none=True)
 
 

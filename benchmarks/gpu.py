@@ -172,6 +172,7 @@ def measure_optimizer(policy: Policy) -> None:
         learn_from(policy, observations)
         torch.nn.utils.clip_grad_norm_([p for p in trainable(policy) if p.grad is not None], 1.0)
         optimizer.step()
+        policy.parameters_changed()
         optimizer.zero_grad(set_to_none=True)
 
     step()

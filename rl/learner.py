@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -27,10 +28,12 @@ def make_learner(policy: Policy, config: TrainConfig, ranks: Ranks = ALONE) -> L
     if config.loss.advantage == "gae":
         critic = ValueHead(policy.hidden_dim, config.run.seed).to(policy.device)
         groups.append({"params": list(critic.parameters()), "lr": config.critic.value_lr})
-    fused = policy.device.type == "cuda"  # one kernel for all parameters
-    return Learner(
-        policy, critic, torch.optim.AdamW(groups, weight_decay=config.update.weight_decay, fused=fused), ranks
-    )
+    return Learner(policy, critic, make_optimizer(groups, config.update.weight_decay), ranks)
+
+
+def make_optimizer(groups: list[dict[str, Any]], weight_decay: float) -> torch.optim.AdamW:
+    """For parameter groups with their learning rates; fused: one kernel for all parameters."""
+    return torch.optim.AdamW(groups, weight_decay=weight_decay, fused=True)
 
 
 def set_learning_rate(learner: Learner, config: UpdateConfig, distilling: bool) -> None:

@@ -90,7 +90,7 @@ def optimise(
                 skipped_in_a_row = 0
                 spikes += int(norm > WARN_FACTOR * config.max_grad_norm)
                 optimizer.step()
-                policy.broadcast_parameters()
+                policy.parameters_changed()
                 norms.append(norm)
             optimizer.zero_grad(set_to_none=True)
             of_epoch.add(statistics)

@@ -127,8 +127,8 @@ class FakePolicy(nn.Module):
     def reduce_gradients(self) -> None:
         """There is one device."""
 
-    def broadcast_parameters(self) -> None:
-        """There is one device."""
+    def parameters_changed(self) -> None:
+        """Nothing keeps copies of them."""
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [("adapter", self.adapter), ("bias", self.bias)]

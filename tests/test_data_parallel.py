@@ -88,7 +88,7 @@ def policies(one_device, three_devices) -> tuple[Policy, Policy]:
             with torch.no_grad():
                 parameter.copy_(small * torch.randn(parameter.shape, generator=generator))
             parameter.grad = None
-        policy.broadcast_parameters()
+        policy.parameters_changed()
     return one_device, three_devices
 
 
@@ -216,18 +216,22 @@ def test_after_20_optimizer_steps_all_devices_have_the_same_bits(policies, obser
     policy = policies[1]
     parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
     before = [parameter.detach().clone() for parameter in parameters]
-    optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, fused=True)
     for step in range(20):
         for batch in (observations[:4], observations[step % 4 :]):
             policy.chunk_logits(batch).log_softmax(-1)[..., step].mean().backward()
         policy.reduce_gradients()
         optimizer.step()
         assert not policy.replicas.are_equal()
-        policy.broadcast_parameters()
+        policy.parameters_changed()
         assert policy.replicas.are_equal()
         optimizer.zero_grad(set_to_none=True)
     moved = [not torch.equal(parameter, old) for parameter, old in zip(parameters, before, strict=True)]
     assert sum(moved) > len(moved) / 2
+    with torch.no_grad():
+        for own, trained in zip(policies[0].named_trainable_parameters(), parameters, strict=True):
+            own[1].copy_(trained)
+    assert_equal_but_for_rounding(policy.chunk_logits(observations), policies[0].chunk_logits(observations))
 
 
 def test_a_loaded_adapter_reaches_every_device(policies, observations, tmp_path):
@@ -247,7 +251,7 @@ def test_one_device_is_the_plain_policy(one_device):
     assert one_device.devices == [CPU]
     assert dict(one_device.describe())["devices"] == "cpu"
     one_device.reduce_gradients()
-    one_device.broadcast_parameters()
+    one_device.parameters_changed()
 
 
 # The replica itself, in this process
@@ -321,7 +325,7 @@ def test_a_process_computes_the_same_and_when_killed_is_one_error(folder, polici
         policy.named_trainable_parameters(), policies[0].named_trainable_parameters(), strict=True
     ):
         parameter.detach().copy_(given)
-    policy.broadcast_parameters()
+    policy.parameters_changed()
     assert policy.replicas.are_equal()
     alone, together = (
         gradients(p, [observations[:3]], lambda logits, _: logits[..., 7].sum()) for p in (policies[0], policy)

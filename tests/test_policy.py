@@ -44,6 +44,23 @@ def _train_a_little(policy: Policy) -> None:
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
 
 
+def test_after_a_fused_optimizer_step_the_policy_is_that_of_its_new_parameters(policy, folder, observations):
+    """Fused optimizers write to parameters behind autograd's back, on which the layers' copies once relied."""
+    policy.chunk_logits(observations).log_softmax(-1)[..., 7].mean().backward()
+    before = policy.chunk_logits(observations)
+    torch.optim.AdamW([p for _, p in policy.named_trainable_parameters()], lr=1e-2, fused=True).step()
+    policy.parameters_changed()
+    fresh = _load(folder)
+    with torch.no_grad():
+        for (_, new), (_, trained) in zip(
+            fresh.named_trainable_parameters(), policy.named_trainable_parameters(), strict=True
+        ):
+            new.copy_(trained)
+    after = policy.chunk_logits(observations)
+    assert torch.equal(after, fresh.chunk_logits(observations))
+    assert (after - before).abs().max() > 0.01
+
+
 def _generators(count: int, seed: int = 0):
     return [torch.Generator().manual_seed(seed + i) for i in range(count)]
 

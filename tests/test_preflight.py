@@ -25,7 +25,7 @@ CONFIG = TrainConfig(  # as after `assembly.fit_to_memory`
     policy=PolicyConfig(checkpoint="owner/small"), update=UpdateConfig(micro_batch_size=1)
 )
 TASK = TaskInfo(0, "pick_up_the_bowl", "pick up the bowl", 220, 50)
-POLICY_CHECKS = {"attention", "images", "token head", "log-probs", "memory"}
+POLICY_CHECKS = {"attention", "images", "token head", "log-probs", "memory", "learning"}
 
 
 def seen() -> FakeObservation:
@@ -188,7 +188,7 @@ def test_check_only_makes_every_check(config, capsys):
 @pytest.mark.usefixtures("_fake_machine")
 def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(config, tmp_path, capsys):
     config = replace(config, policy=replace(config.policy, checkpoint=str(tmp_path)))
-    with pytest.raises(BadInput, match=rf"1 of 22 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
+    with pytest.raises(BadInput, match=rf"1 of 23 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
         check_only(config)
     found = statuses(capsys.readouterr().out)
     assert {found[name] for name in ("versions", "rendering", "device", "disk", "physics", "tasks", "first frame")} == {
@@ -200,7 +200,7 @@ def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(config, tmp_path,
 @pytest.mark.usefixtures("_fake_machine")
 def test_a_suite_without_a_checkpoint_is_one_failure(config, capsys):
     config = replace(config, policy=replace(config.policy, checkpoint=None))
-    with pytest.raises(BadInput, match=r"1 of 22 checks FAILED; device: no public checkpoint .* --checkpoint"):
+    with pytest.raises(BadInput, match=r"1 of 23 checks FAILED; device: no public checkpoint .* --checkpoint"):
         check_only(config)
     assert statuses(capsys.readouterr().out)["checkpoint"] == "skipped"
 
@@ -237,7 +237,7 @@ def test_all_failures_are_shown(config, monkeypatch, capsys):
     monkeypatch.setattr(preflight, "attention_probe", failing("causal"))
     monkeypatch.setattr(preflight, "check_logits_path", failing("disagree", SelfCheckError))
     config = replace(config, task=TaskConfig(task_ids=(77,)))
-    with pytest.raises(BadInput, match="3 of 22 checks FAILED; tasks: unknown task id 77"):
+    with pytest.raises(BadInput, match="3 of 23 checks FAILED; tasks: unknown task id 77"):
         check_only(config)
     output = capsys.readouterr().out
     failed = {name for name, status in statuses(output).items() if status == "FAILED"}

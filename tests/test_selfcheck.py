@@ -11,6 +11,7 @@ from rl.objectives import Objective
 from rl.selfcheck import (
     SelfCheckError,
     check_executed,
+    check_learning,
     check_logits_path,
     check_signal,
     check_teacher,
@@ -50,6 +51,48 @@ def test_equal_paths_pass():
 def test_sampling_and_learning_that_differ_are_found(fault):
     with pytest.raises(SelfCheckError, match="sampling and learning disagree"):
         check_logits_path(fault(), SEEN, 1.6, torch.float32)
+
+
+class KeepsACopy(FakePolicy):
+    """Decides by copies of its parameters, as fused layers do, and forgets to renew those of the last rows' device."""
+
+    def __init__(self, fresh_rows):
+        super().__init__(adapter_scale=0.1)
+        self.fresh_rows = fresh_rows
+        self.old = [parameter.detach().clone() for parameter in self.parameters()]
+
+    def _logits(self, observations):
+        fresh = super()._logits(observations)
+        own = self.adapter, self.bias
+        moved = [new.detach() - old for new, old in zip(own, self.old, strict=True)]
+        features = torch.tensor([o.proprio.tolist() for o in observations])
+        stale = fresh - ((features[:, None, :] * moved[0]).sum(-1) + moved[1]).view_as(fresh)
+        return torch.cat([fresh[: self.fresh_rows], stale[self.fresh_rows :]])
+
+
+def test_a_policy_that_follows_its_optimizer_gains_what_the_slope_promises_and_is_left_as_it_was():
+    policy = FakePolicy(adapter_scale=0.1)
+    before = parameters_of(policy)
+    found = float(check_learning(policy, [SEEN] * 2).split()[-1])
+    # Of -log-prob's curvature along a step that gains 0.05 nats there is little.
+    assert found == pytest.approx(0.05, rel=0.05)
+    assert all(torch.equal(new, old) for new, old in zip(parameters_of(policy), before, strict=True))
+    assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+@pytest.mark.parametrize("fresh_rows", [0, 2])
+def test_a_policy_or_a_device_that_keeps_old_parameters_is_found(fresh_rows):
+    assert "brings 0.05" in check_learning(KeepsACopy(3), [SEEN] * 3)
+    with pytest.raises(SelfCheckError, match=r"brings 0\.0000 to .*does not follow its parameters"):
+        check_learning(KeepsACopy(fresh_rows), [SEEN] * 3)
+
+
+def test_a_gradient_of_the_wrong_sign_is_found():
+    policy = FakePolicy()
+    policy.adapter.register_hook(torch.neg)
+    policy.bias.register_hook(torch.neg)
+    with pytest.raises(SelfCheckError, match=r"brings -0\.05"):
+        check_learning(policy, [SEEN])
 
 
 def test_teacher_that_stays_passes_whatever_the_student_does(tmp_path):

@@ -92,7 +92,7 @@ def test_gradients_of_all_devices_meet_before_the_norm_and_parameters_go_out_aft
         policy.bias.grad += 3.0
 
     policy.devices = ("first", "second")
-    policy.reduce_gradients, policy.broadcast_parameters = reduce_gradients, lambda: calls.append("broadcast")
+    policy.reduce_gradients, policy.parameters_changed = reduce_gradients, lambda: calls.append("changed")
     optimizer = adamw(policy)
     optimizer.register_step_pre_hook(lambda *_: calls.append("step"))
     outputs_of, sizes = policy.chunk_logits, []
@@ -102,7 +102,7 @@ def test_gradients_of_all_devices_meet_before_the_norm_and_parameters_go_out_aft
         settings(batch_size=N, micro_batch_size=2, max_grad_norm=1.0), 0, 0,
     )  # fmt: skip
     assert sizes == [4, 4]
-    assert calls == ["reduce", "step", "broadcast"]
+    assert calls == ["reduce", "step", "changed"]
     assert metrics["train/grad_norm"] == pytest.approx(3.0 * policy.bias.numel() ** 0.5)
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -158,7 +157,7 @@ def refresh_adapters(network: nn.Module, force: bool = False) -> None:
     adapters = _adapters_of(network)
     if adapters is None:
         return
-    version = sum(up._version for up in adapters.ups)  # versions only grow
+    version = sum(up._version for up in adapters.ups)  # versions only grow; see Policy.parameters_changed
     if version == adapters.refreshed and not force:
         return
     if adapters.stored is None or force:
@@ -194,6 +193,8 @@ def linear_rows(layer: nn.Linear | LoraLinear, x: Tensor, rows: slice) -> Tensor
 
 def save_lora(network: nn.Module, folder: Path, base_model: str, base_fingerprint: str) -> None:
     """Write adapter_config.json and adapter_model.safetensors, which peft's PeftModel.from_pretrained reads too."""
+    from peft import LoraConfig  # a second; where bitsandbytes is installed, it imports that, which takes two more
+
     adapters = named_adapters(network)
     first = lora_layers(network)[0][1]
     config = LoraConfig(

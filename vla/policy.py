@@ -275,8 +275,9 @@ class Policy:
         if self.replicas is not None:
             self.replicas.reduce_gradients()
 
-    def broadcast_parameters(self) -> None:
-        """After every change of the trainable parameters: tell the other devices."""
+    def parameters_changed(self) -> None:
+        """To be called after every optimizer step: layers keep copies of their adapters, and so do other devices."""
+        torch.autograd.graph.increment_version([p for _, p in self._trainable])  # a fused optimizer does not tell
         if self.replicas is not None:
             self.replicas.broadcast_parameters()
 
@@ -295,7 +296,7 @@ class Policy:
         check_base(adapter, self.base_fingerprint, self.base_model)
         fill_lora(self.network, adapter)
         load_proprio(self.network, Path(folder))
-        self.broadcast_parameters()
+        self.parameters_changed()
 
     def describe(self) -> list[tuple[str, str]]:
         """Rows of the table that is shown at start."""

@@ -138,9 +138,9 @@ def test_check_only_shows_every_finding_and_fails_in_one_line(monkeypatch, capsy
     code = main_guard("train_grpo.py", train_grpo.main)
     printed = capsys.readouterr()
     line = one_line("train_grpo.py", code, printed.err)
-    assert "1 of 22 checks FAILED; token head: " in line
+    assert "1 of 23 checks FAILED; token head: " in line
     assert "--allow-zero-baseline" in line
     *findings, total = printed.out.splitlines()
-    assert [finding.split()[0] for finding in findings].count("ok") == 20, printed.out
-    assert total.endswith("20 ok, 1 warning, 1 FAILED")  # and random weights have never seen our pictures
+    assert [finding.split()[0] for finding in findings].count("ok") == 21, printed.out
+    assert total.endswith("21 ok, 1 warning, 1 FAILED")  # and random weights have never seen our pictures
     assert not (tmp_path / "runs").exists()
