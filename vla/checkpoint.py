@@ -17,6 +17,7 @@ from torch import Tensor
 from errors import BadInput
 from vla.heads import L1RegressionHead, ProprioProjector
 from vla.model_config import ModelConfig, read_model_config
+from vla.nf4 import Nf4Linear, block_linears, check_bitsandbytes
 from vla.openvla_oft import OpenVLAOFT
 from vla.statistics import DatasetStatistics, load_statistics
 from vla.weights import INDEX_FILE, SINGLE_FILE, StoredTensor, read_header, read_pt, stream_tensors, weight_files
@@ -116,14 +117,26 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def load_network(info: CheckpointInfo, num_action_tokens: int, device: torch.device, dtype: torch.dtype) -> OpenVLAOFT:
+def load_network(
+    info: CheckpointInfo, num_action_tokens: int, device: torch.device, dtype: torch.dtype, in_4bit: bool = False
+) -> OpenVLAOFT:
     """Build the network without memory and stream the weights to `device`, one tensor at a time.
 
-    Peak memory is the network on the device and one tensor on the host. The proprio projector stays float32.
+    in_4bit: round the maps of the language model's blocks to NF4, each as soon as it is there. Peak memory is the
+    network on the device, with one of its matrices in float32, and one tensor on the host. The proprio projector stays
+    float32.
     """
+    if in_4bit:
+        check_bitsandbytes()
     network = build_network(info, num_action_tokens)
     _check_tensors(info, {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()})
-    state = {module_key(key): tensor for key, tensor in stream_tensors(info.weights.values(), device, dtype)}
+    in_nf4 = {f"{name}.weight" for name in block_linears(network)} if in_4bit else set()
+    state = {}
+    for key, tensor in stream_tensors(info.weights.values(), device, dtype):
+        if (name := module_key(key)) in in_nf4:
+            network.set_submodule(name.removesuffix(".weight"), Nf4Linear(tensor))
+        else:
+            state[name] = tensor
     network.load_state_dict(state, strict=True, assign=True)
     network.build_rotary_embedding(device)
     network.proprio_projector = _load_proprio_projector(info, device)

@@ -19,18 +19,19 @@ from torch.nn import functional as F
 
 from errors import BadInput
 from untrusted.json_file import brief, read_json, required
-from vla.lora_layers import LoraConv2d, LoraLinear, StoredUps
+from vla.lora_layers import LoraLayer, LoraLinear, StoredUps, with_adapter
+from vla.nf4 import Nf4Linear, num_in_4bit
 from vla.weights import read_metadata, read_tensors, write_tensors
 
 ADAPTED_PARTS = ("vision_backbone", "projector", "language_model")  # of the network; the proprio projector has none
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 MATRICES = ("lora_A", "lora_B")
+BASE_WEIGHTS, NF4 = "base_weights", "nf4"  # in the metadata of the weights file: how the base was stored
 LARGEST_RANK = 65_536  # no layer is wider
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
 # Linear maps of one input that become one product.
 TOGETHER = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-LoraLayer = LoraLinear | LoraConv2d
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Adapter:
     alpha: int
     base_model: str | None  # folder or hub id of the checkpoint that it was trained on
     base_fingerprint: str | None  # `vla.weights.fingerprint` of that checkpoint; None: trained by another program
+    base_in_4bit: bool  # whether that checkpoint's blocks were rounded to NF4 (vla.nf4) when it was trained
     tensors: dict[str, Tensor]  # "<module>.lora_A", "<module>.lora_B", as stored
 
     @property
@@ -64,7 +66,7 @@ def lora_targets(network: nn.Module) -> list[str]:
     return [
         name
         for name, module in network.named_modules()
-        if name.split(".")[0] in ADAPTED_PARTS and isinstance(module, nn.Linear | nn.Conv2d)
+        if name.split(".")[0] in ADAPTED_PARTS and isinstance(module, nn.Linear | nn.Conv2d | Nf4Linear)
     ]
 
 
@@ -97,7 +99,11 @@ def _adapted_children(name: str, parent: nn.Module, adapted: set[str], rank: int
     """A module's children as they will be, in the order of those whose place they take."""
     old: dict[str, Any] = dict(parent.named_children())  # linear maps and convolutions, where they are wanted
     wanted = {child: f"{name}.{child}".lstrip(".") in adapted for child in old}
-    together = {members[0]: child for child, members in TOGETHER.items() if all(member in old for member in members)}
+    together = {
+        members[0]: child
+        for child, members in TOGETHER.items()
+        if all(isinstance(old.get(member), nn.Linear) for member in members)
+    }
     merged = {member for child in together.values() for member in TOGETHER[child]}
     new: dict[str, nn.Module] = {}
     for child, module in old.items():
@@ -106,10 +112,7 @@ def _adapted_children(name: str, parent: nn.Module, adapted: set[str], rank: int
             flags = [wanted[member] for member in members]
             new[together[child]] = LoraLinear([old[member] for member in members], flags, rank, alpha)
         elif child not in merged and wanted[child]:
-            is_convolution = isinstance(module, nn.Conv2d)
-            new[child] = (
-                LoraConv2d(module, rank, alpha) if is_convolution else LoraLinear([module], [True], rank, alpha)
-            )
+            new[child] = with_adapter(module, rank, alpha)
         elif child not in merged:
             new[child] = module
     return new
@@ -168,7 +171,7 @@ def refresh_adapters(network: nn.Module, force: bool = False) -> None:
 
 def num_frozen_parameters(network: nn.Module) -> int:
     """Parameters of the base network; the room for the adapters in its weights does not count."""
-    frozen = sum(p.numel() for p in network.parameters() if not p.requires_grad)
+    frozen = sum(p.numel() for p in network.parameters() if not p.requires_grad) + num_in_4bit(network)
     layers = (layer for _, layer in lora_layers(network) if isinstance(layer, LoraLinear))
     return frozen - sum(layer.weight[:, layer.in_features :].numel() for layer in layers)
 
@@ -213,7 +216,8 @@ def save_lora(network: nn.Module, folder: Path, base_model: str, base_fingerprin
         for name, pair in adapters
         for matrix, tensor in zip(MATRICES, pair, strict=True)
     }
-    write_tensors(folder / WEIGHTS_FILE, tensors, {"base_fingerprint": base_fingerprint})
+    metadata = {"base_fingerprint": base_fingerprint} | ({BASE_WEIGHTS: NF4} if num_in_4bit(network) else {})
+    write_tensors(folder / WEIGHTS_FILE, tensors, metadata)
 
 
 def read_adapter(folder: Path) -> Adapter:
@@ -240,11 +244,12 @@ def read_adapter(folder: Path) -> Adapter:
         if type(value) is not int or not 1 <= value <= LARGEST_RANK:
             raise BadInput(f"{where}: {name} is {brief(value)}, expected a number from 1 to {LARGEST_RANK}")
     base = config.get("base_model_name_or_path") or None
-    base_fingerprint = read_metadata(path).get("base_fingerprint")
+    metadata = read_metadata(path)
+    base_fingerprint = metadata.get("base_fingerprint")
     for name, value in (("base_model_name_or_path", base), ("base_fingerprint", base_fingerprint)):
         if value is not None and not isinstance(value, str):
             raise BadInput(f"{folder}: {name} is {brief(value)}, expected a text")
-    adapter = Adapter(folder, rank, alpha, base, base_fingerprint, tensors)
+    adapter = Adapter(folder, rank, alpha, base, base_fingerprint, metadata.get(BASE_WEIGHTS) == NF4, tensors)
     _check_pairs(adapter)
     return adapter
 

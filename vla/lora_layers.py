@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla.nf4 import Nf4Linear
+
 
 class LoraLinear(nn.Module):
     """One or several linear maps of the same input, with an adapter on each, on some or on none of them."""
@@ -132,6 +134,49 @@ class LoraConv2d(nn.Module):
     def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
         """(A, B), as convolutions."""
         yield self.lora_A, self.lora_B
+
+
+class LoraNf4Linear(nn.Module):
+    """A linear map whose frozen weight is in 4 bits, with its adapter beside it: packed, it has no room for s B.
+
+    Several maps of one input stay several layers, each unpacked by itself: that halves the memory of the largest.
+    """
+
+    def __init__(self, base: Nf4Linear, rank: int, alpha: int):
+        super().__init__()
+        self.base_layer = base
+        self.adapted = (True,)
+        self.rank, self.alpha = rank, alpha
+        self.enabled = True
+        zeros = partial(torch.zeros, dtype=torch.float32, device=base.packed.device)
+        self.lora_A = nn.Parameter(zeros(rank, base.in_features))
+        self.lora_B = nn.Parameter(zeros(base.out_features, rank))
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) -> (..., out_features)"""
+        base = self.base_layer(x)
+        if not self.enabled:
+            return base
+        low = F.linear(x, self.lora_A.to(x.dtype))
+        return base + F.linear(low, (self.lora_B * self.scale).to(x.dtype))
+
+    def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(A (rank, in_features), B (out_features, rank))"""
+        yield self.lora_A, self.lora_B
+
+
+LoraLayer = LoraLinear | LoraConv2d | LoraNf4Linear
+
+
+def with_adapter(base: nn.Linear | nn.Conv2d | Nf4Linear, rank: int, alpha: int) -> LoraLayer:
+    """The layer that takes the place of one adapted map."""
+    if isinstance(base, nn.Conv2d):
+        return LoraConv2d(base, rank, alpha)
+    return LoraNf4Linear(base, rank, alpha) if isinstance(base, Nf4Linear) else LoraLinear([base], [True], rank, alpha)
 
 
 class _Augmented(torch.autograd.Function):

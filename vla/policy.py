@@ -33,6 +33,7 @@ from vla.lora import (
     read_adapter,
     refresh_adapters,
 )
+from vla.nf4 import num_in_4bit
 from vla.observation import Observation, write_observations
 from vla.openvla_oft import OpenVLAOFT
 from vla.preprocessing import (
@@ -125,11 +126,13 @@ class Policy:
         seed: int = 0,
         compile_network: bool = False,
         num_images: int | None = None,
+        load_in_4bit: bool | None = None,
     ) -> "Policy":
         """Load a checkpoint (folder or hub id), put fresh adapters on it or the trained ones of folder `adapter`.
 
         checkpoint may itself be an adapter folder: then its base is loaded under it. num_images overrides what the
-        checkpoint is found to be. Raises BadInput in one line for everything that the user can repair.
+        checkpoint is found to be. load_in_4bit: round the language model's blocks to NF4 (`vla.nf4`); None: if the
+        adapter was trained on such a base. Raises BadInput in one line for everything that the user can repair.
         """
         device = torch.device(device)
         base, adapter = base_and_adapter(checkpoint, adapter)
@@ -140,7 +143,8 @@ class Policy:
         # Small files first: what is missing is missed before gigabytes are read.
         tokenizer, processor = load_tokenizer(folder), ImageProcessor.load(folder)
         trained = None if adapter is None else read_adapter(Path(adapter))
-        network = load_network(info, info.chunk_length(action_dim) * action_dim, device, dtype)
+        in_4bit = (trained is not None and trained.base_in_4bit) if load_in_4bit is None else load_in_4bit
+        network = load_network(info, info.chunk_length(action_dim) * action_dim, device, dtype, in_4bit)
         if trained is None:
             add_lora(network, lora_rank, lora_alpha, seed)
         else:
@@ -167,6 +171,12 @@ class Policy:
     def dtype(self) -> torch.dtype:
         """Precision of the frozen weights."""
         return self.network.dtype
+
+    @property
+    def precision(self) -> str:
+        """The same in words: "bfloat16", or "nf4, bfloat16" where the language model's blocks are in 4 bits."""
+        name = str(self.dtype).removeprefix("torch.")
+        return f"nf4, {name}" if num_in_4bit(self.network) else name
 
     @property
     def device(self) -> torch.device:
@@ -301,6 +311,7 @@ class Policy:
     def describe(self) -> list[tuple[str, str]]:
         """Rows of the table that is shown at start."""
         trainable = sum(p.numel() for _, p in self._trainable)
+        in_4bit = f", {count:,} of them in 4 bits (NF4)" if (count := num_in_4bit(self.network)) else ""
         return [
             ("checkpoint", self.base_model),
             ("kind", self.kind),
@@ -309,7 +320,7 @@ class Policy:
             ("L1 head", "yes" if self.action_head is not None else "no"),
             ("statistics key", self.unnorm_key),
             ("chunk", f"{self.chunk_length} x {self.action_dim}"),
-            ("parameters", f"{num_frozen_parameters(self.network):,} frozen, {self.network.dtype}"),
+            ("parameters", f"{num_frozen_parameters(self.network):,} frozen, {self.network.dtype}{in_4bit}"),
             ("trainable", f"{trainable:,} in {len(self._trainable)} tensors, torch.float32"),
             ("devices", ", ".join(map(str, self.devices))),
         ]
