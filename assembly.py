@@ -19,6 +19,7 @@ from rl.ranks import ALONE, Ranks
 from vla.adapter_folder import base_of_adapter
 from vla.data_parallel import load_data_parallel
 from vla.memory import MemoryPlan, choose_plan, free_for_activations, limit_memory, measure_needs
+from vla.nf4 import NO_SHARDS
 from vla.policy import Policy
 from vla.probes import synthetic_observations
 
@@ -46,8 +47,9 @@ def choose_device(policy: PolicyConfig) -> torch.device:
     looks_like_a_path = folder.is_absolute() or policy.checkpoint.startswith((".", "checkpoints/"))
     if (size is None and not looks_like_a_path) or (size is not None and size > LARGE_CHECKPOINT_BYTES):
         raise BadInput(
-            f"{policy.checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB, but torch {torch.__version__} sees "
-            "none; on this machine `make demo` trains a small policy (to force the CPU: --device cpu)"
+            f"{policy.checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB (less with --load-in-4bit), but torch "
+            f"{torch.__version__} sees none; on this machine `make demo` trains a small policy (to force the CPU: "
+            "--device cpu)"
         )
     return torch.device("cpu")
 
@@ -102,6 +104,8 @@ def load_policy(config: TrainConfig, ranks: Ranks = ALONE) -> Policy:
     """The pretrained policy with fresh adapters on its devices, or its base spread over all ranks. Raises BadInput."""
     if ranks.size > 1 and config.policy.data_parallel:
         raise BadInput("--data-parallel is for one process, and here are several: leave it out of accelerate launch")
+    if ranks.shard_base and config.policy.load_in_4bit:  # found here before gigabytes are read
+        raise BadInput(NO_SHARDS)
     devices = choose_devices(config.policy)
     try:
         policy = _load_on(devices, config, ranks)
@@ -111,7 +115,7 @@ def load_policy(config: TrainConfig, ranks: Ranks = ALONE) -> Policy:
     except torch.OutOfMemoryError as error:
         raise BadInput(
             f"out of GPU memory while loading {config.policy.checkpoint} ({str(error).splitlines()[0]}): close other "
-            "programs on the GPU, raise --memory-budget, or use a GPU with more memory"
+            "programs on the GPU, raise --memory-budget, set --load-in-4bit, or use a GPU with more memory"
         ) from None
     return policy
 
@@ -125,6 +129,7 @@ def _load_on(devices: list[torch.device], config: TrainConfig, ranks: Ranks) -> 
         task_suite=config.task.task_suite,
         unnorm_key=config.policy.unnorm_key,
         dtype=choose_dtype(config.policy, devices[0]),
+        load_in_4bit=config.policy.load_in_4bit or None,  # or as the adapter was trained, if it starts from one
         lora_rank=config.policy.lora_rank,
         lora_alpha=config.policy.lora_alpha,
         seed=config.run.seed,

@@ -177,6 +177,7 @@ def train_config(config: EvalConfig, suite: Suite) -> TrainConfig:
             compile=config.compile,
             data_parallel=config.data_parallel,
             dtype=config.dtype,
+            load_in_4bit=config.load_in_4bit,
         ),
         run=RunConfig(seed=config.seed),
     )
@@ -194,7 +195,7 @@ def settings_of(config: EvalConfig, policy: Policy) -> Settings:
         assets=describe_assets(config.assets),
         bddl_sha256=bddl,
         device=policy.device.type,
-        dtype=str(policy.dtype).removeprefix("torch."),
+        dtype=policy.precision,
     )
 
 

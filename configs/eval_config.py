@@ -61,6 +61,9 @@ class EvalConfig:
     """Use every visible GPU: each decides its share of every batch (with --num-envs of 2 or more)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the weights (auto: bfloat16 on a GPU, float32 on a CPU)."""
+    load_in_4bit: bool = False
+    """Store the weights of the language model's blocks in 4 bits (NF4, by the package bitsandbytes): less memory, and
+    another policy. An adapter that was trained so is always evaluated so."""
     seed: int = 0
     """Seed of sampling; it changes nothing where the policy is greedy."""
     out: str | None = None

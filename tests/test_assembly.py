@@ -17,6 +17,7 @@ from assembly import (
 )
 from configs.config import LossConfig, PhaseConfig, PolicyConfig, TaskConfig, TrainConfig
 from errors import BadInput
+from rl.ranks import Ranks
 
 
 @pytest.fixture
@@ -141,17 +142,30 @@ def test_every_policy_setting_reaches_the_policy(monkeypatch, no_gpu):
     monkeypatch.setattr(
         assembly.Policy, "load", lambda checkpoint, **given: received.update(given, checkpoint=checkpoint)
     )
-    settings = PolicyConfig("X", "key", "cpu", "bfloat16", lora_rank=3, lora_alpha=5, temperature=1.6)
+    settings = PolicyConfig("X", "key", "cpu", "bfloat16", True, lora_rank=3, lora_alpha=5, temperature=1.6)
     config = TrainConfig(policy=settings, task=TaskConfig(task_suite="libero_goal"))
     load_policy(replace(config, run=replace(config.run, seed=9)))
     assert received == {
         "checkpoint": "X", "unnorm_key": "key", "device": torch.device("cpu"), "dtype": torch.bfloat16, "lora_rank": 3,
-        "lora_alpha": 5, "compile_network": False, "task_suite": "libero_goal", "seed": 9,
+        "lora_alpha": 5, "compile_network": False, "task_suite": "libero_goal", "seed": 9, "load_in_4bit": True,
     }  # fmt: skip
     used_elsewhere = {"temperature", "teacher", "data_parallel", "compile", "gradient_checkpointing", "memory_budget"}
     assert {f.name for f in fields(PolicyConfig)} == (set(received) | used_elsewhere) - {
         "task_suite", "seed", "compile_network",
     }  # fmt: skip
+
+
+def test_without_the_flag_the_checkpoint_decides_about_4_bits(monkeypatch, no_gpu):
+    received = {}
+    monkeypatch.setattr(assembly.Policy, "load", lambda _, **given: received.update(given))
+    load_policy(TrainConfig(policy=PolicyConfig("X", device="cpu")))
+    assert received["load_in_4bit"] is None
+
+
+def test_a_base_in_4_bits_is_not_spread_over_processes(no_gpu):
+    config = TrainConfig(policy=PolicyConfig("X", device="cpu", load_in_4bit=True))
+    with pytest.raises(BadInput, match=r"^a base in 4 bits cannot be spread over processes: .*--load-in-4bit"):
+        load_policy(config, Ranks(size=2, shard_base=True))
 
 
 def test_the_recipe_has_the_configured_tasks_and_the_policys_cameras(monkeypatch):

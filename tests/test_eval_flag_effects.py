@@ -31,6 +31,7 @@ CASES = [
     Case("--compile on", "compiled"),
     Case("--data-parallel", "log: --data-parallel: there is one device (cpu)"),
     Case("--dtype bfloat16", "settings: bfloat16"),
+    Case("--load-in-4bit", "settings: nf4, float32"),
     Case("--seed 1", "played", SAMPLED),
     Case("--out elsewhere.json", "files"),
     Case("--video all", "files"),
@@ -50,6 +51,8 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.flag)
 def test_a_changed_flag_makes_the_difference_of_the_table(case, run):
+    if case.flag == "load_in_4bit":
+        pytest.importorskip("bitsandbytes", reason=f"an optional package that {case.changed} needs is missing")
     before, after = run(case.given), run(f"{case.given} {case.changed}")
     assert before.part(case.seen) != after.part(case.seen)
     if case.flag != "protocol":  # which contradicts others and is refused

@@ -20,6 +20,7 @@ GAE = f"{RL} --advantage gae"
 TASKS = "--no-warmup --n-steps 32 --total-steps 64 --task-ids 0 1 --curriculum"
 SIMULATORS = f"{RL} --num-envs 3"
 TINY = f"{RL} --max-env-steps 16 --eval-init-states 40 41 --eval-trials 1 --wandb-mode disabled --allow-zero-baseline"
+OPTIONAL = {"tensorboard": "tensorboard", "rerun": "rerun", "load_in_4bit": "bitsandbytes"}  # flag -> package
 
 
 CASES = [
@@ -39,6 +40,7 @@ CASES = [
     Case("--unnorm-key bridge_orig", "ended: bridge_orig", RL),
     Case("--device cuda", "ended: no CUDA GPU is visible", RL),
     Case("--dtype bfloat16", "train/entropy", RL),
+    Case("--load-in-4bit", "train/entropy", RL),
     Case("--data-parallel", "log: --data-parallel: there is one device (cpu)", RL),
     Case("--lora-rank 4", "train/grad_norm", RL),
     Case("--lora-alpha 64", "train/grad_norm", RL),
@@ -127,8 +129,8 @@ def run(tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.flag)
 def test_a_changed_flag_makes_the_difference_of_the_table(case, run):
-    if case.flag in ("tensorboard", "rerun"):
-        pytest.importorskip(case.flag, reason=f"an optional package that --{case.flag} needs is not installed")
+    if case.flag in OPTIONAL:
+        pytest.importorskip(OPTIONAL[case.flag], reason=f"an optional package that {case.changed} needs is missing")
     before, after = run(case.given), run(f"{case.given} {case.changed}")
     assert before.part(case.seen) != after.part(case.seen)
     if case.flag != "preset":  # which stands for many

@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 
 from errors import BadInput
+from vla.nf4 import num_in_4bit
 from vla.observation import Observation
 from vla.policy import Policy
 
@@ -52,7 +53,8 @@ def measure_needs(policy: Policy, observation: Observation) -> list[Need]:
     """What a sample needs with no block, the vision blocks and all blocks recomputed."""
     network = policy.network
     vision, everything = network.vision_backbone.num_blocks, network.num_blocks
-    sizes = [sum(p.numel() for p in part.parameters()) for part in (network.vision_backbone, network.language_model)]
+    parts = (network.vision_backbone, network.language_model)
+    sizes = [sum(p.numel() for p in part.parameters()) + num_in_4bit(part) for part in parts]
     vision_share = sizes[0] / sum(sizes)  # both see about as many tokens
     needs = []
     for blocks, share in ((everything, 1.0), (vision, vision_share), (0, 0.0)):
@@ -64,8 +66,8 @@ def measure_needs(policy: Policy, observation: Observation) -> list[Need]:
     network.recompute(0)
     if not needs:
         raise BadInput(
-            "out of GPU memory in one update of one decision with all activations recomputed; use a GPU with more "
-            "memory, close other programs on it, or raise --memory-budget"
+            "out of GPU memory in one update of one decision with all activations recomputed; set --load-in-4bit, "
+            "close other programs on the GPU, raise --memory-budget, or use a GPU with more memory"
         )
     return needs[::-1]
 
@@ -96,8 +98,8 @@ def choose_plan(needs: Sequence[Need], free_bytes: float, batch_size: int) -> Me
     if not plans:
         raise BadInput(
             f"one update of one decision needs {needs[-1].bytes / GIB:.1f} GiB beside the weights with all activations "
-            f"recomputed, {max(free_bytes, 0) / GIB:.1f} GiB are left; use a GPU with more memory, close other "
-            "programs on it, lower --lora-rank or raise --memory-budget"
+            f"recomputed, {max(free_bytes, 0) / GIB:.1f} GiB are left; set --load-in-4bit, close other programs on "
+            "the GPU, lower --lora-rank, raise --memory-budget, or use a GPU with more memory"
         )
     return min(plans, key=lambda plan: plan[0])[1]
 

@@ -40,6 +40,9 @@ from vla.weights import INDEX_FILE, StoredTensor, fingerprint, read_tensors, str
 
 METADATA_FILE = "merge_metadata.json"
 SMALLEST_AGREEMENT = 0.99  # of the action tokens
+ROUNDED = (
+    "It was trained with its base in 4 bits (NF4), and is merged into the base as it is stored: evaluate it before use."
+)
 _STATISTICS_SUFFIX = "_no_noops"
 _TORCH_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32}
 
@@ -78,6 +81,7 @@ def merge(adapter_folder: Path, out: Path, base: str | None = None, device: str 
         "rank": adapter.rank,
         "alpha": adapter.alpha,
         "merged_modules": len(adapter.targets),
+        "trained_in_4bit": adapter.base_in_4bit,
     }
     write_json(partial / METADATA_FILE, metadata)
     (partial / "README.md").write_text(model_card(metadata, _evaluation(adapter_folder)), encoding="utf-8")
@@ -173,6 +177,7 @@ def action_token_agreement(
             adapter=adapter_name,
             device=device,
             dtype=dtype,
+            load_in_4bit=False,  # a base that training had rounded to 4 bits is merged, and compared, as it is stored
         )
         observations = samples or synthetic_observations(policy)
         tokens.append(torch.cat([policy.act([observation]).tokens for observation in observations]))
@@ -194,6 +199,7 @@ def model_card(metadata: dict[str, Any], evaluation: dict[str, Any]) -> str:
         "",
         f"LoRA adapter (rank {metadata['rank']}, alpha {metadata['alpha']}) merged into `{metadata['base_model']}`.",
         "Load it like any OpenVLA-OFT checkpoint that acts by action tokens.",
+        *([ROUNDED] if metadata["trained_in_4bit"] else []),
         *results,
     ]
     return "\n".join(lines) + "\n"
@@ -203,6 +209,8 @@ def main(argv: Sequence[str]) -> None:
     args = parse(argv)
     agreement = merge(args.adapter, args.out, args.base, str(named_device(args.device)))
     print(f"wrote {args.out}: {agreement:.1%} of the action tokens are those of the unmerged policy")
+    if read_json(args.out / METADATA_FILE)["trained_in_4bit"]:
+        print(ROUNDED)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,10 @@ from errors import BadInput
 
 BLOCK = 64  # weights that share a maximum
 MAXIMA_BLOCK = 256  # maxima that share a scale
+NO_SHARDS = (
+    "a base in 4 bits cannot be spread over processes: leave out --load-in-4bit, or give every process the whole base "
+    "(configs/accelerate/one_machine.yaml)"
+)
 
 
 class Nf4Linear(nn.Module):

@@ -21,14 +21,17 @@ from torch.distributed.fsdp import fully_shard
 from errors import BadInput
 from vla.blocks import llama_block
 from vla.lora_layers import LoraLinear
+from vla.nf4 import NO_SHARDS, num_in_4bit
 from vla.openvla_oft import OpenVLAOFT
 
 
 def shard_blocks(network: OpenVLAOFT, device: torch.device) -> None:
     """Spread the frozen weights of all transformer blocks; each block is moved to `device` by itself, then cut.
 
-    Raises BadInput when torch is too old to leave the adapters out of it.
+    Raises BadInput when torch is too old to leave the adapters out of it, and for weights in 4 bits.
     """
+    if num_in_4bit(network):
+        raise BadInput(NO_SHARDS)
     if not is_torch_version(">=", "2.7"):
         raise BadInput(f"spreading the base over processes needs torch 2.7 or newer, found {torch.__version__}")
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
