@@ -2,11 +2,11 @@
 
     python -m benchmarks.nf4 FOLDER [--memory-gib 12]
 
-Both have the same adapters, random and not zero. bfloat16 comes first and has the whole GPU; the allocator of the
-4-bit policy is capped at --memory-gib, from its loading on: what does not fit fails. Agreement is on synthetic
+Both have the same adapters, random and not zero. The 4-bit policy comes first, with the allocator capped at
+--memory-gib from its loading on: what does not fit fails. Then bfloat16 has the whole GPU. Agreement is on synthetic
 observations: the share of equal greedy tokens, and how far the log-probabilities of bfloat16's greedy tokens are apart.
-With random weights these logits are nearly flat, so that rounding turns over more tokens than in a trained policy.
-On a CPU it runs in float32, without cap and memory: a test of itself.
+How sure of its tokens bfloat16 is says what that means: nearly flat logits, as of random weights, are easily turned
+over. On a CPU it runs in float32, without cap and memory: a test of itself.
 """
 
 import time
@@ -23,6 +23,7 @@ from vla.action_tokenizer import FIRST_ACTION_TOKEN
 from vla.cuda_graphs import GraphedNetwork
 from vla.lora import named_adapters, refresh_adapters
 from vla.memory import limit_memory
+from vla.observation import PlainObservation
 from vla.policy import Policy
 
 
@@ -43,48 +44,55 @@ class Args:
 
 def main(args: Args) -> None:
     on_gpu = torch.cuda.is_available()
-    device = torch.device("cuda" if on_gpu else "cpu")
     name = f"{torch.cuda.get_device_name()}, " if on_gpu else ""
     print(f"{name}torch {torch.__version__}", flush=True)
-    reference = measure(args, device, in_4bit=False)
+    if on_gpu:
+        limit_memory(args.memory_gib, torch.device("cuda"))
+        print(f"the allocator may take {args.memory_gib:g} GiB", flush=True)
+    policy = load(args, in_4bit=True)
+    rounded = agreement_logits(policy, args)
+    measure(policy, args)
+    del policy
     free_memory()
     if on_gpu:
-        limit_memory(args.memory_gib, device)
-        print(f"from here on the allocator may take {args.memory_gib:g} GiB", flush=True)
-    compare(reference, measure(args, device, in_4bit=True))
+        torch.cuda.set_per_process_memory_fraction(1.0)
+        print(f"now all of the GPU; {torch.cuda.memory_allocated() / GIB:.2f} GiB are still held", flush=True)
+    policy = load(args, in_4bit=False)
+    compare(agreement_logits(policy, args), rounded)
+    measure(policy, args)
 
 
-def measure(args: Args, device: torch.device, in_4bit: bool) -> Tensor:
-    """Lines on loading, deciding and updating; returns the logits (N, A, 256) of the agreement, on the CPU."""
+def load(args: Args, in_4bit: bool) -> Policy:
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
     policy = Policy.load(
         args.folder,
         task_suite=args.task_suite,
-        device=device,
-        dtype=torch.bfloat16 if device.type == "cuda" else torch.float32,
-        compile_network=device.type == "cuda",
+        device="cuda" if on_gpu else "cpu",
+        dtype=torch.bfloat16 if on_gpu else torch.float32,
+        compile_network=on_gpu,
         load_in_4bit=in_4bit,
     )
-    name = policy.precision
-    held = f", {torch.cuda.memory_allocated() / GIB:.2f} GiB" if device.type == "cuda" else ""
-    print(f"{name}: loaded in {time.perf_counter() - started:.1f} s{memory(device)}, holds{held or ' ?'}", flush=True)
+    took = time.perf_counter() - started
+    held = f", {torch.cuda.memory_allocated() / GIB:.2f} GiB with adapters{memory()}" if on_gpu else ""
+    print(f"{policy.precision}: loaded in {took:.1f} s{held}", flush=True)
     change_adapters(policy)
-    logits = agreement_logits(policy, args)  # before anything else could fail for want of memory
+    return policy
+
+
+def measure(policy: Policy, args: Args) -> None:
+    """Lines on deciding and updating."""
     for batch in args.batches:
         observations = prepared_observations(policy, batch)
-        report(f"{name}: act", batch, lambda rows=observations: policy.act(rows), args.repeats, device)
+        report(f"{policy.precision}: act", batch, lambda rows=observations: policy.act(rows), args.repeats)
     for recomputed, label in ((policy.network.num_blocks, "all blocks"), (0, "nothing")):
         for micro in args.micro_batches:
             start_again(policy, recomputed)
             observations = prepared_observations(policy, micro)
-            report(
-                f"{name}: update sample, recomputing {label}",
-                micro,
-                lambda rows=observations: learn(policy, rows),
-                args.repeats,
-                device,
-            )
-    return logits
+            name = f"{policy.precision}: update, recomputing {label}"
+            report(name, micro, lambda rows=observations: learn(policy, rows), args.repeats)
 
 
 def change_adapters(policy: Policy) -> None:
@@ -114,15 +122,15 @@ def start_again(policy: Policy, recomputed: int) -> None:
     policy.network.recompute(recomputed)
 
 
-def learn(policy: Policy, observations: list) -> None:
+def learn(policy: Policy, observations: list[PlainObservation]) -> None:
     for parameter in trainable(policy):
         parameter.grad = None
     learn_from(policy, observations)
 
 
-def report(name: str, count: int, call: Callable[[], object], repeats: int, device: torch.device) -> None:
+def report(name: str, count: int, call: Callable[[], object], repeats: int) -> None:
     """A line: milliseconds for each of the `count` rows, peak memory with everything that was there before."""
-    if device.type == "cuda":
+    if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     started = time.perf_counter()
     try:
@@ -130,13 +138,13 @@ def report(name: str, count: int, call: Callable[[], object], repeats: int, devi
         first = time.perf_counter() - started
         milliseconds = 1e3 * timed(call, repeats) / count
     except torch.OutOfMemoryError:
-        print(f"{name:50} {count:2}: does not fit", flush=True)
+        print(f"{name:46} {count:2}: does not fit", flush=True)
         return
-    print(f"{name:50} {count:2}: {milliseconds:7.1f} ms each{memory(device)}, first {first:.1f} s", flush=True)
+    print(f"{name:46} {count:2}: {milliseconds:7.1f} ms each{memory()}, first {first:.1f} s", flush=True)
 
 
-def memory(device: torch.device) -> str:
-    if device.type != "cuda":
+def memory() -> str:
+    if not torch.cuda.is_available():
         return ""
     return f", peak {peak():5.2f} GiB allocated, {torch.cuda.max_memory_reserved() / GIB:5.2f} reserved"
 
@@ -152,11 +160,10 @@ def compare(reference: Tensor, rounded: Tensor) -> None:
     print(
         f"{same:.1%} of the greedy tokens are equal; log-probs apart by {apart.abs().mean():.4f} on average, "
         f"{apart.abs().max():.4f} at most; mean |ratio - 1| of chunks {(apart.mean(-1).exp() - 1).abs().mean():.4f}, "
-        f"of tokens {(apart.exp() - 1).abs().mean():.4f}; mean KL divergence of tokens {divergence.mean():.4f}",
+        f"of tokens {(apart.exp() - 1).abs().mean():.4f}; mean KL divergence of tokens {divergence.mean():.4f}; "
+        f"the reference's greedy tokens have a probability of {chances.max(-1).values.mean():.3f} on average",
         flush=True,
     )
-    likeliest = chances.max(-1).values
-    print(f"likeliest tokens: {likeliest.mean():.3f} on average in the reference", flush=True)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def test_merged_weight_is_the_closed_form_in_float32(shape, tmp_path):
     weight = torch.randn(shape).bfloat16()
     down = torch.randn(2, *shape[1:])
     up = torch.randn(6, 2, *([1, 1] if len(shape) == 4 else []))
-    adapter = Adapter(tmp_path, 2, 8, None, None, {"m.lora_A": down, "m.lora_B": up})
+    adapter = Adapter(tmp_path, 2, 8, None, None, False, {"m.lora_A": down, "m.lora_B": up})
     change = torch.einsum("or,r...->o...", up.flatten(1).double(), down.double())
     expected = (weight.double() + 4.0 * change).bfloat16()
     assert torch.equal(merged_weight(weight, adapter, "m"), expected)

@@ -69,6 +69,6 @@ def test_messages_are_those_that_the_program_prints(message):
 
 
 def test_every_flag_exists():
-    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT)) - OF_PIP
+    flags = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", TEXT)) - OF_PIP
     assert len(flags) > 25
     assert not flags - fields()

@@ -3,7 +3,7 @@
 A weight becomes one of 16 levels, quantiles of the normal distribution, times the largest absolute value of its block
 of 64 consecutive weights. These maxima, less their mean, are stored in 8 bits, in blocks of 256 with a float32 scale
 each: 4.13 bits per weight in all. Source: Dettmers et al. 2023, QLoRA, arXiv:2305.14314; packed and unpacked by their
-library bitsandbytes (0.46 or newer), which is imported where 4-bit weights are made, and only there.
+library bitsandbytes, which is imported where 4-bit weights are made, and only there.
 
 Computing stays in the dtype of the input: a product unpacks its whole weight and drops it again, and so does its
 gradient.
@@ -28,6 +28,12 @@ NO_SHARDS = (
 class Nf4Linear(nn.Module):
     """x -> x W^T with a frozen W (out_features, in_features) in 4 bits."""
 
+    packed: Tensor  # see `_quantise`
+    maxima: Tensor
+    scales: Tensor
+    levels: Tensor
+    mean: Tensor
+
     def __init__(self, weight: Tensor):
         """weight: rounded on the device that it is on, in the same way whatever its dtype is."""
         super().__init__()
@@ -45,7 +51,7 @@ class Nf4Linear(nn.Module):
         return _dequantise(self._stored(), (self.out_features, self.in_features), dtype)
 
     def _stored(self) -> tuple[Tensor, ...]:
-        return tuple(buffer for _, buffer in self.named_buffers())
+        return self.packed, self.maxima, self.scales, self.levels, self.mean
 
 
 def check_bitsandbytes() -> None:
