@@ -15,7 +15,7 @@ from envs.egl import GPU_BYTES_PER_RENDERER
 from envs.libero import EnvSpec
 from errors import BadInput
 from rl.contracts import TeacherMode
-from rl.ranks import ALONE, Ranks
+from rl.ranks import ALONE, Ranks, own_gpu
 from vla.adapter_folder import base_of_adapter
 from vla.data_parallel import load_data_parallel
 from vla.memory import MemoryPlan, choose_plan, free_for_activations, limit_memory, measure_needs
@@ -36,10 +36,10 @@ def choose_device(policy: PolicyConfig) -> torch.device:
     has_gpu = torch.cuda.is_available()
     if policy.device == "cuda" and not has_gpu:
         raise BadInput("--device cuda: no CUDA GPU is visible to torch; check nvidia-smi and CUDA_VISIBLE_DEVICES")
-    if policy.device != "auto":
-        return torch.device(policy.device)
+    if policy.device == "cpu":
+        return torch.device("cpu")
     if has_gpu:
-        return torch.device("cuda")
+        return own_gpu()
     folder = Path(policy.checkpoint).expanduser()
     if (base := base_of_adapter(folder)) is not None:
         folder = Path(base).expanduser()

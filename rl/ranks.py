@@ -114,6 +114,20 @@ class Ranks:
 ALONE = Ranks()
 
 
+def own_gpu() -> torch.device:
+    """The GPU of this process: of those that `accelerate launch` starts on a machine each has one. Raises BadInput.
+
+    Its number is said everywhere, because to some libraries "cuda" means the first.
+    """
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if here > torch.cuda.device_count():
+        raise BadInput(
+            f"{here} processes on this machine, but torch sees {torch.cuda.device_count()} GPU(s): give accelerate "
+            "launch as many --num_processes as there are GPUs, or --device cpu"
+        )
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+
+
 def join_ranks(device: torch.device, patience: timedelta = PATIENCE) -> Ranks:
     """Meet the other processes of `accelerate launch`, and make this rank's GPU the current one. Raises BadInput.
 
@@ -123,12 +137,6 @@ def join_ranks(device: torch.device, patience: timedelta = PATIENCE) -> Ranks:
         return ALONE
     from accelerate import PartialState  # a second of imports that a single process does not need
 
-    here = int(os.environ["LOCAL_WORLD_SIZE"])
-    if device.type == "cuda" and here > torch.cuda.device_count():
-        raise BadInput(
-            f"{here} processes on this machine, but torch sees {torch.cuda.device_count()} GPU(s): give accelerate "
-            "launch as many --num_processes as there are GPUs, or --device cpu"
-        )
     try:
         state = PartialState(cpu=device.type == "cpu", timeout=patience)
         objects = dist.new_group(backend="gloo", timeout=patience)

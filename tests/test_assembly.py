@@ -28,6 +28,7 @@ def no_gpu(monkeypatch):
 @pytest.fixture
 def a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
 
 
 def small_checkpoint(folder):
@@ -74,14 +75,13 @@ def test_data_parallel_takes_every_visible_gpu(a_gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     wanted = PolicyConfig(checkpoint="X", data_parallel=True)
     assert choose_devices(wanted) == [torch.device("cuda", index) for index in range(3)]
-    assert choose_devices(replace(wanted, data_parallel=False)) == [torch.device("cuda")]
+    assert choose_devices(replace(wanted, data_parallel=False)) == [torch.device("cuda", 0)]
 
 
-def test_data_parallel_on_one_device_goes_on_with_it_and_says_so(a_gpu, monkeypatch, caplog):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    for device in ("cuda", "cpu"):
-        assert choose_devices(PolicyConfig(checkpoint="X", device=device, data_parallel=True)) == [torch.device(device)]
-        assert f"there is one device ({device})" in caplog.text
+def test_data_parallel_on_one_device_goes_on_with_it_and_says_so(a_gpu, caplog):
+    for device, named in (("cuda", "cuda:0"), ("cpu", "cpu")):
+        assert choose_devices(PolicyConfig(checkpoint="X", device=device, data_parallel=True)) == [torch.device(named)]
+        assert f"there is one device ({named})" in caplog.text
 
 
 def test_a_suite_without_public_checkpoint_asks_for_one(a_gpu):

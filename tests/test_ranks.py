@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from errors import BadInput
-from rl.ranks import ALONE, join_ranks
+from rl.ranks import ALONE, join_ranks, own_gpu
 from rl.run import read_metrics
 from tests.small_checkpoint import make_small_checkpoint
 from tests.together import results
@@ -237,4 +237,14 @@ def test_more_processes_than_gpus_are_refused(monkeypatch):
     for name, value in launched(0, 1).items():
         monkeypatch.setenv(name, value)
     with pytest.raises(BadInput, match="2 processes on this machine, but torch sees 0 GPU"):
-        join_ranks(torch.device("cuda"))
+        own_gpu()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_every_process_has_a_gpu_of_its_own_and_says_its_number(monkeypatch, rank):
+    """safetensors takes "cuda" for the first GPU, torch for the current one: a network would lie on two."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert own_gpu() == torch.device("cuda", 0)
+    for name, value in launched(rank, 1).items():
+        monkeypatch.setenv(name, value)
+    assert own_gpu() == torch.device("cuda", rank)
