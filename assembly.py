@@ -107,6 +107,7 @@ def load_policy(config: TrainConfig, ranks: Ranks = ALONE) -> Policy:
     if ranks.shard_base and config.policy.load_in_4bit:  # found here before gigabytes are read
         raise BadInput(NO_SHARDS)
     devices = choose_devices(config.policy)
+    log.info("loading %s", config.policy.checkpoint)
     try:
         policy = _load_on(devices, config, ranks)
         if ranks.shard_base:
@@ -150,6 +151,7 @@ def fit_to_memory(config: TrainConfig, policy: Policy, ranks: Ranks = ALONE) -> 
         blocks = 0 if wanted == "off" else policy.network.num_blocks
         micro_batch_size = 1 if micro_batch_size == "auto" else micro_batch_size
     elif policy.device.type == "cuda" and "auto" in (wanted, micro_batch_size):
+        log.info("compiling, and measuring what fits; on a machine's first start that takes a minute or two")
         needs = measure_needs(policy, synthetic_observations(policy, 1)[0])
         if wanted != "auto":
             needs = [need for need in needs if need.recomputed_blocks == blocks]
@@ -159,12 +161,6 @@ def fit_to_memory(config: TrainConfig, policy: Policy, ranks: Ranks = ALONE) -> 
         else:
             plan = MemoryPlan(micro_batch_size, choose_plan(needs, free / micro_batch_size, 1).recomputed_blocks)
         micro_batch_size, blocks = plan.micro_batch_size, plan.recomputed_blocks
-        log.info(
-            "GPU memory: micro-batch %d, %d of %d blocks recomputed",
-            micro_batch_size,
-            blocks,
-            policy.network.num_blocks,
-        )
     policy.recompute(blocks)
     if micro_batch_size == "auto":
         micro_batch_size = config.update.batch_size

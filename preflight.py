@@ -140,8 +140,8 @@ def check_policy(
         policy, seen, micro_batch_size,
     )  # fmt: skip
     checks.make(
-        "learning", lambda policy, seen, size, _: check_learning(policy, [seen] * size * len(policy.devices)),
-        policy, seen, micro_batch_size, checks.passed("memory"),
+        "learning", lambda policy, seen, _: check_learning(policy, [seen] * len(policy.devices)),
+        policy, seen, checks.passed("memory"),
     )  # fmt: skip
     if policy is not None and len(policy.devices) > 1:
         checks.make("replicas", check_replicas, policy)
@@ -193,11 +193,16 @@ def save_model_view(path: Path, observation: Observation, policy: Policy) -> Non
 
 
 def log_setup(
-    policy: Policy, spec: EnvSpec, tasks: list[TaskInfo], teacher: Teacher, folder: Path, checks: Checks
-) -> None:
+    config: TrainConfig, policy: Policy, spec: EnvSpec, tasks: list[TaskInfo], teacher: Teacher, folder: Path,
+    checks: Checks,
+) -> None:  # fmt: skip
     """Say what is about to run: policy, teacher, tasks, looks, folder, and what the checks have found."""
     rows = [
         *policy.describe(),
+        (
+            "update",
+            f"{config.update.batch_size} decisions a step, {config.update.micro_batch} at a time on each device",
+        ),
         ("teacher", f"{teacher.mode}: {teacher.why}"),
         *((f"task {task.task_id}", f"{task.instruction} (at most {task.max_env_steps} env steps)") for task in tasks),
         ("assets", describe_assets(spec.assets)),

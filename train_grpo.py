@@ -51,7 +51,7 @@ from rl.progress import progress_bar
 from rl.ranks import join_ranks
 from rl.report import conclude
 from rl.rollout import Randomness, acting_in, batching_of
-from rl.run import Run, reopen_run, start_run
+from rl.run import Run, log_to_terminal, reopen_run, start_run
 from rl.selfcheck import check_executed, check_signal, remember_teacher
 from rl.shared_rollout import collect_together
 from rl.trajectory import flatten
@@ -68,6 +68,7 @@ def main(argv: Sequence[str]) -> None:
     if command.check_only:
         check_only(config)
         return
+    log_to_terminal()
     checks = Checks()
     check_machine(checks, config)
     ranks = join_ranks(choose_device(config.policy))
@@ -86,7 +87,7 @@ def main(argv: Sequence[str]) -> None:
             state = load_checkpoint(latest_checkpoint(Path(command.resume)), learner)
             run = reopen_run(Path(command.resume), config, state.metrics_bytes, state.wandb_id, ranks)
         with until_the_end(run, ranks):
-            log_setup(policy, spec, tasks, teacher, run.folder, checks)
+            log_setup(config, policy, spec, tasks, teacher, run.folder, checks)
             if command.resume is None:
                 state.wandb_id = run.wandb.id
                 remember_teacher(run.teacher_file, policy, observation, teacher.mode, write=ranks.is_main)

@@ -31,8 +31,10 @@ from untrusted.plain_file import read_text
 
 log = logging.getLogger("train")
 LARGEST_METRIC = 1e100  # in a record; far beyond all that is measured, and what can be drawn
+LOG_FILE = "train.log"
 NOISY_LOGGERS = (
-    "httpx", "huggingface_hub", "urllib3", "wandb", "matplotlib", "numba", "robosuite", "imageio_ffmpeg", "tensorboard",
+    "bitsandbytes", "httpx", "huggingface_hub", "imageio_ffmpeg", "matplotlib", "numba", "OpenGL", "robosuite",
+    "tensorboard", "urllib3", "wandb",
 )  # fmt: skip
 
 
@@ -97,7 +99,7 @@ class Run:
     def note(self, text: str) -> None:
         """Add to the run's train.log what the terminal gets by another way: why the run ended."""
         if self._metrics is not None:
-            with contextlib.suppress(OSError), (self.folder / "train.log").open("a") as file:
+            with contextlib.suppress(OSError), (self.folder / LOG_FILE).open("a") as file:
                 file.write(text + "\n")
 
     def close(self, exit_code: int = 0) -> None:
@@ -126,7 +128,7 @@ def _create(config: TrainConfig, argv: Sequence[str], num_ranks: int) -> tuple[P
             (folder / part).mkdir()
         write_json(folder / "config.json", {"config": to_dict(config), "ranks": num_ranks, **provenance(argv)})
         lock = Lock(folder / RUN_LOCK, str(folder))
-        _log_to(folder)
+        _log_to(folder / LOG_FILE)
     except OSError as error:
         raise BadInput(
             f"--output {output}: cannot create a run folder there ({error.strerror or error}); name another folder"
@@ -147,7 +149,7 @@ def _take_over(folder: Path, metrics_bytes: int) -> Lock:
         lock = Lock(folder / RUN_LOCK, f"--resume {folder}: the run")
         with (folder / "metrics.jsonl").open("a") as metrics:
             metrics.truncate(min(metrics_bytes, metrics.tell()))
-        _log_to(folder)
+        _log_to(folder / LOG_FILE)
     except OSError as error:
         raise BadInput(f"--resume {folder}: the run folder cannot be written ({error.strerror})") from None
     return lock
@@ -233,13 +235,18 @@ def _new_folder(output: Path, stem: str) -> Path:
     raise FileExistsError(f"{output / stem} and 98 more exist")
 
 
-def _log_to(folder: Path) -> None:
-    """Send the log to the terminal and to the run's train.log."""
+def log_to_terminal() -> None:
+    """Send the log of rank 0 to the terminal, until there is a run folder: loading and checks take a minute or two."""
+    if os.environ.get("RANK", "0") == "0":
+        _log_to()
+
+
+def _log_to(*files: Path) -> None:
     logging.basicConfig(
         force=True,
         level=logging.INFO,
         format="%(message)s",
-        handlers=[TerminalHandler(), LogFile(folder / "train.log")],
+        handlers=[TerminalHandler(), *map(LogFile, files)],
     )
     for noisy in NOISY_LOGGERS:
         logging.getLogger(noisy).setLevel(logging.ERROR)

@@ -154,10 +154,11 @@ def test_the_log_says_what_is_about_to_run_and_what_the_checks_found(policy, cap
     caplog.set_level(logging.INFO, logger="train")
     spec, teacher, checks = EnvSpec("libero_spatial", (0,)), Teacher("greedy", "because"), Checks()
     checks.make("rendering", lambda: Caution("llvmpipe renders slowly; set NVIDIA_DRIVER_CAPABILITIES"))
-    preflight.log_setup(policy, spec, [TASK], teacher, Path("runs/RUN"), checks)
+    preflight.log_setup(CONFIG, policy, spec, [TASK], teacher, Path("runs/RUN"), checks)
     said = "\n".join(caplog.messages)
     for words in (
-        "kind", "greedy: because", "pick up the bowl (at most 220 env steps)", "assets", "runs/RUN",
+        "kind", "2 decisions a step, 1 at a time", "greedy: because",
+        "pick up the bowl (at most 220 env steps)", "assets", "runs/RUN",
         "1 checks in 0.0 s: 1 warning", "rendering: llvmpipe renders slowly; set NVIDIA",
     ):  # fmt: skip
         assert words in said

@@ -322,6 +322,7 @@ class Policy:
             ("chunk", f"{self.chunk_length} x {self.action_dim}"),
             ("parameters", f"{num_frozen_parameters(self.network):,} frozen, {self.network.dtype}{in_4bit}"),
             ("trainable", f"{trainable:,} in {len(self._trainable)} tensors, torch.float32"),
+            ("recomputed", f"{self.network.recomputed_blocks} of {self.network.num_blocks} blocks in backward passes"),
             ("devices", ", ".join(map(str, self.devices))),
         ]
 
