@@ -83,9 +83,9 @@ def measure(folder: Path, args: Args) -> None:
     measure_ours(folder, args, ceiling)
     free_memory()
     if args.iteration:
-        iteration.main(iteration.Args(folder))
         if torch.cuda.device_count() > 1:
             data_parallel.main(data_parallel.Args(folder))
+        iteration.main(iteration.Args(folder))
 
 
 def measure_ours(folder: Path, args: Args, ceiling: float) -> None:

@@ -41,17 +41,20 @@ def main(args: Args) -> None:
     gpus = torch.cuda.device_count()
     launcher = f"{sys.executable} -m accelerate.commands.launch --config_file configs/accelerate/one_machine.yaml"
     alone = measure(args, "one GPU", f"{sys.executable} train_grpo.py", 1, ENVS_PER_GPU)
+    found = [alone]
     if gpus > 1:
         command = f"{sys.executable} train_grpo.py --data-parallel"
-        measure(args, f"--data-parallel, {gpus} GPUs", command, gpus, gpus * ENVS_PER_GPU, alone)
+        found.append(measure(args, f"--data-parallel, {gpus} GPUs", command, gpus, gpus * ENVS_PER_GPU, alone))
         command = f"{launcher} --num_processes {gpus} train_grpo.py"
-        measure(args, f"accelerate launch, {gpus} ranks", command, gpus, ENVS_PER_GPU, alone)
+        found.append(measure(args, f"accelerate launch, {gpus} ranks", command, gpus, ENVS_PER_GPU, alone))
+    if None in found:
+        raise SystemExit(f"{found.count(None)} of {len(found)} runs failed: see above")
 
 
 def measure(
     args: Args, name: str, command: str, gpus: int, num_envs: int, alone: dict[str, float] | None = None
-) -> dict[str, float]:
-    """Run it and print its last iteration. Returns the rates."""
+) -> dict[str, float] | None:
+    """Run it and print its last iteration. Returns the rates, None when the run has failed."""
     steps = gpus * STEPS_PER_GPU
     budget = [] if args.memory_budget is None else ["--memory-budget", str(args.memory_budget)]
     with tempfile.TemporaryDirectory() as output:
@@ -67,8 +70,8 @@ def measure(
         files = list(Path(output).glob("*/metrics.jsonl"))
         records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     if done.returncode != 0:
-        print(done.stdout)
-        raise SystemExit(f"{name}: exit code {done.returncode}")
+        print(f"{done.stdout}\n{name}: exit code {done.returncode}", flush=True)
+        return None
     return show(name, [record for record in records if "rollout/time_s" in record][-1], alone or {})
 
 
