@@ -5,6 +5,7 @@ libraries. `prepare` settles all of it once; it is called by whoever builds an e
 """
 
 import ctypes
+import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
@@ -142,12 +143,14 @@ def _check_libraries(backend: str) -> None:
             ) from None
 
 
-def write_libero_config(folder: Path) -> Path:
-    """Write the config.yaml without which `import libero.libero` asks a question on stdin; returns the folder.
+def write_libero_config(parent: Path) -> Path:
+    """Write the config.yaml without which `import libero.libero` asks a question on stdin; returns its folder.
 
-    Every process writes the same text to a file of its own and renames it, so that no reader sees half a file.
+    Every installation has a folder of its own below `parent`, because the file names its paths. Every process writes
+    the same text to a file of its own and renames it, so that no reader sees half a file.
     """
     root = libero_root()
+    folder = parent / hashlib.sha256(str(root).encode()).hexdigest()[:16]
     paths = {
         "benchmark_root": root,
         "bddl_files": root / "bddl_files",

@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import pytest
 import yaml
@@ -103,11 +104,22 @@ def test_missing_system_library_names_the_packages(monkeypatch):
 
 
 def test_libero_config_names_existing_folders(tmp_path):
-    config = yaml.safe_load((write_libero_config(tmp_path / "libero") / "config.yaml").read_text())
+    folder = write_libero_config(tmp_path / "libero")
+    config = yaml.safe_load((folder / "config.yaml").read_text())
     assert set(config) == {"benchmark_root", "bddl_files", "init_states", "datasets", "assets"}
     assert os.path.isfile(os.path.join(config["bddl_files"], "libero_goal", "turn_on_the_stove.bddl"))
     assert os.path.isfile(os.path.join(config["init_states"], "libero_goal", "turn_on_the_stove.pruned_init"))
-    assert os.listdir(tmp_path / "libero") == ["config.yaml"]
+    assert os.listdir(folder) == ["config.yaml"]
+
+
+def test_two_installations_do_not_find_each_others_libero(tmp_path, monkeypatch):
+    own = write_libero_config(tmp_path)
+    before = (own / "config.yaml").read_text()
+    monkeypatch.setattr(setup, "libero_root", lambda: Path("/another/installation"))
+    other = write_libero_config(tmp_path)
+    assert other != own
+    assert "/another/installation/bddl_files" in (other / "config.yaml").read_text()
+    assert (own / "config.yaml").read_text() == before
 
 
 @pytest.mark.parametrize("visible", [None, "", "3", "0,1", "GPU-6f4a"])
