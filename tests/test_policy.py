@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from errors import BadInput
+from rl.selfcheck import SelfCheckError, check_learning
 from tests.small_checkpoint import make_small_checkpoint
 from vla.action_tokenizer import BIN_CENTRES
 from vla.observation import PlainObservation
@@ -59,6 +60,18 @@ def test_after_a_fused_optimizer_step_the_policy_is_that_of_its_new_parameters(p
     after = policy.chunk_logits(observations)
     assert torch.equal(after, fresh.chunk_logits(observations))
     assert (after - before).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_check_that_an_optimizer_step_is_followed_holds_in_every_precision(
+    folder, observations, dtype, monkeypatch
+):
+    policy = _load(folder, dtype=dtype)
+    gains = [float(check_learning(policy, [observation]).split()[-1]) for observation in observations]
+    assert gains == pytest.approx([0.5] * 4, rel=0.4)
+    monkeypatch.setattr(policy, "parameters_changed", lambda: None)
+    with pytest.raises(SelfCheckError, match="does not follow its parameters"):
+        check_learning(policy, observations[:1])
 
 
 def _generators(count: int, seed: int = 0):
