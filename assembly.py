@@ -134,13 +134,8 @@ def _load_on(devices: list[torch.device], config: TrainConfig, ranks: Ranks) -> 
         lora_rank=config.policy.lora_rank,
         lora_alpha=config.policy.lora_alpha,
         seed=config.run.seed,
-        compile_network=compiles(config.policy, devices[0]) and not ranks.shard_base,  # its blocks come and go
+        compile_network=False if ranks.shard_base else {"auto": None, "on": True, "off": False}[config.policy.compile],
     )
-
-
-def compiles(policy: PolicyConfig, device: torch.device) -> bool:
-    """Whether the network is compiled."""
-    return policy.compile == "on" or (policy.compile == "auto" and device.type == "cuda")
 
 
 def fit_to_memory(config: TrainConfig, policy: Policy, ranks: Ranks = ALONE) -> TrainConfig:
@@ -151,7 +146,7 @@ def fit_to_memory(config: TrainConfig, policy: Policy, ranks: Ranks = ALONE) -> 
         blocks = 0 if wanted == "off" else policy.network.num_blocks
         micro_batch_size = 1 if micro_batch_size == "auto" else micro_batch_size
     elif policy.device.type == "cuda" and "auto" in (wanted, micro_batch_size):
-        log.info("compiling, and measuring what fits; on a machine's first start that takes a minute or two")
+        log.info("measuring what fits into memory; a large network is compiled first: a minute or two on a first start")
         needs = measure_needs(policy, synthetic_observations(policy, 1)[0])
         if wanted != "auto":
             needs = [need for need in needs if need.recomputed_blocks == blocks]

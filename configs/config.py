@@ -42,8 +42,9 @@ class PolicyConfig:
     lora_alpha: int = 16
     """Scale of the adapters' output: --lora-alpha / --lora-rank."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the transformer blocks and, on a GPU, record whole passes as CUDA graphs (auto: on a GPU). The first
-    pass of each batch size takes seconds longer, all others a fraction of the time."""
+    """Compile the transformer blocks and, on a GPU, record whole passes as CUDA graphs (auto: on a GPU, where a network
+    below a billion parameters is recorded only). The first pass of each batch size takes seconds longer, all others a
+    fraction of the time."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Recompute activations in the backward pass: slower, for less memory (auto: as many blocks as do not fit)."""
     memory_budget: float | None = None

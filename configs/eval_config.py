@@ -56,7 +56,8 @@ class EvalConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy runs (auto: on a GPU if there is one)."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the transformer blocks and, on a GPU, record whole passes as CUDA graphs (auto: on a GPU)."""
+    """Compile the transformer blocks and, on a GPU, record whole passes as CUDA graphs (auto: on a GPU, where a network
+    below a billion parameters is recorded only)."""
     data_parallel: bool = False
     """Use every visible GPU: each decides its share of every batch (with --num-envs of 2 or more)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"

@@ -12,6 +12,8 @@ from rl.contracts import Policy
 from rl.critic import ValueHead
 from rl.ranks import ALONE, Ranks
 
+ADAM_EPS = 1e-8  # AdamW's usual one
+
 
 @dataclass(frozen=True)
 class Learner:
@@ -33,7 +35,7 @@ def make_learner(policy: Policy, config: TrainConfig, ranks: Ranks = ALONE) -> L
 
 def make_optimizer(groups: list[dict[str, Any]], weight_decay: float) -> torch.optim.AdamW:
     """For parameter groups with their learning rates; fused: one kernel for all parameters."""
-    return torch.optim.AdamW(groups, weight_decay=weight_decay, fused=True)
+    return torch.optim.AdamW(groups, eps=ADAM_EPS, weight_decay=weight_decay, fused=True)
 
 
 def set_learning_rate(learner: Learner, config: UpdateConfig, distilling: bool) -> None:

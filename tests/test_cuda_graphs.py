@@ -1,5 +1,6 @@
 """What a GraphedNetwork decides, on a machine without a GPU: recording itself is seen by benchmarks/gpu.py."""
 
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -133,3 +134,25 @@ def test_parameters_get_a_gradient_and_inputs_none(network):
     network.graphed(x)[0].sum().backward()
     assert x.grad is None
     assert network.layer.lora_B.grad is not None
+
+
+def test_want_of_memory_while_recording_stays_what_it_is(network, monkeypatch):
+    """torch ends a broken recording with an error of its own, and leaves its memory marked as in use."""
+
+    @contextmanager
+    def ended_by_another_error(graph, pool):
+        try:
+            yield
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    freed = []
+    monkeypatch.setattr(torch.cuda, "graph", ended_by_another_error)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
+        monkeypatch.setattr(torch._C, name, lambda *which, name=name: freed.append((name, *which)), raising=False)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"), cuda_graphs._recording(None, "pool"):
+        raise torch.OutOfMemoryError("no memory")
+    assert freed == [("_cuda_endAllocateToPool", 0, "pool"), ("_cuda_releasePool", 0, "pool")]
+    with pytest.raises(RuntimeError, match="previous error"), cuda_graphs._recording(None, "pool"):
+        raise ValueError("something else")

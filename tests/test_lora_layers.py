@@ -5,7 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vla.lora_layers import LoraConv2d, LoraLinear, StoredUps, _Augmented
+from vla.lora_layers import LoraConv2d, LoraLinear, LoraNf4Linear, StoredUps, _Augmented
+from vla.nf4 import Nf4Linear
 
 RANK, ALPHA = 3, 5
 
@@ -122,3 +123,26 @@ def test_convolution_is_the_linear_layer_of_its_patches():
     linear.weight.data, linear.bias.data = base.weight.flatten(1), base.bias
     expected = linear(patches) + ALPHA / RANK * (patches @ layer.lora_A.flatten(1).T) @ layer.lora_B.flatten(1).T
     torch.testing.assert_close(layer(images).flatten(2).transpose(1, 2), expected)
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution", "4 bits"])
+def test_what_an_adapter_adds_is_not_swallowed_by_rounding(kind):
+    """Far below the last digit of an output, it still moves the outputs by as much on average."""
+    torch.manual_seed(0)
+    tiny = 2e-4  # of outputs around 1, whose last digit in bfloat16 is 4e-3 to 8e-3
+    if kind == "linear":
+        layer, x = LoraLinear([nn.Linear(64, 256, dtype=torch.bfloat16)], [True], 1, 1), torch.ones(512, 64)
+    elif kind == "4 bits":
+        pytest.importorskip("bitsandbytes")
+        layer, x = LoraNf4Linear(Nf4Linear(torch.randn(256, 64).bfloat16() / 8), 1, 1), torch.ones(512, 64)
+    else:
+        layer, x = LoraConv2d(nn.Conv2d(1, 256, 8, 8, dtype=torch.bfloat16), 1, 1), torch.ones(512, 1, 8, 8)
+    x = (x + torch.randn_like(x)).bfloat16()
+    with torch.no_grad():
+        layer.lora_A.fill_(1 / 64)  # 1 for the average row
+        before = layer(x).double()
+        layer.lora_B.fill_(tiny)
+        if isinstance(layer, LoraLinear):
+            StoredUps([layer]).refresh()
+        added = (layer(x).double() - before).mean().item()
+    assert added == pytest.approx(tiny, rel=0.2)

@@ -6,7 +6,9 @@ The frozen weight is stored with room for s B behind its last column, so that th
 and a slightly longer one, and no pass over the output. Several linear maps of one input (q, k, v; gate, up) are one
 layer with several adapters: A's are stacked, B's stand side by side in blocks.
 
-Adapters are float32; the products run in the frozen weight's dtype. Source: Hu et al. 2021, arXiv:2106.09685.
+Adapters are float32; the products run in the frozen weight's dtype. What an adapter adds joins the frozen product
+before that is rounded: a sum of two bfloat16 numbers loses the smaller one if it is less than half of the other's last
+digit, and what an optimizer step adds is. Source: Hu et al. 2021, arXiv:2106.09685.
 """
 
 from collections.abc import Iterator, Sequence
@@ -125,11 +127,12 @@ class LoraConv2d(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, out_channels, patches down, patches across)"""
-        features = self.base_layer(images)
-        if not self.enabled:
-            return features
-        low = F.conv2d(images, self.lora_A.to(images.dtype), stride=self.base_layer.stride)
-        return features + F.conv2d(low, (self.lora_B * self.scale).to(images.dtype))
+        base, exact = self.base_layer, images.float()  # a ten thousandth of the network's work
+        bias = None if base.bias is None else base.bias.float()
+        features = F.conv2d(exact, base.weight.float(), bias, base.stride)
+        if self.enabled:
+            features = features + F.conv2d(F.conv2d(exact, self.lora_A, stride=base.stride), self.lora_B * self.scale)
+        return features.to(images.dtype)
 
     def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
         """(A, B), as convolutions."""
@@ -158,11 +161,10 @@ class LoraNf4Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., out_features)"""
-        base = self.base_layer(x)
         if not self.enabled:
-            return base
+            return self.base_layer(x)
         low = F.linear(x, self.lora_A.to(x.dtype))
-        return base + F.linear(low, (self.lora_B * self.scale).to(x.dtype))
+        return self.base_layer(x, F.linear(low, (self.lora_B * self.scale).to(x.dtype)))
 
     def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
         """(A (rank, in_features), B (out_features, rank))"""

@@ -42,9 +42,9 @@ class Nf4Linear(nn.Module):
         for name, tensor in zip(("packed", "maxima", "scales", "levels", "mean"), _quantise(weight), strict=True):
             self.register_buffer(name, tensor, persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features) -> (..., out_features)"""
-        return nf4_product(x, *self._stored(), self.out_features, self.in_features, False)
+    def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        """(..., in_features) -> (..., out_features); added (..., out_features), to the product before it is rounded."""
+        return nf4_product(x, added, *self._stored(), self.out_features, self.in_features, False)
 
     def dequantise(self, dtype: torch.dtype) -> Tensor:
         """W, rounded to the levels: (out_features, in_features)."""
@@ -119,6 +119,7 @@ def _dequantise(stored: tuple[Tensor, ...], shape: tuple[int, int], dtype: torch
 @torch.library.custom_op("vla::nf4_product", mutates_args=())
 def nf4_product(
     x: Tensor,
+    added: Tensor | None,
     packed: Tensor,
     maxima: Tensor,
     scales: Tensor,
@@ -128,33 +129,38 @@ def nf4_product(
     in_features: int,
     transposed: bool,
 ) -> Tensor:
-    """x W^T of x (..., in_features), or transposed x W of x (..., out_features)."""
+    """x W^T of x (..., in_features), or transposed x W of x (..., out_features); plus `added`, rounded together."""
     weight = _dequantise((packed, maxima, scales, levels, mean), (out_features, in_features), x.dtype)
-    return x @ weight if transposed else x @ weight.T
+    weight = weight if transposed else weight.T
+    if added is None:
+        return x @ weight
+    return torch.addmm(added.flatten(0, -2), x.flatten(0, -2), weight).view(added.shape)
 
 
 @nf4_product.register_fake
-def _shape(x: Tensor, *stored: Any) -> Tensor:
+def _shape(x: Tensor, added: Tensor | None, *stored: Any) -> Tensor:
     out_features, in_features, transposed = stored[-3:]
     return x.new_empty((*x.shape[:-1], in_features if transposed else out_features))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, *stored, ctx.out_features, ctx.in_features, ctx.transposed = inputs
+    _, added, *stored, ctx.out_features, ctx.in_features, ctx.transposed = inputs
+    ctx.adds = added is not None
     ctx.save_for_backward(*stored)
 
 
 def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """To x alone: the product with W the other way round."""
+    """To x, the product with W the other way round, and to what was added."""
     sizes = ctx.out_features, ctx.in_features
-    return nf4_product(grad, *ctx.saved_tensors, *sizes, not ctx.transposed), *(None,) * 8
+    to_x = nf4_product(grad, None, *ctx.saved_tensors, *sizes, not ctx.transposed)
+    return to_x, grad if ctx.adds else None, *(None,) * 8
 
 
 nf4_product.register_autograd(_gradient, setup_context=_keep)
 
 
 @register_flop_formula(torch.ops.vla.nf4_product)  # torch.compile weighs by it what to recompute
-def _flops(x_shape: tuple[int, ...], *stored: Any, **_: Any) -> int:
+def _flops(x_shape: tuple[int, ...], added: Any, *stored: Any, **_: Any) -> int:
     rows = 1
     for size in x_shape[:-1]:
         rows *= size

@@ -64,6 +64,10 @@ class Acted:
     actions: np.ndarray  # (B, chunk_length, action_dim) float64, ready for the env
 
 
+# Parameters of a network whose every pass repays what compiling takes, up to minutes; a small one is compiled as long.
+WORTH_COMPILING = 1_000_000_000
+
+
 class Policy:
     """Built by `Policy.load`. Adapters and proprio projector are float32 and trainable; all else is frozen."""
 
@@ -78,7 +82,7 @@ class Policy:
         processor: ImageProcessor,
         unnorm_key: str,
         base_model: str,
-        compile_network: bool = False,
+        compile_network: bool | None = False,
     ):
         self.info = info
         self.network = network
@@ -105,9 +109,11 @@ class Policy:
         self._trainable = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
         self._levels = torch.from_numpy(normalised_levels(processor)).to(self.device)
         self._forward: OpenVLAOFT | GraphedNetwork = network
+        if compile_network is not False and self.device.type == "cuda":
+            self._forward = GraphedNetwork(network)
+            compile_network = compile_network or num_frozen_parameters(network) >= WORTH_COMPILING
         if compile_network:
             network.compile_blocks()
-            self._forward = GraphedNetwork(network) if self.device.type == "cuda" else network
         self._is_teacher = False
         self.replicas: Replicas | None = None  # on further devices, see `vla.data_parallel.load_data_parallel`
 
@@ -124,14 +130,15 @@ class Policy:
         lora_alpha: int = 16,
         adapter: str | None = None,
         seed: int = 0,
-        compile_network: bool = False,
+        compile_network: bool | None = False,
         num_images: int | None = None,
         load_in_4bit: bool | None = None,
     ) -> "Policy":
         """Load a checkpoint (folder or hub id), put fresh adapters on it or the trained ones of folder `adapter`.
 
-        checkpoint may itself be an adapter folder: then its base is loaded under it. num_images overrides what the
-        checkpoint is found to be. load_in_4bit: round the language model's blocks to NF4 (`vla.nf4`); None: if the
+        checkpoint may itself be an adapter folder: then its base is loaded under it. compile_network: torch.compile, on
+        a GPU with whole passes as CUDA graphs; None: what pays, on a GPU. num_images overrides what the checkpoint is
+        found to be. load_in_4bit: round the language model's blocks to NF4 (`vla.nf4`); None: if the
         adapter was trained on such a base. Raises BadInput in one line for everything that the user can repair.
         """
         device = torch.device(device)
