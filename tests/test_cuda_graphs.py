@@ -1,6 +1,5 @@
 """What a GraphedNetwork decides, on a machine without a GPU: recording itself is seen by benchmarks/gpu.py."""
 
-from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -136,23 +135,18 @@ def test_parameters_get_a_gradient_and_inputs_none(network):
     assert network.layer.lora_B.grad is not None
 
 
-def test_want_of_memory_while_recording_stays_what_it_is(network, monkeypatch):
-    """torch ends a broken recording with an error of its own, and leaves its memory marked as in use."""
+def test_after_a_warm_up_without_enough_memory_every_size_is_warmed_up_anew(network, monkeypatch):
+    """It may have compiled something that smaller batches use from then on, and that has never run."""
+    seen, limit = [], 1
 
-    @contextmanager
-    def ended_by_another_error(graph, pool):
-        try:
-            yield
-        finally:
-            raise RuntimeError("operation failed due to a previous error during capture")
+    def warm(one_pass):
+        seen.append(len(one_pass.args[0][0]))
+        if seen[-1] > limit:
+            raise torch.OutOfMemoryError("no memory")
 
-    freed = []
-    monkeypatch.setattr(torch.cuda, "graph", ended_by_another_error)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-        monkeypatch.setattr(torch._C, name, lambda *which, name=name: freed.append((name, *which)), raising=False)
-    with pytest.raises(torch.OutOfMemoryError, match="no memory"), cuda_graphs._recording(None, "pool"):
-        raise torch.OutOfMemoryError("no memory")
-    assert freed == [("_cuda_endAllocateToPool", 0, "pool"), ("_cuda_releasePool", 0, "pool")]
-    with pytest.raises(RuntimeError, match="previous error"), cuda_graphs._recording(None, "pool"):
-        raise ValueError("something else")
+    monkeypatch.setattr(cuda_graphs, "_on_a_side_stream", warm)
+    with pytest.raises(torch.OutOfMemoryError):
+        network.graphed._warm_up((torch.randn(3, 3),), with_gradient=True)
+    network.graphed._warm_up((torch.randn(1, 3),), with_gradient=True)
+    network.graphed._warm_up((torch.randn(1, 3),), with_gradient=True)
+    assert seen == [1, 2, 1]

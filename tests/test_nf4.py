@@ -110,9 +110,9 @@ def test_the_operation_keeps_the_rules_of_torchs_compiler():
     layer = Nf4Linear(torch.randn(96, 32))
     for rows, transposed in ((32, False), (96, True)):
         x = torch.randn(3, rows, requires_grad=True)
-        torch.library.opcheck(nf4_product, (x, None, *layer.buffers(), 96, 32, transposed))
-    added = torch.randn(3, 96, requires_grad=True)
-    torch.library.opcheck(nf4_product, (torch.randn(3, 32), added, *layer.buffers(), 96, 32, False))
+        torch.library.opcheck(nf4_product, (x, None, None, *layer.buffers(), 96, 32, transposed))
+    inputs = (torch.randn(shape, requires_grad=True) for shape in ((3, 32), (3, 5), (96, 5)))
+    torch.library.opcheck(nf4_product, (*inputs, *layer.buffers(), 96, 32, False))
 
 
 def test_it_counts_as_much_work_as_the_product_of_the_unpacked_weight():

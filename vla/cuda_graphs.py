@@ -10,8 +10,8 @@ Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog
 """
 
 import gc
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -94,13 +94,13 @@ class GraphedNetwork:
         static = tuple(None if x is None else x.clone() for x in inputs)
         self._warm_up(static, with_gradient)
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with _recording(forward, self._pool):
+        with torch.cuda.graph(forward, pool=self._pool):
             outputs = self.network(*static)
         if not with_gradient:
             return Recording(static, outputs, forward)
         output_gradients = tuple(map(torch.zeros_like, outputs))
         parameters = list(self._gradients)
-        with _recording(backward, self._pool):
+        with torch.cuda.graph(backward, pool=self._pool):
             gradients = torch.autograd.grad(outputs, parameters, output_gradients)
             torch._foreach_add_([self._gradients[parameter] for parameter in parameters], gradients)
         detached = tuple(output.detach() for output in outputs)
@@ -133,7 +133,12 @@ class GraphedNetwork:
             part = tuple(None if x is None else x[:count] for x in inputs)
             key = self._key(part, with_gradient)
             if key not in self._warm:
-                _on_a_side_stream(partial(one_pass, part))
+                try:
+                    _on_a_side_stream(partial(one_pass, part))
+                except torch.OutOfMemoryError:
+                    # What was compiled last serves all shapes that it suits, and some of its kernels have never run.
+                    self._warm.clear()
+                    raise
                 self._warm.add(key)
 
     def take_gradients(self) -> None:
@@ -168,27 +173,6 @@ class _Replay(torch.autograd.Function):
         ctx.network.take_gradients()
         ctx.recording.replay_backward(gradients)
         return None, None, None, *(None for _ in ctx.recording.inputs)
-
-
-@contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, pool: Any) -> Iterator[None]:
-    """`torch.cuda.graph`, in which want of memory stays torch.OutOfMemoryError.
-
-    It breaks the recording off, and torch then fails to end it: with another error, and before its allocator is told
-    that the recording's memory is no longer in use.
-    """
-    try:
-        with torch.cuda.graph(graph, pool=pool):
-            yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        if not isinstance(error.__context__, torch.OutOfMemoryError):
-            raise
-        with suppress(RuntimeError):  # it has been told
-            torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), pool)
-            torch._C._cuda_releasePool(torch.cuda.current_device(), pool)
-        raise error.__context__ from None
 
 
 def _on_a_side_stream(function: Callable[[], None]) -> None:

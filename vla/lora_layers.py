@@ -164,7 +164,7 @@ class LoraNf4Linear(nn.Module):
         if not self.enabled:
             return self.base_layer(x)
         low = F.linear(x, self.lora_A.to(x.dtype))
-        return self.base_layer(x, F.linear(low, (self.lora_B * self.scale).to(x.dtype)))
+        return self.base_layer(x, low, (self.lora_B * self.scale).to(x.dtype))
 
     def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
         """(A (rank, in_features), B (out_features, rank))"""

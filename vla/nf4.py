@@ -42,9 +42,12 @@ class Nf4Linear(nn.Module):
         for name, tensor in zip(("packed", "maxima", "scales", "levels", "mean"), _quantise(weight), strict=True):
             self.register_buffer(name, tensor, persistent=False)
 
-    def forward(self, x: Tensor, added: Tensor | None = None) -> Tensor:
-        """(..., in_features) -> (..., out_features); added (..., out_features), to the product before it is rounded."""
-        return nf4_product(x, added, *self._stored(), self.out_features, self.in_features, False)
+    def forward(self, x: Tensor, low: Tensor | None = None, up: Tensor | None = None) -> Tensor:
+        """x W^T, or x W^T + low up^T rounded once: (..., in_features) -> (..., out_features).
+
+        low (..., rank), up (out_features, rank): of an adapter.
+        """
+        return nf4_product(x, low, up, *self._stored(), self.out_features, self.in_features, False)
 
     def dequantise(self, dtype: torch.dtype) -> Tensor:
         """W, rounded to the levels: (out_features, in_features)."""
@@ -119,7 +122,8 @@ def _dequantise(stored: tuple[Tensor, ...], shape: tuple[int, int], dtype: torch
 @torch.library.custom_op("vla::nf4_product", mutates_args=())
 def nf4_product(
     x: Tensor,
-    added: Tensor | None,
+    low: Tensor | None,
+    up: Tensor | None,
     packed: Tensor,
     maxima: Tensor,
     scales: Tensor,
@@ -129,38 +133,41 @@ def nf4_product(
     in_features: int,
     transposed: bool,
 ) -> Tensor:
-    """x W^T of x (..., in_features), or transposed x W of x (..., out_features); plus `added`, rounded together."""
+    """x W^T + low up^T of x (..., in_features), or transposed x W of x (..., out_features)."""
     weight = _dequantise((packed, maxima, scales, levels, mean), (out_features, in_features), x.dtype)
-    weight = weight if transposed else weight.T
-    if added is None:
+    if transposed:
         return x @ weight
-    return torch.addmm(added.flatten(0, -2), x.flatten(0, -2), weight).view(added.shape)
+    if low is None or up is None:
+        return x @ weight.T
+    # One product, as in vla.lora_layers. torch.addmm is none: cuBLAS rounds x W^T before it adds.
+    return torch.cat([x, low], dim=-1) @ torch.cat([weight, up], dim=1).T
 
 
 @nf4_product.register_fake
-def _shape(x: Tensor, added: Tensor | None, *stored: Any) -> Tensor:
+def _shape(x: Tensor, *stored: Any) -> Tensor:
     out_features, in_features, transposed = stored[-3:]
     return x.new_empty((*x.shape[:-1], in_features if transposed else out_features))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, added, *stored, ctx.out_features, ctx.in_features, ctx.transposed = inputs
-    ctx.adds = added is not None
-    ctx.save_for_backward(*stored)
+    _, low, up, *stored, ctx.out_features, ctx.in_features, ctx.transposed = inputs
+    ctx.save_for_backward(low, up, *stored)
 
 
 def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    """To x, the product with W the other way round, and to what was added."""
-    sizes = ctx.out_features, ctx.in_features
-    to_x = nf4_product(grad, None, *ctx.saved_tensors, *sizes, not ctx.transposed)
-    return to_x, grad if ctx.adds else None, *(None,) * 8
+    """To x, the product with W the other way round, and to the adapter's factors."""
+    low, up, *stored = ctx.saved_tensors
+    to_x = nf4_product(grad, None, None, *stored, ctx.out_features, ctx.in_features, not ctx.transposed)
+    if low is None:
+        return to_x, *(None,) * 10
+    return to_x, grad @ up, grad.flatten(0, -2).T @ low.flatten(0, -2), *(None,) * 8
 
 
 nf4_product.register_autograd(_gradient, setup_context=_keep)
 
 
 @register_flop_formula(torch.ops.vla.nf4_product)  # torch.compile weighs by it what to recompute
-def _flops(x_shape: tuple[int, ...], added: Any, *stored: Any, **_: Any) -> int:
+def _flops(x_shape: tuple[int, ...], low: Any, up: Any, *stored: Any, **_: Any) -> int:
     rows = 1
     for size in x_shape[:-1]:
         rows *= size
