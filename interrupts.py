@@ -45,6 +45,18 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, before[number])
 
 
+def pass_on_interrupt(fault: BaseException) -> None:
+    """Raise the KeyboardInterrupt that `fault` stems from, if it does: for whoever goes on after a fault.
+
+    A C extension whose import is interrupted reports an ImportError.
+    """
+    cause: BaseException | None = fault
+    while cause is not None:
+        if isinstance(cause, KeyboardInterrupt):
+            raise KeyboardInterrupt from fault
+        cause = cause.__cause__ or cause.__context__
+
+
 def give_up_broken_stdout() -> None:
     """Where nobody reads the output any more (`| head`, a `| tee` that Ctrl-C ended, too), do not complain at exit."""
     try:

@@ -29,6 +29,7 @@ from envs.tasks import (
     suite_task,
 )
 from errors import BadInput
+from interrupts import pass_on_interrupt
 
 LOG = logging.getLogger(__name__)
 SETTLING_STEPS = 10  # initial states hold the objects some centimetres above the table
@@ -194,6 +195,7 @@ class LiberoEnv:
             self.close()
             raise
         except Exception as fault:
+            pass_on_interrupt(fault)
             LOG.warning("simulator fault in %s, env step %d", self._files.name, self._env_steps, exc_info=True)
             error = f"{type(fault).__name__}: {fault}"
         render_s = self._simulator.gate.seconds - rendered_before if self._simulator else 0.0

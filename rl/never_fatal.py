@@ -6,6 +6,8 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 
+from interrupts import pass_on_interrupt
+
 log = logging.getLogger(__name__)
 
 
@@ -15,6 +17,7 @@ def never_fatal(what: str, then: str = "the run goes on", give_up: Callable[[], 
     try:
         yield
     except Exception as error:
+        pass_on_interrupt(error)
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         log.warning("%s (%s); %s", what, reason, then)
         give_up()
