@@ -7,7 +7,7 @@ demo: .venv/complete system  ## train the small policy through all phases, on a 
 	.venv/bin/python train_grpo.py --preset tiny --num-envs $$(( $$(nproc) + 1 )) $(FLAGS)
 
 test: .venv/complete system lint  ## everything that CI runs
-	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile
+	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/complete
 	.venv/bin/ruff check .
