@@ -41,7 +41,7 @@ def policy(tmp_path_factory, episodes):
 
 @pytest.fixture(scope="module")
 def data(episodes, policy):
-    return make_data(episodes[:3], episodes[3:], policy.statistics, policy._tokenizer, CPU, augment=True)
+    return make_data(episodes[:3], episodes[3:], policy.statistics, policy.model_inputs.tokenizer, CPU, augment=True)
 
 
 def _observations(written, episode: int) -> list[PlainObservation]:
@@ -69,7 +69,7 @@ def test_the_policy_turns_the_targets_back_into_the_labels_within_half_a_bin(dem
 
 def test_held_out_frames_are_the_networks_inputs_for_the_raw_frames(demos, policy, data):
     pixels, ids, _, proprio = policy.model_inputs(_observations(demos[1], 3))
-    ours = PixelScale.of(policy._processor, CPU)(data.held_out.images)
+    ours = PixelScale.of(policy.model_inputs.processor, CPU)(data.held_out.images)
     torch.testing.assert_close(ours, pixels, rtol=0, atol=1e-6)
     torch.testing.assert_close(data.held_out.proprio, proprio, rtol=0, atol=1e-6)
     rows, lengths = data.prompts.rows(data.held_out.prompt)
@@ -80,13 +80,13 @@ def test_held_out_frames_are_the_networks_inputs_for_the_raw_frames(demos, polic
 def test_frames_keep_their_own_prompt(demos, policy, data):
     ids, lengths = data.prompts.rows(data.train.prompt)
     for episode in range(3):
-        expected = policy._prompt(INSTRUCTIONS[episode % 2])
+        expected = policy.model_inputs.prompt(INSTRUCTIONS[episode % 2])
         for frame in range(FRAMES * episode, FRAMES * (episode + 1)):
             assert torch.equal(ids[frame, : lengths[frame]], expected)
 
 
 def test_without_augmentation_training_frames_are_cropped_like_held_out_ones(episodes, policy, data):
-    plain = make_data(episodes[3:], [], policy.statistics, policy._tokenizer, CPU, augment=False)
+    plain = make_data(episodes[3:], [], policy.statistics, policy.model_inputs.tokenizer, CPU, augment=False)
     assert torch.equal(plain.train.images, data.held_out.images)
     assert plain.held_out is None
     assert plain.prompts.lengths is None  # one instruction: nothing is padded
@@ -137,7 +137,7 @@ def test_more_images_than_cameras_are_refused(demos):
 
 
 def test_pixel_scale_is_the_image_processors(policy):
-    processor = policy._processor
+    processor = policy.model_inputs.processor
     assert isinstance(processor, ImageProcessor)
     black = PixelScale.of(processor, CPU)(torch.zeros(1, 2, 3, 4, 4, dtype=torch.uint8))
     expected = [-m / s for means, stds in zip(processor.means, processor.stds, strict=True)

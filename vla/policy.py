@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -24,6 +23,7 @@ from vla.adapter_folder import SAMPLES_FILE, base_and_adapter, folder_of_base, l
 from vla.checkpoint import CheckpointInfo, check_dimensions, inspect_checkpoint, load_action_head, load_network
 from vla.cuda_graphs import GraphedNetwork
 from vla.heads import L1RegressionHead
+from vla.inputs import Inputs
 from vla.lora import (
     adapters_disabled,
     add_lora,
@@ -36,16 +36,10 @@ from vla.lora import (
 from vla.nf4 import num_in_4bit
 from vla.observation import Observation, write_observations
 from vla.openvla_oft import OpenVLAOFT
-from vla.preprocessing import (
-    ImageProcessor,
-    model_input_images,
-    normalised_levels,
-    pixel_values,
-    pixel_values_on_device,
-)
-from vla.prompt import load_tokenizer, pad_prompts, prompt_ids
+from vla.preprocessing import ImageProcessor
+from vla.prompt import load_tokenizer
 from vla.sampling import sample_tokens, token_logprobs
-from vla.statistics import DatasetStatistics, normalisation_of, normalise_proprio, select_key
+from vla.statistics import DatasetStatistics, normalisation_of, select_key
 from vla.weights import fingerprint
 
 if TYPE_CHECKING:
@@ -96,18 +90,16 @@ class Policy:
         self.num_images = info.num_images
         self.uses_proprio = info.uses_proprio
         self.kind = info.kind
+        self.image_size = processor.image_size  # side in pixels of the images that the network sees
         self._normalisation = normalisation_of(self.action_dim)
-        self._tokenizer = tokenizer
-        self._processor = processor
-        self._prompt_ids: dict[str, Tensor] = {}
-        # Frames (..., H, W, 3) -> (..., S, S, 3), uint8: may be done elsewhere, see Observation.prepared.
-        self.prepare = partial(model_input_images, image_size=processor.image_size)
+        proprio = self.statistics.proprio if info.uses_proprio else None
+        self.model_inputs = Inputs(processor, tokenizer, info.num_images, proprio, self._normalisation, self.device)
+        self.prepare, self.view = self.model_inputs.prepare, self.model_inputs.view
         self._pretrained_proprio = deepcopy(network.proprio_projector)  # the teacher's
         if network.proprio_projector is not None:
             network.proprio_projector.requires_grad_(True)
         self._steps: Steps | None = None  # where the base is sharded
         self._trainable = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-        self._levels = torch.from_numpy(normalised_levels(processor)).to(self.device)
         self._forward: OpenVLAOFT | GraphedNetwork = network
         if compile_network is not False and self.device.type == "cuda":
             self._forward = GraphedNetwork(network)
@@ -168,11 +160,6 @@ class Policy:
     def hidden_dim(self) -> int:
         """D, the width of the language model."""
         return self.network.language_model.config.hidden_size
-
-    @property
-    def image_size(self) -> int:
-        """Side in pixels of the images that the network sees."""
-        return self._processor.image_size
 
     @property
     def dtype(self) -> torch.dtype:
@@ -275,7 +262,7 @@ class Policy:
             if part is not None:
                 part.to(device)
         refresh_adapters(self.network, force=True)
-        self._levels = self._levels.to(device)
+        self.model_inputs.to(device)
         self._forward = self.network  # no recorded passes: blocks come and go
         self._steps = Steps(self.network)
 
@@ -347,37 +334,6 @@ class Policy:
     def _own_outputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
         refresh_adapters(self.network)
         return self._forward(*self.model_inputs(observations))
-
-    def model_inputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """The arguments of the network's forward, on its device."""
-        images = np.stack([self.view(observation) for observation in observations])
-        if self.device.type == "cpu":
-            pixels = torch.from_numpy(pixel_values(images, self._processor))
-        else:
-            pixels = pixel_values_on_device(torch.from_numpy(images).to(self.device), self._levels)
-        ids, lengths = pad_prompts([self._prompt(observation.instruction) for observation in observations])
-        lengths = None if lengths is None else lengths.to(self.device)
-        return pixels, ids.to(self.device), lengths, self._proprio(observations)
-
-    def view(self, observation: Observation) -> np.ndarray:
-        """The images as the network sees them, uint8 (num_images, S, S, 3)."""
-        images = observation.images[: self.num_images]
-        if len(images) < self.num_images:
-            raise ValueError(f"an observation has {len(images)} images, the policy needs {self.num_images}")
-        return images if observation.prepared else self.prepare(images)
-
-    def _prompt(self, instruction: str) -> Tensor:
-        if instruction not in self._prompt_ids:
-            self._prompt_ids[instruction] = torch.tensor(prompt_ids(self._tokenizer, instruction))
-        return self._prompt_ids[instruction]
-
-    def _proprio(self, observations: Sequence[Observation]) -> Tensor | None:
-        if not self.uses_proprio:
-            return None
-        values = np.stack([observation.proprio for observation in observations])
-        assert self.statistics.proprio is not None, "`check_dimensions` has seen them"
-        normalised = normalise_proprio(values, self.statistics.proprio, self._normalisation)
-        return torch.from_numpy(normalised).to(self.device, torch.float32)
 
     def _l1_tokens(self, hidden: Tensor | None) -> Tensor:
         if self.action_head is None:
