@@ -1,6 +1,6 @@
 """Whole iterations of `train_grpo.py` with simulators, in seconds of each part: one GPU, and several in both ways.
 
-    python -m benchmarks.iteration FOLDER [--memory-budget 24]
+    python -m benchmarks.iteration FOLDER [--memory-budget 24] [--ways one accelerate]
 
 FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. Two iterations of PPO,
 each with at least 512 env steps and 10 epochs of optimizer steps of two samples; on G GPUs G times as many of all that,
@@ -15,6 +15,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, get_args
 
 import torch
 import tyro
@@ -28,6 +29,9 @@ FLAGS = (
 )
 
 
+Way = Literal["one", "data-parallel", "accelerate"]
+
+
 @dataclass(frozen=True)
 class Args:
     checkpoint: tyro.conf.Positional[Path]
@@ -35,24 +39,32 @@ class Args:
     """GiB of each GPU."""
     flags: str = ""
     """Further flags of train_grpo.py, as one string."""
+    ways: tuple[Way, ...] = get_args(Way)
+    """What is run, in this order; ratios are to `one` GPU, if that comes first. With one GPU there is no other way."""
 
 
 def main(args: Args) -> None:
     gpus = torch.cuda.device_count()
     launcher = f"{sys.executable} -m accelerate.commands.launch --config_file configs/accelerate/one_machine.yaml"
-    alone = measure(args, "one GPU", f"{sys.executable} train_grpo.py", 1, ENVS_PER_GPU)
-    found = [alone]
-    if gpus > 1:
-        command = f"{sys.executable} train_grpo.py --data-parallel"
-        found.append(measure(args, f"--data-parallel, {gpus} GPUs", command, gpus, gpus * ENVS_PER_GPU, alone))
-        command = f"{launcher} --num_processes {gpus} train_grpo.py"
-        found.append(measure(args, f"accelerate launch, {gpus} ranks", command, gpus, ENVS_PER_GPU, alone))
-    if None in found:
-        raise SystemExit(f"{found.count(None)} of {len(found)} runs failed: see above")
+    runs: dict[Way, tuple[str, str, int, int]] = {
+        "one": ("one GPU", f"{sys.executable} train_grpo.py", 1, ENVS_PER_GPU),
+        "data-parallel": (
+            f"--data-parallel, {gpus} GPUs", f"{sys.executable} train_grpo.py --data-parallel", gpus,
+            gpus * ENVS_PER_GPU,
+        ),
+        "accelerate": (
+            f"accelerate launch, {gpus} ranks", f"{launcher} --num_processes {gpus} train_grpo.py", gpus, ENVS_PER_GPU
+        ),
+    }  # fmt: skip
+    found: dict[Way, dict[str, float] | None] = {}
+    for way in args.ways if gpus > 1 else ("one",):
+        found[way] = measure(args, *runs[way], found.get("one"))
+    if failed := [way for way, rates in found.items() if rates is None]:
+        raise SystemExit(f"{len(failed)} of {len(found)} runs failed ({', '.join(failed)}): see above")
 
 
 def measure(
-    args: Args, name: str, command: str, gpus: int, num_envs: int, alone: dict[str, float] | None = None
+    args: Args, name: str, command: str, gpus: int, num_envs: int, alone: dict[str, float] | None
 ) -> dict[str, float] | None:
     """Run it and print its last iteration. Returns the rates, None when the run has failed."""
     steps = gpus * STEPS_PER_GPU
