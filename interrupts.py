@@ -46,15 +46,16 @@ def interruptible() -> Iterator[None]:
 
 
 def pass_on_interrupt(fault: BaseException) -> None:
-    """Raise the KeyboardInterrupt that `fault` stems from, if it does: for whoever goes on after a fault.
+    """Raise the KeyboardInterrupt that `fault` was made of, if it was: for whoever goes on after a fault.
 
-    A C extension whose import is interrupted reports an ImportError.
+    A C extension whose import is interrupted reports an ImportError. What fails while an interrupt is dealt with is
+    another matter: that has it as context, not as cause.
     """
     cause: BaseException | None = fault
     while cause is not None:
         if isinstance(cause, KeyboardInterrupt):
             raise KeyboardInterrupt from fault
-        cause = cause.__cause__ or cause.__context__
+        cause = cause.__cause__
 
 
 def give_up_broken_stdout() -> None:
