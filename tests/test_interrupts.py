@@ -35,9 +35,9 @@ def test_it_is_no_failure_of_what_watches_a_run():
         raise ImportError("no codec")
 
 
-def test_what_fails_in_the_clearing_up_after_it_does_not_end_the_clearing_up():
+def test_what_fails_in_the_clearing_up_after_it_does_not_end_the_clearing_up(tmp_path):
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt:
         with never_fatal("the report could not be written"):
-            raise OSError("no space left")
+            (tmp_path / "no folder" / "report").write_text("")
