@@ -24,7 +24,7 @@ from untrusted.archives import read_npz
 LOGPROB_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 0.25}
 # Of an optimizer step that is taken as a test, in nats: small, and more than bfloat16 loses in noise.
 PROMISED_GAIN = 0.2
-GAIN_LIMITS = (0.5, 2.0)  # of the promise
+GAIN_LIMITS = (0.6, 1.6)  # of the promise; seen: 0.90 to 1.06, and 0.4 where rounding swallowed adapters
 
 
 class SelfCheckError(RuntimeError):

@@ -1,17 +1,21 @@
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional as F
 
 from errors import BadInput
 from rl.selfcheck import SelfCheckError, check_learning
 from tests.small_checkpoint import make_small_checkpoint
 from vla.action_tokenizer import BIN_CENTRES
+from vla.lora_layers import LoraLinear
 from vla.observation import PlainObservation
 from vla.policy import Policy
 from vla.probes import synthetic_observations
 
+BUNDLED = Path(__file__).resolve().parent.parent / "checkpoints" / "tiny-libero-spatial"
 SUITE = "libero_spatial"
 SHORT, LONG = "turn on the stove", "pick up the black bowl between the plate and the ramekin and place it on the plate"
 
@@ -72,6 +76,22 @@ def test_the_check_that_an_optimizer_step_is_followed_holds_in_every_precision(
     monkeypatch.setattr(policy, "parameters_changed", lambda: None)
     with pytest.raises(SelfCheckError, match="the policy does not follow"):
         check_learning(policy, observations[:1])
+
+
+def test_adapters_that_are_added_to_rounded_outputs_are_found(monkeypatch):
+    """As peft adds them: of a small step less than half arrives."""
+
+    def added_after_rounding(layer, x):
+        base = F.linear(x, layer.weight[:, : layer.in_features], layer.bias)
+        parts = [F.linear(F.linear(x, a.to(x.dtype)), (layer.scale * b).to(x.dtype)) for a, b in layer.adapters()]
+        return base + torch.cat(parts, dim=-1)
+
+    policy = Policy.load(str(BUNDLED), task_suite=SUITE, dtype=torch.bfloat16)
+    seen = synthetic_observations(policy, 1)
+    check_learning(policy, seen)
+    monkeypatch.setattr(LoraLinear, "forward", added_after_rounding)
+    with pytest.raises(SelfCheckError, match="the policy does not follow"):
+        check_learning(policy, seen)
 
 
 def _generators(count: int, seed: int = 0):
