@@ -24,7 +24,9 @@ from untrusted.archives import read_npz
 LOGPROB_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 0.25}
 # Of an optimizer step that is taken as a test, in nats: small, and more than bfloat16 loses in noise.
 PROMISED_GAIN = 0.2
-GAIN_LIMITS = (0.6, 1.6)  # of the promise; seen: 0.90 to 1.06, and 0.4 where rounding swallowed adapters
+# Of the promise. Seen: 0.90 to 1.06 with networks from 32 wide, and 0.4 or less where rounding swallowed adapters. In
+# bfloat16 networks 16 wide are too curved and noisy for the test (0.5 to 2.8), in float32 they are not (0.8 to 1.2).
+GAIN_LIMITS = (0.6, 1.6)
 
 
 class SelfCheckError(RuntimeError):
@@ -77,7 +79,8 @@ def check_learning(policy: Policy, observations: Sequence[Observation]) -> str:
     if not bool(((low <= gains) & (gains <= high)).all()):
         raise SelfCheckError(
             f"an optimizer step that promises {PROMISED_GAIN} nats brings {gains.min():.4f} to {gains.max():.4f}: "
-            "the policy does not follow its parameters, training would lead nowhere; try --compile off"
+            "the policy does not follow its parameters, training would lead nowhere; try --compile off or --dtype "
+            "float32"
         )
     return f"an optimizer step that promises {PROMISED_GAIN} nats brings {gains.mean():.4f}"
 

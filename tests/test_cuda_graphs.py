@@ -137,11 +137,11 @@ def test_parameters_get_a_gradient_and_inputs_none(network):
 
 def test_after_a_warm_up_without_enough_memory_every_size_is_warmed_up_anew(network, monkeypatch):
     """It may have compiled something that smaller batches use from then on, and that has never run."""
-    seen, limit = [], 1
+    seen = []
 
     def warm(one_pass):
         seen.append(len(one_pass.args[0][0]))
-        if seen[-1] > limit:
+        if seen[-1] > 1:
             raise torch.OutOfMemoryError("no memory")
 
     monkeypatch.setattr(cuda_graphs, "_on_a_side_stream", warm)

@@ -44,6 +44,7 @@ class Inputs:
         self.to(device)
 
     def to(self, device: torch.device) -> None:
+        """From now on, for a network on that device."""
         self._device = device
         self._levels = torch.from_numpy(normalised_levels(self.processor)).to(device)
 

@@ -58,7 +58,7 @@ class Acted:
     actions: np.ndarray  # (B, chunk_length, action_dim) float64, ready for the env
 
 
-# Parameters of a network whose every pass repays what compiling takes, up to minutes; a small one is compiled as long.
+# Parameters of a network whose passes repay what compiling takes: a minute and more, for a small one, too.
 WORTH_COMPILING = 1_000_000_000
 
 
