@@ -142,6 +142,7 @@ def fit_to_memory(config: TrainConfig, policy: Policy, ranks: Ranks = ALONE) -> 
     """Decide what is recomputed, and the micro-batch where it is "auto". Returns the configuration with its number."""
     wanted, micro_batch_size = config.policy.gradient_checkpointing, config.update.micro_batch_size
     blocks = policy.network.num_blocks if wanted == "on" else 0
+    share = -(-config.update.batch_size // (ranks.size * len(policy.devices)))  # a device never has more at once
     if ranks.shard_base:  # the least memory: that is what a shared base is for
         blocks = 0 if wanted == "off" else policy.network.num_blocks
         micro_batch_size = 1 if micro_batch_size == "auto" else micro_batch_size
@@ -152,13 +153,13 @@ def fit_to_memory(config: TrainConfig, policy: Policy, ranks: Ranks = ALONE) -> 
             needs = [need for need in needs if need.recomputed_blocks == blocks]
         free = free_for_activations(policy, others=config.task.num_envs * GPU_BYTES_PER_RENDERER)
         if micro_batch_size == "auto":
-            plan = choose_plan(needs, free, config.update.batch_size)
+            plan = choose_plan(needs, free, share)
         else:
             plan = MemoryPlan(micro_batch_size, choose_plan(needs, free / micro_batch_size, 1).recomputed_blocks)
         micro_batch_size, blocks = plan.micro_batch_size, plan.recomputed_blocks
     policy.recompute(blocks)
     if micro_batch_size == "auto":
-        micro_batch_size = config.update.batch_size
+        micro_batch_size = share
     return replace(config, update=replace(config.update, micro_batch_size=micro_batch_size))
 
 

@@ -179,6 +179,7 @@ def measure_optimizer(policy: Policy) -> None:
     torch.cuda.reset_peak_memory_stats()
     took = timed(step, 8)
     print(f"optimizer step of 2 samples, everything: {1e3 * took:.1f} ms, peak {peak():.2f} GiB", flush=True)
+    forget_recordings(policy)  # they may have left no room to look at the parameters
     assert all(torch.isfinite(p).all() for p in trainable(policy)), "NaN in a parameter"
 
 

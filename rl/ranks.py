@@ -27,6 +27,7 @@ Shared = TypeVar("Shared", Tensor, list[Any])
 
 # A rank that waits this long takes the others for dead. Ranks wait for the slowest rollout and for rank 0's disk.
 PATIENCE = timedelta(minutes=30)
+ELEMENTS_PER_MESSAGE = 2**23  # of gradients: 32 MiB
 
 
 class RanksLost(SystemExit):
@@ -85,24 +86,22 @@ class Ranks:
         return torch.cat(self.gather(compute(own)))[:count]
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Replace each gradient by its sum over the ranks: one all-reduce of one flat buffer.
+        """Replace each gradient by its sum over the ranks, in parts: a full GPU has no room for a copy of all.
 
         A rank without a gradient adds zeros. Where no rank has one, none appears: AdamW would decay such a parameter.
         """
         if self.size == 1:
             return
-        device = parameters[0].device
-        present = torch.tensor([float(p.grad is not None) for p in parameters], device=device)
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        flat = torch.cat([present, *(gradient.flatten() for gradient in gradients)])
+        present = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
         with _answer_expected(self):
-            dist.all_reduce(flat)
-        present, *sums = flat.split([len(parameters), *(p.numel() for p in parameters)])
-        for parameter, found, total in zip(parameters, present.tolist(), sums, strict=True):
-            if parameter.grad is not None:
-                parameter.grad.copy_(total.view_as(parameter))  # in place: recorded passes know where it lies
-            elif found:
-                parameter.grad = total.view_as(parameter)
+            dist.all_reduce(present)
+            gradients = [_gradient_of(p) for p, found in zip(parameters, present.tolist(), strict=True) if found]
+            for part in _parts(gradients, ELEMENTS_PER_MESSAGE):
+                flat = torch.cat([gradient.flatten() for gradient in part])
+                dist.all_reduce(flat)
+                sums = flat.split([gradient.numel() for gradient in part])
+                # In place: recorded passes know where a gradient lies.
+                torch._foreach_copy_(part, [total.view_as(g) for total, g in zip(sums, part, strict=True)])
 
     def leave(self) -> None:
         """After the last common act."""
@@ -140,6 +139,7 @@ def join_ranks(device: torch.device, patience: timedelta = PATIENCE) -> Ranks:
     try:
         state = PartialState(cpu=device.type == "cpu", timeout=patience)
         objects = dist.new_group(backend="gloo", timeout=patience)
+        dist.all_reduce(torch.zeros(1, device=device))  # NCCL takes its memory now, before anyone measures what is left
     except (RuntimeError, ValueError) as error:
         raise BadInput(
             f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot meet the others ({_first_line(error)}): "
@@ -148,6 +148,26 @@ def join_ranks(device: torch.device, patience: timedelta = PATIENCE) -> Ranks:
     shard_base = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
     # torch's type allows for processes outside the group, of which there are none.
     return Ranks(state.process_index, state.num_processes, objects, shard_base)  # type: ignore[arg-type]
+
+
+def _gradient_of(parameter: nn.Parameter) -> Tensor:
+    if parameter.grad is None:
+        parameter.grad = torch.zeros_like(parameter)
+    return parameter.grad
+
+
+def _parts(tensors: Sequence[Tensor], at_most: int) -> Iterator[list[Tensor]]:
+    """In the same order, each part with at most so many elements, or with one tensor."""
+    part: list[Tensor] = []
+    count = 0
+    for tensor in tensors:
+        if part and count + tensor.numel() > at_most:
+            yield part
+            part, count = [], 0
+        part.append(tensor)
+        count += tensor.numel()
+    if part:
+        yield part
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """From a configuration to a policy, a teacher and a simulator's recipe: every choice, and every refusal in one line."""
 
 from dataclasses import fields, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +14,13 @@ from assembly import (
     choose_dtype,
     choose_teacher,
     env_spec,
+    fit_to_memory,
     load_policy,
 )
-from configs.config import LossConfig, PhaseConfig, PolicyConfig, TaskConfig, TrainConfig
+from configs.config import LossConfig, PhaseConfig, PolicyConfig, TaskConfig, TrainConfig, UpdateConfig
 from errors import BadInput
 from rl.ranks import Ranks
+from vla.memory import MemoryPlan
 
 
 @pytest.fixture
@@ -188,3 +191,28 @@ def test_a_gpu_too_small_for_the_weights_is_one_line(no_gpu, monkeypatch):
     monkeypatch.setattr(assembly, "load_data_parallel", full)
     with pytest.raises(BadInput, match=r"^out of GPU memory while loading x \(CUDA .* 2 GiB\.\): close other [^\n]*$"):
         assembly.load_policy(TrainConfig(policy=PolicyConfig(checkpoint="x", device="cpu")))
+
+
+# memory
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "ranks", "devices", "size"), [(2, 1, 1, 2), (4, 2, 1, 2), (4, 1, 2, 2), (5, 2, 1, 3), (1, 8, 1, 1)]
+)
+def test_the_micro_batch_is_chosen_for_what_one_device_gets_of_a_minibatch(
+    batch_size, ranks, devices, size, monkeypatch
+):
+    """More would take memory for decisions that never come, and recompute what would have fitted."""
+    asked = []
+    monkeypatch.setattr(assembly, "measure_needs", lambda *_: [])
+    monkeypatch.setattr(assembly, "synthetic_observations", lambda *_: [None])
+    monkeypatch.setattr(assembly, "free_for_activations", lambda *_, **__: 0.0)
+    monkeypatch.setattr(assembly, "choose_plan", lambda *a: asked.append(a[-1]) or MemoryPlan(a[-1], 0))
+    for kind in ("cuda", "cpu"):
+        device = torch.device(kind)
+        policy = SimpleNamespace(
+            device=device, devices=[device] * devices, network=SimpleNamespace(num_blocks=81), recompute=lambda _: None
+        )
+        config = TrainConfig(update=UpdateConfig(batch_size=batch_size))
+        assert fit_to_memory(config, policy, Ranks(size=ranks)).update.micro_batch == size
+    assert asked == [size]

@@ -37,6 +37,7 @@ class Toy(nn.Module):
 def network(monkeypatch):
     """A network whose recordings are made of closures over their static inputs, and count how often one is made."""
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
+    monkeypatch.setattr(torch.cuda, "Stream", object)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     toy = Toy()
     add_lora(toy, rank=2, alpha=2)
@@ -121,11 +122,38 @@ def test_recordings_are_given_up_when_their_memory_is_missing(network):
 
 def test_smaller_batches_are_warmed_up_before_the_first_is_recorded(network, monkeypatch):
     seen = []
-    monkeypatch.setattr(cuda_graphs, "_on_a_side_stream", lambda one_pass: seen.append(len(one_pass.args[0][0])))
-    network.graphed._warm_up((torch.randn(3, 3),), with_gradient=True)
-    network.graphed._warm_up((torch.randn(2, 3),), with_gradient=True)
-    network.graphed._warm_up((torch.randn(4, 3),), with_gradient=False)
+    monkeypatch.setattr(cuda_graphs, "_warm_up_on", lambda _, one_pass: seen.append(len(one_pass.args[0][0])))
+    network.graphed._warm_up((torch.randn(3, 3),), 3, with_gradient=True)
+    network.graphed._warm_up((torch.randn(2, 3),), 2, with_gradient=True)
+    network.graphed._warm_up((torch.randn(4, 3),), 4, with_gradient=False)
     assert seen == [1, 2, 3, 4]
+
+
+def test_recordings_make_room_for_new_warm_ups_with_gradient_only(network, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "_warm_up_on", lambda *_: None)
+    warm_up, x = network.graphed._warm_up, torch.randn(3, 3)
+
+    def recordings_left_by(batch, with_gradient):
+        with torch.no_grad():
+            network.graphed(x[:1])
+        warm_up((x[:batch],), batch, with_gradient)
+        return len(network.graphed._recordings)
+
+    assert recordings_left_by(3, with_gradient=False) == 1
+    assert recordings_left_by(2, with_gradient=True) == 0
+    assert recordings_left_by(2, with_gradient=True) == 1  # nothing is new to warm up
+    assert recordings_left_by(3, with_gradient=True) == 0
+
+
+def test_all_warm_ups_share_one_stream(network, monkeypatch):
+    """A library that keeps memory for each stream would take more with every size otherwise."""
+    streams = []
+    monkeypatch.setattr(cuda_graphs, "_warm_up_on", lambda stream, _: streams.append(stream))
+    for batch in range(1, 4):
+        for with_gradient in (False, True):
+            network.graphed._warm_up((torch.randn(batch, 3),), batch, with_gradient)
+    assert len(streams) == 6
+    assert len(set(map(id, streams))) == 1
 
 
 def test_parameters_get_a_gradient_and_inputs_none(network):
@@ -139,14 +167,14 @@ def test_after_a_warm_up_without_enough_memory_every_size_is_warmed_up_anew(netw
     """It may have compiled something that smaller batches use from then on, and that has never run."""
     seen = []
 
-    def warm(one_pass):
+    def warm(_, one_pass):
         seen.append(len(one_pass.args[0][0]))
         if seen[-1] > 1:
             raise torch.OutOfMemoryError("no memory")
 
-    monkeypatch.setattr(cuda_graphs, "_on_a_side_stream", warm)
+    monkeypatch.setattr(cuda_graphs, "_warm_up_on", warm)
     with pytest.raises(torch.OutOfMemoryError):
-        network.graphed._warm_up((torch.randn(3, 3),), with_gradient=True)
-    network.graphed._warm_up((torch.randn(1, 3),), with_gradient=True)
-    network.graphed._warm_up((torch.randn(1, 3),), with_gradient=True)
+        network.graphed._warm_up((torch.randn(3, 3),), 3, with_gradient=True)
+    network.graphed._warm_up((torch.randn(1, 3),), 1, with_gradient=True)
+    network.graphed._warm_up((torch.randn(1, 3),), 1, with_gradient=True)
     assert seen == [1, 2, 1]

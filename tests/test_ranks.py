@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from errors import BadInput
-from rl.ranks import ALONE, join_ranks, own_gpu
+from rl.ranks import ALONE, _parts, join_ranks, own_gpu
 from rl.run import read_metrics
 from tests.small_checkpoint import make_small_checkpoint
 from tests.together import results
@@ -101,6 +101,16 @@ def test_a_parameter_that_no_rank_reaches_keeps_no_gradient(both):
     for found in both:
         shared, of_one, of_none = found["unreached"]
         assert (shared.tolist(), of_one.tolist(), of_none) == ([3.0, 3.0], [5.0, 5.0], None)
+
+
+@pytest.mark.parametrize(
+    ("at_most", "sizes"), [(1, [[3], [1], [2], [4]]), (4, [[3, 1], [2], [4]]), (99, [[3, 1, 2, 4]])]
+)
+def test_gradients_travel_in_parts_of_a_bounded_size(at_most, sizes):
+    gradients = [torch.zeros(count) for count in (3, 1, 2, 4)]
+    parts = list(_parts(gradients, at_most))
+    assert [[len(gradient) for gradient in part] for part in parts] == sizes
+    assert [id(gradient) for part in parts for gradient in part] == [id(gradient) for gradient in gradients]
 
 
 def test_values_and_teacher_distributions_are_computed_in_parts_and_known_to_all(both, alone):

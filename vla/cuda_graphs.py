@@ -58,7 +58,10 @@ class GraphedNetwork:
         self._recordings: dict[Hashable, Recording] = {}
         self._gradients: dict[Tensor, Tensor] = {}  # parameter -> where every recording adds its gradient
         self._warm: set[Hashable] = set()
+        self._rows: tuple[Tensor, ...] = ()  # what the outputs look like, of no observation
         self._pool = torch.cuda.graph_pool_handle()
+        # One for all: cuBLAS keeps memory for every stream that it has ever worked on, on an H200 32 MiB.
+        self._stream = torch.cuda.Stream()
         self._anchor = torch.zeros((), device=network.language_model.lm_head.weight.device, requires_grad=True)
 
     def __call__(self, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -92,30 +95,36 @@ class GraphedNetwork:
 
     def _record(self, inputs: Inputs, with_gradient: bool) -> Recording:
         static = tuple(None if x is None else x.clone() for x in inputs)
-        self._warm_up(static, with_gradient)
+        batch = next(len(x) for x in static if x is not None)
+        self._warm_up(static, batch, with_gradient)
+        # Outside of the pool, where what stays for good would lie in the way of the next recording.
+        logits, hidden = (row.new_empty(batch, *row.shape[1:]) for row in self._rows)
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(forward, pool=self._pool):
+        with torch.cuda.graph(forward, pool=self._pool, stream=self._stream):
             outputs = self.network(*static)
+            logits.copy_(outputs[0].detach())
+            hidden.copy_(outputs[1].detach())
         if not with_gradient:
-            return Recording(static, outputs, forward)
+            return Recording(static, (logits, hidden), forward)
         output_gradients = tuple(map(torch.zeros_like, outputs))
         parameters = list(self._gradients)
-        with torch.cuda.graph(backward, pool=self._pool):
+        with torch.cuda.graph(backward, pool=self._pool, stream=self._stream):
             gradients = torch.autograd.grad(outputs, parameters, output_gradients)
             torch._foreach_add_([self._gradients[parameter] for parameter in parameters], gradients)
-        detached = tuple(output.detach() for output in outputs)
-        return Recording(static, detached, forward, backward, output_gradients)
+        return Recording(static, (logits, hidden), forward, backward, output_gradients)
 
-    def _warm_up(self, inputs: Inputs, with_gradient: bool) -> None:
+    def _warm_up(self, inputs: Inputs, batch: int, with_gradient: bool) -> None:
         """Passes that are not recorded: they compile, and find out which parameters get a gradient.
 
-        They take memory of their own beside that of the recordings, so all smaller batches are warmed up together with
-        the first one, before anything is recorded that is as large.
+        They take memory of their own beside that of the recordings. With gradient that is much: all smaller batches are
+        warmed up together with the first one, before anything is recorded that is as large, and what has been recorded
+        until then is given up.
         """
         candidates = [p for p in self.network.parameters() if p.requires_grad]
 
         def one_pass(part: Inputs) -> None:
             outputs = self.network(*part)
+            self._rows = tuple(output.new_empty(0, *output.shape[1:]) for output in outputs)
             if not with_gradient:
                 return
             ones = tuple(map(torch.ones_like, outputs))
@@ -126,20 +135,19 @@ class GraphedNetwork:
                         torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                     )
 
-        pixels = inputs[0]
-        assert pixels is not None, "every pass has images"
-        batch = len(pixels)
-        for count in range(1, batch + 1) if with_gradient else (batch,):
-            part = tuple(None if x is None else x[:count] for x in inputs)
-            key = self._key(part, with_gradient)
-            if key not in self._warm:
-                try:
-                    _on_a_side_stream(partial(one_pass, part))
-                except torch.OutOfMemoryError:
-                    # What was compiled last serves all shapes that it suits, and some of its kernels have never run.
-                    self._warm.clear()
-                    raise
-                self._warm.add(key)
+        counts = range(1, batch + 1) if with_gradient else (batch,)
+        parts = [tuple(None if x is None else x[:count] for x in inputs) for count in counts]
+        cold = [part for part in parts if self._key(part, with_gradient) not in self._warm]
+        if with_gradient and cold:
+            self._forget()
+        for part in cold:
+            try:
+                _warm_up_on(self._stream, partial(one_pass, part))
+            except torch.OutOfMemoryError:
+                # What was compiled last serves all shapes that it suits, and some of its kernels have never run.
+                self._warm.clear()
+                raise
+            self._warm.add(self._key(part, with_gradient))
 
     def take_gradients(self) -> None:
         """Make the tensors that recordings add to the parameters' `.grad`, with what is in there now."""
@@ -175,9 +183,8 @@ class _Replay(torch.autograd.Function):
         return None, None, None, *(None for _ in ctx.recording.inputs)
 
 
-def _on_a_side_stream(function: Callable[[], None]) -> None:
+def _warm_up_on(stream: torch.cuda.Stream, function: Callable[[], None]) -> None:
     """Run `function` WARM_UP times as recordings want it: not on the default stream."""
-    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(WARM_UP):
