@@ -15,10 +15,12 @@ from vla.observation import Observation
 from vla.policy import Policy
 
 GIB = 2**30
-# Beside activations: gradients (twice while they are added up) and AdamW's two moments, each as large as the adapters.
+# Beside activations: gradients (twice on a rank that has none of its own) and AdamW's two moments, each as large as the
+# adapters.
 COPIES_OF_TRAINABLE = 4
 MARGIN = 1.0  # GiB, for recorded forward passes and the allocator's gaps between weights
-# What recorded passes take over what their tensors take, for gaps. Seen: 1.13 (11 samples) and 1.17 (2) on an H200.
+# What recorded passes take over what their tensors take, for gaps. Seen on an H200: 1.13 to 1.17 (2 to 11 samples),
+# 1.21 with 4-bit weights.
 GAPS = 1.2
 
 
