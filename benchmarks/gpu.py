@@ -21,6 +21,7 @@ from benchmarks import data_parallel, iteration
 from benchmarks.full_size import write_full_size
 from benchmarks.gpu_timing import (
     GIB,
+    forget_recordings,
     free_memory,
     learn_from,
     matrix_rate,
@@ -35,7 +36,6 @@ from errors import BadInput
 from vla.action_tokenizer import FIRST_ACTION_TOKEN
 from vla.blocks import llama_block, vit_block
 from vla.checkpoint import inspect_checkpoint, load_network
-from vla.cuda_graphs import GraphedNetwork
 from vla.lora import refresh_adapters
 from vla.memory import choose_plan, free_for_activations, limit_memory, measure_needs
 from vla.policy import Policy
@@ -153,13 +153,6 @@ def measure_update(policy: Policy, name: str, recomputed: int, micro: int, args:
         learn_from(policy, observations)
 
     report(name, micro, update, args.repeats, ceiling, 2)
-
-
-def forget_recordings(policy: Policy) -> None:
-    policy._forward = GraphedNetwork(policy.network)
-    for parameter in trainable(policy):
-        parameter.grad = None
-    free_memory()
 
 
 def measure_optimizer(policy: Policy) -> None:

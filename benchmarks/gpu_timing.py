@@ -9,6 +9,7 @@ from statistics import median
 import torch
 
 from vla.action_tokenizer import FIRST_ACTION_TOKEN
+from vla.cuda_graphs import GraphedNetwork
 from vla.observation import PlainObservation
 from vla.policy import Policy
 from vla.preprocessing import model_input_images
@@ -86,3 +87,12 @@ def learn_from(policy: Policy, observations: Sequence[PlainObservation]) -> None
 
 def trainable(policy: Policy) -> list[torch.nn.Parameter]:
     return [parameter for _, parameter in policy.named_trainable_parameters()]
+
+
+def forget_recordings(policy: Policy) -> None:
+    """Nothing recorded before, and no gradient, takes memory beside what is measured next."""
+    for parameter in trainable(policy):
+        parameter.grad = None
+    if isinstance(policy._forward, GraphedNetwork):
+        policy._forward.forget()
+    free_memory()

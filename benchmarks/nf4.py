@@ -18,9 +18,17 @@ import torch
 import tyro
 from torch import Tensor
 
-from benchmarks.gpu_timing import GIB, free_memory, learn_from, peak, prepared_observations, timed, trainable
+from benchmarks.gpu_timing import (
+    GIB,
+    forget_recordings,
+    free_memory,
+    learn_from,
+    peak,
+    prepared_observations,
+    timed,
+    trainable,
+)
 from vla.action_tokenizer import FIRST_ACTION_TOKEN
-from vla.cuda_graphs import GraphedNetwork
 from vla.lora import named_adapters, refresh_adapters
 from vla.memory import limit_memory
 from vla.observation import PlainObservation
@@ -89,7 +97,8 @@ def measure(policy: Policy, args: Args) -> None:
         report(f"{policy.precision}: act", batch, lambda rows=observations: policy.act(rows), args.repeats)
     for recomputed, label in ((policy.network.num_blocks, "all blocks"), (0, "nothing")):
         for micro in args.micro_batches:
-            start_again(policy, recomputed)
+            forget_recordings(policy)
+            policy.network.recompute(recomputed)
             observations = prepared_observations(policy, micro)
             name = f"{policy.precision}: update, recomputing {label}"
             report(name, micro, lambda rows=observations: learn(policy, rows), args.repeats)
@@ -110,16 +119,6 @@ def agreement_logits(policy: Policy, args: Args) -> Tensor:
     with torch.no_grad():
         parts = [policy.chunk_logits(observations[i : i + size]).cpu() for i in range(0, len(observations), size)]
     return torch.cat(parts)
-
-
-def start_again(policy: Policy, recomputed: int) -> None:
-    """No recorded passes, no gradients, and another choice of what is recomputed."""
-    for parameter in trainable(policy):
-        parameter.grad = None
-    if isinstance(policy._forward, GraphedNetwork):
-        policy._forward = GraphedNetwork(policy.network)
-    free_memory()
-    policy.network.recompute(recomputed)
 
 
 def learn(policy: Policy, observations: list[PlainObservation]) -> None:

@@ -71,7 +71,7 @@ class GraphedNetwork:
             with suppress(torch.OutOfMemoryError):
                 self._recordings[key] = self._record(inputs, with_gradient)
         if key not in self._recordings:  # and nothing holds what the failed attempt had computed any more
-            self._forget()  # their memory may be what is missing
+            self.forget()  # their memory may be what is missing
             self._recordings[key] = self._record(inputs, with_gradient)
         recording = self._recordings[key]
         self.replays += 1
@@ -82,7 +82,8 @@ class GraphedNetwork:
     def _key(self, inputs: Inputs, with_gradient: bool) -> Hashable:
         return (with_gradient, self._variant(), *(None if x is None else (x.shape, x.dtype) for x in inputs))
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Give all recordings up, and their memory back."""
         self._recordings.clear()
         self._pool = torch.cuda.graph_pool_handle()
         gc.collect()
@@ -139,7 +140,7 @@ class GraphedNetwork:
         parts = [tuple(None if x is None else x[:count] for x in inputs) for count in counts]
         cold = [part for part in parts if self._key(part, with_gradient) not in self._warm]
         if with_gradient and cold:
-            self._forget()
+            self.forget()
         for part in cold:
             try:
                 _warm_up_on(self._stream, partial(one_pass, part))
