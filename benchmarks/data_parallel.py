@@ -16,12 +16,11 @@ from typing import Literal
 import torch
 import tyro
 
-from benchmarks.gpu_timing import free_memory, learn_from, prepared_observations, timed, trainable
+from benchmarks.gpu_timing import free_memory, prepared_observations, timed
+from benchmarks.program_update import acted_batch, seconds_of_a_step, updating
 from vla.data_parallel import load_data_parallel
-from vla.observation import PlainObservation
-from vla.policy import Policy
 
-EQUAL_AFTER = 20  # optimizer steps
+MICRO_BATCHES = 24  # of each device, in an update
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,7 @@ class Args:
     accumulate: tuple[int, ...] = (1, 8)
     """Forward and backward passes of an optimizer step."""
     repeats: int = 10
+    update_repeats: int = 3
 
 
 def main(args: Args) -> None:
@@ -64,40 +64,24 @@ def measure(args: Args, devices: Sequence[torch.device]) -> dict[str, float]:
         dtype=torch.bfloat16 if args.device == "cuda" else torch.float32,
         compile_network=args.device == "cuda",
     )
-    steps = max(args.accumulate)
-    observations = prepared_observations(policy, len(devices) * max(*args.batches, steps * args.micro_batch_size))
+    micro = args.micro_batch_size
+    observations = prepared_observations(policy, len(devices) * max(*args.batches, MICRO_BATCHES * micro))
     seconds = {}
-    for batch in args.batches:
-        rows = observations[: len(devices) * batch]
-        seconds[f"act on {batch} per device"] = timed(partial(policy.act, rows), args.repeats)
-    optimizer = torch.optim.AdamW(trainable(policy), lr=1e-6, fused=args.device == "cuda")
-    micro = len(devices) * args.micro_batch_size
+    for batch_size in args.batches:
+        rows = observations[: len(devices) * batch_size]
+        seconds[f"act on {batch_size} per device"] = timed(partial(policy.act, rows), args.repeats)
+    batch = acted_batch(policy, observations[: len(devices) * MICRO_BATCHES * micro])
     for passes in args.accumulate:
-        name = f"optimizer step of {passes} x {args.micro_batch_size} samples per device"
-        step = partial(optimizer_step, policy, optimizer, observations[: passes * micro], micro)
-        seconds[name] = timed(step, args.repeats)
+        name = f"optimizer step of {passes} x {micro} samples per device"
+        seconds[name] = seconds_of_a_step(policy, batch, passes * len(devices) * micro, micro, args.update_repeats)
     if len(devices) > 1:
-        for _ in range(EQUAL_AFTER):
-            optimizer_step(policy, optimizer, observations[:micro], micro)
+        updating(policy, batch, len(devices) * micro, micro, lr=1e-6)()
         equal = policy.replicas.are_equal()
-        print(f"after {EQUAL_AFTER} more optimizer steps the devices are {'' if equal else 'NOT '}bit-equal")
+        print(f"after {MICRO_BATCHES} more optimizer steps the devices are {'' if equal else 'NOT '}bit-equal")
         policy.replicas.close()
-    del policy, optimizer, step
+    del policy
     free_memory()
     return seconds
-
-
-def optimizer_step(
-    policy: Policy, optimizer: torch.optim.Optimizer, observations: Sequence[PlainObservation], micro: int
-) -> None:
-    """As `rl/update.py` makes it: passes of `micro` observations, reduction, clipping, AdamW, broadcast."""
-    for start in range(0, len(observations), micro):
-        learn_from(policy, observations[start : start + micro])
-    policy.reduce_gradients()
-    torch.nn.utils.clip_grad_norm_([p for p in trainable(policy) if p.grad is not None], 1.0)
-    optimizer.step()
-    policy.parameters_changed()
-    optimizer.zero_grad(set_to_none=True)
 
 
 if __name__ == "__main__":

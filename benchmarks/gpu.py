@@ -28,10 +28,10 @@ from benchmarks.gpu_timing import (
     peak,
     prepared_observations,
     report,
-    timed,
     trainable,
 )
 from benchmarks.plain import make_plain, plain_logits
+from benchmarks.program_update import acted_batch, seconds_of_a_step
 from errors import BadInput
 from vla.action_tokenizer import FIRST_ACTION_TOKEN
 from vla.blocks import llama_block, vit_block
@@ -158,22 +158,10 @@ def measure_update(policy: Policy, name: str, recomputed: int, micro: int, args:
 def measure_optimizer(policy: Policy) -> None:
     forget_recordings(policy)
     policy.network.recompute(0)
-    observations = prepared_observations(policy, 2)
-    optimizer = torch.optim.AdamW(trainable(policy), lr=1e-6, fused=True)
-
-    def step() -> None:
-        learn_from(policy, observations)
-        torch.nn.utils.clip_grad_norm_([p for p in trainable(policy) if p.grad is not None], 1.0)
-        optimizer.step()
-        policy.parameters_changed()
-        optimizer.zero_grad(set_to_none=True)
-
-    step()
+    batch = acted_batch(policy, prepared_observations(policy, 32))
     torch.cuda.reset_peak_memory_stats()
-    took = timed(step, 8)
+    took = seconds_of_a_step(policy, batch, batch_size=2, micro_batch_size=2, repeats=3)
     print(f"optimizer step of 2 samples, everything: {1e3 * took:.1f} ms, peak {peak():.2f} GiB", flush=True)
-    forget_recordings(policy)  # they may have left no room to look at the parameters
-    assert all(torch.isfinite(p).all() for p in trainable(policy)), "NaN in a parameter"
 
 
 def measure_budgets(policy: Policy, args: Args, ceiling: float) -> None:

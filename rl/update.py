@@ -101,8 +101,10 @@ def optimise(
     check_same_parameters(trained, ranks)
     if skipped and not norms:
         raise _diverged(f"all {skipped} optimizer steps", update)
-    for name, parameter in policy.named_trainable_parameters():
-        if not torch.isfinite(parameter).all():
+    named = policy.named_trainable_parameters()
+    finite = torch.stack([torch.isfinite(parameter).all() for _, parameter in named]).tolist()
+    for (name, _), is_finite in zip(named, finite, strict=True):
+        if not is_finite:
             raise _diverged(f"steps after which {name} is not finite", update)
     metrics = {key: totals.mean(key) for key in totals.sums if key != "ratio_error"} | totals.maxima
     metrics |= {
