@@ -42,6 +42,7 @@ class WandbLog:
     def _start(self, settings: Mapping[str, Any]) -> None:
         import wandb
 
+        name_home()
         run = wandb.init(
             **settings,
             mode=self.mode,  # type: ignore[arg-type]  # WANDB_MODE may say anything: wandb itself refuses it
@@ -109,6 +110,13 @@ class WandbLog:
             end_service()
 
 
+def name_home() -> None:
+    """wandb's process logs below HOME; where a container or a service manager sets none, it would to the terminal."""
+    home = os.path.expanduser("~")  # of the account
+    if home != "~":
+        os.environ.setdefault("HOME", home)
+
+
 def end_service() -> None:
     """Kill wandb's hung process: the hook that wandb has put into the program's exit would wait for it for ever."""
 
@@ -140,7 +148,7 @@ def has_login() -> bool:
     """Whether wandb could go online without asking for a key."""
     if os.environ.get("WANDB_API_KEY"):
         return True
-    path = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+    path = Path(os.environ.get("NETRC", os.path.expanduser("~/.netrc")))
     try:
         return "api.wandb.ai" in path.read_text(errors="replace")
     except OSError:

@@ -1,5 +1,6 @@
 """wandb copies the records, and whatever it does, a run goes on."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -214,6 +215,29 @@ def test_offline_writes_below_the_run_folder_only(tmp_path, monkeypatch):
 
 
 # auto mode
+
+
+def test_without_a_home_variable_nothing_is_written_to_the_terminal(tmp_path):
+    program = (
+        "from pathlib import Path; from rl.wandb_log import WandbLog; import os, sys\n"
+        "os.path.expanduser = lambda path: path.replace('~', sys.argv[1] + '/home')  # the account's\n"
+        "log = WandbLog('offline', 'project', 'name', Path(sys.argv[1]), {}, None)\n"
+        "log.log({'global_step': 1}); log.finish()"
+    )
+    foreign = ("HOME", "XDG_", "WANDB_")  # and no process of wandb's that other tests have started
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, env=environ, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert list(tmp_path.glob("wandb/offline-run-*"))
+    assert list(tmp_path.glob("home/**/wandb/logs/*"))
+
+
+def test_an_account_without_a_home_has_no_login(monkeypatch):
+    monkeypatch.delenv("NETRC")
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
+    assert resolve_mode("auto") == "offline"
 
 
 def test_auto_is_offline_without_a_login():
