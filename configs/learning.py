@@ -119,7 +119,7 @@ class UpdateConfig:
     """Decisions per optimizer step, over all ranks."""
     micro_batch_size: int | Literal["auto"] = "auto"
     """Decisions per forward and backward pass and device; the gradient does not depend on it, memory does (auto: as
-    fits, at most --batch-size)."""
+    fits, at most the device's share of --batch-size)."""
     lr: float = 1e-6
     """Learning rate of AdamW, per optimizer step."""
     warmup_lr: float | None = None

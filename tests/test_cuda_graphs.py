@@ -123,9 +123,9 @@ def test_recordings_are_given_up_when_their_memory_is_missing(network):
 def test_smaller_batches_are_warmed_up_before_the_first_is_recorded(network, monkeypatch):
     seen = []
     monkeypatch.setattr(cuda_graphs, "_warm_up_on", lambda _, one_pass: seen.append(len(one_pass.args[0][0])))
-    network.graphed._warm_up((torch.randn(3, 3),), 3, with_gradient=True)
-    network.graphed._warm_up((torch.randn(2, 3),), 2, with_gradient=True)
-    network.graphed._warm_up((torch.randn(4, 3),), 4, with_gradient=False)
+    network.graphed._warm_up((torch.randn(3, 3),), with_gradient=True)
+    network.graphed._warm_up((torch.randn(2, 3),), with_gradient=True)
+    network.graphed._warm_up((torch.randn(4, 3),), with_gradient=False)
     assert seen == [1, 2, 3, 4]
 
 
@@ -136,7 +136,7 @@ def test_recordings_make_room_for_new_warm_ups_with_gradient_only(network, monke
     def recordings_left_by(batch, with_gradient):
         with torch.no_grad():
             network.graphed(x[:1])
-        warm_up((x[:batch],), batch, with_gradient)
+        warm_up((x[:batch],), with_gradient)
         return len(network.graphed._recordings)
 
     assert recordings_left_by(3, with_gradient=False) == 1
@@ -151,7 +151,7 @@ def test_all_warm_ups_share_one_stream(network, monkeypatch):
     monkeypatch.setattr(cuda_graphs, "_warm_up_on", lambda stream, _: streams.append(stream))
     for batch in range(1, 4):
         for with_gradient in (False, True):
-            network.graphed._warm_up((torch.randn(batch, 3),), batch, with_gradient)
+            network.graphed._warm_up((torch.randn(batch, 3),), with_gradient)
     assert len(streams) == 6
     assert len(set(map(id, streams))) == 1
 
@@ -174,7 +174,7 @@ def test_after_a_warm_up_without_enough_memory_every_size_is_warmed_up_anew(netw
 
     monkeypatch.setattr(cuda_graphs, "_warm_up_on", warm)
     with pytest.raises(torch.OutOfMemoryError):
-        network.graphed._warm_up((torch.randn(3, 3),), 3, with_gradient=True)
-    network.graphed._warm_up((torch.randn(1, 3),), 1, with_gradient=True)
-    network.graphed._warm_up((torch.randn(1, 3),), 1, with_gradient=True)
+        network.graphed._warm_up((torch.randn(3, 3),), with_gradient=True)
+    network.graphed._warm_up((torch.randn(1, 3),), with_gradient=True)
+    network.graphed._warm_up((torch.randn(1, 3),), with_gradient=True)
     assert seen == [1, 2, 1]

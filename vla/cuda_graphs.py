@@ -58,7 +58,6 @@ class GraphedNetwork:
         self._recordings: dict[Hashable, Recording] = {}
         self._gradients: dict[Tensor, Tensor] = {}  # parameter -> where every recording adds its gradient
         self._warm: set[Hashable] = set()
-        self._rows: tuple[Tensor, ...] = ()  # what the outputs look like, of no observation
         self._pool = torch.cuda.graph_pool_handle()
         # One for all: cuBLAS keeps memory for every stream that it has ever worked on, on an H200 32 MiB.
         self._stream = torch.cuda.Stream()
@@ -96,25 +95,21 @@ class GraphedNetwork:
 
     def _record(self, inputs: Inputs, with_gradient: bool) -> Recording:
         static = tuple(None if x is None else x.clone() for x in inputs)
-        batch = next(len(x) for x in static if x is not None)
-        self._warm_up(static, batch, with_gradient)
-        # Outside of the pool, where what stays for good would lie in the way of the next recording.
-        logits, hidden = (row.new_empty(batch, *row.shape[1:]) for row in self._rows)
+        self._warm_up(static, with_gradient)
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(forward, pool=self._pool, stream=self._stream):
             outputs = self.network(*static)
-            logits.copy_(outputs[0].detach())
-            hidden.copy_(outputs[1].detach())
         if not with_gradient:
-            return Recording(static, (logits, hidden), forward)
+            return Recording(static, outputs, forward)
         output_gradients = tuple(map(torch.zeros_like, outputs))
         parameters = list(self._gradients)
         with torch.cuda.graph(backward, pool=self._pool, stream=self._stream):
             gradients = torch.autograd.grad(outputs, parameters, output_gradients)
             torch._foreach_add_([self._gradients[parameter] for parameter in parameters], gradients)
-        return Recording(static, (logits, hidden), forward, backward, output_gradients)
+        detached = tuple(output.detach() for output in outputs)
+        return Recording(static, detached, forward, backward, output_gradients)
 
-    def _warm_up(self, inputs: Inputs, batch: int, with_gradient: bool) -> None:
+    def _warm_up(self, inputs: Inputs, with_gradient: bool) -> None:
         """Passes that are not recorded: they compile, and find out which parameters get a gradient.
 
         They take memory of their own beside that of the recordings. With gradient that is much: all smaller batches are
@@ -125,7 +120,6 @@ class GraphedNetwork:
 
         def one_pass(part: Inputs) -> None:
             outputs = self.network(*part)
-            self._rows = tuple(output.new_empty(0, *output.shape[1:]) for output in outputs)
             if not with_gradient:
                 return
             ones = tuple(map(torch.ones_like, outputs))
@@ -136,7 +130,9 @@ class GraphedNetwork:
                         torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
                     )
 
-        counts = range(1, batch + 1) if with_gradient else (batch,)
+        pixels = inputs[0]
+        assert pixels is not None, "every pass has images"
+        counts = range(1, len(pixels) + 1) if with_gradient else (len(pixels),)
         parts = [tuple(None if x is None else x[:count] for x in inputs) for count in counts]
         cold = [part for part in parts if self._key(part, with_gradient) not in self._warm]
         if with_gradient and cold:
