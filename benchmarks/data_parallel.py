@@ -66,14 +66,19 @@ def measure(args: Args, devices: Sequence[torch.device]) -> dict[str, float]:
     )
     micro = args.micro_batch_size
     observations = prepared_observations(policy, len(devices) * max(*args.batches, MICRO_BATCHES * micro))
-    seconds = {}
+    seconds: dict[str, float] = {}
+
+    def keep(work: str, took: float) -> None:
+        seconds[work] = took
+        print(f"{len(devices)} x {work}: {1e3 * took:.1f} ms", flush=True)
+
     for batch_size in args.batches:
         rows = observations[: len(devices) * batch_size]
-        seconds[f"act on {batch_size} per device"] = timed(partial(policy.act, rows), args.repeats)
+        keep(f"act on {batch_size} per device", timed(partial(policy.act, rows), args.repeats))
     batch = acted_batch(policy, observations[: len(devices) * MICRO_BATCHES * micro])
     for passes in args.accumulate:
         name = f"optimizer step of {passes} x {micro} samples per device"
-        seconds[name] = seconds_of_a_step(policy, batch, passes * len(devices) * micro, micro, args.update_repeats)
+        keep(name, seconds_of_a_step(policy, batch, passes * len(devices) * micro, micro, args.update_repeats))
     if len(devices) > 1:
         updating(policy, batch, len(devices) * micro, micro, lr=1e-6)()
         equal = policy.replicas.are_equal()

@@ -5,7 +5,8 @@
 FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. Two iterations of PPO,
 each with at least 512 env steps and 10 epochs of optimizer steps of two samples; on G GPUs G times as many of all that,
 so the ideal ratio of rates is G. The second is shown: in the first, passes are compiled and recorded. Random weights
-never succeed; with an entropy term (`--entropy-coef`) all decisions are learned from all the same.
+never succeed; with an entropy term (`--entropy-coef`) all decisions are learned from all the same. What the runs print
+goes to standard error.
 """
 
 import json
@@ -77,12 +78,12 @@ def measure(
                 "--total-steps", str(2 * steps),
                 "--batch-size", str(2 * gpus), *args.flags.split(),
             ],
-            env=None if gpus > 1 else one_gpu(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=None if gpus > 1 else one_gpu(), stdout=sys.stderr,
         )  # fmt: skip
         files = list(Path(output).glob("*/metrics.jsonl"))
         records = [json.loads(line) for file in files for line in file.read_text().splitlines()]
     if done.returncode != 0:
-        print(f"{done.stdout}\n{name}: exit code {done.returncode}", flush=True)
+        print(f"{name}: exit code {done.returncode}", flush=True)
         return None
     return show(name, [record for record in records if "rollout/time_s" in record][-1], alone or {})
 

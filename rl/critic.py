@@ -16,6 +16,7 @@ from rl.losses import Statistics
 from rl.objectives import Objective
 from rl.ranks import ALONE, Ranks
 from rl.trajectory import Batch, Trajectory
+from transfer import send
 
 WIDTH = 256
 
@@ -86,11 +87,11 @@ def with_critic(
     def loss(outputs: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Statistics]:
         logits, hidden = outputs
         predicted = critic(hidden if through_backbone else hidden.detach())
-        old, target = values[rows].to(predicted.device), returns[rows].to(predicted.device)
+        old, target = send(values[rows], predicted.device), send(returns[rows], predicted.device)
         value_loss = clipped_value_loss(predicted, old, target, config.value_clip).sum()
         policy_loss, statistics = objective.loss(logits, rows)
         total = config.value_coef * value_loss + (policy_loss if with_policy_loss else 0)
-        sums = statistics.sums | {"train/value_loss": value_loss.item()}
+        sums = statistics.sums | {"train/value_loss": value_loss.detach()}
         return total, Statistics(sums, statistics.maxima, statistics.decisions)
 
     return Objective(loss, torch.ones(len(values), dtype=torch.bool), policy.chunk_outputs)

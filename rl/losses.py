@@ -19,10 +19,13 @@ FIRST_ACTION_TOKEN = 31744  # index v of the last axis is token id 31744 + v
 
 @dataclass(frozen=True)
 class Statistics:
-    """Sums over the decisions of a micro-batch; divide by `decisions`."""
+    """Sums over the decisions of a micro-batch; divide by `decisions`.
 
-    sums: dict[str, float]
-    maxima: dict[str, float]
+    Scalars on the policy's device, without gradient: to read one is to wait for the device.
+    """
+
+    sums: dict[str, Tensor]
+    maxima: dict[str, Tensor]
     decisions: int
 
 
@@ -52,8 +55,8 @@ def distillation_loss(
     per_decision = masked_mean(cross_entropy, executed)
     with torch.no_grad():
         accuracy = masked_mean((logits.argmax(-1) == targets).float(), executed)
-    sums = {"distill/loss": per_decision.sum().item(), "distill/accuracy": accuracy.sum().item()}
-    return per_decision.sum(), Statistics(sums, {}, len(tokens))
+    loss = per_decision.sum()
+    return loss, Statistics({"distill/loss": loss.detach(), "distill/accuracy": accuracy.sum()}, {}, len(tokens))
 
 
 def clipped_surrogate(

@@ -27,6 +27,7 @@ from rl.losses import (
 )
 from rl.ranks import ALONE, Ranks
 from rl.trajectory import Batch
+from transfer import send
 
 # The loss of the given rows of the batch, as a sum over them, from what `Objective.outputs` gives for them: the
 # student's logits (B, A, V), or these and more.
@@ -52,8 +53,8 @@ def distillation_objective(
 
     def loss(logits: Tensor, rows: Tensor) -> tuple[Tensor, Statistics]:
         device = logits.device
-        target = None if teacher_logprobs is None else teacher_logprobs[rows].to(device)
-        tokens, executed = batch.tokens[rows].to(device), batch.executed[rows].to(device)
+        target = None if teacher_logprobs is None else send(teacher_logprobs[rows], device)
+        tokens, executed = send(batch.tokens[rows], device), send(batch.executed[rows], device)
         return distillation_loss(logits, tokens, executed, target, phases.distill_student_temperature)
 
     return Objective(loss, torch.ones(len(batch), dtype=torch.bool))
@@ -82,25 +83,26 @@ def policy_objective(
 
     def loss(logits: Tensor, rows: Tensor) -> tuple[Tensor, Statistics]:
         device = logits.device
-        tokens, executed = batch.tokens[rows].to(device), batch.executed[rows].to(device)
-        old, weight = batch.student_logprobs[rows].to(device), weights[rows].to(device)
+        tokens, executed = send(batch.tokens[rows], device), send(batch.executed[rows], device)
+        old, weight = send(batch.student_logprobs[rows], device), send(weights[rows], device)
         new = policy.token_logprobs(logits, tokens, temperature)
 
         if behaviour_epsilon is not None:
             log_ratio = behaviour_log_ratio(
-                new, old, executed, batch.matches_teacher[rows].to(device), behaviour_epsilon
+                new, old, executed, send(batch.matches_teacher[rows], device), behaviour_epsilon
             )
         elif config.ratio_level == "chunk":
             log_ratio = chunk_log_ratio(new, old, executed)
         else:
             log_ratio = new - old
         counted = executed if config.ratio_level == "token" else executed[:, :1]
-        surrogate, ratio, clipped = clipped_surrogate(log_ratio, advantages[rows].to(device), counted, config.clip_high)
+        advantage = send(advantages[rows], device)
+        surrogate, ratio, clipped = clipped_surrogate(log_ratio, advantage, counted, config.clip_high)
         per_decision = surrogate
         all_logprobs = F.log_softmax(logits / temperature, dim=-1)
         entropies = entropy(all_logprobs, executed)
         if teacher_logprobs is not None:
-            kl = exact_kl(all_logprobs, teacher_logprobs[rows].to(device), executed)
+            kl = exact_kl(all_logprobs, send(teacher_logprobs[rows], device), executed)
             per_decision = per_decision + config.kl_coef * kl
         if config.entropy_coef > 0:
             per_decision = per_decision - config.entropy_coef * entropies
@@ -109,16 +111,16 @@ def policy_objective(
             share = counted / counted.sum(-1, keepdim=True)
             drift = (chunk_log_ratio(new, old, executed).exp() - 1).abs()
             sums = {
-                "train/policy_loss": (weight * surrogate).sum().item(),
-                "train/clip_fraction": (clipped * share).sum().item(),
-                "train/approx_kl": approximate_kl(new, old, executed).sum().item(),
-                "train/ratio_mean": (ratio * share).sum().item(),
-                "train/entropy": entropies.sum().item(),
-                "ratio_error": drift.sum().item(),
+                "train/policy_loss": (weight * surrogate).sum(),
+                "train/clip_fraction": (clipped * share).sum(),
+                "train/approx_kl": approximate_kl(new, old, executed).sum(),
+                "train/ratio_mean": (ratio * share).sum(),
+                "train/entropy": entropies.sum(),
+                "ratio_error": drift.sum(),
             }
             if teacher_logprobs is not None:
-                sums["train/teacher_kl"] = kl.sum().item()
-        maxima = {"train/ratio_max": ratio.detach()[counted].max().item()}
+                sums["train/teacher_kl"] = kl.sum()
+            maxima = {"train/ratio_max": ratio.masked_fill(~counted, -torch.inf).max()}
         return (weight * per_decision).sum(), Statistics(sums, maxima, len(rows))
 
     return Objective(loss, torch.ones(len(batch), dtype=torch.bool) if regularised else advantages != 0)

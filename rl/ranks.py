@@ -92,10 +92,9 @@ class Ranks:
         """
         if self.size == 1:
             return
-        present = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
+        reached = zip(*self.gather([p.grad is not None for p in parameters]), strict=True)  # parameters, by rank
+        gradients = [_gradient_of(p) for p, by_rank in zip(parameters, reached, strict=True) if any(by_rank)]
         with _answer_expected(self):
-            dist.all_reduce(present)
-            gradients = [_gradient_of(p) for p, found in zip(parameters, present.tolist(), strict=True) if found]
             for part in _parts(gradients, ELEMENTS_PER_MESSAGE):
                 flat = torch.cat([gradient.flatten() for gradient in part])
                 dist.all_reduce(flat)

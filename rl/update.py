@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +35,7 @@ class _Totals:
     maxima: dict[str, float] = field(default_factory=dict)
     decisions: int = 0
 
-    def add(self, other: Statistics | _Totals) -> None:
+    def add(self, other: _Totals) -> None:
         for key, value in other.sums.items():
             self.sums[key] = self.sums.get(key, 0.0) + value
         for key, value in other.maxima.items():
@@ -43,6 +44,26 @@ class _Totals:
 
     def mean(self, key: str) -> float:
         return self.sums[key] / self.decisions
+
+
+@dataclass
+class _Steps:
+    """What has become of an update's optimizer steps."""
+
+    norms: list[float] = field(default_factory=list)  # of the gradients of those that were taken
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+
+    def add(self, norms: Sequence[float], update: int) -> None:
+        """norms: one for each further step, NaN for those that were not taken."""
+        for norm in norms:
+            if not math.isnan(norm):
+                self.norms.append(norm)
+                self.skipped_in_a_row = 0
+                continue
+            self.skipped, self.skipped_in_a_row = self.skipped + 1, self.skipped_in_a_row + 1
+            if self.skipped_in_a_row == MAX_SKIPPED_IN_A_ROW:
+                raise _diverged(f"{self.skipped_in_a_row} optimizer steps in a row", update)
 
 
 def optimise(
@@ -58,16 +79,18 @@ def optimise(
 
     All ranks come with the same batch and objective. Each runs its share of a minibatch's active rows, perhaps none of
     them; the statistics and gradients of all are added up, so every rank takes the same step or none.
+
+    A GPU is not waited for within an epoch: what its steps were is read at the end.
     """
     started = time.perf_counter()
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    totals, norms = _Totals(), []
-    skipped = skipped_in_a_row = spikes = 0
+    totals, steps = _Totals(), _Steps()
     at_once = AtOnce(config.micro_batch, learning=True)
     first_ratio_error: float | None = None
 
     for epoch in range(config.n_epochs):
-        of_epoch = _Totals()
+        statistics: list[Statistics] = []
+        norms: list[Tensor] = []
         order = torch.randperm(len(batch), generator=torch_generator(seed, "minibatches", update, epoch))
         for minibatch in order.split(config.batch_size):
             on_decisions(len(minibatch))
@@ -77,30 +100,22 @@ def optimise(
             own = _accumulate_gradient(policy, optimizer, batch, objective, ranks.share(rows), len(minibatch), at_once)
             if ranks.shard_base:
                 _keep_step(policy, batch, objective, rows, config, ranks)
-            statistics = _united(ranks.gather(own))
-            if first_ratio_error is None and "ratio_error" in statistics.sums:
-                first_ratio_error = _checked_ratio_error(statistics.mean("ratio_error"))
+            if epoch == 0 and not norms:
+                first_ratio_error = _checked_ratio_error(_united(ranks.gather(_read(own))))
             ranks.sum_gradients(trained)
-            norm = _protected_norm(optimizer, config.max_grad_norm)
-            if norm is None:
-                skipped, skipped_in_a_row = skipped + 1, skipped_in_a_row + 1
-                if skipped_in_a_row == MAX_SKIPPED_IN_A_ROW:
-                    raise _diverged(f"{skipped_in_a_row} optimizer steps in a row", update)
-            else:
-                skipped_in_a_row = 0
-                spikes += int(norm > WARN_FACTOR * config.max_grad_norm)
-                optimizer.step()
-                policy.parameters_changed()
-                norms.append(norm)
+            norms.append(_step(optimizer, config.max_grad_norm))
+            policy.parameters_changed()
             optimizer.zero_grad(set_to_none=True)
-            of_epoch.add(statistics)
+            statistics += own
+        of_epoch = _united(ranks.gather(_read(statistics)))
+        steps.add(torch.stack(norms).tolist() if norms else [], update)
         totals.add(of_epoch)
         if _drifted(of_epoch, config.target_kl):
             break
 
     check_same_parameters(trained, ranks)
-    if skipped and not norms:
-        raise _diverged(f"all {skipped} optimizer steps", update)
+    if steps.skipped and not steps.norms:
+        raise _diverged(f"all {steps.skipped} optimizer steps", update)
     named = policy.named_trainable_parameters()
     finite = torch.stack([torch.isfinite(parameter).all() for _, parameter in named]).tolist()
     for (name, _), is_finite in zip(named, finite, strict=True):
@@ -108,10 +123,10 @@ def optimise(
             raise _diverged(f"steps after which {name} is not finite", update)
     metrics = {key: totals.mean(key) for key in totals.sums if key != "ratio_error"} | totals.maxima
     metrics |= {
-        "train/grad_norm": sum(norms) / len(norms) if norms else 0.0,
-        "train/optimizer_steps": len(norms),
-        "train/skipped_steps": skipped,
-        "train/gradient_spikes": spikes,
+        "train/grad_norm": sum(steps.norms) / len(steps.norms) if steps.norms else 0.0,
+        "train/optimizer_steps": len(steps.norms),
+        "train/skipped_steps": steps.skipped,
+        "train/gradient_spikes": sum(norm > WARN_FACTOR * config.max_grad_norm for norm in steps.norms),
         "train/zero_advantage_fraction": 1.0 - objective.active.float().mean().item(),
         "train/epochs": epoch + 1,
         "train/lr": optimizer.param_groups[0]["lr"],
@@ -129,6 +144,17 @@ def _diverged(what: str, update: int) -> BadInput:
     )
 
 
+def _read(parts: Sequence[Statistics]) -> _Totals:
+    """The sums of what is on the device, in one transfer."""
+    found = [value for part in parts for value in (*part.sums.values(), *part.maxima.values())]
+    values = iter(torch.stack(found).tolist() if found else ())
+    whole = _Totals()
+    for part in parts:
+        sums, maxima = ({key: next(values) for key in of_part} for of_part in (part.sums, part.maxima))
+        whole.add(_Totals(sums, maxima, part.decisions))
+    return whole
+
+
 def _united(parts: Sequence[_Totals]) -> _Totals:
     whole = _Totals()
     for part in parts:
@@ -139,7 +165,7 @@ def _united(parts: Sequence[_Totals]) -> _Totals:
 def _accumulate_gradient(
     policy: Policy, optimizer: torch.optim.Optimizer, batch: Batch, objective: Objective, rows: Tensor,
     minibatch_size: int, at_once: AtOnce,
-) -> _Totals:  # fmt: skip
+) -> list[Statistics]:  # fmt: skip
     """The gradient of the minibatch's mean loss, one micro-batch (and one graph in memory) per device at a time.
 
     Out of memory, it begins again, from no gradient, with a smaller micro-batch.
@@ -156,16 +182,16 @@ def _accumulate_gradient(
 
 def _run_micro_batches(
     policy: Policy, batch: Batch, objective: Objective, rows: Tensor, minibatch_size: int, size: int
-) -> _Totals:
+) -> list[Statistics]:
     outputs_of = objective.outputs or policy.chunk_logits
-    totals = _Totals()
+    parts = []
     for micro in rows.split(size * len(policy.devices)) if len(rows) else ():
         outputs = outputs_of([batch.observations[i] for i in micro])
         loss_sum, statistics = objective.loss(outputs, micro)
         (loss_sum / minibatch_size).backward()
-        totals.add(statistics)
+        parts.append(statistics)
     policy.reduce_gradients()
-    return totals
+    return parts
 
 
 def _keep_step(
@@ -178,20 +204,23 @@ def _keep_step(
         (0 * objective.loss(outputs, rows[:1])[0]).backward()
 
 
-def _protected_norm(optimizer: torch.optim.Optimizer, max_norm: float) -> float | None:
-    """Scale the gradient of each parameter group (policy; critic) down to `max_norm`; the policy's norm before that.
+def _step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+    """An optimizer step with the gradient of each parameter group (policy; critic) scaled down to `max_norm`.
 
-    None when a norm is not finite or beyond SKIP_FACTOR * max_norm: then the step must not be taken.
+    Returns the policy's norm before that, on the device; NaN where the device has left the step out, because a norm is
+    not finite or beyond SKIP_FACTOR * max_norm. Fused AdamW knows such steps: torch.amp.GradScaler takes them so.
     """
     norms = []
     for group in optimizer.param_groups:
         gradients = [p.grad for p in group["params"] if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if not torch.isfinite(norm) or norm > SKIP_FACTOR * max_norm:
-            return None
-        torch.nn.utils.clip_grads_with_norm_(group["params"], max_norm, norm)
-        norms.append(norm.item())
-    return norms[0]
+        norms.append(torch.nn.utils.get_total_norm(gradients).to(group["params"][0].device))
+        torch.nn.utils.clip_grads_with_norm_(group["params"], max_norm, norms[-1])
+    every_norm = torch.stack(norms)
+    is_usable = (every_norm <= SKIP_FACTOR * max_norm).all()  # False for NaN, too
+    optimizer.grad_scale, optimizer.found_inf = None, (~is_usable).float()  # type: ignore[attr-defined]
+    optimizer.step()
+    del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+    return torch.where(is_usable, every_norm[0], torch.nan)
 
 
 def _drifted(of_epoch: _Totals, target_kl: float | None) -> bool:
@@ -201,7 +230,11 @@ def _drifted(of_epoch: _Totals, target_kl: float | None) -> bool:
     return of_epoch.mean("train/approx_kl") > target_kl
 
 
-def _checked_ratio_error(error: float) -> float:
+def _checked_ratio_error(first: _Totals) -> float | None:
+    """Of the first minibatch of an update that has ratios."""
+    if "ratio_error" not in first.sums:
+        return None
+    error = first.mean("ratio_error")
     if not error <= FIRST_RATIO_LIMIT:  # also true for NaN
         raise RuntimeError(
             f"first minibatch: mean |ratio - 1| = {error:.4f} before any optimizer step (limit {FIRST_RATIO_LIMIT}): "

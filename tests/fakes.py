@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rl.learner import make_optimizer
 from rl.trajectory import Batch, Decision, Episode, Trajectory, flatten
 
 CHUNK_LENGTH, ACTION_DIM = 4, 2
@@ -147,7 +148,7 @@ class FakePolicy(nn.Module):
 
 
 def adamw(policy: FakePolicy, lr: float = 1e-2, weight_decay: float = 0.01) -> torch.optim.AdamW:
-    return torch.optim.AdamW([p for _, p in policy.named_trainable_parameters()], lr=lr, weight_decay=weight_decay)
+    return make_optimizer([{"params": [p for _, p in policy.named_trainable_parameters()], "lr": lr}], weight_decay)
 
 
 def parameters_of(policy: FakePolicy) -> list[Tensor]:

@@ -97,7 +97,7 @@ def critic_update(value_only, through_backbone=False, n_epochs=40):
     )  # fmt: skip
     before = parameters_of(policy)
     groups = [{"params": list(policy.parameters()), "lr": 1e-2}, {"params": list(critic.parameters()), "lr": 1e-2}]
-    learner = Learner(policy, critic, torch.optim.AdamW(groups, weight_decay=0.0))
+    learner = Learner(policy, critic, torch.optim.AdamW(groups, weight_decay=0.0, fused=True))
     optimise(
         policy,
         learner.optimizer,
@@ -171,6 +171,6 @@ def test_update_without_a_non_zero_advantage_leaves_the_policy_bit_identical_alt
     )  # fmt: skip
     before = parameters_of(policy)
     groups = [{"params": list(policy.parameters())}, {"params": list(critic.parameters())}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1)
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1, fused=True)
     optimise(policy, optimizer, batch, objective, UpdateConfig(n_epochs=2, micro_batch_size=1), 0, 0)
     assert all(torch.equal(a, b) for a, b in zip(before, parameters_of(policy), strict=True))

@@ -56,13 +56,14 @@ class GradientsKept(torch.optim.AdamW):
     """AdamW that remembers the gradients of its steps."""
 
     def __init__(self, policy: FakePolicy | Policy, lr: float = 1e-2):
-        super().__init__([p for _, p in policy.named_trainable_parameters()], lr=lr)
+        super().__init__([p for _, p in policy.named_trainable_parameters()], lr=lr, fused=True)
         self.gradients: list[torch.Tensor] = []
 
     def step(self) -> None:
-        self.gradients.append(
-            torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"] if p.grad is not None])
-        )
+        if not self.found_inf:
+            self.gradients.append(
+                torch.cat([p.grad.flatten() for p in self.param_groups[0]["params"] if p.grad is not None])
+            )
         super().step()
 
 

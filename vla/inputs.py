@@ -8,6 +8,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from transfer import send
 from vla.observation import Observation
 from vla.preprocessing import (
     ImageProcessor,
@@ -54,10 +55,10 @@ class Inputs:
         if self._device.type == "cpu":
             pixels = torch.from_numpy(pixel_values(images, self.processor))
         else:
-            pixels = pixel_values_on_device(torch.from_numpy(images).to(self._device), self._levels)
+            pixels = pixel_values_on_device(send(torch.from_numpy(images), self._device), self._levels)
         ids, lengths = pad_prompts([self.prompt(observation.instruction) for observation in observations])
-        lengths = None if lengths is None else lengths.to(self._device)
-        return pixels, ids.to(self._device), lengths, self._proprio(observations)
+        lengths = None if lengths is None else send(lengths, self._device)
+        return pixels, send(ids, self._device), lengths, self._proprio(observations)
 
     def view(self, observation: Observation) -> np.ndarray:
         """The images as the network sees them, uint8 (num_images, S, S, 3)."""
@@ -77,4 +78,4 @@ class Inputs:
             return None
         values = np.stack([observation.proprio for observation in observations])
         normalised = normalise_proprio(values, self._proprio_statistics, self._normalisation)
-        return torch.from_numpy(normalised).to(self._device, torch.float32)
+        return send(torch.from_numpy(normalised).float(), self._device)
