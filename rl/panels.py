@@ -258,7 +258,7 @@ def head(axis: plt.Axes, title: str, drawn: Sequence | None = None) -> None:
 
 
 def _limits(axis: plt.Axes, panel: Panel, drawn: Sequence) -> None:
-    if panel.log_scale and drawn:
+    if panel.log_scale and any(value > 0 for line in drawn for value in line.get_ydata()):
         axis.set_yscale("log")
     if panel.from_zero and drawn:
         highest = max(max(line.get_ydata()) for line in drawn)

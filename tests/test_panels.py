@@ -52,6 +52,15 @@ def test_every_panel_can_be_drawn_and_has_a_reading(axis, panel):
     assert panel.reading.endswith(".")
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("panel", [panel for panel in PANELS if panel.log_scale], ids=lambda panel: panel.title)
+@pytest.mark.parametrize(("values", "scale"), [((0.0, 0.0), "linear"), ((0.0, 0.1), "log")])
+def test_a_curve_of_zeros_alone_is_drawn_without_a_word(axis, panel, values, scale):
+    draw_panel(axis, panel, [update(100 * i, 2, **dict.fromkeys(panel.left, value)) for i, value in enumerate(values)])
+    axis.figure.canvas.draw()
+    assert axis.get_yscale() == scale
+
+
 def test_success_has_intervals_as_bars_and_rollouts_as_dots(axis):
     draw_success(axis, ROWS)
     assert lines(axis)["training rollouts"] == [(100, 0.5), (200, 0.5), (300, 0.5)]
