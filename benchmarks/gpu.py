@@ -18,6 +18,7 @@ import torch
 import tyro
 
 from benchmarks import data_parallel, iteration
+from benchmarks.agreement import describe_agreement
 from benchmarks.full_size import write_full_size
 from benchmarks.gpu_timing import (
     GIB,
@@ -207,13 +208,9 @@ def measure_agreement(policy: Policy, count: int = 16) -> None:
     greedy = logits.argmax(-1) + FIRST_ACTION_TOKEN
     for name, parts in acted.items():
         tokens, logprobs = (torch.cat([getattr(part, f) for part in parts]) for f in ("tokens", "logprobs"))
-        apart = logprobs - policy.token_logprobs(logits, tokens, 1.0)
-        print(
-            f"{name}: {(tokens == greedy).float().mean():.1%} of the greedy tokens are float32's; log-probs apart by "
-            f"{apart.abs().mean():.4f} on average, {apart.abs().max():.4f} at most; mean |ratio - 1| of chunks "
-            f"{(apart.mean(-1).exp() - 1).abs().mean():.4f}",
-            flush=True,
-        )
+        agreement = describe_agreement(logprobs, policy.token_logprobs(logits, tokens, 1.0))
+        share = (tokens == greedy).float().mean()
+        print(f"{name}: {share:.1%} of the greedy tokens are float32's; {agreement}", flush=True)
 
 
 if __name__ == "__main__":

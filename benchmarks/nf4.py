@@ -18,6 +18,7 @@ import torch
 import tyro
 from torch import Tensor
 
+from benchmarks.agreement import describe_agreement
 from benchmarks.gpu_timing import (
     GIB,
     forget_recordings,
@@ -153,13 +154,11 @@ def compare(reference: Tensor, rounded: Tensor) -> None:
     tokens = reference.argmax(-1) + FIRST_ACTION_TOKEN
     same = (rounded.argmax(-1) + FIRST_ACTION_TOKEN == tokens).float().mean()
     before, after = (Policy.token_logprobs(logits, tokens, 1.0) for logits in (reference, rounded))
-    apart = after - before
     chances = reference.softmax(-1)
     divergence = (chances * (reference.log_softmax(-1) - rounded.log_softmax(-1))).sum(-1)
     print(
-        f"{same:.1%} of the greedy tokens are equal; log-probs apart by {apart.abs().mean():.4f} on average, "
-        f"{apart.abs().max():.4f} at most; mean |ratio - 1| of chunks {(apart.mean(-1).exp() - 1).abs().mean():.4f}, "
-        f"of tokens {(apart.exp() - 1).abs().mean():.4f}; mean KL divergence of tokens {divergence.mean():.4f}; "
+        f"{same:.1%} of the greedy tokens are equal; {describe_agreement(after, before)}; "
+        f"mean KL divergence of tokens {divergence.mean():.4f}; "
         f"the reference's greedy tokens have a probability of {chances.max(-1).values.mean():.3f} on average",
         flush=True,
     )
