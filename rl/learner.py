@@ -34,7 +34,10 @@ def make_learner(policy: Policy, config: TrainConfig, ranks: Ranks = ALONE) -> L
 
 
 def make_optimizer(groups: list[dict[str, Any]], weight_decay: float) -> torch.optim.AdamW:
-    """For parameter groups with their learning rates; fused: one kernel for all parameters."""
+    """For parameter groups with their learning rates.
+
+    Fused: one kernel for all parameters, and no other AdamW leaves out the steps that `rl.update` marks as unusable.
+    """
     return torch.optim.AdamW(groups, eps=ADAM_EPS, weight_decay=weight_decay, fused=True)
 
 

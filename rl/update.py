@@ -80,7 +80,7 @@ def optimise(
     All ranks come with the same batch and objective. Each runs its share of a minibatch's active rows, perhaps none of
     them; the statistics and gradients of all are added up, so every rank takes the same step or none.
 
-    A GPU is not waited for within an epoch: what its steps were is read at the end.
+    After the first minibatch one GPU is not waited for within an epoch: what its steps were is read at the end.
     """
     started = time.perf_counter()
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]

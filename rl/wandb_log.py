@@ -111,7 +111,7 @@ class WandbLog:
 
 
 def name_home() -> None:
-    """wandb's process logs below HOME; where a container or a service manager sets none, it would to the terminal."""
+    """wandb's process logs below HOME; where a container or a service manager sets none, it writes to the terminal."""
     home = os.path.expanduser("~")  # of the account
     if home != "~":
         os.environ.setdefault("HOME", home)
