@@ -4,7 +4,6 @@ Llama's blocks are written out because attention here is full, because q, k, v a
 (vla.lora), and because the last block is needed at the action positions only.
 """
 
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import (
@@ -13,6 +12,8 @@ from transformers.models.llama.modeling_llama import (
     LlamaMLP,
     apply_rotary_pos_emb,
 )
+
+from vla.lean_timm import VisionTransformer
 
 
 def llama_block(

@@ -14,9 +14,7 @@ Source: openvla-oft @213c5ff, prismatic/extern/hf/modeling_prismatic.py; stock t
 
 from collections.abc import Callable
 
-import timm
 import torch
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
@@ -26,6 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from vla.action_tokenizer import ACTION_TOKEN_IDS
 from vla.blocks import llama_block, vit_block, vit_tokens
 from vla.heads import ProprioProjector
+from vla.lean_timm import VisionTransformer, timm
 from vla.lora import linear_rows
 from vla.model_config import ModelConfig, VitConfig
 from vla.prompt import EOS_ID, PAD_ID
