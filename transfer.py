@@ -1,5 +1,6 @@
 """From the CPU's memory to a device's, without waiting for what the device still has to do."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,4 +13,8 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     """
     if device.type != "cuda":
         return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    pinned = torch.empty_like(tensor, pin_memory=True)
+    # numpy copies in this thread. torch would share the copy of two images out to all of its threads, which takes
+    # milliseconds where they sleep: up to 6 on a host with 32 cores, a quarter of a decision.
+    np.copyto(pinned.numpy(), tensor.numpy())
+    return pinned.to(device, non_blocking=True)

@@ -25,6 +25,7 @@ class Toy(nn.Module):
     def __init__(self):
         super().__init__()
         self.language_model = nn.ModuleDict({"lm_head": nn.Linear(3, 4)})
+        self.vision_backbone = nn.Identity()
         self.proprio_projector = None
         self.recomputed_blocks = 0
 

@@ -23,6 +23,7 @@ import torch
 from errors import BadInput
 from tests.small_checkpoint import make_small_checkpoint
 from vla import data_parallel
+from vla import replica as replica_module
 from vla.data_parallel import _Handle, load_data_parallel
 from vla.policy import Policy
 from vla.probes import synthetic_observations
@@ -234,6 +235,35 @@ def test_after_20_optimizer_steps_all_devices_have_the_same_bits(policies, obser
     assert_equal_but_for_rounding(policy.chunk_logits(observations), policies[0].chunk_logits(observations))
 
 
+def test_nobody_touches_the_exchange_memory_in_the_turn_of_another(monkeypatch, policies, observations):
+    """On GPUs, where asking is not doing: what waits for what, in the order in which it was asked."""
+    log = []
+    for module in (data_parallel, replica_module):
+        monkeypatch.setattr(module, "record", lambda turn, _: log.append(f"{turn} ends"))
+        monkeypatch.setattr(module, "wait_for", lambda turn, _: log.append(f"after {turn}"))
+    policy = policies[1]
+    replicas = policy.replicas
+    monkeypatch.setattr(replicas, "_turn", "first")
+    for name, handle in zip(("second", "third"), replicas._handles, strict=True):
+        monkeypatch.setattr(handle, "turn", name)
+    policy.chunk_logits(observations).sum().backward()
+
+    policy.reduce_gradients()
+    of_replica = ["after None", "None ends"]  # they have been told the names that CPUs have
+    everything_before = ["after second", "after third"]
+    one_after_another = ["first ends", *of_replica, "after second", "first ends", *of_replica, "after third"]
+    assert log == everything_before + one_after_another
+
+    log.clear()
+    policy.parameters_changed()
+    assert log[:3] == [*everything_before, "first ends"]
+    assert sorted(log[3:]) == sorted(2 * of_replica)  # both read at the same time
+
+    log.clear()
+    assert policy.replicas.are_equal()
+    assert log == everything_before + one_after_another
+
+
 def test_a_loaded_adapter_reaches_every_device(policies, observations, tmp_path):
     policies[0].save_adapter(tmp_path)
     for _, parameter in policies[1].named_trainable_parameters():
@@ -261,7 +291,7 @@ def test_one_device_is_the_plain_policy(one_device):
 def replica(folder, one_device):
     size = sum(parameter.numel() for _, parameter in one_device.named_trainable_parameters())
     load = {"checkpoint": folder, "device": "cpu", "dtype": torch.bfloat16, **OPTIONS}
-    return Replica(Start(load, None, 1, torch.zeros(size)))
+    return Replica(Start(load, None, 1, torch.zeros(size), None, None))
 
 
 def test_a_replica_frees_the_graphs_that_nobody_will_ask_for(replica, observations):
@@ -298,12 +328,12 @@ def test_out_of_memory_stays_out_of_memory_and_the_rest_is_the_last_line_of_a_tr
 
 
 def start_of(checkpoint: str) -> Start:
-    return Start({"checkpoint": checkpoint, "device": "cpu", **OPTIONS}, None, 1, torch.zeros(1))
+    return Start({"checkpoint": checkpoint, "device": "cpu", **OPTIONS}, None, 1, torch.zeros(1), None, None)
 
 
 def test_what_the_user_can_repair_is_said_as_such(monkeypatch):
     monkeypatch.setattr(data_parallel, "start_child", start_thread)
-    handle = _Handle(CPU)
+    handle = _Handle(CPU, None)
     handle.send(start_of("/nowhere"))
     with pytest.raises(BadInput, match="the policy's replica on cpu: checkpoint /nowhere: no such folder"):
         handle.receive(PATIENCE_S)
@@ -311,7 +341,7 @@ def test_what_the_user_can_repair_is_said_as_such(monkeypatch):
 
 def test_a_fault_in_a_backward_pass_is_the_answer_to_the_next_request(monkeypatch, folder):
     monkeypatch.setattr(data_parallel, "start_child", start_thread)
-    handle = _Handle(CPU)
+    handle = _Handle(CPU, None)
     handle.send(start_of(folder))
     handle.receive(PATIENCE_S)
     handle.send(Backward(7, None, None))
@@ -343,7 +373,7 @@ def test_a_process_computes_the_same_and_when_killed_is_one_error(folder, polici
 
 def test_a_hung_replica_is_one_error_and_gone(monkeypatch):
     monkeypatch.setattr("child_process.END_S", 0.1)
-    handle = _Handle(CPU)
+    handle = _Handle(CPU, None)
     handle.process.send_signal(signal.SIGSTOP)
     with pytest.raises(RuntimeError, match=r"gave no answer in 0 s \(SIGKILL\)"):
         handle.receive(0.1)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vla.lora_layers import LoraConv2d, LoraLinear, LoraNf4Linear, StoredUps, _Augmented
+from vla.lora_layers import LoraConv2d, LoraLinear, LoraNf4Linear, StoredAdapters, _Augmented
 from vla.nf4 import Nf4Linear
 
 RANK, ALPHA = 3, 5
@@ -19,7 +19,7 @@ def make_layer(adapted=(True, False, True), bias=True, dtype=torch.float32):
     with torch.no_grad():
         layer.lora_A.normal_()
         layer.lora_B.normal_()
-    StoredUps([layer]).refresh()
+    StoredAdapters([layer]).refresh()
     return layer, bases
 
 
@@ -57,25 +57,27 @@ def test_gradient_agrees_with_finite_differences():
 
     def output(x, down, up):
         layer.lora_A.data, layer.lora_B.data = down.detach(), up.detach()
-        StoredUps([layer]).refresh()
-        low = F.linear(x, down)
-        return _Augmented.apply(x, low, up, layer.weight, layer.bias, layer.blocks, layer.scale)
+        StoredAdapters([layer]).refresh()
+        return _Augmented.apply(x, down, up, layer.rounded_A, layer.weight, layer.bias, layer.blocks, layer.scale)
 
     inputs = [torch.randn(3, 7, dtype=torch.float64), layer.lora_A.detach().clone(), layer.lora_B.detach().clone()]
     assert torch.autograd.gradcheck(output, [t.requires_grad_() for t in inputs])
 
 
-def test_a_change_of_the_adapters_is_seen_after_a_refresh():
-    layers = [make_layer(adapted) for adapted in ((True,), (True, False, True))]
-    stored = StoredUps([layer for layer, _ in layers])
-    x = torch.randn(4, 7)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # the latter stands for all that A is rounded to
+@pytest.mark.parametrize("matrix", ["lora_A", "lora_B"])
+def test_a_change_of_the_adapters_is_seen_after_a_refresh(dtype, matrix):
+    layers = [make_layer(adapted, dtype=dtype) for adapted in ((True,), (True, False, True))]
+    stored = StoredAdapters([layer for layer, _ in layers])
+    x = torch.randn(4, 7, dtype=dtype)
     with torch.no_grad():
         for layer, bases in layers:
             before = layer(x)
-            layer.lora_B += 1
+            getattr(layer, matrix).add_(1)
             stored.refresh()
             assert not torch.equal(layer(x), before)
-            torch.testing.assert_close(layer(x), formula(layer, bases, x, layer.lora_A, layer.lora_B))
+            expected = formula(layer, bases, x, layer.lora_A.to(dtype), layer.lora_B.to(dtype))
+            torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_disabled_layer_is_its_bases():
@@ -143,6 +145,6 @@ def test_what_an_adapter_adds_is_not_swallowed_by_rounding(kind):
         before = layer(x).double()
         layer.lora_B.fill_(tiny)
         if isinstance(layer, LoraLinear):
-            StoredUps([layer]).refresh()
+            StoredAdapters([layer]).refresh()
         added = (layer(x).double() - before).mean().item()
     assert added == pytest.approx(tiny, rel=0.2)

@@ -61,6 +61,7 @@ class GraphedNetwork:
         self._pool = torch.cuda.graph_pool_handle()
         # One for all: cuBLAS keeps memory for every stream that it has ever worked on, on an H200 32 MiB.
         self._stream = torch.cuda.Stream()
+        network.vision_backbone.second_stream = torch.cuda.Stream()
         self._anchor = torch.zeros((), device=network.language_model.lm_head.weight.device, requires_grad=True)
 
     def __call__(self, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:

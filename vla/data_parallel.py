@@ -27,7 +27,8 @@ from child_process import end_child, start_child
 from vla.memory import limit_memory
 from vla.observation import Observation, PlainObservation
 from vla.policy import Policy
-from vla.replica import Backward, Exchange, Forward, Outputs, Recompute, Start, as_array, finish, split_like
+from vla.replica import Backward, Exchange, Forward, Outputs, Recompute, Start, as_array, split_like
+from vla.turns import new_turn, record, wait_for
 
 LOAD_S = 3600.0  # for a replica to read the checkpoint, 15 GB, from wherever it lies
 ANSWER_S = 600.0  # for anything else; the first forward pass may compile
@@ -69,11 +70,13 @@ class Replicas:
         self._parts = split_like(self._exchange, parameters)
         self._graphs: weakref.WeakSet[_Graph] = weakref.WeakSet()
         self._graph_names = itertools.count()
-        self._handles = [_Handle(torch.device(device)) for device in devices]
+        self._turn = new_turn(self._exchange.device)
+        self._handles = [_Handle(torch.device(device), new_turn(self._exchange.device)) for device in devices]
         self.close = weakref.finalize(self, _end_all, self._handles)  # at the latest when the interpreter exits
         for handle in self._handles:
             options = {**load, "device": str(handle.device)}
-            handle.send(Start(options, memory_budget, torch.get_num_threads(), self._exchange))
+            threads = torch.get_num_threads()
+            handle.send(Start(options, memory_budget, threads, self._exchange, self._turn, handle.turn))
         for handle in self._handles:
             handle.receive(LOAD_S)
         self.broadcast_parameters()
@@ -117,18 +120,19 @@ class Replicas:
         """
         parts = zip(self._parameters, self._parts, strict=True)
         reached = [(p.grad, part) for p, part in parts if p.grad is not None]
+        self._wait_for_replicas()
         for handle in self._handles:
             if handle.has_gradient:
-                handle.ask(Exchange.GIVE_GRADIENT)
+                self._ask_for_vector(handle, Exchange.GIVE_GRADIENT)
                 torch._foreach_add_(*map(list, zip(*reached, strict=True)))
-                finish(self._exchange.device)  # before the next one writes there
                 handle.has_gradient = False
 
     @torch.no_grad()
     def broadcast_parameters(self) -> None:
         """Give the replicas the first device's trainable parameters. Gradients that were not reduced are lost there."""
+        self._wait_for_replicas()
         torch._foreach_copy_(self._parts, self._parameters)
-        finish(self._exchange.device)
+        record(self._turn, self._exchange.device)
         for handle in self._handles:
             handle.send(Exchange.TAKE_PARAMETERS)
         for handle in self._handles:
@@ -137,13 +141,24 @@ class Replicas:
     def are_equal(self) -> bool:
         """Whether every replica's trainable parameters are the first device's, bit for bit."""
         own = parameters_to_vector(self._parameters).detach().view(torch.int32)
+        self._wait_for_replicas()
         for handle in self._handles:
             self._exchange.zero_()  # a copy that does not arrive must not find what it should have brought
-            finish(self._exchange.device)
-            handle.ask(Exchange.GIVE_PARAMETERS)
+            self._ask_for_vector(handle, Exchange.GIVE_PARAMETERS)
             if not torch.equal(self._exchange.view(torch.int32), own):
                 return False
         return True
+
+    def _ask_for_vector(self, handle: _Handle, request: Exchange) -> None:
+        """What the first device is asked next finds the replica's vector in the exchange memory."""
+        record(self._turn, self._exchange.device)
+        handle.ask(request)
+        wait_for(handle.turn, self._exchange.device)
+
+    def _wait_for_replicas(self) -> None:
+        """What the first device is asked next comes after all that replicas do with the exchange memory."""
+        for handle in self._handles:
+            wait_for(handle.turn, self._exchange.device)
 
 
 class _Graph:
@@ -200,8 +215,9 @@ def _plain(observation: Observation) -> PlainObservation:
 class _Handle:
     """The connection to one replica."""
 
-    def __init__(self, device: torch.device):
-        self.device = device
+    def __init__(self, device: torch.device, turn: torch.cuda.Event | None):
+        """turn: the replica's on the exchange memory."""
+        self.device, self.turn = device, turn
         self.has_gradient = False  # that no `reduce_gradients` has fetched
         self.process, self.connection = start_child("vla.replica", ANSWER_S)
         with suppress(OSError):

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from errors import BadInput
 from untrusted.json_file import brief, read_json, required
-from vla.lora_layers import LoraLayer, LoraLinear, StoredUps, with_adapter
+from vla.lora_layers import LoraLayer, LoraLinear, StoredAdapters, with_adapter
 from vla.nf4 import Nf4Linear, num_in_4bit
 from vla.weights import read_metadata, read_tensors, write_tensors
 
@@ -56,9 +56,9 @@ class Adapters:
     """A network's adapted layers. Every forward pass asks for them; to search all modules would take milliseconds."""
 
     layers: list[tuple[str, LoraLayer]]
-    ups: list[Tensor]  # their B's
-    refreshed: int = -1  # sum of the B's versions when their stored copies were last brought up to date
-    stored: StoredUps | None = None
+    matrices: list[Tensor]  # their A's and B's
+    refreshed: int = -1  # sum of the matrices' versions when their stored copies were last brought up to date
+    stored: StoredAdapters | None = None
 
 
 def lora_targets(network: nn.Module) -> list[str]:
@@ -86,7 +86,8 @@ def add_lora(network: nn.Module, rank: int, alpha: int, seed: int = 0, targets: 
         _replace_children(parent, _adapted_children(name, parent, adapted, rank, alpha))
     layers = [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLayer)]
     # torch takes every attribute of a module for a tensor or a module.
-    network.adapters = Adapters(layers, [layer.lora_B for _, layer in layers])  # type: ignore[assignment]
+    matrices: list[Tensor] = [matrix for _, layer in layers for matrix in (layer.lora_A, layer.lora_B)]
+    network.adapters = Adapters(layers, matrices)  # type: ignore[assignment]
     generator = torch.Generator().manual_seed(seed)
     for _, (down, _) in named_adapters(network):
         if not down.is_meta:
@@ -160,11 +161,11 @@ def refresh_adapters(network: nn.Module, force: bool = False) -> None:
     adapters = _adapters_of(network)
     if adapters is None:
         return
-    version = sum(up._version for up in adapters.ups)  # versions only grow; see Policy.parameters_changed
+    version = sum(matrix._version for matrix in adapters.matrices)  # versions only grow; see Policy.parameters_changed
     if version == adapters.refreshed and not force:
         return
     if adapters.stored is None or force:
-        adapters.stored = StoredUps([layer for _, layer in adapters.layers if isinstance(layer, LoraLinear)])
+        adapters.stored = StoredAdapters([layer for _, layer in adapters.layers if isinstance(layer, LoraLinear)])
     adapters.stored.refresh()
     adapters.refreshed = version
 

@@ -35,7 +35,7 @@ class LoraLinear(nn.Module):
         self.enabled = True
         num_adapted = sum(adapted)
         self.blocks = _blocks(self.out_features, adapted)
-        # [W | s B]; the columns of B are filled by `StoredUps`.
+        # [W | s B]; the columns of B are filled by `StoredAdapters`.
         weight = first.new_zeros(sum(self.out_features), self.in_features + num_adapted * rank)
         torch.cat([base.weight.detach() for base in bases], out=weight[:, : self.in_features])
         self.weight = nn.Parameter(weight, requires_grad=False)
@@ -45,6 +45,10 @@ class LoraLinear(nn.Module):
         rows = sum(end - start for start, end in self.blocks)
         self.lora_A = nn.Parameter(zeros(num_adapted * rank, self.in_features))
         self.lora_B = nn.Parameter(zeros(rows, rank))
+        # A as the products want it: to round it in every forward pass is another kernel of every layer.
+        self.rounded_A: Tensor | None
+        rounded = None if first.dtype == torch.float32 else torch.zeros_like(self.lora_A, dtype=first.dtype)
+        self.register_buffer("rounded_A", rounded, persistent=False)  # filled by `StoredAdapters`
         self.first_row: int | None = None  # of the rows of `weight` that this process has, where vla.sharding cut it
 
     @property
@@ -55,8 +59,10 @@ class LoraLinear(nn.Module):
         """(..., in_features) -> (..., sum of out_features)"""
         if not self.enabled or not self.blocks:
             return F.linear(x, self.weight[:, : self.in_features], self.bias)
-        low = F.linear(x, self.lora_A.to(x.dtype))
-        return _Augmented.apply(x, low, self.lora_B, self.weight, self.bias, self.blocks, self.scale)
+        rounded = self.lora_A if self.rounded_A is None else self.rounded_A
+        return _Augmented.apply(
+            x, self.lora_A, self.lora_B, rounded.detach(), self.weight, self.bias, self.blocks, self.scale
+        )
 
     def rows(self, x: Tensor, rows: slice) -> Tensor:
         """`self(x)[..., rows]` in float32 without computing the others; of a layer of one map.
@@ -90,15 +96,21 @@ class LoraLinear(nn.Module):
                 yield place, up[top - start : bottom - start]
 
 
-class StoredUps:
-    """The copies of s B in the stored weights of many layers, written together: one by one takes 20 ms of Python."""
+class StoredAdapters:
+    """What many layers keep of their adapters, written together: one by one takes 20 ms of Python.
+
+    s B in the stored weights, and A rounded.
+    """
 
     def __init__(self, layers: Sequence[LoraLinear]):
-        """Holds views: not to be used after a layer's weight or B was moved."""
+        """Holds views: not to be used after a layer's weight or adapter was moved."""
         with torch.no_grad():
             pairs = [pair for layer in layers for pair in layer.stored_ups()]
         self._places, self._ups = [place for place, _ in pairs], [up for _, up in pairs]
         self._scale = layers[0].scale if layers else 1.0
+        rounded = [layer for layer in layers if layer.rounded_A is not None]
+        self._rounded = [layer.rounded_A.data for layer in rounded if layer.rounded_A is not None]
+        self._downs = [layer.lora_A.data for layer in rounded]
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -106,6 +118,8 @@ class StoredUps:
         if self._places:
             scaled = self._ups if self._scale == 1 else torch._foreach_mul(self._ups, self._scale)
             torch._foreach_copy_(self._places, scaled)
+        if self._rounded:
+            torch._foreach_copy_(self._rounded, self._downs)
 
 
 class LoraConv2d(nn.Module):
@@ -182,26 +196,29 @@ def with_adapter(base: nn.Linear | nn.Conv2d | Nf4Linear, rank: int, alpha: int)
 
 
 class _Augmented(torch.autograd.Function):
-    """[W | s B] [x ; low] + b, with gradients to x, low and B, and none to the frozen W and b."""
+    """[W | s B] [x ; A x] + b, with gradients to x, A and B, and none to the frozen W and b."""
 
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        low: Tensor,
+        down: Tensor,
         up: Tensor,
+        rounded: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         blocks: list[tuple[int, int]],
         scale: float,
     ) -> Tensor:
-        ctx.save_for_backward(low, weight)
-        ctx.blocks, ctx.scale, ctx.rank, ctx.up_dtype = blocks, scale, up.shape[1], up.dtype
+        """down (ranks, in_features) A, up (rows, rank) B; rounded: A in the dtype of x."""
+        low = F.linear(x, rounded)
+        ctx.save_for_backward(x, low, rounded, weight)
+        ctx.blocks, ctx.scale, ctx.rank, ctx.dtype = blocks, scale, up.shape[1], up.dtype
         return F.linear(torch.cat([x, low], dim=-1), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        low, weight = ctx.saved_tensors
+        x, low, rounded, weight = ctx.saved_tensors
         inputs = grad @ weight
         split = weight.shape[1] - low.shape[-1]
         flat_grad, flat_low = grad.flatten(0, -2), low.flatten(0, -2)
@@ -209,8 +226,10 @@ class _Augmented(torch.autograd.Function):
             flat_grad[:, start:end].T @ flat_low[:, i * ctx.rank : (i + 1) * ctx.rank]
             for i, (start, end) in enumerate(ctx.blocks)
         ]
-        up = (torch.cat(ups) * ctx.scale).to(ctx.up_dtype)
-        return inputs[..., :split], inputs[..., split:], up, None, None, None, None
+        up = (torch.cat(ups) * ctx.scale).to(ctx.dtype)
+        low_grad = inputs[..., split:]
+        down = (low_grad.flatten(0, -2).T @ x.flatten(0, -2)).to(ctx.dtype)
+        return inputs[..., :split] + low_grad @ rounded, down, up, None, None, None, None, None
 
 
 def _blocks(out_features: Sequence[int], adapted: Sequence[bool]) -> tuple[tuple[int, int], ...]:

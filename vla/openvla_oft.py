@@ -13,6 +13,7 @@ Source: openvla-oft @213c5ff, prismatic/extern/hf/modeling_prismatic.py; stock t
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from vla.lean_timm import VisionTransformer, timm
 from vla.lora import linear_rows
 from vla.model_config import ModelConfig, VitConfig
 from vla.prompt import EOS_ID, PAD_ID
+from vla.two_streams import side_by_side
 
 ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # of lm_head: 31744..31999
 # (number of the block in the order of computing, block, tokens) -> tokens
@@ -40,6 +42,9 @@ class FusedVisionBackbone(nn.Module):
         dino, siglip = vits
         self.featurizer = _create_vit(dino)
         self.fused_featurizer = _create_vit(siglip)
+        # Where the second runs while the first does, in passes without gradient; None: one after the other. The images
+        # of one or two observations are too few for all of a large GPU. Set by `vla.cuda_graphs`.
+        self.second_stream: torch.cuda.Stream | None = None
         if self.featurizer.patch_embed.num_patches != self.fused_featurizer.patch_embed.num_patches:
             raise ValueError("the two vision transformers cut an image into different numbers of patches")
 
@@ -57,8 +62,12 @@ class FusedVisionBackbone(nn.Module):
         """(B, 6 * images, S, S) -> (B, images * num_patches, dino_dim + siglip_dim)"""
         batch = len(pixel_values)
         images = pixel_values.unflatten(1, (-1, 6)).flatten(0, 1)  # (B * images, 6, S, S)
-        dino = _patch_features(self.featurizer, images[:, :3], run_block, 0)
-        siglip = _patch_features(self.fused_featurizer, images[:, 3:], run_block, len(self.featurizer.blocks) - 1)
+        first_of_siglip = len(self.featurizer.blocks) - 1
+        dino, siglip = side_by_side(
+            partial(_patch_features, self.featurizer, images[:, :3], run_block, 0),
+            partial(_patch_features, self.fused_featurizer, images[:, 3:], run_block, first_of_siglip),
+            None if torch.is_grad_enabled() else self.second_stream,
+        )
         return torch.cat([dino, siglip], dim=-1).unflatten(0, (batch, -1)).flatten(1, 2)
 
 

@@ -26,6 +26,7 @@ from errors import BadInput
 from vla.memory import limit_memory
 from vla.observation import PlainObservation
 from vla.policy import Policy
+from vla.turns import record, wait_for
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Start:
     memory_budget: float | None  # GiB of the GPU; None: all
     num_threads: int  # of torch
     exchange: Tensor  # float32 (N,), of the first device: one element for each trainable one
+    turn: torch.cuda.Event | None  # of the first device on it (vla.turns)
+    own_turn: torch.cuda.Event | None  # of this replica
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Recompute:
 
 
 class Exchange(Enum):
-    """Answered by None when done."""
+    """Answered by None when the GPUs have been asked to; the replica's turn ends when they have done it."""
 
     GIVE_GRADIENT = "write the accumulated gradient, and start again from zero"
     TAKE_PARAMETERS = "read the trainable parameters; the accumulated gradient is forgotten"
@@ -125,7 +128,7 @@ class Replica:
         torch.set_num_threads(start.num_threads)
         self._policy = Policy.load(**start.load)
         self._policy.action_head = None  # the first device applies it to the gathered hidden states
-        self._exchange = start.exchange
+        self._exchange, self._turn, self._own_turn = start.exchange, start.turn, start.own_turn
         self._parameters: list[Tensor] = [parameter for _, parameter in self._policy.named_trainable_parameters()]
         self._gradient = torch.zeros(sum(p.numel() for p in self._parameters), device=self._device)
         self._gradients = split_like(self._gradient, self._parameters)
@@ -166,6 +169,8 @@ class Replica:
 
     @torch.no_grad()
     def _exchange_vector(self, request: Exchange) -> None:
+        # A copy between GPUs comes after, and before, what both have been asked to do.
+        wait_for(self._turn, self._exchange.device)
         if request is Exchange.TAKE_PARAMETERS:
             # Between optimizer steps the gradient's memory is free: no other is taken on a device that may be full.
             self._gradient.copy_(self._exchange)
@@ -177,8 +182,7 @@ class Replica:
         else:
             self._exchange.copy_(self._gradient)
             self._gradient.zero_()
-        for device in (self._device, self._exchange.device):
-            finish(device)
+        record(self._own_turn, self._exchange.device)
 
 
 def split_like(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -190,9 +194,3 @@ def split_like(vector: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 def as_array(tensor: Tensor) -> np.ndarray:
     """float32, which holds bfloat16 exactly."""
     return tensor.detach().float().cpu().numpy()
-
-
-def finish(device: torch.device) -> None:
-    """Wait for all that this process has asked of the device; on a CPU it is done already."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
