@@ -14,7 +14,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return tensor.to(device)
     pinned = torch.empty_like(tensor, pin_memory=True)
-    # numpy copies in this thread. torch would share the copy of two images out to all of its threads, which takes
-    # milliseconds where they sleep: up to 6 on a host with 32 cores, a quarter of a decision.
+    # numpy copies in this thread. torch would share the copy of two images out among all of its threads, and to wake
+    # them takes longer: some 4 ms on a host with 32 cores, a fifth of a decision (docs/RESULTS.md).
     np.copyto(pinned.numpy(), tensor.numpy())
     return pinned.to(device, non_blocking=True)
