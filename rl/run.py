@@ -168,12 +168,13 @@ def _open(folder: Path, config: TrainConfig, ranks: Ranks, wandb_id: str | None,
 
 def provenance(argv: Sequence[str]) -> dict[str, Any]:
     """What a later reader needs to repeat the run: command, commit, versions, machine."""
+    packages = [package.metadata for package in importlib.metadata.distributions()]  # each is read and parsed here
     return {
         "argv": list(argv),
         "git": _git_state(),
         "versions": {
             "python": platform.python_version(),
-            **dict(sorted((d.metadata["Name"], d.version) for d in importlib.metadata.distributions())),
+            **dict(sorted((known["Name"], known["Version"]) for known in packages)),
         },
         "machine": {
             "system": platform.platform(),

@@ -23,6 +23,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import preflight
 from envs import pool as pools
 from envs.libero import MAX_ENV_STEPS, ChunkResult, EnvSpec
 from envs.observation import Observation
@@ -221,9 +222,10 @@ def put_in_place(patch: pytest.MonkeyPatch, program: types.ModuleType, noticed: 
     patch.setattr(pools, "WorkerPool", TakingTurns)
     for suite in MAX_ENV_STEPS:
         patch.setitem(MAX_ENV_STEPS, suite, LIMIT)
-    # What costs most of the time and no flag reaches: lists of packages, videos, the report.
+    # What costs most of the time and no flag reaches: lists of packages, videos, the report, a process that renders.
     for module, costly in ((run, "provenance"), (evaluation_files, "write_video"), (report, "write_report")):
         patch.setattr(module, costly, lambda *_: {})
+    patch.setattr(preflight, "check_rendering", lambda _: "not asked for")
     parser = "parse_command" if hasattr(program, "parse_command") else "parse_eval"
     parse, passes, recompute = getattr(program, parser), Policy.chunk_outputs, openvla_oft.checkpoint
 

@@ -1,6 +1,6 @@
 """train_grpo.py from its command line to its exit code, on the fakes: all of the program but network and simulator.
 
-What is left out is what takes seconds and has tests of its own: checks before the run, pictures, videos. `at` makes
+What is left out is what takes long and has tests of its own: checks before the run, pictures, videos. `at` makes
 something happen at one of the `MOMENTS` of a run.
 """
 
@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import torch
 
+import preflight
 import rl.checkpoints
 import rl.evaluation_files
 import rl.report
@@ -41,6 +42,9 @@ def script(task_id: int, init_state: int) -> Script:
     return Script(env_steps=8, success=True)
 
 
+looked_up_once = cache(partial(rl.run.provenance, []))
+
+
 def use_fakes(monkeypatch) -> None:
     """Let train_grpo.py run on a policy of a few hundred numbers and scripted episodes."""
     for name, fake in {
@@ -51,6 +55,9 @@ def use_fakes(monkeypatch) -> None:
         "log_setup": lambda *_: None,
     }.items():
         monkeypatch.setattr(train_grpo, name, fake)
+    monkeypatch.setattr(preflight, "check_rendering", lambda _: "fake")
+    found = looked_up_once()
+    monkeypatch.setattr(rl.run, "provenance", lambda argv: found | {"argv": list(argv)})
     monkeypatch.setattr(rl.evaluation_files, "write_video", lambda path, frames: path.write_bytes(b"a video"))
     monkeypatch.setattr(logging.getLogger(), "handlers", list(logging.getLogger().handlers))  # a run sets its own
     monkeypatch.setattr(rl.report, "write_report", lambda stored: stored.folder / "report" / "index.html")

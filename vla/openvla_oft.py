@@ -73,6 +73,8 @@ class FusedVisionBackbone(nn.Module):
 
 def _create_vit(config: VitConfig) -> VisionTransformer:
     options = {"img_size": config.image_size} | config.overrides
+    if torch.get_default_device().type == "meta":
+        options["weight_init"] = "skip"  # there are no weights yet
     # num_classes=0 drops the classifier and keeps SigLIP's attention pooling, whose weights are in every checkpoint.
     return timm.create_model(config.timm_id, pretrained=False, num_classes=0, **options)
 

@@ -52,19 +52,30 @@ def test_the_updates_of_this_run_move_the_parameters(straight):
     assert first["train/optimizer_steps"] > 0
 
 
-def test_stopped_and_extended_run_equals_the_straight_one(smoke, straight, tmp_path):
+def test_a_run_whose_time_is_up_and_that_is_extended_equals_the_straight_one(smoke, straight, tmp_path):
     flags = flags_into(smoke, tmp_path)
-    train_grpo.main([*flags, "--total-steps", "64"])
-    train_grpo.main(["--resume", str(only_run(flags)), "--total-steps", "96"])
-    assert_same_run(only_run(flags), straight)
+    with pytest.raises(TimeIsUp):
+        train_grpo.main([*flags, "--total-steps", "64", "--max-hours", "1e-9"])
+    run = only_run(flags)
+    assert (run / "checkpoints" / "latest").resolve().name == "step_32"
+    train_grpo.main(["--resume", str(run), "--max-hours", "100"])
+    assert (run / "checkpoints" / "latest").resolve().name == "step_64"
+    train_grpo.main(["--resume", str(run), "--max-hours", "100", "--total-steps", "96"])
+    assert_same_run(run, straight)
 
 
-@pytest.mark.parametrize(("where", "count"), [("rollout", 10), ("checkpoint", 3)])
-def test_killed_run_resumes_to_the_same_result(smoke, straight, tmp_path, where, count):
+def test_a_run_killed_in_a_rollout_and_in_a_half_written_checkpoint_resumes_to_the_same_result(
+    smoke, straight, tmp_path
+):
     flags = flags_into(smoke, tmp_path)
-    killed = run_command("-m", "tests.end_to_end.killed", where, str(count), *flags)
+    killed = run_command("-m", "tests.end_to_end.killed", "rollout", "10", *flags)
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     run = only_run(flags)
+    saved = (run / "checkpoints" / "latest").resolve().name
+    killed = run_command("-m", "tests.end_to_end.killed", "checkpoint", "1", "--resume", str(run))
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
+    assert list((run / "checkpoints").glob(".writing-*"))
+    assert (run / "checkpoints" / "latest").resolve().name == saved
     train_grpo.main(["--resume", str(run)])
     assert_same_run(run, straight)
     assert not list((run / "checkpoints").glob(".writing-*"))
@@ -118,13 +129,3 @@ def test_sigterm_leaves_the_newest_checkpoint_and_exit_code_130(smoke, tmp_path)
     assert rest.splitlines()[-1] == f"stopped; go on with: python train_grpo.py --resume {run}"
     steps = [row["global_step"] for row in metrics_of(run) if "rollout/trajectories" in row]
     assert (run / "checkpoints" / "latest").resolve().name == f"step_{steps[-1]}"
-
-
-def test_a_run_whose_time_is_up_is_saved_and_goes_on_to_the_same_result(smoke, straight, tmp_path):
-    flags = flags_into(smoke, tmp_path)
-    with pytest.raises(TimeIsUp):
-        train_grpo.main([*flags, "--max-hours", "1e-9"])
-    run = only_run(flags)
-    assert (run / "checkpoints" / "latest").resolve().name == "step_32"
-    train_grpo.main(["--resume", str(run), "--max-hours", "100"])
-    assert_same_run(run, straight)
