@@ -22,9 +22,12 @@ PROJECT = Path(__file__).resolve().parent
 PROGRAM = """
 import importlib, sys
 sys.path[0] = sys.argv[1]
-import child_process
+import child_process, quick_imports
 child_process.become_child(int(sys.argv[2]))
-importlib.import_module(sys.argv[3]).main(*map(int, sys.argv[4:]))
+quick_imports.begin_imports()
+module = importlib.import_module(sys.argv[3])
+quick_imports.end_imports()
+module.main(*map(int, sys.argv[4:]))
 """
 END_S = 5.0  # for a child to go by itself
 

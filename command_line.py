@@ -17,6 +17,7 @@ import tyro
 
 from errors import BadInput, TimeIsUp
 from interrupts import give_up_broken_stdout, interruptible
+from quick_imports import begin_imports, end_imports
 
 T = TypeVar("T")
 
@@ -36,10 +37,11 @@ def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None
 
 
 def answer_at_once(program: str, parse: Callable[[Sequence[str]], object]) -> None:
-    """Exit on --help (0) and on flags that make no sense (2)."""
+    """Exit on --help (0) and on flags that make no sense (2). What follows are imports, up to `main_guard`."""
     code = main_guard(program, parse)
     if code != 0:
         sys.exit(code)
+    begin_imports()
 
 
 def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
@@ -47,6 +49,7 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
 
     The first Ctrl-C or SIGTERM stops it in good order (130), a second one at once. Time that is up is a good end (0).
     """
+    end_imports()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         program += f", rank {os.environ['RANK']}"
     try:

@@ -1,5 +1,6 @@
 """The command line: presets, flat flags, resuming, and one line for everything that the user can repair."""
 
+import gc
 import importlib.util
 import json
 import signal
@@ -13,6 +14,7 @@ from configs.cli import CHANGEABLE_ON_RESUME, parse_command, preset_of, stored_c
 from configs.config import TrainConfig, differing_fields, to_dict
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
 from errors import BadInput, TimeIsUp
+from quick_imports import begin_imports, end_imports
 
 
 def changes(argv: list[str], preset: str = "libero_spatial") -> dict:
@@ -271,6 +273,22 @@ def test_wrong_flags_are_answered_before_anything_heavy_is_imported(monkeypatch,
     assert "'fast'" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["train_grpo.py"])
     answer_at_once("train_grpo.py", parse_command)  # good flags: returns
+    end_imports()
+
+
+def test_garbage_is_not_collected_during_imports_but_before_and_afterwards():
+    end_imports()
+    frozen = gc.get_freeze_count()
+    begin_imports()
+    assert not gc.isenabled()
+    imported = [[]]
+    end_imports()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > frozen
+    assert not any(imported is tracked for tracked in gc.get_objects())  # out of the collector's sight
+    frozen = gc.get_freeze_count()
+    end_imports()
+    assert gc.get_freeze_count() == frozen
 
 
 # optional packages
