@@ -77,7 +77,7 @@ def test_a_change_of_the_adapters_is_seen_after_a_refresh(dtype, matrix):
             stored.refresh()
             assert not torch.equal(layer(x), before)
             expected = formula(layer, bases, x, layer.lora_A.to(dtype), layer.lora_B.to(dtype))
-            torch.testing.assert_close(layer(x), expected, rtol=1e-5, atol=1e-5)
+            torch.testing.assert_close(layer(x).float(), expected.float())  # the adapters have no more digits
 
 
 def test_disabled_layer_is_its_bases():
