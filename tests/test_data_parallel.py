@@ -371,13 +371,41 @@ def test_a_process_computes_the_same_and_when_killed_is_one_error(folder, polici
     assert process.returncode == -signal.SIGKILL
 
 
-def test_a_hung_replica_is_one_error_and_gone(monkeypatch):
+@pytest.fixture
+def alarm_off():
+    yield
+    signal.alarm(0)
+
+
+def test_a_hung_replica_is_one_error_and_gone(monkeypatch, alarm_off):
+    """And the program that uses it has its end set, since its own GPU may now hang as well."""
     monkeypatch.setattr("child_process.END_S", 0.1)
-    handle = _Handle(CPU, None)
+    handle = _Handle(torch.device("cuda", 1), None)
     handle.process.send_signal(signal.SIGSTOP)
     with pytest.raises(RuntimeError, match=r"gave no answer in 0 s \(SIGKILL\)"):
         handle.receive(0.1)
     assert handle.process.returncode == -signal.SIGKILL
+    assert 0 < signal.alarm(0) <= data_parallel.FAREWELL_S
+
+
+def test_a_program_ends_though_its_gpu_waits_for_a_dead_replica():
+    """Killed together, as a batch system does; the replica's death is met at the program's end, in which CUDA hangs."""
+    program = (
+        "import ctypes, torch, weakref\n"
+        "from vla import data_parallel\n"
+        "data_parallel.FAREWELL_S = 1\n"
+        "handle = data_parallel._Handle(torch.device('cuda', 1), None)\n"
+        "weakref.finalize(handle, data_parallel._end_all, [handle])\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.__cxa_atexit(libc.pause, None, None)\n"  # a library's farewell that never returns
+        "handle.process.kill()\n"
+        "print('the end')"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=PROJECT, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S
+    )
+    assert ended.stdout == "the end\n"
+    assert ended.returncode == -signal.SIGALRM
 
 
 def test_replicas_end_with_their_policy(monkeypatch, folder):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import signal
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -32,6 +33,7 @@ from vla.turns import new_turn, record, wait_for
 
 LOAD_S = 3600.0  # for a replica to read the checkpoint, 15 GB, from wherever it lies
 ANSWER_S = 600.0  # for anything else; the first forward pass may compile
+FAREWELL_S = 120  # for the program to say that a replica is gone and to end, where wandb may take 60 of them
 
 OutputsOf = Callable[[Sequence[Observation]], tuple[Tensor, Tensor]]
 
@@ -233,6 +235,13 @@ class _Handle:
 
     def receive(self, timeout_s: float) -> Outputs | None:
         """The answer to the oldest request. Raises what the replica raised, RuntimeError when it is dead or hangs."""
+        try:
+            return self._receive(timeout_s)
+        except Exception:  # whatever it is, the replica has ended
+            end_in_any_case(self.device)
+            raise
+
+    def _receive(self, timeout_s: float) -> Outputs | None:
         where = f"the policy's replica on {self.device}"
         try:
             if not self.connection.poll(timeout_s):
@@ -256,3 +265,17 @@ def _end_all(handles: Sequence[_Handle]) -> None:
         handle.connection.close()
     for handle in handles:
         end_child(handle.process)
+        if handle.process.returncode != 0:  # it was killed, perhaps by what has interrupted this program, too
+            end_in_any_case(handle.device)
+
+
+def end_in_any_case(device: torch.device) -> None:
+    """A replica on `device` is gone: let the program end, by SIGALRM if it has not ended otherwise FAREWELL_S from now.
+
+    If the replica's turn (vla.turns) had not come to its end, the first GPU waits for it for ever. So does every call
+    that waits for that GPU, and among them may be those with which libraries take their leave at a program's end. Seen
+    on H200s after three of nine kills in the middle of an update. A signal without a handler ends what hangs in any
+    library.
+    """
+    if device.type == "cuda":
+        signal.alarm(FAREWELL_S)
