@@ -102,7 +102,7 @@ def show(name: str, record: dict[str, float], alone: dict[str, float]) -> dict[s
         "env steps/s": record["rollout/env_steps_per_s"],
         "update samples/s": samples / record["time/update"],
     }
-    parts = ", ".join(f"{part} {record[f'time/{part}']:.1f}" for part in ("infer", "wait", "preprocess"))
+    parts = ", ".join(f"{part} {record[f'time/{part}']:.1f}" for part in ("infer", "wait"))
     print(
         f"{name}: {steps:.0f} env steps in {record['rollout/time_s']:.1f} s (policy's process: {parts}), "
         f"{samples:.0f} samples learned in {record['time/update']:.1f} s, "
