@@ -59,6 +59,9 @@ class ThreadInPlaceOfProcess(threading.Thread):
     def wait(self, timeout_s):
         self.join(timeout_s)
 
+    def poll(self):
+        return self.returncode
+
 
 def start_thread(module, stalled_s):
     assert module == "vla.replica"
@@ -385,7 +388,10 @@ def test_a_hung_replica_is_one_error_and_gone(monkeypatch, alarm_off):
     with pytest.raises(RuntimeError, match=r"gave no answer in 0 s \(SIGKILL\)"):
         handle.receive(0.1)
     assert handle.process.returncode == -signal.SIGKILL
-    assert 0 < signal.alarm(0) <= data_parallel.FAREWELL_S
+    soon = data_parallel.FAREWELL_S // 2
+    assert soon < signal.alarm(soon) <= data_parallel.FAREWELL_S
+    data_parallel._end_all([handle])  # sees it, too, and does not put the end off
+    assert 0 < signal.alarm(0) <= soon
 
 
 def test_a_program_ends_though_its_gpu_waits_for_a_dead_replica():
@@ -399,6 +405,7 @@ def test_a_program_ends_though_its_gpu_waits_for_a_dead_replica():
         "libc = ctypes.CDLL(None)\n"
         "libc.__cxa_atexit(libc.pause, None, None)\n"  # a library's farewell that never returns
         "handle.process.kill()\n"
+        "handle.process.wait()\n"
         "print('the end')"
     )
     ended = subprocess.run(
@@ -408,14 +415,18 @@ def test_a_program_ends_though_its_gpu_waits_for_a_dead_replica():
     assert ended.returncode == -signal.SIGALRM
 
 
-def test_replicas_end_with_their_policy(monkeypatch, folder):
+def test_replicas_end_with_their_policy(monkeypatch, folder, alarm_off):
+    """And the program may go on."""
     monkeypatch.setattr(data_parallel, "start_child", start_thread)
     policy = load_data_parallel(folder, [CPU] * 3, **OPTIONS)
+    for handle in policy.replicas._handles:
+        handle.device = torch.device("cuda", 1)
     processes = [handle.process for handle in policy.replicas._handles]
     assert [process.returncode for process in processes] == [None, None]
-    del policy
+    del policy, handle
     gc.collect()
     assert [process.returncode for process in processes] == [0, 0]
+    assert signal.alarm(0) == 0
 
 
 def test_a_replica_ends_when_its_parent_is_killed():

@@ -262,11 +262,11 @@ class _Handle:
 def _end_all(handles: Sequence[_Handle]) -> None:
     """Idle replicas go by themselves, at the end of the connection; one at work when it is done, or is killed."""
     for handle in handles:
+        if handle.process.poll() is not None:  # perhaps by the signal that ends this program, too
+            end_in_any_case(handle.device)
         handle.connection.close()
     for handle in handles:
         end_child(handle.process)
-        if handle.process.returncode != 0:  # it was killed, perhaps by what has interrupted this program, too
-            end_in_any_case(handle.device)
 
 
 def end_in_any_case(device: torch.device) -> None:
@@ -277,5 +277,5 @@ def end_in_any_case(device: torch.device) -> None:
     on H200s after three of nine kills in the middle of an update. A signal without a handler ends what hangs in any
     library.
     """
-    if device.type == "cuda":
+    if device.type == "cuda" and signal.getitimer(signal.ITIMER_REAL)[0] == 0:  # once: not later at the second call
         signal.alarm(FAREWELL_S)
