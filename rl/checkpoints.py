@@ -143,6 +143,7 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
         if learner.critic is not None:
             learner.critic.load_state_dict(stored["critic"])
         _check_optimizer(stored["optimizer"], learner.optimizer)
+        learner.optimizer.state.clear()  # first: a full GPU has no room for the moments of both
         learner.optimizer.load_state_dict(stored["optimizer"])
         _restore_random_state(stored["random"])
     except BadInput as problem:

@@ -30,7 +30,9 @@ def make_learner(policy: Policy, config: TrainConfig, ranks: Ranks = ALONE) -> L
     if config.loss.advantage == "gae":
         critic = ValueHead(policy.hidden_dim, config.run.seed).to(policy.device)
         groups.append({"params": list(critic.parameters()), "lr": config.critic.value_lr})
-    return Learner(policy, critic, make_optimizer(groups, config.update.weight_decay), ranks)
+    optimizer = make_optimizer(groups, config.update.weight_decay)
+    make_moments(optimizer)
+    return Learner(policy, critic, optimizer, ranks)
 
 
 def make_optimizer(groups: list[dict[str, Any]], weight_decay: float) -> torch.optim.AdamW:
@@ -39,6 +41,19 @@ def make_optimizer(groups: list[dict[str, Any]], weight_decay: float) -> torch.o
     Fused: one kernel for all parameters, and no other AdamW leaves out the steps that `rl.update` marks as unusable.
     """
     return torch.optim.AdamW(groups, eps=ADAM_EPS, weight_decay=weight_decay, fused=True)
+
+
+def make_moments(optimizer: torch.optim.AdamW) -> None:
+    """The moments that AdamW would make in its first step, all zero.
+
+    There they may find a GPU full of recorded passes, which give way to one another but not to an optimizer.
+    """
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        optimizer.state[parameter] = {
+            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+            "exp_avg": torch.zeros_like(parameter),
+            "exp_avg_sq": torch.zeros_like(parameter),
+        }
 
 
 def set_learning_rate(learner: Learner, config: UpdateConfig, distilling: bool) -> None:

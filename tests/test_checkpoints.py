@@ -21,7 +21,7 @@ from rl.checkpoints import (
     restore_best,
     save_checkpoint,
 )
-from rl.learner import Learner
+from rl.learner import Learner, make_moments
 from rl.rollout import Collected
 from tests.fakes import FakePolicy, adamw, parameters_of, random_observations, trajectory
 
@@ -103,6 +103,19 @@ def test_moments_that_are_no_numbers_are_refused_with_their_place(checkpoints, l
     with pytest.raises(BadInput, match=r"trainer\.pt: optimizer: state: 0: exp_avg holds NaN or infinity"):
         load_checkpoint(folder, other)
     assert all(torch.equal(a, b) for a, b in zip(before, parameters_of(other.policy), strict=True))
+
+
+def test_moments_are_let_go_before_those_of_a_checkpoint_are_loaded(checkpoints, learner, monkeypatch):
+    """A full GPU has no room for both."""
+    folder, other, load = save(checkpoints, learner, 1), untrained(), torch.optim.AdamW.load_state_dict
+    left = []
+    monkeypatch.setattr(
+        torch.optim.AdamW, "load_state_dict", lambda *args: (left.append(dict(args[0].state)), load(*args))
+    )
+    make_moments(other.optimizer)
+    load_checkpoint(folder, other)
+    assert left == [{}]
+    assert other.optimizer.state
 
 
 # atomic writing

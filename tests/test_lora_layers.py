@@ -148,3 +148,14 @@ def test_what_an_adapter_adds_is_not_swallowed_by_rounding(kind):
             StoredAdapters([layer]).refresh()
         added = (layer(x).double() - before).mean().item()
     assert added == pytest.approx(tiny, rel=0.2)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_compiled_pass_without_gradient_is_the_same(bias):
+    """It puts A x beside x in place."""
+    layer, _ = make_layer((True, False, True), bias)
+    x = torch.randn(2, 5, 7)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), layer(x))
+    torch.testing.assert_close(compiled(x), layer(x))  # with gradient

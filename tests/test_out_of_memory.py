@@ -178,7 +178,7 @@ def test_a_rollout_that_cannot_decide_for_one_environment_says_so():
 
 
 def test_elsewhere_it_is_one_line_and_the_checkpoint_stays(monkeypatch, capsys, tmp_path):
-    """As in AdamW, whose moments are made in its first step: nothing can be taken back there."""
+    """As in an optimizer step, of which nothing can be taken back."""
     use_fakes(monkeypatch)
 
     def step(*_):

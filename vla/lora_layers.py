@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from vla.append_product import with_product_appended
 from vla.nf4 import Nf4Linear
 
 
@@ -60,6 +61,8 @@ class LoraLinear(nn.Module):
         if not self.enabled or not self.blocks:
             return F.linear(x, self.weight[:, : self.in_features], self.bias)
         rounded = self.lora_A if self.rounded_A is None else self.rounded_A
+        if torch.compiler.is_compiling() and not torch.is_grad_enabled():
+            return F.linear(with_product_appended(x, rounded), self.weight, self.bias)
         return _Augmented.apply(
             x, self.lora_A, self.lora_B, rounded.detach(), self.weight, self.bias, self.blocks, self.scale
         )
