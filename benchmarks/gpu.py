@@ -126,12 +126,14 @@ def measure_plain(folder: Path, args: Args, ceiling: float) -> None:
 
 
 def measure_deciding(policy: Policy, args: Args, ceiling: float) -> None:
+    """All sizes are met before the first is timed: right after compiling, times are not yet those of a long run."""
     observations = prepared_observations(policy, max(args.batches))
     for batch in args.batches:
         started = time.perf_counter()
         policy.act(observations[:batch])
-        note = f"first {time.perf_counter() - started:.1f} s"
-        report("act", batch, lambda n=batch: policy.act(observations[:n]), args.repeats, ceiling, 1, note)
+        print(f"first act of {batch}: {time.perf_counter() - started:.1f} s", flush=True)
+    for batch in args.batches:
+        report("act", batch, lambda n=batch: policy.act(observations[:n]), args.repeats, ceiling, 1)
     with policy.teacher():
         report("act, teacher", 1, lambda: policy.act(observations[:1]), args.repeats, ceiling, 1)
 

@@ -19,9 +19,7 @@ GIB = 2**30
 TFLOP_FORWARD = 8.6  # of one observation with two images, 599 tokens, in the 7B network
 
 
-def report(
-    name: str, count: int, call: Callable[[], object], repeats: int, ceiling: float, passes: int, note: str = ""
-) -> None:
+def report(name: str, count: int, call: Callable[[], object], repeats: int, ceiling: float, passes: int) -> None:
     """A line: milliseconds for each of the `count` rows of a call, MFU, memory. passes: forward passes' worth of work.
 
     ceiling: TFLOP/s that count as 100 %.
@@ -35,7 +33,7 @@ def report(
     share = passes * TFLOP_FORWARD / (milliseconds / 1e3) / ceiling
     print(
         f"{name:32} {count:3}: {milliseconds:6.1f} ms each, {share:4.0%} MFU, peak {peak():5.2f} GiB allocated, "
-        f"{torch.cuda.max_memory_reserved() / GIB:5.2f} reserved {note}",
+        f"{torch.cuda.max_memory_reserved() / GIB:5.2f} reserved",
         flush=True,
     )
 
