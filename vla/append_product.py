@@ -1,8 +1,9 @@
 """[x ; A x] written once: in a compiled pass, whatever computes x writes it beside the columns that A x will take.
 
-A `torch.cat` of x and A x copies x, because x must be there before A x can be computed: of every layer's input one more
-copy. For a `cat` of x and zeros torch.compile copies nothing, and one operation in place then puts A x where the zeros
-are. (For an assignment to a slice it would copy the whole tensor.) What it gains: docs/RESULTS.md.
+A `torch.cat` of x and A x copies x, because x must be there before A x can be computed: one more copy of every layer's
+input. For a `cat` of x and zeros torch.compile copies nothing that it computes itself (it does what attention
+returns), and one operation in place then puts A x where the zeros are. For an assignment to a slice it would copy all.
+What it gains: docs/RESULTS.md, "Batches".
 """
 
 import torch
