@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -40,6 +41,9 @@ def interruptible() -> Iterator[None]:
         signal.signal(number, stop)
     try:
         yield
+    except Exception as fault:
+        pass_on_interrupt(fault)
+        raise
     finally:
         for number in handled:
             signal.signal(number, before[number])
@@ -48,12 +52,15 @@ def interruptible() -> Iterator[None]:
 def pass_on_interrupt(fault: BaseException) -> None:
     """Raise the KeyboardInterrupt that `fault` was made of, if it was: for whoever goes on after a fault.
 
-    A C extension whose import is interrupted reports an ImportError. What fails while an interrupt is dealt with is
-    another matter: that has it as context, not as cause.
+    A C extension whose import is interrupted reports an ImportError, and ctypes an ArgumentError, if it was converting
+    an argument (OpenGL is called so). What fails while an interrupt is dealt with is another matter: that has it as
+    context, not as cause.
     """
     cause: BaseException | None = fault
     while cause is not None:
-        if isinstance(cause, KeyboardInterrupt):
+        # ctypes keeps of an exception only what it is called: "argument 1: KeyboardInterrupt: "
+        by_ctypes = isinstance(cause, ctypes.ArgumentError) and KeyboardInterrupt.__name__ in str(cause)
+        if isinstance(cause, KeyboardInterrupt) or by_ctypes:
             raise KeyboardInterrupt from fault
         cause = cause.__cause__
 
