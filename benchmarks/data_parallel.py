@@ -1,4 +1,4 @@
-"""One device against several: time of deciding and of learning, and whether the devices stay equal.
+"""One device against several: time of deciding and of learning, their gradients, and whether the devices stay equal.
 
     python -m benchmarks.data_parallel FOLDER                                                  # all visible GPUs
     python -m benchmarks.data_parallel checkpoints/tiny-libero-spatial --device cpu --memory-budget None
@@ -16,9 +16,11 @@ from typing import Literal
 import torch
 import tyro
 
-from benchmarks.gpu_timing import free_memory, prepared_observations, timed
+from benchmarks.gpu_timing import free_memory, prepared_observations, timed, trainable
 from benchmarks.program_update import acted_batch, seconds_of_a_step, updating
 from vla.data_parallel import load_data_parallel
+from vla.observation import Observation
+from vla.policy import Policy
 
 MICRO_BATCHES = 24  # of each device, in an update
 
@@ -46,16 +48,18 @@ def main(args: Args) -> None:
         torch.set_num_threads(1)  # of each process
     count = args.num_devices or (2 if args.device == "cpu" else torch.cuda.device_count())
     devices = [torch.device(args.device, None if args.device == "cpu" else i) for i in range(count)]
-    alone = measure(args, devices[:1])
-    together = measure(args, devices)
+    alone, gradient = measure(args, devices[:1], count)
+    together, gradient_together = measure(args, devices, count)
     print(f"{'':48}{'1 device':>12}{f'{count} devices':>12}{'ratio of rates':>16}")
     for work, seconds in alone.items():
         ratio = count * seconds / together[work]
         print(f"{work:48}{1e3 * seconds:9.1f} ms{1e3 * together[work]:9.1f} ms{ratio:16.2f}")
+    apart = (gradient_together - gradient).norm() / gradient.norm()
+    print(f"gradients of the same samples are apart by {apart:.1e} of their norm")
 
 
-def measure(args: Args, devices: Sequence[torch.device]) -> dict[str, float]:
-    """Seconds of each kind of work."""
+def measure(args: Args, devices: Sequence[torch.device], count: int) -> tuple[dict[str, float], torch.Tensor]:
+    """Seconds of each kind of work, and a gradient (N,), that of one micro-batch on each of `count` devices."""
     policy = load_data_parallel(
         str(args.checkpoint),
         devices,
@@ -83,10 +87,27 @@ def measure(args: Args, devices: Sequence[torch.device]) -> dict[str, float]:
         updating(policy, batch, len(devices) * micro, micro, lr=1e-6)()
         equal = policy.replicas.are_equal()
         print(f"after {MICRO_BATCHES} more optimizer steps the devices are {'' if equal else 'NOT '}bit-equal")
+    gradient = gradient_of(policy, observations[: count * micro], micro)
+    if len(devices) > 1:
         policy.replicas.close()
     del policy
     free_memory()
-    return seconds
+    return seconds, gradient
+
+
+def gradient_of(policy: Policy, observations: Sequence[Observation], micro_batch_size: int) -> torch.Tensor:
+    """(N,), on the CPU, of the log-probability of one token, with adapters that are not zero."""
+    parameters = trainable(policy)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter.copy_(0.01 * torch.randn(parameter.shape, generator=generator))
+    policy.parameters_changed()
+    at_once = len(policy.devices) * micro_batch_size
+    for start in range(0, len(observations), at_once):
+        policy.chunk_logits(observations[start : start + at_once]).log_softmax(-1)[..., 7].sum().backward()
+    policy.reduce_gradients()
+    return torch.cat([parameter.grad.flatten().cpu() for parameter in parameters if parameter.grad is not None])
 
 
 if __name__ == "__main__":

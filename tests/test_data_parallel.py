@@ -27,13 +27,14 @@ from vla import replica as replica_module
 from vla.data_parallel import _Handle, load_data_parallel
 from vla.policy import Policy
 from vla.probes import synthetic_observations
-from vla.replica import Backward, Exchange, Forward, Replica, Start, as_fault, serve
+from vla.replica import Backward, Exchange, Forward, Replica, Start, as_fault, serve, views
 
 PROJECT = Path(__file__).resolve().parent.parent
 CPU = torch.device("cpu")
 OPTIONS = {"task_suite": "libero_spatial", "lora_rank": 4, "lora_alpha": 4}
 # Relative to the largest element of a tensor. Rows are summed in another order, and padded to another length.
 ROUNDING = 1e-5
+TRANSIT = torch.empty(10**6)
 PATIENCE_S = 300  # for what is certain to happen: only a failing test waits that long
 
 
@@ -190,6 +191,21 @@ def test_the_gradient_of_several_micro_batches_is_that_of_one_device(policies, o
     assert all(g is None or not g.any() for g in nothing)  # a reduction leaves nothing for the next one
 
 
+def test_backward_passes_in_another_order_than_their_forward_passes_have_the_same_gradient(policies, observations):
+    """Gradients pass through the same memory: no one may be overwritten before it is read."""
+    policy = policies[1]
+    parts = (observations[:4], observations[1:], observations[3:])  # the second needs more memory than the first
+    in_order = gradients(policy, parts, lambda logits, _: logits.logsumexp(-1).sum())
+    losses = [policy.chunk_logits(part).logsumexp(-1).sum() for part in parts]
+    for loss in (losses[1], losses[2], losses[0]):
+        loss.backward()
+    policy.reduce_gradients()
+    for (_, parameter), expected in zip(policy.named_trainable_parameters(), in_order, strict=True):
+        if expected is not None:
+            assert_equal_but_for_rounding(parameter.grad, expected)
+    assert any(expected is not None and expected.any() for expected in in_order)
+
+
 def test_the_teacher_between_forward_and_backward_leaves_the_gradient(policies, observations):
     policy = policies[1]
     plain = gradients(policy, [observations], lambda logits, _: logits.logsumexp(-1).sum())
@@ -249,11 +265,24 @@ def test_nobody_touches_the_exchange_memory_in_the_turn_of_another(monkeypatch, 
     monkeypatch.setattr(replicas, "_turn", "first")
     for name, handle in zip(("second", "third"), replicas._handles, strict=True):
         monkeypatch.setattr(handle, "turn", name)
-    policy.chunk_logits(observations).sum().backward()
-
-    policy.reduce_gradients()
     of_replica = ["after None", "None ends"]  # they have been told the names that CPUs have
     everything_before = ["after second", "after third"]
+
+    logits = policy.chunk_logits(observations)
+    assert sorted(log[:4]) == sorted(2 * of_replica)  # both write at the same time, each into memory of its own
+    assert log[4:] == [*everything_before, "first ends"]
+
+    log.clear()
+    logits.sum().backward()
+    for handle in replicas._handles:
+        handle.catch_up()
+    own = [entry for entry in log if "None" not in entry]
+    assert own == ["after second", "first ends", "after third", "first ends"]
+    assert sorted(entry for entry in log if "None" in entry) == sorted(2 * of_replica)
+    assert log.index("first ends") < log.index("after None")
+
+    log.clear()
+    policy.reduce_gradients()
     one_after_another = ["first ends", *of_replica, "after second", "first ends", *of_replica, "after third"]
     assert log == everything_before + one_after_another
 
@@ -299,22 +328,25 @@ def replica(folder, one_device):
 
 def test_a_replica_frees_the_graphs_that_nobody_will_ask_for(replica, observations):
     for name, alive in ((0, ()), (1, (0,)), (2, (1,))):
-        replica.run(Forward(observations[:1], False, False, name, frozenset(alive)))
+        replica.run(Forward(observations[:1], False, False, name, frozenset(alive), TRANSIT))
     assert sorted(replica._graphs) == [1, 2]
-    replica.run(Forward(observations[:1], False, False, None, frozenset({1, 2})))
-    replica.run(Forward(observations[:1], True, False, 3, frozenset({1, 2})))  # a teacher has no gradient
+    replica.run(Forward(observations[:1], False, False, None, frozenset({1, 2}), None))
+    replica.run(Forward(observations[:1], True, False, 3, frozenset({1, 2}), None))  # a teacher has no gradient
     assert sorted(replica._graphs) == [1, 2]
-    outputs = replica.run(Forward(observations[:1], False, True, 4, frozenset({1})))
-    replica.run(Backward(4, outputs.logits, None))
+    replica.run(Forward(observations[:1], False, True, 4, frozenset({1}), None))
+    replica.run(Backward(4, [True, False]))
     assert sorted(replica._graphs) == [1]
 
 
 def test_outputs_of_a_bfloat16_replica_lose_nothing_on_their_way(replica, observations):
     logits, hidden = replica._policy.chunk_outputs(observations[:2])
-    outputs = replica.run(Forward(observations[:2], False, True, None, frozenset()))
+    transit = torch.zeros(logits.numel() + hidden.numel() + 1)
+    replica.run(Forward(observations[:2], False, True, None, frozenset(), transit))
     assert hidden.dtype == torch.bfloat16
-    assert torch.equal(torch.from_numpy(outputs.hidden).to(hidden), hidden)
-    assert torch.equal(torch.from_numpy(outputs.logits), logits)
+    written = views(transit, [logits.shape, hidden.shape])
+    assert torch.equal(written[0], logits)
+    assert torch.equal(written[1].to(hidden), hidden)
+    assert transit[-1] == 0
 
 
 def test_out_of_memory_stays_out_of_memory_and_the_rest_is_the_last_line_of_a_traceback(capfd):
@@ -347,7 +379,7 @@ def test_a_fault_in_a_backward_pass_is_the_answer_to_the_next_request(monkeypatc
     handle = _Handle(CPU, None)
     handle.send(start_of(folder))
     handle.receive(PATIENCE_S)
-    handle.send(Backward(7, None, None))
+    handle.send_backward(Backward(7, [True]))
     with pytest.raises(RuntimeError, match="the policy's replica on cpu: KeyError: 7"):
         handle.ask(Exchange.GIVE_GRADIENT)
 
@@ -412,6 +444,26 @@ def test_a_program_ends_though_its_gpu_waits_for_a_dead_replica():
         [sys.executable, "-c", program], cwd=PROJECT, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S
     )
     assert ended.stdout == "the end\n"
+    assert ended.returncode == -signal.SIGALRM
+
+
+def test_a_replica_that_dies_while_nobody_talks_to_it_is_one_line_and_ends_the_program():
+    """Python waits for the first GPU, which waits for the replica: here it waits for no one."""
+    program = (
+        "import signal, torch\n"
+        "from vla import data_parallel\n"
+        "data_parallel.FAREWELL_S, data_parallel.NOTICE_S = 3, 0.01\n"
+        "handle = data_parallel._Handle(torch.device('cuda', 1), None)\n"
+        "handle.process.kill()\n"
+        "signal.pause()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], cwd=PROJECT, stderr=subprocess.PIPE, text=True, timeout=PATIENCE_S
+    )
+    line = (
+        "the policy's replica on cuda:1 died (SIGKILL): the program waits for what it had begun, and ends within 3 s\n"
+    )
+    assert ended.stderr == line
     assert ended.returncode == -signal.SIGALRM
 
 

@@ -6,6 +6,9 @@ launches thousands of small ones.
 `Replicas` splits a batch along its rows, gathers the outputs on the first device (with autograd), adds up gradients
 once per optimizer step and passes the new parameters on. Replicas never compute parameters, they copy them: they stay
 equal to the first device's bit for bit.
+
+The GPUs wait for one another, Python only for the word that a GPU has been asked: it is ahead of them, and they never
+wait for it between a forward pass and its backward pass.
 """
 
 from __future__ import annotations
@@ -13,9 +16,13 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import signal
+import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,15 +32,17 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils import parameters_to_vector
 
 from child_process import end_child, start_child
+from vla.action_tokenizer import NUM_BINS
 from vla.memory import limit_memory
 from vla.observation import Observation, PlainObservation
 from vla.policy import Policy
-from vla.replica import Backward, Exchange, Forward, Outputs, Recompute, Start, as_array, split_like
+from vla.replica import Backward, Exchange, Forward, Recompute, Start, views
 from vla.turns import new_turn, record, wait_for
 
 LOAD_S = 3600.0  # for a replica to read the checkpoint, 15 GB, from wherever it lies
 ANSWER_S = 600.0  # for anything else; the first forward pass may compile
 FAREWELL_S = 120  # for the program to say that a replica is gone and to end, where wandb may take 60 of them
+NOTICE_S = 10.0  # for the program to find out by itself that a replica is gone
 
 OutputsOf = Callable[[Sequence[Observation]], tuple[Tensor, Tensor]]
 
@@ -51,7 +60,8 @@ def load_data_parallel(
     policy = Policy.load(checkpoint, device=devices[0], **options)
     if len(devices) > 1:
         parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
-        policy.replicas = Replicas(parameters, devices[1:], {"checkpoint": checkpoint, **options}, memory_budget)
+        row = policy.chunk_length * policy.action_dim * (NUM_BINS + policy.hidden_dim)
+        policy.replicas = Replicas(parameters, devices[1:], {"checkpoint": checkpoint, **options}, memory_budget, row)
     return policy
 
 
@@ -64,12 +74,15 @@ class Replicas:
         devices: Sequence[torch.device | str],
         load: dict[str, Any],
         memory_budget: float | None,
+        row: int,
     ):
-        """parameters: the first device's trainable ones; load: arguments of Policy.load but the device."""
+        """parameters: the first device's trainable ones; load: arguments of Policy.load but the device; row: how many
+        numbers an observation's logits and hidden states are."""
+        self._row = row
         self._parameters: list[Tensor] = list(parameters)
-        # The one memory that all devices see: gradients come, and parameters go, through it, one user at a time.
+        # Memory that all devices see: gradients come, and parameters go, through it, one user at a time.
         self._exchange = torch.empty(sum(p.numel() for p in parameters), device=parameters[0].device).share_memory_()
-        self._parts = split_like(self._exchange, parameters)
+        self._parts = views(self._exchange, [parameter.shape for parameter in parameters])
         self._graphs: weakref.WeakSet[_Graph] = weakref.WeakSet()
         self._graph_names = itertools.count()
         self._turn = new_turn(self._exchange.device)
@@ -97,18 +110,23 @@ class Replicas:
         """
         own, *others = (list(part) for part in np.array_split(np.arange(len(observations)), len(self.devices)))
         at_work = [(handle, rows) for handle, rows in zip(self._handles, others, strict=True) if rows]
-        graph = _Graph(next(self._graph_names), [handle for handle, _ in at_work])
+        sizes = [len(own), *(len(rows) for _, rows in at_work)]
+        graph = _Graph(next(self._graph_names), self._turn, [handle for handle, _ in at_work], sizes)
         for handle, rows in at_work:
             part = [_plain(observations[row]) for row in rows]
             name = graph.name if torch.is_grad_enabled() else None
             alive = frozenset(kept.name for kept in self._graphs)
-            handle.send(Forward(part, as_teacher, needs_hidden, name, alive))
+            transit = handle.transit_for(len(rows) * self._row, self._exchange.device)
+            handle.send(Forward(part, as_teacher, needs_hidden, name, alive, transit))
         logits, hidden = own_outputs([observations[row] for row in own])
-        answers = [handle.receive(ANSWER_S) for handle, _ in at_work]
-        if not answers:
+        if not at_work:
             return logits, hidden
+        for handle, _ in at_work:
+            handle.receive(ANSWER_S)
         self._graphs.add(graph)
-        return _Gather.apply(graph, answers, logits, hidden if needs_hidden else None)
+        if needs_hidden:
+            return _Gather.apply(graph, logits, hidden)
+        return *_Gather.apply(graph, logits), None
 
     def recompute(self, num_blocks: int) -> None:
         """See `Policy.recompute`."""
@@ -163,50 +181,48 @@ class Replicas:
             wait_for(handle.turn, self._exchange.device)
 
 
+@dataclass(eq=False)
 class _Graph:
-    """Names the parts of one forward pass that the replicas keep; they are freed when nobody holds this any more."""
+    """One forward pass. The replicas keep their parts of it until nobody holds this any more."""
 
-    def __init__(self, name: int, handles: Sequence[_Handle]):
-        self.name = name
-        self.handles = handles
+    name: int
+    turn: torch.cuda.Event | None  # the first device's
+    handles: Sequence[_Handle]  # of the replicas that take part
+    sizes: Sequence[int]  # rows of the first device and of each of them
 
 
 class _Gather(torch.autograd.Function):
     """All devices' outputs, one below the other; the gradient goes back to where each came from."""
 
     @staticmethod
-    def forward(
-        ctx: Any, graph: _Graph, answers: Sequence[Outputs], logits: Tensor, hidden: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def forward(ctx: Any, graph: _Graph, *own: Tensor) -> tuple[Tensor, ...]:
+        """own: the first device's logits and, if needed, hidden states."""
         ctx.set_materialize_grads(False)
-        ctx.graph = graph
-        ctx.sizes = [len(logits), *(len(answer.logits) for answer in answers)]
-        all_logits = _below(logits, [answer.logits for answer in answers])
-        if hidden is None:
-            return all_logits, None
-        return all_logits, _below(hidden, [answer.hidden for answer in answers if answer.hidden is not None])
+        ctx.graph, ctx.of_row = graph, [output.shape[1:] for output in own]
+        parts = [own]
+        for handle, size in zip(graph.handles, graph.sizes[1:], strict=True):
+            wait_for(handle.turn, handle.transit.device)
+            parts.append(tuple(views(handle.transit, [(size, *shape) for shape in ctx.of_row])))
+        gathered = tuple(torch.cat([part.to(of_all[0]) for part in of_all]) for of_all in zip(*parts, strict=True))
+        record(graph.turn, own[0].device)
+        return gathered
 
     @staticmethod
     @once_differentiable
-    def backward(
-        ctx: Any, logits: Tensor | None, hidden: Tensor | None
-    ) -> tuple[None, None, Tensor | None, Tensor | None]:
-        own_logits, *logits_parts = _parts(logits, ctx.sizes)
-        own_hidden, *hidden_parts = _parts(hidden, ctx.sizes)
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        graph = ctx.graph
+        split = [[None] * len(graph.sizes) if g is None else g.split(graph.sizes) for g in gradients]
+        own, *others = zip(*split, strict=True)
         # Sent before the first device's own backward pass begins, so that all run at the same time.
-        for handle, *gradients in zip(ctx.graph.handles, logits_parts, hidden_parts, strict=True):
-            arrays = [None if gradient is None else as_array(gradient) for gradient in gradients]
-            handle.send(Backward(ctx.graph.name, *arrays))
-            handle.has_gradient = True
-        return None, None, own_logits, own_hidden
-
-
-def _below(own: Tensor, others: Sequence[np.ndarray]) -> Tensor:
-    return torch.cat([own, *(torch.from_numpy(other).to(own) for other in others)])
-
-
-def _parts(gradient: Tensor | None, sizes: Sequence[int]) -> Sequence[Tensor | None]:
-    return [None] * len(sizes) if gradient is None else gradient.split(sizes)
+        for handle, size, parts in zip(graph.handles, graph.sizes[1:], others, strict=True):
+            handle.catch_up()  # the gradient before this one has been read
+            wait_for(handle.turn, handle.transit.device)
+            for place, part in zip(views(handle.transit, [(size, *shape) for shape in ctx.of_row]), parts, strict=True):
+                if part is not None:
+                    place.copy_(part)
+            record(graph.turn, handle.transit.device)
+            handle.send_backward(Backward(graph.name, [part is not None for part in parts]))
+        return None, *own
 
 
 def _plain(observation: Observation) -> PlainObservation:
@@ -218,30 +234,74 @@ class _Handle:
     """The connection to one replica."""
 
     def __init__(self, device: torch.device, turn: torch.cuda.Event | None):
-        """turn: the replica's on the exchange memory."""
+        """turn: the replica's on all memory that it shares with the first device."""
         self.device, self.turn = device, turn
+        self.transit = torch.empty(0)  # where outputs and their gradients pass; on the first device
         self.has_gradient = False  # that no `reduce_gradients` has fetched
+        self._is_behind = False  # with a backward pass, whose answer nobody has waited for
+        self.may_end = False
+        self._noticed = threading.Event()  # that it has ended, by `receive`
         self.process, self.connection = start_child("vla.replica", ANSWER_S)
+        threading.Thread(target=self._watch, daemon=True).start()
         with suppress(OSError):
             self.connection.send_bytes(multiprocessing.current_process().authkey)
+
+    def transit_for(self, size: int, device: torch.device) -> Tensor | None:
+        """New transit memory for `size` numbers where that of before is too small."""
+        if self.transit.numel() >= size:
+            return None
+        self.transit = torch.empty(size, device=device).share_memory_()
+        return self.transit
 
     def ask(self, request: Recompute | Exchange) -> None:
         self.send(request)
         self.receive(ANSWER_S)
 
-    def send(self, request: Start | Forward | Backward | Recompute | Exchange) -> None:
+    def send(self, request: Start | Forward | Recompute | Exchange) -> None:
+        """To be followed by `receive`."""
+        self.catch_up()
+        self._send(request)
+
+    def send_backward(self, request: Backward) -> None:
+        """Not to be followed by `receive`: this process has a backward pass of its own to go on with."""
+        self._send(request)
+        self.has_gradient = self._is_behind = True
+
+    def catch_up(self) -> None:
+        """Until the replica has asked its device for the backward pass that was sent last, and waits for requests."""
+        if self._is_behind:
+            self._is_behind = False
+            self.receive(ANSWER_S)
+
+    def _send(self, request: Start | Forward | Backward | Recompute | Exchange) -> None:
         with suppress(OSError):  # it has died: the next receive() finds out
             self.connection.send(request)
 
-    def receive(self, timeout_s: float) -> Outputs | None:
-        """The answer to the oldest request. Raises what the replica raised, RuntimeError when it is dead or hangs."""
+    def receive(self, timeout_s: float) -> None:
+        """Until the last request has been asked of the device, or raise what the replica raised.
+
+        RuntimeError when it is dead or hangs.
+        """
         try:
-            return self._receive(timeout_s)
+            self._receive(timeout_s)
         except Exception:  # whatever it is, the replica has ended
+            self._noticed.set()
             end_in_any_case(self.device)
             raise
 
-    def _receive(self, timeout_s: float) -> Outputs | None:
+    def _watch(self) -> None:
+        """Notice its death, too, while Python waits for the first GPU, and that for the replica."""
+        while self.process.poll() is None:
+            time.sleep(1.0)
+        if self.may_end:
+            return
+        end_in_any_case(self.device)
+        if not self._noticed.wait(NOTICE_S):
+            ending = end_child(self.process)
+            what = f"the policy's replica on {self.device} died ({ending})"
+            print(f"{what}: the program waits for what it had begun, and ends within {FAREWELL_S} s", file=sys.stderr)
+
+    def _receive(self, timeout_s: float) -> None:
         where = f"the policy's replica on {self.device}"
         try:
             if not self.connection.poll(timeout_s):
@@ -256,7 +316,6 @@ class _Handle:
             raise RuntimeError(f"{where} died ({ending}): {hint}") from None
         if isinstance(answer, Exception):
             raise type(answer)(f"{where}: {answer}")
-        return answer
 
 
 def _end_all(handles: Sequence[_Handle]) -> None:
@@ -264,6 +323,7 @@ def _end_all(handles: Sequence[_Handle]) -> None:
     for handle in handles:
         if handle.process.poll() is not None:  # perhaps by the signal that ends this program, too
             end_in_any_case(handle.device)
+        handle.may_end = True
         handle.connection.close()
     for handle in handles:
         end_child(handle.process)
@@ -272,10 +332,10 @@ def _end_all(handles: Sequence[_Handle]) -> None:
 def end_in_any_case(device: torch.device) -> None:
     """A replica on `device` is gone: let the program end, by SIGALRM if it has not ended otherwise FAREWELL_S from now.
 
-    If the replica's turn (vla.turns) had not come to its end, the first GPU waits for it for ever. So does every call
-    that waits for that GPU, and among them may be those with which libraries take their leave at a program's end. Seen
-    on H200s after three of nine kills in the middle of an update. A signal without a handler ends what hangs in any
-    library.
+    If the replica's turn (vla.turns) had not come to its end, the first GPU waits for it for ever; to record the event
+    again, from here, does not free it. So does every call that waits for that GPU, and among them may be those with
+    which libraries take their leave at a program's end. Seen on H200s after most kills in the middle of an update. A
+    signal without a handler ends what hangs in any library.
     """
     if device.type == "cuda" and signal.getitimer(signal.ITIMER_REAL)[0] == 0:  # once: not later at the second call
         signal.alarm(FAREWELL_S)
