@@ -4,8 +4,8 @@
     python -m benchmarks.killed_replica checkpoints/tiny-libero-spatial --device cpu --memory-budget None
 
 FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. The moment is drawn from
-the seed. With --ask the first device is then waited for, which may take until SIGALRM ends the program
-(`vla.data_parallel.end_in_any_case`); look at the exit code, and at the time.
+the seed. The program may already be waiting for the first device then, and with --ask it waits for it in any case: that
+may take until SIGALRM ends it (`vla.replica_handle.end_in_any_case`); look at the exit code, and at the time.
 """
 
 import os

@@ -22,12 +22,13 @@ import torch
 
 from errors import BadInput
 from tests.small_checkpoint import make_small_checkpoint
-from vla import data_parallel
+from vla import data_parallel, replica_handle
 from vla import replica as replica_module
-from vla.data_parallel import _Handle, load_data_parallel
+from vla.data_parallel import load_data_parallel
 from vla.policy import Policy
 from vla.probes import synthetic_observations
 from vla.replica import Backward, Exchange, Forward, Replica, Start, as_fault, serve, views
+from vla.replica_handle import ReplicaHandle
 
 PROJECT = Path(__file__).resolve().parent.parent
 CPU = torch.device("cpu")
@@ -73,7 +74,7 @@ def start_thread(module, stalled_s):
 @pytest.fixture(scope="module")
 def three_devices(folder):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data_parallel, "start_child", start_thread)
+        patch.setattr(replica_handle, "start_child", start_thread)
         return load_data_parallel(folder, [CPU] * 3, **OPTIONS)
 
 
@@ -367,16 +368,16 @@ def start_of(checkpoint: str) -> Start:
 
 
 def test_what_the_user_can_repair_is_said_as_such(monkeypatch):
-    monkeypatch.setattr(data_parallel, "start_child", start_thread)
-    handle = _Handle(CPU, None)
+    monkeypatch.setattr(replica_handle, "start_child", start_thread)
+    handle = ReplicaHandle(CPU, None)
     handle.send(start_of("/nowhere"))
     with pytest.raises(BadInput, match="the policy's replica on cpu: checkpoint /nowhere: no such folder"):
         handle.receive(PATIENCE_S)
 
 
 def test_a_fault_in_a_backward_pass_is_the_answer_to_the_next_request(monkeypatch, folder):
-    monkeypatch.setattr(data_parallel, "start_child", start_thread)
-    handle = _Handle(CPU, None)
+    monkeypatch.setattr(replica_handle, "start_child", start_thread)
+    handle = ReplicaHandle(CPU, None)
     handle.send(start_of(folder))
     handle.receive(PATIENCE_S)
     handle.send_backward(Backward(7, [True]))
@@ -415,14 +416,14 @@ def alarm_off():
 def test_a_hung_replica_is_one_error_and_gone(monkeypatch, alarm_off):
     """And the program that uses it has its end set, since its own GPU may now hang as well."""
     monkeypatch.setattr("child_process.END_S", 0.1)
-    handle = _Handle(torch.device("cuda", 1), None)
+    handle = ReplicaHandle(torch.device("cuda", 1), None)
     handle.process.send_signal(signal.SIGSTOP)
     with pytest.raises(RuntimeError, match=r"gave no answer in 0 s \(SIGKILL\)"):
         handle.receive(0.1)
     assert handle.process.returncode == -signal.SIGKILL
-    soon = data_parallel.FAREWELL_S // 2
-    assert soon < signal.alarm(soon) <= data_parallel.FAREWELL_S
-    data_parallel._end_all([handle])  # sees it, too, and does not put the end off
+    soon = replica_handle.FAREWELL_S // 2
+    assert soon < signal.alarm(soon) <= replica_handle.FAREWELL_S
+    replica_handle.end_all([handle])  # sees it, too, and does not put the end off
     assert 0 < signal.alarm(0) <= soon
 
 
@@ -430,10 +431,10 @@ def test_a_program_ends_though_its_gpu_waits_for_a_dead_replica():
     """Killed together, as a batch system does; the replica's death is met at the program's end, in which CUDA hangs."""
     program = (
         "import ctypes, torch, weakref\n"
-        "from vla import data_parallel\n"
-        "data_parallel.FAREWELL_S = 1\n"
-        "handle = data_parallel._Handle(torch.device('cuda', 1), None)\n"
-        "weakref.finalize(handle, data_parallel._end_all, [handle])\n"
+        "from vla import replica_handle\n"
+        "replica_handle.FAREWELL_S = 1\n"
+        "handle = replica_handle.ReplicaHandle(torch.device('cuda', 1), None)\n"
+        "weakref.finalize(handle, replica_handle.end_all, [handle])\n"
         "libc = ctypes.CDLL(None)\n"
         "libc.__cxa_atexit(libc.pause, None, None)\n"  # a library's farewell that never returns
         "handle.process.kill()\n"
@@ -451,9 +452,9 @@ def test_a_replica_that_dies_while_nobody_talks_to_it_is_one_line_and_ends_the_p
     """Python waits for the first GPU, which waits for the replica: here it waits for no one."""
     program = (
         "import signal, torch\n"
-        "from vla import data_parallel\n"
-        "data_parallel.FAREWELL_S, data_parallel.NOTICE_S = 3, 0.01\n"
-        "handle = data_parallel._Handle(torch.device('cuda', 1), None)\n"
+        "from vla import replica_handle\n"
+        "replica_handle.FAREWELL_S, replica_handle.NOTICE_S = 3, 0.01\n"
+        "handle = replica_handle.ReplicaHandle(torch.device('cuda', 1), None)\n"
         "handle.process.kill()\n"
         "signal.pause()"
     )
@@ -469,7 +470,7 @@ def test_a_replica_that_dies_while_nobody_talks_to_it_is_one_line_and_ends_the_p
 
 def test_replicas_end_with_their_policy(monkeypatch, folder, alarm_off):
     """And the program may go on."""
-    monkeypatch.setattr(data_parallel, "start_child", start_thread)
+    monkeypatch.setattr(replica_handle, "start_child", start_thread)
     policy = load_data_parallel(folder, [CPU] * 3, **OPTIONS)
     for handle in policy.replicas._handles:
         handle.device = torch.device("cuda", 1)

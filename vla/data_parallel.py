@@ -14,14 +14,8 @@ wait for it between a forward pass and its backward pass.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import signal
-import sys
-import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,18 +25,15 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils import parameters_to_vector
 
-from child_process import end_child, start_child
 from vla.action_tokenizer import NUM_BINS
 from vla.memory import limit_memory
 from vla.observation import Observation, PlainObservation
 from vla.policy import Policy
 from vla.replica import Backward, Exchange, Forward, Recompute, Start, views
+from vla.replica_handle import ANSWER_S, ReplicaHandle, end_all
 from vla.turns import new_turn, record, wait_for
 
 LOAD_S = 3600.0  # for a replica to read the checkpoint, 15 GB, from wherever it lies
-ANSWER_S = 600.0  # for anything else; the first forward pass may compile
-FAREWELL_S = 120  # for the program to say that a replica is gone and to end, where wandb may take 60 of them
-NOTICE_S = 10.0  # for the program to find out by itself that a replica is gone
 
 OutputsOf = Callable[[Sequence[Observation]], tuple[Tensor, Tensor]]
 
@@ -86,8 +77,8 @@ class Replicas:
         self._graphs: weakref.WeakSet[_Graph] = weakref.WeakSet()
         self._graph_names = itertools.count()
         self._turn = new_turn(self._exchange.device)
-        self._handles = [_Handle(torch.device(device), new_turn(self._exchange.device)) for device in devices]
-        self.close = weakref.finalize(self, _end_all, self._handles)  # at the latest when the interpreter exits
+        self._handles = [ReplicaHandle(torch.device(device), new_turn(self._exchange.device)) for device in devices]
+        self.close = weakref.finalize(self, end_all, self._handles)  # at the latest when the interpreter exits
         for handle in self._handles:
             options = {**load, "device": str(handle.device)}
             threads = torch.get_num_threads()
@@ -169,7 +160,7 @@ class Replicas:
                 return False
         return True
 
-    def _ask_for_vector(self, handle: _Handle, request: Exchange) -> None:
+    def _ask_for_vector(self, handle: ReplicaHandle, request: Exchange) -> None:
         """What the first device is asked next finds the replica's vector in the exchange memory."""
         record(self._turn, self._exchange.device)
         handle.ask(request)
@@ -187,7 +178,7 @@ class _Graph:
 
     name: int
     turn: torch.cuda.Event | None  # the first device's
-    handles: Sequence[_Handle]  # of the replicas that take part
+    handles: Sequence[ReplicaHandle]  # of the replicas that take part
     sizes: Sequence[int]  # rows of the first device and of each of them
 
 
@@ -228,114 +219,3 @@ class _Gather(torch.autograd.Function):
 def _plain(observation: Observation) -> PlainObservation:
     """Of a class that a replica knows."""
     return PlainObservation(observation.images, observation.proprio, observation.instruction, observation.prepared)
-
-
-class _Handle:
-    """The connection to one replica."""
-
-    def __init__(self, device: torch.device, turn: torch.cuda.Event | None):
-        """turn: the replica's on all memory that it shares with the first device."""
-        self.device, self.turn = device, turn
-        self.transit = torch.empty(0)  # where outputs and their gradients pass; on the first device
-        self.has_gradient = False  # that no `reduce_gradients` has fetched
-        self._is_behind = False  # with a backward pass, whose answer nobody has waited for
-        self.may_end = False
-        self._noticed = threading.Event()  # that it has ended, by `receive`
-        self.process, self.connection = start_child("vla.replica", ANSWER_S)
-        threading.Thread(target=self._watch, daemon=True).start()
-        with suppress(OSError):
-            self.connection.send_bytes(multiprocessing.current_process().authkey)
-
-    def transit_for(self, size: int, device: torch.device) -> Tensor | None:
-        """New transit memory for `size` numbers where that of before is too small."""
-        if self.transit.numel() >= size:
-            return None
-        self.transit = torch.empty(size, device=device).share_memory_()
-        return self.transit
-
-    def ask(self, request: Recompute | Exchange) -> None:
-        self.send(request)
-        self.receive(ANSWER_S)
-
-    def send(self, request: Start | Forward | Recompute | Exchange) -> None:
-        """To be followed by `receive`."""
-        self.catch_up()
-        self._send(request)
-
-    def send_backward(self, request: Backward) -> None:
-        """Not to be followed by `receive`: this process has a backward pass of its own to go on with."""
-        self._send(request)
-        self.has_gradient = self._is_behind = True
-
-    def catch_up(self) -> None:
-        """Until the replica has asked its device for the backward pass that was sent last, and waits for requests."""
-        if self._is_behind:
-            self._is_behind = False
-            self.receive(ANSWER_S)
-
-    def _send(self, request: Start | Forward | Backward | Recompute | Exchange) -> None:
-        with suppress(OSError):  # it has died: the next receive() finds out
-            self.connection.send(request)
-
-    def receive(self, timeout_s: float) -> None:
-        """Until the last request has been asked of the device, or raise what the replica raised.
-
-        RuntimeError when it is dead or hangs.
-        """
-        try:
-            self._receive(timeout_s)
-        except Exception:  # whatever it is, the replica has ended
-            self._noticed.set()
-            end_in_any_case(self.device)
-            raise
-
-    def _watch(self) -> None:
-        """Notice its death, too, while Python waits for the first GPU, and that for the replica."""
-        while self.process.poll() is None:
-            time.sleep(1.0)
-        if self.may_end:
-            return
-        end_in_any_case(self.device)
-        if not self._noticed.wait(NOTICE_S):
-            ending = end_child(self.process)
-            what = f"the policy's replica on {self.device} died ({ending})"
-            print(f"{what}: the program waits for what it had begun, and ends within {FAREWELL_S} s", file=sys.stderr)
-
-    def _receive(self, timeout_s: float) -> None:
-        where = f"the policy's replica on {self.device}"
-        try:
-            if not self.connection.poll(timeout_s):
-                raise TimeoutError
-            answer = self.connection.recv()
-        except (TimeoutError, BlockingIOError):  # the latter: stopped in the middle of an answer
-            ending = end_child(self.process, show_stack=True)
-            raise RuntimeError(f"{where} gave no answer in {timeout_s:.0f} s ({ending}): see its stack above") from None
-        except (EOFError, OSError):
-            ending = end_child(self.process)
-            hint = "its last words are above; if there are none, the system ended it, perhaps for want of memory"
-            raise RuntimeError(f"{where} died ({ending}): {hint}") from None
-        if isinstance(answer, Exception):
-            raise type(answer)(f"{where}: {answer}")
-
-
-def _end_all(handles: Sequence[_Handle]) -> None:
-    """Idle replicas go by themselves, at the end of the connection; one at work when it is done, or is killed."""
-    for handle in handles:
-        if handle.process.poll() is not None:  # perhaps by the signal that ends this program, too
-            end_in_any_case(handle.device)
-        handle.may_end = True
-        handle.connection.close()
-    for handle in handles:
-        end_child(handle.process)
-
-
-def end_in_any_case(device: torch.device) -> None:
-    """A replica on `device` is gone: let the program end, by SIGALRM if it has not ended otherwise FAREWELL_S from now.
-
-    If the replica's turn (vla.turns) had not come to its end, the first GPU waits for it for ever; to record the event
-    again, from here, does not free it. So does every call that waits for that GPU, and among them may be those with
-    which libraries take their leave at a program's end. Seen on H200s after most kills in the middle of an update. A
-    signal without a handler ends what hangs in any library.
-    """
-    if device.type == "cuda" and signal.getitimer(signal.ITIMER_REAL)[0] == 0:  # once: not later at the second call
-        signal.alarm(FAREWELL_S)
