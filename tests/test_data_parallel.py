@@ -27,7 +27,7 @@ from vla import replica as replica_module
 from vla.data_parallel import load_data_parallel
 from vla.policy import Policy
 from vla.probes import synthetic_observations
-from vla.replica import Backward, Exchange, Forward, Replica, Start, as_fault, serve, views
+from vla.replica import Backward, Exchange, Forward, Recompute, Replica, Start, as_fault, serve, views
 from vla.replica_handle import ReplicaHandle
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -230,6 +230,21 @@ def test_only_graphs_whose_outputs_live_are_kept(policies, observations):
     assert [graph.name for graph in graphs] == [logits[0].grad_fn.graph.name]
 
 
+def test_after_a_pass_that_the_first_device_could_not_make_the_next_one_is_right(policies, observations):
+    """The replicas' answers to it are not taken for those to the next."""
+    policy = policies[1]
+    expected = policy.chunk_logits(observations)
+
+    def no_memory(_):
+        raise torch.OutOfMemoryError
+
+    for _ in range(3):
+        with pytest.raises(torch.OutOfMemoryError):
+            policy.replicas.chunk_outputs(no_memory, observations[::-1], as_teacher=False, needs_hidden=False)
+        assert torch.equal(policy.chunk_logits(observations), expected)
+    assert policy.replicas.are_equal()
+
+
 # Parameters
 
 
@@ -372,15 +387,15 @@ def test_what_the_user_can_repair_is_said_as_such(monkeypatch):
     handle = ReplicaHandle(CPU, None)
     handle.send(start_of("/nowhere"))
     with pytest.raises(BadInput, match="the policy's replica on cpu: checkpoint /nowhere: no such folder"):
-        handle.receive(PATIENCE_S)
+        handle.catch_up(PATIENCE_S)
 
 
 def test_a_fault_in_a_backward_pass_is_the_answer_to_the_next_request(monkeypatch, folder):
     monkeypatch.setattr(replica_handle, "start_child", start_thread)
     handle = ReplicaHandle(CPU, None)
     handle.send(start_of(folder))
-    handle.receive(PATIENCE_S)
-    handle.send_backward(Backward(7, [True]))
+    handle.catch_up(PATIENCE_S)
+    handle.send(Backward(7, [True]))
     with pytest.raises(RuntimeError, match="the policy's replica on cpu: KeyError: 7"):
         handle.ask(Exchange.GIVE_GRADIENT)
 
@@ -418,8 +433,9 @@ def test_a_hung_replica_is_one_error_and_gone(monkeypatch, alarm_off):
     monkeypatch.setattr("child_process.END_S", 0.1)
     handle = ReplicaHandle(torch.device("cuda", 1), None)
     handle.process.send_signal(signal.SIGSTOP)
+    handle.send(Recompute(0))
     with pytest.raises(RuntimeError, match=r"gave no answer in 0 s \(SIGKILL\)"):
-        handle.receive(0.1)
+        handle.catch_up(0.1)
     assert handle.process.returncode == -signal.SIGKILL
     soon = replica_handle.FAREWELL_S // 2
     assert soon < signal.alarm(soon) <= replica_handle.FAREWELL_S

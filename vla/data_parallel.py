@@ -30,7 +30,7 @@ from vla.memory import limit_memory
 from vla.observation import Observation, PlainObservation
 from vla.policy import Policy
 from vla.replica import Backward, Exchange, Forward, Recompute, Start, views
-from vla.replica_handle import ANSWER_S, ReplicaHandle, end_all
+from vla.replica_handle import ReplicaHandle, end_all
 from vla.turns import new_turn, record, wait_for
 
 LOAD_S = 3600.0  # for a replica to read the checkpoint, 15 GB, from wherever it lies
@@ -84,7 +84,7 @@ class Replicas:
             threads = torch.get_num_threads()
             handle.send(Start(options, memory_budget, threads, self._exchange, self._turn, handle.turn))
         for handle in self._handles:
-            handle.receive(LOAD_S)
+            handle.catch_up(LOAD_S)
         self.broadcast_parameters()
 
     @property
@@ -113,7 +113,7 @@ class Replicas:
         if not at_work:
             return logits, hidden
         for handle, _ in at_work:
-            handle.receive(ANSWER_S)
+            handle.catch_up()
         self._graphs.add(graph)
         if needs_hidden:
             return _Gather.apply(graph, logits, hidden)
@@ -147,7 +147,7 @@ class Replicas:
         for handle in self._handles:
             handle.send(Exchange.TAKE_PARAMETERS)
         for handle in self._handles:
-            handle.receive(ANSWER_S)
+            handle.catch_up()
 
     def are_equal(self) -> bool:
         """Whether every replica's trainable parameters are the first device's, bit for bit."""
@@ -212,7 +212,8 @@ class _Gather(torch.autograd.Function):
                 if part is not None:
                     place.copy_(part)
             record(graph.turn, handle.transit.device)
-            handle.send_backward(Backward(graph.name, [part is not None for part in parts]))
+            handle.send(Backward(graph.name, [part is not None for part in parts]))
+            handle.has_gradient = True
         return None, *own
 
 

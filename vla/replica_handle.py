@@ -16,7 +16,7 @@ from torch import Tensor
 from child_process import end_child, start_child
 from vla.replica import Backward, Exchange, Forward, Recompute, Start
 
-ANSWER_S = 600.0  # for anything else; the first forward pass may compile
+ANSWER_S = 600.0  # for a replica to ask its device for something; the first forward pass may compile
 FAREWELL_S = 120  # for the program to say that a replica is gone and to end, where wandb may take 60 of them
 NOTICE_S = 10.0  # for the program to find out by itself that a replica is gone
 
@@ -29,9 +29,9 @@ class ReplicaHandle:
         self.device, self.turn = device, turn
         self.transit = torch.empty(0)  # where outputs and their gradients pass; on the first device
         self.has_gradient = False  # that no `reduce_gradients` has fetched
-        self._is_behind = False  # with a backward pass, whose answer nobody has waited for
+        self._is_behind = False  # with a request, whose answer nobody has received
         self.may_end = False
-        self._noticed = threading.Event()  # that it has ended, by `receive`
+        self._noticed = threading.Event()  # that it has ended, by `catch_up`
         self.process, self.connection = start_child("vla.replica", ANSWER_S)
         threading.Thread(target=self._watch, daemon=True).start()
         with suppress(OSError):
@@ -46,39 +46,29 @@ class ReplicaHandle:
 
     def ask(self, request: Recompute | Exchange) -> None:
         self.send(request)
-        self.receive(ANSWER_S)
-
-    def send(self, request: Start | Forward | Recompute | Exchange) -> None:
-        """To be followed by `receive`."""
         self.catch_up()
-        self._send(request)
 
-    def send_backward(self, request: Backward) -> None:
-        """Not to be followed by `receive`: this process has a backward pass of its own to go on with."""
-        self._send(request)
-        self.has_gradient = self._is_behind = True
-
-    def catch_up(self) -> None:
-        """Until the replica has asked its device for the backward pass that was sent last, and waits for requests."""
-        if self._is_behind:
-            self._is_behind = False
-            self.receive(ANSWER_S)
-
-    def _send(self, request: Start | Forward | Backward | Recompute | Exchange) -> None:
-        with suppress(OSError):  # it has died: the next receive() finds out
+    def send(self, request: Start | Forward | Backward | Recompute | Exchange) -> None:
+        """At once, if the replica is not behind."""
+        self.catch_up()
+        with suppress(OSError):  # it has died: the next catch_up() finds out
             self.connection.send(request)
+        self._is_behind = True
 
-    def receive(self, timeout_s: float) -> None:
-        """Until the last request has been asked of the device, or raise what the replica raised.
+    def catch_up(self, timeout_s: float = ANSWER_S) -> None:
+        """Until the replica has asked its device for what was sent last, or raise what the replica raised.
 
         RuntimeError when it is dead or hangs.
         """
+        if not self._is_behind:
+            return
         try:
             self._receive(timeout_s)
         except Exception:  # whatever it is, the replica has ended
             self._noticed.set()
             end_in_any_case(self.device)
             raise
+        self._is_behind = False
 
     def _watch(self) -> None:
         """Notice its death, too, while Python waits for the first GPU, and that for the replica."""
