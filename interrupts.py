@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -28,17 +29,33 @@ def leave_at_once(program: str) -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Within this block the first SIGINT or SIGTERM raises KeyboardInterrupt, a second one kills the program."""
+    """Within this block the first SIGINT or SIGTERM raises KeyboardInterrupt, a second one kills the program.
 
-    def stop(number: int, frame: object) -> None:
+    It is raised where an exception gets through. An import is finished first: interrupted, it leaves a lock behind that
+    the next import of the same module waits for without end, or C++ code aborts the program.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
         for again in handled:
             signal.signal(again, signal.SIG_DFL)
-        raise KeyboardInterrupt
+        importer = _outermost_importer(frame)
+        if importer is None:
+            raise KeyboardInterrupt
+        _raise_in(importer)
+
+    def not_lost(unraisable: sys.UnraisableHookArgs) -> None:
+        """Python cannot raise in a destructor or in the callback of a weak reference, only in what they came upon."""
+        if unraisable.exc_type is KeyboardInterrupt:
+            _raise_in(sys._getframe(1))
+        else:
+            unraisable_before(unraisable)
 
     handled = _heeded()
     before = {number: signal.getsignal(number) for number in handled}
+    unraisable_before, trace_before = sys.unraisablehook, sys.gettrace()
     for number in handled:
         signal.signal(number, stop)
+    sys.unraisablehook = not_lost
     try:
         yield
     except Exception as fault:
@@ -47,14 +64,16 @@ def interruptible() -> Iterator[None]:
     finally:
         for number in handled:
             signal.signal(number, before[number])
+        sys.unraisablehook = unraisable_before
+        sys.settrace(trace_before)
 
 
 def pass_on_interrupt(fault: BaseException) -> None:
     """Raise the KeyboardInterrupt that `fault` was made of, if it was: for whoever goes on after a fault.
 
-    A C extension whose import is interrupted reports an ImportError, and ctypes an ArgumentError, if it was converting
-    an argument (OpenGL is called so). What fails while an interrupt is dealt with is another matter: that has it as
-    context, not as cause.
+    ctypes reports an ArgumentError if it was converting an argument (OpenGL is called so), other libraries an error of
+    their own with the interrupt as its cause. What fails while an interrupt is dealt with is another matter: that has
+    it as context, not as cause.
     """
     cause: BaseException | None = fault
     while cause is not None:
@@ -76,3 +95,27 @@ def give_up_broken_stdout() -> None:
 def _heeded() -> list[signal.Signals]:
     """Those that are not ignored from the start, as SIGINT is in a shell's background job."""
     return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
+
+
+def _outermost_importer(frame: FrameType | None) -> FrameType | None:
+    """The frame whose import statement runs what `frame` runs; None if nothing is being imported."""
+    importer = None
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib") and frame.f_back is not None:
+            importer = frame.f_back
+        frame = frame.f_back
+    return importer
+
+
+def _raise_in(frame: FrameType) -> None:
+    """Raise KeyboardInterrupt at the next line of `frame`; if it has none left, of the function that it returns to."""
+
+    def interrupt(frame: FrameType, event: str, argument: object) -> None:
+        sys.settrace(None)
+        raise KeyboardInterrupt
+
+    above: FrameType | None = frame
+    while above is not None:
+        above.f_trace = interrupt
+        above = above.f_back
+    sys.settrace(lambda *_: None)  # without it no function is traced

@@ -1,6 +1,10 @@
 """An interrupt ends the program wherever it arrives, also where a library has made another exception of it."""
 
 import ctypes
+import importlib
+import signal
+import sys
+import weakref
 
 import pytest
 
@@ -9,17 +13,17 @@ from interrupts import interruptible
 from rl.never_fatal import never_fatal
 
 
-def interrupted_import():
-    """As mujoco's modules: what is not an ImportError becomes one."""
+def interrupted_library():
+    """What is not an error of its own becomes one."""
     try:
         raise KeyboardInterrupt
     except KeyboardInterrupt as interrupt:
         raise ImportError("initialization failed") from interrupt
 
 
-def import_above():
+def library_above():
     try:
-        interrupted_import()
+        interrupted_library()
     except ImportError as error:
         raise ImportError("initialization failed") from error
 
@@ -37,7 +41,7 @@ def call_of_a_c_function():
     function(1)
 
 
-DISGUISED = [interrupted_import, import_above, call_of_a_c_function]
+DISGUISED = [interrupted_library, library_above, call_of_a_c_function]
 
 
 @pytest.mark.parametrize("interrupted", DISGUISED)
@@ -70,3 +74,76 @@ def test_what_fails_in_the_clearing_up_after_it_does_not_end_the_clearing_up(tmp
     except KeyboardInterrupt:
         with never_fatal("the report could not be written"):
             (tmp_path / "no folder" / "report").write_text("")
+
+
+def lines_run(interrupted):
+    """Those of a program that calls `interrupted` between two of its lines."""
+    reached = []
+
+    def program():
+        reached.append("before")
+        interrupted()
+        reached.append("after")
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        program()
+    return reached
+
+
+def interrupt():
+    signal.raise_signal(signal.SIGTERM)
+
+
+def import_a_module():
+    importlib.invalidate_caches()
+    import interrupts_itself  # noqa: F401
+
+
+def call_a_destructor():
+    class Dying:
+        def __del__(self):
+            interrupt()
+
+    Dying()
+
+
+def call_back_of_a_weak_reference():
+    class Dying:
+        pass
+
+    dying = Dying()
+    reference = weakref.ref(dying, lambda _: interrupt())
+    del dying
+    assert reference() is None
+
+
+@pytest.fixture
+def module_that_interrupts_itself(tmp_path, monkeypatch):
+    """Within a further import, where an exception would get lost."""
+    (tmp_path / "interrupts_itself.py").write_text("import interrupts_itself_within\nwhole = True\n")
+    (tmp_path / "interrupts_itself_within.py").write_text(
+        "import signal\ntry:\n    signal.raise_signal(signal.SIGTERM)\n    whole = True\nexcept BaseException: pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in ("interrupts_itself", "interrupts_itself_within"):
+        sys.modules.pop(name, None)
+
+
+def test_an_import_is_finished_first(module_that_interrupts_itself):
+    assert lines_run(import_a_module) == ["before"]
+    assert sys.modules["interrupts_itself"].whole
+    assert sys.modules["interrupts_itself_within"].whole
+
+
+@pytest.mark.parametrize("call", [call_a_destructor, call_back_of_a_weak_reference])
+def test_it_is_not_lost_where_python_cannot_raise(call, capsys):
+    assert lines_run(call) == ["before"]
+    assert capsys.readouterr().err == ""
+
+
+def test_nothing_of_it_stays_behind(module_that_interrupts_itself):
+    handlers, hook, trace = signal.getsignal(signal.SIGTERM), sys.unraisablehook, sys.gettrace()
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        import_a_module()
+    assert (signal.getsignal(signal.SIGTERM), sys.unraisablehook, sys.gettrace()) == (handlers, hook, trace)
