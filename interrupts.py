@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import ParamSpec, TypeVar
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def leave_at_once(program: str) -> None:
@@ -31,17 +35,17 @@ def leave_at_once(program: str) -> None:
 def interruptible() -> Iterator[None]:
     """Within this block the first SIGINT or SIGTERM raises KeyboardInterrupt, a second one kills the program.
 
-    It is raised where an exception gets through. An import is finished first: interrupted, it leaves a lock behind that
-    the next import of the same module waits for without end, or C++ code aborts the program.
+    It is raised where an exception gets through and does no harm. So an import is finished first: interrupted, it
+    leaves a lock behind that the next import of the same module waits for without end, or C++ code aborts the program.
+    So is a function that is decorated with `finished_first`.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
         for again in handled:
             signal.signal(again, signal.SIG_DFL)
-        importer = _outermost_importer(frame)
-        if importer is None:
+        if frame is None or (outside := _first_outside(frame)) is frame:
             raise KeyboardInterrupt
-        _raise_in(importer)
+        _raise_in(outside)
 
     def not_lost(unraisable: sys.UnraisableHookArgs) -> None:
         """Python cannot raise in a destructor or in the callback of a weak reference, only in what they came upon."""
@@ -66,6 +70,19 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, before[number])
         sys.unraisablehook = unraisable_before
         sys.settrace(trace_before)
+
+
+def finished_first(function: Callable[P, T]) -> Callable[P, T]:
+    """Decorate what must not stay half done: an interrupt that arrives there is raised when it is done."""
+
+    @functools.wraps(function)
+    def whole(*args: P.args, **kwargs: P.kwargs) -> T:
+        return function(*args, **kwargs)
+
+    return whole
+
+
+WHOLE = finished_first(str).__code__  # of all functions that are decorated so
 
 
 def pass_on_interrupt(fault: BaseException) -> None:
@@ -97,14 +114,14 @@ def _heeded() -> list[signal.Signals]:
     return [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
 
 
-def _outermost_importer(frame: FrameType | None) -> FrameType | None:
-    """The frame whose import statement runs what `frame` runs; None if nothing is being imported."""
-    importer = None
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib") and frame.f_back is not None:
-            importer = frame.f_back
-        frame = frame.f_back
-    return importer
+def _first_outside(frame: FrameType) -> FrameType:
+    """`frame`, or what waits for it to finish an import, or a function that is finished first."""
+    outside = above = frame
+    while above.f_back is not None:
+        if above.f_code.co_filename.startswith("<frozen importlib") or above.f_code is WHOLE:
+            outside = above.f_back
+        above = above.f_back
+    return outside
 
 
 def _raise_in(frame: FrameType) -> None:

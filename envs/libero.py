@@ -29,7 +29,7 @@ from envs.tasks import (
     suite_task,
 )
 from errors import BadInput
-from interrupts import pass_on_interrupt
+from interrupts import finished_first, pass_on_interrupt
 
 LOG = logging.getLogger(__name__)
 SETTLING_STEPS = 10  # initial states hold the objects some centimetres above the table
@@ -137,6 +137,7 @@ class LiberoEnv:
             raise RuntimeError("there is no simulator yet: reset first")
         return self._simulator.domain
 
+    @finished_first
     def close(self) -> None:
         """Free the simulator. Also called at exit: GL contexts must go before GL itself does."""
         self._running = False
@@ -159,6 +160,7 @@ class LiberoEnv:
             self._frames.append(upright(raw["agentview_image"]))
         return raw, False
 
+    @finished_first  # a drawing context that is half there cannot be freed, and says so at the program's end
     def _build(self) -> Simulator:
         self._simulator = Simulator(
             self._files.bddl,

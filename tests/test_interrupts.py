@@ -8,8 +8,9 @@ import weakref
 
 import pytest
 
+from envs.assets import find_assets
 from envs.libero import EnvSpec, LiberoEnv
-from interrupts import interruptible
+from interrupts import finished_first, interruptible
 from rl.never_fatal import never_fatal
 
 
@@ -134,6 +135,27 @@ def test_an_import_is_finished_first(module_that_interrupts_itself):
     assert lines_run(import_a_module) == ["before"]
     assert sys.modules["interrupts_itself"].whole
     assert sys.modules["interrupts_itself_within"].whole
+
+
+def test_what_must_not_stay_half_done_is_finished_first():
+    done = []
+
+    @finished_first
+    def build():
+        interrupt()
+        done.append("all of it")
+
+    assert lines_run(build) == ["before"]
+    assert done == ["all of it"]
+
+
+def test_a_simulator_is_there_or_is_not_when_an_interrupt_is_dealt_with(monkeypatch):
+    """Half of one could not be closed."""
+    monkeypatch.setattr("envs.libero.find_assets", lambda assets: interrupt() or find_assets(assets))
+    env = LiberoEnv(EnvSpec("libero_spatial", (0,)), 0)
+    assert lines_run(lambda: env.reset(0)) == ["before"]
+    assert env.domain.sim.data.time == 0.0
+    env.close()
 
 
 @pytest.mark.parametrize("call", [call_a_destructor, call_back_of_a_weak_reference])
