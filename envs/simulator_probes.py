@@ -7,7 +7,8 @@ with which no env would be built can still be looked at.
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TypeVar
@@ -66,17 +67,21 @@ def ask(question: Callable[..., T], *arguments: object, answer_s: float = ANSWER
 def main(socket_fd: int) -> None:
     """The process: one question, one answer."""
     connection = Connection(socket_fd)
-    question, arguments = connection.recv()
-    try:
-        answer = question(*arguments)
-    except BadInput as problem:
-        answer = problem
-    except Exception as fault:  # whatever a broken driver or library raises is the answer
-        traceback.print_exc()
-        answer = NoAnswer(f"{type(fault).__name__}: {fault}")
-    connection.send(answer)
+    with suppress(EOFError, ConnectionError):  # whoever asked was interrupted
+        question, arguments = connection.recv()
+        connection.send(_answer(question, arguments))
     sys.stderr.flush()
     os._exit(0)  # the interpreter's end would free GL contexts after their display, with a traceback for each
+
+
+def _answer(question: Callable[..., T], arguments: Sequence[object]) -> T | BadInput | NoAnswer:
+    try:
+        return question(*arguments)
+    except BadInput as problem:
+        return problem
+    except Exception as fault:  # whatever a broken driver or library raises is the answer
+        traceback.print_exc()
+        return NoAnswer(f"{type(fault).__name__}: {fault}")
 
 
 def find_renderer() -> Renderer:

@@ -5,6 +5,7 @@ import signal
 
 import pytest
 
+from child_process import start_child
 from envs import simulator_probes
 from envs.simulator_probes import NoAnswer, Renderer, ask, bowl_beside_ramekin_m, find_renderer
 from errors import BadInput
@@ -31,6 +32,15 @@ def test_a_crash_is_named_by_its_signal_and_a_hang_is_ended():
         ask(os.abort)
     with pytest.raises(NoAnswer, match="no answer within 1 s"):
         ask(signal.pause, answer_s=1)
+
+
+@pytest.mark.parametrize("questions", [[], [(divmod, (7, 3))]])
+def test_when_whoever_asked_is_gone_the_process_ends_without_a_word(questions, capfd):
+    process, connection = start_child("envs.simulator_probes", 30)
+    with connection:
+        for question in questions:
+            connection.send(question)
+    assert (process.wait(60), capfd.readouterr().err) == (0, "")
 
 
 def test_the_driver_is_named_after_one_frame():
