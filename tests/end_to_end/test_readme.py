@@ -102,7 +102,7 @@ class User:
     def types(self, line: str) -> subprocess.CompletedProcess:
         return subprocess.run(
             ["bash", "-c", f"source .venv/bin/activate && {line}"], cwd=self.clone, env=self.environment,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=600,
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
         )  # fmt: skip
 
     def fill_in(self, line: str) -> str:
