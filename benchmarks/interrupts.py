@@ -10,6 +10,7 @@ with what they said; exit code 1 if there was one. The first run is left alone: 
 
 import random
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -59,7 +60,7 @@ def main(arguments: Arguments) -> int:
         run(arguments, Path(folder, "straight"), None)
         whole_s = time.perf_counter() - started
         dice = random.Random(arguments.seed)
-        endings, others = [], 0
+        endings = []
         for number in range(arguments.times):
             moment = dice.uniform(HEEDED_S, whole_s)
             ending = run(arguments, Path(folder, str(number)), moment)
@@ -67,16 +68,16 @@ def main(arguments: Arguments) -> int:
                 continue
             endings.append(ending)
             if not ending.in_good_order:
-                others += 1
                 print(f"after {moment:.1f} s: exit code {ending.code}\n{ending.stderr}", flush=True)
-    seconds = sorted(ending.seconds for ending in endings)
+    in_good_order = sum(ending.in_good_order for ending in endings)
     print(
-        f"{arguments.program}, {whole_s:.0f} s: "
-        f"{len(endings) - others} of {len(endings)} interrupts ended in one line, "
-        f"after a median of {seconds[len(seconds) // 2]:.1f} and at most {seconds[-1]:.1f} s; "
+        f"{arguments.program}, {whole_s:.0f} s: {in_good_order} of {len(endings)} interrupts ended in one line; "
         f"{arguments.times - len(endings)} runs had ended before"
     )
-    return int(others > 0)
+    if endings:
+        seconds = [ending.seconds for ending in endings]
+        print(f"seconds to the end: median {statistics.median(seconds):.1f}, at most {max(seconds):.1f}")
+    return int(in_good_order < len(endings))
 
 
 def run(arguments: Arguments, out: Path, moment: float | None) -> Ending | None:

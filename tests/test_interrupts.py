@@ -158,6 +158,20 @@ def test_a_simulator_is_there_or_is_not_when_an_interrupt_is_dealt_with(monkeypa
     env.close()
 
 
+def test_a_simulator_that_is_being_closed_is_closed_whole():
+    closed = []
+
+    class Closing:
+        def close(self):
+            interrupt()
+            closed.append("all of it")
+
+    env = LiberoEnv(EnvSpec("libero_spatial", (0,)), 0)
+    env._simulator = Closing()
+    assert lines_run(env.close) == ["before"]
+    assert closed == ["all of it"]
+
+
 @pytest.mark.parametrize("call", [call_a_destructor, call_back_of_a_weak_reference])
 def test_it_is_not_lost_where_python_cannot_raise(call, capsys):
     assert lines_run(call) == ["before"]
