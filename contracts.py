@@ -1,0 +1,83 @@
+"""What the rooms hand to one another: an observation, and the exceptions and files that they all speak of."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+LONGEST_MESSAGE = 1500  # characters: longer ones are cut in the middle
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a policy decides on: a simulator makes it, preprocessing reads it. Stays on the CPU until the forward pass.
+
+    Images are RGB and upright, cameras in the order agentview, wrist.
+    """
+
+    images: np.ndarray  # uint8 (num_images, 256, 256, 3); once `prepared`, (num_images, S, S, 3) as the network sees it
+    proprio: np.ndarray  # float64 (8,): eef position (m) 3, axis-angle (rad) 3, gripper joint positions (m) 2
+    instruction: str
+    prepared: bool = False
+
+
+class BadInput(Exception):
+    """A flag, file, checkpoint, task or machine that the program cannot use.
+
+    The message is one line: what is wrong, what was found, what to do. The command lines print it without a
+    traceback and exit with code 2. Anything else that is raised is a fault of the program (exit code 1).
+    """
+
+    def __init__(self, message: str):
+        super().__init__(_printable(message))
+
+
+class TimeIsUp(Exception):
+    """A run has worked for its --max-hours: it is saved and goes on with --resume (exit code 0)."""
+
+
+class SelfCheckError(RuntimeError):
+    """The program found itself computing something else than it claims; its results would be wrong."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an exception says, in one line; its name when it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file. Raises BadInput when it is missing, damaged or something else."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror or error})") from None
+    except ValueError as error:  # broken JSON, or bytes that are no text
+        raise BadInput(f"{path}: is no JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise BadInput(f"{path}: holds a {type(value).__name__}, expected a JSON object")
+    return value
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file so that readers see the old or the new content, never a part. Raises OSError."""
+    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+    try:
+        temporary.write_text(json.dumps(value, indent=2) + "\n")
+        with temporary.open() as written:
+            os.fsync(written.fileno())  # else a power cut may leave the new name on an empty file
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # on a full disk its part would be in the way of what comes next
+        raise
+
+
+def _printable(message: str) -> str:
+    """Names and values out of files may hold line breaks, escape sequences of terminals, or megabytes."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+    half = LONGEST_MESSAGE // 2
+    return line if len(line) <= LONGEST_MESSAGE else f"{line[:half]} ... {line[-half:]}"
