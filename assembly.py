@@ -79,7 +79,7 @@ class Teacher(NamedTuple):
 
 def choose_teacher(config: TrainConfig, has_l1_head: bool) -> Teacher:
     """How the teacher decides, and why in words (SPEC section 2). Raises BadInput."""
-    wanted, checkpoint = config.policy.teacher, config.policy.checkpoint
+    wanted, checkpoint = config.phases.teacher, config.model.checkpoint
     if wanted == "l1" and not has_l1_head:
         raise BadInput(f"--teacher l1: {checkpoint} ships no action head; use --teacher greedy")
     mode: TeacherMode
@@ -102,45 +102,45 @@ def choose_teacher(config: TrainConfig, has_l1_head: bool) -> Teacher:
 
 def load_policy(config: TrainConfig, ranks: Ranks = ALONE) -> Policy:
     """The pretrained policy with fresh adapters on its devices, or its base spread over all ranks. Raises BadInput."""
-    if ranks.size > 1 and config.policy.data_parallel:
+    if ranks.size > 1 and config.run.data_parallel:
         raise BadInput("--data-parallel is for one process, and here are several: leave it out of accelerate launch")
     if ranks.shard_base and config.policy.load_in_4bit:  # found here before gigabytes are read
         raise BadInput(NO_SHARDS)
     devices = choose_devices(config.policy)
-    log.info("loading %s", config.policy.checkpoint)
+    log.info("loading %s", config.model.checkpoint)
     try:
         policy = _load_on(devices, config, ranks)
         if ranks.shard_base:
-            limit_memory(config.policy.memory_budget, devices[0])
+            limit_memory(config.model.memory_budget, devices[0])
             policy.shard(devices[0])
     except torch.OutOfMemoryError as error:
         raise BadInput(
-            f"out of GPU memory while loading {config.policy.checkpoint} ({str(error).splitlines()[0]}): close other "
+            f"out of GPU memory while loading {config.model.checkpoint} ({str(error).splitlines()[0]}): close other "
             "programs on the GPU, raise --memory-budget, set --load-in-4bit, or use a GPU with more memory"
         ) from None
     return policy
 
 
 def _load_on(devices: list[torch.device], config: TrainConfig, ranks: Ranks) -> Policy:
-    assert config.policy.checkpoint is not None, "choose_devices refuses that"
+    assert config.model.checkpoint is not None, "choose_devices refuses that"
     return load_data_parallel(
-        config.policy.checkpoint,
+        config.model.checkpoint,
         ["cpu"] if ranks.shard_base else devices,  # the whole base may not fit the device
-        memory_budget=None if ranks.shard_base else config.policy.memory_budget,
+        memory_budget=None if ranks.shard_base else config.model.memory_budget,
         task_suite=config.task.task_suite,
-        unnorm_key=config.policy.unnorm_key,
+        unnorm_key=config.model.unnorm_key,
         dtype=choose_dtype(config.policy, devices[0]),
         load_in_4bit=config.policy.load_in_4bit or None,  # or as the adapter was trained, if it starts from one
-        lora_rank=config.policy.lora_rank,
-        lora_alpha=config.policy.lora_alpha,
+        lora_rank=config.update.lora_rank,
+        lora_alpha=config.update.lora_alpha,
         seed=config.run.seed,
-        compile_network=False if ranks.shard_base else {"auto": None, "on": True, "off": False}[config.policy.compile],
+        compile_network=False if ranks.shard_base else {"auto": None, "on": True, "off": False}[config.model.compile],
     )
 
 
 def fit_to_memory(config: TrainConfig, policy: Policy, ranks: Ranks = ALONE) -> TrainConfig:
     """Decide what is recomputed, and the micro-batch where it is "auto". Returns the configuration with its number."""
-    wanted, micro_batch_size = config.policy.gradient_checkpointing, config.update.micro_batch_size
+    wanted, micro_batch_size = config.update.gradient_checkpointing, config.update.micro_batch_size
     blocks = policy.network.num_blocks if wanted == "on" else 0
     share = -(-config.update.batch_size // (ranks.size * len(policy.devices)))  # a device never has more at once
     if ranks.shard_base:  # the least memory: that is what a shared base is for
@@ -151,7 +151,7 @@ def fit_to_memory(config: TrainConfig, policy: Policy, ranks: Ranks = ALONE) -> 
         needs = measure_needs(policy, synthetic_observations(policy, 1)[0])
         if wanted != "auto":
             needs = [need for need in needs if need.recomputed_blocks == blocks]
-        free = free_for_activations(policy, others=config.task.num_envs * GPU_BYTES_PER_RENDERER)
+        free = free_for_activations(policy, others=config.simulator.num_envs * GPU_BYTES_PER_RENDERER)
         if micro_batch_size == "auto":
             plan = choose_plan(needs, free, share)
         else:

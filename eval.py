@@ -25,15 +25,15 @@ from interrupts import leave_at_once
 if __name__ == "__main__":
     leave_at_once("eval.py")  # on Ctrl-C; later main_guard stops in good order
 
-from command_line import answer_at_once, main_guard
-from configs.eval_config import EvalConfig, parse_eval
+from configs.cli import answer_at_once, main_guard
+from configs.config import EvalConfig, parse_eval
 
 if __name__ == "__main__":
     answer_at_once("eval.py", parse_eval)  # --help and wrong flags, before the seconds that the imports below take
 
 from assembly import env_spec, load_policy, weights_fingerprint
 from configs.config import PolicyConfig, RunConfig, TaskConfig, TrainConfig
-from configs.experience import Suite
+from configs.config import Suite
 from envs.assets import describe_assets
 from envs.libero import EnvSpec, task_info
 from envs.pool import make_pool

@@ -58,7 +58,7 @@ def check_machine(checks: Checks, config: TrainConfig) -> torch.device | None:
     checks.make("versions", check_installed)
     device = checks.obtain("device", lambda: choose_device(config.policy), describe_device)
     checks.make("rendering", lambda: check_rendering(torch.cuda.is_available()))
-    checks.make("host memory", lambda: check_host_memory(config.task.num_envs))
+    checks.make("host memory", lambda: check_host_memory(config.simulator.num_envs))
     checks.make("wandb", lambda: check_wandb(config.run.wandb_mode))
     return device
 
@@ -83,7 +83,7 @@ def check_only(config: TrainConfig) -> None:
     device = check_machine(checks, config)
     can_simulate = checks.passed("versions", "rendering")
     ranks = ALONE if device is None else join_ranks(device)
-    info = checks.obtain("checkpoint", inspect, describe_checkpoint, config.policy.checkpoint)
+    info = checks.obtain("checkpoint", inspect, describe_checkpoint, config.model.checkpoint)
     check_belonging(checks, config, info)
     checks.make("teacher", lambda info: ": ".join(choose_teacher(config, info.has_l1_head)), info)
     policy = checks.obtain(
@@ -109,10 +109,10 @@ def check_only(config: TrainConfig) -> None:
 
 def check_belonging(checks: Checks, config: TrainConfig, info: CheckpointInfo | None) -> None:
     """Whether the checkpoint is one of the suite, by its statistics and its name, and of what will be seen."""
-    suite, unnorm_key = config.task.task_suite, config.policy.unnorm_key
+    suite, unnorm_key = config.task.task_suite, config.model.unnorm_key
     checks.make("statistics", lambda info: check_statistics(info, suite, unnorm_key), info)
-    checks.make("suite", lambda _, name: check_suite(name_of(name), suite), info, config.policy.checkpoint)
-    checks.make("looks", lambda info: check_looks(info, config.task.assets), info)
+    checks.make("suite", lambda _, name: check_suite(name_of(name), suite), info, config.model.checkpoint)
+    checks.make("looks", lambda info: check_looks(info, config.simulator.assets), info)
 
 
 def check_policy(
@@ -123,7 +123,7 @@ def check_policy(
     micro_batch_size: int | None,
 ) -> None:
     """Ask the policy what no error message would ever tell (`vla.probes`), and make one backward pass."""
-    seen, temperature = observation, config.policy.temperature
+    seen, temperature = observation, config.rollout.temperature
     if policy is not None and observation is None:
         (seen,) = synthetic_observations(policy, count=1)
     checks.make("attention", lambda policy: attention_probe(policy), policy)
@@ -136,7 +136,7 @@ def check_policy(
         "log-probs", lambda policy, seen: check_logits_path(policy, seen, temperature, policy.dtype), policy, seen
     )
     checks.make(
-        "memory", lambda policy, seen, size: check_memory(policy, seen, size, config.task.num_envs),
+        "memory", lambda policy, seen, size: check_memory(policy, seen, size, config.simulator.num_envs),
         policy, seen, micro_batch_size,
     )  # fmt: skip
     checks.make(
@@ -149,7 +149,7 @@ def check_policy(
 
 def needs_token_head(config: TrainConfig, policy: Policy) -> bool:
     """Whether the run starts from the checkpoint's token logits; after an L1 teacher's warmup it does not."""
-    has_l1_teacher = policy.action_head is not None and config.policy.teacher != "greedy"
+    has_l1_teacher = policy.action_head is not None and config.phases.teacher != "greedy"
     return not (config.evaluation.allow_zero_baseline or (has_l1_teacher and config.phases.warmup))
 
 

@@ -22,7 +22,7 @@ from interrupts import leave_at_once
 if __name__ == "__main__":
     leave_at_once("train_grpo.py")  # on Ctrl-C; later main_guard stops in good order
 
-from command_line import answer_at_once, main_guard
+from configs.cli import answer_at_once, main_guard
 from configs.cli import parse_command
 
 if __name__ == "__main__":
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> None:
     tasks = task_info(spec)
     learner = make_learner(policy, config, ranks)
 
-    with make_pool(spec, config.task.num_envs, policy.prepare) as pool:
+    with make_pool(spec, config.simulator.num_envs, policy.prepare) as pool:
         observation = check_setup(checks, config, policy, pool, tasks)
         if command.resume is None:
             state, run = TrainerState(ranks=ranks.size), start_run(config, argv, ranks)

@@ -1,28 +1,33 @@
-"""The command line of train_grpo.py: a preset (or a stored run), changed by flat flags."""
+"""The command lines: flags from dataclasses, presets, stored runs; and the exit codes of every program here."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
-import importlib.util
-from collections.abc import Sequence
+import io
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import tyro
 
-from command_line import parse_flags
-from configs.config import RunConfig, TrainConfig, differing_fields, from_dict
+from configs.config import EvalConfig, TrainConfig, differing_fields, from_dict
 from configs.presets import PRESETS
-from errors import BadInput
-from locks import RUN_LOCK, check_unlocked
-from untrusted.json_file import read_json
+from contracts import BadInput, TimeIsUp, read_json
+
+T = TypeVar("T")
 
 # What a resumed run may change: where it ends, how it is watched, and how much of the same computation is in memory at
 # once. Everything else would break "resumed = straight".
 CHANGEABLE_ON_RESUME = {
-    "total_steps", "max_hours", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints", "tensorboard",
-    "rerun", "micro_batch_size", "max_batch", "gradient_checkpointing", "memory_budget",
+    "total_steps", "max_hours", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints",
+    "micro_batch_size", "max_batch", "gradient_checkpointing", "memory_budget",
 }  # fmt: skip
 
 
@@ -30,7 +35,7 @@ CHANGEABLE_ON_RESUME = {
 class Command:
     """Improve a vision-language-action policy on LIBERO tasks by reinforcement learning."""
 
-    config: tyro.conf.OmitArgPrefixes[TrainConfig]
+    config: TrainConfig
     preset: str = "libero_spatial"
     """Settings to start from: libero_spatial, libero_object, libero_goal, libero_10, libero_90 (7B), tiny (CPU), smoke
     (seconds). Left out: the 7B preset of --task-suite."""
@@ -40,15 +45,13 @@ class Command:
     """Check the machine, the simulator and the checkpoint, then stop."""
 
 
-def parse_command(argv: Sequence[str]) -> Command:
-    """The command that `argv` (without the program's name) asks for. Raises BadInput."""
+def parse_train(argv: Sequence[str]) -> Command:
+    """The command that train_grpo.py's `argv` (without the program's name) asks for. Raises BadInput."""
     start, _ = _starting_point().parse_known_args(list(argv))
     if start.resume is not None:
         if start.preset is not None:
             raise BadInput("--preset and --resume contradict each other: a resumed run keeps its settings")
-        base = stored_config(Path(start.resume))
-        check_unlocked(Path(start.resume) / RUN_LOCK, f"--resume {start.resume}: the run")
-        preset = "libero_spatial"
+        base, preset = stored_config(Path(start.resume)), "libero_spatial"
     else:
         preset = _preset_name(start)
         if preset not in PRESETS:
@@ -58,10 +61,9 @@ def parse_command(argv: Sequence[str]) -> Command:
         base = PRESETS[preset]
 
     command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(base, preset=preset))
-    check_optional_packages(command.config.run)
     if start.resume is not None:
         changed = differing_fields(base, command.config)
-        refused = {k: v for k, v in changed.items() if k not in CHANGEABLE_ON_RESUME}
+        refused = {name: values for name, values in changed.items() if name not in CHANGEABLE_ON_RESUME}
         if refused:
             listed = ", ".join(f"{name} (run: {a}, now: {b})" for name, (a, b) in refused.items())
             raise BadInput(
@@ -71,13 +73,17 @@ def parse_command(argv: Sequence[str]) -> Command:
     return command
 
 
+def parse_eval(argv: Sequence[str]) -> EvalConfig:
+    """What eval.py's `argv` asks for. Raises BadInput."""
+    config = parse_flags(EvalConfig, argv, prog="eval.py")
+    if not config.model.checkpoint:
+        raise BadInput("--checkpoint is missing: name a folder or a hub id (see --help)")
+    return config
+
+
 def preset_of(argv: Sequence[str]) -> str:
-    """Name of the preset that a command line starts from."""
+    """Name of the preset that a command line of train_grpo.py starts from."""
     return _preset_name(_starting_point().parse_known_args(list(argv))[0])
-
-
-def _preset_name(start: argparse.Namespace) -> str:
-    return start.preset or (start.task_suite if start.task_suite in PRESETS else "libero_spatial")
 
 
 def stored_config(run_folder: Path) -> TrainConfig:
@@ -92,16 +98,56 @@ def stored_config(run_folder: Path) -> TrainConfig:
     return from_dict(stored["config"], str(path))
 
 
-def check_optional_packages(run: RunConfig) -> None:
-    """Raise BadInput when a flag needs a package that is not installed."""
-    for flag, wanted, module, package in (
-        ("--tensorboard", run.tensorboard, "tensorboard", "tensorboard"),
-        ("--rerun", run.rerun, "rerun", "rerun-sdk"),
-    ):
-        if wanted and importlib.util.find_spec(module) is None:
-            raise BadInput(
-                f"{flag} needs the package {package}, which is not installed: pip install -r requirements-optional.txt"
-            )
+def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None = None) -> T:
+    """`argv` as an instance of the dataclass `kind`, its sections without prefixes. Exits on --help.
+
+    tyro's error boxes become BadInput.
+    """
+    messages = io.StringIO()
+    options = {} if default is None else {"default": default}
+    try:
+        with contextlib.redirect_stderr(messages):
+            return tyro.cli(kind, args=list(argv), prog=prog, config=(tyro.conf.OmitArgPrefixes,), **options)
+    except SystemExit as stop:
+        if stop.code == 0:  # --help
+            raise
+        raise BadInput(_in_one_line(messages.getvalue())) from None
+
+
+def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
+    """Run a program's `main(argv)` and return its exit code.
+
+    0 done, or time is up; 2 and one line for what the user can repair; 130 interrupted. A signal ends the program at
+    once, with nothing to save, until `rl.run.interruptible` takes over. Any other exception is a fault (traceback, 1).
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        program += f", rank {os.environ['RANK']}"
+
+    def leave(number: int, frame: object) -> None:
+        os.write(2, f"{program}: interrupted\n".encode())
+        os._exit(130)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as SIGINT is in a shell's background job
+            signal.signal(number, leave)
+    try:
+        main(sys.argv[1:])
+        sys.stdout.flush()
+    except BadInput as problem:
+        print(f"{program}: {problem}", file=sys.stderr)
+        return 2
+    except TimeIsUp as reason:
+        print(f"{program}: {reason}")
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # nobody reads the output any more (`| head`): no complaint at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _preset_name(start: argparse.Namespace) -> str:
+    return start.preset or (start.task_suite if start.task_suite in PRESETS else "libero_spatial")
 
 
 def _starting_point() -> argparse.ArgumentParser:
@@ -110,3 +156,10 @@ def _starting_point() -> argparse.ArgumentParser:
     for spellings in (("--preset",), ("--resume",), ("--task-suite", "--task_suite")):
         parser.add_argument(*spellings, nargs="?")
     return parser
+
+
+def _in_one_line(box: str) -> str:
+    """The sentence inside tyro's drawn error box, without its title and the flag's help text."""
+    lines = [line.strip("│ ") for line in box.splitlines() if not re.match(r"[╭╰]|│ ─", line)]
+    text = re.sub(r"\s+", " ", " ".join(lines))
+    return re.split(r"\s*(?:Argument helptext|For full helptext)", text)[0] + " (see --help)"

@@ -1,73 +1,298 @@
-"""Every setting of a run: frozen dataclasses whose field docstrings are the text of `--help`.
+"""Every setting of training and evaluation: frozen dataclasses whose field docstrings are the text of `--help`.
 
 A configuration is a value: it is built once from a preset and the command line, checked in `__post_init__`, stored in
 the run folder and never changed. Units are in the names or in the docstrings; "env steps" are 20 Hz control steps of
-training rollouts (SPEC: the x axis of every curve).
+training rollouts (the x axis of every curve).
 """
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal, get_type_hints
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, Literal
 
-from configs.experience import CurriculumConfig, EvaluationConfig, RolloutConfig, TaskConfig
-from configs.field_types import check_types
-from configs.learning import CriticConfig, LossConfig, PhaseConfig, UpdateConfig
-from configs.require import require
-from errors import BadInput
+import tyro
+
+from contracts import BadInput
+
+Suite = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
+TaskIds = tyro.conf.arg(aliases=["--task-id"])
+
+# The suites and the number of episodes a task of the published tables.
+PUBLISHED_SUITES: tuple[Suite, ...] = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
+PUBLISHED_TRIALS = 50
+LARGEST_INT = 2**63 - 1  # what torch and numpy take
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise BadInput unless `condition` holds."""
+    if not condition:
+        raise BadInput(message)
+
+
+def check_numbers(section: Any, at_least_0: str = "", at_least_1: str = "", above_0: str = "") -> None:
+    """Raise BadInput for a field (names in words) that is out of its bounds, or for any that cannot be stored."""
+    for name, value in vars(section).items():
+        flag = f"--{name.replace('_', '-')}"
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, int | float):
+                require(math.isfinite(number) and abs(number) <= LARGEST_INT, f"{flag} {number} is too large")
+        if value is None or isinstance(value, str):
+            continue
+        require(name not in at_least_0.split() or value >= 0, f"{flag} must not be negative, got {value}")
+        require(name not in at_least_1.split() or value >= 1, f"{flag} must be at least 1, got {value}")
+        require(name not in above_0.split() or value > 0, f"{flag} must be positive, got {value}")
 
 
 @dataclass(frozen=True)
-class PolicyConfig:
-    """The pretrained policy and what is trained of it."""
+class TaskConfig:
+    """What is trained on."""
+
+    task_suite: Suite = "libero_spatial"
+    """LIBERO suite that the tasks belong to."""
+    task_ids: Annotated[tuple[int, ...], TaskIds] = (0,)
+    """Task ids within the suite; several ids train one policy on all of them."""
+    train_init_states: tuple[int, int] = (0, 40)
+    """First and one-past-last of the benchmark's initial states that training may use."""
+    eval_init_states: tuple[int, int] = (40, 50)
+    """First and one-past-last of the initial states that evaluation uses (0 50: the published protocol)."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+        require(len(self.task_ids) > 0, "--task-ids needs at least one task id")
+        require(len(set(self.task_ids)) == len(self.task_ids), f"--task-ids names a task twice: {self.task_ids}")
+        train, evaluation = self.train_init_states, self.eval_init_states
+        for flag, (first, end) in (("--train-init-states", train), ("--eval-init-states", evaluation)):
+            require(0 <= first < end, f"{flag} must be FIRST END with 0 <= FIRST < END, got {first} {end}")
+        require(
+            train[1] <= evaluation[0] or evaluation[1] <= train[0] or evaluation == (0, 50),
+            f"--train-init-states {train} and --eval-init-states {evaluation} overlap: evaluation would see training "
+            "states (0 50 is allowed: the published protocol)",
+        )
+
+
+@dataclass(frozen=True)
+class SimulatorConfig:
+    """How LIBERO is run; the same for training and evaluation."""
+
+    num_envs: int = 1
+    """Simulators (of each rank): 1 steps inline in this process, N > 1 run in worker processes."""
+    assets: str = "lowpoly"
+    """What objects look like: `lowpoly` (ours, no download), `official`, or a folder; the environment variable
+    LIBERO_ASSETS names a folder in place of lowpoly."""
+    bddl_file: str | None = None
+    """A BDDL file of your own in place of the tasks of the suite (see docs/OWN_TASKS.md; None: those)."""
+    max_env_steps: int | None = None
+    """Episode cap in env steps (None: the suite's; spatial 220, object 280, goal 300, 10: 520, 90: 400)."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, at_least_1="num_envs max_env_steps")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The pretrained policy and how it runs; the same for training and evaluation."""
 
     checkpoint: str | None = None
-    """Folder or Hugging Face id of an OpenVLA-OFT checkpoint. The presets of the suites name public ones."""
+    """Folder or Hugging Face id of an OpenVLA-OFT checkpoint, or the folder of a trained adapter
+    (RUN/checkpoints/best). The presets of the suites name public ones."""
     unnorm_key: str | None = None
     """Key of the dataset statistics (None: found from the suite's name)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy runs (auto: on a GPU if there is one)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the frozen weights (auto: bfloat16 on a GPU, float32 on a CPU). Adapters are float32."""
-    load_in_4bit: bool = False
-    """Store the weights of the language model's blocks in 4 bits (NF4, by the package bitsandbytes), for GPUs of less
-    than 24 GB: 3 GiB instead of 12. The price: passes take longer, and teacher and student both start from rounded
-    weights. A run that starts from an adapter trained so does the same."""
-    data_parallel: bool = False
-    """Use every visible GPU (CUDA_VISIBLE_DEVICES chooses): each gets a replica of the policy and its share of every
-    batch; --micro-batch-size is per GPU. The result is that of one GPU but for rounding."""
-    lora_rank: int = 16
-    """Rank of the LoRA adapters."""
-    lora_alpha: int = 16
-    """Scale of the adapters' output: --lora-alpha / --lora-rank."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the transformer blocks and, on a GPU, record whole passes as CUDA graphs (auto: on a GPU, where a network
     below a billion parameters is recorded only). The first pass of each batch size takes seconds longer, all others a
     fraction of the time."""
-    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
-    """Recompute activations in the backward pass: slower, for less memory (auto: as many blocks as do not fit)."""
     memory_budget: float | None = None
     """GiB of GPU memory that the policy may take (None: all that is free)."""
-    temperature: float = 1.0
-    """Sampling temperature of the student, by which its logits are divided; its log-probabilities use the same."""
+    max_batch: int | None = None
+    """Observations that the policy decides on together at most (None: all that wait); fewer need less memory."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, at_least_1="max_batch", above_0="memory_budget")
+
+
+@dataclass(frozen=True)
+class PhaseConfig:
+    """Who acts and which loss is minimised, as a function of env steps."""
+
+    warmup: bool = True
+    """--no-warmup: pure RL from step 0 (no warmup, no transition)."""
+    warmup_steps: int = 25_000
+    """Env steps in which the teacher acts and the student learns to match it."""
+    transition_steps: int = 5_000
+    """Env steps in which the teacher acts with a probability that falls linearly from 1 to 0."""
+    total_steps: int = 100_000
+    """Env steps of the whole run."""
+    warmup_only: bool = False
+    """Stop at the end of the warmup."""
     teacher: Literal["auto", "greedy", "l1"] = "auto"
     """The frozen teacher: `greedy` (the pretrained policy's argmax), `l1` (the checkpoint's regression head), or
     `auto`: l1 when the checkpoint ships an action head, else greedy."""
+    distill_target: Literal["greedy", "sharpened"] = "greedy"
+    """What the warmup matches: the teacher's tokens, or its distribution at --distill-temperature."""
+    distill_temperature: float = 0.5
+    """Temperature that sharpens the teacher's distribution (only with --distill-target sharpened)."""
+    distill_student_temperature: float = 1.0
+    """Temperature of the student's distribution that the warmup matches to the target. At the sampling temperature
+    (--temperature) the sampled student learns to do what the teacher does; at 1 its argmax does."""
+    importance: Literal["student", "behaviour"] = "student"
+    """Denominator of PPO's ratio in the transition: the student's own probability, or the exact probability of the
+    mixture that acted (then ratios are of joint chunk probabilities)."""
 
     def __post_init__(self) -> None:
-        require(
-            self.memory_budget is None or self.memory_budget > 0,
-            f"--memory-budget must be positive, got {self.memory_budget}",
+        check_numbers(
+            self,
+            at_least_0="warmup_steps transition_steps total_steps",
+            above_0="distill_temperature distill_student_temperature",
         )
-        require(self.lora_rank >= 1, f"--lora-rank must be at least 1, got {self.lora_rank}")
-        require(self.lora_alpha >= 1, f"--lora-alpha must be at least 1, got {self.lora_alpha}")
-        require(self.temperature > 0, f"--temperature must be positive, got {self.temperature}")
+        require(self.warmup or not self.warmup_only, "--warmup-only and --no-warmup contradict each other")
+
+
+@dataclass(frozen=True)
+class RolloutConfig:
+    """The experience that an update learns from."""
+
+    n_steps: int = 512
+    """Env steps of a rollout, over all ranks: new episodes start until it is reached, running ones finish."""
+    temperature: float = 1.0
+    """Sampling temperature of the student, by which its logits are divided; its log-probabilities use the same."""
+    group_size: int = 1
+    """Episodes from each drawn (task, initial state)."""
+    curriculum: bool = False
+    """Prefer tasks that succeed about half of the time (else tasks take turns)."""
+    dynamic_sampling: bool = False
+    """Drop groups whose success rate lies outside --group-success-bounds and collect others in their place."""
+    group_success_bounds: tuple[float, float] = (0.1, 0.9)
+    """Lowest and highest success rate, 0 to 1, of a group that dynamic sampling keeps."""
+    max_extra_steps: int = 2_048
+    """Env steps per update that dynamic sampling may spend beyond --n-steps (a group that has started is finished)."""
+    patience_ms: float = 0.0
+    """Milliseconds that a batch waits for simulators about to be ready. 0: whatever is ready is decided at once."""
+
+    def __post_init__(self) -> None:
+        check_numbers(
+            self, at_least_1="n_steps group_size", at_least_0="max_extra_steps patience_ms", above_0="temperature"
+        )
+        low, high = self.group_success_bounds
+        require(0 <= low <= high <= 1, f"--group-success-bounds must satisfy 0 <= LOW <= HIGH <= 1, got {low} {high}")
+        require(not self.dynamic_sampling or self.group_size >= 2, "--dynamic-sampling needs --group-size of at least 2")
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Advantages and the clipped surrogate."""
+
+    advantage: Literal["absolute", "group", "rloo", "batch", "gae"] = "absolute"
+    """Advantage of a trajectory: its return, or its return relative to the others of its group or of the rollout; or
+    of each decision, by a critic (gae)."""
+    discount: float = 1.0
+    """Discount, 0 to 1, per decision, counted back from the last one (only with --advantage absolute or gae)."""
+    ratio_level: Literal["chunk", "token"] = "chunk"
+    """Clip the ratio of chunk log-probs (mean over tokens) or each token's ratio (SimpleVLA-RL)."""
+    clip_high: float = 0.28
+    """Distance of the ratio from 1 beyond which it earns no more: upwards where A > 0, downwards where A < 0."""
+    kl_coef: float = 0.0
+    """Weight of the exact KL divergence, in nats per token, from the teacher's distribution."""
+    entropy_coef: float = 0.0
+    """Weight of the bonus for entropy, in nats per token."""
+    aggregation: Literal["decision", "trajectory"] = "decision"
+    """Every decision, or every trajectory, weighs the same in the loss."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, at_least_0="kl_coef entropy_coef")
+        require(0 < self.discount <= 1, f"--discount must lie in (0, 1], got {self.discount}")
+        require(
+            self.discount == 1 or self.advantage in ("absolute", "gae"),
+            f"--discount {self.discount} needs --advantage absolute or gae: {self.advantage} compares plain returns",
+        )
+        require(0 < self.clip_high < 1, f"--clip-high must lie in (0, 1), got {self.clip_high}")
+
+
+@dataclass(frozen=True)
+class CriticConfig:
+    """The value head of --advantage gae."""
+
+    gae_lambda: float = 0.95
+    """Lambda of the generalised advantage estimate, 0 to 1, per decision."""
+    value_lr: float = 1e-4
+    """Learning rate of the value head, per optimizer step."""
+    value_coef: float = 0.5
+    """Weight of the value loss (squared return)."""
+    value_clip: float = 0.2
+    """Largest change of a value, in units of the return, that the value loss rewards within one update."""
+    value_warmup_steps: int = 0
+    """Env steps, after the warmup phase, in which only the value head learns."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, above_0="value_lr value_coef value_clip", at_least_0="value_warmup_steps")
+        require(0 <= self.gae_lambda <= 1, f"--gae-lambda must lie in [0, 1], got {self.gae_lambda}")
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """The adapters and their optimizer."""
+
+    n_epochs: int = 10
+    """Passes over a rollout."""
+    batch_size: int = 2
+    """Decisions per optimizer step, over all ranks."""
+    micro_batch_size: int | Literal["auto"] = "auto"
+    """Decisions per forward and backward pass; the gradient does not depend on it, memory does (auto: as fits, at most
+    the rank's share of --batch-size)."""
+    lr: float = 1e-6
+    """Learning rate of AdamW, per optimizer step."""
+    warmup_lr: float | None = None
+    """Learning rate in the warmup, per optimizer step (None: --lr); imitation bears larger steps than reinforcement."""
+    weight_decay: float = 0.01
+    """Weight decay of AdamW: the share, times --lr, that a weight loses per optimizer step."""
+    max_grad_norm: float = 1.0
+    """L2 norm of the gradient above which it is scaled down (1000 times it: the step is skipped)."""
+    target_kl: float | None = None
+    """End the epochs of an update when the approximate KL of a whole epoch, in nats per token, exceeds this (None:
+    never)."""
+    lora_rank: int = 16
+    """Rank of the LoRA adapters."""
+    lora_alpha: int = 16
+    """Scale of the adapters' output: --lora-alpha / --lora-rank."""
+    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
+    """Recompute activations in the backward pass: slower, for less memory (auto: as many blocks as do not fit)."""
+
+    def __post_init__(self) -> None:
+        check_numbers(
+            self,
+            at_least_1="n_epochs batch_size micro_batch_size lora_rank lora_alpha",
+            above_0="lr warmup_lr max_grad_norm target_kl",
+            at_least_0="weight_decay",
+        )
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """Validation of teacher and student on held-out initial states, during training."""
+
+    eval_interval: int = 5_000
+    """Env steps between evaluations (also at step 0 and at the end)."""
+    eval_trials: int = 1
+    """Sampled episodes per task and held-out initial state; greedy ones are played once, as they repeat themselves."""
+    allow_zero_baseline: bool = False
+    """Go on when the policy that acts first has no success in the first evaluation."""
+    best_by: Literal["evaluation", "return"] = "evaluation"
+    """What `checkpoints/best` maximises: the lower bound of the student's evaluated success, or the exponential
+    average (alpha 0.99) of the episodic return."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, at_least_1="eval_interval eval_trials")
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Where the run is kept and how it is watched."""
+    """Where the run is kept, how it is watched, and on how many GPUs it works."""
 
     name: str = "run"
     """Last part of the run folder's name."""
@@ -75,6 +300,9 @@ class RunConfig:
     """Folder that holds the run folders."""
     seed: int = 0
     """Seed of everything random."""
+    data_parallel: bool = False
+    """Use every visible GPU (CUDA_VISIBLE_DEVICES chooses): one process, a rank, for each, which play and learn their
+    shares of every rollout and minibatch."""
     keep_checkpoints: int = 2
     """How many of the newest checkpoints are kept beside `best`."""
     max_hours: float | None = None
@@ -84,16 +312,10 @@ class RunConfig:
     """Where wandb keeps the records (auto: online with a wandb login, else offline). metrics.jsonl has them always."""
     wandb_project: str = "vla-grpo"
     """Project of the wandb run."""
-    tensorboard: bool = False
-    """Also write the records and a strip of frames per evaluation for TensorBoard (needs the package tensorboard)."""
-    rerun: bool = False
-    """Also write the filmed episodes of evaluations as rerun recordings (needs the package rerun-sdk)."""
 
     def __post_init__(self) -> None:
+        check_numbers(self, at_least_0="seed", at_least_1="keep_checkpoints", above_0="max_hours")
         require(bool(self.name) and "/" not in self.name, f"--name must be a plain word, got {self.name!r}")
-        require(self.seed >= 0, f"--seed must not be negative, got {self.seed}")
-        require(self.keep_checkpoints >= 1, f"--keep-checkpoints must be at least 1, got {self.keep_checkpoints}")
-        require(self.max_hours is None or self.max_hours > 0, f"--max-hours must be positive, got {self.max_hours}")
 
 
 @dataclass(frozen=True)
@@ -101,12 +323,12 @@ class TrainConfig:
     """Improve a vision-language-action policy on LIBERO tasks by reinforcement learning."""
 
     task: TaskConfig = field(default_factory=TaskConfig)
-    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    simulator: SimulatorConfig = field(default_factory=SimulatorConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
     phases: PhaseConfig = field(default_factory=PhaseConfig)
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     critic: CriticConfig = field(default_factory=CriticConfig)
-    curriculum: CurriculumConfig = field(default_factory=CurriculumConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     run: RunConfig = field(default_factory=RunConfig)
@@ -118,24 +340,81 @@ class TrainConfig:
                 f"--advantage {self.loss.advantage} compares episodes of one initial state: it needs --group-size of "
                 f"at least 2, got {self.rollout.group_size}",
             )
-        if self.curriculum.curriculum:
+        if self.rollout.curriculum:
             require(len(self.task.task_ids) > 1, "--curriculum chooses between tasks: it needs several --task-ids")
-        if self.rollout.dynamic_sampling:
-            require(self.rollout.group_size >= 2, "--dynamic-sampling needs --group-size of at least 2")
         if self.phases.importance == "behaviour":
             require(
                 self.loss.ratio_level == "chunk",
                 "--importance behaviour is a ratio of joint chunk probabilities: it needs --ratio-level chunk",
             )
-        train, evaluation = self.task.train_init_states, self.task.eval_init_states
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    """Measure the success rate of a checkpoint on LIBERO tasks."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    simulator: SimulatorConfig = field(default_factory=SimulatorConfig)
+    compare_with: str | None = None
+    """Another checkpoint, or a results file of an earlier evaluation (*.json): the success before (None: no
+    comparison). Both are compared on the episodes that both played."""
+    protocol: Literal["libero"] | None = None
+    """libero: the published protocol (all tasks, 50 initial states each, one greedy episode from each, the suite's
+    episode cap). Flags that contradict it are refused. None: what the other flags say."""
+    task_suite: tuple[Suite | Literal["all"], ...] = ("libero_spatial",)
+    """LIBERO suites, one after the other; all: spatial, object, goal and 10, the four of the published tables."""
+    task_ids: Annotated[tuple[int, ...] | None, TaskIds] = None
+    """Task ids within each suite (None: all)."""
+    trials: int = PUBLISHED_TRIALS
+    """Episodes per task; more than a task has initial states starts over with the first."""
+    first_init_state: int = 0
+    """Id of the initial state of the first trial (40: the states that training leaves out by default)."""
+    mode: Literal["auto", "greedy", "sample", "l1"] = "auto"
+    """How the policy decides: greedy or sampled action tokens, or the L1 head. auto: sample when --temperature is
+    given, the L1 head of a pretrained checkpoint that ships one, else greedy."""
+    temperature: float | None = None
+    """Sampling temperature, by which the policy's logits are divided (None: 1, where --mode is sample)."""
+    seed: int = 0
+    """Seed of sampling; it changes nothing where the policy is greedy."""
+    out: str | None = None
+    """Results file (docs/RESULTS_JSON.md), brought up to date after every episode (None: a new one in runs/). The
+    same command with the same file goes on where it was stopped."""
+    video: Literal["none", "failures", "all"] = "none"
+    """Which episodes are kept as videos, in a folder beside the results file. Recording draws every env step."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self, at_least_1="trials", at_least_0="first_init_state seed", above_0="temperature")
+        require(bool(self.task_suite), "--task-suite names no suite")
         require(
-            train[1] <= evaluation[0] or evaluation[1] <= train[0] or evaluation == (0, 50),
-            f"--train-init-states {train} and --eval-init-states {evaluation} overlap: evaluation would see training "
-            "states (0 50 is allowed: the published protocol)",
+            self.temperature is None or self.mode not in ("greedy", "l1"),
+            f"--temperature {self.temperature} needs --mode sample, not {self.mode}",
         )
+        require(
+            self.simulator.bddl_file is None or (len(self.suites) == 1 and self.task_ids in (None, (0,))),
+            "--bddl-file is one task: it goes with one --task-suite (of its cap) and without --task-ids",
+        )
+        if self.protocol is not None:
+            contradictions = {
+                f"--trials {self.trials}": self.trials != PUBLISHED_TRIALS,
+                f"--first-init-state {self.first_init_state}": self.first_init_state != 0,
+                f"--temperature {self.temperature}": self.temperature is not None,
+                f"--mode {self.mode}": self.mode == "sample",
+                f"--max-env-steps {self.simulator.max_env_steps}": self.simulator.max_env_steps is not None,
+                "--task-ids": self.task_ids is not None,
+                "--bddl-file": self.simulator.bddl_file is not None,
+            }
+            refused = ", ".join(flag for flag, contradicts in contradictions.items() if contradicts)
+            require(
+                not refused,
+                f"--protocol {self.protocol} is all tasks of a suite, {PUBLISHED_TRIALS} initial states each, greedy: "
+                f"leave out {refused}, or --protocol",
+            )
 
-
-SECTIONS: dict[str, type[Any]] = get_type_hints(TrainConfig)
+    @property
+    def suites(self) -> tuple[Suite, ...]:
+        """The suites that are meant, each once."""
+        named = (PUBLISHED_SUITES if suite == "all" else (suite,) for suite in self.task_suite)
+        return tuple(dict.fromkeys(suite for suites in named for suite in suites))
 
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:
@@ -144,28 +423,29 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 
 
 def from_dict(stored: Mapping[str, Any], source: str) -> TrainConfig:
-    """The inverse of `to_dict` after a trip through JSON; `source` names the file in errors."""
-    sections = {}
-    for name, section in SECTIONS.items():
-        values = stored.get(name)
-        known = {f.name for f in fields(section)}
-        if not isinstance(values, Mapping) or set(values) != known:
-            found = sorted(values) if isinstance(values, Mapping) else type(values).__name__
-            raise BadInput(f"{source}: section {name!r} should have the fields {sorted(known)}, found {found}")
-        try:
-            check_types(section, values)
-            sections[name] = section(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
-        except TypeError as error:
-            raise BadInput(f"{source}: section {name!r} holds a value of another type ({error})") from None
-        except BadInput as problem:
-            raise BadInput(f"{source}: {problem}") from None
+    """The inverse of `to_dict` after a trip through JSON; `source` names the file in errors. Raises BadInput."""
+    from pydantic import TypeAdapter, ValidationError
+
     try:
-        return TrainConfig(**sections)
+        config = TypeAdapter(TrainConfig).validate_python(stored)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise BadInput(f"{source}: {where} is {first['input']!r}: {first['msg']}") from None
     except BadInput as problem:
         raise BadInput(f"{source}: {problem}") from None
+    known, found = _in_words(to_dict(config)), _in_words(stored)
+    if differing := sorted(known.items() ^ found.items()):  # no default of this version may slip into another's run
+        raise BadInput(f"{source}: {differing[0][0]} is missing, or no setting of this version of the program")
+    return config
 
 
 def differing_fields(a: TrainConfig, b: TrainConfig) -> dict[str, tuple[Any, Any]]:
     """Fields in which two configurations differ: name -> (value in a, value in b)."""
     flat_a, flat_b = ({k: v for part in to_dict(c).values() for k, v in part.items()} for c in (a, b))
     return {name: (flat_a[name], flat_b[name]) for name in flat_a if flat_a[name] != flat_b[name]}
+
+
+def _in_words(stored: Mapping[str, Any]) -> dict[str, str]:
+    """section.field -> its value as JSON."""
+    return {f"{name}.{key}": json.dumps(value) for name, section in stored.items() for key, value in section.items()}

@@ -5,15 +5,16 @@ from dataclasses import replace
 from configs.config import (
     EvaluationConfig,
     LossConfig,
+    ModelConfig,
     PhaseConfig,
-    PolicyConfig,
     RolloutConfig,
     RunConfig,
+    SimulatorConfig,
+    Suite,
     TaskConfig,
     TrainConfig,
     UpdateConfig,
 )
-from configs.experience import Suite
 
 # Token-head checkpoints of SimpleVLA-RL (supervised on one trajectory per task): the public starting points whose
 # language-model head was trained on action tokens, and which leave room for reinforcement learning.
@@ -31,11 +32,11 @@ TINY_CHECKPOINT = "checkpoints/tiny-libero-spatial"
 # What differs from the 7B's settings beside sizes follows docs/RESULTS.md, "Learning".
 _TINY = TrainConfig(
     task=TaskConfig(train_init_states=(0, 30), eval_init_states=(30, 50)),
-    policy=PolicyConfig(checkpoint=TINY_CHECKPOINT, temperature=1.6),
+    model=ModelConfig(checkpoint=TINY_CHECKPOINT),
     phases=PhaseConfig(
         warmup_steps=12_000, transition_steps=4_000, total_steps=40_000, distill_student_temperature=1.6
     ),
-    rollout=RolloutConfig(n_steps=4_000),
+    rollout=RolloutConfig(n_steps=4_000, temperature=1.6),
     loss=LossConfig(ratio_level="token"),
     update=UpdateConfig(n_epochs=4, batch_size=32, lr=2e-4, warmup_lr=1e-3),
     evaluation=EvaluationConfig(eval_interval=20_000, eval_trials=3),
@@ -45,7 +46,7 @@ _TINY = TrainConfig(
 PRESETS: dict[str, TrainConfig] = {
     **{
         suite: TrainConfig(
-            task=TaskConfig(task_suite=suite), policy=PolicyConfig(checkpoint=checkpoint), run=RunConfig(name="openvla")
+            task=TaskConfig(task_suite=suite), model=ModelConfig(checkpoint=checkpoint), run=RunConfig(name="openvla")
         )
         for suite, checkpoint in PUBLIC_CHECKPOINTS.items()
     },
@@ -54,9 +55,10 @@ PRESETS: dict[str, TrainConfig] = {
     # Every phase in seconds: what the tests run.
     "smoke": replace(
         _TINY,
-        task=replace(_TINY.task, max_env_steps=16, eval_init_states=(40, 41)),
+        task=replace(_TINY.task, eval_init_states=(40, 41)),
+        simulator=SimulatorConfig(max_env_steps=16),
         phases=PhaseConfig(warmup_steps=32, transition_steps=32, total_steps=96),
-        rollout=RolloutConfig(n_steps=32),
+        rollout=RolloutConfig(n_steps=32, temperature=1.6),
         loss=LossConfig(),
         update=replace(_TINY.update, n_epochs=2, batch_size=4),
         evaluation=EvaluationConfig(eval_interval=64, allow_zero_baseline=True),

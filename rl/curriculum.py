@@ -28,7 +28,7 @@ def task_probabilities(
 
 def task_preferences(config: TrainConfig, success: Mapping[int, float]) -> dict[int, float] | None:
     """The probabilities of a run with --curriculum; None without: tasks take turns."""
-    if not config.curriculum.curriculum:
+    if not config.rollout.curriculum:
         return None
     return task_probabilities(config.task.task_ids, success, config.curriculum)
 

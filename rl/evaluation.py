@@ -118,7 +118,7 @@ def validate(
 
     Only sampled decisions are worth repeating: from the same initial state a deterministic policy does the same again.
     """
-    task, temperature = config.task, config.policy.temperature
+    task, temperature = config.task, config.rollout.temperature
 
     def play(acting: Acting, title: str, record_first: bool, trials: int = 1) -> list[Trajectory]:
         episodes = evaluation_episodes(task.task_ids, task.eval_init_states, trials)

@@ -52,7 +52,7 @@ def surrogate_objective(
         batch,
         estimate.advantages,
         config.loss,
-        config.policy.temperature,
+        config.rollout.temperature,
         config.update.micro_batch,
         behaviour_epsilon=phase.epsilon if exact_mixture else None,
         ranks=learner.ranks,

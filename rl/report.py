@@ -19,7 +19,7 @@ from typing import Any
 
 import tyro
 
-from command_line import answer_at_once, main_guard, parse_flags
+from configs.cli import answer_at_once, main_guard, parse_flags
 
 
 @dataclass(frozen=True)

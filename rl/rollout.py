@@ -40,7 +40,7 @@ def acting_in(phase: PhaseState, config: TrainConfig, teacher_mode: TeacherMode)
     """Who acts in the rollouts of a phase (SPEC section 3): teacher, epsilon-mixture, student."""
     return Acting(
         epsilon=phase.epsilon,
-        temperature=config.policy.temperature,
+        temperature=config.rollout.temperature,
         teacher_mode=teacher_mode,
         record_student_logprobs=phase.phase is not Phase.WARMUP,
         record_teacher_match=phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import answer_at_once, main_guard
+from configs.cli import answer_at_once, main_guard
 from configs.cli import CHANGEABLE_ON_RESUME, parse_command, preset_of, stored_config
 from configs.config import TrainConfig, differing_fields, to_dict
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
@@ -55,7 +55,7 @@ def test_a_preset_is_taken_as_it_is(preset):
                                       ["--task_suite", "libero_goal"], ["--task_suite=libero_goal"]])  # fmt: skip
 def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling):
     assert parse_command(spelling).config == PRESETS["libero_goal"]
-    assert parse_command(spelling).config.policy.checkpoint == PUBLIC_CHECKPOINTS["libero_goal"]
+    assert parse_command(spelling).config.model.checkpoint == PUBLIC_CHECKPOINTS["libero_goal"]
 
 
 def test_a_named_preset_goes_before_the_suites():

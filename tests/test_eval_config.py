@@ -2,7 +2,7 @@
 
 import pytest
 
-from configs.eval_config import EvalConfig, parse_eval
+from configs.config import EvalConfig, parse_eval
 from errors import BadInput
 
 CHECKPOINT = ["--checkpoint", "runs/RUN/checkpoints/best"]

@@ -5,7 +5,7 @@ from dataclasses import fields
 import pytest
 
 import eval as eval_program
-from configs.eval_config import EvalConfig
+from configs.config import EvalConfig
 from tests.flag_world import Case, World
 from tests.small_checkpoint import make_small_checkpoint
 

@@ -19,7 +19,7 @@ import rl.evaluation_files
 import rl.report
 import rl.run
 import train_grpo
-from configs.eval_config import EvalConfig
+from configs.config import EvalConfig
 from errors import BadInput
 from rl.disk import disk_problem
 from rl.eval_plan import Key, Task, make_plan

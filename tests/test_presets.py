@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from configs.config import TrainConfig, differing_fields
-from configs.experience import Suite
+from configs.config import Suite
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
 from rl.phases import Phase, phase_at
 
@@ -33,5 +33,5 @@ def test_small_presets_go_through_every_phase_and_evaluate_on_the_way(name):
 
 def test_smoke_lasts_a_handful_of_episodes():
     config = PRESETS["smoke"]
-    assert config.phases.total_steps / config.task.max_env_steps <= 10
+    assert config.phases.total_steps / config.simulator.max_env_steps <= 10
     assert config.run.wandb_mode == "disabled"

@@ -29,7 +29,7 @@ import rl.rollout
 import rl.run
 import rl.validation
 import train_grpo
-from command_line import main_guard
+from configs.cli import main_guard
 from tests.fakes import FakePolicy, FakePool, Script, observation
 
 FLAGS = [

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import eval as eval_program
 import train_grpo
-from command_line import main_guard
+from configs.cli import main_guard
 from tests.end_to_end.conftest import run_command
 
 
