@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import tyro
 
-from vla.observation import PlainObservation
+from contracts import Observation as PlainObservation
 from vla.policy import Policy
 
 

@@ -35,7 +35,7 @@ from benchmarks.plain import make_plain, plain_logits
 from benchmarks.program_update import acted_batch, seconds_of_a_step
 from errors import BadInput
 from vla.action_tokenizer import FIRST_ACTION_TOKEN
-from vla.blocks import llama_block, vit_block
+from vla.model import llama_block, vit_block
 from vla.checkpoint import inspect_checkpoint, load_network
 from vla.lora import refresh_adapters
 from vla.memory import choose_plan, free_for_activations, limit_memory, measure_needs

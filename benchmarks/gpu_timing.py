@@ -10,7 +10,7 @@ import torch
 
 from vla.action_tokenizer import FIRST_ACTION_TOKEN
 from vla.cuda_graphs import GraphedNetwork
-from vla.observation import PlainObservation
+from contracts import Observation as PlainObservation
 from vla.policy import Policy
 from vla.preprocessing import model_input_images
 from vla.probes import synthetic_observations

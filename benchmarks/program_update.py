@@ -11,7 +11,7 @@ from rl.objectives import policy_objective
 from rl.randomness import torch_generator
 from rl.trajectory import Batch, Decision, Episode, Trajectory, flatten
 from rl.update import optimise
-from vla.observation import PlainObservation
+from contracts import Observation as PlainObservation
 from vla.policy import Policy
 
 AT_ONCE = 8  # observations that are decided together

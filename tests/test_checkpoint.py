@@ -12,7 +12,7 @@ from errors import BadInput
 from tests.small_checkpoint import make_small_checkpoint
 from vla.checkpoint import file_key, inspect_checkpoint, load_action_head, load_network, module_key
 from vla.checkpoint_writer import save_checkpoint, write_weights
-from vla.heads import ProprioProjector
+from vla.model import ProprioProjector
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from vla.checkpoint import inspect_checkpoint
 from vla.checkpoint_writer import write_weights
 from vla.lora import Adapter
 from vla.merge import main, merge, merged_weight
-from vla.observation import read_observations
+from vla.preprocessing import read_observations
 from vla.policy import Policy
 from vla.probes import synthetic_observations
 

@@ -2,7 +2,9 @@ import numpy as np
 import pytest
 
 from errors import BadInput
-from vla.observation import PlainObservation, read_observations, write_observations
+from contracts import Observation as PlainObservation
+from vla.preprocessing import read_observations
+from vla.preprocessing import write_observations
 
 
 def test_observations_survive_the_file(tmp_path):

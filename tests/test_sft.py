@@ -13,7 +13,7 @@ from errors import BadInput
 from tests.demo_episodes import raw_images, write_demos
 from tests.small_checkpoint import SMALL
 from vla.action_tokenizer import FIRST_ACTION_TOKEN
-from vla.observation import PlainObservation
+from contracts import Observation as PlainObservation
 from vla.policy import Policy
 from vla.settings import LearnerSettings, SftArgs, TinySize
 from vla.sft import fine_tune, main

@@ -10,7 +10,7 @@ from tests.demo_episodes import FRAME_GAP, FRAMES, INSTRUCTIONS, raw_images, wri
 from tests.small_checkpoint import SMALL, make_small_checkpoint
 from vla.action_tokenizer import FIRST_ACTION_TOKEN, to_env
 from vla.checkpoint_writer import write_json
-from vla.observation import PlainObservation
+from contracts import Observation as PlainObservation
 from vla.policy import Policy
 from vla.preprocessing import ImageProcessor
 from vla.sft_data import PixelScale, dataset_statistics, from_env, make_data, read_episodes, split_episodes

@@ -14,11 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from errors import BadInput
-from vla.heads import L1RegressionHead, ProprioProjector
+from contracts import BadInput, read_json
+from vla.hub import resolve_checkpoint
+from vla.lora import CONFIG_FILE
+from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.model_config import ModelConfig, read_model_config
-from vla.nf4 import Nf4Linear, block_linears, check_bitsandbytes
-from vla.openvla_oft import OpenVLAOFT
 from vla.statistics import DatasetStatistics, load_statistics
 from vla.weights import INDEX_FILE, SINGLE_FILE, StoredTensor, read_header, read_pt, stream_tensors, weight_files
 
@@ -117,26 +117,14 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
-def load_network(
-    info: CheckpointInfo, num_action_tokens: int, device: torch.device, dtype: torch.dtype, in_4bit: bool = False
-) -> OpenVLAOFT:
+def load_network(info: CheckpointInfo, num_action_tokens: int, device: torch.device, dtype: torch.dtype) -> OpenVLAOFT:
     """Build the network without memory and stream the weights to `device`, one tensor at a time.
 
-    in_4bit: round the maps of the language model's blocks to NF4, each as soon as it is there. Peak memory is the
-    network on the device, with one of its matrices in float32, and one tensor on the host. The proprio projector stays
-    float32.
+    Peak memory is the network on the device and one tensor on the host. The proprio projector stays float32.
     """
-    if in_4bit:
-        check_bitsandbytes()
     network = build_network(info, num_action_tokens)
     _check_tensors(info, {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()})
-    in_nf4 = {f"{name}.weight" for name in block_linears(network)} if in_4bit else set()
-    state = {}
-    for key, tensor in stream_tensors(info.weights.values(), device, dtype):
-        if (name := module_key(key)) in in_nf4:
-            network.set_submodule(name.removesuffix(".weight"), Nf4Linear(tensor))
-        else:
-            state[name] = tensor
+    state = {module_key(key): tensor for key, tensor in stream_tensors(info.weights.values(), device, dtype)}
     network.load_state_dict(state, strict=True, assign=True)
     network.build_rotary_embedding(device)
     network.proprio_projector = _load_proprio_projector(info, device)
@@ -241,3 +229,39 @@ def check_dimensions(
         found = None if statistics.proprio is None else statistics.proprio.dim
         if found != projector.proprio_dim:
             raise BadInput(f"{where}: {found} proprio dimensions, the proprio projector has {projector.proprio_dim}")
+
+
+def base_of_adapter(folder: Path) -> str | None:
+    """The base (folder or hub id) that an adapter folder names; None when the folder is no adapter.
+
+    Raises BadInput for an adapter that names no base, and for a training folder of openvla-oft that was never merged.
+    """
+    if (folder / CONFIG_FILE).is_file():
+        base = read_json(folder / CONFIG_FILE).get("base_model_name_or_path")
+        if not isinstance(base, str) or not base or not base.isprintable():
+            raise BadInput(f"{folder / CONFIG_FILE} names no base: give the base as checkpoint and this as adapter")
+        return base
+    if (folder / "lora_adapter").is_dir() and not any(path.is_file() for path in weight_files(folder)):
+        raise BadInput(
+            f"{folder} holds an adapter that was not merged (lora_adapter) and no weights: merge it first with "
+            f"openvla-oft's vla-scripts/merge_lora_weights_and_save.py"
+        )
+    return None
+
+
+def base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | None]:
+    """A checkpoint that is itself an adapter folder becomes its base and that adapter. Raises BadInput."""
+    base = base_of_adapter(Path(checkpoint).expanduser())
+    if base is None:
+        return checkpoint, adapter
+    if adapter is not None:
+        raise BadInput(f"{checkpoint} is itself an adapter: give its base as the checkpoint")
+    return base, str(Path(checkpoint).expanduser())
+
+
+def folder_of_base(base: str, adapter: str | None) -> Path:
+    """The local folder of a base (folder or hub id). Raises BadInput, which says where an adapter's base is named."""
+    try:
+        return resolve_checkpoint(base)
+    except BadInput as problem:
+        raise BadInput(str(problem) if adapter is None else f"base of {adapter}: {problem}") from None

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from vla.checkpoint import file_key
-from vla.heads import L1RegressionHead
 from vla.lora import lora_layers
-from vla.openvla_oft import OpenVLAOFT
+from vla.model import L1RegressionHead, OpenVLAOFT
 from vla.prompt import BOS_ID, EOS_ID, PAD_ID
 from vla.weights import INDEX_FILE, SINGLE_FILE, write_tensors
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vla.lora import lora_layers
-from vla.openvla_oft import OpenVLAOFT
+from vla.model import OpenVLAOFT
 
 WARM_UP = 2  # passes before recording: kernels are compiled and chosen in them
 Inputs = tuple[Tensor | None, ...]

@@ -8,8 +8,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from contracts import Observation
 from transfer import send
-from vla.observation import Observation
 from vla.preprocessing import (
     ImageProcessor,
     model_input_images,

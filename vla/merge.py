@@ -25,17 +25,15 @@ if __name__ == "__main__":
 import torch
 from torch import Tensor
 
-from errors import BadInput
+from contracts import BadInput, Observation
 from untrusted.json_file import read_json
-from vla.adapter_folder import PROPRIO_FILE, SAMPLES_FILE
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint, read_proprio_state
 from vla.checkpoint_writer import write_json, write_state_dict
-from vla.device import named_device
 from vla.hub import resolve_checkpoint
-from vla.lora import CONFIG_FILE, Adapter, check_base, read_adapter
-from vla.observation import Observation, read_observations
+from vla.lora import CONFIG_FILE, PROPRIO_FILE, SAMPLES_FILE, Adapter, check_base, read_adapter
 from vla.policy import Policy
-from vla.probes import synthetic_observations
+from vla.policy import choose_device as named_device
+from vla.preprocessing import read_observations, synthetic_observations
 from vla.weights import INDEX_FILE, StoredTensor, fingerprint, read_tensors, stream_tensors, write_tensors
 
 METADATA_FILE = "merge_metadata.json"
@@ -81,7 +79,6 @@ def merge(adapter_folder: Path, out: Path, base: str | None = None, device: str 
         "rank": adapter.rank,
         "alpha": adapter.alpha,
         "merged_modules": len(adapter.targets),
-        "trained_in_4bit": adapter.base_in_4bit,
     }
     write_json(partial / METADATA_FILE, metadata)
     (partial / "README.md").write_text(model_card(metadata, _evaluation(adapter_folder)), encoding="utf-8")
@@ -177,9 +174,8 @@ def action_token_agreement(
             adapter=adapter_name,
             device=device,
             dtype=dtype,
-            load_in_4bit=False,  # a base that training had rounded to 4 bits is merged, and compared, as it is stored
         )
-        observations = samples or synthetic_observations(policy)
+        observations = samples or synthetic_observations(policy.num_images, policy.statistics.proprio)
         tokens.append(torch.cat([policy.act([observation]).tokens for observation in observations]))
         del policy
     return (tokens[0] == tokens[1]).float().mean().item()
@@ -199,7 +195,6 @@ def model_card(metadata: dict[str, Any], evaluation: dict[str, Any]) -> str:
         "",
         f"LoRA adapter (rank {metadata['rank']}, alpha {metadata['alpha']}) merged into `{metadata['base_model']}`.",
         "Load it like any OpenVLA-OFT checkpoint that acts by action tokens.",
-        *([ROUNDED] if metadata["trained_in_4bit"] else []),
         *results,
     ]
     return "\n".join(lines) + "\n"
@@ -209,8 +204,6 @@ def main(argv: Sequence[str]) -> None:
     args = parse(argv)
     agreement = merge(args.adapter, args.out, args.base, str(named_device(args.device)))
     print(f"wrote {args.out}: {agreement:.1%} of the action tokens are those of the unmerged policy")
-    if read_json(args.out / METADATA_FILE)["trained_in_4bit"]:
-        print(ROUNDED)
 
 
 if __name__ == "__main__":

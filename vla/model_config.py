@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import timm
 from transformers import LlamaConfig
 
 from errors import BadInput
 from untrusted.json_file import brief, read_json
-from vla.lean_timm import timm
 from vla.prompt import PAD_ID
 
 # Checkpoints name only what differs from these. They are Llama-2's sizes, but with the rms_norm_eps that LlamaConfig

@@ -8,6 +8,8 @@ Source: openvla-oft @213c5ff, experiments/robot/openvla_utils.py and prismatic/e
 """
 
 import io
+import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,9 +21,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from errors import BadInput
+from contracts import BadInput, Observation, first_line
 from untrusted.json_file import as_numbers, as_object, brief, read_json, required
 from vla.resampling import centre_crop, lanczos_resize
+from vla.statistics import VectorStatistics
 
 NUM_BACKBONES = 2  # DINOv2, SigLIP
 CHANNELS_PER_IMAGE = 3 * NUM_BACKBONES
@@ -154,3 +157,41 @@ def _resize_naive(image: np.ndarray, size: int, interpolation: str) -> np.ndarra
 def _check_images(images: np.ndarray) -> None:
     if images.dtype != np.uint8 or images.ndim < 3 or images.shape[-1] != 3:
         raise ValueError(f"expected uint8 images (..., H, W, 3), found {images.dtype} {images.shape}")
+
+
+def write_observations(path: Path, observations: Sequence[Observation]) -> None:
+    """An .npz of some observations, all of one shape."""
+    np.savez_compressed(
+        path,
+        images=np.stack([observation.images for observation in observations]),
+        proprio=np.stack([observation.proprio for observation in observations]),
+        instructions=np.array([observation.instruction for observation in observations]),
+        prepared=np.array([observation.prepared for observation in observations]),
+    )
+
+
+def read_observations(path: Path) -> list[Observation]:
+    """What `write_observations` wrote. Raises BadInput when the file is broken."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            columns = [file[name] for name in ("images", "proprio", "instructions", "prepared")]
+        return [
+            Observation(shown, state, str(text), bool(ready))
+            for shown, state, text, ready in zip(*columns, strict=True)
+        ]
+    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{path}: holds no observations ({first_line(error)}): delete it") from error
+
+
+def synthetic_observations(
+    num_images: int, proprio: VectorStatistics | None, count: int = 8, seed: int = 0
+) -> list[Observation]:
+    """Smooth random images and states within the ranges of `proprio`: inputs where no stored ones are at hand."""
+    random = np.random.default_rng(seed)
+    observations = []
+    for _ in range(count):
+        coarse = random.integers(0, 256, (num_images, 8, 8, 3), dtype=np.uint8)
+        state = np.zeros(0) if proprio is None else random.uniform(proprio.q01, proprio.q99)
+        instruction = "pick up the black bowl and place it on the plate"
+        observations.append(Observation(coarse.repeat(32, axis=1).repeat(32, axis=2), state, instruction))
+    return observations

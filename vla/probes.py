@@ -13,10 +13,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from contracts import Observation as PlainObservation
 from errors import BadInput
 from vla.action_tokenizer import ACTION_TOKEN_IDS
-from vla.observation import PlainObservation
-from vla.policy import Observation, Policy
+from vla.policy import Policy
+from vla.preprocessing import synthetic_observations as made_up
 
 _IMAGE_SIZE = 256  # of LIBERO's cameras
 _INSTRUCTION = "pick up the black bowl and place it on the plate"
@@ -60,7 +61,7 @@ def image_probe(policy: Policy) -> str:
 
 
 @torch.no_grad()
-def action_mass_probe(policy: Policy, observation: Observation, must_be_trained: bool) -> str:
+def action_mass_probe(policy: Policy, observation: PlainObservation, must_be_trained: bool) -> str:
     """Share of the whole vocabulary's probability that lies on the 256 action tokens, mean over the chunk.
 
     Raises BadInput when it is below one half although the token head `must_be_trained`.
@@ -87,16 +88,7 @@ def _observation(policy: Policy, brightness: int) -> PlainObservation:
 
 
 def synthetic_observations(policy: Policy, count: int = 8, seed: int = 0) -> list[PlainObservation]:
-    """Smooth random images and states within the policy's ranges: inputs where no stored ones are at hand."""
-    random = np.random.default_rng(seed)
-    proprio = policy.statistics.proprio
-    observations = []
-    for _ in range(count):
-        coarse = random.integers(0, 256, (policy.num_images, 8, 8, 3), dtype=np.uint8)
-        images = coarse.repeat(_IMAGE_SIZE // 8, axis=1).repeat(_IMAGE_SIZE // 8, axis=2)
-        state = np.zeros(0) if proprio is None else random.uniform(proprio.q01, proprio.q99)
-        observations.append(PlainObservation(images, state, _INSTRUCTION))
-    return observations
+    return made_up(policy.num_images, policy.statistics.proprio, count, seed)
 
 
 def _relative_effect(before: torch.Tensor, after: torch.Tensor) -> float:

@@ -27,14 +27,14 @@ parse = partial(parse_flags, SftArgs, prog="python -m vla.sft")
 if __name__ == "__main__":
     answer_at_once("vla.sft", parse)  # before the seconds that the imports below take
 
+import timm
 import torch
 import transformers
 
 from errors import BadInput
 from vla.checkpoint import inspect_checkpoint
 from vla.checkpoint_writer import write_json
-from vla.device import named_device
-from vla.lean_timm import timm
+from vla.policy import choose_device as named_device
 from vla.preprocessing import ImageProcessor
 from vla.prompt import load_tokenizer
 from vla.sft_card import write_card, write_run

@@ -21,9 +21,8 @@ import torch
 from torch import nn
 
 from vla.checkpoint_writer import save_checkpoint, write_json
-from vla.heads import L1RegressionHead, ProprioProjector
+from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.model_config import read_model_config
-from vla.openvla_oft import OpenVLAOFT
 from vla.tiny_tokenizer import vocabulary, write_tokenizer
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")

@@ -17,7 +17,9 @@ from envs.lowpoly.coverage import missing_assets
 from envs.tasks import libero_root
 from tests.demo_episodes import write_demos
 from tests.fuzzing.model_readers import INSTRUCTION, Read
-from vla.observation import PlainObservation, read_observations, write_observations
+from contracts import Observation as PlainObservation
+from vla.preprocessing import read_observations
+from vla.preprocessing import write_observations
 from vla.sft_data import read_episodes
 
 
