@@ -99,7 +99,7 @@ def add_lora(network: nn.Module, rank: int, alpha: int, seed: int = 0, targets: 
     for name, parent in parents:
         _adapt_children(parent, f"{name}.".lstrip("."), adapted, rank, alpha)
     layers = [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLayer)]
-    network.adapters = Adapters(layers)  # type: ignore[assignment]  # to search all modules would take milliseconds
+    network.adapters = Adapters(layers)  # to search all modules would take milliseconds
     generator = torch.Generator().manual_seed(seed)
     for name, matrix in named_adapters(network).items():
         if name.endswith(".lora_A") and not matrix.is_meta:
@@ -153,17 +153,6 @@ def named_adapters(network: nn.Module) -> dict[str, Tensor]:
             full_name = f"{parent}.{member}".lstrip(".")
             found |= {f"{full_name}.lora_A": down, f"{full_name}.lora_B": up}
     return found
-
-
-def refresh_adapters(network: nn.Module) -> None:
-    vars(network)["adapters"].refresh()
-
-
-def num_frozen_parameters(network: nn.Module) -> int:
-    """Parameters of the base network; the room for the adapters in its weights does not count."""
-    frozen = sum(p.numel() for p in network.parameters() if not p.requires_grad)
-    layers = (layer for _, layer in lora_layers(network) if isinstance(layer, LoraLinear))
-    return frozen - sum(layer.weight[:, layer.in_features :].numel() for layer in layers)
 
 
 @contextmanager
@@ -267,7 +256,7 @@ def fill_lora(network: nn.Module, adapter: Adapter) -> None:
             f"{layer.alpha} at rank {layer.rank}: give the same LoRA flags"
         )
     _copy_into(named_adapters(network), adapter.tensors, adapter.folder / WEIGHTS_FILE)
-    refresh_adapters(network)
+    network.adapters.refresh()
     path = adapter.folder / PROPRIO_FILE
     if not path.exists():
         return

@@ -5,7 +5,6 @@ Nothing of this changes a gradient beyond rounding. What a sample needs is measu
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -32,8 +31,7 @@ class MemoryPlan(NamedTuple):
     recomputed_blocks: int
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """Peak bytes of one sample's forward and backward pass when the first `recomputed_blocks` blocks recompute."""
 
     recomputed_blocks: int
@@ -50,8 +48,7 @@ def fit_to_memory(
 ) -> int:
     """Decide which blocks recompute, and the micro-batch where it is "auto"; returns the latter. Raises BadInput.
 
-    share: the most decisions that this device gets of a minibatch; others_bytes: what other processes are going to take
-    of the GPU.
+    share: the most decisions that this device gets of a minibatch; others_bytes: of the GPU, for other processes.
     """
     network = policy.network
     blocks = network.num_blocks if gradient_checkpointing == "on" else 0
@@ -138,9 +135,7 @@ def choose_plan(needs: Sequence[Need], free_bytes: float, batch_size: int) -> Me
 
 
 def free_for_activations(policy: Policy, others: float = 0.0) -> float:
-    """Bytes that the tensors of an update's passes may take: what the process may still allocate, less the optimizer's
-    share and gaps. others: bytes that other processes are going to take.
-    """
+    """Bytes for the tensors of an update's passes: what may still be allocated, less optimizer, gaps and `others`."""
     device = policy.device
     total, allocated = torch.cuda.get_device_properties(device).total_memory, torch.cuda.memory_allocated(device)
     may_have = torch.cuda.get_per_process_memory_fraction(device.index or 0) * total - allocated

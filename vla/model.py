@@ -33,6 +33,7 @@ from vla.lora_layers import LoraLinear
 from vla.prompt import EOS_ID, PAD_ID
 
 if TYPE_CHECKING:
+    from vla.lora import Adapters
     from vla.model_config import ModelConfig, VitConfig
 
 ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # of lm_head: 31744..31999
@@ -40,15 +41,12 @@ ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # of lm_head
 RunBlock = Callable[[int, nn.Module, Tensor], Tensor]
 
 
-# The blocks. Llama's are written out because attention here is full, because q, k, v and gate, up may be one product
-# each (vla.lora), and because the last block is needed at the action positions only.
-
-
 def llama_block(
     block: LlamaDecoderLayer, hidden: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor, rows: Tensor | None
 ) -> Tensor:
     """(B, S, D) -> (B, S, D), or (B, A, D) at the positions `rows` (B, A) alone.
 
+    Written out for full attention, q, k, v and gate, up that may be one product (vla.lora), and few rows.
     mask (B, 1, 1, S) True where a key is real, None for all; cos and sin (1, S, head_dim).
     """
     attention, mlp = block.self_attn, block.mlp
@@ -161,8 +159,7 @@ class Projector(nn.Module):
         return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(features)))))
 
 
-# The two small modules beside the network. Names are those of openvla-oft's prismatic/models/projectors.py and
-# action_heads.py, so that their state dicts are the checkpoint's `.pt` files; sizes are read from the tensors.
+# The two small modules beside the network: their state dicts are the checkpoint's `.pt` files.
 
 
 class ProprioProjector(nn.Module):
@@ -250,13 +247,14 @@ class L1RegressionHead(nn.Module):
 class OpenVLAOFT(nn.Module):
     """The network. Build it under `torch.device("meta")` and fill it with `vla.checkpoint`."""
 
+    adapters: Adapters  # by `vla.lora.add_lora`
+
     def __init__(self, config: ModelConfig, num_action_tokens: int, proprio_projector: ProprioProjector | None = None):
         super().__init__()
         self.num_action_tokens = num_action_tokens  # A
         self.vision_backbone = FusedVisionBackbone(config.vits)
-        vision_dim = sum(
-            vit.embed_dim for vit in (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
-        )
+        vits = (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
+        vision_dim = sum(vit.embed_dim for vit in vits)
         self.projector = Projector(vision_dim, config.llama.hidden_size)
         self.language_model = LlamaForCausalLM(config.llama)
         self.proprio_projector = proprio_projector
@@ -329,11 +327,7 @@ class OpenVLAOFT(nn.Module):
 
     def image_features(self, pixel_values: Tensor) -> Tensor:
         """(B, 6 * images, S, S) -> (B, images * num_patches, vision_dim)"""
-
-        def run_block(index: int, block: nn.Module, tokens: Tensor) -> Tensor:
-            return self._run(index, self._vit_block, block, tokens)
-
-        return self.vision_backbone(pixel_values.to(self.dtype), run_block)
+        return self.vision_backbone(pixel_values.to(self.dtype), partial(self._run, self._vit_block))
 
     def _embed_text(self, prompt_ids: Tensor, prompt_lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """BOS, prompt, A zero vectors, </s>, padding: (B, P + A + 1, D), and which positions are no padding.
@@ -370,12 +364,11 @@ class OpenVLAOFT(nn.Module):
         hidden = embeddings
         for i, layer in enumerate(llama.layers):
             rows = positions if i == last else None  # nobody reads the last layer's output anywhere else
-            hidden = self._run(
-                self.vision_backbone.num_blocks + i, self._llama_block, layer, hidden, mask, cos, sin, rows
-            )
+            index = self.vision_backbone.num_blocks + i
+            hidden = self._run(self._llama_block, index, layer, hidden, mask, cos, sin, rows)
         return llama.norm(hidden)
 
-    def _run(self, index: int, forward: Callable[..., Tensor], *arguments: object) -> Tensor:
+    def _run(self, forward: Callable[..., Tensor], index: int, *arguments: object) -> Tensor:
         """A block's forward pass, its activations kept or recomputed."""
         if index < self.recomputed_blocks and torch.is_grad_enabled():
             return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False)

@@ -4,6 +4,7 @@ This is the only door through which training and evaluation use the model. Sampl
 (`chunk_logits`) take the logits from one function, so they cannot disagree about what the policy is.
 """
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from contracts import BadInput, Observation, first_line
+from vla import lora
 from vla.action_tokenizer import FIRST_ACTION_TOKEN, decode, encode, to_env, unnormalise
 from vla.checkpoint import (
     CheckpointInfo,
@@ -30,17 +32,6 @@ from vla.checkpoint import (
 )
 from vla.cuda_graphs import GraphedNetwork
 from vla.inputs import Inputs
-from vla.lora import (
-    SAMPLES_FILE,
-    adapters_disabled,
-    add_lora,
-    check_base,
-    fill_lora,
-    num_frozen_parameters,
-    read_adapter,
-    refresh_adapters,
-    save_adapter_folder,
-)
 from vla.model import L1RegressionHead, OpenVLAOFT
 from vla.preprocessing import ImageProcessor, write_observations
 from vla.prompt import load_tokenizer
@@ -86,6 +77,7 @@ class Policy:
         self.unnorm_key = unnorm_key
         self.base_model = base_model
         self.base_fingerprint = fingerprint(info.weights.values())
+        self.num_frozen = sum(math.prod(tensor.shape) for tensor in info.weights.values())
         self.statistics: DatasetStatistics = info.statistics[unnorm_key]
         self.action_dim = self.statistics.action.dim
         self.chunk_length = info.chunk_length(self.action_dim)
@@ -103,7 +95,7 @@ class Policy:
         self._forward: OpenVLAOFT | GraphedNetwork = network
         if compile != "off" and self.device.type == "cuda":
             self._forward = GraphedNetwork(network)
-            if num_frozen_parameters(network) >= WORTH_COMPILING:
+            if self.num_frozen >= WORTH_COMPILING:
                 compile = "on"
         if compile == "on":
             network.compile_blocks()
@@ -143,13 +135,13 @@ class Policy:
         action_dim = info.statistics[key].action.dim
         # Small files first: what is missing is missed before gigabytes are read.
         tokenizer, processor = load_tokenizer(folder), ImageProcessor.load(folder)
-        trained = None if adapter is None else read_adapter(Path(adapter))
+        trained = None if adapter is None else lora.read_adapter(Path(adapter))
         try:
             network = load_network(info, info.chunk_length(action_dim) * action_dim, device, dtype)
             if trained is None:
-                add_lora(network, lora_rank, lora_alpha, seed)
+                lora.add_lora(network, lora_rank, lora_alpha, seed)
             else:
-                add_lora(network, trained.rank, trained.alpha, seed, trained.targets)
+                lora.add_lora(network, trained.rank, trained.alpha, seed, trained.targets)
             action_head = load_action_head(info, device, dtype)
         except torch.OutOfMemoryError as error:
             raise BadInput(
@@ -207,7 +199,7 @@ class Policy:
 
     def chunk_outputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
         """The one path from observations to logits (B, A, 256) and last hidden states (B, A, D), with gradient."""
-        refresh_adapters(self.network)
+        self.network.adapters.refresh()
         return self._forward(*self.model_inputs(observations))
 
     def actions(self, tokens: np.ndarray) -> np.ndarray:
@@ -223,7 +215,7 @@ class Policy:
         before = self.network.proprio_projector
         self.network.proprio_projector = self._pretrained_proprio
         try:
-            with adapters_disabled(self.network):
+            with lora.adapters_disabled(self.network):
                 yield
         finally:
             self.network.proprio_projector = before
@@ -234,9 +226,9 @@ class Policy:
 
     def recompute_everything(self) -> bool:
         """Recompute the activations of all blocks from now on; False when that is what it does already."""
-        before = self.network.recomputed_blocks
-        self.network.recompute(self.network.num_blocks)
-        return before < self.network.num_blocks
+        before, everything = self.network.recomputed_blocks, self.network.num_blocks
+        self.network.recompute(everything)
+        return before < everything
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Adapters and proprio projector, always in the same order."""
@@ -248,19 +240,16 @@ class Policy:
         optimizer.register_step_post_hook(lambda *_: torch.autograd.graph.increment_version(parameters))
 
     def save_adapter(self, folder: str | Path, samples: Sequence[Observation] = ()) -> None:
-        """Write everything that training has changed, and what is needed to run it together with its base.
-
-        samples: a few observations of the run, on which a later merge is checked (`python -m vla.merge`).
-        """
-        save_adapter_folder(Path(folder), self.network, self.info.folder, self.base_model, self.base_fingerprint)
+        """Write what training has changed; samples: observations of the run, on which a later merge is checked."""
+        lora.save_adapter_folder(Path(folder), self.network, self.info.folder, self.base_model, self.base_fingerprint)
         if samples:
-            write_observations(Path(folder) / SAMPLES_FILE, samples)
+            write_observations(Path(folder) / lora.SAMPLES_FILE, samples)
 
     def load_adapter(self, folder: str | Path) -> None:
         """Read what `save_adapter` wrote. Raises BadInput when it was trained on another base."""
-        adapter = read_adapter(Path(folder))
-        check_base(adapter, self.base_fingerprint, self.base_model)
-        fill_lora(self.network, adapter)
+        adapter = lora.read_adapter(Path(folder))
+        lora.check_base(adapter, self.base_fingerprint, self.base_model)
+        lora.fill_lora(self.network, adapter)
 
     def describe(self) -> list[tuple[str, str]]:
         """Rows of the table that is shown at start."""
@@ -273,7 +262,7 @@ class Policy:
             ("L1 head", "yes" if self.action_head is not None else "no"),
             ("statistics key", self.unnorm_key),
             ("chunk", f"{self.chunk_length} x {self.action_dim}"),
-            ("parameters", f"{num_frozen_parameters(self.network):,} frozen, {self.dtype}"),
+            ("parameters", f"{self.num_frozen:,} frozen, {self.dtype}"),
             ("trainable", f"{trainable:,} in {len(self._trainable)} tensors, torch.float32"),
             ("recomputed", f"{self.network.recomputed_blocks} of {self.network.num_blocks} blocks in backward passes"),
             ("device", str(self.device)),
@@ -287,30 +276,23 @@ class Policy:
 
 
 def choose_device(wanted: str | torch.device, checkpoint: str | None = None) -> torch.device:
-    """`auto` and `cuda` are the GPU of this process: of several ranks on a machine each has its own. Raises BadInput.
-
-    checkpoint: the base that is to run on it.
-    """
-    wanted, num_gpus = str(wanted), torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "auto" and num_gpus == 0 and checkpoint is not None and _is_large(Path(checkpoint).expanduser()):
+    """`auto` and `cuda` are this process's GPU: of several ranks on a machine each has its own. Raises BadInput."""
+    name, num_gpus = str(wanted), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if name == "auto" and num_gpus == 0 and checkpoint is not None and _is_large(Path(checkpoint).expanduser()):
         raise BadInput(
             f"{checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB, but torch {torch.__version__} sees none; on "
             "this machine `make demo` trains a small policy (to force the CPU: --device cpu)"
         )
-    if wanted == "cpu" or (wanted == "auto" and num_gpus == 0):
+    if name == "cpu" or (name == "auto" and num_gpus == 0):
         return torch.device("cpu")
-    rank = os.environ.get("LOCAL_RANK", "0")
-    try:
-        # The number is said everywhere, because to some libraries "cuda" means the first.
-        device = torch.device(f"cuda:{rank}" if wanted in ("auto", "cuda") else wanted)
-    except RuntimeError:
-        raise BadInput(f"--device {wanted}: expected auto, cpu, cuda or cuda:1 and so on") from None
-    if device.type != "cuda" or (device.index or 0) >= num_gpus:
+    # The number is said everywhere, because to some libraries "cuda" means the first.
+    name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if name in ("auto", "cuda") else name
+    if name not in {f"cuda:{index}" for index in range(num_gpus)}:
         raise BadInput(
-            f"--device {wanted}: there is no {device}, torch sees {num_gpus} CUDA GPUs; check nvidia-smi and "
+            f"--device {wanted}: there is no {name}, torch sees {num_gpus} CUDA GPUs; check nvidia-smi and "
             "CUDA_VISIBLE_DEVICES, start no more processes than there are GPUs, or use --device cpu"
         )
-    return device
+    return torch.device(name)
 
 
 def _is_large(checkpoint: Path) -> bool:
