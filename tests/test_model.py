@@ -262,11 +262,11 @@ def test_gradient_checkpointing_changes_no_gradient(networks):
     network = networks[True]
     gradients = {}
     for enabled in (False, True):
-        network.recompute(network.num_blocks if enabled else 0)
+        network.recomputed_blocks = network.num_blocks if enabled else 0
         with _trainable(network):
             network(*case.inputs)[0].logsumexp(-1).sum().backward()
             gradients[enabled] = {key: p.grad for key, p in network.named_parameters() if p.grad is not None}
-    network.recompute(0)
+    network.recomputed_blocks = 0
     assert gradients[True].keys() == gradients[False].keys()
     assert all(torch.equal(gradients[True][key], gradients[False][key]) for key in gradients[True])
 
@@ -328,7 +328,7 @@ def test_compiled_blocks_have_the_same_outputs_and_gradients(folder, monkeypatch
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="aot_eager", fullgraph=True))
     network.compile_blocks()
     torch.testing.assert_close(outputs(), eager)
-    network.recompute(network.num_blocks)
+    network.recomputed_blocks = network.num_blocks
     torch.testing.assert_close(outputs(), eager)
 
 

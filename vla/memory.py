@@ -86,12 +86,12 @@ def measure_needs(policy: Policy, observation: Observation) -> list[Need]:
     vision_share = sizes[0] / sum(sizes)  # both see about as many tokens
     needs: list[Need] = []
     for blocks, share in ((everything, 1.0), (vision, vision_share), (0, 0.0)):
-        network.recompute(blocks)
+        policy.recompute(blocks)
         try:
             needs.insert(0, Need(blocks, _peak_of_one(policy, observation), share))
         except torch.OutOfMemoryError:
             break  # and so will all that recompute less
-    network.recompute(0)
+    policy.recompute(0)
     return needs
 
 

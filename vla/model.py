@@ -258,6 +258,8 @@ class OpenVLAOFT(nn.Module):
         self.projector = Projector(vision_dim, config.llama.hidden_size)
         self.language_model = LlamaForCausalLM(config.llama)
         self.proprio_projector = proprio_projector
+        # So many blocks recompute their activations in the backward pass instead of keeping them. The vision
+        # transformers come first: theirs take more memory for the time that recomputing costs.
         self.recomputed_blocks = 0
         self._vit_block: Callable[..., Tensor] = vit_block  # or compiled
         self._llama_block: Callable[..., Tensor] = llama_block
@@ -270,13 +272,6 @@ class OpenVLAOFT(nn.Module):
     def num_blocks(self) -> int:
         """Transformer blocks in the order of computing: the vision transformers', then the language model's."""
         return self.vision_backbone.num_blocks + len(self.language_model.model.layers)
-
-    def recompute(self, num_blocks: int) -> None:
-        """Recompute the activations of the first `num_blocks` blocks in the backward pass instead of keeping them.
-
-        The vision transformers come first: theirs take more memory for the time that recomputing costs.
-        """
-        self.recomputed_blocks = num_blocks
 
     def compile_blocks(self) -> None:
         """Fuse the small operations of every block (torch.compile); blocks of one kind share their code."""

@@ -222,13 +222,13 @@ class Policy:
 
     def recompute(self, num_blocks: int) -> None:
         """Recompute the activations of the first `num_blocks` blocks in backward passes."""
-        self.network.recompute(num_blocks)
+        self.network.recomputed_blocks = num_blocks
 
     def recompute_everything(self) -> bool:
         """Recompute the activations of all blocks from now on; False when that is what it does already."""
-        before, everything = self.network.recomputed_blocks, self.network.num_blocks
-        self.network.recompute(everything)
-        return before < everything
+        before = self.network.recomputed_blocks
+        self.recompute(self.network.num_blocks)
+        return before < self.network.num_blocks
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Adapters and proprio projector, always in the same order."""
