@@ -18,10 +18,6 @@ def test_nothing_is_recomputed_where_everything_fits():
     assert choose_plan(NEEDS, 6 * GIB, batch_size=2) == MemoryPlan(2, 0)
 
 
-def test_the_micro_batch_never_exceeds_the_batch():
-    assert choose_plan(NEEDS, 1000 * GIB, batch_size=3) == MemoryPlan(3, 0)
-
-
 def test_everything_is_recomputed_where_only_that_fits():
     assert choose_plan(NEEDS, 0.38 * GIB, batch_size=2) == MemoryPlan(1, 81)
 

@@ -5,12 +5,14 @@ linear layer's last name: both patch embeddings (convolutions called `proj`) and
 something else by it, so the targets are listed: 439 modules and 878 tensors in the 7B network.
 """
 
+from __future__ import annotations
+
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +20,9 @@ from torch import Tensor, nn
 from contracts import BadInput, read_json
 from vla.lora_layers import LoraConv2d, LoraLayer, LoraLinear
 from vla.weights import read_metadata, read_tensors, write_tensors
+
+if TYPE_CHECKING:
+    from vla.model import OpenVLAOFT
 
 ADAPTED_PARTS = ("vision_backbone", "projector", "language_model")  # of the network; the proprio projector has none
 # Linear maps of one input that become one product.
@@ -99,7 +104,7 @@ def add_lora(network: nn.Module, rank: int, alpha: int, seed: int = 0, targets: 
     for name, parent in parents:
         _adapt_children(parent, f"{name}.".lstrip("."), adapted, rank, alpha)
     layers = [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLayer)]
-    network.adapters = Adapters(layers)  # to search all modules would take milliseconds
+    network.adapters = Adapters(layers)  # type: ignore[assignment]  # to search all modules would take milliseconds
     generator = torch.Generator().manual_seed(seed)
     for name, matrix in named_adapters(network).items():
         if name.endswith(".lora_A") and not matrix.is_meta:
@@ -188,7 +193,7 @@ class Adapter:
 
 
 def save_adapter_folder(
-    folder: Path, network: nn.Module, base_folder: Path, base_model: str, base_fingerprint: str
+    folder: Path, network: OpenVLAOFT, base_folder: Path, base_model: str, base_fingerprint: str
 ) -> None:
     """Write what training has changed, in the format of peft's PeftModel.from_pretrained, and what it takes to run."""
     from peft import LoraConfig  # a second
@@ -244,7 +249,7 @@ def check_base(adapter: Adapter, base_fingerprint: str, base: str) -> None:
         )
 
 
-def fill_lora(network: nn.Module, adapter: Adapter) -> None:
+def fill_lora(network: OpenVLAOFT, adapter: Adapter) -> None:
     """Copy a folder's adapters and proprio projector into the network. Raises BadInput when they do not fit.
 
     A folder without a projector, made by another program, leaves the network's as it is.
