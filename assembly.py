@@ -16,7 +16,7 @@ from envs.libero import EnvSpec
 from errors import BadInput
 from rl.contracts import TeacherMode
 from rl.ranks import ALONE, Ranks, own_gpu
-from vla.adapter_folder import base_of_adapter
+from vla.checkpoint import base_of_adapter
 from vla.data_parallel import load_data_parallel
 from vla.memory import MemoryPlan, choose_plan, free_for_activations, limit_memory, measure_needs
 from vla.nf4 import NO_SHARDS

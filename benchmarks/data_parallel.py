@@ -18,8 +18,8 @@ import tyro
 
 from benchmarks.gpu_timing import free_memory, prepared_observations, timed, trainable
 from benchmarks.program_update import acted_batch, seconds_of_a_step, updating
+from contracts import Observation
 from vla.data_parallel import load_data_parallel
-from vla.observation import Observation
 from vla.policy import Policy
 
 MICRO_BATCHES = 24  # of each device, in an update

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 import tyro
 
-from vla.checkpoint_writer import save_checkpoint, write_json
+from contracts import write_json
+from vla.checkpoint import read_model_config, save_checkpoint
 from vla.heads import ProprioProjector
-from vla.model_config import read_model_config
 from vla.openvla_oft import OpenVLAOFT
 from vla.tiny import make_tiny_checkpoint
 

@@ -29,11 +29,11 @@ from benchmarks.gpu_timing import (
     timed,
     trainable,
 )
-from vla.action_tokenizer import FIRST_ACTION_TOKEN
+from contracts import Observation
 from vla.lora import named_adapters, refresh_adapters
 from vla.memory import limit_memory
-from vla.observation import PlainObservation
 from vla.policy import Policy
+from vla.tokens import FIRST_ACTION_TOKEN
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def agreement_logits(policy: Policy, args: Args) -> Tensor:
     return torch.cat(parts)
 
 
-def learn(policy: Policy, observations: list[PlainObservation]) -> None:
+def learn(policy: Policy, observations: list[Observation]) -> None:
     for parameter in trainable(policy):
         parameter.grad = None
     learn_from(policy, observations)

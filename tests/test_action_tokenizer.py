@@ -8,17 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from vla.action_tokenizer import (
+from vla.tokens import (
     ACTION_TOKEN_IDS,
     BIN_CENTRES,
     BIN_EDGES,
+    NormalisationType,
+    VectorStatistics,
     decode,
     encode,
+    load_statistics,
     normalise,
     to_env,
     unnormalise,
 )
-from vla.statistics import NormalisationType, VectorStatistics, load_statistics
 
 GOLDEN = Path(__file__).parent / "golden"
 RANDOMISED = settings(deadline=None, max_examples=100)

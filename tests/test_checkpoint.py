@@ -8,11 +8,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from errors import BadInput
+from contracts import BadInput
 from tests.small_checkpoint import make_small_checkpoint
-from vla.checkpoint import file_key, inspect_checkpoint, load_action_head, load_network, module_key
-from vla.checkpoint_writer import save_checkpoint, write_weights
+from vla.checkpoint import file_key, inspect_checkpoint, load_action_head, load_network, module_key, save_checkpoint
 from vla.heads import ProprioProjector
+from vla.weights import write_weights
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
 CPU = torch.device("cpu")

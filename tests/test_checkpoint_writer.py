@@ -7,8 +7,9 @@ import torch
 from safetensors.torch import load_file
 
 from tests.small_checkpoint import make_small_checkpoint
-from vla.checkpoint_writer import plan_shards, save_checkpoint, write_state_dict, write_weights
+from vla.checkpoint import save_checkpoint
 from vla.policy import Policy
+from vla.weights import write_weights
 
 
 def test_shards_are_cut_before_they_grow_too_large():

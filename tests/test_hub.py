@@ -6,9 +6,9 @@ import threading
 import pytest
 from huggingface_hub import constants
 
-from errors import BadInput
+from contracts import BadInput
 from vla import hub
-from vla.hub import resolve_checkpoint
+from vla.checkpoint import resolve_checkpoint
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from torch import nn
 from errors import BadInput
 from tests.small_checkpoint import make_small_checkpoint
 from tests.test_model_config import PUBLIC
-from vla.checkpoint import inspect_checkpoint, load_network
+from vla.checkpoint import inspect_checkpoint, load_network, read_model_config
 from vla.heads import ProprioProjector
 from vla.lora import (
     adapters_disabled,
@@ -24,7 +24,6 @@ from vla.lora import (
     save_lora,
 )
 from vla.lora_layers import LoraLinear
-from vla.model_config import read_model_config
 from vla.openvla_oft import ACTION_ROWS, OpenVLAOFT
 
 CPU = torch.device("cpu")

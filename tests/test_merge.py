@@ -6,16 +6,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from errors import BadInput
+from contracts import BadInput
 from tests.small_checkpoint import make_small_checkpoint
 from vla import merge as merge_module
 from vla.checkpoint import inspect_checkpoint
-from vla.checkpoint_writer import write_weights
 from vla.lora import Adapter
 from vla.merge import main, merge, merged_weight
-from vla.observation import read_observations
 from vla.policy import Policy
+from vla.preprocessing import read_observations
 from vla.probes import synthetic_observations
+from vla.weights import write_weights
 
 SUITE = "libero_spatial"
 

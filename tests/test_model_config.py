@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from errors import BadInput
-from vla.model_config import llama_config, read_model_config
+from contracts import BadInput
+from vla.checkpoint import llama_config, read_model_config
 
 PUBLIC = {
     "model_type": "openvla",

@@ -1,14 +1,15 @@
 import numpy as np
 import pytest
 
-from errors import BadInput
-from vla.observation import PlainObservation, read_observations, write_observations
+from contracts import Observation
+from contracts import BadInput
+from vla.preprocessing import read_observations, write_observations
 
 
 def test_observations_survive_the_file(tmp_path):
     random = np.random.default_rng(0)
     observations = [
-        PlainObservation(random.integers(0, 256, (2, 8, 8, 3), dtype=np.uint8), random.normal(size=8), text)
+        Observation(random.integers(0, 256, (2, 8, 8, 3), dtype=np.uint8), random.normal(size=8), text)
         for text in ("pick up the bowl", "öffne die Schublade")
     ]
     write_observations(tmp_path / "o.npz", observations)

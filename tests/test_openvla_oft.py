@@ -14,12 +14,12 @@ import torch
 from PIL import Image
 from torch.nn import functional as F
 
-from vla.action_tokenizer import decode, unnormalise
 from vla.checkpoint import file_key, inspect_checkpoint, load_action_head, load_network
 from vla.heads import L1RegressionHead
 from vla.openvla_oft import OpenVLAOFT
 from vla.preprocessing import ImageProcessor, pixel_values
 from vla.prompt import PAD_ID
+from vla.tokens import decode, unnormalise
 
 GOLDEN = Path(__file__).parent / "golden"
 NUM_ACTION_TOKENS = 56

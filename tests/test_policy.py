@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from contracts import Observation
 from errors import BadInput
 from rl.selfcheck import SelfCheckError, check_learning
 from tests.small_checkpoint import make_small_checkpoint
-from vla.action_tokenizer import BIN_CENTRES
 from vla.lora_layers import LoraLinear
-from vla.observation import PlainObservation
 from vla.policy import Policy
 from vla.probes import synthetic_observations
+from vla.tokens import BIN_CENTRES
 
 BUNDLED = Path(__file__).resolve().parent.parent / "checkpoints" / "tiny-libero-spatial"
 SUITE = "libero_spatial"
@@ -35,7 +35,7 @@ def policy(folder):
 
 
 @pytest.fixture(scope="module")
-def observations(folder) -> list[PlainObservation]:
+def observations(folder) -> list[Observation]:
     """Of different instructions, so that the batch is padded."""
     plain = synthetic_observations(_load(folder), count=4)
     texts = (SHORT, LONG, SHORT, "open the drawer")

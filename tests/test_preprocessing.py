@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from errors import BadInput
+from contracts import BadInput
 from vla.preprocessing import ImageProcessor, jpeg_round_trip, model_input_images, pixel_values
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from errors import BadInput
+from contracts import BadInput
 from vla.prompt import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID, load_tokenizer, prompt, prompt_ids
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "prompts.json").read_text())

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla.action_tokenizer import FIRST_ACTION_TOKEN
-from vla.sampling import sample_tokens, token_logprobs
+from vla.tokens import FIRST_ACTION_TOKEN, sample_tokens, token_logprobs
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from errors import BadInput
+from contracts import BadInput
 from vla.sentencepiece import read_sentencepiece_model
 
 UNKNOWN, CONTROL, BYTE, NORMAL = 2, 3, 6, 1

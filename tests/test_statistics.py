@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from errors import BadInput
-from vla.statistics import NormalisationType, load_statistics, normalise_proprio, select_key, suites_named
+from contracts import BadInput
+from vla.tokens import NormalisationType, load_statistics, normalise_proprio, select_key, suites_named
 
 GOLDEN = Path(__file__).parent / "golden"
 COMBINED = [f"{suite}_no_noops" for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10")]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from errors import BadInput
+from contracts import BadInput
 from vla.weights import (
     fingerprint,
     read_header,

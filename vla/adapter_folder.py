@@ -6,12 +6,10 @@ from pathlib import Path
 import torch
 
 from errors import BadInput
-from untrusted.json_file import read_json
 from vla.heads import ProprioProjector
-from vla.hub import resolve_checkpoint
-from vla.lora import CONFIG_FILE, save_lora
+from vla.lora import save_lora
 from vla.openvla_oft import OpenVLAOFT
-from vla.weights import read_tensors, weight_files, write_tensors
+from vla.weights import read_tensors, write_tensors
 
 PROPRIO_FILE = "proprio_projector.safetensors"
 SAMPLES_FILE = "sample_observations.npz"  # of the run; a merge is checked on them
@@ -25,42 +23,6 @@ SMALL_FILES = (
     "special_tokens_map.json",
     "added_tokens.json",
 )
-
-
-def base_of_adapter(folder: Path) -> str | None:
-    """The base (folder or hub id) that an adapter folder names; None when the folder is no adapter.
-
-    Raises BadInput for an adapter that names no base, and for a training folder of openvla-oft that was never merged.
-    """
-    if (folder / CONFIG_FILE).is_file():
-        base = read_json(folder / CONFIG_FILE).get("base_model_name_or_path")
-        if not isinstance(base, str) or not base or not base.isprintable():
-            raise BadInput(f"{folder / CONFIG_FILE} names no base: give the base as checkpoint and this as adapter")
-        return base
-    if (folder / "lora_adapter").is_dir() and not any(path.is_file() for path in weight_files(folder)):
-        raise BadInput(
-            f"{folder} holds an adapter that was not merged (lora_adapter) and no weights: merge it first with "
-            f"openvla-oft's vla-scripts/merge_lora_weights_and_save.py"
-        )
-    return None
-
-
-def base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | None]:
-    """A checkpoint that is itself an adapter folder becomes its base and that adapter. Raises BadInput."""
-    base = base_of_adapter(Path(checkpoint).expanduser())
-    if base is None:
-        return checkpoint, adapter
-    if adapter is not None:
-        raise BadInput(f"{checkpoint} is itself an adapter: give its base as the checkpoint")
-    return base, str(Path(checkpoint).expanduser())
-
-
-def folder_of_base(base: str, adapter: str | None) -> Path:
-    """The local folder of a base (folder or hub id). Raises BadInput, which says where an adapter's base is named."""
-    try:
-        return resolve_checkpoint(base)
-    except BadInput as problem:
-        raise BadInput(str(problem) if adapter is None else f"base of {adapter}: {problem}") from None
 
 
 def save_adapter_folder(

@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.utils import parameters_to_vector
 
-from vla.action_tokenizer import NUM_BINS
+from contracts import Observation
 from vla.memory import limit_memory
-from vla.observation import Observation, PlainObservation
 from vla.policy import Policy
 from vla.replica import Backward, Exchange, Forward, Recompute, Start, views
 from vla.replica_handle import ReplicaHandle, end_all
+from vla.tokens import NUM_BINS
 from vla.turns import new_turn, record, wait_for
 
 LOAD_S = 3600.0  # for a replica to read the checkpoint, 15 GB, from wherever it lies
@@ -217,6 +217,6 @@ class _Gather(torch.autograd.Function):
         return None, *own
 
 
-def _plain(observation: Observation) -> PlainObservation:
+def _plain(observation: Observation) -> Observation:
     """Of a class that a replica knows."""
-    return PlainObservation(observation.images, observation.proprio, observation.instruction, observation.prepared)
+    return Observation(observation.images, observation.proprio, observation.instruction, observation.prepared)

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import torch
 
+from contracts import Observation
 from errors import BadInput
 from vla.nf4 import num_in_4bit
-from vla.observation import Observation
 from vla.policy import Policy
 
 GIB = 2**30

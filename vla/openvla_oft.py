@@ -12,8 +12,11 @@ Attribute names are those of the reference model, so that names of parameters, c
 Source: openvla-oft @213c5ff, prismatic/extern/hf/modeling_prismatic.py; stock timm and transformers, no remote code.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +25,16 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from vla.action_tokenizer import ACTION_TOKEN_IDS
 from vla.blocks import llama_block, vit_block, vit_tokens
 from vla.heads import ProprioProjector
 from vla.lean_timm import VisionTransformer, timm
 from vla.lora import linear_rows
-from vla.model_config import ModelConfig, VitConfig
 from vla.prompt import EOS_ID, PAD_ID
+from vla.tokens import ACTION_TOKEN_IDS
 from vla.two_streams import side_by_side
+
+if TYPE_CHECKING:
+    from vla.checkpoint import ModelConfig, VitConfig  # it imports this module
 
 ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # of lm_head: 31744..31999
 # (number of the block in the order of computing, block, tokens) -> tokens

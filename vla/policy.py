@@ -17,13 +17,20 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from contracts import Observation
 from errors import BadInput
-from vla.action_tokenizer import FIRST_ACTION_TOKEN, decode, encode, to_env, unnormalise
-from vla.adapter_folder import SAMPLES_FILE, base_and_adapter, folder_of_base, load_proprio, save_adapter_folder
-from vla.checkpoint import CheckpointInfo, check_dimensions, inspect_checkpoint, load_action_head, load_network
+from vla.adapter_folder import SAMPLES_FILE, load_proprio, save_adapter_folder
+from vla.checkpoint import (
+    CheckpointInfo,
+    base_and_adapter,
+    check_dimensions,
+    folder_of_base,
+    inspect_checkpoint,
+    load_action_head,
+    load_network,
+)
 from vla.cuda_graphs import GraphedNetwork
 from vla.heads import L1RegressionHead
-from vla.inputs import Inputs
 from vla.lora import (
     adapters_disabled,
     add_lora,
@@ -34,12 +41,21 @@ from vla.lora import (
     refresh_adapters,
 )
 from vla.nf4 import num_in_4bit
-from vla.observation import Observation, write_observations
 from vla.openvla_oft import OpenVLAOFT
-from vla.preprocessing import ImageProcessor
+from vla.preprocessing import ImageProcessor, Inputs, write_observations
 from vla.prompt import load_tokenizer
-from vla.sampling import sample_tokens, token_logprobs
-from vla.statistics import DatasetStatistics, normalisation_of, select_key
+from vla.tokens import (
+    FIRST_ACTION_TOKEN,
+    DatasetStatistics,
+    decode,
+    encode,
+    normalisation_of,
+    sample_tokens,
+    select_key,
+    to_env,
+    token_logprobs,
+    unnormalise,
+)
 from vla.weights import fingerprint
 
 if TYPE_CHECKING:
@@ -142,8 +158,7 @@ class Policy:
         # Small files first: what is missing is missed before gigabytes are read.
         tokenizer, processor = load_tokenizer(folder), ImageProcessor.load(folder)
         trained = None if adapter is None else read_adapter(Path(adapter))
-        in_4bit = (trained is not None and trained.base_in_4bit) if load_in_4bit is None else load_in_4bit
-        network = load_network(info, info.chunk_length(action_dim) * action_dim, device, dtype, in_4bit)
+        network = load_network(info, info.chunk_length(action_dim) * action_dim, device, dtype)
         if trained is None:
             add_lora(network, lora_rank, lora_alpha, seed)
         else:

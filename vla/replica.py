@@ -26,9 +26,9 @@ import torch.multiprocessing  # teaches Connection to send a tensor as a handle 
 from torch import Tensor
 from torch.nn.utils import parameters_to_vector
 
+from contracts import Observation
 from errors import BadInput
 from vla.memory import limit_memory
-from vla.observation import PlainObservation
 from vla.policy import Policy
 from vla.turns import record, wait_for
 
@@ -47,7 +47,7 @@ class Start:
 class Forward:
     """Write logits (B, A, 256), behind them hidden states (B, A, D) if needed, from the begin of the transit memory."""
 
-    observations: Sequence[PlainObservation]
+    observations: Sequence[Observation]
     as_teacher: bool
     needs_hidden: bool
     graph: int | None  # the name under which `Backward` will ask for it; None: without gradient

@@ -30,9 +30,9 @@ if __name__ == "__main__":
 import torch
 import transformers
 
+from contracts import write_json
 from errors import BadInput
 from vla.checkpoint import inspect_checkpoint
-from vla.checkpoint_writer import write_json
 from vla.device import named_device
 from vla.lean_timm import timm
 from vla.preprocessing import ImageProcessor
@@ -42,7 +42,7 @@ from vla.sft_checkpoint import initial_checkpoint, load_trainable, network_facts
 from vla.sft_data import EpisodeArrays, PixelScale, dataset_statistics, make_data, read_episodes, split_episodes
 from vla.sft_learner import Learner
 from vla.sft_report import git_commit, held_out_metrics, plot_curves, step_line, write_record
-from vla.statistics import load_statistics
+from vla.tokens import load_statistics
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 

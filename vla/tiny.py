@@ -20,9 +20,9 @@ if __name__ == "__main__":
 import torch
 from torch import nn
 
-from vla.checkpoint_writer import save_checkpoint, write_json
+from contracts import write_json
+from vla.checkpoint import read_model_config, save_checkpoint
 from vla.heads import L1RegressionHead, ProprioProjector
-from vla.model_config import read_model_config
 from vla.openvla_oft import OpenVLAOFT
 from vla.tiny_tokenizer import vocabulary, write_tokenizer
 
