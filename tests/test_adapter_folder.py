@@ -1,4 +1,3 @@
-import json
 import shutil
 from pathlib import Path
 
@@ -7,7 +6,7 @@ import torch
 
 from errors import BadInput
 from tests.small_checkpoint import make_small_checkpoint
-from vla.adapter_folder import PROPRIO_FILE, SMALL_FILES, base_of_adapter
+from vla.adapter_folder import PROPRIO_FILE, SMALL_FILES
 from vla.policy import Policy
 from vla.weights import read_tensors, write_tensors
 
@@ -31,25 +30,6 @@ def test_folder_holds_the_adapter_the_projector_and_the_bases_small_files(folder
     assert {"dataset_statistics.json", "preprocessor_config.json", "tokenizer.json"} <= small
     assert all((folder / name).read_bytes() == (base / name).read_bytes() for name in small)
     assert {tensor.dtype for tensor in read_tensors(folder / PROPRIO_FILE).values()} == {torch.float32}
-
-
-def test_base_is_named_by_the_adapter(folder, base, tmp_path):
-    assert base_of_adapter(folder) == str(base)
-    assert base_of_adapter(base) is None
-    assert base_of_adapter(Path("owner/name")) is None
-
-
-def test_adapter_without_a_base_says_what_to_do(folder):
-    config = json.loads((folder / "adapter_config.json").read_text())
-    (folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
-    with pytest.raises(BadInput, match="names no base"):
-        base_of_adapter(folder)
-
-
-def test_training_folder_that_was_never_merged_says_what_to_do(tmp_path):
-    (tmp_path / "lora_adapter").mkdir()
-    with pytest.raises(BadInput, match="merge it first"):
-        base_of_adapter(tmp_path)
 
 
 def test_adapter_on_an_adapter_is_refused(folder):

@@ -152,9 +152,7 @@ class CheckpointInfo:
         length = self.config.chunk_length or DEFAULT_CHUNK_LENGTHS.get(action_dim)
         if length is None:
             path = self.folder / "config.json"
-            raise BadInput(
-                f"{path}: the chunk length of {action_dim} action dimensions is unknown: add num_action_chunks"
-            )
+            raise BadInput(f"{path}: unknown chunk length of {action_dim}-dimensional actions: add num_action_chunks")
         return length
 
 

@@ -62,7 +62,7 @@ def _taps(num_in: int, num_out: int) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=16)
 def _weight_bands(num_in: int, num_out: int) -> list[tuple[slice, slice, np.ndarray, np.ndarray]]:
-    """The banded weight matrix cut into small dense blocks: (outputs, inputs, block (outputs, inputs), its transpose)."""
+    """The banded weight matrix cut into small dense blocks: (outputs, inputs, block, transpose)."""
     matrix = lanczos_weights(num_in, num_out)
     bands = []
     for start in range(0, num_out, BAND_OUTPUTS):
