@@ -17,7 +17,7 @@ from errors import BadInput
 from rl.contracts import TeacherMode
 from rl.ranks import ALONE, Ranks, own_gpu
 from vla.checkpoint import base_of_adapter
-from vla.memory import MemoryPlan, choose_plan, free_for_activations, limit_memory, measure_needs
+from vla.memory import MemoryPlan, choose_plan, free_for_activations, measure_needs
 from vla.policy import Policy
 from vla.probes import synthetic_observations
 

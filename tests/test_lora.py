@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from contracts import BadInput
 from tests.small_checkpoint import make_small_checkpoint
-from tests.test_model_config import PUBLIC
-from vla.checkpoint import base_of_adapter, inspect_checkpoint, load_network
+from tests.test_checkpoint import PUBLIC
+from vla.checkpoint import base_of_adapter, inspect_checkpoint, load_network, read_model_config
 from vla.lora import (
     PROPRIO_FILE,
     SMALL_FILES,
@@ -28,7 +28,6 @@ from vla.lora import (
 )
 from vla.lora_layers import LoraConv2d, LoraLinear, _Augmented, with_product_appended
 from vla.model import ACTION_ROWS, OpenVLAOFT, ProprioProjector
-from vla.model_config import read_model_config
 from vla.policy import Policy
 from vla.weights import read_tensors, write_tensors
 

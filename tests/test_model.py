@@ -20,12 +20,12 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from tests.test_lora import _inputs, _network, _train_a_little, folder  # noqa: F401 (a fixture)
-from vla.action_tokenizer import decode, unnormalise
 from vla.checkpoint import file_key, inspect_checkpoint, load_action_head, load_network
 from vla.lora import adapters_disabled, add_lora
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector, llama_block, side_by_side
 from vla.preprocessing import ImageProcessor, pixel_values
 from vla.prompt import PAD_ID
+from vla.tokens import decode, unnormalise
 
 GOLDEN = Path(__file__).parent / "golden"
 NUM_ACTION_TOKENS = 56

@@ -10,9 +10,9 @@ import torch
 from contracts import BadInput, Observation
 from tests.small_checkpoint import make_small_checkpoint
 from vla import policy as policy_module
-from vla.action_tokenizer import BIN_CENTRES
 from vla.policy import LARGE_CHECKPOINT_BYTES, Policy, choose_device, choose_dtype
 from vla.preprocessing import synthetic_observations
+from vla.tokens import BIN_CENTRES
 
 BUNDLED = Path(__file__).resolve().parent.parent / "checkpoints" / "tiny-libero-spatial"
 SUITE = "libero_spatial"

@@ -28,13 +28,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from vla.action_tokenizer import ACTION_TOKEN_IDS
 from vla.lora_layers import LoraLinear
 from vla.prompt import EOS_ID, PAD_ID
+from vla.tokens import ACTION_TOKEN_IDS
 
 if TYPE_CHECKING:
+    from vla.checkpoint import ModelConfig, VitConfig
     from vla.lora import Adapters
-    from vla.model_config import ModelConfig, VitConfig
 
 ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # of lm_head: 31744..31999
 # (number of the block in the order of computing, block, tokens) -> tokens

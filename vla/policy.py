@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from contracts import BadInput, Observation, first_line
 from vla import lora
-from vla.action_tokenizer import FIRST_ACTION_TOKEN, decode, encode, to_env, unnormalise
 from vla.checkpoint import (
     CheckpointInfo,
     base_and_adapter,
@@ -31,12 +30,21 @@ from vla.checkpoint import (
     load_network,
 )
 from vla.cuda_graphs import GraphedNetwork
-from vla.inputs import Inputs
 from vla.model import L1RegressionHead, OpenVLAOFT
-from vla.preprocessing import ImageProcessor, write_observations
+from vla.preprocessing import ImageProcessor, Inputs, write_observations
 from vla.prompt import load_tokenizer
-from vla.sampling import sample_tokens, token_logprobs
-from vla.statistics import DatasetStatistics, normalisation_of, select_key
+from vla.tokens import (
+    FIRST_ACTION_TOKEN,
+    DatasetStatistics,
+    decode,
+    encode,
+    normalisation_of,
+    sample_tokens,
+    select_key,
+    to_env,
+    token_logprobs,
+    unnormalise,
+)
 from vla.weights import fingerprint
 
 Mode = Literal["greedy", "sample", "l1"]

@@ -13,11 +13,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from contracts import Observation as PlainObservation
+from contracts import Observation
 from errors import BadInput
-from vla.action_tokenizer import ACTION_TOKEN_IDS
+from vla import preprocessing
 from vla.policy import Policy
-from vla.preprocessing import synthetic_observations as made_up
+from vla.tokens import ACTION_TOKEN_IDS
 
 _IMAGE_SIZE = 256  # of LIBERO's cameras
 _INSTRUCTION = "pick up the black bowl and place it on the plate"
@@ -61,7 +61,7 @@ def image_probe(policy: Policy) -> str:
 
 
 @torch.no_grad()
-def action_mass_probe(policy: Policy, observation: PlainObservation, must_be_trained: bool) -> str:
+def action_mass_probe(policy: Policy, observation: Observation, must_be_trained: bool) -> str:
     """Share of the whole vocabulary's probability that lies on the 256 action tokens, mean over the chunk.
 
     Raises BadInput when it is below one half although the token head `must_be_trained`.
@@ -79,16 +79,17 @@ def action_mass_probe(policy: Policy, observation: PlainObservation, must_be_tra
     return finding
 
 
-def _observation(policy: Policy, brightness: int) -> PlainObservation:
+def _observation(policy: Policy, brightness: int) -> Observation:
     """A uniform image, the arm in the middle of its range."""
     proprio = policy.statistics.proprio
     middle = np.zeros(0) if proprio is None else (proprio.q01 + proprio.q99) / 2
     shape = (policy.num_images, _IMAGE_SIZE, _IMAGE_SIZE, 3)
-    return PlainObservation(np.full(shape, brightness, dtype=np.uint8), middle, _INSTRUCTION)
+    return Observation(np.full(shape, brightness, dtype=np.uint8), middle, _INSTRUCTION)
 
 
-def synthetic_observations(policy: Policy, count: int = 8, seed: int = 0) -> list[PlainObservation]:
-    return made_up(policy.num_images, policy.statistics.proprio, count, seed)
+def synthetic_observations(policy: Policy, count: int = 8, seed: int = 0) -> list[Observation]:
+    """Smooth random images and states within the policy's ranges: inputs where no stored ones are at hand."""
+    return preprocessing.synthetic_observations(policy.num_images, policy.statistics.proprio, count, seed)
 
 
 def _relative_effect(before: torch.Tensor, after: torch.Tensor) -> float:
