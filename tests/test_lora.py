@@ -26,7 +26,7 @@ from vla.lora import (
     read_adapter,
     save_adapter_folder,
 )
-from vla.lora_layers import LoraConv2d, LoraLinear, _Augmented, with_product_appended
+from vla.lora_layers import LoraConv2d, LoraLinear, _Augmented
 from vla.model import ACTION_ROWS, OpenVLAOFT, ProprioProjector
 from vla.policy import Policy
 from vla.weights import read_tensors, write_tensors
@@ -179,13 +179,6 @@ def test_a_compiled_pass_without_gradient_is_the_same(bias):
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), layer(x))
     torch.testing.assert_close(compiled(x), layer(x))  # with gradient
-
-
-def test_the_product_stands_behind_the_input():
-    x, downs = torch.randn(2, 5, 7), torch.randn(3, 7)
-    before = x.clone()
-    torch.testing.assert_close(with_product_appended(x, downs), torch.cat([x, x @ downs.T], dim=-1))
-    assert torch.equal(x, before)
 
 
 @pytest.mark.parametrize("padding", [0, 6])

@@ -250,10 +250,7 @@ def check_base(adapter: Adapter, base_fingerprint: str, base: str) -> None:
 
 
 def fill_lora(network: OpenVLAOFT, adapter: Adapter) -> None:
-    """Copy a folder's adapters and proprio projector into the network. Raises BadInput when they do not fit.
-
-    A folder without a projector, made by another program, leaves the network's as it is.
-    """
+    """Copy a folder's adapters, and projector if it has one, into the network. Raises BadInput when they do not fit."""
     layer = lora_layers(network)[0][1]
     if layer.scale != adapter.alpha / adapter.rank:
         raise BadInput(

@@ -2,9 +2,9 @@
 
     y = W x + b + s B (A x)  =  [W | s B] [x ; A x] + b,        s = alpha / rank
 
-The frozen weight is stored with room for s B behind its last column, so that the adapter costs a product of 16 columns
-and a slightly longer one, and no pass over the output. Several linear maps of one input (q, k, v; gate, up) are one
-layer with several adapters: A's are stacked, B's stand side by side in blocks.
+The frozen weight has room for s B behind its last column, so that an adapter costs a product of 16 columns, a slightly
+longer one, and no pass over the output. Several linear maps of one input (q, k, v; gate, up) are one layer with several
+adapters: A's are stacked, B's stand side by side in blocks.
 
 Adapters are float32; the products run in the frozen weight's dtype. What an adapter adds joins the frozen product
 before that is rounded: a sum of two bfloat16 numbers loses the smaller one if it is less than half of the other's last
@@ -64,10 +64,7 @@ class LoraLinear(nn.Module):
         )
 
     def rows(self, x: Tensor, rows: slice) -> Tensor:
-        """`self(x)[..., rows]` in float32 without computing the others; of a layer of one map.
-
-        The frozen product is rounded to its dtype, as in the reference; the adapter's share is added in float32.
-        """
+        """`self(x)[..., rows]` of one map in float32, the frozen product rounded to its dtype as in the reference."""
         bias = None if self.bias is None else self.bias[rows]
         base = F.linear(x, self.weight[rows, : self.in_features], bias).float()
         if not self.enabled or not self.blocks:
@@ -122,9 +119,8 @@ class _Augmented(torch.autograd.Function):
 def with_product_appended(x: Tensor, downs: Tensor) -> Tensor:
     """(..., K) and (R, K) -> (..., K + R): x, and behind it x times the transposed `downs`. Has no gradient.
 
-    For compiled passes. A `torch.cat` of x and A x copies x, because x must be there before A x can be computed. For a
-    `cat` of x and zeros torch.compile copies nothing that it computes itself, and one operation in place then puts A x
-    where the zeros are. For an assignment to a slice it would copy all. Its gain: docs/RESULTS.md, "Batches".
+    For compiled passes: a `torch.cat` of x and A x copies x; for one of x and zeros torch.compile copies nothing that
+    it computes itself, and A x then takes the zeros' place (an assignment to a slice would copy all).
     """
     wide = torch.cat([x, x.new_zeros(*x.shape[:-1], len(downs))], dim=-1)
     torch.ops.vla_grpo.append_product(wide, downs)

@@ -182,9 +182,8 @@ class Policy:
     ) -> Acted:
         """Decide one chunk per observation.
 
-        greedy: argmax over the 256 action tokens; sample: one draw per position from softmax(logits / temperature);
-        l1: the regression head's chunk, rounded to tokens. With one CPU generator per observation a draw depends on
-        that generator and that observation alone, not on the batch around it.
+        greedy: argmax over the 256 action tokens; sample: one draw per position from softmax(logits / temperature), of
+        a generator on the CPU per observation, whatever the batch; l1: the regression head's chunk, rounded to tokens.
         """
         logits, hidden = self.chunk_outputs(observations)
         if mode == "greedy":
