@@ -133,7 +133,7 @@ def test_other_types_and_layouts_are_refused(processor, images):
 
 def test_config_of_the_golden_checkpoint(processor, golden):
     assert processor.image_size == 224
-    assert processor.interpolations == ("bicubic", "bicubic")
+    assert processor.interpolations == (Image.Resampling.BICUBIC,) * 2
     np.testing.assert_array_equal(processor.means, golden["means"])
     np.testing.assert_array_equal(processor.stds, golden["stds"])
 
