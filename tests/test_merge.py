@@ -145,16 +145,10 @@ def test_merged_folder_is_not_merged_again(merged, tmp_path):
         merge(merged, tmp_path / "out")
 
 
-def test_merging_twice_into_the_result_is_refused(adapter, merged, tmp_path):
-    with pytest.raises(BadInput, match="trained on other weights"):
-        merge(adapter, tmp_path / "out", base=str(merged))
-    assert not (tmp_path / "out").exists()
-
-
-def test_another_base_is_refused(adapter, tmp_path):
-    other = make_small_checkpoint(tmp_path / "other", seed=5)
-    with pytest.raises(BadInput, match="trained on other weights"):
-        merge(adapter, tmp_path / "out", base=str(other))
+def test_another_base_and_merging_twice_are_refused(adapter, merged, tmp_path):
+    for other in (make_small_checkpoint(tmp_path / "other", seed=5), merged):
+        with pytest.raises(BadInput, match="trained on other weights"):
+            merge(adapter, tmp_path / "out", base=str(other))
     assert not (tmp_path / "out").exists()
 
 

@@ -60,9 +60,7 @@ def statistics_of(dim: int, gripper: bool) -> VectorStatistics:
 def test_bins_equal_reference(tokenizer_golden):
     np.testing.assert_array_equal(BIN_EDGES, tokenizer_golden["bins"])
     np.testing.assert_array_equal(BIN_CENTRES, tokenizer_golden["bin_centers"])
-    assert (
-        tokenizer_golden["action_token_begin_idx"] + 1 == ACTION_TOKEN_IDS.start
-    )  # the reference's bound is exclusive
+    assert tokenizer_golden["action_token_begin_idx"] + 1 == ACTION_TOKEN_IDS.start  # the reference's is exclusive
     assert len(ACTION_TOKEN_IDS) == 256
 
 
@@ -94,13 +92,8 @@ def test_round_trip_moves_a_value_by_at_most_half_a_bin(actions):
     assert np.abs(decode(encode(actions)) - actions).max() <= 1 / 255 + 1e-15
 
 
-@pytest.mark.parametrize("value", [1.0, 1.5, 1e300, np.inf])
-def test_values_beyond_the_range_get_the_edge_ids(value):
-    assert encode(value) == 31744
-    assert encode(-value) == 31999
-
-
-def test_nan_is_refused():
+def test_values_beyond_the_range_get_the_edge_ids_and_nan_is_refused():
+    assert encode(np.array([1.0, 1.5, np.inf, -1.0, -1e300])).tolist() == [31744, 31744, 31744, 31999, 31999]
     with pytest.raises(ValueError, match="NaN"):
         encode(np.array([0.0, np.nan]))
 
@@ -133,18 +126,12 @@ def test_unnormalised_actions_normalise_back(kind, shape):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_dimensions_outside_the_mask_pass_through_unclipped(kind):
+def test_dimensions_outside_the_mask_pass_through_unclipped_the_others_are_clipped(kind):
     statistics = statistics_of(7, gripper=True)
     actions = np.full((8, 7), 3.0)
     assert (unnormalise(actions, statistics, kind)[:, -1] == 3.0).all()
     assert (normalise(actions, statistics, kind)[:, -1] == 3.0).all()
-
-
-def test_normalise_clips_but_unnormalise_does_not():
-    statistics = statistics_of(7, gripper=False)
-    far = np.full(7, 100.0)
-    assert (normalise(far, statistics) == 1.0).all()
-    assert (unnormalise(far, statistics) > statistics.q99).all()
+    assert (normalise(100 * actions, statistics, kind)[:, :-1] == 1.0).all()
 
 
 def test_a_dimension_that_never_moved_normalises_to_zero():
@@ -156,17 +143,6 @@ def test_a_dimension_that_never_moved_normalises_to_zero():
 
 def test_to_env_equals_reference(postprocess_golden):
     np.testing.assert_array_equal(to_env(postprocess_golden["action_in"]), postprocess_golden["action_env"])
-
-
-@RANDOMISED
-@given(hnp.arrays(np.float64, (3, 8, 7), elements=st.floats(-2, 2)))
-def test_to_env_changes_only_the_gripper_and_not_its_input(actions):
-    before = actions.copy()
-    env_actions = to_env(actions)
-    np.testing.assert_array_equal(actions, before)
-    np.testing.assert_array_equal(env_actions[..., :-1], before[..., :-1])
-    assert (env_actions[..., -1][before[..., -1] > 0.5] == -1).all()  # open
-    assert (env_actions[..., -1][before[..., -1] < 0.5] == 1).all()  # close
 
 
 def test_no_action_token_leaves_the_gripper_undecided():
@@ -252,25 +228,18 @@ def test_a_folder_without_statistics_names_what_is_missing(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "suite", "expected"),
+    ("keys", "suite", "unnorm_key", "expected"),
     [
-        (COMBINED, "libero_goal", "libero_goal_no_noops"),
-        ([*COMBINED, "libero_goal"], "libero_goal", "libero_goal_no_noops"),
-        (["bridge", "libero_goal"], "libero_goal", "libero_goal"),
-        (["libero_tiny_no_noops"], "libero_spatial", "libero_tiny_no_noops"),
-        (["libero_4_task_suites_no_noops"], "libero_90", "libero_4_task_suites_no_noops"),
-        (["libero_10_no_noops_1.0"], "libero_10", "libero_10_no_noops_1.0"),
+        (COMBINED, "libero_goal", None, "libero_goal_no_noops"),
+        ([*COMBINED, "libero_goal"], "libero_goal", None, "libero_goal_no_noops"),
+        (["bridge", "libero_goal"], "libero_goal", None, "libero_goal"),
+        (["libero_tiny_no_noops"], "libero_spatial", None, "libero_tiny_no_noops"),
+        (["libero_10_no_noops_1.0"], "libero_10", None, "libero_10_no_noops_1.0"),
+        (COMBINED, "libero_goal", "libero_10_no_noops", "libero_10_no_noops"),
     ],
 )
-def test_key_follows_from_the_suite(keys, suite, expected):
-    assert select_key(keys, suite) == expected
-
-
-def test_an_explicit_key_wins_over_the_suite():
-    assert select_key(COMBINED, "libero_goal", "libero_10_no_noops") == "libero_10_no_noops"
-    assert (
-        select_key(["libero_spatial_no_noops"], "libero_goal", "libero_spatial_no_noops") == "libero_spatial_no_noops"
-    )
+def test_key_follows_from_the_suite_unless_one_is_given(keys, suite, unnorm_key, expected):
+    assert select_key(keys, suite, unnorm_key) == expected
 
 
 @pytest.mark.parametrize(
@@ -278,17 +247,13 @@ def test_an_explicit_key_wins_over_the_suite():
     [
         (COMBINED, "libero_90", None),
         (COMBINED, "libero_goal", "libero_goal"),
-        (["libero_spatial_no_noops"], "libero_goal", None),
         (["libero_spatial"], "libero_goal", None),
         (["bridge", "fractal"], "libero_goal", None),
-        (["bridge"], "libero_goal", ""),
     ],
 )
 def test_a_key_that_does_not_exist_is_refused_with_those_that_do(keys, suite, unnorm_key):
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput, match=", ".join(sorted(keys))):
         select_key(keys, suite, unnorm_key)
-    assert all(key in str(caught.value) for key in keys)
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -300,9 +265,7 @@ def test_a_key_that_does_not_exist_is_refused_with_those_that_do(keys, suite, un
             "openvla-7b-oft-finetuned-libero-spatial-object-goal-10",
             {"libero_spatial", "libero_object", "libero_goal", "libero_10"},
         ),
-        ("libero_object_no_noops_1.0", {"libero_object"}),
         ("libero-long", {"libero_10"}),
-        ("LIBERO_90", {"libero_90"}),
         ("libero_4_task_suites_no_noops", set()),
         ("my-spatial-policy", set()),
     ],
@@ -319,17 +282,6 @@ def test_proprio_equals_reference_with_and_without_mask():
         masked = normalise_proprio(raw, dataclasses.replace(statistics, mask=mask))
         np.testing.assert_array_equal(masked, golden["proprio_normalized_masked"])
         assert (masked[:, ~mask] == np.clip(raw[:, ~mask], -1, 1)).all()
-
-
-def test_normalisation_type_chooses_the_bounds():
-    statistics = load_statistics(GOLDEN / "checkpoint")["libero_tiny_no_noops"].proprio
-    for kind, low, high in [
-        (NormalisationType.BOUNDS_Q99, statistics.q01, statistics.q99),
-        (NormalisationType.BOUNDS, statistics.min, statistics.max),
-    ]:
-        np.testing.assert_allclose(normalise_proprio(low, statistics, kind), -1.0)
-        np.testing.assert_allclose(normalise_proprio(high, statistics, kind), 1.0, atol=1e-7)
-        np.testing.assert_allclose(normalise_proprio((low + high) / 2, statistics, kind), 0.0, atol=1e-7)
 
 
 # Sampling
@@ -361,13 +313,6 @@ def test_frequencies_are_the_softmax_at_the_temperature(temperature):
     tokens = sample_tokens(logits.expand(1, 100_000, 256), temperature, _generators(0)) - FIRST_ACTION_TOKEN
     frequencies = torch.bincount(tokens[0], minlength=256)[[0, 3, 100, 255]] / 100_000
     np.testing.assert_allclose(frequencies, (raw / temperature).softmax(0), atol=0.007)
-
-
-def test_certain_outcomes_at_both_ends_are_drawn():
-    for column in (0, 255):
-        logits = torch.full((1, 1000, 256), -1e4)
-        logits[..., column] = 0
-        assert (sample_tokens(logits, 1.0, _generators(0)) == FIRST_ACTION_TOKEN + column).all()
 
 
 def test_low_temperature_is_greedy(logits):

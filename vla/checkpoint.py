@@ -52,9 +52,6 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.pt", "tokenizer.model"]  # no Python
 _IGNORED_KEYS = re.compile(r"rotary_emb\.inv_freq$")  # written by old versions of transformers; computed here
 
 
-# What config.json says
-
-
 @dataclass(frozen=True)
 class VitConfig:
     """One of the two vision transformers, as timm builds it."""
@@ -114,9 +111,6 @@ def llama_config(text_config: dict[str, Any]) -> LlamaConfig:
     # SDPA is fixed: the eager and flash variants add a causal mask of their own in some versions of transformers.
     fixed = {"tie_word_embeddings": False, "use_cache": False, "attn_implementation": "sdpa"}
     return LlamaConfig(**(LLAMA_DEFAULTS | given | fixed))
-
-
-# What a folder is
 
 
 @dataclass(frozen=True)
@@ -183,14 +177,11 @@ def inspect_checkpoint(folder: Path, num_images: int | None = None) -> Checkpoin
 
 def _module_file(folder: Path, module: str) -> Path | None:
     """The folder's `<module>--<step>_checkpoint.pt`. Raises BadInput when there are several."""
-    files = sorted(folder.glob(f"{module}--*checkpoint*"))
+    files = sorted(folder.glob(f"*{module}*checkpoint*"))  # as loose as the reference
     if len(files) > 1:
         names = ", ".join(path.name for path in files)
         raise BadInput(f"{folder} holds several {module} files ({names}): keep the one that belongs to the weights")
     return files[0] if files else None
-
-
-# Where a folder is
 
 
 def resolve_checkpoint(name: str) -> Path:
@@ -214,10 +205,8 @@ def resolve_checkpoint(name: str) -> Path:
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except Exception as error:  # the hub library lets errors of several HTTP libraries through
-        raise BadInput(
-            f"checkpoint {name}: no such folder here, not in the download cache, and the hub gave "
-            f"{type(error).__name__}: check the name and the network, or give a local folder"
-        ) from error
+        found = f"no such folder, not in the download cache, and the hub gave {type(error).__name__}"
+        raise BadInput(f"checkpoint {name}: {found}: check name and network, or give a local folder") from error
 
 
 def base_of_adapter(folder: Path) -> str | None:
@@ -253,9 +242,6 @@ def folder_of_base(base: str, adapter: str | None) -> Path:
         return resolve_checkpoint(base)
     except BadInput as problem:
         raise BadInput(str(problem) if adapter is None else f"base of {adapter}: {problem}") from None
-
-
-# Reading
 
 
 def load_network(info: CheckpointInfo, num_action_tokens: int, device: torch.device, dtype: torch.dtype) -> OpenVLAOFT:
@@ -351,9 +337,6 @@ def check_dimensions(
     found = None if statistics.proprio is None else statistics.proprio.dim
     if projector is not None and found != projector.proprio_dim:
         raise BadInput(f"{where}: {found} proprio dimensions, the proprio projector has {projector.proprio_dim}")
-
-
-# Writing
 
 
 def save_checkpoint(

@@ -24,7 +24,7 @@ from vla.checkpoint import CheckpointInfo, inspect_checkpoint, read_proprio_stat
 from vla.lora import CONFIG_FILE, PROPRIO_FILE, SAMPLES_FILE, Adapter, check_base, read_adapter
 from vla.policy import Policy, choose_device
 from vla.preprocessing import read_observations, synthetic_observations
-from vla.weights import INDEX_FILE, StoredTensor, fingerprint, read_tensors, stream_tensors, write_pt, write_tensors
+from vla.weights import INDEX_FILE, by_file, fingerprint, read_tensors, stream_tensors, write_pt, write_tensors
 
 METADATA_FILE = "merge_metadata.json"
 SMALLEST_AGREEMENT = 0.99  # of the action tokens whose choice is no matter of rounding
@@ -92,14 +92,12 @@ def merge(adapter_folder: Path, out: Path, base: str | None = None, device: str 
 
 def _write_weights(info: CheckpointInfo, adapter: Adapter, out: Path) -> None:
     """The base's files one by one with the adapter added; a proprio projector among them is left out."""
-    by_file: dict[Path, list[StoredTensor]] = {}
-    for tensor in info.weights.values():
-        by_file.setdefault(tensor.path, []).append(tensor)
-    needed, free = sum(path.stat().st_size for path in by_file), shutil.disk_usage(out).free
+    files = by_file(info.weights.values())
+    needed, free = sum(path.stat().st_size for path in files), shutil.disk_usage(out).free
     if free < 1.02 * needed:
         raise BadInput(f"--out {out.name}: {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free")
     unused, total_size = set(adapter.targets), 0
-    for path, entries in by_file.items():
+    for path, entries in files.items():
         merged = {}
         for key, value in stream_tensors(entries, torch.device("cpu")):
             module = key.removesuffix(".weight")
@@ -114,7 +112,7 @@ def _write_weights(info: CheckpointInfo, adapter: Adapter, out: Path) -> None:
         write_tensors(out / path.name, merged)
     if unused:
         raise BadInput(f"{adapter.folder}: {len(unused)} modules are not in the base, first {min(unused)}: wrong base")
-    if len(by_file) > 1:
+    if len(files) > 1:
         weight_map = {key: tensor.path.name for key, tensor in info.weights.items()}
         write_json(out / INDEX_FILE, {"metadata": {"total_size": total_size}, "weight_map": weight_map})
 

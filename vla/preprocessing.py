@@ -38,7 +38,7 @@ class ImageProcessor:
     image_size: int  # S: 224 in real checkpoints
     means: tuple[tuple[float, ...], ...]  # (2, 3): backbone, RGB; of pixels in [0, 1]
     stds: tuple[tuple[float, ...], ...]  # (2, 3)
-    interpolations: tuple[str, ...]  # names of Pillow, for images that aren't S x S
+    interpolations: tuple[Image.Resampling, ...]  # for images that aren't S x S
 
     @classmethod
     def load(cls, folder: str | Path) -> "ImageProcessor":
@@ -55,12 +55,10 @@ class ImageProcessor:
         strategy, letterbox = config.get("image_resize_strategy", "resize-naive"), config.get("tvf_do_letterbox")
         if strategy != "resize-naive" or letterbox:
             raise ValueError(f"image_resize_strategy is {strategy}, letterbox {letterbox}: expected 'resize-naive'")
-        sizes, interpolations = config["input_sizes"], tuple(config["interpolations"])
+        sizes, interpolations = config["input_sizes"], config["interpolations"]
         size = sizes[0][1]
         if type(size) is not int or size < 1 or sizes != [[3, size, size]] * NUM_BACKBONES:
             raise ValueError(f"input_sizes is {sizes}, expected one square size [3, S, S] twice")
-        if len([name for name in interpolations if name.upper() in Image.Resampling.__members__]) != NUM_BACKBONES:
-            raise ValueError(f"interpolations is {interpolations}, expected two filters of Pillow such as 'bicubic'")
         # Released checkpoints carry means and stds twice: as published, and rounded to bfloat16 in
         # `tvf_normalize_params`, which are those that the original processor applies.
         rounded = config.get("tvf_normalize_params")
@@ -69,7 +67,9 @@ class ImageProcessor:
         both = np.array([means, stds], dtype=np.float64)
         if both.shape != (2, NUM_BACKBONES, 3) or not np.isfinite(both).all() or (both[1] <= 0).any():
             raise ValueError(f"mean {means} and std {stds}: expected 2 x 3 numbers each, std above 0")
-        return cls(size, *(tuple(map(tuple, values)) for values in both.tolist()), interpolations)
+        mean_tuples, std_tuples = (tuple(map(tuple, values)) for values in both.tolist())
+        first, second = (Image.Resampling[name.upper()] for name in interpolations)
+        return cls(size, mean_tuples, std_tuples, (first, second))
 
 
 @dataclass
@@ -154,11 +154,11 @@ def pixel_values(images: np.ndarray, processor: ImageProcessor) -> np.ndarray:
         for backbone, interpolation in enumerate(processor.interpolations):
             image = images[index]
             if image.shape[:2] != (size, size):
-                method = Image.Resampling[interpolation.upper()]
-                image = np.asarray(Image.fromarray(image).resize((size, size), method))
+                image = np.asarray(Image.fromarray(image).resize((size, size), interpolation))
             for channel, plane in enumerate(image.transpose(2, 0, 1)):
                 # Not the default mode: that one writes to a buffer first. No level is beyond 255.
-                np.take(levels[backbone, channel], plane, out=pixels[(*index, backbone, channel)], mode="clip")
+                place = (*index, backbone, channel)
+                np.take(levels[backbone, channel], plane, out=pixels[place], mode="clip")
     return pixels.reshape(*batch, CHANNELS_PER_IMAGE * num_images, size, size)
 
 

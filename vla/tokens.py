@@ -69,9 +69,6 @@ class DatasetStatistics:
     proprio: VectorStatistics | None  # None: the data set had none
 
 
-# Values, bins and ids
-
-
 def encode(actions: np.ndarray) -> np.ndarray:
     """Token ids, int64 of the same shape, of normalised actions; values beyond [-1, 1] get the edge bins."""
     values = np.clip(np.asarray(actions, dtype=np.float64), -1.0, 1.0)
@@ -132,9 +129,6 @@ def to_env(actions: np.ndarray) -> np.ndarray:
     return env_actions
 
 
-# Sampling
-
-
 def sample_tokens(logits: Tensor, temperature: float, generators: Sequence[torch.Generator] | None = None) -> Tensor:
     """One token id per position, (B, A) int64, from softmax(logits / temperature); logits (B, A, 256).
 
@@ -157,16 +151,14 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor
     return (logits / temperature).log_softmax(-1).gather(-1, columns[..., None]).squeeze(-1)
 
 
-# Statistics of a checkpoint folder: dataset_statistics.json, or else `norm_stats` inside config.json, holds
-# {"<key>": {"action": {"min": [...], "max": [...], "q01": [...], "q99": [...], "mask": [...]}, "proprio": {...}}}
-
-
 def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
-    """All statistics of a checkpoint folder by key. Raises BadInput naming the file and the field."""
+    """All statistics of a checkpoint folder by key: of dataset_statistics.json, or else of config.json's `norm_stats`.
+
+    {"<key>": {"action": {"min": [...], "max": [...], "q01": [...], "q99": [...], "mask": [...]}, "proprio": {...}}}
+    """
     path = Path(folder) / "dataset_statistics.json"
-    if path.exists():
-        where, entries = str(path), read_json(path)
-    else:
+    where, entries = str(path), read_json(path) if path.exists() else None
+    if entries is None:
         path = Path(folder) / "config.json"
         where, entries = f"{path}: norm_stats", read_json(path).get("norm_stats")
     if not isinstance(entries, dict) or not entries:
@@ -174,11 +166,8 @@ def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
     statistics = {}
     for key, entry in entries.items():
         try:
-            action, proprio = entry["action"], entry.get("proprio")
-            statistics[key] = DatasetStatistics(
-                _vector_statistics(action, "action"),
-                None if proprio is None else _vector_statistics(proprio, "proprio"),
-            )
+            proprio = None if entry.get("proprio") is None else _vector_statistics(entry["proprio"], "proprio")
+            statistics[key] = DatasetStatistics(_vector_statistics(entry["action"], "action"), proprio)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise BadInput(f"{where}: {key}: cannot be used ({error!r}); copy the file again") from error
     return statistics

@@ -69,14 +69,18 @@ def read_metadata(path: Path) -> dict[str, str]:
     return read_header(path)[1]
 
 
+def by_file(tensors: Iterable[StoredTensor]) -> dict[Path, list[StoredTensor]]:
+    found: dict[Path, list[StoredTensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.path, []).append(tensor)
+    return found
+
+
 def stream_tensors(
     tensors: Iterable[StoredTensor], device: torch.device, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) one at a time on `device`, converted to `dtype`; one file is open at a time."""
-    by_path: dict[Path, list[StoredTensor]] = {}
-    for tensor in tensors:
-        by_path.setdefault(tensor.path, []).append(tensor)
-    for path, entries in by_path.items():
+    for path, entries in by_file(tensors).items():
         try:
             with safe_open(path, framework="pt", device=str(device)) as file:
                 for entry in entries:
