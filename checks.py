@@ -28,7 +28,7 @@ from vla.checkpoint import CheckpointInfo
 from vla.policy import Policy
 from vla.resampling import CROP_AREA
 from vla.sft_card import RUN_FILE
-from vla.statistics import normalisation_of, select_key, suites_named
+from vla.tokens import normalisation_of, select_key, suites_named
 
 GIB = 2**30
 MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an empty frame has none

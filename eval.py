@@ -52,7 +52,7 @@ from rl.trajectory import Trajectory
 from rl.video import write_video
 from vla.policy import Policy
 from vla.probes import attention_probe, image_probe
-from vla.statistics import select_key
+from vla.tokens import select_key
 
 
 def main(argv: Sequence[str]) -> None:

@@ -43,9 +43,7 @@ from rl.contracts import Observation, Pool
 from rl.never_fatal import never_fatal
 from rl.ranks import ALONE, join_ranks
 from rl.selfcheck import check_learning, check_logits_path
-from vla.adapter_folder import base_and_adapter
-from vla.checkpoint import CheckpointInfo, inspect_checkpoint
-from vla.hub import resolve_checkpoint
+from vla.checkpoint import CheckpointInfo, base_and_adapter, inspect_checkpoint, resolve_checkpoint
 from vla.policy import Policy
 from vla.probes import action_mass_probe, attention_probe, image_probe, synthetic_observations
 

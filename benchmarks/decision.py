@@ -14,7 +14,7 @@ import numpy as np
 import torch
 import tyro
 
-from vla.observation import PlainObservation
+from contracts import Observation
 from vla.policy import Policy
 
 
@@ -41,7 +41,7 @@ def main(args: Args) -> None:
     random = np.random.default_rng(0)
     proprio_dim = 0 if policy.statistics.proprio is None else policy.statistics.proprio.dim
     observations = [
-        PlainObservation(
+        Observation(
             random.integers(0, 256, (policy.num_images, 256, 256, 3), dtype=np.uint8),
             np.zeros(proprio_dim),
             "pick up the black bowl and place it on the plate",

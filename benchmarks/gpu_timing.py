@@ -8,12 +8,12 @@ from statistics import median
 
 import torch
 
-from vla.action_tokenizer import FIRST_ACTION_TOKEN
+from contracts import Observation
 from vla.cuda_graphs import GraphedNetwork
-from vla.observation import PlainObservation
 from vla.policy import Policy
 from vla.preprocessing import model_input_images
 from vla.probes import synthetic_observations
+from vla.tokens import FIRST_ACTION_TOKEN
 
 GIB = 2**30
 TFLOP_FORWARD = 8.6  # of one observation with two images, 599 tokens, in the 7B network
@@ -68,7 +68,7 @@ def free_memory() -> None:
     torch.cuda.empty_cache()
 
 
-def prepared_observations(policy: Policy, count: int) -> list[PlainObservation]:
+def prepared_observations(policy: Policy, count: int) -> list[Observation]:
     """As the simulators' processes deliver them: preprocessing is not this process's work."""
     return [
         replace(observation, images=model_input_images(observation.images, policy.image_size), prepared=True)
@@ -76,7 +76,7 @@ def prepared_observations(policy: Policy, count: int) -> list[PlainObservation]:
     ]
 
 
-def learn_from(policy: Policy, observations: Sequence[PlainObservation]) -> None:
+def learn_from(policy: Policy, observations: Sequence[Observation]) -> None:
     """Forward and backward pass of a micro-batch; the gradient is added to what is there."""
     logits = policy.chunk_logits(observations)
     tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN

@@ -12,6 +12,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"  # read when NumPy is loaded
 
 import numpy as np  # noqa: E402
+from PIL import Image  # noqa: E402
 
 from vla.preprocessing import ImageProcessor, jpeg_round_trip, model_input_images, pixel_values  # noqa: E402
 from vla.resampling import centre_crop, lanczos_resize  # noqa: E402
@@ -20,7 +21,7 @@ PROCESSOR = ImageProcessor(
     image_size=224,
     means=((0.484375, 0.455078125, 0.40625), (0.5, 0.5, 0.5)),
     stds=((0.228515625, 0.2236328125, 0.224609375), (0.5, 0.5, 0.5)),
-    interpolations=("bicubic", "bicubic"),
+    interpolations=(Image.Resampling.BICUBIC,) * 2,
 )
 
 

@@ -6,18 +6,18 @@ import torch
 
 from benchmarks.gpu_timing import timed, trainable
 from configs.config import LossConfig, UpdateConfig
+from contracts import Observation
 from rl.learner import make_optimizer
 from rl.objectives import policy_objective
 from rl.randomness import torch_generator
 from rl.trajectory import Batch, Decision, Episode, Trajectory, flatten
 from rl.update import optimise
-from vla.observation import PlainObservation
 from vla.policy import Policy
 
 AT_ONCE = 8  # observations that are decided together
 
 
-def acted_batch(policy: Policy, observations: Sequence[PlainObservation]) -> Batch:
+def acted_batch(policy: Policy, observations: Sequence[Observation]) -> Batch:
     """One trajectory of decisions that the policy samples."""
     trajectory = Trajectory(Episode(index=0, task_id=0, init_state_id=0, group=0))
     for start in range(0, len(observations), AT_ONCE):

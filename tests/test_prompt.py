@@ -1,13 +1,17 @@
-"""Prompts against the original tokenizer's ids (tests/golden/prompts.json); the vocabulary itself isn't distributed."""
+"""Prompts against the original tokenizer's ids (tests/golden/prompts.json); the vocabulary itself isn't distributed.
+
+Ids and merges of the SentencePiece model are by hand.
+"""
 
 import json
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 
-from errors import BadInput
+from contracts import BadInput
 from vla.prompt import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID, load_tokenizer, prompt, prompt_ids
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "prompts.json").read_text())
@@ -24,12 +28,7 @@ def word_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
 
 
 def test_special_ids_equal_reference():
-    assert (GOLDEN["bos"], GOLDEN["eos"], GOLDEN["pad"], GOLDEN["empty_token"]) == (
-        BOS_ID,
-        EOS_ID,
-        PAD_ID,
-        EMPTY_TOKEN_ID,
-    )
+    assert [GOLDEN[name] for name in ("bos", "eos", "pad", "empty_token")] == [BOS_ID, EOS_ID, PAD_ID, EMPTY_TOKEN_ID]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: repr(case["task"]))
@@ -84,23 +83,63 @@ def test_a_folder_without_tokenizer_says_which_files_are_needed(tmp_path):
         load_tokenizer(tmp_path)
 
 
+# tokenizer.model
+
+UNKNOWN, CONTROL, BYTE, NORMAL = 2, 3, 6, 1
+PIECES = [
+    ("<unk>", 0.0, UNKNOWN),
+    ("<s>", 0.0, CONTROL),
+    ("</s>", 0.0, CONTROL),
+    *((f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)),
+    ("▁a", -1.0, NORMAL),
+    ("ab", -2.0, NORMAL),
+    ("▁ab", -3.0, NORMAL),
+    ("bb", -0.5, NORMAL),
+    ("a", -5.0, NORMAL),
+    ("b", -6.0, NORMAL),
+    ("<", -7.0, NORMAL),
+    ("s>", -7.0, NORMAL),
+    ("s", -7.0, NORMAL),
+    (">", -7.0, NORMAL),
+]
+# Filler up to the id that Llama's blank has.
+PIECES += [(f"filler {i}", -9.0, CONTROL) for i in range(EMPTY_TOKEN_ID - len(PIECES))] + [("▁", -4.0, NORMAL)]
+IDS = {text: token_id for token_id, (text, _, _) in enumerate(PIECES)}
+
+
+def model_file() -> bytes:
+    pieces = [ModelProto.SentencePiece(piece=text, score=score, type=kind) for text, score, kind in PIECES]
+    return ModelProto(pieces=pieces).SerializeToString()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sentencepiece")
+    (folder / "tokenizer.model").write_bytes(model_file())
+    return load_tokenizer(folder)
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("text", "pieces"),
     [
-        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}},
-        {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "/////w=="}},
-        {"normalizer": {"type": "Prepend", "prepend": "a" * 1_000_000}},
-        {"normalizer": {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}},
-        {"model": {"type": "WordLevel", "vocab": {**SPECIAL, "far": 1 << 31}, "unk_token": "<unk>"}},
-        {"model": {"type": "WordLevel", "vocab": SPECIAL, "unk_token": "missing"}},
+        ("a", ["▁a"]),
+        ("ab", ["▁ab"]),
+        ("abb", ["▁a", "bb"]),  # bb scores best of all, so it is merged before ab can be
+        ("aab", ["▁a", "ab"]),
+        ("b a", ["▁", "b", "▁a"]),
+        ("é", ["▁", "<0xC3>", "<0xA9>"]),
+        ("\n", ["▁", "<0x0A>"]),
+        ("", []),
+        ("<s>", ["▁", "<", "s>"]),  # control symbols are never merged from text
     ],
 )
-def test_parts_that_llama_has_not_are_refused(tmp_path, changes):
-    tokenizer = word_tokenizer(SPECIAL)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])  # Llama-2's
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    content = json.loads((tmp_path / "tokenizer.json").read_text())
-    load_tokenizer(tmp_path)
-    (tmp_path / "tokenizer.json").write_text(json.dumps(content | changes))
-    with pytest.raises(BadInput, match=r"tokenizer\.json"):
+def test_pieces_merge_by_score(tokenizer, text, pieces):
+    assert tokenizer.encode(text, add_special_tokens=False).ids == [IDS[piece] for piece in pieces]
+
+
+@pytest.mark.parametrize("cut", [1, 100])
+def test_a_truncated_model_is_named(tmp_path, cut):
+    path = tmp_path / "tokenizer.model"
+    path.write_bytes(model_file()[:-cut])
+    with pytest.raises(BadInput, match=r"tokenizer\.model: is not a usable tokenizer file"):
         load_tokenizer(tmp_path)

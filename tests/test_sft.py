@@ -9,16 +9,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from contracts import Observation
 from errors import BadInput
 from tests.demo_episodes import raw_images, write_demos
 from tests.small_checkpoint import SMALL
-from vla.action_tokenizer import FIRST_ACTION_TOKEN
-from vla.observation import PlainObservation
 from vla.policy import Policy
 from vla.settings import LearnerSettings, SftArgs, TinySize
 from vla.sft import fine_tune, main
 from vla.sft_learner import Learner
 from vla.sft_report import read_records
+from vla.tokens import FIRST_ACTION_TOKEN
 
 MEMORISING = LearnerSettings(steps=250, batch_size=8, lr=6e-3, warmup_steps=20, augment=False, proprio_noise=0.0)
 BRIEF = LearnerSettings(steps=4, batch_size=4, warmup_steps=1)
@@ -44,9 +44,9 @@ def memorised(demos, tmp_path_factory):
     return fine_tune(replace(args, log_every=50, eval_every=50))
 
 
-def _observations(episodes) -> list[PlainObservation]:
+def _observations(episodes) -> list[Observation]:
     return [
-        PlainObservation(images, proprio.astype(np.float64), episode.instruction)
+        Observation(images, proprio.astype(np.float64), episode.instruction)
         for i, episode in enumerate(episodes)
         for images, proprio in zip(raw_images(i), episode.proprio, strict=True)
     ]

@@ -4,16 +4,15 @@ import numpy as np
 import pytest
 import torch
 
+from contracts import Observation, write_json
 from demonstrations import read_episode
 from errors import BadInput
 from tests.demo_episodes import FRAME_GAP, FRAMES, INSTRUCTIONS, raw_images, write_demos
 from tests.small_checkpoint import SMALL, make_small_checkpoint
-from vla.action_tokenizer import FIRST_ACTION_TOKEN, to_env
-from vla.checkpoint_writer import write_json
-from vla.observation import PlainObservation
 from vla.policy import Policy
 from vla.preprocessing import ImageProcessor
 from vla.sft_data import PixelScale, dataset_statistics, from_env, make_data, read_episodes, split_episodes
+from vla.tokens import FIRST_ACTION_TOKEN, to_env
 
 KEY = "libero_spatial_no_noops"
 CPU = torch.device("cpu")
@@ -44,9 +43,9 @@ def data(episodes, policy):
     return make_data(episodes[:3], episodes[3:], policy.statistics, policy.model_inputs.tokenizer, CPU, augment=True)
 
 
-def _observations(written, episode: int) -> list[PlainObservation]:
+def _observations(written, episode: int) -> list[Observation]:
     return [
-        PlainObservation(images, proprio.astype(np.float64), written[episode].instruction)
+        Observation(images, proprio.astype(np.float64), written[episode].instruction)
         for images, proprio in zip(raw_images(episode), written[episode].proprio, strict=True)
     ]
 

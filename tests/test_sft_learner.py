@@ -9,7 +9,6 @@ import torch
 from errors import BadInput
 from tests.demo_episodes import write_demos
 from tests.small_checkpoint import SMALL, make_small_checkpoint
-from vla.action_tokenizer import FIRST_ACTION_TOKEN
 from vla.checkpoint import inspect_checkpoint
 from vla.preprocessing import ImageProcessor
 from vla.prompt import load_tokenizer
@@ -17,7 +16,7 @@ from vla.settings import LearnerSettings
 from vla.sft_checkpoint import load_trainable
 from vla.sft_data import PixelScale, make_data, read_episodes
 from vla.sft_learner import Learner, learning_rate
-from vla.statistics import load_statistics
+from vla.tokens import FIRST_ACTION_TOKEN, load_statistics
 
 CPU = torch.device("cpu")
 SETTINGS = LearnerSettings(steps=20, batch_size=4, warmup_steps=2, aux_weight=0.5)

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from vla.action_tokenizer import FIRST_ACTION_TOKEN
 from vla.sft_loss import action_loss, batch_metrics, diagnose, target_distributions, zero_other_rows
+from vla.tokens import FIRST_ACTION_TOKEN
 
 CPU = torch.device("cpu")
 VOCABULARY = 32064

@@ -1,14 +1,15 @@
 import errno
+import json
 import math
 import pickle
 import resource
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from errors import BadInput
+from contracts import BadInput
 from vla.weights import (
     fingerprint,
     read_header,
@@ -17,7 +18,9 @@ from vla.weights import (
     read_tensors,
     stream_tensors,
     weight_files,
+    write_pt,
     write_tensors,
+    write_weights,
 )
 
 CPU = torch.device("cpu")
@@ -38,7 +41,6 @@ def test_header_describes_what_the_library_wrote(tmp_path, tensors):
     header, metadata = read_header(tmp_path / "x.safetensors")
     assert {name: entry.shape for name, entry in header.items()} == {k: tuple(t.shape) for k, t in tensors.items()}
     assert (header["a"].dtype, header["b"].dtype) == ("BF16", "F32")
-    assert header["a"].end - header["a"].start == 40 * 50 * 2
     assert metadata == {"who": "me"}
 
 
@@ -62,44 +64,22 @@ def test_streamed_tensors_outlive_the_file(tmp_path, tensors):
     assert torch.equal(streamed["b"], tensors["b"])
 
 
-def _write_npz(path):
-    with path.open("wb") as file:
-        np.savez(file, a=np.zeros(3))
-
-
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (lambda path: None, "is missing"),
-        (lambda path: path.write_bytes(b""), "not a safetensors file"),
-        (lambda path: path.write_bytes(b"version https://git-lfs.github.com/spec/v1\n"), "not a safetensors file"),
-        (_write_npz, "not a safetensors file"),
-        (lambda path: path.write_bytes((20).to_bytes(8, "little") + b"{" + b" " * 40), "unreadable header"),
-        (lambda path: path.write_bytes((2).to_bytes(8, "little") + b"[]"), "unreadable header"),
-    ],
-)
-def test_broken_safetensors_file_is_named(tmp_path, write, message):
+@pytest.mark.parametrize("content", [None, b"", b"version https://git-lfs.github.com/spec/v1\n", b"PK\x03\x04" * 20])
+def test_broken_safetensors_file_is_named(tmp_path, content):
     path = tmp_path / "model.safetensors"
-    write(path)
-    with pytest.raises(BadInput, match=message) as caught:
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadInput, match="is missing" if content is None else "not a whole safetensors file") as caught:
         read_header(path)
     assert str(path) in str(caught.value)
 
 
-def test_truncated_file_is_named_with_expected_and_found_size(tmp_path, tensors):
+@pytest.mark.parametrize("missing", [1, 100, 4000])
+def test_truncated_file_is_named(tmp_path, tensors, missing):
     path = tmp_path / "x.safetensors"
     write_tensors(path, tensors)
-    size = path.stat().st_size
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(BadInput, match=f"expected {size} bytes, found {size - 100}"):
-        read_header(path)
-
-
-def test_offsets_that_point_outside_the_data_are_refused(tmp_path):
-    header = b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [-8, 4]}}'
-    path = tmp_path / "x.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    with pytest.raises(BadInput, match="unreadable header"):
+    path.write_bytes(path.read_bytes()[:-missing])
+    with pytest.raises(BadInput, match=r"x\.safetensors is not a whole safetensors file"):
         read_header(path)
 
 
@@ -110,6 +90,11 @@ def test_fingerprint_ignores_how_tensors_are_spread_over_files(tmp_path, tensors
     whole = read_header(tmp_path / "whole.safetensors")[0]
     parts = read_header(tmp_path / "1.safetensors")[0] | read_header(tmp_path / "2.safetensors")[0]
     assert fingerprint(whole.values()) == fingerprint(parts.values())
+
+
+def test_fingerprint_is_that_which_adapters_of_earlier_runs_hold():
+    header, _ = read_header(Path(__file__).parent / "golden" / "checkpoint" / "model.safetensors")
+    assert fingerprint(header.values()) == "96146dd40ce6436fbe29d1e91732467a27ba47e5492d815d339798f87fd234f6"
 
 
 @pytest.mark.parametrize("change", [lambda t: t * 1.01, lambda t: t.float(), lambda t: t.view(50, 40)])
@@ -127,15 +112,33 @@ def test_index_decides_which_files_are_read(tmp_path):
     assert weight_files(tmp_path) == [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
 
 
-@pytest.mark.parametrize("name", ["../elsewhere.safetensors", "/etc/passwd", "sub/x.safetensors"])
-def test_index_cannot_lead_out_of_the_folder(tmp_path, name):
-    (tmp_path / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a": "{name}"}}}}')
-    with pytest.raises(BadInput, match="weight_map"):
-        weight_files(tmp_path)
+def test_shards_are_cut_before_they_grow_too_large_and_the_index_names_them(tmp_path):
+    sizes = {"a": 3, "b": 2, "c": 4, "d": 9, "e": 1}
+    state = {name: torch.full((10 * size,), float(size)) for name, size in sizes.items()}
+    write_weights(tmp_path, state, torch.bfloat16, max_bytes=5 * 20)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 19 * 20
+    assert index["weight_map"].keys() == state.keys()
+    for name, file in index["weight_map"].items():
+        stored = load_file(tmp_path / file)
+        assert stored[name].dtype == torch.bfloat16
+        assert torch.equal(stored[name].float(), state[name])
+        assert len(stored) == 1 or sum(tensor.nbytes for tensor in stored.values()) <= 5 * 20
+    files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert files == [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
+    assert sorted(path.name for path in weight_files(tmp_path)) == files
 
 
-def test_pt_loses_the_prefix_of_distributed_training(tmp_path):
-    torch.save({"module.fc1.weight": torch.ones(2)}, tmp_path / "x.pt")
+def test_one_small_set_of_weights_is_one_file_without_index(tmp_path):
+    write_weights(tmp_path, {"a": torch.ones(3)}, torch.bfloat16)
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_pt_has_the_prefix_of_distributed_training_and_loses_it_when_read(tmp_path):
+    write_pt(tmp_path / "x.pt", {"fc1.weight": torch.ones(2, requires_grad=True)})
+    state = torch.load(tmp_path / "x.pt", weights_only=True)
+    assert list(state) == ["module.fc1.weight"]
+    assert not state["module.fc1.weight"].requires_grad
     assert list(read_pt(tmp_path / "x.pt")) == ["fc1.weight"]
 
 
@@ -152,7 +155,7 @@ def test_code_in_a_pickle_is_refused_and_not_run(tmp_path):
     torch.save({"module.fc1.weight": _Payload(marker)}, tmp_path / "zip.pt")
     (tmp_path / "plain.pt").write_bytes(pickle.dumps(_Payload(marker), protocol=2))
     for name in ("zip.pt", "plain.pt"):
-        with pytest.raises(BadInput, match=f"{name}.* (was not loaded|no readable archive)"):
+        with pytest.raises(BadInput, match=f"{name} is no file of tensors"):
             read_pt(tmp_path / name)
     assert not marker.exists()
 
@@ -192,26 +195,3 @@ def test_a_full_disk_is_an_oserror_with_its_number(tmp_path, tensors):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     assert (refused.value.errno, refused.value.filename) == (errno.EFBIG, str(tmp_path / "x.safetensors"))
-
-
-def _safetensors(header: str, data: bytes) -> bytes:
-    return len(header).to_bytes(8, "little") + header.encode() + data
-
-
-@pytest.mark.parametrize(
-    "header",
-    [
-        '{"a": {"dtype": "F32", "shape": [1000000000000000], "data_offsets": [0, 8]}}',
-        '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},'
-        ' "b": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
-        '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 1e400]}}',
-        '{"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}',
-        '{"a": {"dtype": "F3", "shape": [2], "data_offsets": [0, 8]}}',
-        "[" * 100_000,
-    ],
-    ids=["a shape beyond the data", "two tensors in one place", "infinity", "negative", "unknown dtype", "deep"],
-)
-def test_headers_that_claim_more_than_there_is_are_refused(tmp_path, header):
-    (tmp_path / "x.safetensors").write_bytes(_safetensors(header, bytes(8)))
-    with pytest.raises(BadInput, match=r"x\.safetensors"):
-        read_header(tmp_path / "x.safetensors")

@@ -1,4 +1,4 @@
-"""Camera frames -> the network's pixel values. One path for training, evaluation and video.
+"""From observations to the arguments of the network: pixel values, prompt ids, proprio. One path for all programs.
 
     frames uint8 (..., n, 256, 256, 3)
       -- model_input_images --> uint8 (..., n, S, S, 3)    what the training data went through
@@ -8,8 +8,10 @@ Source: openvla-oft @213c5ff, experiments/robot/openvla_utils.py and prismatic/e
 """
 
 import io
+import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,13 @@ import numpy as np
 import simplejpeg
 import torch
 from PIL import Image
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from errors import BadInput
-from untrusted.json_file import as_numbers, as_object, brief, read_json, required
+from contracts import BadInput, Observation, first_line, read_json
+from vla.prompt import pad_prompts, prompt_ids
 from vla.resampling import centre_crop, lanczos_resize
+from vla.tokens import NormalisationType, VectorStatistics, normalise_proprio
 
 NUM_BACKBONES = 2  # DINOv2, SigLIP
 CHANNELS_PER_IMAGE = 3 * NUM_BACKBONES
@@ -34,59 +38,85 @@ class ImageProcessor:
     image_size: int  # S: 224 in real checkpoints
     means: tuple[tuple[float, ...], ...]  # (2, 3): backbone, RGB; of pixels in [0, 1]
     stds: tuple[tuple[float, ...], ...]  # (2, 3)
-    interpolations: tuple[str, ...]  # names of Pillow, for images that aren't S x S
+    interpolations: tuple[Image.Resampling, ...]  # for images that aren't S x S
 
     @classmethod
     def load(cls, folder: str | Path) -> "ImageProcessor":
         """Read a checkpoint folder's preprocessor_config.json. Raises BadInput naming the file and the field."""
         path = Path(folder) / "preprocessor_config.json"
         config = read_json(path)
-        _check_strategy(config, str(path))
-        sizes = [as_numbers(size, f"{path}: input_sizes", 3) for size in _per_backbone(config, "input_sizes", path)]
-        size = int(sizes[0][1])
-        if size < 1 or any(s != [3, size, size] for s in sizes):
-            raise BadInput(f"{path}: input_sizes: expected one square size [3, S, S] twice, found {brief(sizes)}")
-        means, stds = _normalisation(config, path)
-        interpolations = tuple(_per_backbone(config, "interpolations", path))
-        for name in interpolations:
-            if not isinstance(name, str) or name.upper() not in Image.Resampling.__members__:
-                raise BadInput(f"{path}: interpolations: {brief(name)} is not a filter of Pillow such as 'bicubic'")
-        return cls(size, means, stds, interpolations)
+        try:
+            return cls._of(config)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
+            raise BadInput(f"{path}: not the image processor of an OpenVLA-OFT checkpoint ({error!r})") from error
+
+    @classmethod
+    def _of(cls, config: dict[str, Any]) -> "ImageProcessor":
+        strategy, letterbox = config.get("image_resize_strategy", "resize-naive"), config.get("tvf_do_letterbox")
+        if strategy != "resize-naive" or letterbox:
+            raise ValueError(f"image_resize_strategy is {strategy}, letterbox {letterbox}: expected 'resize-naive'")
+        sizes, interpolations = config["input_sizes"], config["interpolations"]
+        size = sizes[0][1]
+        if type(size) is not int or size < 1 or sizes != [[3, size, size]] * NUM_BACKBONES:
+            raise ValueError(f"input_sizes is {sizes}, expected one square size [3, S, S] twice")
+        # Released checkpoints carry means and stds twice: as published, and rounded to bfloat16 in
+        # `tvf_normalize_params`, which are those that the original processor applies.
+        rounded = config.get("tvf_normalize_params")
+        means = [entry["mean"] for entry in rounded] if rounded else config["means"]
+        stds = [entry["std"] for entry in rounded] if rounded else config["stds"]
+        both = np.array([means, stds], dtype=np.float64)
+        if both.shape != (2, NUM_BACKBONES, 3) or not np.isfinite(both).all() or (both[1] <= 0).any():
+            raise ValueError(f"mean {means} and std {stds}: expected 2 x 3 numbers each, std above 0")
+        mean_tuples, std_tuples = (tuple(map(tuple, values)) for values in both.tolist())
+        first, second = (Image.Resampling[name.upper()] for name in interpolations)
+        return cls(size, mean_tuples, std_tuples, (first, second))
 
 
-def _check_strategy(config: dict[str, Any], where: str) -> None:
-    strategy = config.get("image_resize_strategy", "resize-naive")
-    if strategy != "resize-naive" or config.get("tvf_do_letterbox", False):
-        raise BadInput(
-            f"{where}: image_resize_strategy {brief(strategy)} (letterbox {config.get('tvf_do_letterbox', False)}) "
-            "is not supported; OpenVLA-OFT checkpoints use 'resize-naive'"
-        )
+@dataclass
+class Inputs:
+    """What one checkpoint's network reads of observations, on the network's device."""
 
+    processor: ImageProcessor
+    tokenizer: Tokenizer
+    num_images: int
+    proprio: VectorStatistics | None  # None: the network does not read it
+    normalisation: NormalisationType
+    device: torch.device
 
-def _normalisation(config: dict[str, Any], path: Path) -> tuple[tuple[tuple[float, ...], ...], ...]:
-    """Means and stds per backbone.
+    def __post_init__(self) -> None:
+        # Frames (..., H, W, 3) -> (..., S, S, 3), uint8: may be done elsewhere, see Observation.prepared.
+        self.prepare = partial(model_input_images, image_size=self.processor.image_size)
+        self._levels = torch.from_numpy(normalised_levels(self.processor)).to(self.device)
+        self._prompts: dict[str, Tensor] = {}
 
-    Released checkpoints carry them twice: `means`/`stds` as published, and rounded to bfloat16 in
-    `tvf_normalize_params`, which are those that the original processor applies. So the latter win.
-    """
-    if "tvf_normalize_params" in config:
-        where = f"{path}: tvf_normalize_params"
-        params = [as_object(p, where) for p in _per_backbone(config, "tvf_normalize_params", path)]
-        raw_means, raw_stds = ([required(p, name, where) for p in params] for name in ("mean", "std"))
-    else:
-        raw_means, raw_stds = _per_backbone(config, "means", path), _per_backbone(config, "stds", path)
-    means = tuple(tuple(as_numbers(mean, f"{path}: mean", 3)) for mean in raw_means)
-    stds = tuple(tuple(as_numbers(std, f"{path}: std", 3)) for std in raw_stds)
-    if any(value <= 0 for std in stds for value in std):
-        raise BadInput(f"{path}: std: must be positive, found {brief(stds)}")
-    return means, stds
+    def __call__(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """The arguments of the network: pixel values, prompt ids, their lengths, proprio."""
+        images = np.stack([self.view(observation) for observation in observations])
+        if self.device.type == "cpu":
+            pixels = torch.from_numpy(pixel_values(images, self.processor))
+        else:
+            pixels = pixel_values_on_device(send(torch.from_numpy(images), self.device), self._levels)
+        ids, lengths = pad_prompts([self.prompt(observation.instruction) for observation in observations])
+        lengths = None if lengths is None else send(lengths, self.device)
+        proprio = None
+        if self.proprio is not None:
+            states = np.stack([observation.proprio for observation in observations])
+            states = normalise_proprio(states, self.proprio, self.normalisation)
+            proprio = send(torch.from_numpy(states).float(), self.device)
+        return pixels, send(ids, self.device), lengths, proprio
 
+    def view(self, observation: Observation) -> np.ndarray:
+        """The images as the network sees them, uint8 (num_images, S, S, 3)."""
+        images = observation.images[: self.num_images]
+        if len(images) < self.num_images:
+            raise ValueError(f"an observation has {len(images)} images, the policy needs {self.num_images}")
+        return images if observation.prepared else self.prepare(images)
 
-def _per_backbone(config: dict[str, Any], name: str, path: Path) -> list[Any]:
-    value = required(config, name, str(path))
-    if not isinstance(value, list) or len(value) != NUM_BACKBONES:
-        raise BadInput(f"{path}: {name}: expected a list of {NUM_BACKBONES} (DINOv2, SigLIP), found {brief(value)}")
-    return value
+    def prompt(self, instruction: str) -> Tensor:
+        """Token ids (P,) int64."""
+        if instruction not in self._prompts:
+            self._prompts[instruction] = torch.tensor(prompt_ids(self.tokenizer, instruction))
+        return self._prompts[instruction]
 
 
 def model_input_images(frames: np.ndarray, image_size: int) -> np.ndarray:
@@ -122,8 +152,10 @@ def pixel_values(images: np.ndarray, processor: ImageProcessor) -> np.ndarray:
     levels = normalised_levels(processor)
     for index in np.ndindex(*batch, num_images):
         for backbone, interpolation in enumerate(processor.interpolations):
-            planes = _resize_naive(images[index], size, interpolation).transpose(2, 0, 1)
-            for channel, plane in enumerate(planes):
+            image = images[index]
+            if image.shape[:2] != (size, size):
+                image = np.asarray(Image.fromarray(image).resize((size, size), interpolation))
+            for channel, plane in enumerate(image.transpose(2, 0, 1)):
                 # Not the default mode: that one writes to a buffer first. No level is beyond 255.
                 place = (*index, backbone, channel)
                 np.take(levels[backbone, channel], plane, out=pixels[place], mode="clip")
@@ -145,12 +177,56 @@ def normalised_levels(processor: ImageProcessor) -> np.ndarray:
     return (levels - means) / stds
 
 
-def _resize_naive(image: np.ndarray, size: int, interpolation: str) -> np.ndarray:
-    if image.shape[:2] == (size, size):
-        return image
-    return np.asarray(Image.fromarray(image).resize((size, size), Image.Resampling[interpolation.upper()]))
-
-
 def _check_images(images: np.ndarray) -> None:
     if images.dtype != np.uint8 or images.ndim < 3 or images.shape[-1] != 3:
         raise ValueError(f"expected uint8 images (..., H, W, 3), found {images.dtype} {images.shape}")
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """A CPU tensor on `device`. A GPU gets it after what it was asked before; the caller goes on at once.
+
+    A plain `.to(device)` waits until the GPU has done all of that: then nothing is left that hides the Python before
+    the next kernel. numpy makes the copy in this thread, because to wake all of torch's takes longer (some 4 ms on a
+    host with 32 cores). Pinned memory goes back to torch's pool when it has been read.
+    """
+    if device.type != "cuda":
+        return tensor.to(device)
+    pinned = torch.empty_like(tensor, pin_memory=True)
+    np.copyto(pinned.numpy(), tensor.numpy())
+    return pinned.to(device, non_blocking=True)
+
+
+def write_observations(path: Path, observations: Sequence[Observation]) -> None:
+    """An .npz of some observations, all of one shape."""
+    np.savez_compressed(
+        path,
+        images=np.stack([observation.images for observation in observations]),
+        proprio=np.stack([observation.proprio for observation in observations]),
+        instructions=np.array([observation.instruction for observation in observations]),
+        prepared=np.array([observation.prepared for observation in observations]),
+    )
+
+
+def read_observations(path: Path) -> list[Observation]:
+    """What `write_observations` wrote. Raises BadInput when the file is broken."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            columns = [file[name] for name in ("images", "proprio", "instructions", "prepared")]
+        rows = zip(*columns, strict=True)
+        return [Observation(images, proprio, str(text), bool(prepared)) for images, proprio, text, prepared in rows]
+    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise BadInput(f"{path}: holds no observations ({first_line(error)}): delete it") from error
+
+
+def synthetic_observations(
+    num_images: int, proprio: VectorStatistics | None, count: int = 8, seed: int = 0
+) -> list[Observation]:
+    """Smooth random images and states within the ranges of `proprio`: inputs where no stored ones are at hand."""
+    random = np.random.default_rng(seed)
+    observations = []
+    for _ in range(count):
+        coarse = random.integers(0, 256, (num_images, 8, 8, 3), dtype=np.uint8)
+        state = np.zeros(0) if proprio is None else random.uniform(proprio.q01, proprio.q99)
+        instruction = "pick up the black bowl and place it on the plate"
+        observations.append(Observation(coarse.repeat(32, axis=1).repeat(32, axis=2), state, instruction))
+    return observations

@@ -13,10 +13,11 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from contracts import Observation
 from errors import BadInput
-from vla.action_tokenizer import ACTION_TOKEN_IDS
-from vla.observation import PlainObservation
-from vla.policy import Observation, Policy
+from vla import preprocessing
+from vla.policy import Policy
+from vla.tokens import ACTION_TOKEN_IDS
 
 _IMAGE_SIZE = 256  # of LIBERO's cameras
 _INSTRUCTION = "pick up the black bowl and place it on the plate"
@@ -78,25 +79,17 @@ def action_mass_probe(policy: Policy, observation: Observation, must_be_trained:
     return finding
 
 
-def _observation(policy: Policy, brightness: int) -> PlainObservation:
+def _observation(policy: Policy, brightness: int) -> Observation:
     """A uniform image, the arm in the middle of its range."""
     proprio = policy.statistics.proprio
     middle = np.zeros(0) if proprio is None else (proprio.q01 + proprio.q99) / 2
     shape = (policy.num_images, _IMAGE_SIZE, _IMAGE_SIZE, 3)
-    return PlainObservation(np.full(shape, brightness, dtype=np.uint8), middle, _INSTRUCTION)
+    return Observation(np.full(shape, brightness, dtype=np.uint8), middle, _INSTRUCTION)
 
 
-def synthetic_observations(policy: Policy, count: int = 8, seed: int = 0) -> list[PlainObservation]:
+def synthetic_observations(policy: Policy, count: int = 8, seed: int = 0) -> list[Observation]:
     """Smooth random images and states within the policy's ranges: inputs where no stored ones are at hand."""
-    random = np.random.default_rng(seed)
-    proprio = policy.statistics.proprio
-    observations = []
-    for _ in range(count):
-        coarse = random.integers(0, 256, (policy.num_images, 8, 8, 3), dtype=np.uint8)
-        images = coarse.repeat(_IMAGE_SIZE // 8, axis=1).repeat(_IMAGE_SIZE // 8, axis=2)
-        state = np.zeros(0) if proprio is None else random.uniform(proprio.q01, proprio.q99)
-        observations.append(PlainObservation(images, state, _INSTRUCTION))
-    return observations
+    return preprocessing.synthetic_observations(policy.num_images, policy.statistics.proprio, count, seed)
 
 
 def _relative_effect(before: torch.Tensor, after: torch.Tensor) -> float:

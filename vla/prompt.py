@@ -1,25 +1,23 @@
-"""The text half of the model's input: prompt template, tokenizer and prompt ids."""
+"""The text half of the model's input: prompt template, tokenizer and prompt ids.
+
+The tokenizer is Llama-2's, from tokenizer.json or from Meta's tokenizer.model. The latter is a SentencePiece BPE model:
+the vocabulary is the order of its pieces, and the score of a piece says how early two neighbours are merged into it.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, normalizers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from errors import BadInput
-from untrusted.json_file import as_object, brief, parse_json, required
-from untrusted.plain_file import read_text
-from vla.sentencepiece import read_sentencepiece_model
+from contracts import BadInput
 
 BOS_ID, EOS_ID, PAD_ID = 1, 2, 32000
 EMPTY_TOKEN_ID = 29871  # "▁": ends every prompt of the training data, a by-product of tokenising "Out: " + actions
-_TRIAL = "abcdefghijklmnopqrstuvwxyz 0123456789 é▁\n"  # letters, and what needs a fallback
-_PARTS = ["Sequence", "Prepend", "Metaspace", "Punctuation", "Split", "Whitespace"]
-_LONGEST_TEXT = 100  # in a part; Llama's have one character
 _LLAMA_TOKENS = {BOS_ID: "<s>", EOS_ID: "</s>", EMPTY_TOKEN_ID: "▁"}
+_NORMAL = 1  # the type of pieces that merging can make; the others are control symbols, bytes and <unk>
 
 
 def prompt(instruction: str) -> str:
@@ -51,63 +49,39 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     the vocabulary of another model gives ids that this one reads as other words, and nothing else would tell.
     """
     json_path, model_path = Path(folder) / "tokenizer.json", Path(folder) / "tokenizer.model"
-    if json_path.exists():
-        path, tokenizer = json_path, _read_tokenizer_json(json_path)
-    elif model_path.exists():
-        path, tokenizer = model_path, read_sentencepiece_model(model_path)
-    else:
-        raise BadInput(
-            f"{folder}: holds neither tokenizer.json nor tokenizer.model; copy one from the checkpoint's source"
-        )
+    path, read = (json_path, Tokenizer.from_file) if json_path.exists() else (model_path, _read_sentencepiece)
+    if not path.exists():
+        raise BadInput(f"{folder}: holds neither tokenizer.json nor tokenizer.model; copy one from its source")
+    try:
+        tokenizer = read(str(path))
+        tokenizer.no_padding()  # both may be saved in the file, and would change the ids
+        tokenizer.no_truncation()
+        tokenizer.encode(prompt("a trial"), add_special_tokens=False)
+    except Exception as error:  # the library raises nothing more specific
+        raise BadInput(f"{path}: is not a usable tokenizer file ({error}); download or copy it again") from error
     for token_id, token in _LLAMA_TOKENS.items():
-        found = tokenizer.id_to_token(token_id)
-        if found != token:
+        if (found := tokenizer.id_to_token(token_id)) != token:
             raise BadInput(f"{path}: id {token_id} is {found!r}, not {token!r}; the Llama-2 tokenizer is needed")
-    try:
-        tokenizer.encode(prompt(_TRIAL), add_special_tokens=False)
-    except Exception as error:  # the library raises nothing more specific
-        raise BadInput(f"{path}: cannot encode a prompt ({error}); download or copy it again") from error
     return tokenizer
 
 
-def _read_tokenizer_json(path: Path) -> Tokenizer:
-    text = read_text(path)
-    _check_parts(as_object(parse_json(text, str(path)), str(path)), str(path))
-    try:
-        tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing more specific
-        raise BadInput(f"{path}: is not a tokenizer file ({error}); download or copy it again") from error
-    tokenizer.no_padding()  # both may be saved in the file, and would change the ids
-    tokenizer.no_truncation()
+def _read_sentencepiece(path: str) -> Tokenizer:
+    """A tokenizer that gives the ids of the sentencepiece library, which is not needed for it."""
+    from transformers.utils.sentencepiece_model_pb2_new import ModelProto  # generated, needs protobuf alone
+
+    pieces = list(ModelProto.FromString(Path(path).read_bytes()).pieces)
+    ids = {piece.piece: token_id for token_id, piece in enumerate(pieces)}
+    # All pairs of pieces that make up a piece, best score first: [("▁", "t"), ("e", "r"), ...]. Equal scores (Llama's
+    # runs of blanks) come in order of the ids, as in the tokenizer.json that Meta's file became.
+    ranked = sorted(
+        (-piece.score, ids[piece.piece[:cut]], ids[piece.piece[cut:]])
+        for piece in pieces
+        if piece.type == _NORMAL
+        for cut in range(1, len(piece.piece))
+        if piece.piece[:cut] in ids and piece.piece[cut:] in ids
+    )
+    merges = [(pieces[left].piece, pieces[right].piece) for _, left, right in ranked]
+    tokenizer = Tokenizer(models.BPE(ids, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    # Blanks are written as ▁, one of them before the text.
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     return tokenizer
-
-
-def _check_parts(content: dict[str, Any], where: str) -> None:
-    """Raises BadInput for what the library would need years or GBs for: only parts of tokenizers like Llama-2's pass.
-
-    Among the others are regular expressions, which can backtrack without end, and tables that are taken on trust.
-    """
-    waiting = [content.get("normalizer"), content.get("pre_tokenizer")]
-    while waiting:
-        part = waiting.pop()
-        if (isinstance(part, dict) and not _is_tame(part)) or (isinstance(part, str) and len(part) > _LONGEST_TEXT):
-            raise BadInput(f"{where}: has a part {brief(part)}; the Llama-2 tokenizer is needed")
-        if isinstance(part, dict | list):
-            waiting += part.values() if isinstance(part, dict) else part
-    model = as_object(required(content, "model", where), f"{where}: model")
-    vocabulary = as_object(required(model, "vocab", f"{where}: model"), f"{where}: vocab")
-    added = content.get("added_tokens") or []
-    if not isinstance(added, list):
-        raise BadInput(f"{where}: added_tokens is {brief(added)}, expected a list")
-    ids = [*vocabulary.values(), *(as_object(token, f"{where}: added_tokens").get("id") for token in added)]
-    if not all(type(number) is int and 0 <= number <= PAD_ID for number in ids):
-        # The library makes room for the largest id, and the model has no embeddings beyond.
-        raise BadInput(f"{where}: has ids that are no numbers from 0 to {PAD_ID}; the Llama-2 tokenizer is needed")
-
-
-def _is_tame(part: dict[str, Any]) -> bool:
-    """Whether a part is known, without a regular expression, and replaces nothing by something longer."""
-    if part.get("type") == "Replace":
-        pattern, text = part.get("pattern"), part.get("content")
-        return isinstance(pattern, dict) and isinstance(text, str) and len(text) <= len(str(pattern.get("String", "")))
-    return "Regex" not in part and ("type" not in part or part["type"] in _PARTS)

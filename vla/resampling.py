@@ -24,11 +24,11 @@ def lanczos_resize(planes: np.ndarray, size: int) -> np.ndarray:
     _, height, width = planes.shape
     source = planes.astype(np.float32)
     rows = np.empty((3, size, width), dtype=np.float32)
-    for outputs, inputs, weights in _weight_bands(height, size):
+    for outputs, inputs, weights, _ in _weight_bands(height, size):
         np.matmul(weights, source[:, inputs], out=rows[:, outputs])
     columns = np.empty((3 * size, size), dtype=np.float32)
-    for outputs, inputs, weights in _transposed_bands(width, size):
-        np.matmul(rows.reshape(3 * size, width)[:, inputs], weights, out=columns[:, outputs])
+    for outputs, inputs, _, transposed in _weight_bands(width, size):
+        np.matmul(rows.reshape(3 * size, width)[:, inputs], transposed, out=columns[:, outputs])
     levels = np.rint(columns)
     # BLAS may sum in another order or fuse multiply and add: settle here the few values where that could show.
     doubtful = np.flatnonzero(np.abs(columns - levels) > 0.5 - TIE_MARGIN)
@@ -61,23 +61,17 @@ def _taps(num_in: int, num_out: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @lru_cache(maxsize=16)
-def _weight_bands(num_in: int, num_out: int) -> list[tuple[slice, slice, np.ndarray]]:
-    """The banded weight matrix cut into small dense blocks: (outputs, inputs, block (outputs, inputs))."""
+def _weight_bands(num_in: int, num_out: int) -> list[tuple[slice, slice, np.ndarray, np.ndarray]]:
+    """The banded weight matrix cut into small dense blocks: (outputs, inputs, block, transpose)."""
     matrix = lanczos_weights(num_in, num_out)
     bands = []
     for start in range(0, num_out, BAND_OUTPUTS):
         block = matrix[start : start + BAND_OUTPUTS]
         used = np.flatnonzero(block.any(axis=0))
         inputs = slice(used[0], used[-1] + 1)
-        bands.append((slice(start, start + len(block)), inputs, np.ascontiguousarray(block[:, inputs])))
+        block = np.ascontiguousarray(block[:, inputs])
+        bands.append((slice(start, start + len(block)), inputs, block, np.ascontiguousarray(block.T)))
     return bands
-
-
-@lru_cache(maxsize=16)
-def _transposed_bands(num_in: int, num_out: int) -> list[tuple[slice, slice, np.ndarray]]:
-    return [
-        (outputs, inputs, np.ascontiguousarray(block.T)) for outputs, inputs, block in _weight_bands(num_in, num_out)
-    ]
 
 
 def lanczos_weights(num_in: int, num_out: int) -> np.ndarray:

@@ -135,17 +135,3 @@ class CardArgs:
     """A folder that vla.sft wrote."""
     evaluation: Path | None = None
     """Text file in Markdown with the results to show (None: no results)."""
-
-
-@dataclass(frozen=True)
-class MergeArgs:
-    """Merge a trained adapter into its base: a plain OpenVLA-OFT folder that other OFT programs load."""
-
-    adapter: Path
-    """Adapter folder, such as runs/RUN/checkpoints/best."""
-    out: Path
-    """Folder to write; must not exist."""
-    base: str | None = None
-    """Base checkpoint (None: the one that the adapter names)."""
-    device: str = "auto"
-    """Where the two policies are compared (auto: on a GPU if there is one); the merge itself needs no GPU."""

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
+from contracts import write_json
 from demonstrations import ACTION_DIM, CHUNK_LENGTH, PROPRIO_DIM
 from errors import BadInput
 from untrusted.json_file import read_json
-from vla.checkpoint import CheckpointInfo, inspect_checkpoint, load_network
-from vla.checkpoint_writer import save_checkpoint, write_json
-from vla.hub import resolve_checkpoint
-from vla.openvla_oft import OpenVLAOFT
+from vla.checkpoint import CheckpointInfo, inspect_checkpoint, load_network, resolve_checkpoint, save_checkpoint
+from vla.model import OpenVLAOFT
 from vla.settings import TinySize
 from vla.tiny import make_tiny_checkpoint
 

@@ -20,11 +20,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from demonstrations import CHUNK_LENGTH, decode_jpeg, list_episodes, read_episode
 from errors import BadInput
-from vla.action_tokenizer import FIRST_ACTION_TOKEN, encode, normalise
 from vla.preprocessing import ImageProcessor
 from vla.prompt import PAD_ID, prompt_ids
 from vla.resampling import centre_crop, lanczos_resize
-from vla.statistics import DatasetStatistics, normalise_proprio
+from vla.tokens import FIRST_ACTION_TOKEN, DatasetStatistics, encode, normalise, normalise_proprio
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from vla.action_tokenizer import ACTION_TOKEN_IDS, NUM_BINS
+from vla.tokens import ACTION_TOKEN_IDS, NUM_BINS
 
 ACTION_NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 POSITION_DIMS = 3

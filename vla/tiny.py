@@ -20,10 +20,9 @@ if __name__ == "__main__":
 import torch
 from torch import nn
 
-from vla.checkpoint_writer import save_checkpoint, write_json
-from vla.heads import L1RegressionHead, ProprioProjector
-from vla.model_config import read_model_config
-from vla.openvla_oft import OpenVLAOFT
+from contracts import write_json
+from vla.checkpoint import read_model_config, save_checkpoint
+from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.tiny_tokenizer import vocabulary, write_tokenizer
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")

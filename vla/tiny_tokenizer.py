@@ -7,9 +7,9 @@ first. Words of LIBERO's instructions are one token each, other words are spelle
 
 from pathlib import Path
 
-from vla.action_tokenizer import ACTION_TOKEN_IDS
-from vla.checkpoint_writer import write_json
+from contracts import write_json
 from vla.prompt import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID
+from vla.tokens import ACTION_TOKEN_IDS
 
 BLANK = "▁"  # SentencePiece's sign for a blank
 _WORDS = """

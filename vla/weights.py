@@ -1,40 +1,30 @@
-"""Tensors on disk: safetensors files and torch `.pt` state dicts. Nothing here can run code from a file.
+"""Tensors on disk: safetensors files, whole or in shards with an index, and torch `.pt` state dicts.
 
-A safetensors file is 8 bytes (length of the header, little endian), a JSON header {name: {dtype, shape, data_offsets}}
-and the tensors' bytes. The header alone tells whether a file is whole and fits the network, so every file of a
-checkpoint is checked before the first tensor is read.
+The headers of safetensors files tell whether a checkpoint is whole and fits the network, so they are all read before
+the first tensor is. Nothing in a file is executed: the libraries' readers take tensors alone.
 """
 
+import contextlib
 import hashlib
-import math
 import os
+import pickle
 import re
-import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from errors import BadInput
-from untrusted.json_file import as_object, parse_json, read_json, required
-from untrusted.plain_file import check_plain
-from untrusted.torch_file import load_torch
+from contracts import BadInput, first_line, read_json, write_json
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-_FILE_NAME = re.compile(r"\w[\w.-]{0,200}", re.ASCII)  # of the same folder
-_MAX_HEADER_BYTES = 100_000_000  # the format's own limit
+MAX_SHARD_BYTES = 5_000_000_000  # four shards at 7B in bfloat16, as published
 _SAMPLE_BYTES = 4096
-# Bits of an element; dtypes of less than a byte pack several into one.
-_BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I16": 16, "U16": 16, "F16": 16, "BF16": 16,
-    "I32": 32, "U32": 32, "F32": 32, "I64": 64, "U64": 64, "F64": 64, "C64": 64,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -45,8 +35,6 @@ class StoredTensor:
     name: str
     dtype: str  # "BF16", "F32", ...
     shape: tuple[int, ...]
-    start: int  # byte offsets in the file
-    end: int
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -54,53 +42,26 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX_FILE
     if not index.is_file():
         return [folder / SINGLE_FILE]
-    weight_map = as_object(required(read_json(index), "weight_map", str(index)), f"{index}: weight_map")
-    names = sorted({str(name) for name in weight_map.values()})
-    if not names or not all(_FILE_NAME.fullmatch(name) for name in names):
-        raise BadInput(f"{index}: weight_map names no files of this folder; download it again")
-    return [folder / name for name in names]
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise BadInput(f"{index}: holds no weight_map: download it again")
+    return [folder / str(name) for name in sorted(set(weight_map.values()))]
 
 
 def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """All tensors of a safetensors file by name, and its metadata. Raises BadInput when it is missing or not whole."""
     if not path.is_file():
         raise BadInput(f"{path} is missing: download the checkpoint again, or copy all of its files")
-    size = check_plain(path)
     try:
-        with path.open("rb") as file:
-            start = file.read(8)
-            length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-            if not 0 < length <= min(_MAX_HEADER_BYTES, size - 8):
-                raise BadInput(f"{path} is not a safetensors file (it begins with {start!r}): download it again")
-            content = file.read(length).decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is not a safetensors file (unreadable header): download it again") from error
-    header = as_object(parse_json(content, f"{path} (unreadable header)"), f"{path} (unreadable header)")
-    metadata = as_object(header.pop("__metadata__", {}), f"{path}: __metadata__")
-    try:
-        tensors = {name: _stored_tensor(path, name, entry, 8 + length) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path} is not a safetensors file (unreadable header): download it again") from error
-    expected = max((tensor.end for tensor in tensors.values()), default=8 + length)
-    if size != expected:
-        raise BadInput(f"{path} is not whole: expected {expected} bytes, found {size}: download it again")
-    if size != 8 + length + sum(tensor.end - tensor.start for tensor in tensors.values()):
-        raise BadInput(f"{path} is not a safetensors file (its tensors overlap): download it again")
-    return tensors, metadata
-
-
-def _stored_tensor(path: Path, name: str, entry: dict[str, Any], data_start: int) -> StoredTensor:
-    """Raises ValueError, KeyError or TypeError for an entry whose numbers are no sizes or contradict each other."""
-    start, end, *shape = (_size(number) for number in (*entry["data_offsets"], *entry["shape"]))
-    if len(entry["data_offsets"]) != 2 or 8 * (end - start) != math.prod(shape) * _BITS[entry["dtype"]]:
-        raise ValueError(f"offsets {start}, {end} for shape {shape} of {entry['dtype']}")
-    return StoredTensor(path, name, entry["dtype"], tuple(shape), data_start + start, data_start + end)
-
-
-def _size(number: Any) -> int:
-    if type(number) is not int or number < 0:
-        raise ValueError(f"{number!r} is no size")
-    return number
+        with safe_open(path, framework="pt") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
+            tensors = {
+                name: StoredTensor(path, name, part.get_dtype(), tuple(part.get_shape()))
+                for name, part in slices.items()
+            }
+            return tensors, file.metadata() or {}
+    except (SafetensorError, OSError) as error:
+        raise BadInput(f"{path} is not a whole safetensors file ({error}): download it again") from error
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -108,30 +69,32 @@ def read_metadata(path: Path) -> dict[str, str]:
     return read_header(path)[1]
 
 
+def by_file(tensors: Iterable[StoredTensor]) -> dict[Path, list[StoredTensor]]:
+    found: dict[Path, list[StoredTensor]] = {}
+    for tensor in tensors:
+        found.setdefault(tensor.path, []).append(tensor)
+    return found
+
+
 def stream_tensors(
     tensors: Iterable[StoredTensor], device: torch.device, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) one at a time on `device`, converted to `dtype`; one file is open at a time."""
-    by_path: dict[Path, list[StoredTensor]] = {}
-    for tensor in tensors:
-        by_path.setdefault(tensor.path, []).append(tensor)
-    for path, entries in by_path.items():
+    for path, entries in by_file(tensors).items():
         try:
             with safe_open(path, framework="pt", device=str(device)) as file:
                 for entry in entries:
-                    # On the CPU, safetensors gives a view of the mapped file: a copy must not follow the file's fate.
-                    copy = device.type == "cpu"
                     tensor = file.get_tensor(entry.name)
                     check_finite(tensor, entry.name, path)
-                    yield entry.name, tensor.to(dtype=dtype, copy=copy)
+                    # On the CPU, safetensors gives a view of the mapped file: a copy must not follow the file's fate.
+                    yield entry.name, tensor.to(dtype=dtype, copy=device.type == "cpu")
         except (SafetensorError, OSError) as error:
             raise BadInput(f"{path} cannot be read ({error}): download it again") from error
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """All tensors of a small safetensors file, on the CPU in their stored dtype."""
-    entries, _ = read_header(path)
-    return dict(stream_tensors(entries.values(), torch.device("cpu")))
+    return dict(stream_tensors(read_header(path)[0].values(), torch.device("cpu")))
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
@@ -140,27 +103,40 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     try:
         save_file(contiguous, path, metadata={"format": "pt"} | (metadata or {}))
     except SafetensorError as error:
-        found = re.search(r"\(os error (\d+)\)", str(error))
+        found = re.search(r"\(os error (\d+)\)", str(error))  # such as a full disk
         if found is None:
             raise
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
     path.chmod(0o644)
 
 
-def read_pt(path: Path) -> dict[str, Tensor]:
-    """A `.pt` state dict on the CPU, without the prefix `module.` that distributed training adds to names.
+def write_weights(folder: Path, state: dict[str, Tensor], dtype: torch.dtype, max_bytes: int = MAX_SHARD_BYTES) -> None:
+    """One model.safetensors, or several shards and their index. Peak memory is one shard."""
+    sizes = {name: torch.empty_like(tensor, dtype=dtype, device="meta") for name, tensor in state.items()}
+    plan = split_torch_state_dict_into_shards(sizes, max_shard_size=max_bytes)
+    for file, names in plan.filename_to_tensors.items():
+        write_tensors(folder / file, {name: state[name].detach().to("cpu", dtype) for name in names})
+    if plan.is_sharded:
+        write_json(folder / INDEX_FILE, {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename})
 
-    Raises BadInput; a pickle that wants to call anything but tensor constructors is refused, not run.
-    """
-    state = load_torch(path)
+
+def read_pt(path: Path) -> dict[str, Tensor]:
+    """A `.pt` state dict on the CPU, without the prefix `module.` that distributed training adds to names."""
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise BadInput(f"{path} is no file of tensors ({first_line(error)}): get it from its source again") from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise BadInput(f"{path} holds no state dict of tensors: get it from its source again")
-    if not all(value.is_floating_point() for value in state.values()):
-        raise BadInput(f"{path} holds tensors of other than floating-point numbers: get it from its source again")
     tensors = {str(key).removeprefix("module."): value for key, value in state.items()}
     for name, tensor in tensors.items():
         check_finite(tensor, name, path)
     return tensors
+
+
+def write_pt(path: Path, state: dict[str, Tensor]) -> None:
+    """A `.pt` state dict as openvla-oft's distributed training writes it: names begin with `module.`."""
+    torch.save({f"module.{name}": tensor.detach().cpu() for name, tensor in state.items()}, path)
 
 
 def check_finite(tensor: Tensor, name: str, path: Path) -> None:
@@ -181,12 +157,14 @@ def fingerprint(tensors: Iterable[StoredTensor]) -> str:
     It covers every tensor's name, dtype and shape, and the first, middle and last 4 KiB of its bytes: enough to tell
     checkpoints apart, because training changes nearly all of a tensor's values, and fast for 15 GB.
     """
-    digest = hashlib.sha256()
-    for tensor in sorted(tensors, key=lambda tensor: tensor.name):
-        digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}\n".encode())
-        last = max(tensor.start, tensor.end - _SAMPLE_BYTES)
-        with tensor.path.open("rb") as file:
-            for position in (tensor.start, (tensor.start + last) // 2, last):
-                file.seek(position)
-                digest.update(file.read(min(_SAMPLE_BYTES, tensor.end - position)))
+    tensors = sorted(tensors, key=lambda tensor: tensor.name)
+    with contextlib.ExitStack() as stack:
+        files = {path: stack.enter_context(safe_open(path, "pt")) for path in {tensor.path for tensor in tensors}}
+        digest = hashlib.sha256()
+        for tensor in tensors:
+            digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}\n".encode())
+            content = files[tensor.path].get_tensor(tensor.name).flatten().view(torch.uint8)  # mapped, not read
+            last = max(0, len(content) - _SAMPLE_BYTES)
+            for start in (0, last // 2, last):
+                digest.update(content[start : start + _SAMPLE_BYTES].numpy().tobytes())
     return digest.hexdigest()

@@ -1,0 +1,326 @@
+"""Against the original tokenizer's and evaluation code's outputs (tests/golden), and by closed forms."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from contracts import BadInput
+from vla.tokens import (
+    ACTION_TOKEN_IDS,
+    BIN_CENTRES,
+    BIN_EDGES,
+    FIRST_ACTION_TOKEN,
+    NormalisationType,
+    VectorStatistics,
+    decode,
+    encode,
+    load_statistics,
+    normalise,
+    normalise_proprio,
+    sample_tokens,
+    select_key,
+    suites_named,
+    to_env,
+    token_logprobs,
+    unnormalise,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+RANDOMISED = settings(deadline=None, max_examples=100)
+KINDS = list(NormalisationType)
+COMBINED = [f"{suite}_no_noops" for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10")]
+
+
+@pytest.fixture(scope="module")
+def tokenizer_golden():
+    with np.load(GOLDEN / "action_tokenizer.npz") as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module")
+def postprocess_golden():
+    with np.load(GOLDEN / "postprocess.npz") as arrays:
+        return dict(arrays)
+
+
+def statistics_of(dim: int, gripper: bool) -> VectorStatistics:
+    """Ordered like real ones, min <= q01 <= q99 <= max. With a gripper the last dimension is outside the mask."""
+    low, q01, q99, high = np.sort(np.random.default_rng(0).normal(size=(4, dim)), axis=0)
+    mask = np.array([True] * (dim - 1) + [not gripper])
+    return VectorStatistics(min=low, max=high, q01=q01, q99=q99, mask=mask)
+
+
+def test_bins_equal_reference(tokenizer_golden):
+    np.testing.assert_array_equal(BIN_EDGES, tokenizer_golden["bins"])
+    np.testing.assert_array_equal(BIN_CENTRES, tokenizer_golden["bin_centers"])
+    assert tokenizer_golden["action_token_begin_idx"] + 1 == ACTION_TOKEN_IDS.start  # the reference's is exclusive
+    assert len(ACTION_TOKEN_IDS) == 256
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f32"])
+def test_encode_equals_reference_at_edges_and_between(tokenizer_golden, dtype):
+    ids = encode(tokenizer_golden[f"encode_in_{dtype}"])
+    assert ids.dtype == np.int64
+    np.testing.assert_array_equal(ids, tokenizer_golden[f"encode_ids_{dtype}"])
+    np.testing.assert_array_equal(encode(tokenizer_golden["chunk_in"]), tokenizer_golden["chunk_ids"])
+
+
+def test_decode_equals_reference_also_outside_the_action_tokens(tokenizer_golden):
+    actions = decode(tokenizer_golden["decode_ids"])
+    assert actions.dtype == np.float64
+    np.testing.assert_array_equal(actions, tokenizer_golden["decode_actions"])
+    round_trip = decode(encode(tokenizer_golden["encode_in_f64"]))
+    np.testing.assert_array_equal(round_trip, tokenizer_golden["roundtrip_f64"])
+
+
+def test_every_id_but_the_lowest_survives_decode_and_encode():
+    ids = np.arange(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)
+    expected = np.maximum(ids, ACTION_TOKEN_IDS.start + 1)  # 31744 shares the centre of 31745
+    np.testing.assert_array_equal(encode(decode(ids)), expected)
+
+
+@RANDOMISED
+@given(hnp.arrays(np.float64, hnp.array_shapes(max_dims=3, max_side=8), elements=st.floats(-1, 1)))
+def test_round_trip_moves_a_value_by_at_most_half_a_bin(actions):
+    assert np.abs(decode(encode(actions)) - actions).max() <= 1 / 255 + 1e-15
+
+
+def test_values_beyond_the_range_get_the_edge_ids_and_nan_is_refused():
+    assert encode(np.array([1.0, 1.5, np.inf, -1.0, -1e300])).tolist() == [31744, 31744, 31744, 31999, 31999]
+    with pytest.raises(ValueError, match="NaN"):
+        encode(np.array([0.0, np.nan]))
+
+
+@pytest.mark.parametrize("case", ["case_a_1img", "case_b_2img_proprio"])
+@pytest.mark.parametrize("source", ["discrete", "l1"])
+def test_unnormalise_equals_reference(case, source):
+    statistics = load_statistics(GOLDEN / "checkpoint")["libero_tiny_no_noops"].action
+    with np.load(GOLDEN / f"{case}.npz") as arrays:
+        actions = unnormalise(arrays[f"normalized_actions_{source}"], statistics)
+        assert actions.dtype == np.float64
+        np.testing.assert_array_equal(actions, arrays[f"actions_{source}"])
+
+
+@pytest.mark.parametrize("case", ["case_c_batch_1img", "case_d_batch_2img_proprio"])
+def test_tokens_of_a_batch_become_the_reference_actions(case):
+    statistics = load_statistics(GOLDEN / "checkpoint")["libero_tiny_no_noops"].action
+    with np.load(GOLDEN / f"{case}.npz") as arrays:
+        normalised = decode(arrays["responses"]).reshape(-1, 8, 7)
+        np.testing.assert_array_equal(normalised, arrays["normalized_actions"])
+        np.testing.assert_array_equal(unnormalise(normalised, statistics), arrays["actions"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [(7,), (8, 7), (2, 25, 14), (0, 7)])
+def test_unnormalised_actions_normalise_back(kind, shape):
+    statistics = statistics_of(shape[-1], gripper=False)
+    actions = np.random.default_rng(1).uniform(-1, 1, shape)
+    np.testing.assert_allclose(normalise(unnormalise(actions, statistics, kind), statistics, kind), actions, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_dimensions_outside_the_mask_pass_through_unclipped_the_others_are_clipped(kind):
+    statistics = statistics_of(7, gripper=True)
+    actions = np.full((8, 7), 3.0)
+    assert (unnormalise(actions, statistics, kind)[:, -1] == 3.0).all()
+    assert (normalise(actions, statistics, kind)[:, -1] == 3.0).all()
+    assert (normalise(100 * actions, statistics, kind)[:, :-1] == 1.0).all()
+
+
+def test_a_dimension_that_never_moved_normalises_to_zero():
+    low, high = np.array([0.3, -1.0]), np.array([0.3, 1.0])  # the first is constant
+    statistics = VectorStatistics(min=low, max=high, q01=low, q99=high, mask=np.array([True, True]))
+    np.testing.assert_allclose(normalise(np.array([0.3, 0.5]), statistics), [0.0, 0.5], atol=1e-7)
+    assert normalise(np.array([9.0, 0.5]), statistics)[0] == 0.0
+
+
+def test_to_env_equals_reference(postprocess_golden):
+    np.testing.assert_array_equal(to_env(postprocess_golden["action_in"]), postprocess_golden["action_env"])
+
+
+def test_no_action_token_leaves_the_gripper_undecided():
+    ids = np.arange(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)[:, None]
+    assert set(to_env(decode(ids)).ravel()) == {-1.0, 1.0}
+
+
+# Statistics of a folder
+
+
+@pytest.fixture
+def entry() -> dict:
+    return json.loads((GOLDEN / "checkpoint" / "dataset_statistics.json").read_text())["libero_tiny_no_noops"]
+
+
+def write(folder: Path, content: object, name: str = "dataset_statistics.json") -> Path:
+    (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def one_line_error(folder: Path) -> str:
+    with pytest.raises(BadInput) as caught:
+        load_statistics(folder)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_fields_are_those_of_the_file(entry):
+    statistics = load_statistics(GOLDEN / "checkpoint")["libero_tiny_no_noops"]
+    for vector, fields in ((statistics.action, entry["action"]), (statistics.proprio, entry["proprio"])):
+        for name in ("min", "max", "q01", "q99"):
+            np.testing.assert_array_equal(getattr(vector, name), fields[name])
+    np.testing.assert_array_equal(statistics.action.mask, [True] * 6 + [False])
+    np.testing.assert_array_equal(statistics.proprio.mask, [True] * 8)  # the file has none
+    assert (statistics.action.dim, statistics.proprio.dim) == (7, 8)
+
+
+def test_norm_stats_of_the_config_serve_only_without_a_statistics_file(tmp_path, entry):
+    write(tmp_path, {"norm_stats": {"from_config": entry}}, "config.json")
+    assert list(load_statistics(tmp_path)) == ["from_config"]
+    write(tmp_path, {"from_file": entry})
+    assert list(load_statistics(tmp_path)) == ["from_file"]
+
+
+def test_a_data_set_without_proprio_is_accepted(tmp_path, entry):
+    del entry["proprio"]
+    assert load_statistics(write(tmp_path, {"key": entry}))["key"].proprio is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("q01", None),
+        ("q01", [0.0] * 6),
+        ("max", [float("nan")] * 7),
+        ("min", []),
+        ("mask", [True] * 6),
+        ("min", [9.0] * 7),
+    ],
+)
+def test_a_broken_field_is_named(tmp_path, entry, field, value):
+    entry["action"][field] = value
+    message = one_line_error(write(tmp_path, {"some_key": entry}))
+    assert "dataset_statistics.json: some_key" in message
+    assert f"action.{field}" in message
+
+
+@pytest.mark.parametrize("field", ["action.min", "action.q99", "proprio.max"])
+def test_a_missing_field_is_named(tmp_path, entry, field):
+    vector, name = field.split(".")
+    del entry[vector][name]
+    assert field in one_line_error(write(tmp_path, {"some_key": entry}))
+
+
+@pytest.mark.parametrize("content", [[], {}, {"key": 3}, {"key": {}}, {"key": {"action": None}}])
+def test_an_unexpected_structure_names_the_file(tmp_path, content):
+    assert "dataset_statistics.json" in one_line_error(write(tmp_path, content))
+
+
+def test_a_folder_without_statistics_names_what_is_missing(tmp_path):
+    assert "config.json" in one_line_error(tmp_path)
+    assert "norm_stats" in one_line_error(write(tmp_path, {"model_type": "openvla"}, "config.json"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "suite", "unnorm_key", "expected"),
+    [
+        (COMBINED, "libero_goal", None, "libero_goal_no_noops"),
+        ([*COMBINED, "libero_goal"], "libero_goal", None, "libero_goal_no_noops"),
+        (["bridge", "libero_goal"], "libero_goal", None, "libero_goal"),
+        (["libero_tiny_no_noops"], "libero_spatial", None, "libero_tiny_no_noops"),
+        (["libero_10_no_noops_1.0"], "libero_10", None, "libero_10_no_noops_1.0"),
+        (COMBINED, "libero_goal", "libero_10_no_noops", "libero_10_no_noops"),
+    ],
+)
+def test_key_follows_from_the_suite_unless_one_is_given(keys, suite, unnorm_key, expected):
+    assert select_key(keys, suite, unnorm_key) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "suite", "unnorm_key"),
+    [
+        (COMBINED, "libero_90", None),
+        (COMBINED, "libero_goal", "libero_goal"),
+        (["libero_spatial"], "libero_goal", None),
+        (["bridge", "fractal"], "libero_goal", None),
+    ],
+)
+def test_a_key_that_does_not_exist_is_refused_with_those_that_do(keys, suite, unnorm_key):
+    with pytest.raises(BadInput, match=", ".join(sorted(keys))):
+        select_key(keys, suite, unnorm_key)
+
+
+@pytest.mark.parametrize(
+    ("name", "suites"),
+    [
+        ("Openvla-oft-SFT-libero-spatial-traj1", {"libero_spatial"}),
+        ("Openvla-oft-SFT-libero10-traj1", {"libero_10"}),
+        (
+            "openvla-7b-oft-finetuned-libero-spatial-object-goal-10",
+            {"libero_spatial", "libero_object", "libero_goal", "libero_10"},
+        ),
+        ("libero-long", {"libero_10"}),
+        ("libero_4_task_suites_no_noops", set()),
+        ("my-spatial-policy", set()),
+    ],
+)
+def test_suites_are_read_from_names(name, suites):
+    assert suites_named(name) == suites
+
+
+def test_proprio_equals_reference_with_and_without_mask():
+    statistics = load_statistics(GOLDEN / "checkpoint")["libero_tiny_no_noops"].proprio
+    with np.load(GOLDEN / "postprocess.npz") as golden:
+        raw, mask = golden["proprio_raw"], golden["proprio_mask"]
+        np.testing.assert_array_equal(normalise_proprio(raw, statistics), golden["proprio_normalized"])
+        masked = normalise_proprio(raw, dataclasses.replace(statistics, mask=mask))
+        np.testing.assert_array_equal(masked, golden["proprio_normalized_masked"])
+        assert (masked[:, ~mask] == np.clip(raw[:, ~mask], -1, 1)).all()
+
+
+# Sampling
+
+
+@pytest.fixture(scope="module")
+def logits():
+    return torch.randn(6, 56, 256, generator=torch.Generator().manual_seed(0)) * 2
+
+
+def _generators(*seeds):
+    return [torch.Generator().manual_seed(seed) for seed in seeds]
+
+
+def test_draw_does_not_depend_on_the_batch_around_it(logits):
+    together = sample_tokens(logits, 1.3, _generators(*range(6)))
+    alone = torch.cat([sample_tokens(logits[i : i + 1], 1.3, _generators(i)) for i in range(6)])
+    assert torch.equal(together, alone)
+    reordered = sample_tokens(logits[[4, 1]], 1.3, _generators(4, 1))
+    assert torch.equal(reordered, together[[4, 1]])
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
+def test_frequencies_are_the_softmax_at_the_temperature(temperature):
+    """100,000 draws of 4 outcomes: the standard error of a frequency is below 0.0016."""
+    raw = torch.tensor([0.0, 1.0, 2.0, -1.0])
+    logits = torch.full((1, 1, 256), -1e4)
+    logits[0, 0, [0, 3, 100, 255]] = raw
+    tokens = sample_tokens(logits.expand(1, 100_000, 256), temperature, _generators(0)) - FIRST_ACTION_TOKEN
+    frequencies = torch.bincount(tokens[0], minlength=256)[[0, 3, 100, 255]] / 100_000
+    np.testing.assert_allclose(frequencies, (raw / temperature).softmax(0), atol=0.007)
+
+
+def test_low_temperature_is_greedy(logits):
+    tokens = sample_tokens(logits, 1e-4, _generators(*range(6)))
+    assert torch.equal(tokens, logits.argmax(-1) + FIRST_ACTION_TOKEN)
+
+
+def test_probabilities_of_all_tokens_sum_to_one(logits):
+    every_token = torch.arange(256).add(FIRST_ACTION_TOKEN).expand(6, 56, 256)
+    logprobs = torch.stack([token_logprobs(logits, every_token[..., v], 1.6) for v in range(256)], dim=-1)
+    np.testing.assert_allclose(logprobs.exp().sum(-1), 1.0, rtol=1e-5)
