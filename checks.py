@@ -27,7 +27,7 @@ from rl.wandb_log import has_login, resolve_mode
 from vla.checkpoint import CheckpointInfo
 from vla.policy import Policy
 from vla.resampling import CROP_AREA
-from vla.sft_card import RUN_FILE
+from workshop.sft import SFT_RUN_FILE
 from vla.statistics import normalisation_of, select_key, suites_named
 
 GIB = 2**30
@@ -195,7 +195,7 @@ def check_suite(name: str, task_suite: str) -> str:
 def check_looks(info: CheckpointInfo, assets: str) -> str:
     """Whether the policy will see what it was trained on, as far as its folder tells."""
     looks = describe_assets(assets)
-    if is_lowpoly(assets) and not (info.folder / RUN_FILE).is_file():  # vla.sft learns from pictures that we drew
+    if is_lowpoly(assets) and not (info.folder / SFT_RUN_FILE).is_file():  # workshop.sft learns from our pictures
         return Caution(
             f"{looks}, and nothing in the checkpoint's folder says that it was trained on them: one that was trained "
             "on LIBERO's own pictures needs --assets official"

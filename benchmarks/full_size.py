@@ -14,7 +14,7 @@ from vla.checkpoint_writer import save_checkpoint, write_json
 from vla.heads import ProprioProjector
 from vla.model_config import read_model_config
 from vla.openvla_oft import OpenVLAOFT
-from vla.tiny import make_tiny_checkpoint
+from workshop.tiny import make_tiny_checkpoint
 
 CONFIG = {
     "architectures": ["OpenVLAForActionPrediction"],

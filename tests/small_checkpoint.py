@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from vla.settings import TinySize
-from vla.tiny import make_tiny_checkpoint
+from workshop.tiny import TinySize
+from workshop.tiny import make_tiny_checkpoint
 
 SMALL = TinySize(
     image_size=32, patch_size=16, vision_dim=16, vision_depth=3, vision_heads=2,

@@ -12,7 +12,7 @@ from tests.small_checkpoint import SMALL, make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
 from vla.policy import Policy
 from vla.probes import synthetic_observations
-from vla.tiny import main, make_tiny_checkpoint
+from workshop.tiny import main, make_tiny_checkpoint
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
 

@@ -1,0 +1,261 @@
+"""Collect demonstrations of the scripted expert: noisy episodes, labelled with what the expert wanted.
+
+python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 --episodes 200 --num-envs 16
+
+The same command goes on where it was stopped. Episode i of a task is the same whatever else is collected, by however
+many processes. Failed ones are dropped, and remembered in attempts.jsonl. The initial states 40 .. 49 are held out for
+evaluation unless --init-states says otherwise. How often the expert succeeds: --episodes 50 --init-states 0 50
+--noise-scales 0. File format: workshop/episodes.py.
+"""
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import tyro
+
+from command_line import main_guard, parse_flags
+from contracts import BadInput, Observation, read_json, write_json
+from envs.assets import find_assets
+from envs.libero import ChunkResult, EnvSpec, LiberoEnv, task_info
+from workshop.episodes import CHUNK_LENGTH, DemoEpisode, encode_jpeg, episode_path, write_episode
+from workshop.expert import Expert
+
+REPORT_EVERY_S = 10.0
+NOISE_RHO = 0.8  # of the noise of one env step, what is left in the next
+NOISE_WEIGHTS = np.array([1.0, 1.0, 1.0, 0.15, 0.15, 0.3])  # the expert's turns are as much smaller than its moves
+BURST_STEPS = (3, 9)  # env steps of noise: the least, and one more than the most
+CLEAN_STEPS = (12, 33)  # between two bursts; at least the chunk of a frame, with some room for the frame
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that the content of a folder of demonstrations depends on, besides tasks and number."""
+
+    task_suite: str = "libero_spatial"
+    """LIBERO suite that the tasks belong to."""
+    init_states: tuple[int, int] = (0, 40)
+    """First and one-past-last of the benchmark's initial states; by default the last ten of a task are held out."""
+    noise_scales: tuple[float, ...] = (0.3, 0.6, 0.9, 1.2)
+    """Standard deviations, as shares of full action, of the bursts of noise on the executed moves; the episodes take
+    them in turn."""
+    frame_every: int = 4
+    """Env steps between two frames, where the chunk of a frame is free of noise."""
+    seed: int = 0
+    """Seed of everything random."""
+    assets: str = "lowpoly"
+    """What objects look like: `lowpoly`, `official` or a folder."""
+
+
+@dataclass(frozen=True)
+class DemosArgs:
+    """Collect demonstrations of the scripted expert: noisy episodes, labelled with what the expert wanted."""
+
+    out: Path
+    """Folder to write, or to go on with."""
+    task_ids: tuple[int, ...] = (0,)
+    """Task ids within the suite."""
+    episodes: int = 200
+    """Episodes to play per task; most of them succeed."""
+    num_envs: int = 1
+    """Simulators: 1 steps inline, N > 1 run in worker processes, an episode in each."""
+    recipe: tyro.conf.OmitArgPrefixes[Recipe] = field(default_factory=Recipe)
+
+
+def main(argv: Sequence[str]) -> None:
+    arguments = parse_flags(DemosArgs, argv, prog="python -m workshop.demos")
+    collect(arguments.out, arguments.recipe, arguments.task_ids, arguments.episodes, arguments.num_envs)
+
+
+def collect(folder: Path, recipe: Recipe, task_ids: Sequence[int], episodes: int, num_envs: int) -> Counter:
+    """Play what the folder still lacks; returns how many episodes ended as success, failure and fault.
+
+    A fault of the simulator is no failure of the expert: its episode is played again by the next collection.
+    Raises BadInput for a recipe that cannot be, or is not that of the folder.
+    """
+    stored = min(task.num_init_states for task in task_info(EnvSpec(recipe.task_suite, tuple(task_ids))))
+    first, end = recipe.init_states
+    if not 0 <= first < end <= stored:
+        raise BadInput(f"--init-states {first} {end}: the tasks have 0 .. {stored}; END is left out")
+    if min(recipe.frame_every, num_envs) < 1 or min((*recipe.noise_scales, recipe.seed), default=-1) < 0:
+        raise BadInput("--frame-every and --num-envs are 1 or more, --noise-scales and --seed are 0 or more")
+    _keep_recipe(folder / "recipe.json", recipe)
+    find_assets(recipe.assets)  # made once, here, rather than by all workers at the same time
+    failed = failed_attempts(folder / "attempts.jsonl")
+    places = [(task_id, index) for task_id in task_ids for index in range(episodes)]
+    places = [place for place in places if place not in failed and not episode_path(folder, *place).exists()]
+    print(f"{folder}: {len(places)} of {len(task_ids) * episodes} episodes to play", flush=True)
+    counts: Counter = Counter()
+    started = reported = time.monotonic()
+    with ExitStack() as stack:
+        journal = stack.enter_context((folder / "attempts.jsonl").open("a"))
+        play_each: Callable[..., Iterable[dict[str, Any]]] = map
+        if num_envs > 1:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            play_each = stack.enter_context(ProcessPoolExecutor(num_envs, get_context("spawn"))).map
+        for attempt in play_each(partial(play_attempt, recipe, folder), places):
+            counts[attempt["outcome"]] += 1
+            journal.write(json.dumps(attempt) + "\n")
+            journal.flush()
+            if counts.total() == len(places) or time.monotonic() - reported > REPORT_EVERY_S:
+                reported = time.monotonic()
+                print(
+                    f"{counts.total()}/{len(places)} episodes: {counts['success']} demonstrations, {counts['failure']} "
+                    f"failures, {counts['fault']} faults; {counts.total() / (reported - started):.2f} episodes/s",
+                    flush=True,
+                )
+    return counts
+
+
+def _keep_recipe(path: Path, recipe: Recipe) -> None:
+    """Store the recipe of a new folder; raise BadInput if the folder is of another one."""
+    ours = json.loads(json.dumps(asdict(recipe)))
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, ours)
+    elif (found := read_json(path)) != ours:
+        raise BadInput(f"{path.parent} holds demonstrations of other settings: {found}; use them or another --out")
+
+
+def failed_attempts(journal: Path) -> set[tuple[int, int]]:
+    """(task id, index) of the episodes that are known to fail. A line cut short by a crash is none."""
+    failed = set()
+    for line in journal.read_text().splitlines() if journal.exists() else []:
+        try:
+            attempt = json.loads(line)
+        except ValueError:
+            continue
+        if attempt["outcome"] == "failure":
+            failed.add((attempt["task_id"], attempt["index"]))
+    return failed
+
+
+class Attempt(NamedTuple):
+    """What is drawn for an episode."""
+
+    init_state_id: int
+    noise_scale: float
+    first_frame: int  # env step
+    generator: np.random.Generator  # of the noise
+
+
+def attempt_of(recipe: Recipe, task_id: int, index: int) -> Attempt:
+    """The episode `index` of a task: a function of the arguments alone.
+
+    The initial states take turns, and from round to round each meets another of the noise scales.
+    """
+    first, end = recipe.init_states
+    round_, place = divmod(index, end - first)
+    generator = np.random.default_rng([recipe.seed, task_id, index])
+    noise_scale = recipe.noise_scales[(round_ + place) % len(recipe.noise_scales)]
+    first_frame = int(generator.integers(min(recipe.frame_every, CLEAN_STEPS[0] - CHUNK_LENGTH + 1)))
+    return Attempt(first + place, noise_scale, first_frame, generator)
+
+
+@lru_cache(1)
+def _env(task_suite: str, assets: str, task_id: int) -> LiberoEnv:
+    return LiberoEnv(EnvSpec(task_suite, (task_id,), assets=str(find_assets(assets))), task_id)
+
+
+def play_attempt(recipe: Recipe, folder: Path, place: tuple[int, int]) -> dict[str, Any]:
+    """Play an episode (task id, index) and write it if it succeeds; returns its line of the journal."""
+    task_id, index = place
+    attempt = attempt_of(recipe, task_id, index)
+    env = _env(recipe.task_suite, recipe.assets, task_id)
+    noise = noise_bursts(attempt.noise_scale, env.max_env_steps, attempt.generator)
+
+    def wants_frame(env_step: int) -> bool:
+        is_due = (env_step - attempt.first_frame) % recipe.frame_every == 0
+        return is_due and not noise[env_step : env_step + CHUNK_LENGTH].any()
+
+    result, labels, _, frames = play(env, attempt.init_state_id, noise, wants_frame)
+    drawn = {"task_id": task_id, "init_state_id": attempt.init_state_id, "noise_scale": attempt.noise_scale}
+    if result.success:
+        # The last frame lies up to `frame_every` env steps before success, so its chunk of actions reaches beyond it:
+        # the expert's answer to the final state (to let go of the bowl) fills it up.
+        beyond = np.repeat(labels[-1:], CHUNK_LENGTH - 1, axis=0)
+        episode = DemoEpisode(
+            jpegs=[[encode_jpeg(image) for image in frame.observation.images] for frame in frames],
+            proprio=np.array([frame.observation.proprio for frame in frames], np.float32),
+            frame_steps=np.array([frame.env_step for frame in frames], np.int64),
+            actions=np.concatenate([labels, beyond]).astype(np.float32),
+            objects=np.array([frame.objects for frame in frames], np.float32),
+            instruction=env.instruction,
+            env_steps=result.env_steps,
+            **drawn,
+        )
+        write_episode(episode_path(folder, task_id, index), episode)
+    outcome = "success" if result.success else "failure" if result.error is None else "fault"
+    return drawn | {"index": index, "outcome": outcome, "env_steps": result.env_steps}
+
+
+def noise_bursts(scale: float, num_steps: int, generator: np.random.Generator) -> np.ndarray:
+    """What is added to the six motions of each env step, (num_steps, 6): bursts of noise, and zeros between them.
+
+    A burst is an Ornstein-Uhlenbeck process with a standard deviation of `scale` x NOISE_WEIGHTS. The quiet between
+    the bursts is for the labels' sake: there a chunk of labels is what was executed, so it leads where it is meant to.
+    Under steady noise the later labels of a chunk would correct pushes that the policy could not foresee.
+    """
+    noise = np.zeros((num_steps, 6))
+    step = int(generator.integers(*CLEAN_STEPS))
+    while step < num_steps:
+        push = generator.standard_normal(6)
+        for _ in range(generator.integers(*BURST_STEPS)):
+            noise[step : step + 1] = scale * NOISE_WEIGHTS * push
+            push = NOISE_RHO * push + np.sqrt(1 - NOISE_RHO**2) * generator.standard_normal(6)
+            step += 1
+        step += int(generator.integers(*CLEAN_STEPS))
+    return noise
+
+
+class Frame(NamedTuple):
+    env_step: int
+    observation: Observation
+    objects: np.ndarray  # (6,) positions of bowl and plate
+
+
+class Playback(NamedTuple):
+    """One episode of the expert."""
+
+    result: ChunkResult  # the last one
+    labels: np.ndarray  # (env_steps + 1, 7) what the expert wanted in each state, the final one included
+    executed: np.ndarray  # (env_steps, 7) labels and noise
+    frames: list[Frame]
+
+
+def play(
+    env: LiberoEnv, init_state_id: int, noise: np.ndarray, wants_frame: Callable[[int], bool] = lambda env_step: False
+) -> Playback:
+    """Play an episode with `noise` (max_env_steps, 6) on its motions; renders only in the env steps that are wanted.
+
+    The fixtures stand where they stand in training and evaluation: the reset's seed is 0.
+    """
+    result = env.reset(init_state_id, observe=wants_frame(0))
+    labels, executed, frames = [], [], []
+    expert = Expert(env.domain) if result.error is None else None
+    while not result.done:
+        if result.observation is not None:
+            state = expert.look()
+            frames.append(Frame(result.env_steps, result.observation, np.concatenate([state.bowl, state.plate])))
+        labels.append(expert.act())
+        moved = np.clip(labels[-1][:6] + noise[result.env_steps], -1.0, 1.0)
+        executed.append(np.concatenate([moved, labels[-1][6:]]))  # the gripper obeys
+        result = env.step_chunk(executed[-1][None], observe=wants_frame(result.env_steps + 1))
+    if result.error is None:  # after a fault there is no simulator left to look at
+        labels.append(expert.act())
+    return Playback(result, np.array(labels), np.array(executed), frames)
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard("workshop.demos", main))
