@@ -15,7 +15,7 @@ from xml.etree import ElementTree as ET
 import numpy as np
 
 from contracts import BadInput
-from workshop.lowpoly.facts import FACTS_FILE, AssetFile, Attributes, Body, Geom, Look, load_facts
+from workshop.lowpoly.facts import AssetFile, Attributes, Body, Look, load_facts
 from workshop.lowpoly.objects import object_look
 from workshop.lowpoly.rooms import TEXTURES, arena_look, texture_png
 from workshop.lowpoly.shapes import Color, Shape, joined
@@ -30,7 +30,7 @@ MATT = {"name": "matt", "emission": "0.2", "specular": "0.15", "shininess": "0.1
 def pack_name() -> str:
     """Name of the pack's folder, for records too: it changes with the generator's code and with the facts."""
     digest = hashlib.sha256()
-    for source in [*sorted(FACTS_FILE.parent.glob("*.py")), FACTS_FILE]:
+    for source in sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".py", ".json")):
         digest.update(source.read_bytes())
     return f"lowpoly-{digest.hexdigest()[:12]}"
 
@@ -89,28 +89,21 @@ def _write_body(element: ET.Element, body: Body, file: AssetFile, look: Look, as
     for tag, attributes in body.elements:
         ET.SubElement(element, tag, _text({**attributes, **look.paint.get(attributes.get("name", ""), {})}))
     for geom in body.geoms:
-        if _stays(geom, file):
+        # Physics stays, and so do an arena's walls, table top and legs: LIBERO's code looks these up by name.
+        if not geom.only_drawn or (file.is_arena and geom.attributes["type"] != "mesh"):
             ET.SubElement(element, "geom", _text({**geom.attributes, **look.paint.get(geom.name or "", {})}))
     by_color: dict[Color, list[Shape]] = {}  # one geom for each: drawing costs by the geom as well as by the face
     for shape in look.shapes.get(body.name, ()):
         by_color.setdefault(shape.color, []).append(shape)
     for color, shapes in by_color.items():
-        name, mesh = f"{file.name}_{body.name or None}_{len(asset)}", joined(map(_patch, shapes), color)
+        name = f"{file.name}_{body.name or None}_{len(asset)}"
+        mesh = joined([(shape.vertices, shape.normals, shape.faces) for shape in shapes], color)
         numbers = {"vertex": _numbers(mesh.vertices), "normal": _numbers(mesh.normals), "face": _numbers(mesh.faces)}
         ET.SubElement(asset, "mesh", {"name": name, **numbers})
         rgba = _numbers([*color, 1.0] if len(color) == 3 else color)
         ET.SubElement(element, "geom", {"type": "mesh", "mesh": name, "rgba": rgba, **DRAWN})
     for child in body.bodies:
         _write_body(ET.SubElement(element, "body", _text(child.attributes)), child, file, look, asset)
-
-
-def _stays(geom: Geom, file: AssetFile) -> bool:
-    """Physics stays, and so do an arena's walls, table top and legs: LIBERO's code looks these up by name."""
-    return not geom.only_drawn or (file.is_arena and geom.attributes["type"] != "mesh")
-
-
-def _patch(shape: Shape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    return shape.vertices, shape.normals, shape.faces
 
 
 def _numbers(values: Sequence[float] | np.ndarray) -> str:

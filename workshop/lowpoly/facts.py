@@ -15,7 +15,6 @@ import numpy as np
 
 from workshop.lowpoly.shapes import Color, Shape, box
 
-FACTS_FILE = Path(__file__).with_name("facts.json")
 Attributes = Mapping[str, Any]  # of one MJCF element: numbers, lists of numbers or strings
 ELEMENTS = {"inertials": "inertial", "joints": "joint", "sites": "site", "cameras": "camera", "lights": "light"}
 LOOK_KEYS = {"mesh_box", "look_rgb", "material_rgba"}  # of a geom: they describe the original's look, and are no MJCF
@@ -100,7 +99,7 @@ class Look:
 
 
 def load_facts() -> tuple[AssetFile, ...]:
-    files = json.loads(FACTS_FILE.read_text(encoding="utf-8"))["files"]
+    files = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))["files"]
     return tuple(
         AssetFile(path, file["compiler"], file["textures"], _body({"name": "world", **file["worldbody"]}))
         for path, file in files.items()

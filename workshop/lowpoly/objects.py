@@ -14,8 +14,7 @@ import numpy as np
 from workshop.lowpoly.facts import AssetFile, Body, Look, collision_shapes, extent, plain_look
 from workshop.lowpoly.shapes import Color, Shape, Vector, box, cylinder, lathe, prism, ring, tube
 
-LOOKS_FILE = Path(__file__).with_name("looks.json")
-LOOKS = json.loads(LOOKS_FILE.read_text(encoding="utf-8"))
+LOOKS = json.loads(Path(__file__).with_name("looks.json").read_text(encoding="utf-8"))
 COLORS: Mapping[str, Color] = {name: tuple(color) for name, color in LOOKS["colors"].items()}
 MAKERS: Mapping[str, Callable[..., Shape]] = {make.__name__: make for make in (box, lathe, cylinder, ring, tube)}
 LABEL = 0.0004  # metres by which a label stands out, so that it hides what is below
@@ -38,9 +37,7 @@ def _colored(value: Any) -> Any:
     """A value of looks.json, the names of colours replaced."""
     if isinstance(value, list):
         return tuple(map(_colored, value))
-    if isinstance(value, dict):
-        return {key: _colored(part) for key, part in value.items()}
-    return COLORS.get(value, value)
+    return {key: _colored(part) for key, part in value.items()} if isinstance(value, dict) else COLORS.get(value, value)
 
 
 def drawn(parts: Sequence[Mapping[str, Any]]) -> list[Shape]:
@@ -102,20 +99,15 @@ def mug(body: Body, handle: int, foot: float, lower: Color, upper: Color, inside
 
 def sleeve(low: np.ndarray, high: np.ndarray, axis: int, start: float, stop: float, color: Color) -> Shape:
     """A band around a box, from `start` to `stop` (0 to 1) along one of its axes."""
-    length = high[axis] - low[axis]
-    band_low, band_high = low - LABEL, high + LABEL
+    band_low, band_high, length = low - LABEL, high + LABEL, high[axis] - low[axis]
     band_low[axis], band_high[axis] = low[axis] + start * length, low[axis] + stop * length
     return box(band_low, band_high, color)
 
 
 def patch(low: np.ndarray, high: np.ndarray, x: Vector, y: Vector, color: Color) -> Shape:
     """A label on the upper and lower face of a flat box, `x` and `y` from 0 to 1 across it."""
-    size = high - low
-    return box(
-        (low[0] + x[0] * size[0], low[1] + y[0] * size[1], low[2] - 2 * LABEL),
-        (low[0] + x[1] * size[0], low[1] + y[1] * size[1], high[2] + 2 * LABEL),
-        color,
-    )
+    corners = [low + np.array([x[end], y[end], 0]) * (high - low) for end in (0, 1)]
+    return box((*corners[0][:2], low[2] - 2 * LABEL), (*corners[1][:2], high[2] + 2 * LABEL), color)
 
 
 def packet(body: Body, wrapper: Color, bands: Sequence[tuple], labels: Sequence[tuple]) -> list[Shape]:
@@ -125,49 +117,35 @@ def packet(body: Body, wrapper: Color, bands: Sequence[tuple], labels: Sequence[
     return [box(low, high, wrapper), *around, *on_top]
 
 
-def cookies(body: Body) -> list[Shape]:
+def cookies(body: Body, wrapper: Color, window: Color, biscuit: Color) -> list[Shape]:
     low, high = extent(body)
-    middle = (low + high) / 2
-    biscuits = [
-        cylinder(0.011, low[2] - 3 * LABEL, high[2] + 3 * LABEL, COLORS["brown"], segments=12).placed(
-            (middle[0], y, middle[2])
-        )
-        for y in (-0.012, 0.014)
-    ]
-    return [box(low, high, (0.62, 0.17, 0.12)), patch(low, high, (0.2, 0.8), (0.2, 0.8), COLORS["cream"]), *biscuits]
+    x, _, z = (low + high) / 2
+    round_ = cylinder(0.011, low[2] - 3 * LABEL, high[2] + 3 * LABEL, biscuit, segments=12)
+    biscuits = [round_.placed((x, y, z)) for y in (-0.012, 0.014)]
+    return [box(low, high, wrapper), patch(low, high, (0.2, 0.8), (0.2, 0.8), window), *biscuits]
 
 
-def book(body: Body, cover: Color, title: Color) -> list[Shape]:
+def book(body: Body, cover: Color, pages: Color, title: Color) -> list[Shape]:
     """Stands on its long edge, spine to -y."""
     low, high = extent(body)
     leaf, edge = 0.15 * (high[0] - low[0]), 0.004
-    pages = box(
-        (low[0] + leaf, low[1] + edge, low[2] + edge), (high[0] - leaf, high[1], high[2] - edge), COLORS["cream"]
-    )
+    block = box((low[0] + leaf, low[1] + edge, low[2] + edge), (high[0] - leaf, high[1], high[2] - edge), pages)
     boards = [box(low, (low[0] + leaf, *high[1:]), cover), box((high[0] - leaf, *low[1:]), high, cover)]
     spine = box(low, (high[0], low[1] + edge, high[2]), cover)
     _, y, z = (low + high) / 2
-    return [
-        pages,
-        *boards,
-        spine,
-        box((low[0] - LABEL, y - 0.03, z + 0.01), (high[0] + LABEL, y + 0.03, z + 0.04), title),
-    ]
+    label = box((low[0] - LABEL, y - 0.03, z + 0.01), (high[0] + LABEL, y + 0.03, z + 0.04), title)
+    return [block, *boards, spine, label]
 
 
-def can(body: Body, label: Color, band: Color) -> list[Shape]:
+def can(body: Body, metal: Color, label: Color, band: Color) -> list[Shape]:
     low, high = extent(body)
     radius, bottom, top = (high[0] - low[0]) / 2, low[1], high[1]
     height, lid = top - bottom, top - 0.003
-    shapes = [
-        lathe(
-            [(0, bottom), (radius, bottom), (radius, top), (0.9 * radius, top), (0.88 * radius, lid), (0, lid)],
-            COLORS["tin"],
-        ),
-        ring(radius - 0.002, radius + LABEL, bottom + 0.06 * height, top - 0.06 * height, label),
-        ring(radius - 0.002, radius + 2 * LABEL, bottom + 0.52 * height, bottom + 0.72 * height, band),
-    ]
-    return upright(shapes, low, high)
+    rim = [(radius, top), (0.9 * radius, top), (0.88 * radius, lid), (0, lid)]
+    tin = lathe([(0, bottom), (radius, bottom), *rim], metal)
+    paper = ring(radius - 0.002, radius + LABEL, bottom + 0.06 * height, top - 0.06 * height, label)
+    stripe = ring(radius - 0.002, radius + 2 * LABEL, bottom + 0.52 * height, bottom + 0.72 * height, band)
+    return upright([tin, paper, stripe], low, high)
 
 
 def upright(shapes: list[Shape], low: np.ndarray, high: np.ndarray) -> list[Shape]:
@@ -180,7 +158,7 @@ def carton(body: Body, paper: Color, band: Color, roof: Color) -> list[Shape]:
     top, seam = extent(body)[1][1], 0.0034
     slopes = [(high[1], low[2]), (top - 0.003, -seam), (top - 0.003, seam), (high[1], high[2])]
     bands = [sleeve(low, high, 1, start, stop, band) for start, stop in ((0.45, 0.8), (0.0, 0.12))]
-    gable = prism(slopes, 0, low[0], high[0], roof)
+    gable = prism(slopes, low[0], high[0], roof)
     return [box(low, high, paper), *bands, gable, box((low[0], top - 0.004, -seam), (high[0], top, seam), roof)]
 
 
@@ -198,36 +176,37 @@ def squeeze_bottle(body: Body, sauce: Color, label: Color, cap: Color) -> list[S
     return upright([bottle, sticker, lathe([(0, neck), (0.0168, neck), (0.0152, top), (0, top)], cap)], low, high)
 
 
-def bbq_sauce(body: Body) -> list[Shape]:
-    """A flat bottle that stands along z."""
+def flat_bottle(body: Body, sauce: Color, label: Color, mark: Color, cap: Color) -> list[Shape]:
+    """Stands along z."""
     low, high = extent(body)
     wide, flat = (high - low)[:2] / 2
     bottom, shoulder, top = low[2], low[2] + 0.5 * (high[2] - low[2]), high[2]
     neck = top - 0.022
     belly = [(0, bottom), (0.95, bottom), (1, bottom + 0.004), (1, shoulder), (0.62, shoulder + 0.02)]
-    bottle = lathe([*belly, (0.5, neck), (0, neck)], (0.26, 0.08, 0.03))
-    label = ring(0.9, 1.02, bottom + 0.008, shoulder - 0.006, (0.90, 0.62, 0.15))
-    mark = ring(0.9, 1.03, bottom + 0.02, bottom + 0.03, COLORS["dark red"])
-    cap = lathe([(0, neck), (0.6, neck), (0.58, top), (0, top)], COLORS["black"])
-    return [shape.stretched((wide, flat, 1)) for shape in (bottle, label, mark, cap)]
+    shapes = [
+        lathe([*belly, (0.5, neck), (0, neck)], sauce),
+        ring(0.9, 1.02, bottom + 0.008, shoulder - 0.006, label),
+        ring(0.9, 1.03, bottom + 0.02, bottom + 0.03, mark),
+        lathe([(0, neck), (0.6, neck), (0.58, top), (0, top)], cap),
+    ]
+    return [shape.stretched((wide, flat, 1)) for shape in shapes]
 
 
-def basket(body: Body) -> list[Shape]:
-    """A wicker basket: floor, four walls, dark bands around it."""
-    walls = collision_shapes(body, COLORS["wicker"], slice(1, 5))
+def basket(body: Body, wicker: Color, dark: Color) -> list[Shape]:
+    """Floor, four walls, dark bands around it."""
+    walls = collision_shapes(body, wicker, slice(1, 5))
     bands = []
     for wall in walls:
         low, high = wall.vertices.min(0), wall.vertices.max(0)
         for level in (0.12, 0.32, 0.52, 0.72, 0.94):
             z = low[2] + level * (high[2] - low[2])
-            bands.append(box((*(low[:2] - PANEL), z), (*(high[:2] + PANEL), z + 0.006), COLORS["dark wicker"]))
-    return [*collision_shapes(body, COLORS["dark wicker"], slice(0, 1)), *walls, *bands]
+            bands.append(box((*(low[:2] - PANEL), z), (*(high[:2] + PANEL), z + 0.006), dark))
+    return [*collision_shapes(body, dark, slice(0, 1)), *walls, *bands]
 
 
-def wooden_tray(body: Body) -> list[Shape]:
+def tray(body: Body, rim: Color, floor: Color) -> list[Shape]:
     low, high = extent(body)
-    floor = box((*(low[:2] + 0.006), 0.004), (*(high[:2] - 0.006), 0.0078), (0.72, 0.52, 0.30))
-    return [*collision_shapes(body, (0.45, 0.28, 0.14)), floor]
+    return [*collision_shapes(body, rim), box((*(low[:2] + 0.006), 0.004), (*(high[:2] - 0.006), 0.0078), floor)]
 
 
 def cabinet(file: AssetFile, frame: Color, front: Color, handle: Color) -> Look:
@@ -242,42 +221,49 @@ def cabinet(file: AssetFile, frame: Color, front: Color, handle: Color) -> Look:
     return Look(shapes)
 
 
-def flat_stove(file: AssetFile) -> Look:
-    """A steel block with three rings on a dark plate; LIBERO shows a red disc between them while it is on."""
+def flat_stove(file: AssetFile, case: Color, dial: Color, mark: Color) -> Look:
+    """A block with three rings on a dark plate; LIBERO shows a red disc between them while it is on."""
     plate = cylinder(0.078, 0.019, 0.0212, (0.19, 0.19, 0.20), segments=24)
     rings = [ring(inner, inner + 0.008, 0.02, 0.0252, (0.38, 0.38, 0.40), 24) for inner in (0.018, 0.038, 0.057)]
     button = file.body["button"]
     low, high = extent(button, slice(14, 18))
-    dial = lathe([(0, 0.0004), (0.046, 0.0004), (0.044, 0.0128), (0, 0.0128)], COLORS["black"]).placed(
-        (0.0013, 0.0044, 0)
-    )
+    disc = lathe([(0, 0.0004), (0.046, 0.0004), (0.044, 0.0128), (0, 0.0128)], dial).placed((0.0013, 0.0044, 0))
     grip = collision_shapes(button, (0.16, 0.16, 0.17), slice(14, 18))
-    middle = (low[0] + high[0]) / 2
-    mark = box(
-        (middle - 0.003, high[1] - 0.03, high[2] - 0.002), (middle + 0.003, high[1], high[2] + PANEL), COLORS["white"]
-    )
-    return Look(
-        {"burner": [plate, *rings], "button": [dial, *grip, mark]}, {"base_vis": {"rgba": (*COLORS["steel"], 1.0)}}
-    )
+    x = (low[0] + high[0]) / 2
+    line = box((x - 0.003, high[1] - 0.03, high[2] - 0.002), (x + 0.003, high[1], high[2] + PANEL), mark)
+    return Look({"burner": [plate, *rings], "button": [disc, *grip, line]}, {"base_vis": {"rgba": (*case, 1.0)}})
 
 
-def microwave(file: AssetFile) -> Look:
-    """Steel case, keys on the right of the door, whose window is dark. It opens to -y."""
-    case = collision_shapes(file.body["object"], COLORS["dark steel"])
+def microwave(file: AssetFile, case: Color, keys: Color, window: Color) -> Look:
+    """Keys on the right of the door, whose window is dark. It opens to -y."""
     front = -0.1105 - PANEL
     display = box((0.10, front, 0.145), (0.16, -0.10, 0.168), (0.15, 0.75, 0.45))
     places = [(x, z) for x in (0.10, 0.123, 0.146) for z in (0.035, 0.06, 0.085, 0.11)]
-    keys = [box((x, front, z), (x + 0.014, -0.10, z + 0.014), COLORS["steel"]) for x, z in places]
+    pad = [box((x, front, z), (x + 0.014, -0.10, z + 0.014), keys) for x, z in places]
     door = collision_shapes(file.body["microdoorroot"], (0.45, 0.46, 0.48))
-    window = box((0.035, -0.025 - PANEL, -0.065), (0.215, -0.001 + PANEL, 0.065), COLORS["black"])
-    bar = box((0.2315, -0.064, -0.07), (0.2435, -0.050, 0.07), COLORS["steel"])
-    bolts = [box((0.233, -0.052, z - 0.006), (0.242, -0.024, z + 0.006), COLORS["steel"]) for z in (-0.06, 0.06)]
-    return Look({"object": [*case, display, *keys], "microdoorroot": [*door, window, bar, *bolts]})
+    pane = box((0.035, -0.025 - PANEL, -0.065), (0.215, -0.001 + PANEL, 0.065), window)
+    bar = box((0.2315, -0.064, -0.07), (0.2435, -0.050, 0.07), keys)
+    bolts = [box((0.233, -0.052, z - 0.006), (0.242, -0.024, z + 0.006), keys) for z in (-0.06, 0.06)]
+    outside = collision_shapes(file.body["object"], case)
+    return Look({"object": [*outside, display, *pad], "microdoorroot": [*door, pane, bar, *bolts]})
 
 
 ONE_BODY: Mapping[str, Callable[..., list[Shape]]] = {
     look.__name__: look
-    for look in (bowl, mug, packet, cookies, book, can, carton, squeeze_bottle, bbq_sauce, basket, wooden_tray, fixed,
-                 own_boxes)
-}  # fmt: skip
+    for look in (
+        fixed,
+        own_boxes,
+        bowl,
+        mug,
+        packet,
+        cookies,
+        book,
+        can,
+        carton,
+        squeeze_bottle,
+        flat_bottle,
+        basket,
+        tray,
+    )
+}
 SEVERAL_BODIES: Mapping[str, Callable[..., Look]] = {look.__name__: look for look in (cabinet, flat_stove, microwave)}

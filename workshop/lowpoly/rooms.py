@@ -8,7 +8,7 @@ The names of textures are LIBERO's: its arena code picks one by the style that a
 
 import io
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from PIL import Image
@@ -24,6 +24,8 @@ MATERIALS = (("floor", "texplane", 0.0), ("wall", "tex-wall", 0.35), ("table", "
 MATT = {"texrepeat": "1 1", "texuniform": "true", "specular": "0", "shininess": "0", "reflectance": "0"}
 # The kitchen has a third lamp. At the original's brightness it leaves nothing but white of these plain colours.
 LIGHTS = {"light_kitchen": {"diffuse": "0.2 0.2 0.2", "specular": "0.1 0.1 0.1"}}
+TEXTURES = LOOKS["textures"]
+SIDE = 128  # of textures, in pixels
 BOOKS = ((0.55, 0.15, 0.13), (0.16, 0.27, 0.45), (0.80, 0.65, 0.25), (0.20, 0.38, 0.27), (0.12, 0.12, 0.13))
 
 
@@ -62,18 +64,13 @@ def books() -> list[Shape]:
     ]
 
 
-SIDE = 128  # pixels
-
-GREY_JOINT = (0.60, 0.60, 0.60)
-
-
 def plaster(rng: np.random.Generator, color: Color, strength: float = 0.03) -> np.ndarray:
     """Fine grain on soft clouds. All patterns return float (SIDE, SIDE, 3), not yet clipped to 0..1."""
     grain = rng.choice([-1.0, 0.0, 1.0], (SIDE, SIDE)) * 0.4 + _clouds(rng, 8)
     return np.asarray(color) * (1 + strength * grain)[..., None]
 
 
-def tiles(rng: np.random.Generator, color: Color, joint: Color = GREY_JOINT, number: int = 2) -> np.ndarray:
+def tiles(rng: np.random.Generator, color: Color, joint: Color = (0.6, 0.6, 0.6), number: int = 2) -> np.ndarray:
     """Square tiles of slightly different brightness, divided by joints."""
     tint = rng.uniform(-0.03, 0.03, (number, number)).repeat(SIDE // number, 0).repeat(SIDE // number, 1)
     image = plaster(rng, color, 0.02) * (1 + tint)[..., None]
@@ -112,16 +109,11 @@ def _clouds(rng: np.random.Generator, cells: int) -> np.ndarray:
     return np.asarray(image.resize((3 * SIDE, 3 * SIDE), Image.Resampling.BICUBIC))[SIDE : 2 * SIDE, SIDE : 2 * SIDE]
 
 
-PATTERNS: Mapping[str, Callable[..., np.ndarray]] = {
-    pattern.__name__: pattern for pattern in (plaster, tiles, marble, grain, weave)
-}
-TEXTURES = LOOKS["textures"]
-
-
 def texture_png(name: str) -> bytes:
     """The PNG of a name in TEXTURES. Its noise depends on the name alone, so that every machine draws the same."""
+    patterns = {"plaster": plaster, "tiles": tiles, "marble": marble, "grain": grain, "weave": weave}
     arguments = dict(TEXTURES[name])
-    image = PATTERNS[arguments.pop("pattern")](np.random.default_rng(zlib.crc32(name.encode())), **arguments)
+    image = patterns[arguments.pop("pattern")](np.random.default_rng(zlib.crc32(name.encode())), **arguments)
     pixels = np.round(np.clip(image, 0, 1) * 255).astype(np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, "PNG", optimize=True)

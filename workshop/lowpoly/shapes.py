@@ -70,17 +70,11 @@ def box(low: Vector, high: Vector, color: Color) -> Shape:
     return joined(patches, color)
 
 
-def prism(outline: Sequence[Vector], axis: int, low: float, high: float, color: Color) -> Shape:
-    """A convex outline, counter-clockwise, drawn out along an axis (0, 1, 2).
-
-    Its points are given in the two axes that follow in the circle x, y, z: (y, z) for axis 0, (z, x) for axis 1.
-    """
-    corners = np.zeros((len(outline), 3))
-    corners[:, [(axis + 1) % 3, (axis + 2) % 3]] = outline
-    bottom, top = corners.copy(), corners.copy()
-    bottom[:, axis], top[:, axis] = low, high
-    ends = [*range(1, len(outline)), 0]
-    walls = [np.array([bottom[i], bottom[j], top[j], top[i]]) for i, j in enumerate(ends)]
+def prism(outline: Sequence[Vector], low: float, high: float, color: Color) -> Shape:
+    """A convex outline of points (y, z), counter-clockwise, drawn out along x."""
+    bottom, top = (np.column_stack([np.full(len(outline), x), np.asarray(outline, float)]) for x in (low, high))
+    following = [*range(1, len(outline)), 0]
+    walls = [np.array([bottom[i], bottom[j], top[j], top[i]]) for i, j in enumerate(following)]
     patches = []
     for polygon in [top, bottom[::-1], *walls]:
         normal = np.cross(polygon[1] - polygon[0], polygon[2] - polygon[1])
