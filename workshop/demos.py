@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
@@ -98,23 +98,21 @@ def collect(folder: Path, recipe: Recipe, task_ids: Sequence[int], episodes: int
     print(f"{folder}: {len(places)} of {len(task_ids) * episodes} episodes to play", flush=True)
     counts: Counter = Counter()
     started = reported = time.monotonic()
+    play_one = partial(play_attempt, recipe, folder)
     with ExitStack() as stack:
         journal = stack.enter_context((folder / "attempts.jsonl").open("a"))
-        play_each: Callable[..., Iterable[dict[str, Any]]] = map
         if num_envs > 1:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
-            play_each = stack.enter_context(ProcessPoolExecutor(num_envs, get_context("spawn"))).map
-        for attempt in play_each(partial(play_attempt, recipe, folder), places):
+            executor = stack.enter_context(ProcessPoolExecutor(num_envs, get_context("spawn")))
+        for attempt in (map if num_envs == 1 else executor.map)(play_one, places):
             counts[attempt["outcome"]] += 1
             journal.write(json.dumps(attempt) + "\n")
             journal.flush()
             if counts.total() == len(places) or time.monotonic() - reported > REPORT_EVERY_S:
                 reported = time.monotonic()
-                print(
-                    f"{counts.total()}/{len(places)} episodes: {counts['success']} demonstrations, {counts['failure']} "
-                    f"failures, {counts['fault']} faults; {counts.total() / (reported - started):.2f} episodes/s",
-                    flush=True,
-                )
+                done = ", ".join(f"{counts[name]} {name}" for name in ("success", "failure", "fault"))
+                speed = counts.total() / (reported - started)
+                print(f"{counts.total()}/{len(places)} episodes: {done}; {speed:.2f} episodes/s", flush=True)
     return counts
 
 
@@ -179,18 +177,17 @@ def play_attempt(recipe: Recipe, folder: Path, place: tuple[int, int]) -> dict[s
         is_due = (env_step - attempt.first_frame) % recipe.frame_every == 0
         return is_due and not noise[env_step : env_step + CHUNK_LENGTH].any()
 
-    result, labels, _, frames = play(env, attempt.init_state_id, noise, wants_frame)
+    result, labels, frames = play(env, attempt.init_state_id, noise, wants_frame)
     drawn = {"task_id": task_id, "init_state_id": attempt.init_state_id, "noise_scale": attempt.noise_scale}
     if result.success:
         # The last frame lies up to `frame_every` env steps before success, so its chunk of actions reaches beyond it:
         # the expert's answer to the final state (to let go of the bowl) fills it up.
-        beyond = np.repeat(labels[-1:], CHUNK_LENGTH - 1, axis=0)
         episode = DemoEpisode(
-            jpegs=[[encode_jpeg(image) for image in frame.observation.images] for frame in frames],
-            proprio=np.array([frame.observation.proprio for frame in frames], np.float32),
-            frame_steps=np.array([frame.env_step for frame in frames], np.int64),
-            actions=np.concatenate([labels, beyond]).astype(np.float32),
-            objects=np.array([frame.objects for frame in frames], np.float32),
+            jpegs=[[encode_jpeg(image) for image in observation.images] for _, observation, _ in frames],
+            proprio=np.array([observation.proprio for _, observation, _ in frames], np.float32),
+            frame_steps=np.array([env_step for env_step, _, _ in frames], np.int64),
+            actions=np.array(labels + labels[-1:] * (CHUNK_LENGTH - 1), np.float32),
+            objects=np.array([objects for _, _, objects in frames], np.float32),
             instruction=env.instruction,
             env_steps=result.env_steps,
             **drawn,
@@ -219,42 +216,29 @@ def noise_bursts(scale: float, num_steps: int, generator: np.random.Generator) -
     return noise
 
 
-class Frame(NamedTuple):
-    env_step: int
-    observation: Observation
-    objects: np.ndarray  # (6,) positions of bowl and plate
-
-
-class Playback(NamedTuple):
-    """One episode of the expert."""
-
-    result: ChunkResult  # the last one
-    labels: np.ndarray  # (env_steps + 1, 7) what the expert wanted in each state, the final one included
-    executed: np.ndarray  # (env_steps, 7) labels and noise
-    frames: list[Frame]
-
-
 def play(
     env: LiberoEnv, init_state_id: int, noise: np.ndarray, wants_frame: Callable[[int], bool] = lambda env_step: False
-) -> Playback:
+) -> tuple[ChunkResult, list[np.ndarray], list[tuple[int, Observation, np.ndarray]]]:
     """Play an episode with `noise` (max_env_steps, 6) on its motions; renders only in the env steps that are wanted.
 
-    The fixtures stand where they stand in training and evaluation: the reset's seed is 0.
+    Returns the last result, what the expert wanted in each state (7,), the final one included, and the frames (env
+    step, observation, positions (6,) of bowl and plate). The fixtures stand where they stand in training and
+    evaluation: the reset's seed is 0.
     """
+    labels, frames = [], []
     result = env.reset(init_state_id, observe=wants_frame(0))
-    labels, executed, frames = [], [], []
     expert = Expert(env.domain) if result.error is None else None
     while not result.done:
         if result.observation is not None:
             state = expert.look()
-            frames.append(Frame(result.env_steps, result.observation, np.concatenate([state.bowl, state.plate])))
-        labels.append(expert.act())
-        moved = np.clip(labels[-1][:6] + noise[result.env_steps], -1.0, 1.0)
-        executed.append(np.concatenate([moved, labels[-1][6:]]))  # the gripper obeys
-        result = env.step_chunk(executed[-1][None], observe=wants_frame(result.env_steps + 1))
+            frames.append((result.env_steps, result.observation, np.concatenate([state.bowl, state.plate])))
+        labels.append(expert.decide()[1])
+        executed = labels[-1].copy()
+        executed[:6] = np.clip(executed[:6] + noise[result.env_steps], -1.0, 1.0)  # the gripper obeys
+        result = env.step_chunk(executed[None], observe=wants_frame(result.env_steps + 1))
     if result.error is None:  # after a fault there is no simulator left to look at
-        labels.append(expert.act())
-    return Playback(result, np.array(labels), np.array(executed), frames)
+        labels.append(expert.decide()[1])
+    return result, labels, frames
 
 
 if __name__ == "__main__":

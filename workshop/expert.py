@@ -72,15 +72,12 @@ class State:
 
 
 @dataclass(frozen=True)
-class Grasp:
+class Plan:
+    """A rim grasp of the bowl, made for the place where it stood."""
+
+    bowl: np.ndarray  # (3,) m
     yaw: float  # rad, of the hand about the vertical
     offset: np.ndarray  # (3,) m, from the bowl's origin to the grip site
-
-
-@dataclass(frozen=True)
-class Plan:
-    bowl: np.ndarray  # (3,) where the bowl stood
-    grasp: Grasp
 
 
 class Expert:
@@ -94,17 +91,15 @@ class Expert:
         self._domain, self._bowl, self._plate = domain, moved, target
         self._plan: Plan | None = None
 
-    def act(self) -> np.ndarray:
-        """Action (7,) in [-1, 1] for the present state."""
-        return self.decide()[1]
-
     def decide(self) -> tuple[str, np.ndarray]:
+        """Stage and action (7,), in [-1, 1], for the present state."""
         state = self.look()
         # A bowl that stands, or falls, elsewhere than was planned for, and is not in the hand: plan again.
-        if self._plan is None or (np.linalg.norm(state.bowl - self._plan.bowl) > MOVED_M and state.opening > SHUT_M):
-            sim = self._domain.sim
-            body, base = self._domain.obj_body_id[self._bowl], sim.data.get_body_xpos("robot0_base")
-            self._plan = Plan(state.bowl, choose_grasp(sim.model._model, sim.data._data, body, state.eef, base))
+        was_moved = self._plan is not None and np.linalg.norm(state.bowl - self._plan.bowl) > MOVED_M
+        if self._plan is None or (was_moved and state.opening > SHUT_M):
+            sim, body = self._domain.sim, self._domain.obj_body_id[self._bowl]
+            base = sim.data.get_body_xpos("robot0_base")
+            self._plan = plan_grasp(sim.model._model, sim.data._data, body, state.eef, base)
         stage = stage_of(state, self._plan)
         return stage, action_of(stage, state, self._plan)
 
@@ -124,7 +119,7 @@ def stage_of(state: State, plan: Plan) -> str:
     """What there is to do; a function of the present state and the plan."""
     to_plate = np.linalg.norm((state.plate - state.bowl)[:2])
     is_on_plate = to_plate < ON_PLATE_M[0] and state.bowl[2] - state.plate[2] < ON_PLATE_M[1]
-    is_near = np.linalg.norm(state.eef - state.bowl - plan.grasp.offset) < SLIPPED_M
+    is_near = np.linalg.norm(state.eef - state.bowl - plan.offset) < SLIPPED_M
     is_lifted = state.bowl[2] > plan.bowl[2] + MOVED_M
     if is_near and state.opening < SHUT_M and (state.opening_speed > -STALLED_M_S or is_lifted):  # the bowl is held
         if is_on_plate:
@@ -145,7 +140,7 @@ def stage_of(state: State, plan: Plan) -> str:
 def action_of(stage: str, state: State, plan: Plan) -> np.ndarray:
     """The action (7,) of a stage: towards where the hand, or the bowl in it, shall be."""
     upwards = np.array([0.0, 0.0, HOVER_M])
-    to_grasp, to_plate = state.bowl + plan.grasp.offset - state.eef, state.plate - state.bowl
+    to_grasp, to_plate = state.bowl + plan.offset - state.eef, state.plate - state.bowl
     if stage in (HOVER, DESCEND):
         aside, _ = _misses(state, plan)
         error = _down_funnel(to_grasp, aside, HOVER_M) if state.opening > OPEN_M else upwards
@@ -164,14 +159,14 @@ def action_of(stage: str, state: State, plan: Plan) -> np.ndarray:
 
 def _misses(state: State, plan: Plan) -> tuple[float, float]:
     """How far the hand is from the grasp's place: sideways (its turn included), and above it or below it."""
-    error = state.bowl + plan.grasp.offset - state.eef
+    error = state.bowl + plan.offset - state.eef
     turn = TURN_AS_DISTANCE_M * np.linalg.norm(_turn(state, plan))
     return float(max(np.linalg.norm(error[:2]), turn)), float(abs(error[2]))
 
 
 def _turn(state: State, plan: Plan) -> np.ndarray:
     """Rotation vector (3,) from the present orientation to that of the plan: the hand upright at the grasp's yaw."""
-    wanted = Rotation.from_euler("z", plan.grasp.yaw).as_matrix() @ DOWN
+    wanted = Rotation.from_euler("z", plan.yaw).as_matrix() @ DOWN
     return Rotation.from_matrix(wanted @ state.rotation.T).as_rotvec()
 
 
@@ -182,10 +177,10 @@ def _down_funnel(error: np.ndarray, aside: float, top: float) -> np.ndarray:
     """
     climb = error[2] + np.clip(SLOPE * (aside - FUNNEL_M), 0.0, top)
     start, end = CLIMB_FIRST_M
-    return np.array([*(error[:2] * (1.0 - float(np.clip((climb - start) / (end - start), 0.0, 1.0)))), climb])
+    return np.array([*(error[:2] * (1.0 - np.clip((climb - start) / (end - start), 0.0, 1.0))), climb])
 
 
-def choose_grasp(model: mujoco.MjModel, data: mujoco.MjData, bowl: int, eef: np.ndarray, base: np.ndarray) -> Grasp:
+def plan_grasp(model: mujoco.MjModel, data: mujoco.MjData, bowl: int, eef: np.ndarray, base: np.ndarray) -> Plan:
     """The rim grasp with the fewest collisions; among equals the least turn and stretch, then the side near the hand.
 
     `bowl` is a body's id, `eef` and `base` (3,) are the positions of the grip site and of the robot's base.
@@ -194,17 +189,22 @@ def choose_grasp(model: mujoco.MjModel, data: mujoco.MjData, bowl: int, eef: np.
     robot = [b for b in range(model.nbody) if model.body(b).name.startswith(("robot", "gripper", "mount"))]
     is_obstacle = (model.geom_contype != 0) & (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX)
     boxes = np.flatnonzero(is_obstacle & ~np.isin(model.geom_bodyid, [*robot, bowl]))
-
-    def cost(grasp: Grasp) -> tuple[int, float, float]:
-        place = data.xpos[bowl] + grasp.offset
-        hits = _count_inside(place + _hand_points(grasp.yaw), model, data, boxes)
-        stretch = max(0.0, float(np.linalg.norm((place - base)[:2])) - REACH_M)
-        bias = SIDE_BIAS_M * (grasp.offset @ _finger_axis(grasp.yaw) > 0)
-        return hits, abs(grasp.yaw) + TURN_PER_REACH * stretch, float(np.linalg.norm(place - eef)) - bias
-
     height = np.array([0.0, 0.0, RIM_HEIGHT_M])
+
+    def cost(plan: Plan) -> tuple[int, float, float]:
+        place = plan.bowl + plan.offset
+        points = place + _hand_points(plan.yaw)
+        in_box = np.einsum(
+            "nbi,bij->nbj", points[:, None] - data.geom_xpos[boxes], data.geom_xmat[boxes].reshape(-1, 3, 3)
+        )
+        hits = int((np.abs(in_box) < model.geom_size[boxes] + CLEARANCE_M).all(axis=-1).sum())
+        stretch = max(0.0, float(np.linalg.norm((place - base)[:2])) - REACH_M)
+        bias = SIDE_BIAS_M * (plan.offset @ _finger_axis(plan.yaw) > 0)
+        return hits, abs(plan.yaw) + TURN_PER_REACH * stretch, float(np.linalg.norm(place - eef)) - bias
+
     rim = product(np.radians(YAWS_DEG), (-1.0, 1.0))
-    return min((Grasp(yaw, side * RIM_RADIUS_M * _finger_axis(yaw) + height) for yaw, side in rim), key=cost)
+    plans = (Plan(data.xpos[bowl].copy(), yaw, side * RIM_RADIUS_M * _finger_axis(yaw) + height) for yaw, side in rim)
+    return min(plans, key=cost)
 
 
 def _finger_axis(yaw: float) -> np.ndarray:
@@ -219,10 +219,3 @@ def _hand_points(yaw: float) -> np.ndarray:
     along, across, up = np.array([*fingers, *hand]).T
     sideways = np.array([np.cos(yaw), np.sin(yaw), 0.0])
     return along[:, None] * _finger_axis(yaw) + across[:, None] * sideways + up[:, None] * [0.0, 0.0, 1.0]
-
-
-def _count_inside(points: np.ndarray, model: mujoco.MjModel, data: mujoco.MjData, boxes: np.ndarray) -> int:
-    """How often one of the points (N, 3) lies in one of the boxes."""
-    rotations = data.geom_xmat[boxes].reshape(-1, 3, 3)
-    local = np.einsum("nbi,bij->nbj", points[:, None] - data.geom_xpos[boxes], rotations)
-    return int((np.abs(local) < model.geom_size[boxes] + CLEARANCE_M).all(axis=-1).sum())

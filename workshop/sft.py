@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -156,10 +156,12 @@ def train(
     try:
         for step in range(1, args.steps + 1):
             batch = frames.rows(torch.randint(len(frames), (args.batch_size,), device=device, generator=generator))
-            images = augment(batch.images.flatten(0, 1), generator) if args.augment else batch.images
+            if args.augment:
+                images = augment(batch.images.flatten(0, 1), generator).view_as(batch.images)
+                batch = replace(batch, images=images)
             noise = noise_scale * torch.randn(batch.proprio.shape, device=device, generator=generator)
-            proprio = (batch.proprio + noise).clamp(-1, 1)  # as normalised
-            logits = network_logits(network, batch, processor, images.view_as(batch.images), proprio)
+            batch = replace(batch, proprio=(batch.proprio + noise).clamp(-1, 1))  # as normalised
+            logits = chunk_logits(network, batch, processor)
             loss = action_loss(logits, batch.targets, network.language_model.config.vocab_size)
             loss.backward()
             grad_norm = nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
@@ -193,17 +195,15 @@ def train(
     return step
 
 
-def network_logits(
-    network: OpenVLAOFT, batch: Frames, processor: ImageProcessor, images: Tensor, proprio: Tensor
-) -> Tensor:
-    """(B, A, 256) float32; images uint8 (B, n, 3, S, S), proprio (B, 8) normalised."""
+def chunk_logits(network: OpenVLAOFT, batch: Frames, processor: ImageProcessor) -> Tensor:
+    """(B, A, 256) float32"""
     mean, std = (
-        torch.tensor(values, device=images.device)[..., None, None] for values in (processor.means, processor.stds)
+        torch.tensor(values, device=batch.images.device)[..., None, None]
+        for values in (processor.means, processor.stds)
     )  # (2, 3, 1, 1) float32: DINOv2, SigLIP
-    pixels = ((images[:, :, None].float() / 255 - mean) / std).flatten(1, 3)  # (B, 6n, S, S)
-    with torch.autocast(images.device.type, dtype=torch.bfloat16, enabled=images.device.type == "cuda"):
-        logits, _ = network(pixels, batch.prompts, batch.prompt_lengths, proprio)
-    return logits
+    pixels = ((batch.images[:, :, None].float() / 255 - mean) / std).flatten(1, 3)  # (B, 6n, S, S)
+    with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=pixels.is_cuda):
+        return network(pixels, batch.prompts, batch.prompt_lengths, batch.proprio)[0]
 
 
 def action_loss(logits: Tensor, targets: Tensor, vocabulary_size: int) -> Tensor:
@@ -227,7 +227,7 @@ def held_out_metrics(
 ) -> dict[str, float]:
     """How well and how sharply a policy predicts held-out frames; entropy in nats, 256 equal bins have 5.55."""
     batches = [frames.rows(slice(start, start + batch_size)) for start in range(0, len(frames), batch_size)]
-    logits = torch.cat([network_logits(network, b, processor, b.images, b.proprio) for b in batches])
+    logits = torch.cat([chunk_logits(network, b, processor) for b in batches])
     accuracy, error = match(logits, frames.targets)
     logprobs = logits.log_softmax(-1)
     entropy = -(logprobs.exp() * logprobs).sum(-1).unflatten(1, (-1, ACTION_DIM)).mean((0, 1))
@@ -254,7 +254,9 @@ def initial_checkpoint(args: SftArgs) -> Iterator[CheckpointInfo]:
         yield inspect_checkpoint(resolve_checkpoint(args.init), args.num_images)
         return
     with tempfile.TemporaryDirectory() as folder:
-        yield inspect_checkpoint(make_tiny_checkpoint(Path(folder), args.seed, args.num_images or 2, size=args.size))
+        yield inspect_checkpoint(
+            make_tiny_checkpoint(Path(folder), seed=args.seed, num_images=args.num_images or 2, size=args.size)
+        )
 
 
 def load_trainable(info: CheckpointInfo, device: torch.device) -> OpenVLAOFT:

@@ -68,43 +68,46 @@ class TinyArgs:
     size: TinySize = field(default_factory=TinySize)
 
 
-def make_tiny_checkpoint(
-    out: Path,
-    seed: int = 0,
-    num_images: int = 2,
-    proprio: bool = True,
-    l1_head: bool = False,
-    size: TinySize | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> Path:
-    """Write the folder and return it. The same arguments give the same bytes.
+def make_tiny_checkpoint(out: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
+    """Write the folder and return it; `options` are those of TinyArgs. The same arguments give the same bytes.
 
     The weights are float32, unlike the 7B checkpoints' bfloat16: small models run and train in float32 on the CPU, and
     so what was trained is what is saved.
     """
-    size = size or TinySize()
+    args = TinyArgs(out, **options)
+    size, side = args.size, [args.size.image_size] * 2
     out.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TEMPLATE / name, out / name)
     (entry,) = read_json(TEMPLATE / "dataset_statistics.json").values()
     statistics = {f"{suite}_no_noops": entry for suite in SUITES}
     write_json(out / "dataset_statistics.json", statistics)
-    config = _config(size, dtype) | {"num_images_in_input": num_images, "norm_stats": statistics}
-    write_json(out / "config.json", config)
     processor = read_json(TEMPLATE / "preprocessor_config.json")
-    side = [size.image_size, size.image_size]
     processor |= {"input_sizes": [[3, *side]] * 2, "tvf_crop_params": [{"output_size": side}] * 2}
     processor["tvf_resize_params"] = [params | {"size": side} for params in processor["tvf_resize_params"]]
     write_json(out / "preprocessor_config.json", processor)
+    config = read_json(TEMPLATE / "config.json") | {"num_images_in_input": args.num_images, "norm_stats": statistics}
+    vit = {"patch_size": size.patch_size, "embed_dim": size.vision_dim, "depth": size.vision_depth}
+    config |= {"image_sizes": side, "test_vit_overrides": [vit | {"num_heads": size.vision_heads}] * 2}
+    config["text_config"] |= {
+        "hidden_size": size.llm_dim,
+        "intermediate_size": size.llm_mlp_dim,
+        "num_hidden_layers": size.llm_depth,
+        "num_attention_heads": size.llm_heads,
+        "num_key_value_heads": size.llm_heads,
+    }
+    for part in (config, config["text_config"]):
+        part["torch_dtype"] = str(dtype).removeprefix("torch.")
+    write_json(out / "config.json", config)
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            torch.manual_seed(args.seed)
             network = OpenVLAOFT(read_model_config(out), num_action_tokens=8 * 7)
-            network.proprio_projector = ProprioProjector(8, size.llm_dim) if proprio else None
-            head = L1RegressionHead(2, size.llm_dim, size.llm_dim, 7) if l1_head else None
+            network.proprio_projector = ProprioProjector(8, size.llm_dim) if args.proprio else None
+            head = L1RegressionHead(2, size.llm_dim, size.llm_dim, 7) if args.l1_head else None
     except (ValueError, AssertionError, RuntimeError, ZeroDivisionError) as fault:
         raise BadInput(f"--size: no network can be built from {size} ({first_line(fault)})") from fault
-    _initialise(network, load_tokenizer(out).get_vocab().values(), torch.Generator().manual_seed(seed))
+    _initialise(network, load_tokenizer(out).get_vocab().values(), torch.Generator().manual_seed(args.seed))
     save_checkpoint(out, network, config, dtype=dtype, action_head=head)
     return out
 
@@ -131,29 +134,9 @@ def _initialise(network: OpenVLAOFT, token_ids: Sequence[int], generator: torch.
     lm_head[unused] = 0.0
 
 
-def _config(size: TinySize, dtype: torch.dtype) -> dict[str, Any]:
-    config = read_json(TEMPLATE / "config.json")
-    name = str(dtype).removeprefix("torch.")
-    vit = {"patch_size": size.patch_size, "embed_dim": size.vision_dim, "depth": size.vision_depth}
-    llama = {
-        "hidden_size": size.llm_dim,
-        "intermediate_size": size.llm_mlp_dim,
-        "num_hidden_layers": size.llm_depth,
-        "num_attention_heads": size.llm_heads,
-        "num_key_value_heads": size.llm_heads,
-        "torch_dtype": name,
-    }
-    return config | {
-        "image_sizes": [size.image_size] * 2,
-        "test_vit_overrides": [vit | {"num_heads": size.vision_heads}] * 2,
-        "text_config": config["text_config"] | llama,
-        "torch_dtype": name,
-    }
-
-
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(TinyArgs, argv, prog="python -m workshop.tiny")
-    print(f"wrote {make_tiny_checkpoint(args.out, args.seed, args.num_images, args.proprio, args.l1_head, args.size)}")
+    print(f"wrote {make_tiny_checkpoint(**vars(args))}")
 
 
 if __name__ == "__main__":
