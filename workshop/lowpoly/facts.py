@@ -39,9 +39,7 @@ class Geom:
 
     def box(self, low: Sequence[float], high: Sequence[float], color: Color) -> Shape:
         """A box in the geom's frame, as a shape in the body's."""
-        return box(low, high, color).placed(
-            self.attributes.get("pos", (0, 0, 0)), self.attributes.get("quat", (1, 0, 0, 0))
-        )
+        return box(low, high, color).placed(**{k: self.attributes[k] for k in ("pos", "quat") if k in self.attributes})
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""What each object looks like. `looks.json` says which of the functions here draws it, and in which colours.
+"""What each object looks like, by `looks.json`: a list of parts for each body, or one of the functions here, which fit
+a kind of object to its collision boxes. Colours are names of its `colors`, or numbers.
 
-Colours are names of its `colors`, or numbers. A new object needs its facts in `facts.json`; without a line in
-`looks.json` it is drawn as plain boxes.
+A new object needs its facts in `facts.json`; without a line in `looks.json` it is drawn as plain boxes.
 """
 
 import json
@@ -18,19 +18,19 @@ LOOKS = json.loads(Path(__file__).with_name("looks.json").read_text(encoding="ut
 COLORS: Mapping[str, Color] = {name: tuple(color) for name, color in LOOKS["colors"].items()}
 MAKERS: Mapping[str, Callable[..., Shape]] = {make.__name__: make for make in (box, lathe, cylinder, ring, tube)}
 LABEL = 0.0004  # metres by which a label stands out, so that it hides what is below
-PANEL = 0.0006  # likewise the panels and keys of furniture
+PANEL = 0.0006  # likewise the bands of a basket
 UPRIGHT = (1, -1, 0, 0)  # turns z into y: cans and most bottles stand along y in their frame, and are built along z
 
 
 def object_look(file: AssetFile) -> Look:
     if file.name not in LOOKS["objects"]:
         return plain_look(file)
-    arguments = {key: _colored(value) for key, value in LOOKS["objects"][file.name].items()}
-    look = arguments.pop("look")
-    if look in SEVERAL_BODIES:
-        return SEVERAL_BODIES[look](file, **arguments)
+    look = {key: _colored(value) for key, value in LOOKS["objects"][file.name].items()}
+    if "bodies" in look:
+        shapes = {name: drawn(parts, file.body[name]) for name, parts in look["bodies"].items()}
+        return Look(shapes, look.get("paint", {}))
     (body,) = (body for body in file.body.values() if body.collision_boxes)
-    return Look({body.name: ONE_BODY[look](body, **arguments)})
+    return Look({body.name: FITTED[look.pop("look")](body, **look)})
 
 
 def _colored(value: Any) -> Any:
@@ -40,10 +40,17 @@ def _colored(value: Any) -> Any:
     return {key: _colored(part) for key, part in value.items()} if isinstance(value, dict) else COLORS.get(value, value)
 
 
-def drawn(parts: Sequence[Mapping[str, Any]]) -> list[Shape]:
-    """Shapes as looks.json writes them: a maker with its arguments, boxes also several times, `along_y` apart."""
+def drawn(parts: Sequence[Mapping[str, Any]], body: Body | None = None) -> list[Shape]:
+    """Shapes as looks.json writes them: a maker with its arguments, or some of the body's own collision boxes.
+
+    Boxes may stand in a row, `along_y` metres apart.
+    """
     shapes = []
     for part in map(_colored, parts):
+        if part["make"] == "own_boxes":
+            assert body is not None, "a background has none"
+            shapes += collision_shapes(body, part["color"], slice(*part["args"]))
+            continue
         options = {"segments": part["segments"]} if "segments" in part else {}
         rows = [part["args"]]
         for i in range(1, part.get("times", 1)):
@@ -53,15 +60,6 @@ def drawn(parts: Sequence[Mapping[str, Any]]) -> list[Shape]:
             shape = shape.stretched(part["stretched"]) if "stretched" in part else shape
             shapes.append(shape.placed(part["at"]) if "at" in part else shape)
     return shapes
-
-
-def fixed(body: Body, parts: Sequence[Mapping[str, Any]]) -> list[Shape]:
-    return drawn(parts)
-
-
-def own_boxes(body: Body, parts: Sequence[tuple[Color, int, int | None]]) -> list[Shape]:
-    """The body's collision boxes in one colour from one number up to another."""
-    return [shape for color, start, stop in parts for shape in collision_shapes(body, color, slice(start, stop))]
 
 
 def bowl(body: Body, outside: Color, rim: Color, inside: Color) -> list[Shape]:
@@ -204,66 +202,6 @@ def basket(body: Body, wicker: Color, dark: Color) -> list[Shape]:
     return [*collision_shapes(body, dark, slice(0, 1)), *walls, *bands]
 
 
-def tray(body: Body, rim: Color, floor: Color) -> list[Shape]:
-    low, high = extent(body)
-    return [*collision_shapes(body, rim), box((*(low[:2] + 0.006), 0.004), (*(high[:2] - 0.006), 0.0078), floor)]
-
-
-def cabinet(file: AssetFile, frame: Color, front: Color, handle: Color) -> Look:
-    """Three drawers that open to -y; of a drawer's collision boxes the last three are its handle."""
-    shapes = {"base": collision_shapes(file.body["base"], frame)}
-    for name in ("cabinet_top", "cabinet_middle", "cabinet_bottom"):
-        drawer = file.body[name]
-        low, high = extent(drawer, slice(0, 1))
-        panel = box((low[0], low[1] - PANEL, low[2] + 0.002), (high[0], high[1], high[2] - 0.002), front)
-        trough = collision_shapes(drawer, frame, slice(1, 6))
-        shapes[name] = [panel, *trough, *collision_shapes(drawer, handle, slice(6, 9))]
-    return Look(shapes)
-
-
-def flat_stove(file: AssetFile, case: Color, dial: Color, mark: Color) -> Look:
-    """A block with three rings on a dark plate; LIBERO shows a red disc between them while it is on."""
-    plate = cylinder(0.078, 0.019, 0.0212, (0.19, 0.19, 0.20), segments=24)
-    rings = [ring(inner, inner + 0.008, 0.02, 0.0252, (0.38, 0.38, 0.40), 24) for inner in (0.018, 0.038, 0.057)]
-    button = file.body["button"]
-    low, high = extent(button, slice(14, 18))
-    disc = lathe([(0, 0.0004), (0.046, 0.0004), (0.044, 0.0128), (0, 0.0128)], dial).placed((0.0013, 0.0044, 0))
-    grip = collision_shapes(button, (0.16, 0.16, 0.17), slice(14, 18))
-    x = (low[0] + high[0]) / 2
-    line = box((x - 0.003, high[1] - 0.03, high[2] - 0.002), (x + 0.003, high[1], high[2] + PANEL), mark)
-    return Look({"burner": [plate, *rings], "button": [disc, *grip, line]}, {"base_vis": {"rgba": (*case, 1.0)}})
-
-
-def microwave(file: AssetFile, case: Color, keys: Color, window: Color) -> Look:
-    """Keys on the right of the door, whose window is dark. It opens to -y."""
-    front = -0.1105 - PANEL
-    display = box((0.10, front, 0.145), (0.16, -0.10, 0.168), (0.15, 0.75, 0.45))
-    places = [(x, z) for x in (0.10, 0.123, 0.146) for z in (0.035, 0.06, 0.085, 0.11)]
-    pad = [box((x, front, z), (x + 0.014, -0.10, z + 0.014), keys) for x, z in places]
-    door = collision_shapes(file.body["microdoorroot"], (0.45, 0.46, 0.48))
-    pane = box((0.035, -0.025 - PANEL, -0.065), (0.215, -0.001 + PANEL, 0.065), window)
-    bar = box((0.2315, -0.064, -0.07), (0.2435, -0.050, 0.07), keys)
-    bolts = [box((0.233, -0.052, z - 0.006), (0.242, -0.024, z + 0.006), keys) for z in (-0.06, 0.06)]
-    outside = collision_shapes(file.body["object"], case)
-    return Look({"object": [*outside, display, *pad], "microdoorroot": [*door, pane, bar, *bolts]})
-
-
-ONE_BODY: Mapping[str, Callable[..., list[Shape]]] = {
-    look.__name__: look
-    for look in (
-        fixed,
-        own_boxes,
-        bowl,
-        mug,
-        packet,
-        cookies,
-        book,
-        can,
-        carton,
-        squeeze_bottle,
-        flat_bottle,
-        basket,
-        tray,
-    )
+FITTED: Mapping[str, Callable[..., list[Shape]]] = {
+    look.__name__: look for look in (bowl, mug, packet, cookies, book, can, carton, squeeze_bottle, flat_bottle, basket)
 }
-SEVERAL_BODIES: Mapping[str, Callable[..., Look]] = {look.__name__: look for look in (cabinet, flat_stove, microwave)}
