@@ -3,14 +3,12 @@
     python -m workshop.sft --demos FOLDER --out FOLDER [--size.llm-dim 96] [--steps 6000]
     python -m workshop.sft --demos FOLDER --out FOLDER --init CHECKPOINT
 
-All parameters are trained: from random weights in the sizes given, or from a checkpoint. Meant for small policies. The
-output is a checkpoint folder like any other, with the data's statistics, sft_metrics.jsonl and sft_run.json, which
-says how it was made. Ctrl-C ends the training early and saves what there is.
+All parameters are trained: from random weights in the sizes given, or from a checkpoint. The output is a checkpoint
+folder like any other, with sft_metrics.jsonl and sft_run.json (how it was made). Ctrl-C saves what there is.
 
 openvla-oft trains by cross-entropy over all 32,064 ids. Here only the 256 rows of action ids are computed: the other
 rows of `lm_head` are set to zero, so each of their ids has the logit 0 and their share of the softmax is known without
-them. So the logits keep their absolute level, and programs that take their argmax over the whole vocabulary find an
-action.
+them. So programs that take their argmax over the whole vocabulary find an action, too.
 """
 
 import json
@@ -21,8 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -52,6 +49,7 @@ ADAM_BETAS = (0.9, 0.98)
 MAX_GRAD_NORM = 1.0
 FINAL_LR = 0.01  # of the largest learning rate, where the cosine ends
 PROPRIO_NOISE = 0.02  # on the robot's state, as a share of its standard deviation
+METRICS = ("loss", "accuracy", "xyz_bin_error", "grad_norm")
 ACTION_NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 # Of the initial checkpoint; the other files are written anew.
 COPIED_FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer.json", "tokenizer.model",
@@ -110,7 +108,8 @@ def fine_tune(args: SftArgs) -> Path:
     if args.out.exists():
         raise BadInput(f"--out {args.out} exists already: name a new folder")
     device, key, started = named_device(args.device), f"{args.task_suite}_no_noops", time.monotonic()
-    with initial_checkpoint(args) as init:
+    with tempfile.TemporaryDirectory() as scratch:
+        init = initial_checkpoint(args, Path(scratch))
         processor, tokenizer = ImageProcessor.load(init.folder), load_tokenizer(init.folder)
         network = load_trainable(init, device)
         episodes = read_episodes(args.demos, init.num_images, processor.image_size)
@@ -119,14 +118,17 @@ def fine_tune(args: SftArgs) -> Path:
         entries = {key: dataset_statistics(episodes)}
         write_json(args.out / "dataset_statistics.json", entries)
         statistics = load_statistics(args.out)[key]
-        train_frames = make_frames(train_episodes, statistics, tokenizer, device, cropped=not args.augment)
+        frames = make_frames(train_episodes, statistics, tokenizer, device, cropped=not args.augment)
         held_out = make_frames(held_out_episodes, statistics, tokenizer, device) if held_out_episodes else None
-        run = provenance(args, network) | {"train_episodes": len(train_episodes), "train_frames": len(train_frames)}
-        print(f"{run['parameters']:,} parameters, {len(train_episodes)} episodes with {len(train_frames)} frames")
+        size = sum(p.numel() for p in network.parameters())
+        run = {"parameters": size, "train_episodes": len(train_episodes), "train_frames": len(frames)} | provenance(
+            args
+        )
+        print(f"{size:,} parameters, {len(train_episodes)} episodes with {len(frames)} frames")
         del episodes, train_episodes, held_out_episodes  # gigabytes of images, which the frames have now
-        steps = train(network, train_frames, held_out, processor, args)
+        run["steps"] = train(network, frames, held_out, processor, args)
         save_policy(args.out, network, init, entries, getattr(torch, args.save_dtype))
-    write_json(args.out / SFT_RUN_FILE, run | {"steps": steps, "seconds": time.monotonic() - started})
+    write_json(args.out / SFT_RUN_FILE, run | {"seconds": time.monotonic() - started})
     if held_out is not None:
         saved = load_trainable(inspect_checkpoint(args.out), device)
         print(f"held out, weights as saved: {held_out_metrics(saved, held_out, processor, args.batch_size)}")
@@ -150,9 +152,8 @@ def train(
     device = frames.targets.device
     generator = torch.Generator(device).manual_seed(args.seed)
     noise_scale = PROPRIO_NOISE * frames.proprio.std(0)  # (8,)
-    started = logged_at = time.monotonic()
     metrics: list[Tensor] = []
-    step = 0
+    started, step = time.monotonic(), 0
     try:
         for step in range(1, args.steps + 1):
             batch = frames.rows(torch.randint(len(frames), (args.batch_size,), device=device, generator=generator))
@@ -171,25 +172,17 @@ def train(
             optimizer.zero_grad(set_to_none=True)
             metrics.append(torch.stack([loss.detach(), *match(logits, batch.targets), grad_norm]))
             if step % args.log_every == 0 or step == args.steps:
-                names = ("loss", "accuracy", "xyz_bin_error", "grad_norm")
-                record = dict(zip(names, torch.stack(metrics).mean(0).tolist(), strict=True))  # waits for the device
+                means = torch.stack(metrics).mean(0).tolist()  # waits for the device
+                record = {"step": step} | dict(zip(METRICS, means, strict=True))
                 if not math.isfinite(record["loss"]):
                     raise BadInput(f"the loss is {record['loss']} after {step} steps: give a smaller --lr")
-                now = time.monotonic()
-                record |= {
-                    "samples_per_s": len(metrics) * args.batch_size / (now - logged_at),
-                    "seconds": now - started,
-                }
+                record["seconds"] = time.monotonic() - started
                 if held_out is not None:
                     record |= held_out_metrics(network, held_out, processor, args.batch_size)
                 with (args.out / "sft_metrics.jsonl").open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"step": step} | record) + "\n")
-                shown = {name: f"{value:.4g}" for name, value in record.items() if "entropy" not in name}
-                print(
-                    f"step {step}/{args.steps}  " + ", ".join(f"{name} {text}" for name, text in shown.items()),
-                    flush=True,
-                )
-                metrics, logged_at = [], time.monotonic()
+                    file.write(json.dumps(record) + "\n")
+                print(", ".join(f"{name} {value:.4g}" for name, value in record.items()), flush=True)
+                metrics.clear()
     except KeyboardInterrupt:
         print(f"interrupted in step {step}: saving")
     return step
@@ -222,21 +215,17 @@ def match(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def held_out_metrics(
-    network: OpenVLAOFT, frames: Frames, processor: ImageProcessor, batch_size: int
-) -> dict[str, float]:
+def held_out_metrics(network: OpenVLAOFT, frames: Frames, processor: ImageProcessor, size: int) -> dict[str, float]:
     """How well and how sharply a policy predicts held-out frames; entropy in nats, 256 equal bins have 5.55."""
-    batches = [frames.rows(slice(start, start + batch_size)) for start in range(0, len(frames), batch_size)]
-    logits = torch.cat([chunk_logits(network, b, processor) for b in batches])
+    batches = [frames.rows(slice(start, start + size)) for start in range(0, len(frames), size)]
+    logits = torch.cat([chunk_logits(network, batch, processor) for batch in batches])
     accuracy, error = match(logits, frames.targets)
+    nll = F.cross_entropy(logits.flatten(0, 1), frames.targets.flatten())
     logprobs = logits.log_softmax(-1)
     entropy = -(logprobs.exp() * logprobs).sum(-1).unflatten(1, (-1, ACTION_DIM)).mean((0, 1))
-    return {
-        "held_out/nll": F.cross_entropy(logits.flatten(0, 1), frames.targets.flatten()).item(),
-        "held_out/accuracy": accuracy.item(),
-        "held_out/xyz_bin_error": error.item(),
-        **{f"held_out/entropy_{name}": value.item() for name, value in zip(ACTION_NAMES, entropy, strict=True)},
-    }
+    metrics = {"nll": nll, "accuracy": accuracy, "xyz_bin_error": error}
+    metrics |= {f"entropy_{name}": value for name, value in zip(ACTION_NAMES, entropy, strict=True)}
+    return {f"held_out/{name}": value.item() for name, value in metrics.items()}
 
 
 def learning_rate(step: int, args: SftArgs) -> float:
@@ -247,16 +236,12 @@ def learning_rate(step: int, args: SftArgs) -> float:
     return args.lr * warmup * (FINAL_LR + (1 - FINAL_LR) * cosine)
 
 
-@contextmanager
-def initial_checkpoint(args: SftArgs) -> Iterator[CheckpointInfo]:
-    """The checkpoint --init, or a temporary one with random weights in the sizes given."""
+def initial_checkpoint(args: SftArgs, scratch: Path) -> CheckpointInfo:
+    """The checkpoint --init, or one with random weights in the sizes given."""
     if args.init is not None:
-        yield inspect_checkpoint(resolve_checkpoint(args.init), args.num_images)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield inspect_checkpoint(
-            make_tiny_checkpoint(Path(folder), seed=args.seed, num_images=args.num_images or 2, size=args.size)
-        )
+        return inspect_checkpoint(resolve_checkpoint(args.init), args.num_images)
+    num_images = args.num_images or 2
+    return inspect_checkpoint(make_tiny_checkpoint(scratch, seed=args.seed, num_images=num_images, size=args.size))
 
 
 def load_trainable(info: CheckpointInfo, device: torch.device) -> OpenVLAOFT:
@@ -285,23 +270,21 @@ def save_policy(
     changes = {"num_images_in_input": init.num_images, "norm_stats": statistics, "torch_dtype": name}
     text_config = config.get("text_config", {}) | {"torch_dtype": name}
     save_checkpoint(folder, network, config | changes | {"text_config": text_config}, dtype=dtype)
-    write_json(folder / "dataset_statistics.json", statistics)
     for file in COPIED_FILES:
         if (init.folder / file).is_file():
             shutil.copyfile(init.folder / file, folder / file)
 
 
-def provenance(args: SftArgs, network: OpenVLAOFT) -> dict[str, Any]:
-    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
-    here = Path(__file__).parent
+def provenance(args: SftArgs) -> dict[str, Any]:
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
+    found = (
+        subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True) if shutil.which("git") else None
+    )
     return {
         "command": shlex.join(["python", "-m", "workshop.sft", *sys.argv[1:]]),
         "arguments": json.loads(json.dumps(asdict(args), default=str)),
-        "commit": shutil.which("git")
-        and subprocess.run(describe, cwd=here, capture_output=True, text=True).stdout.strip(),
+        "commit": found and found.stdout.strip(),
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name() if network.projector.fc1.weight.is_cuda else "CPU",
-        "parameters": sum(p.numel() for p in network.parameters()),
     }
 
 

@@ -27,10 +27,6 @@ from vla.statistics import DatasetStatistics, normalise_proprio
 from workshop.episodes import CHUNK_LENGTH, decode_jpeg, list_episodes, read_episode
 
 CROP_SIDE = CROP_AREA**0.5  # of the image's side
-MAX_BRIGHTNESS = 0.2  # added to values in [0, 1]
-CONTRAST = (0.8, 1.2)
-SATURATION = (0.8, 1.2)
-MAX_HUE = 0.05  # of the full circle
 
 
 @dataclass(frozen=True)
@@ -156,17 +152,14 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     crops move along the diagonal only and the colours change together; here they are independent.
     """
     draws = torch.rand(len(images), 6, device=images.device, generator=generator)
-    offsets, brightness, contrast, saturation, hue = draws.split([2, 1, 1, 1, 1], dim=1)
+    lows, highs = torch.tensor([[0, 0, -0.2, 0.8, 0.8, -0.05], [1, 1, 0.2, 1.2, 1.2, 0.05]], device=images.device)
+    offsets, *colours = (lows + (highs - lows) * draws).split([2, 1, 1, 1, 1], dim=1)
+    brightness, contrast, saturation, hue = (factors[..., None, None] for factors in colours)  # (N, 1, 1, 1)
     values = crop(images.float() / 255, (1 - CROP_SIDE) * offsets).clamp(0, 1)
-    values = (values + _per_image(brightness, -MAX_BRIGHTNESS, MAX_BRIGHTNESS)).clamp(0, 1)
+    values = (values + brightness).clamp(0, 1)
     mean = values.mean(dim=(2, 3), keepdim=True)
-    values = (mean + _per_image(contrast, *CONTRAST) * (values - mean)).clamp(0, 1)
-    return to_levels(adjust_colours(values, _per_image(saturation, *SATURATION), _per_image(hue, -MAX_HUE, MAX_HUE)))
-
-
-def _per_image(draws: Tensor, low: float, high: float) -> Tensor:
-    """Uniform draws (N, 1) in [0, 1) -> factors (N, 1, 1, 1) in [low, high)."""
-    return (low + (high - low) * draws)[..., None, None]
+    values = (mean + contrast * (values - mean)).clamp(0, 1)
+    return to_levels(adjust_colours(values, saturation, hue))
 
 
 def crop(values: Tensor, offsets: Tensor) -> Tensor:
