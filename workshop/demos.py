@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tyro
@@ -90,7 +90,11 @@ def collect(folder: Path, recipe: Recipe, task_ids: Sequence[int], episodes: int
         raise BadInput(f"--init-states {first} {end}: the tasks have 0 .. {stored}; END is left out")
     if min(recipe.frame_every, num_envs) < 1 or min((*recipe.noise_scales, recipe.seed), default=-1) < 0:
         raise BadInput("--frame-every and --num-envs are 1 or more, --noise-scales and --seed are 0 or more")
-    _keep_recipe(folder / "recipe.json", recipe)
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "recipe.json").exists():
+        write_json(folder / "recipe.json", asdict(recipe))
+    if (found := read_json(folder / "recipe.json")) != json.loads(json.dumps(asdict(recipe))):
+        raise BadInput(f"{folder} holds demonstrations of other settings: {found}; use them or another --out")
     find_assets(recipe.assets)  # made once, here, rather than by all workers at the same time
     failed = failed_attempts(folder / "attempts.jsonl")
     places = [(task_id, index) for task_id in task_ids for index in range(episodes)]
@@ -116,16 +120,6 @@ def collect(folder: Path, recipe: Recipe, task_ids: Sequence[int], episodes: int
     return counts
 
 
-def _keep_recipe(path: Path, recipe: Recipe) -> None:
-    """Store the recipe of a new folder; raise BadInput if the folder is of another one."""
-    ours = json.loads(json.dumps(asdict(recipe)))
-    if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, ours)
-    elif (found := read_json(path)) != ours:
-        raise BadInput(f"{path.parent} holds demonstrations of other settings: {found}; use them or another --out")
-
-
 def failed_attempts(journal: Path) -> set[tuple[int, int]]:
     """(task id, index) of the episodes that are known to fail. A line cut short by a crash is none."""
     failed = set()
@@ -139,26 +133,18 @@ def failed_attempts(journal: Path) -> set[tuple[int, int]]:
     return failed
 
 
-class Attempt(NamedTuple):
-    """What is drawn for an episode."""
+def attempt_of(recipe: Recipe, task_id: int, index: int) -> tuple[int, float, int, np.random.Generator]:
+    """The episode `index` of a task: initial state, noise scale, env step of the first frame, generator of the noise.
 
-    init_state_id: int
-    noise_scale: float
-    first_frame: int  # env step
-    generator: np.random.Generator  # of the noise
-
-
-def attempt_of(recipe: Recipe, task_id: int, index: int) -> Attempt:
-    """The episode `index` of a task: a function of the arguments alone.
-
-    The initial states take turns, and from round to round each meets another of the noise scales.
+    A function of the arguments alone. The initial states take turns, and from round to round each meets another of the
+    noise scales.
     """
     first, end = recipe.init_states
     round_, place = divmod(index, end - first)
     generator = np.random.default_rng([recipe.seed, task_id, index])
     noise_scale = recipe.noise_scales[(round_ + place) % len(recipe.noise_scales)]
     first_frame = int(generator.integers(min(recipe.frame_every, CLEAN_STEPS[0] - CHUNK_LENGTH + 1)))
-    return Attempt(first + place, noise_scale, first_frame, generator)
+    return first + place, noise_scale, first_frame, generator
 
 
 @lru_cache(1)
@@ -169,16 +155,16 @@ def _env(task_suite: str, assets: str, task_id: int) -> LiberoEnv:
 def play_attempt(recipe: Recipe, folder: Path, place: tuple[int, int]) -> dict[str, Any]:
     """Play an episode (task id, index) and write it if it succeeds; returns its line of the journal."""
     task_id, index = place
-    attempt = attempt_of(recipe, task_id, index)
+    init_state_id, noise_scale, first_frame, generator = attempt_of(recipe, task_id, index)
     env = _env(recipe.task_suite, recipe.assets, task_id)
-    noise = noise_bursts(attempt.noise_scale, env.max_env_steps, attempt.generator)
+    noise = noise_bursts(noise_scale, env.max_env_steps, generator)
 
     def wants_frame(env_step: int) -> bool:
-        is_due = (env_step - attempt.first_frame) % recipe.frame_every == 0
+        is_due = (env_step - first_frame) % recipe.frame_every == 0
         return is_due and not noise[env_step : env_step + CHUNK_LENGTH].any()
 
-    result, labels, frames = play(env, attempt.init_state_id, noise, wants_frame)
-    drawn = {"task_id": task_id, "init_state_id": attempt.init_state_id, "noise_scale": attempt.noise_scale}
+    result, labels, frames = play(env, init_state_id, noise, wants_frame)
+    drawn = {"task_id": task_id, "init_state_id": init_state_id, "noise_scale": noise_scale}
     if result.success:
         # The last frame lies up to `frame_every` env steps before success, so its chunk of actions reaches beyond it:
         # the expert's answer to the final state (to let go of the bowl) fills it up.

@@ -36,17 +36,15 @@ TRIES_PER_STATE = 10  # placements tried, before the task is taken to be impossi
 
 @dataclass(frozen=True)
 class InitStatesArgs:
-    """Make the initial states of a task of one's own: as many as asked for, each tried out in the simulator."""
+    """Make the initial states of a task of one's own, each tried out in the simulator."""
 
     bddl: tyro.conf.Positional[Path]
     """BDDL file of the task."""
     count: int = 50
     """Initial states to make."""
-    assets: str = "lowpoly"
-    """What objects look like: `lowpoly`, `official` or a folder."""
 
 
-def make_init_states(bddl: Path, count: int, assets: str = "lowpoly") -> str:
+def make_init_states(bddl: Path, count: int) -> str:
     """Make and write `count` states; returns a report of one line. Raises BadInput."""
     if count < 1:
         raise BadInput(f"--count must be at least 1, got {count}")
@@ -58,7 +56,7 @@ def make_init_states(bddl: Path, count: int, assets: str = "lowpoly") -> str:
         raise BadInput(f"{out} exists; move it away to make another")
     states: list[np.ndarray] = []
     rejected: Counter[str] = Counter()
-    simulator = Simulator(task.bddl, find_assets(assets), ("agentview",), None, None)
+    simulator = Simulator(task.bddl, find_assets("lowpoly"), ("agentview",), None, None)
     try:
         for seed in range(count * TRIES_PER_STATE):
             try:
@@ -77,10 +75,8 @@ def make_init_states(bddl: Path, count: int, assets: str = "lowpoly") -> str:
         simulator.close()
     reasons = ", ".join(f"{number} x {reason}" for reason, number in rejected.most_common()) or "none"
     if len(states) < count:
-        raise BadInput(
-            f"{bddl}: only {len(states)} of {count * TRIES_PER_STATE} placements can be used, {count} are wanted; "
-            f"rejected: {reasons}"
-        )
+        usable = f"{len(states)} of {count * TRIES_PER_STATE} placements"
+        raise BadInput(f"{bddl}: only {usable} can be used, {count} are wanted; rejected: {reasons}")
     draft = out.with_name(f".{out.name}.tmp")  # whole or not at all
     torch.save(np.stack(states), draft)
     os.replace(draft, out)
@@ -117,7 +113,7 @@ def find_problem(simulator: Simulator, state: np.ndarray) -> str | None:
 
 def main(argv: Sequence[str]) -> None:
     arguments = parse_flags(InitStatesArgs, argv, prog="python -m workshop.make_init_states")
-    print(make_init_states(arguments.bddl, arguments.count, arguments.assets))
+    print(make_init_states(arguments.bddl, arguments.count))
 
 
 if __name__ == "__main__":

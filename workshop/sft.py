@@ -51,9 +51,6 @@ FINAL_LR = 0.01  # of the largest learning rate, where the cosine ends
 PROPRIO_NOISE = 0.02  # on the robot's state, as a share of its standard deviation
 METRICS = ("loss", "accuracy", "xyz_bin_error", "grad_norm")
 ACTION_NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
-# Of the initial checkpoint; the other files are written anew.
-COPIED_FILES = ("preprocessor_config.json", "processor_config.json", "tokenizer.json", "tokenizer.model",
-                "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,9 @@ def fine_tune(args: SftArgs) -> Path:
         raise BadInput(f"--out {args.out} exists already: name a new folder")
     device, key, started = named_device(args.device), f"{args.task_suite}_no_noops", time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        init = initial_checkpoint(args, Path(scratch))
+        random_weights = {"seed": args.seed, "num_images": args.num_images or 2, "size": args.size}
+        folder = resolve_checkpoint(args.init) if args.init else make_tiny_checkpoint(Path(scratch), **random_weights)
+        init = inspect_checkpoint(folder, args.num_images)
         processor, tokenizer = ImageProcessor.load(init.folder), load_tokenizer(init.folder)
         network = load_trainable(init, device)
         episodes = read_episodes(args.demos, init.num_images, processor.image_size)
@@ -120,11 +119,8 @@ def fine_tune(args: SftArgs) -> Path:
         statistics = load_statistics(args.out)[key]
         frames = make_frames(train_episodes, statistics, tokenizer, device, cropped=not args.augment)
         held_out = make_frames(held_out_episodes, statistics, tokenizer, device) if held_out_episodes else None
-        size = sum(p.numel() for p in network.parameters())
-        run = {"parameters": size, "train_episodes": len(train_episodes), "train_frames": len(frames)} | provenance(
-            args
-        )
-        print(f"{size:,} parameters, {len(train_episodes)} episodes with {len(frames)} frames")
+        run = provenance(args) | {"train_episodes": len(train_episodes), "train_frames": len(frames)}
+        print(f"{sum(p.numel() for p in network.parameters()):,} parameters, {len(frames)} frames")
         del episodes, train_episodes, held_out_episodes  # gigabytes of images, which the frames have now
         run["steps"] = train(network, frames, held_out, processor, args)
         save_policy(args.out, network, init, entries, getattr(torch, args.save_dtype))
@@ -190,10 +186,8 @@ def train(
 
 def chunk_logits(network: OpenVLAOFT, batch: Frames, processor: ImageProcessor) -> Tensor:
     """(B, A, 256) float32"""
-    mean, std = (
-        torch.tensor(values, device=batch.images.device)[..., None, None]
-        for values in (processor.means, processor.stds)
-    )  # (2, 3, 1, 1) float32: DINOv2, SigLIP
+    constants = torch.tensor([processor.means, processor.stds], device=batch.images.device)
+    mean, std = constants[..., None, None]  # each (2, 3, 1, 1): DINOv2, SigLIP
     pixels = ((batch.images[:, :, None].float() / 255 - mean) / std).flatten(1, 3)  # (B, 6n, S, S)
     with torch.autocast(pixels.device.type, dtype=torch.bfloat16, enabled=pixels.is_cuda):
         return network(pixels, batch.prompts, batch.prompt_lengths, batch.proprio)[0]
@@ -236,14 +230,6 @@ def learning_rate(step: int, args: SftArgs) -> float:
     return args.lr * warmup * (FINAL_LR + (1 - FINAL_LR) * cosine)
 
 
-def initial_checkpoint(args: SftArgs, scratch: Path) -> CheckpointInfo:
-    """The checkpoint --init, or one with random weights in the sizes given."""
-    if args.init is not None:
-        return inspect_checkpoint(resolve_checkpoint(args.init), args.num_images)
-    num_images = args.num_images or 2
-    return inspect_checkpoint(make_tiny_checkpoint(scratch, seed=args.seed, num_images=num_images, size=args.size))
-
-
 def load_trainable(info: CheckpointInfo, device: torch.device) -> OpenVLAOFT:
     """The network in float32. Raises BadInput when it decides on other things than demonstrations hold."""
     network = load_network(info, CHUNK_LENGTH * ACTION_DIM, device, torch.float32)
@@ -270,20 +256,17 @@ def save_policy(
     changes = {"num_images_in_input": init.num_images, "norm_stats": statistics, "torch_dtype": name}
     text_config = config.get("text_config", {}) | {"torch_dtype": name}
     save_checkpoint(folder, network, config | changes | {"text_config": text_config}, dtype=dtype)
-    for file in COPIED_FILES:
-        if (init.folder / file).is_file():
-            shutil.copyfile(init.folder / file, folder / file)
+    for file in init.folder.iterdir():  # the others are written anew
+        if "token" in file.name or "processor" in file.name:
+            shutil.copyfile(file, folder / file.name)
 
 
 def provenance(args: SftArgs) -> dict[str, Any]:
-    git = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
-    found = (
-        subprocess.run(git, cwd=Path(__file__).parent, capture_output=True, text=True) if shutil.which("git") else None
-    )
+    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
     return {
         "command": shlex.join(["python", "-m", "workshop.sft", *sys.argv[1:]]),
         "arguments": json.loads(json.dumps(asdict(args), default=str)),
-        "commit": found and found.stdout.strip(),
+        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else None,
         "torch": torch.__version__,
     }
 

@@ -89,14 +89,10 @@ def make_tiny_checkpoint(out: Path, dtype: torch.dtype = torch.float32, **option
     config = read_json(TEMPLATE / "config.json") | {"num_images_in_input": args.num_images, "norm_stats": statistics}
     vit = {"patch_size": size.patch_size, "embed_dim": size.vision_dim, "depth": size.vision_depth}
     config |= {"image_sizes": side, "test_vit_overrides": [vit | {"num_heads": size.vision_heads}] * 2}
-    config["text_config"] |= {
-        "hidden_size": size.llm_dim,
-        "intermediate_size": size.llm_mlp_dim,
-        "num_hidden_layers": size.llm_depth,
-        "num_attention_heads": size.llm_heads,
-        "num_key_value_heads": size.llm_heads,
-    }
-    for part in (config, config["text_config"]):
+    llm, heads = config["text_config"], size.llm_heads
+    llm |= {"hidden_size": size.llm_dim, "intermediate_size": size.llm_mlp_dim, "num_hidden_layers": size.llm_depth}
+    llm |= {"num_attention_heads": heads, "num_key_value_heads": heads}
+    for part in (config, llm):
         part["torch_dtype"] = str(dtype).removeprefix("torch.")
     write_json(out / "config.json", config)
     try:

@@ -108,15 +108,19 @@ def _body(raw: dict) -> Body:
     return Body(
         attributes={key: raw[key] for key in ("name", "pos", "quat") if key in raw},
         elements=tuple((tag, element) for kind, tag in ELEMENTS.items() for element in raw.get(kind, ())),
-        geoms=tuple(_geom(geom) for geom in raw.get("geoms", ())),
+        geoms=tuple(
+            Geom(
+                {key: value for key, value in geom.items() if key not in LOOK_KEYS}, geom.get("mesh_box"), _color(geom)
+            )
+            for geom in raw.get("geoms", ())
+        ),
         bodies=tuple(_body(child) for child in raw.get("bodies", ())),
     )
 
 
-def _geom(raw: dict) -> Geom:
+def _color(raw: dict) -> Color | None:
     color = raw.get("look_rgb") or raw.get("material_rgba")
-    attributes = {key: value for key, value in raw.items() if key not in LOOK_KEYS}
-    return Geom(attributes, raw.get("mesh_box"), None if color is None else tuple(color[:3]))
+    return None if color is None else tuple(color[:3])
 
 
 def collision_shapes(body: Body, color: Color, only: slice = slice(None)) -> list[Shape]:
