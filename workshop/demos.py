@@ -16,14 +16,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tyro
 
 from command_line import main_guard, parse_flags
 from contracts import BadInput, Observation, read_json, write_json
@@ -40,9 +39,17 @@ CLEAN_STEPS = (12, 33)  # between two bursts; at least the chunk of a frame, wit
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """Everything that the content of a folder of demonstrations depends on, besides tasks and number."""
+class DemosArgs:
+    """Collect demonstrations of the scripted expert: noisy episodes, labelled with what the expert wanted."""
 
+    out: Path
+    """Folder to write, or to go on with."""
+    task_ids: tuple[int, ...] = (0,)
+    """Task ids within the suite."""
+    episodes: int = 200
+    """Episodes to play per task; most of them succeed."""
+    num_envs: int = 1
+    """Simulators: 1 steps inline, N > 1 run in worker processes, an episode in each."""
     task_suite: str = "libero_spatial"
     """LIBERO suite that the tasks belong to."""
     init_states: tuple[int, int] = (0, 40)
@@ -57,58 +64,42 @@ class Recipe:
     assets: str = "lowpoly"
     """What objects look like: `lowpoly`, `official` or a folder."""
 
-
-@dataclass(frozen=True)
-class DemosArgs:
-    """Collect demonstrations of the scripted expert: noisy episodes, labelled with what the expert wanted."""
-
-    out: Path
-    """Folder to write, or to go on with."""
-    task_ids: tuple[int, ...] = (0,)
-    """Task ids within the suite."""
-    episodes: int = 200
-    """Episodes to play per task; most of them succeed."""
-    num_envs: int = 1
-    """Simulators: 1 steps inline, N > 1 run in worker processes, an episode in each."""
-    recipe: tyro.conf.OmitArgPrefixes[Recipe] = field(default_factory=Recipe)
+    def recipe(self) -> dict[str, Any]:
+        """Everything that the content of the folder depends on, besides tasks and number, as JSON has it."""
+        others = ("out", "task_ids", "episodes", "num_envs")
+        return json.loads(json.dumps({key: value for key, value in vars(self).items() if key not in others}))
 
 
-def main(argv: Sequence[str]) -> None:
-    arguments = parse_flags(DemosArgs, argv, prog="python -m workshop.demos")
-    collect(arguments.out, arguments.recipe, arguments.task_ids, arguments.episodes, arguments.num_envs)
-
-
-def collect(folder: Path, recipe: Recipe, task_ids: Sequence[int], episodes: int, num_envs: int) -> Counter:
+def collect(args: DemosArgs) -> Counter:
     """Play what the folder still lacks; returns how many episodes ended as success, failure and fault.
 
     A fault of the simulator is no failure of the expert: its episode is played again by the next collection.
-    Raises BadInput for a recipe that cannot be, or is not that of the folder.
+    Raises BadInput for settings that cannot be, or are not those of the folder.
     """
-    stored = min(task.num_init_states for task in task_info(EnvSpec(recipe.task_suite, tuple(task_ids))))
-    first, end = recipe.init_states
+    stored = min(task.num_init_states for task in task_info(EnvSpec(args.task_suite, args.task_ids)))
+    first, end = args.init_states
     if not 0 <= first < end <= stored:
         raise BadInput(f"--init-states {first} {end}: the tasks have 0 .. {stored}; END is left out")
-    if min(recipe.frame_every, num_envs) < 1 or min((*recipe.noise_scales, recipe.seed), default=-1) < 0:
+    if min(args.frame_every, args.num_envs) < 1 or min((*args.noise_scales, args.seed), default=-1) < 0:
         raise BadInput("--frame-every and --num-envs are 1 or more, --noise-scales and --seed are 0 or more")
-    folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "recipe.json").exists():
-        write_json(folder / "recipe.json", asdict(recipe))
-    if (found := read_json(folder / "recipe.json")) != json.loads(json.dumps(asdict(recipe))):
-        raise BadInput(f"{folder} holds demonstrations of other settings: {found}; use them or another --out")
-    find_assets(recipe.assets)  # made once, here, rather than by all workers at the same time
-    failed = failed_attempts(folder / "attempts.jsonl")
-    places = [(task_id, index) for task_id in task_ids for index in range(episodes)]
-    places = [place for place in places if place not in failed and not episode_path(folder, *place).exists()]
-    print(f"{folder}: {len(places)} of {len(task_ids) * episodes} episodes to play", flush=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if not (args.out / "recipe.json").exists():
+        write_json(args.out / "recipe.json", args.recipe())
+    if (found := read_json(args.out / "recipe.json")) != args.recipe():
+        raise BadInput(f"{args.out} holds demonstrations of other settings: {found}; use them or another --out")
+    find_assets(args.assets)  # made once, here, rather than by all workers at the same time
+    failed = failed_attempts(args.out / "attempts.jsonl")
+    places = [(task_id, index) for task_id in args.task_ids for index in range(args.episodes)]
+    places = [place for place in places if place not in failed and not episode_path(args.out, *place).exists()]
+    print(f"{args.out}: {len(places)} of {len(args.task_ids) * args.episodes} episodes to play", flush=True)
     counts: Counter = Counter()
     started = reported = time.monotonic()
-    play_one = partial(play_attempt, recipe, folder)
     with ExitStack() as stack:
-        journal = stack.enter_context((folder / "attempts.jsonl").open("a"))
-        if num_envs > 1:
+        journal = stack.enter_context((args.out / "attempts.jsonl").open("a"))
+        if args.num_envs > 1:
             os.environ.setdefault("OMP_NUM_THREADS", "1")
-            executor = stack.enter_context(ProcessPoolExecutor(num_envs, get_context("spawn")))
-        for attempt in (map if num_envs == 1 else executor.map)(play_one, places):
+            executor = stack.enter_context(ProcessPoolExecutor(args.num_envs, get_context("spawn")))
+        for attempt in (map if args.num_envs == 1 else executor.map)(partial(play_attempt, args), places):
             counts[attempt["outcome"]] += 1
             journal.write(json.dumps(attempt) + "\n")
             journal.flush()
@@ -133,17 +124,17 @@ def failed_attempts(journal: Path) -> set[tuple[int, int]]:
     return failed
 
 
-def attempt_of(recipe: Recipe, task_id: int, index: int) -> tuple[int, float, int, np.random.Generator]:
+def attempt_of(args: DemosArgs, task_id: int, index: int) -> tuple[int, float, int, np.random.Generator]:
     """The episode `index` of a task: initial state, noise scale, env step of the first frame, generator of the noise.
 
     A function of the arguments alone. The initial states take turns, and from round to round each meets another of the
     noise scales.
     """
-    first, end = recipe.init_states
+    first, end = args.init_states
     round_, place = divmod(index, end - first)
-    generator = np.random.default_rng([recipe.seed, task_id, index])
-    noise_scale = recipe.noise_scales[(round_ + place) % len(recipe.noise_scales)]
-    first_frame = int(generator.integers(min(recipe.frame_every, CLEAN_STEPS[0] - CHUNK_LENGTH + 1)))
+    generator = np.random.default_rng([args.seed, task_id, index])
+    noise_scale = args.noise_scales[(round_ + place) % len(args.noise_scales)]
+    first_frame = int(generator.integers(min(args.frame_every, CLEAN_STEPS[0] - CHUNK_LENGTH + 1)))
     return first + place, noise_scale, first_frame, generator
 
 
@@ -152,15 +143,15 @@ def _env(task_suite: str, assets: str, task_id: int) -> LiberoEnv:
     return LiberoEnv(EnvSpec(task_suite, (task_id,), assets=str(find_assets(assets))), task_id)
 
 
-def play_attempt(recipe: Recipe, folder: Path, place: tuple[int, int]) -> dict[str, Any]:
+def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
     """Play an episode (task id, index) and write it if it succeeds; returns its line of the journal."""
     task_id, index = place
-    init_state_id, noise_scale, first_frame, generator = attempt_of(recipe, task_id, index)
-    env = _env(recipe.task_suite, recipe.assets, task_id)
+    init_state_id, noise_scale, first_frame, generator = attempt_of(args, task_id, index)
+    env = _env(args.task_suite, args.assets, task_id)
     noise = noise_bursts(noise_scale, env.max_env_steps, generator)
 
     def wants_frame(env_step: int) -> bool:
-        is_due = (env_step - first_frame) % recipe.frame_every == 0
+        is_due = (env_step - first_frame) % args.frame_every == 0
         return is_due and not noise[env_step : env_step + CHUNK_LENGTH].any()
 
     result, labels, frames = play(env, init_state_id, noise, wants_frame)
@@ -178,7 +169,7 @@ def play_attempt(recipe: Recipe, folder: Path, place: tuple[int, int]) -> dict[s
             env_steps=result.env_steps,
             **drawn,
         )
-        write_episode(episode_path(folder, task_id, index), episode)
+        write_episode(episode_path(args.out, task_id, index), episode)
     outcome = "success" if result.success else "failure" if result.error is None else "fault"
     return drawn | {"index": index, "outcome": outcome, "env_steps": result.env_steps}
 
@@ -225,6 +216,10 @@ def play(
     if result.error is None:  # after a fault there is no simulator left to look at
         labels.append(expert.decide()[1])
     return result, labels, frames
+
+
+def main(argv: Sequence[str]) -> None:
+    collect(parse_flags(DemosArgs, argv, prog="python -m workshop.demos"))
 
 
 if __name__ == "__main__":

@@ -114,7 +114,7 @@ def fine_tune(args: SftArgs) -> Path:
         episodes = read_episodes(args.demos, init.num_images, processor.image_size)
         train_episodes, held_out_episodes = split_episodes(episodes, args.holdout, args.seed)
         args.out.mkdir(parents=True)
-        entries = {key: dataset_statistics(episodes)}
+        entries = {key: dataset_statistics([episode for episode, _ in episodes])}
         write_json(args.out / "dataset_statistics.json", entries)
         statistics = load_statistics(args.out)[key]
         frames = make_frames(train_episodes, statistics, tokenizer, device, cropped=not args.augment)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,20 +24,13 @@ from vla.action_tokenizer import FIRST_ACTION_TOKEN, encode, normalise
 from vla.prompt import pad_prompts, prompt_ids
 from vla.resampling import CROP_AREA, centre_crop, lanczos_resize
 from vla.statistics import DatasetStatistics, normalise_proprio
-from workshop.episodes import CHUNK_LENGTH, decode_jpeg, list_episodes, read_episode
+from workshop.episodes import CHUNK_LENGTH, DemoEpisode, decode_jpeg, list_episodes, read_episode
 
 CROP_SIDE = CROP_AREA**0.5  # of the image's side
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class EpisodeArrays:
-    """What is left of an episode file when its images are decoded and resized. F frames, n images each."""
-
-    instruction: str
-    images: np.ndarray  # (F, n, 3, S, S) uint8, not cropped
-    proprio: np.ndarray  # (F, 8) float32
-    chunks: np.ndarray  # (F, 8, 7) float64, in the data set's units: gripper 1 open, 0 close
-    actions: np.ndarray  # (T, 7) float64, likewise
+Images = np.ndarray  # (F, n, 3, S, S) uint8, of the F frames of an episode: decoded and resized, not cropped
 
 
 @dataclass(frozen=True)
@@ -57,14 +50,14 @@ class Frames:
         return Frames(**{name: None if values is None else values[index] for name, values in vars(self).items()})
 
 
-def read_episodes(folders: Sequence[Path], num_images: int, image_size: int) -> list[EpisodeArrays]:
+def read_episodes(folders: Sequence[Path], num_images: int, image_size: int) -> list[tuple[DemoEpisode, Images]]:
     """All episodes of the folders in the order of their names."""
     paths = [path for folder in folders for path in list_episodes(folder)]
     with ThreadPoolExecutor() as pool:  # decoding and resizing let go of Python's lock
         return list(pool.map(partial(_read_episode, num_images=num_images, image_size=image_size), paths))
 
 
-def _read_episode(path: Path, num_images: int, image_size: int) -> EpisodeArrays:
+def _read_episode(path: Path, num_images: int, image_size: int) -> tuple[DemoEpisode, Images]:
     episode = read_episode(path)
     if len(episode.jpegs[0]) < num_images:
         raise BadInput(f"{path}: {len(episode.jpegs[0])} images per frame, --num-images {num_images} needs more")
@@ -75,24 +68,22 @@ def _read_episode(path: Path, num_images: int, image_size: int) -> EpisodeArrays
         except ValueError as fault:
             raise BadInput(f"{path}: frame {frame} is no readable JPEG file: {fault}; collect it again") from fault
         images[frame, camera] = lanczos_resize(np.ascontiguousarray(planes), image_size)
-    actions = from_env(episode.actions)
-    windows = episode.frame_steps[:, None] + np.arange(CHUNK_LENGTH)
-    return EpisodeArrays(episode.instruction, images, episode.proprio, actions[windows], actions)
+    return episode, images
 
 
 def from_env(actions: np.ndarray) -> np.ndarray:
-    """The inverse of `to_env`: gripper from -1 = open, +1 = close to 1 = open, 0 = close.
+    """The inverse of `to_env`: gripper (..., 6) from -1 = open, +1 = close to 1 = open, 0 = close.
 
-    actions: (..., 7) in env units. As in the published data sets, commands in between are limited to [0, 1].
+    As in the published data sets, commands in between are limited to [0, 1].
     """
     dataset_actions = np.array(actions, dtype=np.float64)
     dataset_actions[..., -1] = 1.0 - np.clip(dataset_actions[..., -1], 0.0, 1.0)
     return dataset_actions
 
 
-def dataset_statistics(episodes: Sequence[EpisodeArrays]) -> dict[str, Any]:
+def dataset_statistics(episodes: Sequence[DemoEpisode]) -> dict[str, Any]:
     """One entry of dataset_statistics.json, computed as openvla-oft does: over all actions, gripper not scaled."""
-    actions = np.concatenate([episode.actions for episode in episodes])
+    actions = from_env(np.concatenate([episode.actions for episode in episodes]))
     proprio = np.concatenate([episode.proprio for episode in episodes]).astype(np.float64)
     entry: dict[str, Any] = {"num_transitions": len(actions), "num_trajectories": len(episodes)}
     for name, values in (("action", actions), ("proprio", proprio)):
@@ -103,9 +94,7 @@ def dataset_statistics(episodes: Sequence[EpisodeArrays]) -> dict[str, Any]:
     return entry
 
 
-def split_episodes(
-    episodes: Sequence[EpisodeArrays], holdout: float, seed: int
-) -> tuple[list[EpisodeArrays], list[EpisodeArrays]]:
+def split_episodes(episodes: Sequence[T], holdout: float, seed: int) -> tuple[list[T], list[T]]:
     """(to train on, held out), a random share of whole episodes. Raises BadInput when none is left to train on."""
     num_held_out = math.ceil(holdout * len(episodes))
     if num_held_out == len(episodes):
@@ -116,27 +105,25 @@ def split_episodes(
 
 
 def make_frames(
-    episodes: Sequence[EpisodeArrays],
+    episodes: Sequence[tuple[DemoEpisode, Images]],
     statistics: DatasetStatistics,
     tokenizer: Tokenizer,
     device: torch.device,
     cropped: bool = True,
 ) -> Frames:
     """Encode and move to the device. cropped: with evaluation's centre crop, not to be cropped at random."""
-
-    def joined(name: str) -> np.ndarray:
-        return np.concatenate([getattr(episode, name) for episode in episodes])
-
-    images = joined("images")
+    images = np.concatenate([images for _, images in episodes])
     if cropped:
         images = np.stack([[centre_crop(planes) for planes in frame] for frame in images])
-    prompts = {e.instruction: torch.tensor(prompt_ids(tokenizer, e.instruction)) for e in episodes}
-    ids, lengths = pad_prompts([prompts[episode.instruction] for episode in episodes for _ in episode.images])
+    proprio = np.concatenate([episode.proprio for episode, _ in episodes])
+    chunks = [e.actions[e.frame_steps[:, None] + np.arange(CHUNK_LENGTH)] for e, _ in episodes]  # each (F, 8, 7)
+    tokens = encode(normalise(from_env(np.concatenate(chunks)), statistics.action))
+    prompts = {e.instruction: torch.tensor(prompt_ids(tokenizer, e.instruction)) for e, _ in episodes}
+    ids, lengths = pad_prompts([prompts[episode.instruction] for episode, _ in episodes for _ in episode.jpegs])
     assert statistics.proprio is not None, "`dataset_statistics` has them"
-    tokens = encode(normalise(joined("chunks"), statistics.action))
     return Frames(
         images=torch.from_numpy(images).to(device),
-        proprio=torch.from_numpy(normalise_proprio(joined("proprio"), statistics.proprio)).to(device, torch.float32),
+        proprio=torch.from_numpy(normalise_proprio(proprio, statistics.proprio)).to(device, torch.float32),
         prompts=ids.to(device),
         prompt_lengths=None if lengths is None else lengths.to(device),
         targets=torch.from_numpy(tokens - FIRST_ACTION_TOKEN).flatten(1).to(device),
