@@ -13,7 +13,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from command_line import main_guard, parse_flags
-from contracts import BadInput, Observation, read_json, write_json
+from contracts import BadInput, read_json, write_json
 from envs.assets import find_assets
-from envs.libero import ChunkResult, EnvSpec, LiberoEnv, task_info
+from envs.libero import EnvSpec, LiberoEnv, task_info
 from workshop.episodes import CHUNK_LENGTH, DemoEpisode, encode_jpeg, episode_path, write_episode
 from workshop.expert import Expert
 
@@ -144,7 +144,11 @@ def _env(task_suite: str, assets: str, task_id: int) -> LiberoEnv:
 
 
 def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
-    """Play an episode (task id, index) and write it if it succeeds; returns its line of the journal."""
+    """Play an episode (task id, index) and write it if it succeeds; returns its line of the journal.
+
+    It is rendered only where a frame is wanted. The fixtures stand where they stand in training and evaluation: the
+    reset's seed is 0.
+    """
     task_id, index = place
     init_state_id, noise_scale, first_frame, generator = attempt_of(args, task_id, index)
     env = _env(args.task_suite, args.assets, task_id)
@@ -154,17 +158,31 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
         is_due = (env_step - first_frame) % args.frame_every == 0
         return is_due and not noise[env_step : env_step + CHUNK_LENGTH].any()
 
-    result, labels, frames = play(env, init_state_id, noise, wants_frame)
+    frames, proprio, objects, steps, labels = [], [], [], [], []
+    result = env.reset(init_state_id, observe=wants_frame(0))
+    expert = Expert(env.domain) if result.error is None else None
+    while not result.done:
+        if result.observation is not None:
+            state = expert.look()
+            frames.append([encode_jpeg(image) for image in result.observation.images])
+            proprio.append(result.observation.proprio)
+            objects.append(np.concatenate([state.bowl, state.plate]))
+            steps.append(result.env_steps)
+        labels.append(expert.decide()[1])
+        executed = labels[-1].copy()
+        executed[:6] = np.clip(executed[:6] + noise[result.env_steps], -1.0, 1.0)  # the gripper obeys
+        result = env.step_chunk(executed[None], observe=wants_frame(result.env_steps + 1))
     drawn = {"task_id": task_id, "init_state_id": init_state_id, "noise_scale": noise_scale}
     if result.success:
         # The last frame lies up to `frame_every` env steps before success, so its chunk of actions reaches beyond it:
         # the expert's answer to the final state (to let go of the bowl) fills it up.
+        labels += [expert.decide()[1]] * CHUNK_LENGTH
         episode = DemoEpisode(
-            jpegs=[[encode_jpeg(image) for image in observation.images] for _, observation, _ in frames],
-            proprio=np.array([observation.proprio for _, observation, _ in frames], np.float32),
-            frame_steps=np.array([env_step for env_step, _, _ in frames], np.int64),
-            actions=np.array(labels + labels[-1:] * (CHUNK_LENGTH - 1), np.float32),
-            objects=np.array([objects for _, _, objects in frames], np.float32),
+            jpegs=frames,
+            proprio=np.array(proprio, np.float32),
+            frame_steps=np.array(steps, np.int64),
+            actions=np.array(labels, np.float32),
+            objects=np.array(objects, np.float32),
             instruction=env.instruction,
             env_steps=result.env_steps,
             **drawn,
@@ -191,31 +209,6 @@ def noise_bursts(scale: float, num_steps: int, generator: np.random.Generator) -
             step += 1
         step += int(generator.integers(*CLEAN_STEPS))
     return noise
-
-
-def play(
-    env: LiberoEnv, init_state_id: int, noise: np.ndarray, wants_frame: Callable[[int], bool] = lambda env_step: False
-) -> tuple[ChunkResult, list[np.ndarray], list[tuple[int, Observation, np.ndarray]]]:
-    """Play an episode with `noise` (max_env_steps, 6) on its motions; renders only in the env steps that are wanted.
-
-    Returns the last result, what the expert wanted in each state (7,), the final one included, and the frames (env
-    step, observation, positions (6,) of bowl and plate). The fixtures stand where they stand in training and
-    evaluation: the reset's seed is 0.
-    """
-    labels, frames = [], []
-    result = env.reset(init_state_id, observe=wants_frame(0))
-    expert = Expert(env.domain) if result.error is None else None
-    while not result.done:
-        if result.observation is not None:
-            state = expert.look()
-            frames.append((result.env_steps, result.observation, np.concatenate([state.bowl, state.plate])))
-        labels.append(expert.decide()[1])
-        executed = labels[-1].copy()
-        executed[:6] = np.clip(executed[:6] + noise[result.env_steps], -1.0, 1.0)  # the gripper obeys
-        result = env.step_chunk(executed[None], observe=wants_frame(result.env_steps + 1))
-    if result.error is None:  # after a fault there is no simulator left to look at
-        labels.append(expert.decide()[1])
-    return result, labels, frames
 
 
 def main(argv: Sequence[str]) -> None:

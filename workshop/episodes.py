@@ -39,13 +39,12 @@ class DemoEpisode:
     env_steps: int  # until success
 
     def __post_init__(self) -> None:
-        frames = len(self.jpegs)
-        shapes = {"proprio": (frames, PROPRIO_DIM), "frame_steps": (frames,), "objects": (frames, 6)}
-        for name, shape in (shapes | {"actions": (len(self.actions), ACTION_DIM)}).items():
-            if getattr(self, name).shape != shape:
-                raise ValueError(f"{name} is {getattr(self, name).shape}, not {shape}")
-        if not frames or len(self.actions) < self.frame_steps[-1] + CHUNK_LENGTH:
-            raise ValueError(f"{len(self.actions)} actions and {frames} frames: no chunk for the last frame")
+        frames, steps = len(self.jpegs), len(self.actions)
+        shapes = {"proprio": (frames, PROPRIO_DIM), "frame_steps": (frames,), "actions": (steps, ACTION_DIM)}
+        if wrong := [name for name, shape in shapes.items() if getattr(self, name).shape != shape]:
+            raise ValueError(f"{wrong[0]} is {getattr(self, wrong[0]).shape}, not {shapes[wrong[0]]}")
+        if not frames or steps < self.frame_steps[-1] + CHUNK_LENGTH:
+            raise ValueError(f"{steps} actions and {frames} frames: no chunk for the last frame")
 
 
 def episode_path(folder: Path, task_id: int, index: int) -> Path:

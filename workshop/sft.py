@@ -119,7 +119,15 @@ def fine_tune(args: SftArgs) -> Path:
         statistics = load_statistics(args.out)[key]
         frames = make_frames(train_episodes, statistics, tokenizer, device, cropped=not args.augment)
         held_out = make_frames(held_out_episodes, statistics, tokenizer, device) if held_out_episodes else None
-        run = provenance(args) | {"train_episodes": len(train_episodes), "train_frames": len(frames)}
+        git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+        run = {
+            "command": shlex.join(["python", "-m", "workshop.sft", *sys.argv[1:]]),
+            "arguments": json.loads(json.dumps(asdict(args), default=str)),
+            "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else "",
+            "torch": torch.__version__,
+            "train_episodes": len(train_episodes),
+            "train_frames": len(frames),
+        }
         print(f"{sum(p.numel() for p in network.parameters()):,} parameters, {len(frames)} frames")
         del episodes, train_episodes, held_out_episodes  # gigabytes of images, which the frames have now
         run["steps"] = train(network, frames, held_out, processor, args)
@@ -259,16 +267,6 @@ def save_policy(
     for file in init.folder.iterdir():  # the others are written anew
         if "token" in file.name or "processor" in file.name:
             shutil.copyfile(file, folder / file.name)
-
-
-def provenance(args: SftArgs) -> dict[str, Any]:
-    git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
-    return {
-        "command": shlex.join(["python", "-m", "workshop.sft", *sys.argv[1:]]),
-        "arguments": json.loads(json.dumps(asdict(args), default=str)),
-        "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else None,
-        "torch": torch.__version__,
-    }
 
 
 def main(argv: Sequence[str]) -> None:

@@ -38,8 +38,7 @@ def pack_name() -> str:
 def ensure_pack(cache_dir: Path) -> Path:
     """The absolute path of the pack below `cache_dir`, written first if it is not there (a second).
 
-    It appears at once and whole (a temporary folder is renamed), so that several processes may ask at the same time.
-    Raises BadInput if the folder cannot be written.
+    It appears at once and whole, so that several processes may ask at the same time. Raises BadInput.
     """
     folder = Path(cache_dir).absolute() / pack_name()
     if folder.is_dir():
@@ -91,7 +90,8 @@ def _write_body(element: ET.Element, body: Body, file: AssetFile, look: Look, as
     for geom in body.geoms:
         # Physics stays, and so do an arena's walls, table top and legs: LIBERO's code looks these up by name.
         if not geom.only_drawn or (file.is_arena and geom.attributes["type"] != "mesh"):
-            ET.SubElement(element, "geom", _text({**geom.attributes, **look.paint.get(geom.name or "", {})}))
+            paint = look.paint.get(geom.attributes.get("name", ""), {})
+            ET.SubElement(element, "geom", _text({**geom.attributes, **paint}))
     by_color: dict[Color, list[Shape]] = {}  # one geom for each: drawing costs by the geom as well as by the face
     for shape in look.shapes.get(body.name, ()):
         by_color.setdefault(shape.color, []).append(shape)

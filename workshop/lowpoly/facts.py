@@ -28,10 +28,6 @@ class Geom:
     color: Color | None  # mean colour of the original's texture, or its material's colour
 
     @property
-    def name(self) -> str | None:
-        return self.attributes.get("name")
-
-    @property
     def only_drawn(self) -> bool:
         """True if physics never sees the geom: it touches nothing and is outside group 0, whose mass counts."""
         touches_nothing = self.attributes.get("contype") == 0 and self.attributes.get("conaffinity") == 0
@@ -44,14 +40,11 @@ class Geom:
 
 @dataclass(frozen=True)
 class Body:
+    name: str  # "" for one without
     attributes: Attributes  # name, pos, quat
     elements: tuple[tuple[str, Attributes], ...]  # (tag, attributes) of inertials, joints, sites, cameras and lights
     geoms: tuple[Geom, ...]
     bodies: tuple["Body", ...]
-
-    @property
-    def name(self) -> str:
-        return self.attributes.get("name", "")
 
     @property
     def collision_boxes(self) -> tuple[Geom, ...]:
@@ -106,21 +99,18 @@ def load_facts() -> tuple[AssetFile, ...]:
 
 def _body(raw: dict) -> Body:
     return Body(
+        name=raw.get("name", ""),
         attributes={key: raw[key] for key in ("name", "pos", "quat") if key in raw},
         elements=tuple((tag, element) for kind, tag in ELEMENTS.items() for element in raw.get(kind, ())),
-        geoms=tuple(
-            Geom(
-                {key: value for key, value in geom.items() if key not in LOOK_KEYS}, geom.get("mesh_box"), _color(geom)
-            )
-            for geom in raw.get("geoms", ())
-        ),
-        bodies=tuple(_body(child) for child in raw.get("bodies", ())),
+        geoms=tuple(map(_geom, raw.get("geoms", ()))),
+        bodies=tuple(map(_body, raw.get("bodies", ()))),
     )
 
 
-def _color(raw: dict) -> Color | None:
+def _geom(raw: dict) -> Geom:
     color = raw.get("look_rgb") or raw.get("material_rgba")
-    return None if color is None else tuple(color[:3])
+    attributes = {key: value for key, value in raw.items() if key not in LOOK_KEYS}
+    return Geom(attributes, raw.get("mesh_box"), None if color is None else tuple(color[:3]))
 
 
 def collision_shapes(body: Body, color: Color, only: slice = slice(None)) -> list[Shape]:

@@ -30,7 +30,7 @@ BOOKS = ((0.55, 0.15, 0.13), (0.16, 0.27, 0.45), (0.80, 0.65, 0.25), (0.20, 0.38
 
 
 def arena_look(file: AssetFile) -> Look:
-    names = [geom.name for body in file.worldbody.walk() for geom in body.geoms if geom.name]
+    names = [geom.attributes.get("name", "") for body in file.worldbody.walk() for geom in body.geoms]
     paint = {name: {"material": name.split("_")[0]} for name in names if name == "floor" or name.endswith("_visual")}
     # The skybox has no name. All other textures are flat: a cube bends straight grain.
     flat = [{"name": name, "type": "2d", "file": file.textures[name]["file"]} for _, name, _ in MATERIALS]
