@@ -39,7 +39,7 @@ from vla.openvla_oft import OpenVLAOFT
 from vla.preprocessing import ImageProcessor
 from vla.prompt import load_tokenizer
 from vla.statistics import load_statistics
-from workshop.episodes import ACTION_DIM, CHUNK_LENGTH, PROPRIO_DIM
+from workshop.demonstrations import ACTION_DIM, CHUNK_LENGTH, PROPRIO_DIM
 from workshop.sft_data import Frames, augment, dataset_statistics, make_frames, read_episodes, split_episodes
 from workshop.tiny import TinySize, make_tiny_checkpoint
 
