@@ -54,8 +54,7 @@ def make_init_states(bddl: Path, count: int) -> str:
         raise BadInput(f"{bddl} is LIBERO's own and has its initial states; copy the file to change it")
     if out.exists():
         raise BadInput(f"{out} exists; move it away to make another")
-    states: list[np.ndarray] = []
-    rejected: Counter[str] = Counter()
+    states, rejected = [], Counter[str]()
     simulator = Simulator(task.bddl, find_assets("lowpoly"), ("agentview",), None, None)
     try:
         for seed in range(count * TRIES_PER_STATE):

@@ -1,7 +1,6 @@
 """Supervised fine-tuning of an OpenVLA-OFT policy on demonstrations: cross-entropy on the 56 action tokens of a chunk.
 
-    python -m workshop.sft --demos FOLDER --out FOLDER [--size.llm-dim 96] [--steps 6000]
-    python -m workshop.sft --demos FOLDER --out FOLDER --init CHECKPOINT
+    python -m workshop.sft --demos FOLDER --out FOLDER [--size.llm-dim 96 | --init CHECKPOINT] [--steps 6000]
 
 All parameters are trained: from random weights in the sizes given, or from a checkpoint. The output is a checkpoint
 folder like any other, with sft_metrics.jsonl and sft_run.json (how it was made). Ctrl-C saves what there is.
@@ -94,10 +93,8 @@ class SftArgs:
             raise BadInput("--size is for random weights, a checkpoint has its own sizes: leave out --init or --size")
         if not 0 <= self.holdout < 1:
             raise BadInput(f"--holdout {self.holdout}: expected a share from 0 up to below 1")
-        if min(self.steps, self.batch_size, self.log_every) < 1 or self.warmup_steps < 0 or not self.lr > 0:
-            raise BadInput(
-                "--steps, --batch-size and --log-every are 1 or more, --lr is above 0, --warmup-steps not below"
-            )
+        if min(self.steps, self.batch_size, self.log_every, self.warmup_steps + 1) < 1 or not self.lr > 0:
+            raise BadInput("--steps, --batch-size, --log-every and --lr must be above 0, --warmup-steps not below it")
 
 
 def fine_tune(args: SftArgs) -> Path:
