@@ -13,7 +13,7 @@ import tyro
 from contracts import write_json
 from vla.checkpoint import read_model_config, save_checkpoint
 from vla.model import OpenVLAOFT, ProprioProjector
-from vla.tiny import make_tiny_checkpoint
+from workshop.tiny import make_tiny_checkpoint
 
 CONFIG = {
     "architectures": ["OpenVLAForActionPrediction"],

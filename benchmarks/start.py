@@ -10,7 +10,7 @@ from pathlib import Path
 
 COMMANDS = (
     ("train_grpo.py",), ("eval.py",), ("-m", "rl.report"), ("-m", "vla.merge"), ("-m", "vla.sft"),
-    ("-m", "vla.sft_card"), ("-m", "vla.tiny"), ("-m", "envs.demos"), ("-m", "envs.scripted"),
+    ("-m", "vla.sft_card"), ("-m", "workshop.tiny"), ("-m", "envs.demos"), ("-m", "envs.scripted"),
     ("-m", "envs.make_init_states"), ("-m", "envs.lowpoly"),
 )  # fmt: skip
 WARM_STARTS = 3

@@ -26,7 +26,7 @@ def find_assets(assets: str) -> Path:
     if assets == "lowpoly" and (folder := os.environ.get("LIBERO_ASSETS")):
         return _checked(Path(folder), "LIBERO_ASSETS")
     if assets == "lowpoly":
-        from envs.lowpoly import ensure_pack
+        from workshop.lowpoly import ensure_pack
 
         return ensure_pack(cache_dir())
     if assets == "official":

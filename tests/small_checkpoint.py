@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from vla.settings import TinySize
-from vla.tiny import make_tiny_checkpoint
+from workshop.tiny import TinySize, make_tiny_checkpoint
 
 SMALL = TinySize(
     image_size=32, patch_size=16, vision_dim=16, vision_depth=3, vision_heads=2,
@@ -12,5 +11,5 @@ SMALL = TinySize(
 
 
 def make_small_checkpoint(folder: Path, **options) -> Path:
-    """`vla.tiny`'s checkpoint in its smallest useful size: 4 patches per image, 3 layers of width 16."""
+    """`workshop.tiny`'s checkpoint in its smallest useful size: 4 patches per image, 3 layers of width 16."""
     return make_tiny_checkpoint(folder, size=SMALL, **options)

@@ -2,14 +2,18 @@
 
 from types import SimpleNamespace
 
+import mujoco
 import numpy as np
 import pytest
 
-from envs.expert import Expert, Stage
+from contracts import BadInput
 from envs.libero import EnvSpec, LiberoEnv
-from errors import BadInput
+from workshop import expert as stages
+from workshop.expert import RIM_RADIUS_M, Expert, plan_grasp
 
 TASK = 6
+ORDER = [stages.HOVER, stages.DESCEND, stages.CLOSE, stages.LIFT, stages.CARRY, stages.LOWER, stages.RELEASE,
+         stages.RETREAT]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +39,8 @@ def test_the_bowl_goes_through_all_stages_onto_the_plate_and_again_in_the_same_w
     result, decisions = run(env, 3)
     assert result.success
     order = [stage for i, (stage, _) in enumerate(decisions) if i == 0 or decisions[i - 1][0] is not stage]
-    assert [stage for stage in Stage if stage in order] == list(dict.fromkeys(order))  # none begins before its turn
-    assert {Stage.HOVER, Stage.DESCEND, Stage.CLOSE, Stage.LIFT, Stage.CARRY} <= set(order)
+    assert [stage for stage in ORDER if stage in order] == list(dict.fromkeys(order))  # none begins before its turn
+    assert set(ORDER[:5]) <= set(order)
     actions = np.array([action for _, action in decisions])
     assert np.abs(actions).max() <= 1.0
     again, same = run(env, 3)  # on the kept env
@@ -45,7 +49,7 @@ def test_the_bowl_goes_through_all_stages_onto_the_plate_and_again_in_the_same_w
 
 
 def test_an_expert_that_takes_over_wants_the_same_as_the_one_before(env):
-    _, decisions = run(env, 0, until=Stage.DESCEND)
+    _, decisions = run(env, 0, until=stages.DESCEND)
     stage, action = Expert(env.domain).decide()
     assert stage is decisions[-1][0]
     np.testing.assert_allclose(action, decisions[-1][1], atol=1e-9)
@@ -57,8 +61,8 @@ def test_a_bowl_lost_on_the_way_is_picked_up_again(env):
 
     result, decisions = run(env, 3, disturb=let_go)
     stages = [stage for stage, _ in decisions]
-    assert stages[59] is Stage.CARRY
-    assert Stage.HOVER in stages[66:]
+    assert stages[59] is stages.CARRY
+    assert stages.HOVER in stages[66:]
     assert result.success
 
 
@@ -66,3 +70,43 @@ def test_tasks_without_bowl_and_plate_are_bad_input():
     problem = {"goal_state": [["in", "milk_1", "basket_1_contain_region"]]}
     with pytest.raises(BadInput, match="milk_1"):
         Expert(SimpleNamespace(parsed_problem=problem))
+
+
+BOWL = np.array([0.0, 0.0, 0.9])
+ABOVE = BOWL - [0.0, 0.2, -0.3]  # where the hand waits: on the side of negative y
+NEAR_BASE = BOWL - [0.6, 0.0, 0.0]
+
+
+def scene(*obstacles: tuple[str, str]) -> tuple[mujoco.MjModel, mujoco.MjData, int]:
+    """A box of the bowl's size and boxes given as (position, half extents)."""
+    boxes = "".join(f'<geom type="box" pos="{pos}" size="{size}"/>' for pos, size in obstacles)
+    model = mujoco.MjModel.from_xml_string(
+        f'<mujoco><worldbody><body name="bowl" pos="0 0 0.9"><geom type="box" size=".05 .05 .02"/></body>{boxes}'
+        '<body name="robot0_link1"><geom type="box" pos="0 0 0.9" size="1 1 1"/></body></worldbody></mujoco>'
+    )
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    return model, data, model.body("bowl").id
+
+
+def test_a_free_bowl_is_taken_without_turning_on_the_side_of_the_hand():
+    grasp = plan_grasp(*scene(), ABOVE, NEAR_BASE)
+    assert grasp.yaw == 0.0
+    np.testing.assert_allclose(grasp.offset[:2], [0.0, -RIM_RADIUS_M])
+
+
+def test_a_wall_beside_the_bowl_sends_the_hand_to_the_other_side():
+    grasp = plan_grasp(*scene(("0 -.085 .95", ".3 .02 .1")), ABOVE, NEAR_BASE)
+    assert grasp.yaw == 0.0
+    np.testing.assert_allclose(grasp.offset[:2], [0.0, RIM_RADIUS_M])
+
+
+def test_between_two_walls_the_hand_turns():
+    walls = ("0 -.085 .95", ".3 .02 .1"), ("0 .085 .95", ".3 .02 .1")
+    assert abs(plan_grasp(*scene(*walls), ABOVE, NEAR_BASE).yaw) > np.radians(30)
+
+
+def test_a_bowl_at_the_end_of_the_reach_is_taken_on_the_side_of_the_robot():
+    base = BOWL - [0.8, 0.0, 0.0]
+    grasp = plan_grasp(*scene(), ABOVE, base)
+    assert np.linalg.norm((BOWL + grasp.offset - base)[:2]) < 0.8 - 0.9 * RIM_RADIUS_M

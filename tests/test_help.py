@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = (
-    "train_grpo", "eval", "rl.report", "vla.merge", "vla.sft", "vla.sft_card", "vla.tiny", "envs.demos",
+    "train_grpo", "eval", "rl.report", "vla.merge", "vla.sft", "vla.sft_card", "workshop.tiny", "envs.demos",
     "envs.scripted", "envs.make_init_states", "envs.lowpoly",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "timm", "peft", "mujoco", "robosuite", "libero", "wandb", "matplotlib", "scipy")

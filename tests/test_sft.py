@@ -1,6 +1,7 @@
 """Fine-tuning as a whole: from files of demonstrations to a policy that acts as they do."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,26 +9,32 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
 
-from contracts import Observation
-from errors import BadInput
+import workshop.sft
+from contracts import BadInput, Observation
 from tests.demo_episodes import raw_images, write_demos
-from tests.small_checkpoint import SMALL
+from tests.small_checkpoint import SMALL, make_small_checkpoint
+from vla.action_tokenizer import FIRST_ACTION_TOKEN
+from vla.checkpoint import inspect_checkpoint
 from vla.policy import Policy
-from vla.settings import LearnerSettings, SftArgs, TinySize
-from vla.sft import fine_tune, main
-from vla.sft_learner import Learner
-from vla.sft_report import read_records
-from vla.tokens import FIRST_ACTION_TOKEN
+from workshop.sft import SFT_RUN_FILE, SftArgs, action_loss, fine_tune, learning_rate, load_trainable, main, match
+from workshop.tiny import TinySize
 
-MEMORISING = LearnerSettings(steps=250, batch_size=8, lr=6e-3, warmup_steps=20, augment=False, proprio_noise=0.0)
-BRIEF = LearnerSettings(steps=4, batch_size=4, warmup_steps=1)
+MEMORISING = {"steps": 250, "batch_size": 8, "lr": 6e-3, "warmup_steps": 20, "augment": False, "log_every": 50}
 WIDER = replace(SMALL, llm_dim=32, llm_heads=2, llm_mlp_dim=64)
+CPU = torch.device("cpu")
 
 
-def _args(demos: Path, out: Path, learner: LearnerSettings = BRIEF, **changes) -> SftArgs:
-    options = {"size": SMALL, "holdout": 0.0, "log_every": 2, "eval_every": 4, "device": "cpu", "workers": 1} | changes
-    return SftArgs(demos=(demos,), out=out, learner=learner, **options)
+def _args(demos: Path, out: Path, **changes) -> SftArgs:
+    options = {"size": SMALL, "holdout": 0.0, "log_every": 2, "device": "cpu", "steps": 4, "batch_size": 4}
+    return SftArgs((demos,), out, **(options | {"warmup_steps": 1} | changes))
+
+
+def read_records(folder: Path) -> list[dict]:
+    file = folder / "sft_metrics.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +47,7 @@ def demos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def memorised(demos, tmp_path_factory):
     """A policy trained on the two episodes until it knows them."""
-    args = _args(demos[0], tmp_path_factory.mktemp("sft") / "memorised", MEMORISING, size=WIDER)
-    return fine_tune(replace(args, log_every=50, eval_every=50))
+    return fine_tune(_args(demos[0], tmp_path_factory.mktemp("sft") / "memorised", **MEMORISING, size=WIDER))
 
 
 def _observations(episodes) -> list[Observation]:
@@ -75,35 +81,52 @@ def test_an_argmax_over_the_whole_vocabulary_finds_the_same_tokens(demos, memori
     assert torch.equal(everywhere, logits.argmax(-1) + FIRST_ACTION_TOKEN)
 
 
-def test_the_folder_holds_everything(demos, tmp_path):
-    args = _args(demos[0], tmp_path / "out", holdout=0.5, checkpoint_at=(2,), save_dtype="float32")
-    fine_tune(args)
-    assert {path.name for path in args.out.iterdir()} == {
-        "README.md", "config.json", "dataset_statistics.json", "generation_config.json", "model.safetensors",
-        "preprocessor_config.json", "proprio_projector--latest_checkpoint.pt", "sft_curves.png", "sft_metrics.jsonl",
-        "sft_run.json", "step_000002", "tokenizer.json", "tokenizer_config.json",
+def test_the_folder_is_a_checkpoint_like_any_other(demos, tmp_path):
+    init = make_small_checkpoint(tmp_path / "init", l1_head=True)
+    out = fine_tune(_args(demos[0], tmp_path / "out", init=str(init), size=TinySize(), holdout=0.5))
+    assert {path.name for path in out.iterdir()} == {
+        "config.json", "dataset_statistics.json", "generation_config.json", "model.safetensors",
+        "preprocessor_config.json", "proprio_projector--latest_checkpoint.pt", "sft_metrics.jsonl", SFT_RUN_FILE,
+        "tokenizer.json", "tokenizer_config.json",
     }  # fmt: skip
-    assert [record["step"] for record in read_records(args.out)] == [2, 4]
-    assert "held_out/nll" in read_records(args.out)[-1]
-    run = json.loads((args.out / "sft_run.json").read_text())
-    assert (run["steps"], run["data"]["train_episodes"], run["data"]["held_out_episodes"]) == (4, 1, 1)
-    early = Policy.load(str(args.out / "step_000002"), task_suite="libero_spatial")
-    assert early.num_images == 2
-    assert json.loads((args.out / "step_000002" / "sft_run.json").read_text())["steps"] == 2
-    assert "2 steps of 4 frames" in (args.out / "step_000002" / "README.md").read_text()
+    assert [record["step"] for record in read_records(out)] == [2, 4]
+    assert "held_out/nll" in read_records(out)[-1]
+    run = json.loads((out / SFT_RUN_FILE).read_text())
+    assert (run["steps"], run["train_episodes"], run["train_frames"]) == (4, 1, 4)
+    info = inspect_checkpoint(out)
+    assert (info.kind, info.num_images, info.uses_proprio) == ("action tokens", 2, True)  # without init's L1 head
+    assert list(info.statistics) == ["libero_spatial_no_noops"]
+    assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
+
+
+def test_all_that_the_network_computes_is_trained_and_rows_of_other_ids_are_zero(demos, tmp_path):
+    init = make_small_checkpoint(tmp_path / "init")
+    out = fine_tune(_args(demos[0], tmp_path / "out", init=str(init), size=TinySize(), save_dtype="float32"))
+    before, after = (load_trainable(inspect_checkpoint(folder), CPU).state_dict() for folder in (init, out))
+    unchanged = {name for name, tensor in after.items() if torch.equal(tensor, before[name])}
+    parts = (f"blocks.{SMALL.vision_depth - 1}.", "norm.", "attn_pool.")
+    never_computed = tuple(
+        f"vision_backbone.{vit}.{part}" for vit in ("featurizer", "fused_featurizer") for part in parts
+    )
+    # DINOv2's class token is only attended to, and trained by that.
+    assert unchanged == {name for name in after if name.startswith(never_computed)}
+    weight = after["language_model.lm_head.weight"]
+    rows = torch.ones(len(weight), dtype=torch.bool)
+    rows[FIRST_ACTION_TOKEN : FIRST_ACTION_TOKEN + 256] = False
+    assert not weight[rows].any()
+    assert weight[~rows].any(dim=1).all()
 
 
 def test_a_seed_repeats_the_files_weights(demos, tmp_path):
     outs = [fine_tune(_args(demos[0], tmp_path / str(i))) for i in range(2)]
     assert outs[0].joinpath("model.safetensors").read_bytes() == outs[1].joinpath("model.safetensors").read_bytes()
-    other = fine_tune(_args(demos[0], tmp_path / "other", replace(BRIEF, seed=1)))
+    other = fine_tune(_args(demos[0], tmp_path / "other", seed=1))
     assert other.joinpath("model.safetensors").read_bytes() != outs[0].joinpath("model.safetensors").read_bytes()
 
 
 def test_training_goes_on_from_a_checkpoint(demos, memorised, tmp_path):
-    learner = replace(MEMORISING, steps=1, lr=1e-9, warmup_steps=0)
-    options = {"init": str(memorised), "size": TinySize(), "log_every": 1, "eval_every": 1}
-    out = fine_tune(_args(demos[0], tmp_path / "out", learner, **options))
+    options = {"init": str(memorised), "size": TinySize(), "log_every": 1, "steps": 1, "lr": 1e-9, "augment": False}
+    out = fine_tune(_args(demos[0], tmp_path / "out", **options))
     assert read_records(out)[0]["loss"] < 0.2
     before, after = (load_file(folder / "model.safetensors") for folder in (memorised, out))
     assert before.keys() == after.keys()
@@ -111,48 +134,46 @@ def test_training_goes_on_from_a_checkpoint(demos, memorised, tmp_path):
 
 
 def test_ctrl_c_saves_what_there_is(demos, tmp_path, monkeypatch, capsys):
-    step = Learner.step
-
-    def interrupted(learner: Learner, number: int) -> None:
-        if number == 2:
+    def interrupted(step: int, args: SftArgs) -> float:
+        if step == 2:
             raise KeyboardInterrupt
-        step(learner, number)
+        return learning_rate(step, args)
 
-    monkeypatch.setattr(Learner, "step", interrupted)
+    monkeypatch.setattr(workshop.sft, "learning_rate", interrupted)
     out = fine_tune(_args(demos[0], tmp_path / "out"))
-    assert "interrupted" in capsys.readouterr().out
-    start = fine_tune(_args(demos[0], tmp_path / "start", max_minutes=0.0))  # ends after one step
+    assert "interrupted in step 3" in capsys.readouterr().out
     assert [record["step"] for record in read_records(out)] == [2]
-    assert read_records(start) == []
-    for folder in (out, start):
-        assert Policy.load(str(folder), task_suite="libero_spatial").kind == "action tokens"
-    assert out.joinpath("model.safetensors").read_bytes() != start.joinpath("model.safetensors").read_bytes()
+    assert Policy.load(str(out), task_suite="libero_spatial").kind == "action tokens"
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(demos, tmp_path):
-    learner = replace(BRIEF, lr=1e30, warmup_steps=0)
     with pytest.raises(BadInput, match="--lr"):
-        fine_tune(_args(demos[0], tmp_path / "out", learner))
+        fine_tune(_args(demos[0], tmp_path / "out", lr=1e30, warmup_steps=0))
 
 
 @pytest.mark.parametrize(
     ("changes", "flag"),
     [
         ({"holdout": 1.0}, "--holdout"),
-        ({"log_every": 0}, "--log-every"),
-        ({"eval_every": 3}, "--eval-every"),
-        ({"checkpoint_at": (5,)}, "--checkpoint-at"),
-        ({"workers": 0}, "--workers"),
+        ({"steps": 0}, "--steps"),
+        ({"lr": math.nan}, "--lr"),
         ({"device": "gpu"}, "--device"),
-        ({"size": replace(SMALL, patch_size=15)}, "--size.image-size"),
+        ({"size": replace(SMALL, vision_dim=17)}, "--size"),
         ({"init": "somewhere"}, "--size"),
-        ({"learner": replace(BRIEF, steps=0)}, "--steps"),
     ],
 )
 def test_flags_that_cannot_work_are_refused_before_anything_is_written(demos, tmp_path, changes, flag):
     with pytest.raises(BadInput, match=flag):
         fine_tune(_args(demos[0], tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_checkpoint_with_other_chunks_is_refused(demos, tmp_path):
+    init = make_small_checkpoint(tmp_path / "init")
+    config = json.loads((init / "config.json").read_text()) | {"num_action_chunks": 5}
+    (init / "config.json").write_text(json.dumps(config))
+    with pytest.raises(BadInput, match="chunks"):
+        fine_tune(_args(demos[0], tmp_path / "out", init=str(init), size=TinySize()))
 
 
 def test_a_folder_that_exists_is_never_written_to(demos, tmp_path):
@@ -166,3 +187,34 @@ def test_the_command_line_says_in_one_line_what_is_wrong(tmp_path):
     with pytest.raises(BadInput, match="no demonstrations") as refused:
         main(argv)
     assert "\n" not in str(refused.value)
+
+
+def test_the_loss_is_the_cross_entropy_of_openvla_oft_over_all_ids():
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(2, 56, 8, generator=generator)
+    lm_head = nn.Linear(8, 32064, bias=False)
+    with torch.no_grad():
+        lm_head.weight.zero_()
+        lm_head.weight[FIRST_ACTION_TOKEN : FIRST_ACTION_TOKEN + 256] = torch.randn(256, 8, generator=generator)
+    targets = torch.randint(256, (2, 56), generator=generator)
+    everything = lm_head(hidden)
+    expected = F.cross_entropy(everything.flatten(0, 1), targets.flatten() + FIRST_ACTION_TOKEN)
+    action_rows = everything[..., FIRST_ACTION_TOKEN : FIRST_ACTION_TOKEN + 256]
+    torch.testing.assert_close(action_loss(action_rows, targets, 32064), expected)
+
+
+def test_accuracy_counts_tokens_and_the_error_is_of_x_y_z():
+    targets = torch.randint(252, (3, 56), generator=torch.Generator().manual_seed(0))
+    found = targets.clone()
+    found[:, 1::7] += 4  # y is four bins off, all else is right
+    accuracy, error = match(F.one_hot(found, 256).float(), targets)
+    assert (accuracy.item(), error.item()) == (pytest.approx(6 / 7), pytest.approx(4 / 3))
+
+
+def test_learning_rate_rises_linearly_and_falls_as_a_cosine_to_a_hundredth():
+    args = _args(Path(), Path(), steps=1100, warmup_steps=100, lr=2.0)
+    assert learning_rate(0, args) == pytest.approx(2.0 / 101)
+    assert learning_rate(49, args) == pytest.approx(2.0 * 50 / 101)
+    assert learning_rate(100, args) == pytest.approx(2.0)
+    assert learning_rate(600, args) == pytest.approx(2.0 * (0.01 + 0.99 * 0.5))
+    assert learning_rate(1100, args) == pytest.approx(0.02)

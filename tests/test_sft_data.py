@@ -1,20 +1,34 @@
 """What training reads is what the policy will see and do: pixels, state, prompt, tokens and statistics."""
 
+import colorsys
+
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
-from contracts import Observation, write_json
-from demonstrations import read_episode
-from errors import BadInput
-from tests.demo_episodes import FRAME_GAP, FRAMES, INSTRUCTIONS, raw_images, write_demos
+from contracts import BadInput, Observation, write_json
+from tests.demo_episodes import FRAME_GAP, FRAMES, raw_images, write_demos
 from tests.small_checkpoint import SMALL, make_small_checkpoint
+from vla.action_tokenizer import FIRST_ACTION_TOKEN, to_env
 from vla.policy import Policy
-from vla.preprocessing import ImageProcessor
-from vla.sft_data import PixelScale, dataset_statistics, from_env, make_data, read_episodes, split_episodes
-from vla.tokens import FIRST_ACTION_TOKEN, to_env
+from vla.resampling import centre_crop
+from workshop.sft import chunk_logits
+from workshop.sft_data import (
+    CROP_SIDE,
+    adjust_colours,
+    augment,
+    crop,
+    dataset_statistics,
+    from_env,
+    make_frames,
+    read_episodes,
+    split_episodes,
+    to_levels,
+)
 
 KEY = "libero_spatial_no_noops"
+SIZE = 60
 CPU = torch.device("cpu")
 
 
@@ -27,20 +41,21 @@ def demos(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def episodes(demos):
-    return read_episodes([demos[0]], num_images=2, image_size=SMALL.image_size, workers=2)
+    return read_episodes([demos[0]], num_images=2, image_size=SMALL.image_size)
 
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory, episodes):
     """A policy with the statistics of the demonstrations."""
     folder = make_small_checkpoint(tmp_path_factory.mktemp("policy") / "checkpoint")
-    write_json(folder / "dataset_statistics.json", {KEY: dataset_statistics(episodes)})
+    write_json(folder / "dataset_statistics.json", {KEY: dataset_statistics([e for e, _ in episodes])})
     return Policy.load(str(folder), task_suite="libero_spatial")
 
 
 @pytest.fixture(scope="module")
-def data(episodes, policy):
-    return make_data(episodes[:3], episodes[3:], policy.statistics, policy.model_inputs.tokenizer, CPU, augment=True)
+def frames(episodes, policy):
+    """All frames of the four episodes, cropped in the middle."""
+    return make_frames(episodes, policy.statistics, policy.model_inputs.tokenizer, CPU)
 
 
 def _observations(written, episode: int) -> list[Observation]:
@@ -50,12 +65,9 @@ def _observations(written, episode: int) -> list[Observation]:
     ]
 
 
-def test_the_policy_turns_the_targets_back_into_the_labels_within_half_a_bin(demos, policy, data):
-    _, written = demos
-    actions = policy.actions(data.train.targets.numpy() + FIRST_ACTION_TOKEN)  # (3 * F, 8, 7)
-    labels = np.concatenate(
-        [[episode.actions[step : step + 8] for step in episode.frame_steps] for episode in written[:3]]
-    )
+def test_the_policy_turns_the_targets_back_into_the_labels_within_half_a_bin(demos, policy, frames):
+    actions = policy.actions(frames.targets.numpy() + FIRST_ACTION_TOKEN)  # (4 * F, 8, 7)
+    labels = np.concatenate([[e.actions[step : step + 8] for step in e.frame_steps] for e in demos[1]])
     low, high = policy.statistics.action.q01, policy.statistics.action.q99
     half_bin = (high - low) / 255 / 2
     moved = np.clip(labels, low, high)[..., :6]  # the outermost 2 % are cut off, as in the published data
@@ -66,34 +78,17 @@ def test_the_policy_turns_the_targets_back_into_the_labels_within_half_a_bin(dem
     assert set(labels[..., 6].ravel()) == {-1.0, 1.0}
 
 
-def test_held_out_frames_are_the_networks_inputs_for_the_raw_frames(demos, policy, data):
-    pixels, ids, _, proprio = policy.model_inputs(_observations(demos[1], 3))
-    ours = PixelScale.of(policy.model_inputs.processor, CPU)(data.held_out.images)
-    torch.testing.assert_close(ours, pixels, rtol=0, atol=1e-6)
-    torch.testing.assert_close(data.held_out.proprio, proprio, rtol=0, atol=1e-6)
-    rows, lengths = data.prompts.rows(data.held_out.prompt)
-    assert torch.equal(rows[:, : ids.shape[1]], ids)
-    assert set(lengths.tolist()) == {ids.shape[1]}
-
-
-def test_frames_keep_their_own_prompt(demos, policy, data):
-    ids, lengths = data.prompts.rows(data.train.prompt)
-    for episode in range(3):
-        expected = policy.model_inputs.prompt(INSTRUCTIONS[episode % 2])
-        for frame in range(FRAMES * episode, FRAMES * (episode + 1)):
-            assert torch.equal(ids[frame, : lengths[frame]], expected)
-
-
-def test_without_augmentation_training_frames_are_cropped_like_held_out_ones(episodes, policy, data):
-    plain = make_data(episodes[3:], [], policy.statistics, policy.model_inputs.tokenizer, CPU, augment=False)
-    assert torch.equal(plain.train.images, data.held_out.images)
-    assert plain.held_out is None
-    assert plain.prompts.lengths is None  # one instruction: nothing is padded
+@torch.no_grad()
+def test_training_computes_the_logits_that_the_policy_acts_on(demos, policy, frames):
+    """Pixels, prompts of two lengths, robot state: files of frames against the observations they were made of."""
+    observations = [each for episode in range(4) for each in _observations(demos[1], episode)]
+    ours = chunk_logits(policy.network, frames, policy.model_inputs.processor)
+    torch.testing.assert_close(ours, policy.chunk_logits(observations), rtol=1e-4, atol=1e-4)
 
 
 def test_statistics_are_those_of_the_labels_with_the_gripper_as_published(demos, episodes):
     _, written = demos
-    entry = dataset_statistics(episodes)
+    entry = dataset_statistics([e for e, _ in episodes])
     actions = np.concatenate([episode.actions for episode in written]).astype(np.float64)
     proprio = np.concatenate([episode.proprio for episode in written]).astype(np.float64)
     np.testing.assert_allclose(entry["action"]["q01"][:6], np.quantile(actions[:, :6], 0.01, axis=0), rtol=1e-12)
@@ -124,21 +119,69 @@ def test_whole_episodes_are_held_out_and_a_seed_repeats_the_split(episodes):
 
 
 def test_one_image_is_the_first_camera(demos, episodes):
-    single = read_episodes([demos[0]], num_images=1, image_size=SMALL.image_size, workers=1)[0]
-    np.testing.assert_array_equal(single.images[:, 0], episodes[0].images[:, 0])
-    assert single.images.shape[1] == 1
+    single = read_episodes([demos[0]], num_images=1, image_size=SMALL.image_size)[0]
+    np.testing.assert_array_equal(single[1], episodes[0][1][:, :1])
 
 
 def test_more_images_than_cameras_are_refused(demos):
-    cameras = len(read_episode(next(demos[0].glob("*.npz"))).jpegs[0])
     with pytest.raises(BadInput, match="--num-images"):
-        read_episodes([demos[0]], num_images=cameras + 1, image_size=SMALL.image_size, workers=1)
+        read_episodes([demos[0]], num_images=3, image_size=SMALL.image_size)
 
 
-def test_pixel_scale_is_the_image_processors(policy):
-    processor = policy.model_inputs.processor
-    assert isinstance(processor, ImageProcessor)
-    black = PixelScale.of(processor, CPU)(torch.zeros(1, 2, 3, 4, 4, dtype=torch.uint8))
-    expected = [-m / s for means, stds in zip(processor.means, processor.stds, strict=True)
-                for m, s in zip(means, stds, strict=True)]  # fmt: skip
-    torch.testing.assert_close(black[0, :, 0, 0], torch.tensor(expected * 2), rtol=1e-6, atol=1e-6)
+@pytest.fixture(scope="module")
+def images() -> torch.Tensor:
+    """Smooth colour patterns, uint8 (4, 3, SIZE, SIZE)."""
+    noise = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
+    smooth = [np.asarray(Image.fromarray(n).resize((SIZE, SIZE), Image.Resampling.BICUBIC)) for n in noise]
+    return torch.from_numpy(np.stack(smooth).transpose(0, 3, 1, 2).copy())
+
+
+def _constants(*values: float) -> torch.Tensor:
+    return torch.tensor(values).reshape(-1, 1, 1, 1)
+
+
+def test_the_crop_in_the_middle_is_evaluations_centre_crop(images):
+    middle = torch.full((len(images), 2), (1 - CROP_SIDE) / 2)
+    ours = to_levels(crop(images.float() / 255, middle)).numpy()
+    theirs = np.stack([centre_crop(image) for image in images.numpy()])
+    difference = np.abs(ours.astype(int) - theirs)
+    assert difference.max() <= 1  # a value next to a level's edge may fall on its other side
+    assert (difference > 0).mean() < 1e-3
+
+
+def test_the_crop_of_a_ramp_is_a_ramp_at_the_offset():
+    ramp = torch.linspace(0, 1, SIZE)
+    top, left = 0.01, 0.04
+    down = crop(ramp[None, None, :, None].expand(1, 3, SIZE, SIZE), torch.tensor([[top, left]]))
+    across = crop(ramp[None, None, None, :].expand(1, 3, SIZE, SIZE), torch.tensor([[top, left]]))
+    torch.testing.assert_close(down[0, 0, :, 7], top + CROP_SIDE * ramp, atol=1e-5, rtol=0)
+    torch.testing.assert_close(across[0, 0, 7], left + CROP_SIDE * ramp, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("saturation", "hue"), [(1.0, 0.0), (0.8, 0.05), (1.2, -0.05), (1.5, 0.5)])
+def test_saturation_and_hue_are_those_of_the_standard_librarys_hsv(images, saturation, hue):
+    values = images[:1].float() / 255
+    ours = adjust_colours(values, _constants(saturation), _constants(hue))[0].permute(1, 2, 0).reshape(-1, 3)
+    expected = []
+    for pixel in values[0].permute(1, 2, 0).reshape(-1, 3).double().tolist():
+        h, s, v = colorsys.rgb_to_hsv(*pixel)
+        expected.append(colorsys.hsv_to_rgb((h + hue) % 1.0, min(1.0, s * saturation), v))
+    torch.testing.assert_close(ours.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-5, rtol=0)
+
+
+def test_greys_stay_grey_and_black_stays_black():
+    greys = torch.linspace(0, 1, 16).reshape(1, 1, 4, 4).expand(1, 3, 4, 4)
+    torch.testing.assert_close(adjust_colours(greys, _constants(1.2), _constants(0.05)), greys)
+
+
+def test_levels_survive_the_way_to_unit_values_and_back():
+    levels = torch.arange(256, dtype=torch.uint8)
+    assert torch.equal(to_levels(levels.float() / 255), levels)
+
+
+def test_every_image_draws_for_itself_and_a_seed_repeats(images):
+    same = images[:1].expand(8, -1, -1, -1)
+    first, second = (augment(same, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert first.dtype == torch.uint8
+    assert len({image.numpy().tobytes() for image in first}) == 8

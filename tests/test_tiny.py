@@ -7,14 +7,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from tests.small_checkpoint import SMALL, make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
 from vla.policy import Policy
 from vla.probes import synthetic_observations
-from vla.tiny import main, make_tiny_checkpoint
+from vla.prompt import load_tokenizer, prompt, prompt_ids
+from workshop.tiny import main, make_tiny_checkpoint
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
+PROMPTS = json.loads((GOLDEN.parent / "prompts.json").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +43,6 @@ def test_files_and_keys_are_those_of_the_reference_format(folder):
     processor, golden = (json.loads((path / "preprocessor_config.json").read_text()) for path in (folder, GOLDEN))
     assert processor["tvf_normalize_params"] == golden["tvf_normalize_params"]
     assert processor.keys() == golden.keys()
-
-
-def test_statistics_cover_the_four_suites_with_plausible_ranges(folder):
-    statistics = inspect_checkpoint(folder).statistics
-    assert set(statistics) == {f"libero_{suite}_no_noops" for suite in ("spatial", "object", "goal", "10")}
-    for entry in statistics.values():
-        assert (entry.action.dim, entry.proprio.dim) == (7, 8)
-        assert entry.action.mask.tolist() == [True] * 6 + [False]
-        assert (np.abs(entry.action.q99[:3]) > 0.5).all()
-        assert (entry.action.min <= entry.action.q01).all()
-        assert (entry.action.q99 <= entry.action.max).all()
 
 
 def test_same_seed_gives_the_same_bytes_and_another_seed_others(folder, tmp_path):
@@ -89,3 +81,48 @@ def test_command_line_writes_a_checkpoint(tmp_path):
     info = inspect_checkpoint(tmp_path / "small")
     assert (info.num_images, info.uses_proprio, info.config.llama.hidden_size) == (1, False, 16)
     assert info.config.vits[0].image_size == 40
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return load_tokenizer(folder)
+
+
+def test_special_ids_are_llama_2s(tokenizer):
+    assert [tokenizer.id_to_token(i) for i in (0, 1, 2, 29871, 32000)] == ["<unk>", "<s>", "</s>", "▁", "<PAD>"]
+    assert PROMPTS["bos"], PROMPTS["pad"] == (1, 32000)
+
+
+def test_prompts_begin_and_end_like_the_references(tokenizer):
+    for case in PROMPTS["cases"]:
+        ids = prompt_ids(tokenizer, case["task"])
+        assert (ids[0], ids[-1]) == (case["eval_ids_with_29871"][0], case["eval_ids_with_29871"][-1]) == (1, 29871)
+        assert 0 not in ids
+        assert not set(ids) & set(range(31744, 32064))
+
+
+def test_different_instructions_have_different_ids(tokenizer):
+    tasks = {case["task"].lower() for case in PROMPTS["cases"]}
+    assert len({tuple(prompt_ids(tokenizer, task)) for task in tasks}) == len(tasks)
+
+
+def test_action_string_becomes_the_references_training_ids(tokenizer):
+    """After "Out: " come 29871 and one id per action, as in the reference's training example."""
+    characters = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    case = PROMPTS["cases"][0]
+    actions = "".join(characters[token_id] for token_id in case["train_action_ids"])
+    ids = tokenizer.encode(prompt(case["task"]) + " " + actions).ids
+    assert ids == [*prompt_ids(tokenizer, case["task"]), *case["train_action_ids"]]
+
+
+def test_words_of_instructions_are_one_token_and_others_are_spelled(tokenizer):
+    assert len(tokenizer.encode("black ramekin").ids) == 1 + 2
+    spelled = tokenizer.encode("zebra").tokens
+    assert spelled == ["<s>", "▁", "z", "e", "b", "r", "a"]
+
+
+def test_transformers_reads_the_folder_to_the_same_ids(folder, tokenizer):
+    theirs = AutoTokenizer.from_pretrained(folder)
+    text = prompt("pick up the black bowl")
+    assert theirs(text)["input_ids"] == tokenizer.encode(text).ids
+    assert (theirs.pad_token_id, theirs.bos_token_id, theirs.eos_token_id) == (32000, 1, 2)

@@ -22,7 +22,7 @@ def run_command(*argv: str, stdin=subprocess.DEVNULL, **options) -> subprocess.C
 def checkpoint(tmp_path_factory) -> str:
     """A small random checkpoint in the real folder format."""
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    made = run_command("-m", "vla.tiny", "--out", str(folder))
+    made = run_command("-m", "workshop.tiny", "--out", str(folder))
     assert made.returncode == 0, made.stderr
     return str(folder)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.end_to_end.conftest import ROOT
-from vla.tiny import make_tiny_checkpoint
+from workshop.tiny import make_tiny_checkpoint
 
 TINY = "checkpoints/tiny-libero-spatial"
 SHORT = (

@@ -4,14 +4,14 @@ A `Shape` is one closed surface in the frame of the body it is drawn in, in metr
 used: it draws a box as 192 triangles and a capsule as about 900, here a box has 12.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from envs.lowpoly.palette import Color
-
 Vector = Sequence[float] | np.ndarray
+Color = tuple[float, ...]  # red, green, blue and, if not opaque, alpha, from 0 to 1
 
 SHARP_BEND = np.cos(np.radians(40.0))  # a profile that bends more than this shows an edge
 
@@ -35,6 +35,14 @@ class Shape:
         return replace(self, vertices=self.vertices * np.asarray(factors), normals=normals)
 
 
+def joined(patches: Iterable[tuple[np.ndarray, np.ndarray, Any]], color: Color) -> Shape:
+    """One shape of patches (vertices, normals, faces), whose faces count from the first vertex of their own patch."""
+    vertices, normals, faces = zip(*patches, strict=True)
+    first = np.cumsum([0, *map(len, vertices[:-1])])
+    counted = [np.asarray(patch) + start for patch, start in zip(faces, first, strict=True)]
+    return Shape(np.concatenate(vertices), np.concatenate(normals), np.concatenate(counted), color)
+
+
 def rotation(quat: Vector) -> np.ndarray:
     """The matrix (3, 3) of a quaternion (w, x, y, z) of any length, as MuJoCo reads it."""
     w, x, y, z = np.asarray(quat, float) / np.linalg.norm(quat)
@@ -50,51 +58,29 @@ def rotation(quat: Vector) -> np.ndarray:
 def box(low: Vector, high: Vector, color: Color) -> Shape:
     """A box from its lower and upper corner."""
     low, high = np.asarray(low, float), np.asarray(high, float)
-    vertices: list[np.ndarray] = []
-    normals: list[np.ndarray] = []
-    faces: list[list[int]] = []
+    patches = []
     for axis in range(3):
         across, up = (axis + 1) % 3, (axis + 2) % 3
-        for side, end in ((-1, low), (1, high)):
+        for side, end, faces in ((-1, low, [[3, 2, 1], [3, 1, 0]]), (1, high, [[0, 1, 2], [0, 2, 3]])):
             corners = np.tile(low, (4, 1))
             corners[:, axis] = end[axis]
             corners[[1, 2], across] = high[across]
             corners[[2, 3], up] = high[up]
-            start = len(vertices) * 4
-            order = (0, 1, 2, 3) if side > 0 else (3, 2, 1, 0)
-            faces += [[start + order[0], start + order[1], start + order[2]]]
-            faces += [[start + order[0], start + order[2], start + order[3]]]
-            vertices.append(corners)
-            normals.append(np.tile(side * np.eye(3)[axis], (4, 1)))
-    return Shape(np.concatenate(vertices), np.concatenate(normals), np.array(faces), color)
+            patches.append((corners, np.tile(side * np.eye(3)[axis], (4, 1)), faces))
+    return joined(patches, color)
 
 
-def prism(outline: Sequence[Vector], axis: int, low: float, high: float, color: Color) -> Shape:
-    """A convex outline, counter-clockwise, drawn out along an axis (0, 1, 2).
-
-    Its points are given in the two axes that follow in the circle x, y, z: (y, z) for axis 0, (z, x) for axis 1.
-    """
-    corners = np.zeros((len(outline), 3))
-    corners[:, [(axis + 1) % 3, (axis + 2) % 3]] = outline
-    bottom, top = corners.copy(), corners.copy()
-    bottom[:, axis], top[:, axis] = low, high
-    vertices: list[np.ndarray] = []
-    normals: list[np.ndarray] = []
-    faces: list[list[int]] = []
-
-    def add(polygon: np.ndarray) -> None:
-        start = sum(len(polygon) for polygon in vertices)
+def prism(outline: Sequence[Vector], low: float, high: float, color: Color) -> Shape:
+    """A convex outline of points (y, z), counter-clockwise, drawn out along x."""
+    bottom, top = (np.column_stack([np.full(len(outline), x), np.asarray(outline, float)]) for x in (low, high))
+    following = [*range(1, len(outline)), 0]
+    walls = [np.array([bottom[i], bottom[j], top[j], top[i]]) for i, j in enumerate(following)]
+    patches = []
+    for polygon in [top, bottom[::-1], *walls]:
         normal = np.cross(polygon[1] - polygon[0], polygon[2] - polygon[1])
-        vertices.append(polygon)
-        normals.append(np.tile(normal / np.linalg.norm(normal), (len(polygon), 1)))
-        faces.extend([start, start + i, start + i + 1] for i in range(1, len(polygon) - 1))
-
-    add(top)
-    add(bottom[::-1])
-    for i in range(len(outline)):
-        j = (i + 1) % len(outline)
-        add(np.array([bottom[i], bottom[j], top[j], top[i]]))
-    return Shape(np.concatenate(vertices), np.concatenate(normals), np.array(faces), color)
+        normals = np.tile(normal / np.linalg.norm(normal), (len(polygon), 1))
+        patches.append((polygon, normals, _fan(len(polygon))))
+    return joined(patches, color)
 
 
 def lathe(profile: Sequence[Vector], color: Color, segments: int = 20) -> Shape:
@@ -108,11 +94,9 @@ def lathe(profile: Sequence[Vector], color: Color, segments: int = 20) -> Shape:
     outward = np.stack([step[:, 1], -step[:, 0]], 1) / np.linalg.norm(step, axis=1, keepdims=True)
     angles = np.arange(segments) * 2 * np.pi / segments
     circle = np.stack([np.cos(angles), np.sin(angles)], 1)
-    vertices: list[np.ndarray] = []
-    normals: list[np.ndarray] = []
-    faces: list[list[int]] = []
+    patches = []
     for i in range(len(step)):
-        start = len(vertices) * segments
+        vertices, normals, faces = [], [], []
         for end, neighbour in ((i, i - 1), (i + 1, i + 1)):
             normal = outward[i]
             if 0 <= neighbour < len(step) and outward[neighbour] @ normal > SHARP_BEND:
@@ -123,10 +107,11 @@ def lathe(profile: Sequence[Vector], color: Color, segments: int = 20) -> Shape:
         for a in range(segments):
             b = (a + 1) % segments
             if points[i][0] > 0:
-                faces.append([start + a, start + b, start + segments + b])
+                faces.append([a, b, segments + b])
             if points[i + 1][0] > 0:
-                faces.append([start + a, start + segments + b, start + segments + a])
-    return Shape(np.concatenate(vertices), np.concatenate(normals), np.array(faces), color)
+                faces.append([a, segments + b, segments + a])
+        patches.append((np.concatenate(vertices), np.concatenate(normals), faces))
+    return joined(patches, color)
 
 
 def cylinder(radius: float, low: float, high: float, color: Color, segments: int = 20) -> Shape:
@@ -145,25 +130,25 @@ def tube(path: Sequence[Vector], radius: float, color: Color, sides: int = 6) ->
     along = np.gradient(points, axis=0)
     along /= np.linalg.norm(along, axis=1, keepdims=True)
     bend = np.cross(points[1] - points[0], points[-1] - points[1])
-    aside = bend / np.linalg.norm(bend) if np.linalg.norm(bend) > 1e-12 else _any_normal(along[0])
+    if np.linalg.norm(bend) <= 1e-12:  # a straight rod: any direction across it
+        bend = np.cross(along[0], np.eye(3)[np.argmin(np.abs(along[0]))])
+    aside = bend / np.linalg.norm(bend)
     angles = np.arange(sides) * 2 * np.pi / sides
-    vertices, normals, faces = [], [], []
-    for i in range(len(points)):
-        normals.append(np.outer(np.cos(angles), aside) + np.outer(np.sin(angles), np.cross(along[i], aside)))
-        vertices.append(points[i] + radius * normals[-1])
-    for i in range(len(points) - 1):
+    normals = [
+        np.outer(np.cos(angles), aside) + np.outer(np.sin(angles), np.cross(direction, aside)) for direction in along
+    ]
+    circles = [point + radius * normal for point, normal in zip(points, normals, strict=True)]
+    faces = []
+    for low in range(0, (len(points) - 1) * sides, sides):
         for a in range(sides):
-            b = (a + 1) % sides
-            low, high = i * sides, (i + 1) * sides
+            b, high = (a + 1) % sides, low + sides
             faces += [[low + a, low + b, high + b], [low + a, high + b, high + a]]
-    for end, outward in ((0, -along[0]), (len(points) - 1, along[-1])):
-        start = len(vertices) * sides
-        vertices.append(vertices[end] if end else vertices[end][::-1])
-        normals.append(np.tile(outward, (sides, 1)))
-        faces += [[start, start + i, start + i + 1] for i in range(1, sides - 1)]
-    return Shape(np.concatenate(vertices), np.concatenate(normals), np.array(faces), color)
+    wall = np.concatenate(circles), np.concatenate(normals), faces
+    start = circles[0][::-1], np.tile(-along[0], (sides, 1)), _fan(sides)
+    end = circles[-1], np.tile(along[-1], (sides, 1)), _fan(sides)
+    return joined([wall, start, end], color)
 
 
-def _any_normal(direction: np.ndarray) -> np.ndarray:
-    normal = np.cross(direction, np.eye(3)[np.argmin(np.abs(direction))])
-    return normal / np.linalg.norm(normal)
+def _fan(corners: int) -> list[list[int]]:
+    """The triangles of a convex polygon."""
+    return [[0, i, i + 1] for i in range(1, corners - 1)]

@@ -1,0 +1,100 @@
+"""Demonstrations on disk: one `.npz` file per successful episode, written by workshop.demos and read by workshop.sft.
+
+episode_{task_id:02d}_{index:06d}.npz, numpy's format without pickle
+  jpeg_bytes    uint8 (N,)              all JPEG files one after the other: frame by frame, camera by camera
+  jpeg_offsets  int64 (F, cameras, 2)   first byte of each, and the byte after its last
+and the fields of `DemoEpisode` by their names, but `jpegs`.
+"""
+
+import io
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+from contracts import BadInput, first_line
+
+CHUNK_LENGTH = 8  # actions that belong to a frame
+ACTION_DIM = 7
+PROPRIO_DIM = 8
+
+
+@dataclass(frozen=True)
+class DemoEpisode:
+    """A successful episode. Action t is the expert's answer to the state after t executed (noisy) actions."""
+
+    jpegs: list[list[bytes]]  # [F][cameras], agentview then wrist; (256, 256, 3), upright as Observation.images
+    proprio: np.ndarray  # (F, 8) float32: eef position (m), axis-angle, gripper joint positions
+    frame_steps: np.ndarray  # (F,) int64, ascending: number of actions executed before each frame
+    actions: np.ndarray  # (T, 7) float32 in env units (gripper -1 open, +1 close), T >= frame_steps[-1] + CHUNK_LENGTH
+    objects: np.ndarray  # (F, 6) float32: position of the object to move and of its target (m)
+    task_id: int
+    init_state_id: int
+    instruction: str
+    noise_scale: float
+    env_steps: int  # until success
+
+    def __post_init__(self) -> None:
+        frames, steps = len(self.jpegs), len(self.actions)
+        shapes = {"proprio": (frames, PROPRIO_DIM), "frame_steps": (frames,), "actions": (steps, ACTION_DIM)}
+        if wrong := [name for name, shape in shapes.items() if getattr(self, name).shape != shape]:
+            raise ValueError(f"{wrong[0]} is {getattr(self, wrong[0]).shape}, not {shapes[wrong[0]]}")
+        if not frames or steps < self.frame_steps[-1] + CHUNK_LENGTH:
+            raise ValueError(f"{steps} actions and {frames} frames: no chunk for the last frame")
+
+
+def episode_path(folder: Path, task_id: int, index: int) -> Path:
+    return Path(folder) / f"episode_{task_id:02d}_{index:06d}.npz"
+
+
+def list_episodes(folder: Path) -> list[Path]:
+    """The episode files of a folder, sorted by task and index. Raises BadInput when there is none."""
+    paths = sorted(Path(folder).glob("episode_*.npz"))
+    if not paths:
+        raise BadInput(f"{folder}: no demonstrations (episode_*.npz); run: python -m workshop.demos --out {folder}")
+    return paths
+
+
+def write_episode(path: Path, episode: DemoEpisode) -> None:
+    """Write the file in one go: it is there as a whole or not at all. Equal episodes give equal bytes."""
+    files = [jpeg for cameras in episode.jpegs for jpeg in cameras]
+    ends = np.cumsum([len(jpeg) for jpeg in files])
+    offsets = np.stack([ends - [len(jpeg) for jpeg in files], ends], axis=-1).reshape(len(episode.jpegs), -1, 2)
+    fields = {name: value for name, value in vars(episode).items() if name != "jpegs"}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(".tmp")
+    with draft.open("wb") as file:
+        np.savez(file, jpeg_bytes=np.frombuffer(b"".join(files), np.uint8), jpeg_offsets=offsets, **fields)
+    os.replace(draft, path)
+
+
+def read_episode(path: Path) -> DemoEpisode:
+    """Read what `write_episode` wrote; nothing in the file is executed. Raises BadInput for a broken file."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            fields = {name: array if array.ndim else array.item() for name, array in stored.items()}
+        stream, offsets = fields.pop("jpeg_bytes").tobytes(), fields.pop("jpeg_offsets").tolist()
+        jpegs = [[stream[start:end] for start, end in cameras] for cameras in offsets]
+        return DemoEpisode(jpegs=jpegs, **fields)
+    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as fault:
+        reason = first_line(fault)
+        raise BadInput(f"{path}: no readable demonstration ({reason}); delete the file and collect it again") from fault
+
+
+def encode_jpeg(image: np.ndarray) -> bytes:
+    """uint8 (H, W, 3) RGB -> JPEG, quality 95, chroma 4:2:0: what the training data of OpenVLA-OFT went through."""
+    file = io.BytesIO()
+    Image.fromarray(image).save(file, "JPEG", quality=95, subsampling="4:2:0")
+    return file.getvalue()
+
+
+def decode_jpeg(data: bytes) -> np.ndarray:
+    """JPEG -> uint8 (H, W, 3) RGB, with the decoder of `vla.preprocessing.jpeg_round_trip`.
+
+    So decode_jpeg(encode_jpeg(image)) == jpeg_round_trip(image): a frame read here has had its round trip.
+    """
+    return simplejpeg.decode_jpeg(data, colorspace="RGB", fastdct=True, fastupsample=False)

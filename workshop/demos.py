@@ -1,0 +1,219 @@
+"""Collect demonstrations of the scripted expert: noisy episodes, labelled with what the expert wanted.
+
+python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 --episodes 200 --num-envs 16
+
+The same command goes on where it was stopped. Episode i of a task is the same whatever else is collected, by however
+many processes. Failed ones are dropped, and remembered in attempts.jsonl. The initial states 40 .. 49 are held out for
+evaluation unless --init-states says otherwise. How often the expert succeeds: --episodes 50 --init-states 0 50
+--noise-scales 0. File format: workshop/demonstrations.py.
+"""
+
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from command_line import main_guard, parse_flags
+from contracts import BadInput, read_json, write_json
+from envs.assets import find_assets
+from envs.libero import EnvSpec, LiberoEnv, task_info
+from workshop.demonstrations import CHUNK_LENGTH, DemoEpisode, encode_jpeg, episode_path, write_episode
+from workshop.expert import Expert
+
+REPORT_EVERY_S = 10.0
+NOISE_RHO = 0.8  # of the noise of one env step, what is left in the next
+NOISE_WEIGHTS = np.array([1.0, 1.0, 1.0, 0.15, 0.15, 0.3])  # the expert's turns are as much smaller than its moves
+BURST_STEPS = (3, 9)  # env steps of noise: the least, and one more than the most
+CLEAN_STEPS = (12, 33)  # between two bursts; at least the chunk of a frame, with some room for the frame
+
+
+@dataclass(frozen=True)
+class DemosArgs:
+    """Collect demonstrations of the scripted expert: noisy episodes, labelled with what the expert wanted."""
+
+    out: Path
+    """Folder to write, or to go on with."""
+    task_ids: tuple[int, ...] = (0,)
+    """Task ids within the suite."""
+    episodes: int = 200
+    """Episodes to play per task; most of them succeed."""
+    num_envs: int = 1
+    """Simulators: 1 steps inline, N > 1 run in worker processes, an episode in each."""
+    task_suite: str = "libero_spatial"
+    """LIBERO suite that the tasks belong to."""
+    init_states: tuple[int, int] = (0, 40)
+    """First and one-past-last of the benchmark's initial states; by default the last ten of a task are held out."""
+    noise_scales: tuple[float, ...] = (0.3, 0.6, 0.9, 1.2)
+    """Standard deviations, as shares of full action, of the bursts of noise on the executed moves; the episodes take
+    them in turn."""
+    frame_every: int = 4
+    """Env steps between two frames, where the chunk of a frame is free of noise."""
+    seed: int = 0
+    """Seed of everything random."""
+    assets: str = "lowpoly"
+    """What objects look like: `lowpoly`, `official` or a folder."""
+
+    def recipe(self) -> dict[str, Any]:
+        """Everything that the content of the folder depends on, besides tasks and number, as JSON has it."""
+        others = ("out", "task_ids", "episodes", "num_envs")
+        return json.loads(json.dumps({key: value for key, value in vars(self).items() if key not in others}))
+
+
+def collect(args: DemosArgs) -> Counter:
+    """Play what the folder still lacks; returns how many episodes ended as success, failure and fault.
+
+    A fault of the simulator is no failure of the expert: its episode is played again by the next collection.
+    Raises BadInput for settings that cannot be, or are not those of the folder.
+    """
+    stored = min(task.num_init_states for task in task_info(EnvSpec(args.task_suite, args.task_ids)))
+    first, end = args.init_states
+    if not 0 <= first < end <= stored:
+        raise BadInput(f"--init-states {first} {end}: the tasks have 0 .. {stored}; END is left out")
+    if min(args.frame_every, args.num_envs) < 1 or min((*args.noise_scales, args.seed), default=-1) < 0:
+        raise BadInput("--frame-every and --num-envs are 1 or more, --noise-scales and --seed are 0 or more")
+    args.out.mkdir(parents=True, exist_ok=True)
+    if not (args.out / "recipe.json").exists():
+        write_json(args.out / "recipe.json", args.recipe())
+    if (found := read_json(args.out / "recipe.json")) != args.recipe():
+        raise BadInput(f"{args.out} holds demonstrations of other settings: {found}; use them or another --out")
+    find_assets(args.assets)  # made once, here, rather than by all workers at the same time
+    failed = failed_attempts(args.out / "attempts.jsonl")
+    places = [(task_id, index) for task_id in args.task_ids for index in range(args.episodes)]
+    places = [place for place in places if place not in failed and not episode_path(args.out, *place).exists()]
+    print(f"{args.out}: {len(places)} of {len(args.task_ids) * args.episodes} episodes to play", flush=True)
+    counts: Counter = Counter()
+    started = reported = time.monotonic()
+    with ExitStack() as stack:
+        journal = stack.enter_context((args.out / "attempts.jsonl").open("a"))
+        if args.num_envs > 1:
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            executor = stack.enter_context(ProcessPoolExecutor(args.num_envs, get_context("spawn")))
+        for attempt in (map if args.num_envs == 1 else executor.map)(partial(play_attempt, args), places):
+            counts[attempt["outcome"]] += 1
+            journal.write(json.dumps(attempt) + "\n")
+            journal.flush()
+            if counts.total() == len(places) or time.monotonic() - reported > REPORT_EVERY_S:
+                reported = time.monotonic()
+                done = ", ".join(f"{counts[name]} {name}" for name in ("success", "failure", "fault"))
+                speed = counts.total() / (reported - started)
+                print(f"{counts.total()}/{len(places)} episodes: {done}; {speed:.2f} episodes/s", flush=True)
+    return counts
+
+
+def failed_attempts(journal: Path) -> set[tuple[int, int]]:
+    """(task id, index) of the episodes that are known to fail. A line cut short by a crash is none."""
+    failed = set()
+    for line in journal.read_text().splitlines() if journal.exists() else []:
+        try:
+            attempt = json.loads(line)
+        except ValueError:
+            continue
+        if attempt["outcome"] == "failure":
+            failed.add((attempt["task_id"], attempt["index"]))
+    return failed
+
+
+def attempt_of(args: DemosArgs, task_id: int, index: int) -> tuple[int, float, int, np.random.Generator]:
+    """The episode `index` of a task: initial state, noise scale, env step of the first frame, generator of the noise.
+
+    A function of the arguments alone. The initial states take turns, and from round to round each meets another of the
+    noise scales.
+    """
+    first, end = args.init_states
+    round_, place = divmod(index, end - first)
+    generator = np.random.default_rng([args.seed, task_id, index])
+    noise_scale = args.noise_scales[(round_ + place) % len(args.noise_scales)]
+    first_frame = int(generator.integers(min(args.frame_every, CLEAN_STEPS[0] - CHUNK_LENGTH + 1)))
+    return first + place, noise_scale, first_frame, generator
+
+
+@lru_cache(1)
+def _env(task_suite: str, assets: str, task_id: int) -> LiberoEnv:
+    return LiberoEnv(EnvSpec(task_suite, (task_id,), assets=str(find_assets(assets))), task_id)
+
+
+def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
+    """Play an episode (task id, index) and write it if it succeeds; returns its line of the journal.
+
+    It is rendered only where a frame is wanted. The fixtures stand where they stand in training and evaluation: the
+    reset's seed is 0.
+    """
+    task_id, index = place
+    init_state_id, noise_scale, first_frame, generator = attempt_of(args, task_id, index)
+    env = _env(args.task_suite, args.assets, task_id)
+    noise = noise_bursts(noise_scale, env.max_env_steps, generator)
+
+    def wants_frame(env_step: int) -> bool:
+        is_due = (env_step - first_frame) % args.frame_every == 0
+        return is_due and not noise[env_step : env_step + CHUNK_LENGTH].any()
+
+    frames, proprio, objects, steps, labels = [], [], [], [], []
+    result = env.reset(init_state_id, observe=wants_frame(0))
+    expert = Expert(env.domain) if result.error is None else None
+    while not result.done:
+        if result.observation is not None:
+            state = expert.look()
+            frames.append([encode_jpeg(image) for image in result.observation.images])
+            proprio.append(result.observation.proprio)
+            objects.append(np.concatenate([state.bowl, state.plate]))
+            steps.append(result.env_steps)
+        labels.append(expert.decide()[1])
+        executed = labels[-1].copy()
+        executed[:6] = np.clip(executed[:6] + noise[result.env_steps], -1.0, 1.0)  # the gripper obeys
+        result = env.step_chunk(executed[None], observe=wants_frame(result.env_steps + 1))
+    drawn = {"task_id": task_id, "init_state_id": init_state_id, "noise_scale": noise_scale}
+    if result.success:
+        # The last frame lies up to `frame_every` env steps before success, so its chunk of actions reaches beyond it:
+        # the expert's answer to the final state (to let go of the bowl) fills it up.
+        labels += [expert.decide()[1]] * CHUNK_LENGTH
+        episode = DemoEpisode(
+            jpegs=frames,
+            proprio=np.array(proprio, np.float32),
+            frame_steps=np.array(steps, np.int64),
+            actions=np.array(labels, np.float32),
+            objects=np.array(objects, np.float32),
+            instruction=env.instruction,
+            env_steps=result.env_steps,
+            **drawn,
+        )
+        write_episode(episode_path(args.out, task_id, index), episode)
+    outcome = "success" if result.success else "failure" if result.error is None else "fault"
+    return drawn | {"index": index, "outcome": outcome, "env_steps": result.env_steps}
+
+
+def noise_bursts(scale: float, num_steps: int, generator: np.random.Generator) -> np.ndarray:
+    """What is added to the six motions of each env step, (num_steps, 6): bursts of noise, and zeros between them.
+
+    A burst is an Ornstein-Uhlenbeck process with a standard deviation of `scale` x NOISE_WEIGHTS. The quiet between
+    the bursts is for the labels' sake: there a chunk of labels is what was executed, so it leads where it is meant to.
+    Under steady noise the later labels of a chunk would correct pushes that the policy could not foresee.
+    """
+    noise = np.zeros((num_steps, 6))
+    step = int(generator.integers(*CLEAN_STEPS))
+    while step < num_steps:
+        push = generator.standard_normal(6)
+        for _ in range(generator.integers(*BURST_STEPS)):
+            noise[step : step + 1] = scale * NOISE_WEIGHTS * push
+            push = NOISE_RHO * push + np.sqrt(1 - NOISE_RHO**2) * generator.standard_normal(6)
+            step += 1
+        step += int(generator.integers(*CLEAN_STEPS))
+    return noise
+
+
+def main(argv: Sequence[str]) -> None:
+    collect(parse_flags(DemosArgs, argv, prog="python -m workshop.demos"))
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard("workshop.demos", main))

@@ -1,0 +1,119 @@
+"""Make the initial states of a task of one's own: as many as asked for, each tried out in the simulator.
+
+python -m workshop.make_init_states my_task.bddl --count 50
+
+LIBERO's own sampler places the objects, with seeds 0, 1, 2, ...; a placement is kept if, started and settled as
+training starts an episode, all objects rest where they were put and the task is not solved yet. They are written beside
+the BDDL file (my_task.pruned_init), where --bddl-file finds them, in the format of LIBERO's own files.
+"""
+
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import tyro
+
+from command_line import main_guard, parse_flags
+from contracts import BadInput
+from envs.assets import find_assets
+from envs.libero import SETTLING_ACTION, SETTLING_STEPS
+from envs.simulator import Simulator, SimulatorFault
+from envs.tasks import bddl_task, libero_root
+
+# LIBERO's samplers drop objects from some centimetres above their places. Its own initial states settle by up to 17 cm
+# and 17 degrees (a bowl into a ramekin) and are at rest after the settling steps.
+MAX_DROP_M = 0.25
+MAX_TILT_DEG = 30.0
+MAX_SPEED = 0.05  # m/s, and 10 times it in rad/s
+TRIES_PER_STATE = 10  # placements tried, before the task is taken to be impossible
+
+
+@dataclass(frozen=True)
+class InitStatesArgs:
+    """Make the initial states of a task of one's own, each tried out in the simulator."""
+
+    bddl: tyro.conf.Positional[Path]
+    """BDDL file of the task."""
+    count: int = 50
+    """Initial states to make."""
+
+
+def make_init_states(bddl: Path, count: int) -> str:
+    """Make and write `count` states; returns a report of one line. Raises BadInput."""
+    if count < 1:
+        raise BadInput(f"--count must be at least 1, got {count}")
+    task = bddl_task(str(bddl))
+    out = task.bddl.with_suffix(".pruned_init")
+    if task.bddl.is_relative_to(libero_root()):
+        raise BadInput(f"{bddl} is LIBERO's own and has its initial states; copy the file to change it")
+    if out.exists():
+        raise BadInput(f"{out} exists; move it away to make another")
+    states, rejected = [], Counter[str]()
+    simulator = Simulator(task.bddl, find_assets("lowpoly"), ("agentview",), None, None)
+    try:
+        for seed in range(count * TRIES_PER_STATE):
+            try:
+                simulator.reset(seed)
+            except SimulatorFault:
+                rejected["no room for all objects"] += 1
+                continue
+            state = np.array(simulator.domain.sim.get_state().flatten())  # (1 + nq + nv,)
+            if problem := find_problem(simulator, state):
+                rejected[problem] += 1
+            else:
+                states.append(state)
+            if len(states) == count:
+                break
+    finally:
+        simulator.close()
+    reasons = ", ".join(f"{number} x {reason}" for reason, number in rejected.most_common()) or "none"
+    if len(states) < count:
+        usable = f"{len(states)} of {count * TRIES_PER_STATE} placements"
+        raise BadInput(f"{bddl}: only {usable} can be used, {count} are wanted; rejected: {reasons}")
+    draft = out.with_name(f".{out.name}.tmp")  # whole or not at all
+    torch.save(np.stack(states), draft)
+    os.replace(draft, out)
+    return f"{out}: {count} initial states, instruction {task.instruction!r}; rejected: {reasons}"
+
+
+def find_problem(simulator: Simulator, state: np.ndarray) -> str | None:
+    """Start an episode from `state` as `envs.libero` does, and say what speaks against it.
+
+    Cabinets and other fixtures stand where the seed of episodes puts them, not where they stood when the objects were
+    placed: they are no part of a state.
+    """
+    simulator.reset(0)
+    simulator.set_state(state)
+    domain, data = simulator.domain, simulator.domain.sim.data
+    bodies = {name: domain.obj_body_id[name] for name in domain.objects_dict}
+    placed = {name: (data.body_xpos[body][2], data.body_xmat[body].copy()) for name, body in bodies.items()}
+    try:
+        solved = any([simulator.step(SETTLING_ACTION)[1] for _ in range(SETTLING_STEPS)])  # all of them
+    except SimulatorFault:
+        return "unstable simulation"
+    for name, (height, rotation) in placed.items():
+        if height - data.body_xpos[bodies[name]][2] > MAX_DROP_M:
+            return f"{name} falls"
+        cosine = (rotation @ data.body_xmat[bodies[name]] - 1) / 2  # of the angle between them: trace(A^T B) = a . b
+        if math.degrees(math.acos(np.clip(cosine, -1, 1))) > MAX_TILT_DEG:
+            return f"{name} tips over"
+    for name, body in domain.objects_dict.items():
+        velocity = np.abs(data.get_joint_qvel(body.joints[-1]))  # (6,): m/s, rad/s
+        if velocity[:3].max() > MAX_SPEED or velocity[3:].max() > 10 * MAX_SPEED:
+            return f"{name} does not come to rest"
+    return "already solved" if solved else None
+
+
+def main(argv: Sequence[str]) -> None:
+    arguments = parse_flags(InitStatesArgs, argv, prog="python -m workshop.make_init_states")
+    print(make_init_states(arguments.bddl, arguments.count))
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard("workshop.make_init_states", main))

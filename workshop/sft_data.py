@@ -1,0 +1,186 @@
+"""Demonstrations as tensors: everything that training reads is computed once and kept on the device.
+
+Images are kept as uint8 after JPEG and Lanczos resize. Training cuts the usual 90 % of the area out at a random place
+and colours it at random (`augment`). Held-out frames, and all without augmentation, get evaluation's centre crop here:
+pixel by pixel what the policy will see.
+"""
+
+import math
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+from torch.nn import functional as F
+
+from contracts import BadInput
+from vla.action_tokenizer import FIRST_ACTION_TOKEN, encode, normalise
+from vla.prompt import pad_prompts, prompt_ids
+from vla.resampling import CROP_AREA, centre_crop, lanczos_resize
+from vla.statistics import DatasetStatistics, normalise_proprio
+from workshop.demonstrations import CHUNK_LENGTH, DemoEpisode, decode_jpeg, list_episodes, read_episode
+
+CROP_SIDE = CROP_AREA**0.5  # of the image's side
+T = TypeVar("T")
+
+
+Images = np.ndarray  # (F, n, 3, S, S) uint8, of the F frames of an episode: decoded and resized, not cropped
+
+
+@dataclass(frozen=True)
+class Frames:
+    """N frames and their targets, on one device."""
+
+    images: Tensor  # (N, n, 3, S, S) uint8
+    proprio: Tensor  # (N, 8) float32, normalised
+    prompts: Tensor  # (N, P) int64, padded on the right
+    prompt_lengths: Tensor | None  # (N,) int64; None where all are equal: then attention needs no mask
+    targets: Tensor  # (N, A) int64 in 0..255: action token minus 31744, time-major
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def rows(self, index: Tensor | slice) -> "Frames":
+        return Frames(**{name: None if values is None else values[index] for name, values in vars(self).items()})
+
+
+def read_episodes(folders: Sequence[Path], num_images: int, image_size: int) -> list[tuple[DemoEpisode, Images]]:
+    """All episodes of the folders in the order of their names."""
+    paths = [path for folder in folders for path in list_episodes(folder)]
+    with ThreadPoolExecutor() as pool:  # decoding and resizing let go of Python's lock
+        return list(pool.map(partial(_read_episode, num_images=num_images, image_size=image_size), paths))
+
+
+def _read_episode(path: Path, num_images: int, image_size: int) -> tuple[DemoEpisode, Images]:
+    episode = read_episode(path)
+    if len(episode.jpegs[0]) < num_images:
+        raise BadInput(f"{path}: {len(episode.jpegs[0])} images per frame, --num-images {num_images} needs more")
+    images = np.empty((len(episode.jpegs), num_images, 3, image_size, image_size), dtype=np.uint8)
+    for frame, camera in np.ndindex(*images.shape[:2]):
+        try:
+            planes = decode_jpeg(episode.jpegs[frame][camera]).transpose(2, 0, 1)
+        except ValueError as fault:
+            raise BadInput(f"{path}: frame {frame} is no readable JPEG file: {fault}; collect it again") from fault
+        images[frame, camera] = lanczos_resize(np.ascontiguousarray(planes), image_size)
+    return episode, images
+
+
+def from_env(actions: np.ndarray) -> np.ndarray:
+    """The inverse of `to_env`: gripper (..., 6) from -1 = open, +1 = close to 1 = open, 0 = close.
+
+    As in the published data sets, commands in between are limited to [0, 1].
+    """
+    dataset_actions = np.array(actions, dtype=np.float64)
+    dataset_actions[..., -1] = 1.0 - np.clip(dataset_actions[..., -1], 0.0, 1.0)
+    return dataset_actions
+
+
+def dataset_statistics(episodes: Sequence[DemoEpisode]) -> dict[str, Any]:
+    """One entry of dataset_statistics.json, computed as openvla-oft does: over all actions, gripper not scaled."""
+    actions = from_env(np.concatenate([episode.actions for episode in episodes]))
+    proprio = np.concatenate([episode.proprio for episode in episodes]).astype(np.float64)
+    entry: dict[str, Any] = {"num_transitions": len(actions), "num_trajectories": len(episodes)}
+    for name, values in (("action", actions), ("proprio", proprio)):
+        q01, q99 = np.quantile(values, [0.01, 0.99], axis=0)
+        rows = {"mean": values.mean(0), "std": values.std(0), "min": values.min(0), "max": values.max(0)}
+        entry[name] = {row: numbers.tolist() for row, numbers in (rows | {"q01": q01, "q99": q99}).items()}
+    entry["action"]["mask"] = [True] * (actions.shape[1] - 1) + [False]
+    return entry
+
+
+def split_episodes(episodes: Sequence[T], holdout: float, seed: int) -> tuple[list[T], list[T]]:
+    """(to train on, held out), a random share of whole episodes. Raises BadInput when none is left to train on."""
+    num_held_out = math.ceil(holdout * len(episodes))
+    if num_held_out == len(episodes):
+        raise BadInput(f"--holdout {holdout} of {len(episodes)} episodes leaves none to train on: collect more")
+    order = np.random.default_rng(seed).permutation(len(episodes))
+    held_out, train = ([episodes[i] for i in np.sort(part)] for part in np.split(order, [num_held_out]))
+    return train, held_out
+
+
+def make_frames(
+    episodes: Sequence[tuple[DemoEpisode, Images]],
+    statistics: DatasetStatistics,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    cropped: bool = True,
+) -> Frames:
+    """Encode and move to the device. cropped: with evaluation's centre crop, not to be cropped at random."""
+    images = np.concatenate([images for _, images in episodes])
+    if cropped:
+        images = np.stack([[centre_crop(planes) for planes in frame] for frame in images])
+    proprio = np.concatenate([episode.proprio for episode, _ in episodes])
+    chunks = [e.actions[e.frame_steps[:, None] + np.arange(CHUNK_LENGTH)] for e, _ in episodes]  # each (F, 8, 7)
+    tokens = encode(normalise(from_env(np.concatenate(chunks)), statistics.action))
+    prompts = {e.instruction: torch.tensor(prompt_ids(tokenizer, e.instruction)) for e, _ in episodes}
+    ids, lengths = pad_prompts([prompts[episode.instruction] for episode, _ in episodes for _ in episode.jpegs])
+    assert statistics.proprio is not None, "`dataset_statistics` has them"
+    return Frames(
+        images=torch.from_numpy(images).to(device),
+        proprio=torch.from_numpy(normalise_proprio(proprio, statistics.proprio)).to(device, torch.float32),
+        prompts=ids.to(device),
+        prompt_lengths=None if lengths is None else lengths.to(device),
+        targets=torch.from_numpy(tokens - FIRST_ACTION_TOKEN).flatten(1).to(device),
+    )
+
+
+def augment(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Crop, then change brightness, contrast, saturation and hue, limiting values to [0, 1] after each.
+
+    uint8 (N, 3, S, S) -> uint8 of the same shape; every image draws for itself. `generator` is one of their device.
+    Source: openvla-oft @213c5ff, prismatic/vla/datasets/datasets.py, for the ranges; kvablack/dlimp @a36e167,
+    dlimp/augmentations.py, for the order and the conversions. There, all draws of an image come from one seed, so that
+    crops move along the diagonal only and the colours change together; here they are independent.
+    """
+    draws = torch.rand(len(images), 6, device=images.device, generator=generator)
+    lows, highs = torch.tensor([[0, 0, -0.2, 0.8, 0.8, -0.05], [1, 1, 0.2, 1.2, 1.2, 0.05]], device=images.device)
+    offsets, *colours = (lows + (highs - lows) * draws).split([2, 1, 1, 1, 1], dim=1)
+    brightness, contrast, saturation, hue = (factors[..., None, None] for factors in colours)  # (N, 1, 1, 1)
+    values = crop(images.float() / 255, (1 - CROP_SIDE) * offsets).clamp(0, 1)
+    values = (values + brightness).clamp(0, 1)
+    mean = values.mean(dim=(2, 3), keepdim=True)
+    values = (mean + contrast * (values - mean)).clamp(0, 1)
+    return to_levels(adjust_colours(values, saturation, hue))
+
+
+def crop(values: Tensor, offsets: Tensor) -> Tensor:
+    """A square of 90 % of the area, enlarged to the old size bilinearly; corners of the box map to corners.
+
+    values: float32 (N, 3, S, S). offsets: (N, 2), top and left edge of the box as shares of the side, from 0 to
+    1 - CROP_SIDE.
+    """
+    # grid_sample counts from -1 to 1 and wants (x, y): output u in [-1, 1] lies at CROP_SIDE * u + shift.
+    shift = (2 * offsets + CROP_SIDE - 1).flip(1)  # (N, 2)
+    scale = CROP_SIDE * torch.eye(2, device=values.device).expand(len(values), 2, 2)
+    grid = F.affine_grid(torch.cat([scale, shift[..., None]], dim=-1), list(values.shape), align_corners=True)
+    return F.grid_sample(values, grid, mode="bilinear", padding_mode="border", align_corners=True)
+
+
+def adjust_colours(values: Tensor, saturation: Tensor, hue: Tensor) -> Tensor:
+    """Multiply the saturation of HSV (up to 1) and turn the hue, keeping HSV's value.
+
+    values: float32 (N, 3, S, S) in [0, 1]; saturation: factors (N, 1, 1, 1); hue: (N, 1, 1, 1), of the full circle.
+    """
+    red, green, blue = values.split(1, dim=1)
+    value = values.amax(1, keepdim=True)
+    chroma = value - values.amin(1, keepdim=True)
+    divisor = torch.where(chroma > 0, chroma, 1.0)
+    from_green, from_blue = 2 + (blue - red) / divisor, 4 + (red - green) / divisor
+    sextant = torch.where(
+        value == red, (green - blue) / divisor, torch.where(value == green, from_green, from_blue)
+    )  # hue in sixths of the circle
+    chroma = torch.minimum(saturation * chroma, value)  # chroma = saturation * value
+    # Each channel is a trapezoid over the hue: 0 for one third of the circle, `chroma` below `value` for another.
+    places = [torch.remainder(sextant + 6 * hue + start, 6) for start in (5.0, 3.0, 1.0)]
+    return torch.cat([value - chroma * torch.minimum(p, 4 - p).clamp(0, 1) for p in places], dim=1)
+
+
+def to_levels(values: Tensor) -> Tensor:
+    """[0, 1] -> uint8 by floor(255.5 x), which is TensorFlow's conversion and that of `centre_crop`."""
+    return (values.clamp(0, 1) * 255.5).to(torch.uint8)

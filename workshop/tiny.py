@@ -1,0 +1,139 @@
+"""Make a small checkpoint with random weights in the real folder format: for tests, and to train a small policy from.
+
+python -m workshop.tiny --out FOLDER [--num-images 1] [--no-proprio] [--seed 1] [--size.llm-dim 64]
+
+Tokenizer, statistics and the fields of the configs that no size changes are those of the bundled policy.
+"""
+
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from command_line import main_guard, parse_flags
+from contracts import BadInput, first_line, read_json, write_json
+from vla.checkpoint_writer import save_checkpoint
+from vla.heads import L1RegressionHead, ProprioProjector
+from vla.model_config import read_model_config
+from vla.openvla_oft import OpenVLAOFT
+from vla.prompt import load_tokenizer
+
+TEMPLATE = Path(__file__).parents[1] / "checkpoints" / "tiny-libero-spatial"
+SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
+
+
+@dataclass(frozen=True)
+class TinySize:
+    """Sizes of the network. The default decides on two images in some 30 ms on one core."""
+
+    image_size: int = 120
+    """Side of the model's images in pixels."""
+    patch_size: int = 20
+    """Side of a patch in pixels: (image_size / patch_size)^2 tokens per image."""
+    vision_dim: int = 96
+    """Width of both vision transformers in numbers per token; a multiple of vision_heads."""
+    vision_depth: int = 4
+    """Blocks of both vision transformers; the last one is never computed, as in the 7B model."""
+    vision_heads: int = 4
+    """Attention heads of both vision transformers."""
+    llm_dim: int = 128
+    """Width of the language model in numbers per token. Its two vocabulary matrices have 32,064 rows of this width."""
+    llm_depth: int = 4
+    """Blocks of the language model; with one, action positions could not be told apart."""
+    llm_heads: int = 4
+    """Attention heads of the language model."""
+    llm_mlp_dim: int = 344
+    """Width of the language model's MLPs in numbers per token."""
+
+
+@dataclass(frozen=True)
+class TinyArgs:
+    """Make a small checkpoint with random weights in the real folder format."""
+
+    out: Path
+    """Folder to write."""
+    seed: int = 0
+    """Seed of the random weights."""
+    num_images: Literal[1, 2] = 2
+    """Images per decision: 1 (agentview) or 2 (and wrist)."""
+    proprio: bool = True
+    """Give the robot's state to the model."""
+    l1_head: bool = False
+    """Add an L1 regression head, as checkpoints of the kind "L1 regression" have."""
+    size: TinySize = field(default_factory=TinySize)
+
+
+def make_tiny_checkpoint(out: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
+    """Write the folder and return it; `options` are those of TinyArgs. The same arguments give the same bytes.
+
+    The weights are float32, unlike the 7B checkpoints' bfloat16: small models run and train in float32 on the CPU, and
+    so what was trained is what is saved.
+    """
+    args = TinyArgs(out, **options)
+    size, side = args.size, [args.size.image_size] * 2
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(TEMPLATE / name, out / name)
+    (entry,) = read_json(TEMPLATE / "dataset_statistics.json").values()
+    statistics = {f"{suite}_no_noops": entry for suite in SUITES}
+    write_json(out / "dataset_statistics.json", statistics)
+    processor = read_json(TEMPLATE / "preprocessor_config.json")
+    processor |= {"input_sizes": [[3, *side]] * 2, "tvf_crop_params": [{"output_size": side}] * 2}
+    processor["tvf_resize_params"] = [params | {"size": side} for params in processor["tvf_resize_params"]]
+    write_json(out / "preprocessor_config.json", processor)
+    config = read_json(TEMPLATE / "config.json") | {"num_images_in_input": args.num_images, "norm_stats": statistics}
+    vit = {"patch_size": size.patch_size, "embed_dim": size.vision_dim, "depth": size.vision_depth}
+    config |= {"image_sizes": side, "test_vit_overrides": [vit | {"num_heads": size.vision_heads}] * 2}
+    llm, heads = config["text_config"], size.llm_heads
+    llm |= {"hidden_size": size.llm_dim, "intermediate_size": size.llm_mlp_dim, "num_hidden_layers": size.llm_depth}
+    llm |= {"num_attention_heads": heads, "num_key_value_heads": heads}
+    for part in (config, llm):
+        part["torch_dtype"] = str(dtype).removeprefix("torch.")
+    write_json(out / "config.json", config)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(args.seed)
+            network = OpenVLAOFT(read_model_config(out), num_action_tokens=8 * 7)
+            network.proprio_projector = ProprioProjector(8, size.llm_dim) if args.proprio else None
+            head = L1RegressionHead(2, size.llm_dim, size.llm_dim, 7) if args.l1_head else None
+    except (ValueError, AssertionError, RuntimeError, ZeroDivisionError) as fault:
+        raise BadInput(f"--size: no network can be built from {size} ({first_line(fault)})") from fault
+    _initialise(network, load_tokenizer(out).get_vocab().values(), torch.Generator().manual_seed(args.seed))
+    save_checkpoint(out, network, config, dtype=dtype, action_head=head)
+    return out
+
+
+@torch.no_grad()
+def _initialise(network: OpenVLAOFT, token_ids: Sequence[int], generator: torch.Generator) -> None:
+    """Weights with standard deviation 1 / sqrt(inputs): the libraries' 0.02 nearly silences layers of such small width.
+
+    LayerScale starts at 1, or DINOv2 would start as the identity. Rows of ids that no text has are zero: they compress
+    to nothing.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Linear | nn.Conv2d):
+            std = module.weight[0].numel() ** -0.5
+            module.weight.copy_(std * torch.randn(module.weight.shape, generator=generator))
+    for name, parameter in network.named_parameters():
+        if name.endswith(".gamma"):
+            parameter.fill_(1.0)
+    embeddings, lm_head = network.language_model.model.embed_tokens.weight, network.language_model.lm_head.weight
+    embeddings.copy_(0.5 * torch.randn(embeddings.shape, generator=generator))
+    unused = torch.ones(len(embeddings), dtype=torch.bool)
+    unused[sorted(token_ids)] = False
+    embeddings[unused] = 0.0
+    lm_head[unused] = 0.0
+
+
+def main(argv: Sequence[str]) -> None:
+    args = parse_flags(TinyArgs, argv, prog="python -m workshop.tiny")
+    print(f"wrote {make_tiny_checkpoint(**vars(args))}")
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard("workshop.tiny", main))
