@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from configs.config import PolicyConfig, TaskConfig, TrainConfig
-from envs.egl import GPU_BYTES_PER_RENDERER
+from envs.rendering import GPU_BYTES_PER_RENDERER
 from envs.libero import EnvSpec
 from errors import BadInput
 from rl.contracts import TeacherMode

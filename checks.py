@@ -14,10 +14,12 @@ import torch
 
 from configs.config import RunConfig, TaskConfig
 from envs.assets import describe_assets, is_lowpoly
-from envs.egl import GPU_BYTES_PER_RENDERER
-from envs.egl import REPAIR as RENDERING_REPAIR
-from envs.setup import check_versions, simulator_versions
-from envs.simulator_probes import NoAnswer, Renderer, ask, bowl_beside_ramekin_m, find_renderer
+from envs.rendering import GPU_BYTES_PER_RENDERER
+from envs.rendering import REPAIR as RENDERING_REPAIR
+from envs.rendering import check_versions, simulator_versions
+from envs.libero import bowl_beside_ramekin_m
+from envs.rendering import Renderer, find_renderer
+from envs.worker import NoAnswer, ask
 from envs.tasks import TaskInfo
 from errors import BadInput
 from findings import Caution

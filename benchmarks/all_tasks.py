@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.cache import cache_dir
-from envs.init_states import load_init_states
+from envs.tasks import cache_dir
+from envs.tasks import load_init_states
 from envs.lowpoly import covered_tasks, ensure_pack, pack_name
-from envs.setup import prepare
+from envs.rendering import prepare
 from envs.tasks import MAX_ENV_STEPS, suite_task
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")

@@ -40,9 +40,9 @@ if __name__ == "__main__":
 import numpy as np
 
 from envs.assets import find_assets
-from envs.init_states import save_init_states
+from envs.tasks import save_init_states
 from envs.libero import SETTLING_ACTION, SETTLING_STEPS
-from envs.simulator import Simulator, SimulatorFault
+from envs.libero import Simulator, SimulatorFault
 from envs.tasks import bddl_task, libero_root
 from errors import BadInput
 
@@ -69,7 +69,7 @@ def make_init_states(bddl: Path, count: int, assets: str = "lowpoly") -> str:
         raise BadInput(f"{bddl} is LIBERO's own and has its initial states; copy the file to change it")
     if out.exists():
         raise BadInput(f"{out} exists; move it away to make another")
-    simulator = Simulator(task.bddl, find_assets(assets), ("agentview",), None, None)
+    simulator = Simulator(task.bddl, find_assets(assets), ("agentview",))
     try:
         states, rejected = collect_states(simulator, count)
         spread = 100 * spread_of(simulator, states)

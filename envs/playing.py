@@ -12,7 +12,7 @@ import numpy as np
 
 from envs.expert import Expert
 from envs.libero import ChunkResult, EnvSpec, LiberoEnv
-from envs.observation import Observation
+from contracts import Observation
 from envs.pool import InlinePool, WorkerPool
 
 NOISE_RHO = 0.8  # of the noise of one env step, what is left in the next

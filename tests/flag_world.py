@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 import preflight
 from envs import pool as pools
 from envs.libero import MAX_ENV_STEPS, ChunkResult, EnvSpec
-from envs.observation import Observation
+from contracts import Observation
 from envs.pool import InlinePool, make_pool
 from errors import BadInput, TimeIsUp
 from rl import evaluation_files, report, run

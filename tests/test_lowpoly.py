@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from benchmarks.all_tasks import STAND_STILL, build_env, settle
-from envs.init_states import load_init_states
+from envs.tasks import load_init_states
 from envs.lowpoly import covered_tasks, ensure_pack, missing_assets, pack_name
 from envs.lowpoly import pack as pack_module
 from envs.lowpoly.facts import load_facts

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from envs.init_states import load_init_states
+from envs.tasks import load_init_states
 from envs.libero import EnvSpec, LiberoEnv, task_info
 from envs.make_init_states import make_init_states
 from envs.tasks import libero_root

@@ -12,7 +12,7 @@ import numpy as np
 from envs.assets import SUBFOLDERS, find_assets
 from envs.bddl import read_problem
 from envs.demos import Recipe, failed_attempts, keep_recipe
-from envs.init_states import load_init_states, save_init_states
+from envs.tasks import load_init_states, save_init_states
 from envs.lowpoly.coverage import missing_assets
 from envs.tasks import libero_root
 from tests.demo_episodes import write_demos
