@@ -1,21 +1,11 @@
 """Envs side by side: the only door by which rollouts and evaluation use the simulator.
 
 A pool has slots. Each slot runs one episode at a time: `reset` and `step` start work, `ready` hands out results as they
-come. With one slot everything happens in this process (`InlinePool`); with more, every slot has a worker process
-(`WorkerPool`). A fault of the simulator is the `error` of its episode; the slot recovers with the next reset.
-
-    with make_pool(spec, num_envs=8) as pool:
-        for slot in range(pool.num_slots):
-            pool.reset(slot, task_id=0, init_state_id=slot)
-        while results := pool.ready():
-            for slot, result in results:
-                if not result.done:
-                    pool.step(slot, actions_for(result.observation))
+come. A fault of the simulator is the `error` of its episode; the slot recovers with the next reset.
 """
 
 import logging
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import wait
@@ -24,11 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs.assets import find_assets
-from envs.libero import ChunkResult, EnvSpec, LiberoEnv, TaskInfo, task_info
+from envs.libero import ChunkResult, EnvSpec, LiberoEnv, task_info
 from envs.rendering import check_versions, choose_backend
 from envs.worker import Worker
-
-__all__ = ["ChunkResult", "EnvSpec", "InlinePool", "Pool", "TaskInfo", "WorkerPool", "make_pool", "task_info"]
 
 log = logging.getLogger(__name__)
 MAX_FAULTS_IN_A_ROW = 5  # episodes of one slot that end in an error, before the machine is taken to be broken
@@ -71,38 +59,32 @@ class SlotEnv:
     """
 
     def __init__(self, spec: EnvSpec, make_env: EnvFactory, prepare: Prepare | None = None) -> None:
-        self._spec = spec
-        self._make_env = make_env
-        self._prepare = prepare
+        self._recipe = (spec, make_env, prepare)
         self._envs: dict[int, Any] = {}  # by task id, the last used one last
 
     def run(self, request: Request) -> ChunkResult:
+        spec, make_env, prepare = self._recipe
         if isinstance(request, Reset):
-            result = self._env_of(request.task_id).reset(request.init_state_id, request.seed, request.record)
+            env = self._envs.pop(request.task_id, None)
+            if env is None and len(self._envs) == KEPT_ENVS:
+                self._envs.pop(next(iter(self._envs))).close()
+            self._envs[request.task_id] = env = env or make_env(spec, request.task_id)
+            result = env.reset(request.init_state_id, request.seed, request.record)
         else:
             result = next(reversed(self._envs.values())).step_chunk(request)
-        if self._prepare is None or result.observation is None:
+        if prepare is None or result.observation is None:
             return result
         started = time.perf_counter()
-        observation = replace(result.observation, images=self._prepare(result.observation.images), prepared=True)
+        observation = replace(result.observation, images=prepare(result.observation.images), prepared=True)
         return replace(result, observation=observation, preprocess_s=time.perf_counter() - started)
-
-    def _env_of(self, task_id: int) -> Any:
-        env = self._envs.pop(task_id, None)
-        if env is None:
-            if len(self._envs) == KEPT_ENVS:
-                self._envs.pop(next(iter(self._envs))).close()
-            env = self._make_env(self._spec, task_id)
-        self._envs[task_id] = env
-        return env
 
     def close(self) -> None:
         while self._envs:
             self._envs.popitem()[1].close()
 
 
-class Pool(ABC):
-    """What both pools do for their slots."""
+class Pool:
+    """What both kinds of pools do for their slots."""
 
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -143,14 +125,14 @@ class Pool(ABC):
         self._at_work[slot] = True
         self._start(slot, request)
 
-    @abstractmethod
-    def _start(self, slot: int, request: Request) -> None: ...
+    def _start(self, slot: int, request: Request) -> None:
+        raise NotImplementedError
 
-    @abstractmethod
-    def _results(self, timeout_s: float | None) -> Results: ...
+    def _results(self, timeout_s: float | None) -> Results:
+        raise NotImplementedError
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        raise NotImplementedError
 
     def __enter__(self) -> "Pool":
         return self
@@ -187,32 +169,25 @@ class WorkerPool(Pool):
     """
 
     def __init__(
-        self,
-        spec: EnvSpec,
-        num_envs: int,
-        make_env: EnvFactory = LiberoEnv,
-        prepare: Prepare | None = None,
-        build_timeout_s: float = 300.0,
-        step_timeout_s: float = 120.0,
-        recycle_after: int = 200,
-    ) -> None:
+        self, spec: EnvSpec, num_envs: int, make_env: EnvFactory = LiberoEnv, prepare: Prepare | None = None,
+        build_timeout_s: float = 300.0, step_timeout_s: float = 120.0, recycle_after: int = 200,
+    ) -> None:  # fmt: skip
         super().__init__(num_envs)
         self._recipe = (spec, make_env, prepare)
-        self._timeouts_s = (build_timeout_s, step_timeout_s)
+        self._build_timeout_s, self._step_timeout_s = build_timeout_s, step_timeout_s
         self._recycle_after = recycle_after
         self._workers = [Worker(SlotEnv, self._recipe) for _ in range(num_envs)]
         self._episodes = [0] * num_envs  # of the slot's present worker
 
     def _start(self, slot: int, request: Request) -> None:
-        build_timeout_s, step_timeout_s = self._timeouts_s
-        if not isinstance(request, Reset):
-            self._workers[slot].request(request, step_timeout_s)
-            return
-        if self._episodes[slot] >= self._recycle_after:
-            self._workers[slot].close()
-            self._replace(slot)
-        self._episodes[slot] += 1
-        self._workers[slot].request(request, build_timeout_s)
+        timeout_s = self._step_timeout_s
+        if isinstance(request, Reset):
+            timeout_s = self._build_timeout_s
+            if self._episodes[slot] >= self._recycle_after:
+                self._workers[slot].close()
+                self._replace(slot)
+            self._episodes[slot] += 1
+        self._workers[slot].request(request, timeout_s)
 
     def _results(self, timeout_s: float | None) -> Results:
         at_work = {self._workers[slot].connection: slot for slot in range(self.num_slots) if self._at_work[slot]}
