@@ -5,8 +5,9 @@ checked what is evaluated and what is named; what needs LIBERO's objects at hand
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from contracts import BadInput, first_line
 
 # A number to Python, too: no leading zeros, no digits of other scripts.
 NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:e[-+]?[0-9]{1,2})?")
-SECTIONS = ("problem", ":language", ":regions", ":fixtures", ":objects", ":obj_of_interest", ":init", ":goal")
+SECTIONS = ("problem", ":language", ":regions", ":fixtures", ":objects", ":init", ":goal")
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Problem:
 
 
 class _Wrong(Exception):
-    """What is wrong with the text."""
+    """A mistake in the file."""
 
 
 def read_problem(path: Path) -> Problem:
@@ -43,82 +44,55 @@ def read_problem(path: Path) -> Problem:
         return _problem(expression)
     except _Wrong as wrong:
         raise BadInput(f"BDDL file {path}: {wrong}") from None
+    except (LookupError, TypeError, ValueError, RecursionError) as fault:  # no list where there should be one, ...
+        raise BadInput(
+            f"BDDL file {path}: it is built otherwise than LIBERO's own files ({type(fault).__name__}: {fault})"
+        ) from None
 
 
 def _problem(expression: Any) -> Problem:
-    if not isinstance(expression, list) or expression[:1] != ["define"]:
-        raise _Wrong("it does not begin with (define (problem ...) ... (:language ...) ...)")
-    sections = _groups(expression[1:], "the file", SECTIONS, optional=(":domain", ":requirements"))
-    kind, instruction = (" ".join(map(_shown, sections[name])) for name in ("problem", ":language"))
-    if not kind or not instruction:
-        raise _Wrong("(problem NAME) and (:language SENTENCE) each need a value")
-    objects = _declared(sections[":objects"], ":objects")
-    declared = {*objects, *_declared(sections[":fixtures"], ":fixtures")}
-    known = declared | _regions(sections[":regions"], declared)
-    facts, goal = sections[":init"], sections[":goal"]
-    if len(goal) == 1 and isinstance(goal[0], list) and goal[0][:1] == ["and"]:
-        goal = goal[0][1:]
-    for section, fact in [*((":init", fact) for fact in facts), *((":goal", fact) for fact in goal)]:
-        if not _is_words(fact):
-            raise _Wrong(f"{section}: {_shown(fact)} is no (PREDICATE NAME ...)")
-        if unknown := [name for name in fact[1:] if name not in known]:
-            names = ", ".join(sorted(known))
-            raise _Wrong(f"{section} {_shown(fact)} names {unknown[0]}, but the file has only {names}")
-    placed = {name for fact in facts for name in fact[1:2]}
-    if missing := [name for name in objects if name not in placed]:
-        raise _Wrong(f":init does not say where {missing[0]} is (add: (On {missing[0]} REGION))")
-    return Problem(kind, instruction)
+    for rotation in _groups(expression, ":yaw_rotation"):
+        if not all(map(NUMBER.fullmatch, _words(rotation[1:]))):
+            raise _Wrong(f"{_shown(rotation)} needs plain numbers: LIBERO evaluates them")
+    sections = {group[0]: group[1:] for group in expression[1:]}
+    if missing := [name for name in SECTIONS if not sections.get(name)]:
+        raise _Wrong(f"it has no ({missing[0]} ...)")
+    objects, fixtures = _declared(sections[":objects"]), _declared(sections[":fixtures"])
+    known = {*objects, *fixtures}
+    for name, *attributes in sections[":regions"]:
+        known.add(f"{dict(attributes)[':target']}_{name}")
+    (goal,) = sections[":goal"]
+    facts = {":init": sections[":init"], ":goal": goal[1:] if goal[0] == "and" else [goal]}
+    for section in facts:
+        for fact in facts[section]:
+            if unknown := [name for name in fact[1:] if name not in known]:
+                names = ", ".join(sorted(known))
+                raise _Wrong(f"{section} {_shown(fact)} names {unknown[0]}, but the file has only {names}")
+    placed = {fact[1] for fact in facts[":init"]}
+    if lost := [name for name in objects if name not in placed]:
+        raise _Wrong(f":init does not say where {lost[0]} is (add: (On {lost[0]} REGION))")
+    return Problem(kind=sections["problem"][0], instruction=" ".join(sections[":language"]))
 
 
-def _groups(groups: Sequence[Any], where: str, needed: Collection[str], optional: Collection[str]) -> dict[str, list]:
-    """`(a 1) (b 2)` -> {a: [1], b: [2]}. Each once: LIBERO would evaluate a second one that is not checked here."""
-    found = {group[0]: group[1:] for group in groups if isinstance(group, list) and _is_words(group[:1])}
-    if missing := [name for name in needed if name not in found]:
-        raise _Wrong(f"{where} has no ({missing[0]} ...)")
-    if len(found) != len(groups) or not found.keys() <= {*needed, *optional}:
-        raise _Wrong(f"{where} may have ({') ('.join((*needed, *optional))}), each once, and nothing else")
-    return found
-
-
-def _declared(words: Sequence[Any], section: str) -> list[str]:
+def _declared(words: Sequence[str]) -> list[str]:
     """`a b - bowl  c - plate` -> [a, b, c]."""
-    names: list[str] = []
-    without_category: list[str] = []
-    rest = iter(words)
-    for word in rest:
-        if word == "-" and next(rest, None) is not None:
-            names, without_category = names + without_category, []
-        else:
-            without_category.append(_shown(word))
-    if without_category:
-        raise _Wrong(f"{section}: {without_category[0]} has no category (write: {without_category[0]} - CATEGORY)")
-    return names
+    if words[-2:-1] != ["-"]:
+        raise _Wrong(f"{_shown(words[-1])} has no category (write: {_shown(words[-1])} - CATEGORY)")
+    return [word for before, word in pairwise(["", *words]) if "-" not in (before, word)]
 
 
-def _regions(entries: Sequence[Any], declared: Collection[str]) -> set[str]:
-    """Full names, `<target>_<region>`, of the regions of what is declared; all numbers are plain numbers."""
-    names = set()
-    for entry in entries:
-        if not isinstance(entry, list) or not _is_words(entry[:1]):
-            raise _Wrong(f":regions: {_shown(entry)} is no (NAME (:target ...) ...)")
-        where = f"region {entry[0]}"
-        parts = _groups(entry[1:], where, (":target",), optional=(":ranges", ":yaw_rotation", ":rgba"))
-        for part, count in ((":ranges", 4), (":yaw_rotation", 2)):
-            rows = parts.get(part, [[]])
-            if len(rows) != 1 or not isinstance(rows[0], list):
-                raise _Wrong(f"{where}: {part} needs one pair of parentheses around its rows")
-            for row in rows[0]:
-                if not _is_words(row) or len(row) != count or not all(map(NUMBER.fullmatch, row)):
-                    raise _Wrong(f"{where}: {part} needs ({count} numbers), found {_shown(row)}")
-        target = " ".join(map(_shown, parts[":target"]))
-        if target in declared:  # LIBERO's own files have leftovers, which do no harm as long as nothing names them
-            names.add(f"{target}_{entry[0]}")
-    return names
+def _groups(expression: Any, name: str) -> Iterator[list]:
+    """All lists that begin with `name`, wherever they are."""
+    if isinstance(expression, list):
+        if expression[:1] == [name]:
+            yield expression
+        for part in expression:
+            yield from _groups(part, name)
 
 
-def _is_words(value: Any) -> bool:
-    return isinstance(value, list) and len(value) > 0 and all(isinstance(word, str) for word in value)
+def _words(expression: Any) -> list[str]:
+    return [word for part in expression for word in _words(part)] if isinstance(expression, list) else [expression]
 
 
-def _shown(value: Any) -> str:
-    return f"({' '.join(map(_shown, value))})" if isinstance(value, list) else value
+def _shown(expression: Any) -> str:
+    return f"({' '.join(map(_shown, expression))})" if isinstance(expression, list) else str(expression)

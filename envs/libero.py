@@ -18,19 +18,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from contracts import BadInput, Observation
-from envs import rendering
+from envs import rendering, tasks
 from envs.assets import find_assets
-from envs.tasks import (
-    MAX_ENV_STEPS,
-    NUM_SAMPLED_INIT_STATES,
-    TaskFiles,
-    TaskInfo,
-    bddl_task,
-    check_task_ids,
-    libero_root,
-    load_init_states,
-    suite_task,
-)
+from envs.tasks import MAX_ENV_STEPS, TaskFiles, TaskInfo, check_task_ids, libero_root, load_init_states
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -57,8 +47,6 @@ class EnvSpec:
     max_env_steps: int | None = None  # None: the suite's
 
     def __post_init__(self) -> None:
-        if self.num_images not in (1, 2):
-            raise BadInput(f"num_images {self.num_images}: LIBERO policies read 1 (agentview) or 2 (and wrist) images")
         if self.bddl_file is None:
             check_task_ids(self.task_suite, self.task_ids)
         elif self.task_suite not in MAX_ENV_STEPS or tuple(self.task_ids) != (0,):
@@ -82,7 +70,7 @@ class ChunkResult:
 
 
 def task_files(spec: EnvSpec, task_id: int) -> TaskFiles:
-    return suite_task(spec.task_suite, task_id) if spec.bddl_file is None else bddl_task(spec.bddl_file)
+    return tasks.suite_task(spec.task_suite, task_id) if spec.bddl_file is None else tasks.bddl_task(spec.bddl_file)
 
 
 def task_info(spec: EnvSpec) -> list[TaskInfo]:
@@ -101,7 +89,7 @@ class LiberoEnv:
         self._init_states = load_init_states(self.files.init_states) if self.files.init_states else None
         self.instruction = self.files.instruction
         self.max_env_steps = spec.max_env_steps or MAX_ENV_STEPS[spec.task_suite]
-        self.num_init_states = NUM_SAMPLED_INIT_STATES if self._init_states is None else len(self._init_states)
+        self.num_init_states = tasks.NUM_SAMPLED_INIT_STATES if self._init_states is None else len(self._init_states)
         self._cameras = CAMERAS[: spec.num_images]
         self._simulator: Simulator | None = None
         self._running = False
@@ -128,7 +116,7 @@ class LiberoEnv:
 
     @property
     def domain(self) -> Any:
-        """LIBERO's own env beneath, with the true poses of all objects; there is one from the first reset on."""
+        """LIBERO's own env beneath, with the true poses of all objects."""
         assert self._simulator is not None, "there is no simulator yet: reset first"
         return self._simulator.domain
 
@@ -182,7 +170,7 @@ class LiberoEnv:
         except BadInput:
             self.close()
             raise
-        except Exception as fault:
+        except Exception as fault:  # whatever LIBERO, robosuite or a driver raises
             log.warning("simulator fault in %s, env step %d", self.files.name, self._env_steps, exc_info=True)
             error = f"{type(fault).__name__}: {fault}"
         render_s = self._simulator.gate.seconds - rendered_before if self._simulator else 0.0
@@ -191,17 +179,11 @@ class LiberoEnv:
             with suppress(Exception):  # what has failed may fail to close
                 self.close()
         self._running = not done
-        return ChunkResult(
-            None if done or not observe else observation_from_libero(raw, self.spec.num_images, self.instruction),
-            success,
-            self._env_steps - steps_before,
-            self._env_steps,
-            done,
-            error,
-            time.perf_counter() - started - render_s,
-            render_s,
-            self._frames,
-        )
+        observation = None
+        if observe and not done:
+            observation = observation_from_libero(raw, self.spec.num_images, self.instruction)
+        executed, sim_s = self._env_steps - steps_before, time.perf_counter() - started - render_s
+        return ChunkResult(observation, success, executed, self._env_steps, done, error, sim_s, render_s, self._frames)
 
 
 def upright(image: np.ndarray) -> np.ndarray:
@@ -309,16 +291,9 @@ def _build_libero(bddl: Path, assets: Path, cameras: list[str]) -> Any:
     libero.libero._assets_path_cache = str(assets)
     is_own = not bddl.is_relative_to(libero_root())
     try:
-        wrapper = _first_placement(
-            lambda: OffScreenRenderEnv(
-                bddl_file_name=str(bddl),
-                camera_names=cameras,
-                camera_heights=IMAGE_SIZE,
-                camera_widths=IMAGE_SIZE,
-                hard_reset=False,
-                ignore_done=True,  # the step limit is the episode's
-            ),
-            seed=0,
+        frame = {"camera_names": cameras, "camera_heights": IMAGE_SIZE, "camera_widths": IMAGE_SIZE}
+        wrapper = _first_placement(  # it is never `done`: the step limit is the episode's
+            lambda: OffScreenRenderEnv(bddl_file_name=str(bddl), hard_reset=False, ignore_done=True, **frame), seed=0
         )
         if is_own:
             wrapper.env._check_success()  # a goal that LIBERO cannot evaluate would end every episode in an error

@@ -13,7 +13,7 @@ import numpy as np
 from envs.expert import Expert
 from envs.libero import ChunkResult, EnvSpec, LiberoEnv
 from contracts import Observation
-from envs.pool import InlinePool, WorkerPool
+from envs.pool import Pool
 
 NOISE_RHO = 0.8  # of the noise of one env step, what is left in the next
 NOISE_WEIGHTS = np.array([1.0, 1.0, 1.0, 0.15, 0.15, 0.3])  # the expert's turns are as much smaller than its moves
@@ -109,7 +109,7 @@ class Job(NamedTuple):
     seed: int = 0
 
 
-def play_all(pool: InlinePool | WorkerPool, jobs: Iterable[Job]) -> Iterator[tuple[Job, ChunkResult]]:
+def play_all(pool: Pool, jobs: Iterable[Job]) -> Iterator[tuple[Job, ChunkResult]]:
     """Play the jobs in the slots of a pool of episode envs; yields the outcomes as they come."""
     waiting, playing = iter(jobs), {}
 

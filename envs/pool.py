@@ -49,7 +49,7 @@ def make_pool(spec: EnvSpec, num_envs: int, prepare: Prepare | None = None, make
     task_info(spec)
     # Found (and, for "lowpoly", generated) once, here, rather than by all workers at the same time.
     spec = replace(spec, assets=str(find_assets(spec.assets)))
-    return InlinePool(spec, make_env, prepare) if num_envs == 1 else WorkerPool(spec, num_envs, make_env, prepare)
+    return Pool(spec, make_env, prepare) if num_envs == 1 else WorkerPool(spec, num_envs, make_env, prepare)
 
 
 class SlotEnv:
@@ -84,23 +84,27 @@ class SlotEnv:
 
 
 class Pool:
-    """What both kinds of pools do for their slots."""
+    """One slot, in this process: `ready` does the work."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(
+        self, spec: EnvSpec, make_env: EnvFactory = LiberoEnv, prepare: Prepare | None = None, num_slots: int = 1
+    ) -> None:
         self.num_slots = num_slots
         self.restarts = 0  # simulators rebuilt after a fault
-        self._at_work = [False] * num_slots
+        self._recipe = (spec, make_env, prepare)
+        self._slot_env = SlotEnv(*self._recipe)
+        self._requests: list[Request | None] = [None] * num_slots  # under way
         self._env_steps = [0] * num_slots
         self._faults_in_a_row = [0] * num_slots
 
     def reset(self, slot: int, task_id: int, init_state_id: int, seed: int = 0, record: bool = False) -> None:
         """Start an episode in a slot."""
         self._env_steps[slot] = 0
-        self._request(slot, Reset(task_id, init_state_id, seed, record))
+        self._start(slot, Reset(task_id, init_state_id, seed, record))
 
     def step(self, slot: int, actions: np.ndarray) -> None:
         """Start a chunk of actions (n, 7) in a slot whose episode is not over."""
-        self._request(slot, actions)
+        self._start(slot, actions)
 
     def ready(self, timeout_s: float | None = None) -> Results:
         """Results that are there, at least one if any slot is at work, waiting no longer than `timeout_s` for it.
@@ -109,8 +113,9 @@ class Pool:
         """
         results = self._results(timeout_s)
         for slot, result in results:
-            self._at_work[slot], self._env_steps[slot] = False, result.env_steps
+            self._requests[slot], self._env_steps[slot] = None, result.env_steps
             self._faults_in_a_row[slot] += result.error is not None
+            self.restarts += result.error is not None
             if result.done and result.error is None:
                 self._faults_in_a_row[slot] = 0
             if self._faults_in_a_row[slot] >= MAX_FAULTS_IN_A_ROW:
@@ -120,45 +125,21 @@ class Pool:
                 )
         return results
 
-    def _request(self, slot: int, request: Request) -> None:
-        assert not self._at_work[slot], f"slot {slot} is still at work: wait for its result"
-        self._at_work[slot] = True
-        self._start(slot, request)
-
     def _start(self, slot: int, request: Request) -> None:
-        raise NotImplementedError
+        assert self._requests[slot] is None, f"slot {slot} is still at work: wait for its result"
+        self._requests[slot] = request
 
     def _results(self, timeout_s: float | None) -> Results:
-        raise NotImplementedError
+        return [(0, self._slot_env.run(request)) for request in self._requests if request is not None]
 
     def close(self) -> None:
-        raise NotImplementedError
+        self._slot_env.close()
 
     def __enter__(self) -> "Pool":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-class InlinePool(Pool):
-    """One slot, in this process; the work is done by `ready`, whose timeout has no meaning here."""
-
-    def __init__(self, spec: EnvSpec, make_env: EnvFactory = LiberoEnv, prepare: Prepare | None = None) -> None:
-        super().__init__(num_slots=1)
-        self._slot_env = SlotEnv(spec, make_env, prepare)
-        self._waiting: list[Request] = []
-
-    def _start(self, slot: int, request: Request) -> None:
-        self._waiting.append(request)
-
-    def _results(self, timeout_s: float | None) -> Results:
-        results = [(0, self._slot_env.run(self._waiting.pop()))] if self._waiting else []
-        self.restarts += sum(result.error is not None for _, result in results)
-        return results
-
-    def close(self) -> None:
-        self._slot_env.close()
 
 
 class WorkerPool(Pool):
@@ -172,14 +153,14 @@ class WorkerPool(Pool):
         self, spec: EnvSpec, num_envs: int, make_env: EnvFactory = LiberoEnv, prepare: Prepare | None = None,
         build_timeout_s: float = 300.0, step_timeout_s: float = 120.0, recycle_after: int = 200,
     ) -> None:  # fmt: skip
-        super().__init__(num_envs)
-        self._recipe = (spec, make_env, prepare)
+        super().__init__(spec, make_env, prepare, num_envs)
         self._build_timeout_s, self._step_timeout_s = build_timeout_s, step_timeout_s
         self._recycle_after = recycle_after
         self._workers = [Worker(SlotEnv, self._recipe) for _ in range(num_envs)]
         self._episodes = [0] * num_envs  # of the slot's present worker
 
     def _start(self, slot: int, request: Request) -> None:
+        super()._start(slot, request)
         timeout_s = self._step_timeout_s
         if isinstance(request, Reset):
             timeout_s = self._build_timeout_s
@@ -190,7 +171,7 @@ class WorkerPool(Pool):
         self._workers[slot].request(request, timeout_s)
 
     def _results(self, timeout_s: float | None) -> Results:
-        at_work = {self._workers[slot].connection: slot for slot in range(self.num_slots) if self._at_work[slot]}
+        at_work = {w.connection: slot for slot, w in enumerate(self._workers) if self._requests[slot] is not None}
         give_up = float("inf") if timeout_s is None else time.monotonic() + timeout_s
         results: Results = []
         while at_work and not results:
@@ -214,7 +195,6 @@ class WorkerPool(Pool):
 
     def _fault(self, slot: int, what_happened: str, show_stack: bool = False) -> ChunkResult:
         end = self._replace(slot, show_stack)
-        self.restarts += 1
         error = f"the worker process of slot {slot} {what_happened} ({end})"
         return ChunkResult(None, False, 0, self._env_steps[slot], done=True, error=error)
 

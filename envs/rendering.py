@@ -31,6 +31,7 @@ REPAIR = (
     f"run: apt-get install {BACKENDS['egl'][1]}; in a container with an NVIDIA GPU start it with "
     "NVIDIA_DRIVER_CAPABILITIES=all; or try MUJOCO_GL=osmesa"
 )
+INSTALL_SIMULATOR = "pip install --no-deps -r requirements-simulator.txt"
 # GPU memory of one simulator's EGL context with a LIBERO scene: 1.0 GiB for 8 of them on an H200.
 GPU_BYTES_PER_RENDERER = 130 * 2**20
 # Where libraries keep what they would otherwise write into the user's home; the drivers' shader caches outlive a run.
@@ -40,12 +41,6 @@ HOME_WRITERS = {
     "__GL_SHADER_DISK_CACHE_PATH": "nvidia",
     "NUMBA_CACHE_DIR": "numba",  # robosuite would write into site-packages
 }
-PACKAGES = {  # module -> its package, what installs it
-    "mujoco": ("mujoco", "-r requirements.txt"),
-    "robosuite": ("robosuite", "--no-deps -r requirements-simulator.txt"),
-    "libero": ("hf-libero", "--no-deps -r requirements-simulator.txt"),
-}
-UNKNOWN = "of an unknown version"
 CUDA_DEVICE_NV = 0x323A  # attribute of EGL_NV_device_cuda: CUDA's number of an EGL device
 SPHERE = """
 <mujoco><worldbody>
@@ -99,10 +94,9 @@ def choose_backend() -> str:
 def check_versions() -> str | None:
     """A sentence if the simulator differs a little from the tested one. Raises BadInput if LIBERO's tasks would."""
     mujoco, robosuite, _ = simulator_versions().values()
-    if not robosuite.startswith(("1.4.", UNKNOWN)):
+    if not robosuite.startswith("1.4."):
         raise BadInput(
-            f"robosuite {robosuite} is not the 1.4 that LIBERO's tasks and controllers are made for; "
-            "run: pip install --no-deps -r requirements-simulator.txt"
+            f"robosuite {robosuite} is not the 1.4 that LIBERO's tasks and controllers need; run: {INSTALL_SIMULATOR}"
         )
     release = tuple(int(part) for part in re.findall(r"\d+", mujoco)[:3])
     if release >= (3, 4):
@@ -120,15 +114,12 @@ def check_versions() -> str | None:
 
 def simulator_versions() -> dict[str, str]:
     """Versions of mujoco, robosuite and LIBERO, read without importing them. Raises BadInput when one is missing."""
-    versions = {}
-    for module, (package, requirement) in PACKAGES.items():
-        if importlib.util.find_spec(module) is None:
-            raise BadInput(f"{module} is not installed; run: pip install {requirement}")
-        try:
-            versions[module] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:  # copied or cloned here, not installed
-            versions[module] = UNKNOWN
-    return versions
+    try:
+        return {name: importlib.metadata.version(name) for name in ("mujoco", "robosuite", "hf-libero")}
+    except importlib.metadata.PackageNotFoundError as missing:
+        raise BadInput(
+            f"{missing.name} is not installed; run: pip install -r requirements.txt && {INSTALL_SIMULATOR}"
+        ) from None
 
 
 def write_libero_config() -> Path:

@@ -12,6 +12,7 @@ import runpy
 import tempfile
 import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,13 +23,7 @@ from contracts import BadInput
 from envs.bddl import read_problem
 
 # Env steps after settling: the caps of the published OpenVLA and OpenVLA-OFT evaluations.
-MAX_ENV_STEPS = {
-    "libero_spatial": 220,
-    "libero_object": 280,
-    "libero_goal": 300,
-    "libero_10": 520,
-    "libero_90": 400,
-}
+MAX_ENV_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
 # What a pickled array names.
 ARRAY_NAMES = {"numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype", "_codecs.encode"}
 NUM_SAMPLED_INIT_STATES = 50  # of a BDDL file that comes without stored states: as many as a benchmark task has
@@ -54,19 +49,16 @@ class TaskFiles:
 def cache_dir() -> Path:
     """The folder outside run folders that the simulator's side writes to: $VLA_GRPO_CACHE, else ~/.cache/vla-grpo.
 
-    Where that cannot be written (read-only homes of clusters and containers), one of this user in the system's
-    temporary folder.
+    Where that cannot be written (read-only homes of clusters and containers), one in the system's temporary folder.
     """
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vla-grpo")
     wanted = Path(os.environ.get("VLA_GRPO_CACHE") or home).absolute()
     for folder in (wanted, Path(tempfile.gettempdir(), f"vla-grpo-{os.getuid()}")):
-        try:
+        with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError:
-            continue
-        # In a shared /tmp the second name may be somebody else's.
-        if os.access(folder, os.W_OK | os.X_OK) and (folder == wanted or folder.stat().st_uid == os.getuid()):
-            return folder
+            # In a shared /tmp the second name may be somebody else's.
+            if os.access(folder, os.W_OK | os.X_OK) and (folder == wanted or folder.stat().st_uid == os.getuid()):
+                return folder
     return Path(tempfile.mkdtemp(prefix="vla-grpo-"))
 
 
@@ -94,12 +86,10 @@ def task_names(task_suite: str) -> tuple[str, ...]:
 
 def check_task_ids(task_suite: str, task_ids: Sequence[int]) -> None:
     names = task_names(task_suite)
-    unknown = [task_id for task_id in task_ids if not 0 <= task_id < len(names)]
-    if unknown or not task_ids:
-        listing = ", ".join(f"{task_id} {name}" for task_id, name in enumerate(names[:10]))
-        more = f", ... {len(names) - 1}" if len(names) > 10 else ""
-        what = f"unknown task id {', '.join(map(str, unknown))}" if unknown else "no task id given"
-        raise BadInput(f"{what} in {task_suite}; it has 0..{len(names) - 1}: {listing}{more}")
+    if not task_ids or not all(0 <= task_id < len(names) for task_id in task_ids):
+        listing = ", ".join(f"{task_id} {name}" for task_id, name in enumerate(names))
+        found = ", ".join(map(str, task_ids)) or "none"
+        raise BadInput(f"task ids of {task_suite} are 0..{len(names) - 1}, found {found}; there are: {listing}")
 
 
 def instruction_of(name: str) -> str:
@@ -131,7 +121,7 @@ def _libero_init_states(bddl: Path) -> Path:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Makes numpy arrays and nothing else. torch.load would do, but importing torch costs each worker 0.5 GB."""
+    """Makes numpy arrays and nothing else. torch.load would do, but importing torch costs a worker 2 s and 0.5 GB."""
 
     def find_class(self, module: str, name: str) -> object:
         if f"{module.replace('._core', '.core')}.{name}" not in ARRAY_NAMES:
@@ -152,8 +142,7 @@ def load_init_states(path: Path) -> np.ndarray:
             raise ValueError("it holds no table of finite float64 numbers")
     except Exception as fault:  # zipfile, zlib and pickle raise a dozen kinds
         raise BadInput(
-            f"initial states unreadable: {path}: {fault}; run: pip install --force-reinstall --no-deps "
-            "hf-libero==0.1.4, or, for a task of one's own, write them anew"
+            f"initial states unreadable: {path}: {fault}; reinstall hf-libero==0.1.4 (or make your own task's anew)"
         ) from None
     return states
 

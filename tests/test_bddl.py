@@ -42,10 +42,10 @@ def test_instruction_and_scene_come_from_the_file():
 
 @pytest.mark.parametrize(
     "expression",
-    ["__import__", "9**9", "np.pi", "0x10", "nan", "1_000", "[0]", "-", "1e", "", "pi", "007", "\u0663", "1e400"],
+    ["__import__", "9**9", "np.pi", "0x10", "nan", "1_000", "[0]", "-", "1e", "pi", "007", "\u0663", "1e400"],
 )
 def test_numbers_are_plain_numbers_because_libero_evaluates_them(said, expression):
-    assert "needs (2 numbers)" in said("(3.141592653589793 3.141592653589793)", f"({expression} 3.14)")
+    assert "needs plain numbers" in said("(3.141592653589793 3.141592653589793)", f"({expression} 3.14)")
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,10 @@ def test_numbers_are_plain_numbers_because_libero_evaluates_them(said, expressio
     [
         ("(define", "((define", "parenthesis"),
         ("(:goal", "(:gaol", "has no (:goal"),
-        ("(:language turn on the stove)", "(:language)", "(:language SENTENCE)"),
+        ("(:language turn on the stove)", "(:language)", "has no (:language"),
         ("(:language turn on the stove)", "", "has no (:language"),
         ("turnon flat_stove_1", "turnon flat_stove_2", ":goal (turnon flat_stove_2) names flat_stove_2"),
-        ("(turnon flat_stove_1)", "turnon", ":goal: turnon is no (PREDICATE NAME"),
+        ("(turnon flat_stove_1)", "turnon", ":goal turnon names"),
         ("- wine_rack", "", "wine_rack_1 has no category"),
         ("(on plate_1 main_table_plate_region)", "", "does not say where plate_1 is"),
         ("main_table_plate_region)", "main_table_dish_region)", "names main_table_dish_region"),
@@ -66,7 +66,9 @@ def test_a_mistake_is_named(said, old, new, expected):
     assert expected in said(old, new)
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"(" * 5000, b"()", b"(define 1)", b"hello"])
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b"(" * 5000, b"()", b"(define 1)", b"hello", b"(" * 40_000 + b")" * 40_000]
+)
 def test_what_is_no_bddl_at_all_is_refused_in_one_line(tmp_path, content):
     (tmp_path / "odd.bddl").write_bytes(content)
     with pytest.raises(BadInput) as caught:

@@ -13,7 +13,7 @@ from envs.demo_episode import Recipe, attempt_of
 from envs.demos import collect, main
 from envs.libero import ChunkResult, EnvSpec, LiberoEnv
 from envs.playing import noise_bursts
-from envs.pool import InlinePool
+from envs.pool import Pool
 from errors import BadInput
 
 RECIPE = Recipe(init_states=(3, 5), noise_scales=(0.3, 0.8))
@@ -105,7 +105,7 @@ def played(monkeypatch, tmp_path):
     """(task id, index) of the episodes that the stand-in has played into tmp_path."""
     played: list = []
     make_env = partial(FakeDemoEnv, tmp_path, played)
-    monkeypatch.setattr(envs.demos, "make_pool", lambda spec, num_envs, **_: InlinePool(spec, make_env))
+    monkeypatch.setattr(envs.demos, "make_pool", lambda spec, num_envs, **_: Pool(spec, make_env))
     return played
 
 

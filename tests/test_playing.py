@@ -3,7 +3,7 @@ import pytest
 
 from envs.libero import ChunkResult, EnvSpec, LiberoEnv
 from envs.playing import BURST_STEPS, CLEAN_STEPS, NOISE_WEIGHTS, Job, noise_bursts, play, play_all
-from envs.pool import InlinePool
+from envs.pool import Pool
 
 STEPS = 100_000
 
@@ -62,6 +62,6 @@ class EchoEnv:
 
 def test_every_job_is_played_once():
     jobs = [Job(task_id, init_state_id, seed) for task_id in (0, 1) for init_state_id in (2, 3) for seed in (4, 5)]
-    outcomes = list(play_all(InlinePool(EnvSpec("libero_spatial", (0, 1)), EchoEnv), jobs))
+    outcomes = list(play_all(Pool(EnvSpec("libero_spatial", (0, 1)), EchoEnv), jobs))
     assert [job for job, _ in outcomes] == jobs
     assert [result.env_steps for _, result in outcomes] == [100 * t + 10 * i + s for t, i, s in jobs]

@@ -8,7 +8,7 @@ import pytest
 from contracts import BadInput
 from envs import pool as pool_module
 from envs.libero import EnvSpec, LiberoEnv
-from envs.pool import KEPT_ENVS, InlinePool, Reset, SlotEnv, WorkerPool, make_pool
+from envs.pool import KEPT_ENVS, Pool, Reset, SlotEnv, WorkerPool, make_pool
 from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv, every_fourth_pixel
 
 SPEC = EnvSpec("libero_spatial", (0, 1, 2))
@@ -16,7 +16,7 @@ CHUNK = np.zeros((8, 7))
 
 
 def inline_pool():
-    return InlinePool(SPEC, FakeEnv)
+    return Pool(SPEC, FakeEnv)
 
 
 def worker_pool(num_envs=2, **arguments):
@@ -100,14 +100,14 @@ def test_a_slot_takes_another_task(pool):
 
 def test_one_env_is_inline_and_more_are_processes(monkeypatch):
     monkeypatch.setattr("envs.pool.WorkerPool", lambda spec, num_envs, *_: ("workers", spec.assets, num_envs))
-    assert isinstance(make_pool(SPEC, 1), InlinePool)
+    assert isinstance(make_pool(SPEC, 1), Pool)
     kind, assets, num_envs = make_pool(SPEC, 3)
     assert (kind, num_envs) == ("workers", 3)
     assert os.path.isdir(assets)  # found by the parent, once for all workers
 
 
 def test_workers_and_the_inline_env_prepare_the_images():
-    for kind, arguments in ((InlinePool, ()), (WorkerPool, (2,))):
+    for kind, arguments in ((Pool, ()), (WorkerPool, (2,))):
         with kind(SPEC, *arguments, make_env=FakeEnv, prepare=every_fourth_pixel) as pool:
             result = run_chunk(pool)
         assert result.observation.prepared
