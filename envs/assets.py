@@ -24,24 +24,18 @@ def find_assets(assets: str) -> Path:
         return ensure_pack(cache_dir())
     if assets == "official":
         return _official()
-    folder, source = Path(assets), "assets"
-    if assets == "lowpoly":
-        folder, source = Path(os.environ["LIBERO_ASSETS"]), "LIBERO_ASSETS"
-    if missing := _missing(folder):
+    folder = Path(os.environ["LIBERO_ASSETS"] if assets == "lowpoly" else assets).absolute()
+    if missing := [name for name in SUBFOLDERS if not (folder / name).is_dir()]:
         found = f"lacks {', '.join(missing)}" if folder.is_dir() else "does not exist"
-        raise BadInput(
-            f'{source}: {folder} is no LIBERO asset folder: it {found}; use "lowpoly" for the bundled models'
-        )
-    return folder.absolute()
+        raise BadInput(f'{folder} is no LIBERO asset folder: it {found}; use "lowpoly" for the bundled models')
+    return folder
 
 
 def describe_assets(assets: str) -> str:
     """One phrase for logs and run records: which pictures the policy saw."""
-    if assets == "official":
-        return f"official LIBERO meshes ({find_assets(assets)})"
     if is_lowpoly(assets):
         return "bundled low-poly models (LIBERO's physics, simplified looks)"
-    return f"folder {find_assets(assets)}"
+    return f"{'official LIBERO meshes' if assets == 'official' else 'folder'} {find_assets(assets)}"
 
 
 def is_lowpoly(assets: str) -> bool:
@@ -49,17 +43,13 @@ def is_lowpoly(assets: str) -> bool:
     return assets == "lowpoly" and not os.environ.get("LIBERO_ASSETS")
 
 
-def _missing(folder: Path) -> list[str]:
-    return [name for name in SUBFOLDERS if not (folder / name).is_dir()]
-
-
 def _official() -> Path:
     """hf-libero's folders, else our download."""
     cached = Path(os.path.expanduser("~/.cache/libero/assets"))  # where hf-libero's downloader puts them
     downloaded = cache_dir() / "official_assets"
-    for folder in (libero_root() / "assets", cached, downloaded):
-        if not _missing(folder) and (folder != downloaded or (folder / ".complete").exists()):
-            return folder
+    for folder, whole in ((libero_root() / "assets", "scenes"), (cached, "scenes"), (downloaded, ".complete")):
+        if (folder / whole).exists():
+            return find_assets(str(folder))
     try:
         from huggingface_hub import snapshot_download
 
@@ -70,4 +60,4 @@ def _official() -> Path:
             f"official LIBERO assets are neither in {cached} nor can they be downloaded ({type(fault).__name__}); "
             'with a network connection try again, or use "lowpoly" or a directory that holds them'
         ) from None
-    return downloaded
+    return find_assets(str(downloaded))

@@ -40,10 +40,8 @@ if __name__ == "__main__":
 import numpy as np
 
 from envs.assets import find_assets
-from envs.tasks import save_init_states
-from envs.libero import SETTLING_ACTION, SETTLING_STEPS
-from envs.libero import Simulator, SimulatorFault
-from envs.tasks import bddl_task, libero_root
+from envs.libero import SETTLING_ACTION, SETTLING_STEPS, Simulator, SimulatorFault
+from envs.tasks import bddl_task, libero_root, save_init_states
 from errors import BadInput
 
 # LIBERO's samplers drop objects from some centimetres above their places. Its own initial states settle by up to 17 cm

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from contracts import Observation
 from envs.expert import Expert
 from envs.libero import ChunkResult, EnvSpec, LiberoEnv
-from contracts import Observation
 from envs.pool import Pool
 
 NOISE_RHO = 0.8  # of the noise of one env step, what is left in the next

@@ -56,19 +56,17 @@ def prepare() -> None:
     prepare_rendering()
     os.environ["LIBERO_CONFIG_PATH"] = str(write_libero_config())
     if "torch" in sys.modules:
-        # Mesa's software renderer brings its own LLVM; a process that has loaded it and imports triton afterwards (the
-        # first torch.optim.AdamW does) dies of a segmentation fault. The other order is harmless.
+        # Mesa's renderer brings its own LLVM; a process that has loaded it and imports triton afterwards (the first
+        # torch.optim.AdamW does) dies of a segmentation fault. The other order is harmless.
         import torch._dynamo  # noqa: F401
     _quiet_robosuite()
 
 
-def prepare_rendering() -> str:
-    """The part of `prepare` that MuJoCo alone needs, whatever versions there are; returns the render backend."""
-    backend = choose_backend()
-    os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = backend
+def prepare_rendering() -> None:
+    """The part of `prepare` that MuJoCo alone needs, whatever versions there are."""
+    os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = choose_backend()
     for variable, name in HOME_WRITERS.items():
         os.environ.setdefault(variable, str(cache_dir() / name))
-    return backend
 
 
 def choose_backend() -> str:
@@ -138,9 +136,9 @@ def _quiet_robosuite() -> None:
     if "robosuite" in sys.modules:
         return
     package = importlib.util.find_spec("robosuite")
-    assert package is not None and package.origin is not None, "check_versions has found it"  # noqa: PT018
+    assert package is not None and package.submodule_search_locations, "check_versions has found it"  # noqa: PT018
     # robosuite opens the log file while it is imported: its settings have to be changed before, in a module of theirs.
-    settings = runpy.run_path(str(Path(package.origin).parent / "macros.py"))
+    settings = runpy.run_path(str(Path(package.submodule_search_locations[0], "macros.py")))
     macros = sys.modules["robosuite.macros"] = types.ModuleType("robosuite.macros")
     vars(macros).update(settings, __name__="robosuite.macros", FILE_LOGGING_LEVEL=None)
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
@@ -234,7 +232,7 @@ class Renderer:
 
 def find_renderer() -> Renderer:
     """Draw one frame with MuJoCo alone and name the driver that drew it: a question for `envs.worker.ask`."""
-    backend = prepare_rendering()
+    prepare_rendering()
     with render_device() as device:
         import mujoco
         from OpenGL import GL
@@ -247,4 +245,4 @@ def find_renderer() -> Renderer:
         if renderer.render().std() == 0:
             raise RuntimeError("a white sphere before a black background was drawn in one colour")
         vendor, name = (GL.glGetString(what).decode() for what in (GL.GL_VENDOR, GL.GL_RENDERER))
-    return Renderer(backend, device, vendor, name)
+    return Renderer(os.environ["MUJOCO_GL"], device, vendor, name)
