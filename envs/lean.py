@@ -1,8 +1,8 @@
 """Exact speed-ups of LIBERO's env: the same numbers and pixels for a fraction of the work.
 
-Everything here changes single instances, never a class or module of robosuite or LIBERO, so that LIBERO's own env can
-run beside ours; tests/test_libero.py compares the two bit for bit. `domain` is LIBERO's env under its wrapper
-(`BDDLBaseDomain`, built with hard_reset=False). Import this after `envs.rendering.prepare`.
+Everything here changes single instances, never a class or module, so that LIBERO's own env can run beside ours;
+tests/test_libero.py compares the two bit for bit. `domain` is LIBERO's env under its wrapper (`BDDLBaseDomain`, built
+with hard_reset=False). Import this after `envs.rendering.prepare`.
 """
 
 import math
@@ -39,10 +39,7 @@ def lean_physics(sim: Any) -> Iterator[None]:
 
     def step(with_udd: bool = True) -> None:
         nonlocal is_fresh
-        if is_fresh:
-            mujoco.mj_step2(model, data)
-        else:
-            mujoco.mj_step(model, data)
+        (mujoco.mj_step2 if is_fresh else mujoco.mj_step)(model, data)
         is_fresh = False
 
     sim.forward, sim.step = forward, step
@@ -53,7 +50,7 @@ def lean_physics(sim: Any) -> Iterator[None]:
 
 
 class CameraGate:
-    """Makes the image observables of a domain render only the cameras that are `wanted`, and only what they see.
+    """Makes a domain observe only what is read, and render only the cameras that are `wanted` and what they see.
 
     The observables stay enabled: they are sampled at the same physics step as LIBERO's. Disabling them instead would
     shift their clock and so give other images. An image that is not wanted is a black one.
@@ -63,13 +60,15 @@ class CameraGate:
         self.wanted: tuple[str, ...] = ()
         self.seconds = 0.0  # spent rendering so far
         self._domain = domain
+        # Those of objects and joints are never read.
+        read = (*PROPRIO_OBSERVABLES, *(f"{camera}_image" for camera in domain.camera_names))
+        domain._observables = {name: domain._observables[name] for name in read}
         for camera, height, width in zip(domain.camera_names, domain.camera_heights, domain.camera_widths, strict=True):
             observable = domain._observables[f"{camera}_image"]
             observable._sensor = self._gated(camera, observable._sensor, np.zeros((height, width, 3), np.uint8))
 
     def make_gl_current(self) -> None:
-        """robosuite draws into, and deletes from, whichever GL context is current: with two envs in a process, the
-        later one's."""
+        """robosuite draws into, and deletes from, whichever GL context is current: another env's, as a rule."""
         self._domain.sim._render_context_offscreen.gl_ctx.make_current()
 
     def _gated(self, camera: str, render: Callable, black: np.ndarray) -> Callable:
@@ -123,12 +122,6 @@ def out_of_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> np.n
     return np.flatnonzero(is_outside & (model.geom_rbound > 0))  # rbound 0: an infinite plane
 
 
-def drop_unread_observables(domain: Any) -> None:
-    """Keep the observables that make an Observation; those of objects and joints are never read."""
-    kept = (*PROPRIO_OBSERVABLES, *(f"{camera}_image" for camera in domain.camera_names))
-    domain._observables = {name: domain._observables[name] for name in kept}
-
-
 class SoftReset:
     """Resets a domain without rebuilding its model (0.1 s instead of 1 s), with the outcome of LIBERO's hard reset.
 
@@ -163,13 +156,11 @@ class SoftReset:
 def lean_control(domain: Any) -> Callable[[np.ndarray, bool], None]:
     """The robot's controller with the numbers of robosuite's and a quarter of its Python, as `_pre_action` of `domain`.
 
-    robosuite (SingleArm.control, OperationalSpaceController) looks up names and limits and computes the same Jacobian
-    four times in each of the 25 physics steps of an env step. Here they are looked up once an episode, and the Jacobian
-    is computed once a physics step. Every product has the operands, the order and the memory layout of the original:
-    another layout would choose another BLAS routine and so other last bits.
-
-    It knows what LIBERO uses: one Panda arm, OSC_POSE control with fixed impedance, uncoupled, no interpolation. The
-    next reset makes a new controller.
+    robosuite looks up names and limits and computes the same Jacobian four times in each of the 25 physics steps of an
+    env step. Here they are looked up once an episode, and the Jacobian is computed once a physics step. Every product
+    has the operands, the order and the memory layout of the original: another layout would choose another BLAS routine
+    and so other last bits. It knows what LIBERO uses: one Panda arm, OSC_POSE control with fixed impedance, uncoupled,
+    no interpolation. The next reset makes a new controller.
     """
     sim, robot = domain.sim, domain.robots[0]
     model, data = sim.model._model, sim.data._data

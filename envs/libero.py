@@ -29,6 +29,7 @@ CAMERAS = ("agentview", "robot0_eye_in_hand")  # a policy with n images reads th
 SETTLING_STEPS = 10  # initial states hold the objects some centimetres above the table
 SETTLING_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # no motion, gripper open
 MAX_PLACEMENT_TRIES = 100
+Outcome = tuple[Mapping[str, np.ndarray], bool]  # of an env step: LIBERO's observations, success
 
 
 class SimulatorFault(Exception):
@@ -128,7 +129,7 @@ class LiberoEnv:
             atexit.unregister(self.close)
             simulator.close()
 
-    def _start(self, init_state_id: int, seed: int, observe: bool) -> tuple[Mapping[str, np.ndarray], bool]:
+    def _start(self, init_state_id: int, seed: int, observe: bool) -> Outcome:
         if self._simulator is None:
             self._simulator = Simulator(self.files.bddl, find_assets(self.spec.assets), self._cameras)
             atexit.register(self.close)
@@ -142,23 +143,23 @@ class LiberoEnv:
             simulator.step(SETTLING_ACTION)
         return self._step(simulator, SETTLING_ACTION, observe)[0], False
 
-    def _execute(self, actions: np.ndarray, observe: bool) -> tuple[Mapping[str, np.ndarray], bool]:
+    def _execute(self, actions: np.ndarray, observe: bool) -> Outcome:
         assert self._simulator is not None, "an episode is running"
-        success = False
-        while not success and len(actions):
-            action, actions = actions[0], actions[1:]
+        for number, action in enumerate(actions, start=1):
             self._env_steps += 1
-            is_last = not len(actions) and self._env_steps < self.max_env_steps
-            raw, success = self._step(self._simulator, action, observe and is_last)
+            is_seen = observe and number == len(actions) and self._env_steps < self.max_env_steps
+            raw, success = self._step(self._simulator, action, is_seen)
+            if success:
+                break
         return raw, success
 
-    def _step(self, simulator: "Simulator", action: np.ndarray, observe: bool) -> tuple[Mapping[str, np.ndarray], bool]:
+    def _step(self, simulator: "Simulator", action: np.ndarray, observe: bool) -> Outcome:
         raw, success = simulator.step(action, self._cameras if observe else CAMERAS[: self._recording])
         if self._recording:
             self._frames.append(upright(raw["agentview_image"]))
         return raw, success
 
-    def _guarded(self, part: Callable[[], tuple[Mapping[str, np.ndarray], bool]], observe: bool) -> ChunkResult:
+    def _guarded(self, part: Callable[[], Outcome], observe: bool) -> ChunkResult:
         """Run a part of an episode; a fault of the simulator ends the episode and costs the simulator its life."""
         started, steps_before = time.perf_counter(), self._env_steps
         rendered_before = self._simulator.gate.seconds if self._simulator else 0.0
@@ -192,10 +193,7 @@ def upright(image: np.ndarray) -> np.ndarray:
 
 
 def axis_angle(quaternion: np.ndarray) -> np.ndarray:
-    """Rotation vector (3,) of a quaternion (x, y, z, w).
-
-    No sign canonicalisation: q and -q give different vectors, as in the data the policies were trained on.
-    """
+    """Rotation vector (3,) of a quaternion (x, y, z, w); q and -q give different ones, as in the training data."""
     w = min(max(float(quaternion[3]), -1.0), 1.0)
     sin_half = math.sqrt(1.0 - w * w)
     if math.isclose(sin_half, 0.0):
@@ -225,7 +223,6 @@ class Simulator:
         self.gate = lean.CameraGate(self.domain)
         self._soft_reset = lean.SoftReset(self.domain)
         self._lean_physics = lean.lean_physics
-        lean.drop_unread_observables(self.domain)
         self.domain.reward = lambda action: 0.0  # LIBERO's costs a second check of success, which nobody reads
 
     def reset(self, seed: int) -> None:
@@ -243,7 +240,7 @@ class Simulator:
             )
         self._wrapper.set_init_state(state)
 
-    def step(self, action: np.ndarray, wanted: Sequence[str] = ()) -> tuple[dict[str, np.ndarray], bool]:
+    def step(self, action: np.ndarray, wanted: Sequence[str] = ()) -> Outcome:
         """One env step (25 physics steps); renders the `wanted` cameras. Returns LIBERO's observations, success."""
         import mujoco
 
@@ -263,13 +260,10 @@ class Simulator:
 
 
 def _first_placement(attempt: Callable[[], T], seed: int) -> T:
-    """Repeat `attempt` until LIBERO's sampler finds room for all objects, as LIBERO's own reset does.
-
-    LIBERO draws from numpy's global generator: seeded here, and given back to the rest of the program afterwards.
-    """
+    """Repeat `attempt` until LIBERO's sampler finds room for all objects, as LIBERO's own reset does."""
     from robosuite.utils.errors import RandomizationError
 
-    state = np.random.get_state()  # noqa: NPY002
+    state = np.random.get_state()  # noqa: NPY002 - LIBERO draws from the global generator, which others use, too
     np.random.seed(seed)  # noqa: NPY002
     try:
         for _ in range(MAX_PLACEMENT_TRIES):

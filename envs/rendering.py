@@ -16,9 +16,9 @@ import sys
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from contracts import BadInput, write_json
 from envs.tasks import cache_dir, libero_root
@@ -42,11 +42,6 @@ HOME_WRITERS = {
     "NUMBA_CACHE_DIR": "numba",  # robosuite would write into site-packages
 }
 CUDA_DEVICE_NV = 0x323A  # attribute of EGL_NV_device_cuda: CUDA's number of an EGL device
-SPHERE = """
-<mujoco><worldbody>
-  <light pos="0 0 3"/><geom type="sphere" size="1"/><camera name="c" pos="0 -3 0" xyaxes="1 0 0 0 0 1"/>
-</worldbody></mujoco>
-"""
 
 
 @cache
@@ -148,8 +143,8 @@ def _quiet_robosuite() -> None:
 def render_device() -> Iterator[int | None]:
     """Within this block robosuite and MuJoCo are imported for, and make GL contexts on, the right EGL device.
 
-    robosuite takes the EGL index from CUDA_VISIBLE_DEVICES and asserts that MUJOCO_EGL_DEVICE_ID is contained in it;
-    equal values satisfy both. The learner in this process needs its own CUDA_VISIBLE_DEVICES back afterwards.
+    robosuite takes its index from CUDA_VISIBLE_DEVICES and asserts that MUJOCO_EGL_DEVICE_ID is in it: equal values
+    satisfy both. The learner in this process needs its own back afterwards.
     """
     device = choose_egl_device() if os.environ["MUJOCO_GL"] == "egl" else None
     names = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID")
@@ -178,17 +173,14 @@ def choose_egl_device() -> int:
         raise BadInput(
             f"MUJOCO_EGL_DEVICE_ID={wanted}: EGL sees {len(devices)} device(s), numbered from 0; unset it or correct it"
         )
-    if wanted:
-        index = int(wanted)
-    else:
-        learner, ordinals = int(os.environ.get("LOCAL_RANK", "0")), [_cuda_ordinal(device) for device in devices]
-        index = ordinals.index(learner) if learner in ordinals else 0
+    learner, numbers = int(os.environ.get("LOCAL_RANK", "0")), [_cuda_number(device) for device in devices]
+    index = int(wanted or (numbers.index(learner) if learner in numbers else 0))
     if not devices or not _initialises(devices[index]):
         raise BadInput(f"EGL device {index} of {len(devices)} cannot be initialised; {REPAIR}")
     return index
 
 
-def _cuda_ordinal(device: ctypes.c_void_p) -> int | None:
+def _cuda_number(device: ctypes.c_void_p) -> int | None:
     """CUDA's number of an EGL device; it already obeys CUDA_VISIBLE_DEVICES."""
     from mujoco.egl import egl_ext
     from OpenGL import error
@@ -216,8 +208,7 @@ def _initialises(device: ctypes.c_void_p) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class Renderer:
+class Renderer(NamedTuple):
     """What draws the frames, as the driver calls itself."""
 
     backend: str  # "egl" or "osmesa"
@@ -231,18 +222,13 @@ class Renderer:
 
 
 def find_renderer() -> Renderer:
-    """Draw one frame with MuJoCo alone and name the driver that drew it: a question for `envs.worker.ask`."""
+    """Make a GL context with MuJoCo alone and name its driver: a question for `envs.worker.ask`."""
     prepare_rendering()
     with render_device() as device:
         import mujoco
         from OpenGL import GL
 
-        model = mujoco.MjModel.from_xml_string(SPHERE)
-        data = mujoco.MjData(model)
-        mujoco.mj_forward(model, data)
-        renderer = mujoco.Renderer(model, 64, 64)
-        renderer.update_scene(data, camera="c")
-        if renderer.render().std() == 0:
-            raise RuntimeError("a white sphere before a black background was drawn in one colour")
+        context = mujoco.GLContext(64, 64)
+        context.make_current()
         vendor, name = (GL.glGetString(what).decode() for what in (GL.GL_VENDOR, GL.GL_RENDERER))
     return Renderer(os.environ["MUJOCO_GL"], device, vendor, name)

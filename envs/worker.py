@@ -40,7 +40,7 @@ PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class NoAnswer(Exception):
-    """A question was not answered; the message says how the process ended, or what it raised."""
+    """A question was not answered; the message says why."""
 
 
 class Worker:
@@ -108,10 +108,7 @@ class Worker:
 
 
 def ask(question: Callable[..., T], *arguments: object, answer_s: float = ANSWER_S) -> T:
-    """`question(*arguments)`, computed apart: a driver that hangs or crashes does not take the program along.
-
-    Raises BadInput that the question raises, else NoAnswer.
-    """
+    """`question(*arguments)`, computed apart, where a driver may hang or crash. Raises its BadInput, else NoAnswer."""
     worker = Worker(_Questions)
     try:
         worker.request((question, arguments), answer_s)

@@ -137,7 +137,7 @@ def machine(monkeypatch):
 
     def with_devices(*cuda_numbers, works=True):
         monkeypatch.setattr(egl_ext, "eglQueryDevicesEXT", lambda: list(range(len(cuda_numbers))))
-        monkeypatch.setattr(rendering, "_cuda_ordinal", lambda device: cuda_numbers[device])
+        monkeypatch.setattr(rendering, "_cuda_number", lambda device: cuda_numbers[device])
         monkeypatch.setattr(rendering, "_initialises", lambda device: works)
 
     return with_devices

@@ -98,7 +98,7 @@ def test_when_whoever_asked_is_gone_the_process_ends_without_a_word(capfd):
     assert (worker.end(), capfd.readouterr().err) == ("exit code 0", "")
 
 
-def test_the_driver_is_named_after_one_frame():
+def test_the_driver_is_named():
     renderer = ask(find_renderer)
     assert renderer.name
     assert renderer.vendor
