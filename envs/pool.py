@@ -114,9 +114,10 @@ class Pool:
         results = self._results(timeout_s)
         for slot, result in results:
             self._requests[slot], self._env_steps[slot] = None, result.env_steps
-            self._faults_in_a_row[slot] += result.error is not None
-            self.restarts += result.error is not None
-            if result.done and result.error is None:
+            if result.error is not None:
+                self.restarts += 1
+                self._faults_in_a_row[slot] += 1
+            elif result.done:
                 self._faults_in_a_row[slot] = 0
             if self._faults_in_a_row[slot] >= MAX_FAULTS_IN_A_ROW:
                 raise RuntimeError(
@@ -194,8 +195,7 @@ class WorkerPool(Pool):
             return self._fault(slot, "died")
 
     def _fault(self, slot: int, what_happened: str, show_stack: bool = False) -> ChunkResult:
-        end = self._replace(slot, show_stack)
-        error = f"the worker process of slot {slot} {what_happened} ({end})"
+        error = f"the worker process of slot {slot} {what_happened} ({self._replace(slot, show_stack)})"
         return ChunkResult(None, False, 0, self._env_steps[slot], done=True, error=error)
 
     def _replace(self, slot: int, show_stack: bool = False) -> str:

@@ -48,7 +48,9 @@ CUDA_DEVICE_NV = 0x323A  # attribute of EGL_NV_device_cuda: CUDA's number of an 
 def prepare() -> None:
     """Make this process ready to import the simulator. Raises BadInput for what the user can repair."""
     check_versions()
-    prepare_rendering()
+    os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = choose_backend()
+    for variable, name in HOME_WRITERS.items():
+        os.environ.setdefault(variable, str(cache_dir() / name))
     os.environ["LIBERO_CONFIG_PATH"] = str(write_libero_config())
     if "torch" in sys.modules:
         # Mesa's renderer brings its own LLVM; a process that has loaded it and imports triton afterwards (the first
@@ -57,22 +59,11 @@ def prepare() -> None:
     _quiet_robosuite()
 
 
-def prepare_rendering() -> None:
-    """The part of `prepare` that MuJoCo alone needs, whatever versions there are."""
-    os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = choose_backend()
-    for variable, name in HOME_WRITERS.items():
-        os.environ.setdefault(variable, str(cache_dir() / name))
-
-
 def choose_backend() -> str:
-    """The render backend: what the user's environment says, else EGL, its libraries found. Never switched."""
-    named = {name: os.environ[name].lower() for name in ("MUJOCO_GL", "PYOPENGL_PLATFORM") if os.environ.get(name)}
-    listing = ", ".join(f"{name}={value}" for name, value in named.items())
-    if len(set(named.values())) > 1:
-        raise BadInput(f"render settings contradict each other: {listing}; unset one or make them equal")
-    backend = next(iter(named.values()), "egl")
+    """The render backend: what MUJOCO_GL says, else EGL, its libraries found. Never switched."""
+    backend = (os.environ.get("MUJOCO_GL") or "egl").lower()
     if backend not in BACKENDS:
-        raise BadInput(f"no such headless render backend: {listing}; use egl or osmesa")
+        raise BadInput(f"no such headless render backend: MUJOCO_GL={backend}; use egl or osmesa")
     libraries, packages = BACKENDS[backend]
     for library in libraries:
         try:
@@ -222,8 +213,8 @@ class Renderer(NamedTuple):
 
 
 def find_renderer() -> Renderer:
-    """Make a GL context with MuJoCo alone and name its driver: a question for `envs.worker.ask`."""
-    prepare_rendering()
+    """Make a GL context and name its driver: a question for `envs.worker.ask`."""
+    prepare()
     with render_device() as device:
         import mujoco
         from OpenGL import GL

@@ -77,7 +77,8 @@ class Worker:
 
         Raises BadInput or NoAnswer that is the answer, EOFError or OSError if the process has died.
         """
-        answer = unpack(*self.connection.recv(), self._memory)
+        message, sizes = self.connection.recv()
+        answer = unpack(message, sizes, self._memory)
         self.deadline = math.inf
         if isinstance(answer, BadInput | NoAnswer):
             raise answer

@@ -7,7 +7,7 @@ import pytest
 
 from contracts import BadInput
 from envs import pool as pool_module
-from envs.libero import EnvSpec, LiberoEnv
+from envs.libero import EnvSpec
 from envs.pool import KEPT_ENVS, Pool, Reset, SlotEnv, WorkerPool, make_pool
 from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv, every_fourth_pixel
 
@@ -87,17 +87,6 @@ def test_a_finished_episode_clears_the_count_of_faults(pool):
         assert only(pool.ready())[1].done
 
 
-def test_a_slot_does_one_thing_at_a_time(pool):
-    pool.reset(0, 0, WORK)
-    with pytest.raises(AssertionError, match="still at work"):
-        pool.reset(0, 0, WORK)
-
-
-def test_a_slot_takes_another_task(pool):
-    for task_id in (0, 2, 0):
-        assert run_chunk(pool, task_id=task_id).observation.proprio[1] == task_id
-
-
 def test_one_env_is_inline_and_more_are_processes(monkeypatch):
     monkeypatch.setattr("envs.pool.WorkerPool", lambda spec, num_envs, *_: ("workers", spec.assets, num_envs))
     assert isinstance(make_pool(SPEC, 1), Pool)
@@ -161,20 +150,6 @@ def test_a_worker_that_cannot_even_be_aborted_is_killed(strict_pool, monkeypatch
     os.kill(worker_of(only(strict_pool.ready())[1]), signal.SIGSTOP)
     strict_pool.step(0, CHUNK)
     assert "SIGKILL" in only(strict_pool.ready())[1].error
-
-
-def test_one_dead_worker_does_not_disturb_the_others():
-    with worker_pool(2) as pool:
-        for slot, behaviour in enumerate((DIE, WORK)):
-            pool.reset(slot, 0, behaviour)
-            only(pool.ready())
-        for slot in (0, 1):
-            pool.step(slot, CHUNK)
-        results = {}
-        while len(results) < 2:
-            results.update(pool.ready())
-    assert results[0].error is not None
-    assert (results[1].error, results[1].env_steps) == (None, 8)
 
 
 def test_a_hung_worker_is_found_while_others_keep_the_pool_busy():
@@ -317,18 +292,3 @@ def test_a_slot_keeps_the_envs_of_its_last_tasks_and_steps_the_last_one():
     slot.close()
     assert sorted(CountedEnv.closed) == [0, 1, 2, 3]
     assert KEPT_ENVS == 3
-
-
-def test_envs_of_one_process_neither_draw_into_nor_delete_each_others_pictures():
-    spec = EnvSpec("libero_spatial", (0, 4))
-    first, second = LiberoEnv(spec, 0), LiberoEnv(spec, 4)
-    try:
-        alone = first.reset(3).observation.images
-        other = second.reset(3).observation.images
-        assert (first.reset(3).observation.images == alone).all()
-        assert (second.reset(3).observation.images == other).all()
-        first.close()
-        assert (second.reset(3).observation.images == other).all()
-    finally:
-        first.close()
-        second.close()

@@ -11,7 +11,6 @@ import yaml
 from contracts import BadInput
 from envs import rendering
 from envs.rendering import (
-    Renderer,
     check_versions,
     choose_backend,
     choose_egl_device,
@@ -25,45 +24,20 @@ from envs.tasks import cache_dir
 PROJECT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture
-def environ(monkeypatch):
-    """Sets what the user's environment says of rendering."""
-
-    def variables(**values):
-        for name in ("MUJOCO_GL", "PYOPENGL_PLATFORM"):
-            monkeypatch.delenv(name, raising=False)
-        for name, value in values.items():
-            monkeypatch.setenv(name, value)
-
+@pytest.mark.parametrize(("wanted", "backend"), [(None, "egl"), ("osmesa", "osmesa"), ("EGL", "egl")])
+def test_backend_is_the_users(monkeypatch, wanted, backend):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
     monkeypatch.setitem(rendering.BACKENDS, "osmesa", ((), ""))  # as if its libraries were there
-    return variables
-
-
-@pytest.mark.parametrize(
-    ("variables", "backend"),
-    [
-        ({}, "egl"),
-        ({"MUJOCO_GL": "osmesa"}, "osmesa"),
-        ({"PYOPENGL_PLATFORM": "osmesa"}, "osmesa"),
-        ({"MUJOCO_GL": "EGL", "PYOPENGL_PLATFORM": "egl"}, "egl"),
-    ],
-)
-def test_backend_is_the_users(environ, variables, backend):
-    environ(**variables)
+    if wanted:
+        monkeypatch.setenv("MUJOCO_GL", wanted)
     assert choose_backend() == backend
 
 
-def test_render_settings_that_contradict_or_need_a_display_are_refused(environ):
-    environ(MUJOCO_GL="egl", PYOPENGL_PLATFORM="osmesa")
-    with pytest.raises(BadInput, match="contradict"):
-        choose_backend()
-    environ(MUJOCO_GL="glfw")
+def test_a_backend_that_needs_a_display_or_has_no_library_is_refused_with_the_repair(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
     with pytest.raises(BadInput, match="MUJOCO_GL=glfw; use egl or osmesa"):
         choose_backend()
-
-
-def test_missing_system_library_names_the_packages(environ, monkeypatch):
-    environ(MUJOCO_GL="egl")
+    monkeypatch.setenv("MUJOCO_GL", "egl")
     monkeypatch.setitem(rendering.BACKENDS, "egl", (("libNoSuchThing.so.1",), rendering.BACKENDS["egl"][1]))
     with pytest.raises(BadInput, match=r"libNoSuchThing\.so\.1 is missing; run: apt-get install libegl1 libopengl0"):
         choose_backend()
@@ -86,7 +60,7 @@ def installed(monkeypatch):
     return versions
 
 
-@pytest.mark.parametrize("version", ["3.4.0", "3.8.1", "3.10.2", "4.0"])
+@pytest.mark.parametrize("version", ["3.4.0", "3.10.2"])
 def test_mujoco_with_other_contacts_is_refused(installed, version):
     installed(mujoco=version)
     with pytest.raises(BadInput, match=r"run: pip install mujoco==3\.3\.0"):
@@ -188,11 +162,6 @@ def test_a_driver_that_does_not_start_is_advice(machine):
     machine(0, works=False)
     with pytest.raises(BadInput, match=r"cannot be initialised.*apt-get install.*NVIDIA_DRIVER_CAPABILITIES=all"):
         choose_egl_device()
-
-
-@pytest.mark.parametrize(("name", "expected"), [("llvmpipe (LLVM 15.0.6, 256 bits)", True), ("NVIDIA H100", False)])
-def test_software_is_told_by_its_name(name, expected):
-    assert Renderer("egl", 0, "vendor", name).in_software is expected
 
 
 # ------------------------------------------------------------- LIBERO's first import, in processes of their own

@@ -66,7 +66,9 @@ def test_unknown_suite_lists_the_suites():
 
 @pytest.mark.parametrize("task_ids", [(10,), (-1,), (0, 99), ()])
 def test_unknown_task_id_lists_the_tasks(task_ids):
-    with pytest.raises(BadInput, match=r"0\.\.9, found .*: 0 open_the_middle_drawer.*9 put_the_wine_bottle_on_the_rack"):
+    with pytest.raises(
+        BadInput, match=r"0\.\.9, found .*: 0 open_the_middle_drawer.*9 put_the_wine_bottle_on_the_rack"
+    ):
         EnvSpec("libero_goal", task_ids)
 
 
