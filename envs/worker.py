@@ -46,7 +46,7 @@ class NoAnswer(Exception):
 class Worker:
     """Our handle on a process that makes a handler, `make_handler(*recipe)`, and answers by its method `run`.
 
-    At most one request is under way (`deadline` is set then). The process dies with the thread that made it.
+    At most one request is under way (`deadline` is finite then). The process dies with the thread that made it.
     """
 
     def __init__(self, make_handler: Callable[..., Any], recipe: tuple[Any, ...] = ()) -> None:
@@ -65,12 +65,12 @@ class Worker:
         )
         theirs.close()
         os.close(memory_fd)
-        self.deadline = math.inf  # time.monotonic() by which the answer must be here
-        self._send((make_handler, recipe))
+        self.request((make_handler, recipe), timeout_s=math.inf)
 
     def request(self, request: object, timeout_s: float) -> None:
-        self.deadline = time.monotonic() + timeout_s
-        self._send(request)
+        self.deadline = time.monotonic() + timeout_s  # by which the answer must be here
+        with suppress(OSError):  # it has died: the next receive() finds out
+            self.connection.send(request)
 
     def receive(self) -> Any:
         """The answer; call it when the connection is readable.
@@ -102,10 +102,6 @@ class Worker:
         self.connection.close()
         self._memory.close()
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-    def _send(self, message: object) -> None:
-        with suppress(OSError):  # it has died: the next receive() finds out
-            self.connection.send(message)
 
 
 def ask(question: Callable[..., T], *arguments: object, answer_s: float = ANSWER_S) -> T:
