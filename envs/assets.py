@@ -8,39 +8,34 @@ folder. The environment variable LIBERO_ASSETS names a folder where the recipe s
 import os
 from pathlib import Path
 
-from envs.cache import cache_dir
-from errors import BadInput
+from contracts import BadInput
+from envs.tasks import cache_dir, libero_root
 
 SUBFOLDERS = (
-    "articulated_objects",
-    "scenes",
-    "stable_hope_objects",
-    "stable_scanned_objects",
-    "turbosquid_objects",
-    "textures",
-)
+    "articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects", "textures",
+)  # fmt: skip
 
 
 def find_assets(assets: str) -> Path:
     """Absolute asset folder for "lowpoly", "official" or a directory. Raises BadInput where there is none."""
-    if assets == "lowpoly" and (folder := os.environ.get("LIBERO_ASSETS")):
-        return _checked(Path(folder), "LIBERO_ASSETS")
-    if assets == "lowpoly":
-        from workshop.lowpoly import ensure_pack
+    if is_lowpoly(assets):
+        from envs.lowpoly import ensure_pack
 
         return ensure_pack(cache_dir())
     if assets == "official":
         return _official()
-    return _checked(Path(assets), "assets")
+    folder = Path(os.environ["LIBERO_ASSETS"] if assets == "lowpoly" else assets).absolute()
+    if missing := [name for name in SUBFOLDERS if not (folder / name).is_dir()]:
+        found = f"lacks {', '.join(missing)}" if folder.is_dir() else "does not exist"
+        raise BadInput(f'{folder} is no LIBERO asset folder: it {found}; use "lowpoly" for the bundled models')
+    return folder
 
 
 def describe_assets(assets: str) -> str:
     """One phrase for logs and run records: which pictures the policy saw."""
-    if assets == "official":
-        return f"official LIBERO meshes ({find_assets(assets)})"
     if is_lowpoly(assets):
         return "bundled low-poly models (LIBERO's physics, simplified looks)"
-    return f"folder {find_assets(assets)}"
+    return f"{'official LIBERO meshes' if assets == 'official' else 'folder'} {find_assets(assets)}"
 
 
 def is_lowpoly(assets: str) -> bool:
@@ -48,35 +43,21 @@ def is_lowpoly(assets: str) -> bool:
     return assets == "lowpoly" and not os.environ.get("LIBERO_ASSETS")
 
 
-def _checked(folder: Path, source: str) -> Path:
-    missing = [name for name in SUBFOLDERS if not (folder / name).is_dir()]
-    if missing:
-        found = f"lacks {', '.join(missing)}" if folder.is_dir() else "does not exist"
-        raise BadInput(
-            f'{source}: {folder} is no LIBERO asset folder: it {found}; use "lowpoly" for the bundled models'
-        )
-    return folder.absolute()
-
-
 def _official() -> Path:
-    """hf-libero's cache, else its download, as a folder that `_checked` has seen."""
-    from envs.tasks import libero_root
-
-    in_package = libero_root() / "assets"
+    """hf-libero's folders, else our download."""
     cached = Path(os.path.expanduser("~/.cache/libero/assets"))  # where hf-libero's downloader puts them
-    for folder in (in_package, cached):
-        if all((folder / name).is_dir() for name in SUBFOLDERS):
-            return folder
-    target = cache_dir() / "official_assets"
+    downloaded = cache_dir() / "official_assets"
+    for folder, whole in ((libero_root() / "assets", "scenes"), (cached, "scenes"), (downloaded, ".complete")):
+        if (folder / whole).exists():
+            return find_assets(str(folder))
     try:
-        if not (target / ".complete").exists():
-            from huggingface_hub import snapshot_download
+        from huggingface_hub import snapshot_download
 
-            snapshot_download(repo_id="lerobot/libero-assets", repo_type="dataset", local_dir=target)
-            (target / ".complete").touch()
-    except Exception as fault:
+        snapshot_download(repo_id="lerobot/libero-assets", repo_type="dataset", local_dir=downloaded)
+        (downloaded / ".complete").touch()
+    except Exception as fault:  # no network, no package, no space
         raise BadInput(
             f"official LIBERO assets are neither in {cached} nor can they be downloaded ({type(fault).__name__}); "
             'with a network connection try again, or use "lowpoly" or a directory that holds them'
         ) from None
-    return _checked(target, "official assets")
+    return find_assets(str(downloaded))

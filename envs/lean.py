@@ -1,10 +1,11 @@
 """Exact speed-ups of LIBERO's env: the same numbers and pixels for a fraction of the work.
 
-Everything here changes single instances, never a class or module of robosuite or LIBERO, so that LIBERO's own env can
-run beside ours; tests/test_libero.py compares the two bit for bit. `domain` is LIBERO's env under its wrapper
-(`BDDLBaseDomain`, built with hard_reset=False).
+Everything here changes single instances, never a class or module, so that LIBERO's own env can run beside ours;
+tests/test_libero.py compares the two bit for bit. `domain` is LIBERO's env under its wrapper (`BDDLBaseDomain`, built
+with hard_reset=False). Import this after `envs.rendering.prepare`.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,11 +13,11 @@ from typing import Any
 
 import mujoco
 import numpy as np
-
-from envs.lean_control import lean_control
-from envs.view import only_what_is_in_view
+from robosuite.utils.control_utils import nullspace_torques, opspace_matrices, orientation_error
 
 PROPRIO_OBSERVABLES = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
+HIDDEN_GROUP = mujoco.mjNGROUP - 1  # of geoms; robosuite draws groups 1 and 2
+MARGIN = 1e-3  # metres, far above the rounding of the single-precision pipeline that draws
 
 
 @contextmanager
@@ -32,18 +33,13 @@ def lean_physics(sim: Any) -> Iterator[None]:
 
     def forward() -> None:
         nonlocal is_fresh
-        if is_fresh:
-            mujoco.mj_forwardSkip(model, data, mujoco.mjtStage.mjSTAGE_VEL, 1)
-        else:
-            mujoco.mj_forwardSkip(model, data, mujoco.mjtStage.mjSTAGE_NONE, 1)  # without sensors: nobody reads them
+        stage = mujoco.mjtStage.mjSTAGE_VEL if is_fresh else mujoco.mjtStage.mjSTAGE_NONE
+        mujoco.mj_forwardSkip(model, data, stage, 1)  # without sensors: nobody reads them
         is_fresh = True
 
     def step(with_udd: bool = True) -> None:
         nonlocal is_fresh
-        if is_fresh:
-            mujoco.mj_step2(model, data)
-        else:
-            mujoco.mj_step(model, data)
+        (mujoco.mj_step2 if is_fresh else mujoco.mj_step)(model, data)
         is_fresh = False
 
     sim.forward, sim.step = forward, step
@@ -54,7 +50,7 @@ def lean_physics(sim: Any) -> Iterator[None]:
 
 
 class CameraGate:
-    """Makes the image observables of a domain render only the cameras that are `wanted`, and only what they see.
+    """Makes a domain observe only what is read, and render only the cameras that are `wanted` and what they see.
 
     The observables stay enabled: they are sampled at the same physics step as LIBERO's. Disabling them instead would
     shift their clock and so give other images. An image that is not wanted is a black one.
@@ -64,19 +60,24 @@ class CameraGate:
         self.wanted: tuple[str, ...] = ()
         self.seconds = 0.0  # spent rendering so far
         self._domain = domain
+        # Those of objects and joints are never read.
+        read = (*PROPRIO_OBSERVABLES, *(f"{camera}_image" for camera in domain.camera_names))
+        domain._observables = {name: domain._observables[name] for name in read}
         for camera, height, width in zip(domain.camera_names, domain.camera_heights, domain.camera_widths, strict=True):
             observable = domain._observables[f"{camera}_image"]
-            black = np.zeros((height, width, 3), np.uint8)
-            observable._sensor = self._gated(camera, observable._sensor, black)
+            observable._sensor = self._gated(camera, observable._sensor, np.zeros((height, width, 3), np.uint8))
+
+    def make_gl_current(self) -> None:
+        """robosuite draws into, and deletes from, whichever GL context is current: another env's, as a rule."""
+        self._domain.sim._render_context_offscreen.gl_ctx.make_current()
 
     def _gated(self, camera: str, render: Callable, black: np.ndarray) -> Callable:
         def sensor(obs_cache: dict) -> np.ndarray:
             if camera not in self.wanted:
                 return black
             started = time.perf_counter()
-            # robosuite makes a context current once, when it is made: with two envs in a process the later one's.
+            self.make_gl_current()
             sim = self._domain.sim
-            sim._render_context_offscreen.gl_ctx.make_current()
             with only_what_is_in_view(sim.model._model, sim.data._data, sim.model.camera_name2id(camera)):
                 image = render(obs_cache)
             self.seconds += time.perf_counter() - started
@@ -87,10 +88,38 @@ class CameraGate:
         return sensor
 
 
-def drop_unread_observables(domain: Any) -> None:
-    """Keep the observables that make an Observation; those of objects and joints are never read."""
-    kept = (*PROPRIO_OBSERVABLES, *(f"{camera}_image" for camera in domain.camera_names))
-    domain._observables = {name: domain._observables[name] for name in kept}
+@contextmanager
+def only_what_is_in_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> Iterator[None]:
+    """Within this block geoms outside the square view of `camera` are in a group that is not drawn.
+
+    MuJoCo sends all geoms to the renderer, which drops what is out of view triangle by triangle. For the wrist camera
+    that is most of the arm. Mirrors and shadows show what the camera itself cannot see: with them all geoms stay.
+    """
+    materials = model.geom_matid[model.geom_matid >= 0]
+    if model.light_castshadow.any() or model.mat_reflectance[materials].any():
+        yield
+        return
+    hidden = out_of_view(model, data, camera)
+    groups = model.geom_group[hidden]
+    model.geom_group[hidden] = HIDDEN_GROUP
+    try:
+        yield
+    finally:
+        model.geom_group[hidden] = groups
+
+
+def out_of_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> np.ndarray:
+    """Indices of the geoms whose bounding boxes lie wholly outside one of the five planes that bound the view."""
+    slope = math.tan(math.radians(model.cam_fovy[camera]) / 2)
+    inward = np.array([[1, 0, -slope], [-1, 0, -slope], [0, 1, -slope], [0, -1, -slope], [0, 0, -1]])  # it looks to -z
+    inward /= np.linalg.norm(inward, axis=1, keepdims=True)
+    inward = inward @ data.cam_xmat[camera].reshape(3, 3).T
+    axes = data.geom_xmat.reshape(-1, 3, 3)
+    centre, half_size = model.geom_aabb[:, :3, None], model.geom_aabb[:, 3:, None]  # in the frame of the geom
+    centres = data.geom_xpos + (axes @ centre)[:, :, 0] - data.cam_xpos[camera]
+    reach = (np.abs(inward @ axes) @ half_size)[:, :, 0]  # (ngeom, 5): from the centre along each normal
+    is_outside = (centres @ inward.T + reach).min(axis=1) < -MARGIN
+    return np.flatnonzero(is_outside & (model.geom_rbound > 0))  # rbound 0: an infinite plane
 
 
 class SoftReset:
@@ -122,3 +151,74 @@ class SoftReset:
         mujoco.mj_resetData(sim.model._model, sim.data._data)
         sim.forward()
         sim.forward()
+
+
+def lean_control(domain: Any) -> Callable[[np.ndarray, bool], None]:
+    """The robot's controller with the numbers of robosuite's and a quarter of its Python, as `_pre_action` of `domain`.
+
+    robosuite looks up names and limits and computes the same Jacobian four times in each of the 25 physics steps of an
+    env step. Here they are looked up once an episode, and the Jacobian is computed once a physics step. Every product
+    has the operands, the order and the memory layout of the original: another layout would choose another BLAS routine
+    and so other last bits. It knows what LIBERO uses: one Panda arm, OSC_POSE control with fixed impedance, uncoupled,
+    no interpolation. The next reset makes a new controller.
+    """
+    sim, robot = domain.sim, domain.robots[0]
+    model, data = sim.model._model, sim.data._data
+    controller, gripper = robot.controller, robot.gripper
+    measure = _measurement(controller, sim)
+    controller.update = measure  # also for set_goal, which stays robosuite's
+
+    arm, fingers = robot._ref_joint_actuator_indexes, robot._ref_joint_gripper_actuator_indexes
+    arm_low, arm_high = model.actuator_ctrlrange[arm].T
+    fingers_low, fingers_high = model.actuator_ctrlrange[fingers].T
+    fingers_middle, fingers_reach = 0.5 * (fingers_high + fingers_low), 0.5 * (fingers_high - fingers_low)
+
+    def control(action: np.ndarray, policy_step: bool = False) -> None:
+        """Write the motor commands of one physics step; `action` (7,) is new when `policy_step` is true."""
+        if policy_step:
+            controller.set_goal(action[:6])
+        measure()
+        controller.new_update = True  # the next physics step measures anew
+        data.ctrl[arm] = np.clip(_torques(controller, data), arm_low, arm_high)
+        data.ctrl[fingers] = fingers_middle + fingers_reach * gripper.format_action(action[6:])
+
+    return control
+
+
+def _measurement(controller: Any, sim: Any) -> Callable[[], None]:
+    """robosuite's Controller.update: where the hand and the arm are, and how they answer to forces."""
+    model, data = sim.model._model, sim.data._data
+    site = sim.model.site_name2id(controller.eef_name)
+    positions, velocities = controller.qpos_index, controller.qvel_index
+    jacobian_pos, jacobian_ori = np.zeros((3, model.nv)), np.zeros((3, model.nv))
+    mass_matrix = np.zeros((model.nv, model.nv))
+
+    def measure() -> None:
+        if not controller.new_update:
+            return
+        sim.forward()
+        controller.ee_pos = data.site_xpos[site].copy()
+        controller.ee_ori_mat = data.site_xmat[site].reshape(3, 3).copy()
+        mujoco.mj_jacSite(model, data, jacobian_pos, jacobian_ori, site)
+        controller.ee_pos_vel = np.dot(jacobian_pos, data.qvel)
+        controller.ee_ori_vel = np.dot(jacobian_ori, data.qvel)
+        controller.joint_pos, controller.joint_vel = data.qpos[positions], data.qvel[velocities]
+        controller.J_pos, controller.J_ori = jacobian_pos[:, velocities], jacobian_ori[:, velocities]
+        controller.J_full = np.concatenate([controller.J_pos, controller.J_ori])
+        mujoco.mj_fullM(model, mass_matrix, data.qM)
+        controller.mass_matrix = mass_matrix[velocities, :][:, velocities]
+        controller.new_update = False
+
+    return measure
+
+
+def _torques(controller: Any, data: Any) -> np.ndarray:
+    """Torques (7,) of operational space control, as in OperationalSpaceController.run_controller."""
+    c = controller
+    force = (c.goal_pos - c.ee_pos) * c.kp[:3] + -c.ee_pos_vel * c.kd[:3]
+    torque = orientation_error(c.goal_ori, c.ee_ori_mat) * c.kp[3:6] + -c.ee_ori_vel * c.kd[3:6]
+    _, lambda_pos, lambda_ori, nullspace = opspace_matrices(c.mass_matrix, c.J_full, c.J_pos, c.J_ori)
+    wrench = np.concatenate([np.dot(lambda_pos, force), np.dot(lambda_ori, torque)])
+    against_gravity = data.qfrc_bias[c.qvel_index]
+    at_rest = nullspace_torques(c.mass_matrix, nullspace, c.initial_joint, c.joint_pos, c.joint_vel)
+    return np.dot(c.J_full.T, wrench) + against_gravity + at_rest

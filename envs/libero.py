@@ -1,39 +1,39 @@
 """One LIBERO task as an env that executes whole chunks of actions and renders only what the policy reads.
 
 An episode: reset (seeded placement of fixtures, initial state, 10 settling steps), then chunks until the task's
-success predicate holds or the suite's step limit is reached.
+success predicate holds or the suite's step limit is reached. `LiberoEnv` plays episodes; `Simulator`, beneath it, is
+LIBERO's own env, built without its side effects and driven one env step at a time.
 """
 
 import atexit
 import logging
+import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
+from contracts import BadInput, Observation
+from envs import rendering, tasks
 from envs.assets import find_assets
-from envs.init_states import load_init_states
-from envs.observation import CAMERAS, Observation, observation_from_libero, upright
-from envs.simulator import Simulator
-from envs.tasks import (
-    MAX_ENV_STEPS,
-    NUM_SAMPLED_INIT_STATES,
-    TaskFiles,
-    TaskInfo,
-    bddl_task,
-    check_task_ids,
-    count_init_states,
-    suite_task,
-)
-from errors import BadInput
-from interrupts import finished_first, pass_on_interrupt
+from envs.tasks import MAX_ENV_STEPS, TaskFiles, TaskInfo, check_task_ids, libero_root, load_init_states
 
-LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+IMAGE_SIZE = 256
+CAMERAS = ("agentview", "robot0_eye_in_hand")  # a policy with n images reads the first n
 SETTLING_STEPS = 10  # initial states hold the objects some centimetres above the table
 SETTLING_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # no motion, gripper open
+MAX_PLACEMENT_TRIES = 100
+Outcome = tuple[Mapping[str, np.ndarray], bool]  # of an env step: LIBERO's observations, success
+
+
+class SimulatorFault(Exception):
+    """The simulation went wrong by itself: not the policy's failure and not the user's."""
 
 
 @dataclass(frozen=True)
@@ -46,18 +46,12 @@ class EnvSpec:
     assets: str = "lowpoly"  # "lowpoly", "official" or a folder
     bddl_file: str | None = None  # a task of one's own, as task id 0, with the step limit of task_suite
     max_env_steps: int | None = None  # None: the suite's
-    render_backend: str | None = None  # "egl" or "osmesa"; None: MUJOCO_GL, else EGL
-    render_gpu: int | None = None  # EGL device index; None: see envs.egl.choose_egl_device
 
     def __post_init__(self) -> None:
-        if self.num_images not in (1, 2):
-            raise BadInput(f"num_images {self.num_images}: LIBERO policies read 1 (agentview) or 2 (and wrist) images")
         if self.bddl_file is None:
             check_task_ids(self.task_suite, self.task_ids)
         elif self.task_suite not in MAX_ENV_STEPS or tuple(self.task_ids) != (0,):
             raise BadInput(f"a BDDL file is task id 0 with the step limit of a suite: {', '.join(MAX_ENV_STEPS)}")
-        if self.max_env_steps is not None and self.max_env_steps < 1:
-            raise BadInput(f"max_env_steps {self.max_env_steps}: an episode needs at least one env step")
 
 
 @dataclass(frozen=True)
@@ -77,18 +71,13 @@ class ChunkResult:
 
 
 def task_files(spec: EnvSpec, task_id: int) -> TaskFiles:
-    if spec.bddl_file is None:
-        return suite_task(spec.task_suite, task_id)
-    if task_id != 0:
-        raise BadInput(f"unknown task id {task_id}: a BDDL file is task id 0")
-    return bddl_task(spec.bddl_file)
+    return tasks.suite_task(spec.task_suite, task_id) if spec.bddl_file is None else tasks.bddl_task(spec.bddl_file)
 
 
 def task_info(spec: EnvSpec) -> list[TaskInfo]:
-    """The tasks of a recipe, without building an env."""
-    limit = spec.max_env_steps or MAX_ENV_STEPS[spec.task_suite]
-    tasks = [(task_id, task_files(spec, task_id)) for task_id in spec.task_ids]
-    return [TaskInfo(task_id, t.name, t.instruction, limit, count_init_states(t)) for task_id, t in tasks]
+    """The tasks of a recipe, without building a simulator. Raises BadInput."""
+    envs = [LiberoEnv(spec, task_id) for task_id in spec.task_ids]
+    return [TaskInfo(e.task_id, e.files.name, e.instruction, e.max_env_steps, e.num_init_states) for e in envs]
 
 
 class LiberoEnv:
@@ -97,11 +86,11 @@ class LiberoEnv:
     def __init__(self, spec: EnvSpec, task_id: int) -> None:
         self.spec = spec
         self.task_id = task_id
-        self._files = task_files(spec, task_id)
-        self._init_states = load_init_states(self._files.init_states) if self._files.init_states else None
-        self.instruction = self._files.instruction
+        self.files = task_files(spec, task_id)
+        self._init_states = load_init_states(self.files.init_states) if self.files.init_states else None
+        self.instruction = self.files.instruction
         self.max_env_steps = spec.max_env_steps or MAX_ENV_STEPS[spec.task_suite]
-        self.num_init_states = NUM_SAMPLED_INIT_STATES if self._init_states is None else len(self._init_states)
+        self.num_init_states = tasks.NUM_SAMPLED_INIT_STATES if self._init_states is None else len(self._init_states)
         self._cameras = CAMERAS[: spec.num_images]
         self._simulator: Simulator | None = None
         self._running = False
@@ -116,28 +105,22 @@ class LiberoEnv:
         Raises BadInput for an initial state that does not exist and for everything else that the user can repair.
         """
         if not 0 <= init_state_id < self.num_init_states:
-            raise BadInput(f"initial state {init_state_id} of {self._files.name}: it has 0..{self.num_init_states - 1}")
+            raise BadInput(f"initial state {init_state_id} of {self.files.name}: it has 0..{self.num_init_states - 1}")
         self._running, self._recording, self._env_steps = True, record, 0
         return self._guarded(lambda: self._start(init_state_id, seed, observe), observe)
 
     def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
         """Execute `actions` (n, 7) one after the other, up to success or the step limit; then observe, or don't."""
-        actions = np.asarray(actions, dtype=np.float64)
-        if actions.ndim != 2 or actions.shape[1] != 7 or not len(actions) or not np.isfinite(actions).all():
-            raise ValueError(f"a chunk is (n, 7) finite numbers, n >= 1; got {actions.shape}")
-        if not self._running:
-            raise RuntimeError("no episode is running: reset first")
-        actions = actions[: self.max_env_steps - self._env_steps]
+        assert self._running, "no episode is running: reset first"
+        actions = np.asarray(actions, dtype=np.float64)[: self.max_env_steps - self._env_steps]
         return self._guarded(lambda: self._execute(actions, observe), observe)
 
     @property
     def domain(self) -> Any:
-        """LIBERO's own env beneath, with the true poses of all objects; there is one from the first reset on."""
-        if self._simulator is None:
-            raise RuntimeError("there is no simulator yet: reset first")
+        """LIBERO's own env beneath, with the true poses of all objects."""
+        assert self._simulator is not None, "there is no simulator yet: reset first"
         return self._simulator.domain
 
-    @finished_first
     def close(self) -> None:
         """Free the simulator. Also called at exit: GL contexts must go before GL itself does."""
         self._running = False
@@ -146,8 +129,11 @@ class LiberoEnv:
             atexit.unregister(self.close)
             simulator.close()
 
-    def _start(self, init_state_id: int, seed: int, observe: bool) -> tuple[Mapping[str, np.ndarray], bool]:
-        simulator = self._simulator or self._build()
+    def _start(self, init_state_id: int, seed: int, observe: bool) -> Outcome:
+        if self._simulator is None:
+            self._simulator = Simulator(self.files.bddl, find_assets(self.spec.assets), self._cameras)
+            atexit.register(self.close)
+        simulator = self._simulator
         if self._init_states is None:  # LIBERO's sampler places the objects, too: another seed for every state
             simulator.reset(seed * self.num_init_states + init_state_id)
         else:
@@ -155,36 +141,25 @@ class LiberoEnv:
             simulator.set_state(self._init_states[init_state_id])
         for _ in range(SETTLING_STEPS - 1):
             simulator.step(SETTLING_ACTION)
-        raw, _ = simulator.step(SETTLING_ACTION, self._cameras if observe else CAMERAS[: self._recording])
-        if self._recording:
-            self._frames.append(upright(raw["agentview_image"]))
-        return raw, False
+        return self._step(simulator, SETTLING_ACTION, observe)[0], False
 
-    @finished_first  # a drawing context that is half there cannot be freed, and says so at the program's end
-    def _build(self) -> Simulator:
-        self._simulator = Simulator(
-            self._files.bddl,
-            find_assets(self.spec.assets),
-            self._cameras,
-            self.spec.render_backend,
-            self.spec.render_gpu,
-        )
-        atexit.register(self.close)
-        return self._simulator
-
-    def _execute(self, actions: np.ndarray, observe: bool) -> tuple[Mapping[str, np.ndarray], bool]:
-        simulator, success = self._simulator, False
-        assert simulator is not None, "an episode is running"
-        while not success and len(actions):
-            action, actions = actions[0], actions[1:]
+    def _execute(self, actions: np.ndarray, observe: bool) -> Outcome:
+        assert self._simulator is not None, "an episode is running"
+        for number, action in enumerate(actions, start=1):
             self._env_steps += 1
-            observed = observe and not len(actions) and self._env_steps < self.max_env_steps
-            raw, success = simulator.step(action, self._cameras if observed else CAMERAS[: self._recording])
-            if self._recording:
-                self._frames.append(upright(raw["agentview_image"]))
+            is_seen = observe and number == len(actions) and self._env_steps < self.max_env_steps
+            raw, success = self._step(self._simulator, action, is_seen)
+            if success:
+                break
         return raw, success
 
-    def _guarded(self, part: Callable[[], tuple[Mapping[str, np.ndarray], bool]], observe: bool) -> ChunkResult:
+    def _step(self, simulator: "Simulator", action: np.ndarray, observe: bool) -> Outcome:
+        raw, success = simulator.step(action, self._cameras if observe else CAMERAS[: self._recording])
+        if self._recording:
+            self._frames.append(upright(raw["agentview_image"]))
+        return raw, success
+
+    def _guarded(self, part: Callable[[], Outcome], observe: bool) -> ChunkResult:
         """Run a part of an episode; a fault of the simulator ends the episode and costs the simulator its life."""
         started, steps_before = time.perf_counter(), self._env_steps
         rendered_before = self._simulator.gate.seconds if self._simulator else 0.0
@@ -196,9 +171,8 @@ class LiberoEnv:
         except BadInput:
             self.close()
             raise
-        except Exception as fault:
-            pass_on_interrupt(fault)
-            LOG.warning("simulator fault in %s, env step %d", self._files.name, self._env_steps, exc_info=True)
+        except Exception as fault:  # whatever LIBERO, robosuite or a driver raises
+            log.warning("simulator fault in %s, env step %d", self.files.name, self._env_steps, exc_info=True)
             error = f"{type(fault).__name__}: {fault}"
         render_s = self._simulator.gate.seconds - rendered_before if self._simulator else 0.0
         done = success or error is not None or self._env_steps >= self.max_env_steps
@@ -206,14 +180,141 @@ class LiberoEnv:
             with suppress(Exception):  # what has failed may fail to close
                 self.close()
         self._running = not done
-        return ChunkResult(
-            None if done or not observe else observation_from_libero(raw, self.spec.num_images, self.instruction),
-            success,
-            self._env_steps - steps_before,
-            self._env_steps,
-            done,
-            error,
-            time.perf_counter() - started - render_s,
-            render_s,
-            self._frames,
+        observation = None
+        if observe and not done:
+            observation = observation_from_libero(raw, self.spec.num_images, self.instruction)
+        executed, sim_s = self._env_steps - steps_before, time.perf_counter() - started - render_s
+        return ChunkResult(observation, success, executed, self._env_steps, done, error, sim_s, render_s, self._frames)
+
+
+def upright(image: np.ndarray) -> np.ndarray:
+    """Turn one frame (256, 256, 3) by 180 degrees: LIBERO renders upside down, and the training data were turned."""
+    return np.ascontiguousarray(image[::-1, ::-1])
+
+
+def axis_angle(quaternion: np.ndarray) -> np.ndarray:
+    """Rotation vector (3,) of a quaternion (x, y, z, w); q and -q give different ones, as in the training data."""
+    w = min(max(float(quaternion[3]), -1.0), 1.0)
+    sin_half = math.sqrt(1.0 - w * w)
+    if math.isclose(sin_half, 0.0):
+        return np.zeros(3)
+    return quaternion[:3] * 2.0 * math.acos(w) / sin_half
+
+
+def observation_from_libero(raw: Mapping[str, np.ndarray], num_images: int, instruction: str) -> Observation:
+    """What the policy sees, by the conventions of the published OpenVLA-OFT evaluation."""
+    images = np.stack([upright(raw[f"{camera}_image"]) for camera in CAMERAS[:num_images]])
+    proprio = np.concatenate(
+        [raw["robot0_eef_pos"], axis_angle(raw["robot0_eef_quat"]), raw["robot0_gripper_qpos"]], dtype=np.float64
+    )
+    return Observation(images, proprio, instruction)
+
+
+class Simulator:
+    """One built task. Building takes seconds; a fault makes it worthless: close it and build another one."""
+
+    def __init__(self, bddl: Path, assets: Path, cameras: Sequence[str]) -> None:
+        rendering.prepare()
+        with rendering.render_device():
+            self._wrapper = _build_libero(bddl, assets, list(cameras))
+        from envs import lean  # imports mujoco, which `prepare` has to precede
+
+        self.domain = self._wrapper.env  # LIBERO's `BDDLBaseDomain`: the simulation's true state, for experts and tests
+        self.gate = lean.CameraGate(self.domain)
+        self._soft_reset = lean.SoftReset(self.domain)
+        self._lean_physics = lean.lean_physics
+        self.domain.reward = lambda action: 0.0  # LIBERO's costs a second check of success, which nobody reads
+
+    def reset(self, seed: int) -> None:
+        """Reset everything; the places of cabinet, stove and other fixtures become a function of `seed` alone."""
+        self.gate.wanted = ()
+        _first_placement(self._soft_reset, seed)
+
+    def set_state(self, state: np.ndarray) -> None:
+        """Set time, positions and velocities, `state` (1 + nq + nv,)."""
+        model = self.domain.sim.model
+        if len(state) != 1 + model.nq + model.nv:
+            raise BadInput(
+                f"an initial state of {len(state)} numbers does not fit the model of {1 + model.nq + model.nv}: the "
+                'asset folder belongs to another version of LIBERO; use "lowpoly" or "official"'
+            )
+        self._wrapper.set_init_state(state)
+
+    def step(self, action: np.ndarray, wanted: Sequence[str] = ()) -> Outcome:
+        """One env step (25 physics steps); renders the `wanted` cameras. Returns LIBERO's observations, success."""
+        import mujoco
+
+        self.gate.wanted = tuple(wanted)
+        with self._lean_physics(self.domain.sim):
+            raw, _, success, _ = self.domain.step(action)
+        warnings, kinds = self.domain.sim.data._data.warning, mujoco.mjtWarning
+        for kind in (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC, kinds.mjWARN_BADCTRL):
+            if warnings[kind].number:  # MuJoCo resets a state that has become NaN or huge, and only warns
+                raise SimulatorFault(f"the simulation became unstable ({kind.name})")
+        return raw, bool(success)
+
+    def close(self) -> None:
+        """Free the GL context while its display still exists, else the interpreter's exit is full of EGLError."""
+        self.gate.make_gl_current()
+        self._wrapper.close()
+
+
+def _first_placement(attempt: Callable[[], T], seed: int) -> T:
+    """Repeat `attempt` until LIBERO's sampler finds room for all objects, as LIBERO's own reset does."""
+    from robosuite.utils.errors import RandomizationError
+
+    state = np.random.get_state()  # noqa: NPY002 - LIBERO draws from the global generator, which others use, too
+    np.random.seed(seed)  # noqa: NPY002
+    try:
+        for _ in range(MAX_PLACEMENT_TRIES):
+            with suppress(RandomizationError):
+                return attempt()
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+    raise SimulatorFault(f"LIBERO found no placement of the objects in {MAX_PLACEMENT_TRIES} tries")
+
+
+def _build_libero(bddl: Path, assets: Path, cameras: list[str]) -> Any:
+    import libero.libero
+    import mujoco
+    from libero.libero.envs.env_wrapper import OffScreenRenderEnv
+
+    # Without a handler MuJoCo writes its warnings into MUJOCO_LOG.TXT in the current folder.
+    mujoco.set_mju_user_warning(lambda message: log.warning("mujoco: %s", message))
+    other_assets = libero.libero._assets_path_cache  # hf-libero ignores its config file here
+    libero.libero._assets_path_cache = str(assets)
+    is_own = not bddl.is_relative_to(libero_root())
+    try:
+        frame = {"camera_names": cameras, "camera_heights": IMAGE_SIZE, "camera_widths": IMAGE_SIZE}
+        wrapper = _first_placement(  # it is never `done`: the step limit is the episode's
+            lambda: OffScreenRenderEnv(bddl_file_name=str(bddl), hard_reset=False, ignore_done=True, **frame), seed=0
         )
+        if is_own:
+            wrapper.env._check_success()  # a goal that LIBERO cannot evaluate would end every episode in an error
+        return wrapper
+    except (OSError, ValueError) as fault:
+        raise BadInput(f"LIBERO cannot load {bddl.stem} with the assets of {assets}: {fault}") from fault
+    except Exception as fault:  # what LIBERO makes of a mistake that envs.bddl cannot see: a KeyError, an assertion
+        if not is_own:
+            raise
+        raise BadInput(
+            f"LIBERO cannot build {bddl} ({type(fault).__name__}: {fault}): look at the categories of its objects, at "
+            "the regions that :init and :goal name (do the objects have them, is there room?), and compare with one of "
+            "LIBERO's own files"
+        ) from fault
+    finally:
+        libero.libero._assets_path_cache = other_assets
+
+
+def bowl_beside_ramekin_m() -> float:
+    """Metres between the centres of bowl and ramekin, seen from above, after a reset of libero_spatial task 5.
+
+    The bowl belongs into the ramekin. With the contacts of other versions of MuJoCo it slides off while it settles.
+    """
+    env = LiberoEnv(EnvSpec("libero_spatial", (5,), num_images=1), 5)
+    result = env.reset(0, observe=False)
+    if result.error is not None:
+        raise SimulatorFault(result.error)
+    bodies = ("akita_black_bowl_1_main", "glazed_rim_porcelain_ramekin_1_main")
+    bowl, ramekin = (env.domain.sim.data._data.body(name).xpos for name in bodies)
+    return float(np.linalg.norm((bowl - ramekin)[:2]))

@@ -1,127 +1,149 @@
 """Envs side by side: the only door by which rollouts and evaluation use the simulator.
 
 A pool has slots. Each slot runs one episode at a time: `reset` and `step` start work, `ready` hands out results as they
-come. With one slot everything happens in this process (`InlinePool`); with more, every slot has a worker process
-(`WorkerPool`). A fault of the simulator is the `error` of its episode; the slot recovers with the next reset.
-
-    with make_pool(spec, num_envs=8) as pool:
-        for slot in range(pool.num_slots):
-            pool.reset(slot, task_id=0, init_state_id=slot)
-        while results := pool.ready():
-            for slot, result in results:
-                if not result.done:
-                    pool.step(slot, actions_for(result.observation))
+come. A fault of the simulator is the `error` of its episode; the slot recovers with the next reset.
 """
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from envs.assets import find_assets
-from envs.libero import ChunkResult, EnvSpec, LiberoEnv, TaskInfo, task_info
-from envs.setup import check_system, check_versions
-from envs.worker import EnvFactory, Prepare, Reset, SlotEnv, Step, Worker
-from errors import BadInput
+from envs.libero import ChunkResult, EnvSpec, LiberoEnv, task_info
+from envs.rendering import check_versions, choose_backend
+from envs.worker import Worker
 
-__all__ = ["ChunkResult", "EnvSpec", "InlinePool", "TaskInfo", "WorkerPool", "make_pool", "task_info"]
-
-LOG = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 MAX_FAULTS_IN_A_ROW = 5  # episodes of one slot that end in an error, before the machine is taken to be broken
+KEPT_ENVS = 3  # of different tasks, per slot: building one takes seconds, keeping it some 100 MB
+
+# Makes something like a LiberoEnv; where a reset plays the whole episode, it has no step_chunk.
+EnvFactory = Callable[[EnvSpec, int], Any]
+Prepare = Callable[[np.ndarray], np.ndarray]  # frames (num_images, 256, 256, 3) -> (num_images, S, S, 3), uint8
 
 
-def make_pool(
-    spec: EnvSpec, num_envs: int, prepare: Prepare | None = None, make_env: EnvFactory = LiberoEnv
-) -> "InlinePool | WorkerPool":
+class Reset(NamedTuple):
+    task_id: int
+    init_state_id: int
+    seed: int
+    record: bool
+
+
+Request = Reset | np.ndarray  # or the actions (n, 7) of a chunk
+Results = list[tuple[int, ChunkResult]]  # by slot
+
+
+def make_pool(spec: EnvSpec, num_envs: int, prepare: Prepare | None = None, make_env: EnvFactory = LiberoEnv) -> "Pool":
     """A pool for the tasks of `spec`; `prepare` is the part of the policy's preprocessing that its workers do.
 
     Raises BadInput for what the user can repair, before any process is started.
     """
-    if num_envs < 1:
-        raise BadInput(f"num_envs {num_envs}: at least one env is needed")
-    check_system(spec.render_backend)
+    choose_backend()
     if caution := check_versions():
-        LOG.warning(caution)
+        log.warning(caution)
     task_info(spec)
     # Found (and, for "lowpoly", generated) once, here, rather than by all workers at the same time.
     spec = replace(spec, assets=str(find_assets(spec.assets)))
-    return InlinePool(spec, make_env, prepare) if num_envs == 1 else WorkerPool(spec, num_envs, make_env, prepare)
+    return Pool(spec, make_env, prepare) if num_envs == 1 else WorkerPool(spec, num_envs, make_env, prepare)
 
 
-class Slots:
-    """What both pools know about their slots: which run an episode, which have failed again and again."""
+class SlotEnv:
+    """Executes requests on the env of the task that was last asked for, and keeps those of a few tasks before it.
 
-    def __init__(self, num_slots: int) -> None:
-        self.env_steps = [0] * num_slots
-        self.running = [False] * num_slots
-        self.busy = [False] * num_slots
-        self.faults_in_a_row = [0] * num_slots
+    With `prepare` the observations come back prepared: preprocessing costs a simulator's time, not the policy's.
+    """
 
-    def start(self, slot: int, is_reset: bool) -> None:
-        if self.busy[slot]:
-            raise RuntimeError(f"slot {slot} is still at work: wait for its result")
-        if not is_reset and not self.running[slot]:
-            raise RuntimeError(f"slot {slot} runs no episode: reset it first")
-        self.busy[slot] = True
-        if is_reset:
-            self.env_steps[slot] = 0
+    def __init__(self, spec: EnvSpec, make_env: EnvFactory, prepare: Prepare | None = None) -> None:
+        self._recipe = (spec, make_env, prepare)
+        self._envs: dict[int, Any] = {}  # by task id, the last used one last
 
-    def finish(self, slot: int, result: ChunkResult) -> ChunkResult:
-        self.busy[slot], self.running[slot], self.env_steps[slot] = False, not result.done, result.env_steps
-        if result.error is not None:
-            self.faults_in_a_row[slot] += 1
-        elif result.done:
-            self.faults_in_a_row[slot] = 0
-        if self.faults_in_a_row[slot] >= MAX_FAULTS_IN_A_ROW:
-            raise RuntimeError(
-                f"the simulator of slot {slot} failed in {MAX_FAULTS_IN_A_ROW} episodes in a row; "
-                f"last error: {result.error}; its traceback is in the log above"
-            )
-        return result
+    def run(self, request: Request) -> ChunkResult:
+        spec, make_env, prepare = self._recipe
+        if isinstance(request, Reset):
+            env = self._envs.pop(request.task_id, None)
+            if env is None and len(self._envs) == KEPT_ENVS:
+                self._envs.pop(next(iter(self._envs))).close()
+            self._envs[request.task_id] = env = env or make_env(spec, request.task_id)
+            result = env.reset(request.init_state_id, request.seed, request.record)
+        else:
+            result = next(reversed(self._envs.values())).step_chunk(request)
+        if prepare is None or result.observation is None:
+            return result
+        started = time.perf_counter()
+        observation = replace(result.observation, images=prepare(result.observation.images), prepared=True)
+        return replace(result, observation=observation, preprocess_s=time.perf_counter() - started)
+
+    def close(self) -> None:
+        while self._envs:
+            self._envs.popitem()[1].close()
 
 
-class InlinePool:
-    """One slot, in this process; the work is done by `ready`."""
+class Pool:
+    """One slot, in this process: `ready` does the work."""
 
-    num_slots = 1
-
-    def __init__(self, spec: EnvSpec, make_env: EnvFactory = LiberoEnv, prepare: Prepare | None = None) -> None:
+    def __init__(
+        self, spec: EnvSpec, make_env: EnvFactory = LiberoEnv, prepare: Prepare | None = None, num_slots: int = 1
+    ) -> None:
+        self.num_slots = num_slots
         self.restarts = 0  # simulators rebuilt after a fault
-        self._slots = Slots(1)
-        self._slot_env = SlotEnv(spec, make_env, prepare)
-        self._request: Reset | Step | None = None
+        self._recipe = (spec, make_env, prepare)
+        self._slot_env = SlotEnv(*self._recipe)
+        self._requests: list[Request | None] = [None] * num_slots  # under way
+        self._env_steps = [0] * num_slots
+        self._faults_in_a_row = [0] * num_slots
 
     def reset(self, slot: int, task_id: int, init_state_id: int, seed: int = 0, record: bool = False) -> None:
-        self._slots.start(slot, is_reset=True)
-        self._request = Reset(task_id, init_state_id, seed, record)
+        """Start an episode in a slot."""
+        self._env_steps[slot] = 0
+        self._start(slot, Reset(task_id, init_state_id, seed, record))
 
     def step(self, slot: int, actions: np.ndarray) -> None:
-        self._slots.start(slot, is_reset=False)
-        self._request = Step(actions)
+        """Start a chunk of actions (n, 7) in a slot whose episode is not over."""
+        self._start(slot, actions)
 
-    def ready(self, timeout_s: float | None = None) -> list[tuple[int, ChunkResult]]:
-        """The result of the request under way, if any. `timeout_s` has no meaning within one process."""
-        if self._request is None:
-            return []
-        request, self._request = self._request, None
-        result = self._slot_env.run(request)
-        self.restarts += result.error is not None
-        return [(0, self._slots.finish(0, result))]
+    def ready(self, timeout_s: float | None = None) -> Results:
+        """Results that are there, at least one if any slot is at work, waiting no longer than `timeout_s` for it.
+
+        Raises BadInput that an env met, and RuntimeError when a slot fails again and again.
+        """
+        results = self._results(timeout_s)
+        for slot, result in results:
+            self._requests[slot], self._env_steps[slot] = None, result.env_steps
+            if result.error is not None:
+                self.restarts += 1
+                self._faults_in_a_row[slot] += 1
+            elif result.done:
+                self._faults_in_a_row[slot] = 0
+            if self._faults_in_a_row[slot] >= MAX_FAULTS_IN_A_ROW:
+                raise RuntimeError(
+                    f"the simulator of slot {slot} failed in {MAX_FAULTS_IN_A_ROW} episodes in a row; "
+                    f"last error: {result.error}; its traceback is in the log above"
+                )
+        return results
+
+    def _start(self, slot: int, request: Request) -> None:
+        assert self._requests[slot] is None, f"slot {slot} is still at work: wait for its result"
+        self._requests[slot] = request
+
+    def _results(self, timeout_s: float | None) -> Results:
+        return [(0, self._slot_env.run(request)) for request in self._requests if request is not None]
 
     def close(self) -> None:
         self._slot_env.close()
 
-    def __enter__(self) -> "InlinePool":
+    def __enter__(self) -> "Pool":
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
 
 
-class WorkerPool:
+class WorkerPool(Pool):
     """One worker process a slot. A worker that dies or misses its deadline is replaced, its episode an error.
 
     Every wait is bounded: `build_timeout_s` for a reset (which may build the simulator), `step_timeout_s` for a chunk.
@@ -129,76 +151,58 @@ class WorkerPool:
     """
 
     def __init__(
-        self,
-        spec: EnvSpec,
-        num_envs: int,
-        make_env: EnvFactory = LiberoEnv,
-        prepare: Prepare | None = None,
-        build_timeout_s: float = 300.0,
-        step_timeout_s: float = 120.0,
-        recycle_after: int = 200,
-    ) -> None:
-        self.num_slots = num_envs
-        self.restarts = 0
-        self._recipe = (spec, make_env, prepare)
-        self._build_timeout_s = build_timeout_s
-        self._step_timeout_s = step_timeout_s
+        self, spec: EnvSpec, num_envs: int, make_env: EnvFactory = LiberoEnv, prepare: Prepare | None = None,
+        build_timeout_s: float = 300.0, step_timeout_s: float = 120.0, recycle_after: int = 200,
+    ) -> None:  # fmt: skip
+        super().__init__(spec, make_env, prepare, num_envs)
+        self._build_timeout_s, self._step_timeout_s = build_timeout_s, step_timeout_s
         self._recycle_after = recycle_after
-        self._slots = Slots(num_envs)
-        self._workers = [Worker(*self._recipe) for _ in range(num_envs)]
+        self._workers = [Worker(SlotEnv, self._recipe) for _ in range(num_envs)]
+        self._episodes = [0] * num_envs  # of the slot's present worker
 
-    def reset(self, slot: int, task_id: int, init_state_id: int, seed: int = 0, record: bool = False) -> None:
-        self._slots.start(slot, is_reset=True)
-        if self._workers[slot].episodes >= self._recycle_after:
-            self._workers[slot].close()
-            self._workers[slot].end()
-            self._workers[slot] = Worker(*self._recipe)
-        self._workers[slot].request(Reset(task_id, init_state_id, seed, record), self._build_timeout_s)
+    def _start(self, slot: int, request: Request) -> None:
+        super()._start(slot, request)
+        timeout_s = self._step_timeout_s
+        if isinstance(request, Reset):
+            timeout_s = self._build_timeout_s
+            if self._episodes[slot] >= self._recycle_after:
+                self._workers[slot].close()
+                self._replace(slot)
+            self._episodes[slot] += 1
+        self._workers[slot].request(request, timeout_s)
 
-    def step(self, slot: int, actions: np.ndarray) -> None:
-        self._slots.start(slot, is_reset=False)
-        self._workers[slot].request(Step(actions), self._step_timeout_s)
-
-    def ready(self, timeout_s: float | None = None) -> list[tuple[int, ChunkResult]]:
-        """Results that are there, at least one if any slot is at work, waiting no longer than `timeout_s` for it.
-
-        Raises BadInput that a worker met, and RuntimeError when a slot fails again and again.
-        """
-        at_work = [slot for slot, busy in enumerate(self._slots.busy) if busy]
-        if not at_work:
-            return []
+    def _results(self, timeout_s: float | None) -> Results:
+        at_work = {w.connection: slot for slot, w in enumerate(self._workers) if self._requests[slot] is not None}
         give_up = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        results: list[tuple[int, ChunkResult]] = []
-        while not results:
-            wake_up = min(give_up, *(self._workers[slot].deadline for slot in at_work))
-            connections: dict[Any, int] = {self._workers[slot].connection: slot for slot in at_work}
-            answered = [connections[c] for c in wait(connections, max(0.0, wake_up - time.monotonic()))]
-            results = [(slot, self._receive(slot)) for slot in answered]
-            results += self._overdue([slot for slot in at_work if slot not in answered])
-            if time.monotonic() >= give_up:
+        results: Results = []
+        while at_work and not results:
+            wake_up = min(give_up, *(self._workers[slot].deadline for slot in at_work.values()))
+            answered = wait(list(at_work), max(0.0, wake_up - time.monotonic()))
+            now = time.monotonic()
+            for connection, slot in at_work.items():
+                if connection in answered:
+                    results.append((slot, self._receive(slot)))
+                elif self._workers[slot].deadline <= now:
+                    results.append((slot, self._fault(slot, "gave no answer in time", show_stack=True)))
+            if now >= give_up:
                 break
-        return [(slot, self._slots.finish(slot, result)) for slot, result in results]
+        return results
 
     def _receive(self, slot: int) -> ChunkResult:
         try:
-            answer = self._workers[slot].receive()
+            return self._workers[slot].receive()
         except (EOFError, OSError):
-            return self._replace(slot, "died")
-        if isinstance(answer, BadInput):
-            raise answer
-        return answer
+            return self._fault(slot, "died")
 
-    def _overdue(self, at_work: list[int]) -> list[tuple[int, ChunkResult]]:
-        now = time.monotonic()
-        late = [slot for slot in at_work if self._workers[slot].deadline <= now]
-        return [(slot, self._replace(slot, "gave no answer in time", show_stack=True)) for slot in late]
+    def _fault(self, slot: int, what_happened: str, show_stack: bool = False) -> ChunkResult:
+        error = f"the worker process of slot {slot} {what_happened} ({self._replace(slot, show_stack)})"
+        return ChunkResult(None, False, 0, self._env_steps[slot], done=True, error=error)
 
-    def _replace(self, slot: int, what_happened: str, show_stack: bool = False) -> ChunkResult:
+    def _replace(self, slot: int, show_stack: bool = False) -> str:
+        """Put a fresh worker into a slot; returns how the old one ended."""
         end = self._workers[slot].end(show_stack)
-        self._workers[slot] = Worker(*self._recipe)
-        self.restarts += 1
-        error = f"the worker process of slot {slot} {what_happened} ({end})"
-        return ChunkResult(None, False, 0, self._slots.env_steps[slot], done=True, error=error)
+        self._workers[slot], self._episodes[slot] = Worker(SlotEnv, self._recipe), 0
+        return end
 
     def close(self) -> None:
         """End all workers: idle ones in good order, those at work by force."""
@@ -206,9 +210,3 @@ class WorkerPool:
             worker.close()
         for worker in self._workers:
             worker.end()
-
-    def __enter__(self) -> "WorkerPool":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()

@@ -1,29 +1,31 @@
-"""LIBERO's suites, tasks and step limits, read from the installed package's files without importing it.
+"""LIBERO's suites, tasks, step limits and initial states, read from the installed package's files without importing it.
 
 Importing LIBERO's own benchmark module would ask a question on stdin, load torch and print; the task lists, problem
 files (BDDL) and initial states it would hand out are plain files.
 """
 
 import importlib.util
+import os
+import pickle
 import re
 import runpy
+import tempfile
+import zipfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
+from contracts import BadInput
 from envs.bddl import read_problem
-from envs.init_states import load_init_states
-from errors import BadInput
 
 # Env steps after settling: the caps of the published OpenVLA and OpenVLA-OFT evaluations.
-MAX_ENV_STEPS = {
-    "libero_spatial": 220,
-    "libero_object": 280,
-    "libero_goal": 300,
-    "libero_10": 520,
-    "libero_90": 400,
-}
+MAX_ENV_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+# What a pickled array names.
+ARRAY_NAMES = {"numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype", "_codecs.encode"}
 NUM_SAMPLED_INIT_STATES = 50  # of a BDDL file that comes without stored states: as many as a benchmark task has
 
 
@@ -42,6 +44,22 @@ class TaskFiles:
     instruction: str
     bddl: Path
     init_states: Path | None  # None: a BDDL file without stored states; LIBERO's sampler places the objects
+
+
+def cache_dir() -> Path:
+    """The folder outside run folders that the simulator's side writes to: $VLA_GRPO_CACHE, else ~/.cache/vla-grpo.
+
+    Where that cannot be written (read-only homes of clusters and containers), one in the system's temporary folder.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vla-grpo")
+    wanted = Path(os.environ.get("VLA_GRPO_CACHE") or home).absolute()
+    for folder in (wanted, Path(tempfile.gettempdir(), f"vla-grpo-{os.getuid()}")):
+        with suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # In a shared /tmp the second name may be somebody else's.
+            if os.access(folder, os.W_OK | os.X_OK) and (folder == wanted or folder.stat().st_uid == os.getuid()):
+                return folder
+    return Path(tempfile.mkdtemp(prefix="vla-grpo-"))
 
 
 @cache
@@ -68,12 +86,10 @@ def task_names(task_suite: str) -> tuple[str, ...]:
 
 def check_task_ids(task_suite: str, task_ids: Sequence[int]) -> None:
     names = task_names(task_suite)
-    unknown = [task_id for task_id in task_ids if not 0 <= task_id < len(names)]
-    if unknown or not task_ids:
-        listing = ", ".join(f"{task_id} {name}" for task_id, name in enumerate(names[:10]))
-        more = f", ... {len(names) - 1}" if len(names) > 10 else ""
-        what = f"unknown task id {', '.join(map(str, unknown))}" if unknown else "no task id given"
-        raise BadInput(f"{what} in {task_suite}; it has 0..{len(names) - 1}: {listing}{more}")
+    if not task_ids or not all(0 <= task_id < len(names) for task_id in task_ids):
+        listing = ", ".join(f"{task_id} {name}" for task_id, name in enumerate(names))
+        found = ", ".join(map(str, task_ids)) or "none"
+        raise BadInput(f"task ids of {task_suite} are 0..{len(names) - 1}, found {found}; there are: {listing}")
 
 
 def instruction_of(name: str) -> str:
@@ -84,29 +100,57 @@ def instruction_of(name: str) -> str:
 def suite_task(task_suite: str, task_id: int) -> TaskFiles:
     check_task_ids(task_suite, (task_id,))
     name = task_names(task_suite)[task_id]
-    return TaskFiles(
-        name,
-        instruction_of(name),
-        libero_root() / "bddl_files" / task_suite / f"{name}.bddl",
-        libero_root() / "init_files" / task_suite / f"{name}.pruned_init",
-    )
+    bddl = libero_root() / "bddl_files" / task_suite / f"{name}.bddl"
+    return TaskFiles(name, instruction_of(name), bddl, _libero_init_states(bddl))
 
 
 def bddl_task(bddl_file: str) -> TaskFiles:
     """A task by its BDDL file; its initial states lie beside it (`.pruned_init`) or where LIBERO keeps its own."""
     bddl = Path(bddl_file).absolute()
-    if not bddl.is_file():
-        raise BadInput(f"BDDL file not found: {bddl_file}; LIBERO's own are in {libero_root() / 'bddl_files'}")
     kinds = {path.stem for path in (libero_root() / "envs" / "problems").glob("libero_*.py")}
     problem = read_problem(bddl)
     if problem.kind not in kinds:
         raise BadInput(f"BDDL file {bddl_file}: unknown problem {problem.kind}; LIBERO has {', '.join(sorted(kinds))}")
-    beside = bddl.with_suffix(".pruned_init")
-    libero_own = libero_root() / "init_files" / bddl.parent.name / beside.name
     is_libero_own = bddl.is_relative_to(libero_root() / "bddl_files")
-    stored = beside if beside.is_file() else libero_own if is_libero_own else None
-    return TaskFiles(bddl.stem, problem.instruction, bddl, stored)
+    stored = _libero_init_states(bddl) if is_libero_own else bddl.with_suffix(".pruned_init")
+    return TaskFiles(bddl.stem, problem.instruction, bddl, stored if stored.is_file() else None)
 
 
-def count_init_states(task: TaskFiles) -> int:
-    return NUM_SAMPLED_INIT_STATES if task.init_states is None else len(load_init_states(task.init_states))
+def _libero_init_states(bddl: Path) -> Path:
+    return libero_root() / "init_files" / bddl.parent.name / bddl.with_suffix(".pruned_init").name
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    """Makes numpy arrays and nothing else. torch.load would do, but importing torch costs a worker 2 s and 0.5 GB."""
+
+    def find_class(self, module: str, name: str) -> object:
+        if f"{module.replace('._core', '.core')}.{name}" not in ARRAY_NAMES:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a numpy array")
+        return super().find_class(module, name)
+
+
+def load_init_states(path: Path) -> np.ndarray:
+    """Initial states (num_states, 1 + nq + nv) float64: time, qpos and qvel of the simulation, one state per row.
+
+    A `.pruned_init` file is a numpy array that was written by torch.save: a pickle in a zip archive.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+            states = _ArrayUnpickler(archive.open(name)).load()
+        if states.dtype != np.float64 or states.ndim != 2 or not states.size or not np.isfinite(states).all():
+            raise ValueError("it holds no table of finite float64 numbers")
+    except Exception as fault:  # zipfile, zlib and pickle raise a dozen kinds
+        raise BadInput(
+            f"initial states unreadable: {path}: {fault}; reinstall hf-libero==0.1.4 (or make your own task's anew)"
+        ) from None
+    return states
+
+
+def save_init_states(path: Path, states: np.ndarray) -> None:
+    """Write initial states (num_states, 1 + nq + nv) as LIBERO's own files are written, whole or not at all."""
+    import torch
+
+    draft = path.with_name(f".{path.name}.tmp")
+    torch.save(np.ascontiguousarray(states, dtype=np.float64), draft)
+    os.replace(draft, path)

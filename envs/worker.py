@@ -1,104 +1,166 @@
-"""One simulator in a process of its own: the process's program (`main`) and the parent's handle on it (`Worker`).
+"""A process that answers requests and never outlives the program: what it runs (`main`), and our handle on it.
 
-Images travel through memory that both share. The child ends when told so, when the socket closes, and when its parent
-is gone, even if it hangs inside the simulator then.
+It is a fresh interpreter, because multiprocessing's spawn would import the main script, and torch with it. Its arrays
+travel through memory that both sides share.
 """
 
+import ctypes
+import faulthandler
 import math
 import mmap
 import os
 import pickle
+import resource
+import signal
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection
-from typing import Any
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path
+from typing import Any, TypeVar
 
-import numpy as np
+from contracts import BadInput
 
-from child_process import end_child, start_child
-from envs.libero import ChunkResult, EnvSpec
-from errors import BadInput
-
+T = TypeVar("T")
+PROGRAM = """
+import sys
+sys.path[0] = sys.argv[1]
+from envs import worker
+worker.main(*map(int, sys.argv[2:]))
+"""
+PROJECT = Path(__file__).resolve().parent.parent
 ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "LP_NUM_THREADS")
-RECEIVE_S = 30  # for the rest of an answer whose first bytes are there
 SHARED_BYTES = 64 * 2**20  # more than any answer holds; pages that nobody writes to take no memory
-
-# Makes something like a LiberoEnv; where a reset plays the whole episode (envs.playing), it has no step_chunk.
-EnvFactory = Callable[[EnvSpec, int], Any]
-Prepare = Callable[[np.ndarray], np.ndarray]  # frames (num_images, 256, 256, 3) -> (num_images, S, S, 3), uint8
-
-KEPT_ENVS = 3  # of different tasks, per slot: building one takes seconds, keeping it some 100 MB
+END_S = 5.0  # for a process to go by itself
+ANSWER_S = 120.0  # for a question; the slowest one builds a LIBERO task, and compiles robosuite's functions before it
+PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
-@dataclass(frozen=True)
-class Reset:
-    task_id: int
-    init_state_id: int
-    seed: int
-    record: bool
+class NoAnswer(Exception):
+    """A question was not answered; the message says why."""
 
 
-@dataclass(frozen=True)
-class Step:
-    actions: np.ndarray  # (n, 7)
+class Worker:
+    """Our handle on a process that makes a handler, `make_handler(*recipe)`, and answers by its method `run`.
 
-
-class SlotEnv:
-    """Executes requests on the env of the task that was last asked for, and keeps those of a few tasks before it.
-
-    With `prepare` the observations come back prepared: preprocessing costs a simulator's time, not the policy's.
+    At most one request is under way (`deadline` is finite then). The process dies with the thread that made it.
     """
 
-    def __init__(self, spec: EnvSpec, make_env: EnvFactory, prepare: Prepare | None = None) -> None:
-        self._spec = spec
-        self._make_env = make_env
-        self._prepare = prepare
-        self._envs: dict[int, Any] = {}  # by task id, the last used one last
+    def __init__(self, make_handler: Callable[..., Any], recipe: tuple[Any, ...] = ()) -> None:
+        memory_fd = os.memfd_create("frames")  # has no name that could outlive us
+        os.ftruncate(memory_fd, SHARED_BYTES)
+        self._memory = mmap.mmap(memory_fd, SHARED_BYTES)
+        self.connection, theirs = Pipe()
+        fds = (theirs.fileno(), memory_fd)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(PROJECT), str(os.getpid()), *map(str, fds)],
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what libraries print is no output of our command line
+            env=os.environ | dict.fromkeys(ONE_THREAD, "1"),
+            start_new_session=True,  # Ctrl-C in the terminal is the parent's to handle
+        )
+        theirs.close()
+        os.close(memory_fd)
+        self.request((make_handler, recipe), timeout_s=math.inf)
 
-    def run(self, request: Reset | Step) -> ChunkResult:
-        if isinstance(request, Step):
-            result = next(reversed(self._envs.values())).step_chunk(request.actions)
-        else:
-            result = self._env_of(request.task_id).reset(request.init_state_id, request.seed, request.record)
-        if self._prepare is None or result.observation is None:
-            return result
-        started = time.perf_counter()
-        observation = replace(result.observation, images=self._prepare(result.observation.images), prepared=True)
-        return replace(result, observation=observation, preprocess_s=time.perf_counter() - started)
+    def request(self, request: object, timeout_s: float) -> None:
+        self.deadline = time.monotonic() + timeout_s  # by which the answer must be here
+        with suppress(OSError):  # it has died: the next receive() finds out
+            self.connection.send(request)
 
-    def _env_of(self, task_id: int) -> Any:
-        env = self._envs.pop(task_id, None)
-        if env is None:
-            if len(self._envs) == KEPT_ENVS:
-                self._envs.pop(next(iter(self._envs))).close()
-            env = self._make_env(self._spec, task_id)
-        self._envs[task_id] = env
-        return env
+    def receive(self) -> Any:
+        """The answer; call it when the connection is readable.
+
+        Raises BadInput or NoAnswer that is the answer, EOFError or OSError if the process has died.
+        """
+        message, sizes = self.connection.recv()
+        answer = unpack(message, sizes, self._memory)
+        self.deadline = math.inf
+        if isinstance(answer, BadInput | NoAnswer):
+            raise answer
+        return answer
 
     def close(self) -> None:
-        while self._envs:
-            self._envs.popitem()[1].close()
+        """Let an idle process go; kill one at work, whose answer nobody will read."""
+        if self.deadline < math.inf:
+            self.process.kill()
+        self.connection.close()
+
+    def end(self, show_stack: bool = False) -> str:
+        """Wait for a dead or closed process, kill it where that takes too long; returns what had become of it."""
+        if show_stack:
+            self.process.send_signal(signal.SIGABRT)  # faulthandler prints where it hangs, then it is gone
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        code = self.process.wait()
+        self.connection.close()
+        self._memory.close()
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-def main(socket_fd: int, memory_fd: int) -> None:
-    """The child: first the recipe, then requests until `None` or the end of the connection; one answer each."""
-    connection, memory = Connection(socket_fd), mmap.mmap(memory_fd, SHARED_BYTES)
+def ask(question: Callable[..., T], *arguments: object, answer_s: float = ANSWER_S) -> T:
+    """`question(*arguments)`, computed apart, where a driver may hang or crash. Raises its BadInput, else NoAnswer."""
+    worker = Worker(_Questions)
     try:
-        slot_env = SlotEnv(*connection.recv())
-        while (request := connection.recv()) is not None:
+        worker.request((question, arguments), answer_s)
+        if not worker.connection.poll(answer_s):
+            worker.end(show_stack=True)
+            raise NoAnswer(f"no answer within {answer_s:.0f} s")
+        return worker.receive()
+    except (EOFError, OSError):
+        raise NoAnswer(f"the process ended with {worker.end()}") from None
+    finally:
+        worker.close()
+        worker.end()
+
+
+class _Questions:
+    def run(self, request: tuple[Callable[..., Any], tuple[Any, ...]]) -> Any:
+        question, arguments = request
+        try:
+            return question(*arguments)
+        except BadInput:
+            raise
+        except Exception as fault:  # whatever a broken driver or library raises is the answer
+            traceback.print_exc()
+            return NoAnswer(f"{type(fault).__name__}: {fault}")
+
+
+def main(parent: int, socket_fd: int, memory_fd: int) -> None:
+    """The process: first the recipe of its handler, then requests, one answer each, until the parent hangs up."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # even if it is stopped or hangs in a library then
+    if os.getppid() != parent:
+        os._exit(1)  # it died before the line above
+    faulthandler.enable()  # the parent aborts a hung process: its stack goes to stderr
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    connection, memory = Connection(socket_fd), mmap.mmap(memory_fd, SHARED_BYTES)
+    requests = _requests(connection)
+    for make_handler, recipe in requests:
+        handler = make_handler(*recipe)
+        for request in requests:
             try:
-                answer: ChunkResult | BadInput = slot_env.run(request)
+                answer = handler.run(request)
             except BadInput as fault:
                 answer = fault
-            connection.send(pack(answer, memory))
-        slot_env.close()
-    except (EOFError, ConnectionError):  # the parent is gone or has given this worker up
-        pass
+            with suppress(ConnectionError):
+                connection.send(pack(answer, memory))
+    sys.stderr.flush()
+    os._exit(0)  # the interpreter's end would free GL contexts after their display, with a traceback for each
 
 
-def pack(answer: ChunkResult | BadInput, memory: mmap.mmap) -> tuple[bytes, list[int]]:
+def _requests(connection: Connection) -> Iterator[Any]:
+    with suppress(EOFError, ConnectionError):
+        while True:
+            yield connection.recv()
+
+
+def pack(answer: object, memory: mmap.mmap) -> tuple[bytes, list[int]]:
     """Pickle `answer`, its arrays one after the other in `memory` and only their sizes (bytes) in the message."""
     arrays: list[pickle.PickleBuffer] = []
     message = pickle.dumps(answer, protocol=5, buffer_callback=arrays.append)
@@ -106,51 +168,7 @@ def pack(answer: ChunkResult | BadInput, memory: mmap.mmap) -> tuple[bytes, list
     return message, [memory.write(array.raw()) for array in arrays]
 
 
-def unpack(message: bytes, sizes: list[int], memory: mmap.mmap) -> ChunkResult | BadInput:
+def unpack(message: bytes, sizes: list[int], memory: mmap.mmap) -> Any:
     """What `pack` packed, with copies of the arrays: the next answer overwrites `memory`."""
     memory.seek(0)
     return pickle.loads(message, buffers=[bytearray(memory.read(size)) for size in sizes])
-
-
-class Worker:
-    """The parent's handle on one child. At most one request is under way (`deadline` is set then)."""
-
-    def __init__(self, spec: EnvSpec, make_env: EnvFactory, prepare: Prepare | None = None) -> None:
-        memory_fd = os.memfd_create("frames")  # has no name that could outlive us
-        os.ftruncate(memory_fd, SHARED_BYTES)
-        self.process, self.connection = start_child(
-            "envs.worker", RECEIVE_S, (memory_fd,), dict.fromkeys(ONE_THREAD, "1")
-        )
-        self._memory = mmap.mmap(memory_fd, SHARED_BYTES)
-        os.close(memory_fd)
-        with suppress(OSError):
-            self.connection.send((spec, make_env, prepare))
-        self.deadline = math.inf  # time.monotonic() by which the answer must be here
-        self.episodes = 0
-
-    def request(self, request: Reset | Step, timeout_s: float) -> None:
-        self.deadline = time.monotonic() + timeout_s
-        self.episodes += isinstance(request, Reset)
-        with suppress(OSError):  # it has died: the next receive() finds out
-            self.connection.send(request)
-
-    def receive(self) -> ChunkResult | BadInput:
-        """The answer; call it when the connection is readable. Raises EOFError or OSError if the worker has died."""
-        message, sizes = self.connection.recv()
-        self.deadline = math.inf
-        return unpack(message, sizes, self._memory)
-
-    def close(self) -> None:
-        """Ask an idle worker to finish; end one at work, whose result nobody will read."""
-        if self.deadline < math.inf:
-            self.process.kill()
-        with suppress(OSError):
-            self.connection.send(None)
-        self.connection.close()
-
-    def end(self, show_stack: bool = False) -> str:
-        """Wait for a dead or closed worker, kill it where that takes too long; returns what had become of it."""
-        ending = end_child(self.process, show_stack)
-        self.connection.close()
-        self._memory.close()
-        return ending

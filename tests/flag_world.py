@@ -26,8 +26,8 @@ from safetensors.torch import load_file
 import preflight
 from envs import pool as pools
 from envs.libero import MAX_ENV_STEPS, ChunkResult, EnvSpec
-from envs.observation import Observation
-from envs.pool import InlinePool, make_pool
+from contracts import Observation
+from envs.pool import Pool, make_pool
 from errors import BadInput, TimeIsUp
 from rl import evaluation_files, report, run
 from tests.test_wandb_log import FakeRun
@@ -107,7 +107,7 @@ class TakingTurns:
 
     def __init__(self, spec: EnvSpec, num_envs: int, make_env: Any, prepare: Any):
         self.num_slots, self.restarts, self.busy = num_envs, 0, []
-        self.slots = [InlinePool(spec, make_env, prepare) for _ in range(num_envs)]
+        self.slots = [Pool(spec, make_env, prepare) for _ in range(num_envs)]
 
     def reset(self, slot: int, *start: int, **options: Any) -> None:
         self.slots[slot].reset(0, *start, **options)

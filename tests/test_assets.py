@@ -1,7 +1,7 @@
 import pytest
 
+from contracts import BadInput
 from envs.assets import SUBFOLDERS, describe_assets, find_assets
-from errors import BadInput
 
 
 @pytest.fixture

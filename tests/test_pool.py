@@ -1,26 +1,22 @@
 import os
 import signal
-from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from benchmarks.stand_in import StandInPolicy
+from contracts import BadInput
 from envs import pool as pool_module
 from envs.libero import EnvSpec
-from envs.pool import InlinePool, WorkerPool, make_pool, task_info
-from errors import BadInput
-from rl.rollout import Acting, Randomness, collect
-from rl.trajectory import Episode
-from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv
-from vla.preprocessing import model_input_images
+from envs.pool import KEPT_ENVS, Pool, Reset, SlotEnv, WorkerPool, make_pool
+from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv, every_fourth_pixel
 
 SPEC = EnvSpec("libero_spatial", (0, 1, 2))
 CHUNK = np.zeros((8, 7))
 
 
 def inline_pool():
-    return InlinePool(SPEC, FakeEnv)
+    return Pool(SPEC, FakeEnv)
 
 
 def worker_pool(num_envs=2, **arguments):
@@ -91,44 +87,21 @@ def test_a_finished_episode_clears_the_count_of_faults(pool):
         assert only(pool.ready())[1].done
 
 
-def test_a_slot_does_one_thing_at_a_time(pool):
-    with pytest.raises(RuntimeError, match="reset it first"):
-        pool.step(0, CHUNK)
-    pool.reset(0, 0, WORK)
-    with pytest.raises(RuntimeError, match="still at work"):
-        pool.reset(0, 0, WORK)
-
-
-def test_a_slot_takes_another_task(pool):
-    for task_id in (0, 2, 0):
-        assert run_chunk(pool, task_id=task_id).observation.proprio[1] == task_id
-
-
 def test_one_env_is_inline_and_more_are_processes(monkeypatch):
     monkeypatch.setattr("envs.pool.WorkerPool", lambda spec, num_envs, *_: ("workers", spec.assets, num_envs))
-    assert isinstance(make_pool(SPEC, 1), InlinePool)
+    assert isinstance(make_pool(SPEC, 1), Pool)
     kind, assets, num_envs = make_pool(SPEC, 3)
     assert (kind, num_envs) == ("workers", 3)
     assert os.path.isdir(assets)  # found by the parent, once for all workers
 
 
-def test_a_pool_without_env_is_refused():
-    with pytest.raises(BadInput, match="num_envs 0"):
-        make_pool(SPEC, 0)
-
-
-def test_task_info_tells_what_a_pool_will_run():
-    assert [(info.task_id, info.num_init_states) for info in task_info(SPEC)] == [(0, 50), (1, 50), (2, 50)]
-
-
 def test_workers_and_the_inline_env_prepare_the_images():
-    frames = np.zeros((2, 256, 256, 3), np.uint8)
-    for kind, arguments in ((InlinePool, ()), (WorkerPool, (2,))):
-        with kind(SPEC, *arguments, make_env=FakeEnv, prepare=partial(model_input_images, image_size=30)) as pool:
+    for kind, arguments in ((Pool, ()), (WorkerPool, (2,))):
+        with kind(SPEC, *arguments, make_env=FakeEnv, prepare=every_fourth_pixel) as pool:
             result = run_chunk(pool)
         assert result.observation.prepared
         assert result.preprocess_s > 0
-        np.testing.assert_array_equal(result.observation.images, model_input_images(frames, 30))
+        assert result.observation.images.shape == (2, 64, 64, 3)
 
 
 def test_results_come_as_they_are_ready(tmp_path):
@@ -172,25 +145,11 @@ def test_a_hung_worker_is_replaced_and_tells_where_it_hung(capfd):
 
 
 def test_a_worker_that_cannot_even_be_aborted_is_killed(strict_pool, monkeypatch):
-    monkeypatch.setattr("child_process.END_S", 0.1)
+    monkeypatch.setattr("envs.worker.END_S", 0.1)
     strict_pool.reset(0, 0, WORK)
     os.kill(worker_of(only(strict_pool.ready())[1]), signal.SIGSTOP)
     strict_pool.step(0, CHUNK)
     assert "SIGKILL" in only(strict_pool.ready())[1].error
-
-
-def test_one_dead_worker_does_not_disturb_the_others():
-    with worker_pool(2) as pool:
-        for slot, behaviour in enumerate((DIE, WORK)):
-            pool.reset(slot, 0, behaviour)
-            only(pool.ready())
-        for slot in (0, 1):
-            pool.step(slot, CHUNK)
-        results = {}
-        while len(results) < 2:
-            results.update(pool.ready())
-    assert results[0].error is not None
-    assert (results[1].error, results[1].env_steps) == (None, 8)
 
 
 def test_a_hung_worker_is_found_while_others_keep_the_pool_busy():
@@ -258,23 +217,40 @@ def test_hundred_episodes_with_recycling_and_killed_workers_lose_and_leak_nothin
             os.kill(pid, 0)
 
 
-def test_trajectories_of_libero_do_not_depend_on_the_number_of_workers():
+def play(pool, init_state_ids):
+    """Two chunks of an initial state's own actions; returns all results by initial state."""
+    waiting, playing, results = list(init_state_ids), {}, {i: [] for i in init_state_ids}
+
+    def start(slot):
+        if waiting:
+            playing[slot] = waiting.pop(0)
+            pool.reset(slot, 0, playing[slot])
+
+    for slot in range(pool.num_slots):
+        start(slot)
+    while sum(map(len, results.values())) < 3 * len(results):
+        for slot, result in pool.ready():
+            results[playing[slot]].append(result)
+            if result.done:
+                start(slot)
+            else:
+                generator = np.random.default_rng([playing[slot], result.env_steps])
+                pool.step(slot, generator.uniform(-1, 1, (8, 7)))
+    return results
+
+
+def test_episodes_of_libero_do_not_depend_on_the_number_of_workers():
     spec = EnvSpec("libero_spatial", (0,), num_images=2, max_env_steps=16)
-    prepare = partial(model_input_images, image_size=64)
-    episodes = [Episode(index, 0, 5 + index, index) for index in range(3)]
-    acting, randomness = Acting(epsilon=0.0, temperature=1.0), Randomness(0, "rollout")
     outcomes = []
     for num_envs in (1, 2):
-        with make_pool(spec, num_envs, prepare) as pool:
-            outcomes.append(collect(StandInPolicy(0.0), pool, episodes, acting, randomness).trajectories)
-    for inline, worker in zip(*outcomes, strict=True):
-        assert (inline.episode, inline.env_steps, inline.success) == (worker.episode, worker.env_steps, worker.success)
-        for ours, theirs in zip(inline.decisions, worker.decisions, strict=True):
-            assert ours.tokens.tolist() == theirs.tokens.tolist()
-            assert ours.executed == theirs.executed
-            assert ours.observation.images.shape == (2, 64, 64, 3)
-            np.testing.assert_array_equal(ours.observation.images, theirs.observation.images)
-            np.testing.assert_array_equal(ours.observation.proprio, theirs.observation.proprio)
+        with make_pool(spec, num_envs, every_fourth_pixel) as pool:
+            outcomes.append(play(pool, (5, 6, 7)))
+    for inline, worker in zip(*([r for i in results for r in results[i]] for results in outcomes), strict=True):
+        assert (inline.env_steps, inline.success, inline.error) == (worker.env_steps, worker.success, None)
+        if not inline.done:
+            assert inline.observation.images.shape == (2, 64, 64, 3)
+            np.testing.assert_array_equal(inline.observation.images, worker.observation.images)
+            np.testing.assert_array_equal(inline.observation.proprio, worker.observation.proprio)
 
 
 def test_a_simulator_that_differs_a_little_is_warned_of_once(monkeypatch, caplog):
@@ -282,3 +258,37 @@ def test_a_simulator_that_differs_a_little_is_warned_of_once(monkeypatch, caplog
     with make_pool(SPEC, 2, make_env=FakeEnv):
         pass
     assert caplog.messages == ["mujoco 3.3.5 differs"]
+
+
+class CountedEnv:
+    """Remembers which tasks are built."""
+
+    built: list[int] = []  # noqa: RUF012 - the test's own record, cleared by it
+    closed: list[int] = []  # noqa: RUF012
+
+    def __init__(self, spec, task_id):
+        self.task_id = task_id
+        self.built.append(task_id)
+
+    def reset(self, init_state_id, seed, record):
+        return SimpleNamespace(what=("reset", self.task_id), observation=None)
+
+    def step_chunk(self, actions):
+        return SimpleNamespace(what=("step", self.task_id), observation=None)
+
+    def close(self):
+        self.closed.append(self.task_id)
+
+
+def test_a_slot_keeps_the_envs_of_its_last_tasks_and_steps_the_last_one():
+    CountedEnv.built.clear()
+    CountedEnv.closed.clear()
+    slot = SlotEnv(None, CountedEnv)
+    for task_id in (0, 1, 0, 2, 0, 3, 0):
+        assert slot.run(Reset(task_id, 0, 0, False)).what == ("reset", task_id)
+        assert slot.run(CHUNK).what == ("step", task_id)
+    assert CountedEnv.built == [0, 1, 2, 3]
+    assert CountedEnv.closed == [1]  # the one that was not used for longest
+    slot.close()
+    assert sorted(CountedEnv.closed) == [0, 1, 2, 3]
+    assert KEPT_ENVS == 3

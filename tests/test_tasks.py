@@ -1,13 +1,29 @@
+import os
+import pickle
 import re
+import stat
+import zipfile
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
 
+from contracts import BadInput
 from envs import tasks
 from envs.libero import EnvSpec, task_files, task_info
-from envs.setup import prepare
-from envs.tasks import MAX_ENV_STEPS, NUM_SAMPLED_INIT_STATES, libero_root, task_names
-from errors import BadInput
+from envs.rendering import prepare
+from envs.tasks import (
+    MAX_ENV_STEPS,
+    NUM_SAMPLED_INIT_STATES,
+    cache_dir,
+    libero_root,
+    load_init_states,
+    save_init_states,
+    task_names,
+)
+
+STORED = libero_root() / "init_files"
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +50,7 @@ def test_tasks_are_those_of_liberos_benchmark(benchmark_suites, suite):
 
 def test_step_limits_are_those_of_the_published_evaluation():
     limits = {suite: task_info(EnvSpec(suite, (0,)))[0].max_env_steps for suite in MAX_ENV_STEPS}
-    assert limits == {
-        "libero_spatial": 220,
-        "libero_object": 280,
-        "libero_goal": 300,
-        "libero_10": 520,
-        "libero_90": 400,
-    }
+    assert list(limits.values()) == [220, 280, 300, 520, 400]  # spatial, object, goal, 10, 90
 
 
 def test_unknown_suite_lists_the_suites():
@@ -50,7 +60,9 @@ def test_unknown_suite_lists_the_suites():
 
 @pytest.mark.parametrize("task_ids", [(10,), (-1,), (0, 99), ()])
 def test_unknown_task_id_lists_the_tasks(task_ids):
-    with pytest.raises(BadInput, match=r"0\.\.9: 0 open_the_middle_drawer.*9 put_the_wine_bottle_on_the_rack"):
+    with pytest.raises(
+        BadInput, match=r"0\.\.9, found .*: 0 open_the_middle_drawer.*9 put_the_wine_bottle_on_the_rack"
+    ):
         EnvSpec("libero_goal", task_ids)
 
 
@@ -62,7 +74,7 @@ def test_missing_bddl_file_is_named(tmp_path):
 
 def test_a_file_that_is_no_bddl_is_refused(tmp_path):
     (tmp_path / "odd.bddl").write_text("hello")
-    with pytest.raises(BadInput, match="language"):
+    with pytest.raises(BadInput, match=r"odd\.bddl"):
         task_info(EnvSpec("libero_goal", (0,), bddl_file=str(tmp_path / "odd.bddl")))
 
 
@@ -96,3 +108,87 @@ def test_a_libero_that_python_cannot_find_names_the_command(monkeypatch, origin)
     monkeypatch.setattr(tasks.importlib.util, "find_spec", lambda _: SimpleNamespace(origin=origin))
     with pytest.raises(BadInput, match=r"LIBERO is not installed .*run: pip install --no-deps -r requirements-sim"):
         libero_root.__wrapped__()
+
+
+@pytest.mark.parametrize("suite", list(MAX_ENV_STEPS))
+def test_states_are_those_that_torch_reads(suite):
+    path = sorted((STORED / suite).glob("*.pruned_init"))[0]
+    np.testing.assert_array_equal(load_init_states(path), torch.load(path, weights_only=False))
+
+
+def test_a_table_that_we_write_is_read(tmp_path):
+    table = np.arange(12.0).reshape(3, 4)
+    save_init_states(tmp_path / "own.pruned_init", table)
+    np.testing.assert_array_equal(load_init_states(tmp_path / "own.pruned_init"), table)
+
+
+def write_archive(path, content):
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(content, protocol=2))
+    return path
+
+
+class Malicious:
+    def __init__(self, trace):
+        self.trace = trace
+
+    def __reduce__(self):
+        return os.mkdir, (self.trace,)
+
+
+def test_code_inside_a_file_does_not_run(tmp_path):
+    trace = tmp_path / "trace"
+    path = write_archive(tmp_path / "evil.pruned_init", Malicious(str(trace)))
+    with pytest.raises(BadInput, match="mkdir"):
+        load_init_states(path)
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize("content", [[1.0], np.zeros(3), np.array([[np.nan, 1.0]]), np.zeros((2, 3), np.float32)])
+def test_anything_but_a_finite_float64_table_is_refused(tmp_path, content):
+    with pytest.raises(BadInput, match="unreadable"):
+        load_init_states(write_archive(tmp_path / "odd.pruned_init", content))
+
+
+def test_damaged_and_missing_files_are_named(tmp_path):
+    whole = sorted((STORED / "libero_goal").glob("*.pruned_init"))[0].read_bytes()
+    (tmp_path / "truncated.pruned_init").write_bytes(whole[: len(whole) // 2])
+    for name in ("truncated", "missing"):
+        with pytest.raises(BadInput, match=rf"{name}\.pruned_init"):
+            load_init_states(tmp_path / f"{name}.pruned_init")
+
+
+@pytest.fixture
+def temporary_folder(monkeypatch, tmp_path):
+    """The system's; the user's home cannot be written: no folder can be made under a file, whoever asks."""
+    (tmp_path / "file").touch()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.delenv("VLA_GRPO_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(tasks.tempfile, "tempdir", str(tmp_path / "tmp"))
+    return tmp_path / "tmp"
+
+
+def test_variable_of_ours_wins_over_xdg(monkeypatch, tmp_path, temporary_folder):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_dir() == tmp_path / "xdg" / "vla-grpo"
+    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path / "own"))
+    assert cache_dir() == tmp_path / "own"
+    assert (tmp_path / "own").is_dir()
+
+
+def test_unusable_home_leads_to_a_private_temporary_folder(temporary_folder):
+    folder = cache_dir()
+    assert folder == temporary_folder / f"vla-grpo-{os.getuid()}"
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert cache_dir() == folder
+
+
+def test_a_temporary_folder_of_someone_else_is_not_used(monkeypatch, temporary_folder):
+    stranger = os.getuid() + 1
+    monkeypatch.setattr(tasks.os, "getuid", lambda: stranger)
+    taken = temporary_folder / f"vla-grpo-{stranger}"
+    taken.mkdir()  # by us: for the stranger, someone else
+    folder = cache_dir()
+    assert folder.parent == temporary_folder
+    assert folder != taken

@@ -1,0 +1,244 @@
+"""Versions, GL backends and devices, and what the simulator does to a machine that has never seen it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from contracts import BadInput
+from envs import rendering
+from envs.rendering import (
+    check_versions,
+    choose_backend,
+    choose_egl_device,
+    prepare,
+    render_device,
+    simulator_versions,
+    write_libero_config,
+)
+from envs.tasks import cache_dir
+
+PROJECT = Path(__file__).resolve().parent.parent
+
+
+@pytest.mark.parametrize(("wanted", "backend"), [(None, "egl"), ("osmesa", "osmesa"), ("EGL", "egl")])
+def test_backend_is_the_users(monkeypatch, wanted, backend):
+    monkeypatch.delenv("MUJOCO_GL", raising=False)
+    monkeypatch.setitem(rendering.BACKENDS, "osmesa", ((), ""))  # as if its libraries were there
+    if wanted:
+        monkeypatch.setenv("MUJOCO_GL", wanted)
+    assert choose_backend() == backend
+
+
+def test_a_backend_that_needs_a_display_or_has_no_library_is_refused_with_the_repair(monkeypatch):
+    monkeypatch.setenv("MUJOCO_GL", "glfw")
+    with pytest.raises(BadInput, match="MUJOCO_GL=glfw; use egl or osmesa"):
+        choose_backend()
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+    monkeypatch.setitem(rendering.BACKENDS, "egl", (("libNoSuchThing.so.1",), rendering.BACKENDS["egl"][1]))
+    with pytest.raises(BadInput, match=r"libNoSuchThing\.so\.1 is missing; run: apt-get install libegl1 libopengl0"):
+        choose_backend()
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Sets the versions of packages; None: not installed by pip."""
+
+    def versions(**numbers):
+        def version(package):
+            number = numbers.get(package.replace("-", "_"), real(package))
+            if number is None:
+                raise rendering.importlib.metadata.PackageNotFoundError(package)
+            return number
+
+        monkeypatch.setattr(rendering.importlib.metadata, "version", version)
+
+    real = rendering.importlib.metadata.version
+    return versions
+
+
+@pytest.mark.parametrize("version", ["3.4.0", "3.10.2"])
+def test_mujoco_with_other_contacts_is_refused(installed, version):
+    installed(mujoco=version)
+    with pytest.raises(BadInput, match=r"run: pip install mujoco==3\.3\.0"):
+        check_versions()
+
+
+@pytest.mark.parametrize(("version", "warns"), [("3.3.0", False), ("3.2.7", False), ("3.3.3", True), ("3.1.6", True)])
+def test_mujoco_that_differs_a_little_is_warned_of(installed, version, warns):
+    installed(mujoco=version)
+    caution = check_versions()
+    assert caution is None if not warns else (version in caution and "pip install mujoco==3.3.0" in caution)
+
+
+@pytest.mark.parametrize("version", ["1.3.2", "1.5.1"])
+def test_robosuite_of_another_generation_is_refused(installed, version):
+    installed(robosuite=version)
+    with pytest.raises(BadInput, match=rf"robosuite {version} .* requirements-simulator\.txt"):
+        check_versions()
+
+
+def test_a_package_that_is_missing_is_named_with_the_command(installed):
+    assert set(simulator_versions()) == {"mujoco", "robosuite", "hf-libero"}
+    installed(hf_libero=None)
+    with pytest.raises(BadInput, match=r"hf-libero is not installed; run: .*pip install --no-deps -r requirements-sim"):
+        check_versions()
+
+
+def test_two_installations_have_their_own_libero_config_that_names_existing_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path))
+    folder = write_libero_config()
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert set(config) == {"benchmark_root", "bddl_files", "init_states", "datasets", "assets"}
+    assert os.path.isfile(os.path.join(config["bddl_files"], "libero_goal", "turn_on_the_stove.bddl"))
+    assert os.path.isfile(os.path.join(config["init_states"], "libero_goal", "turn_on_the_stove.pruned_init"))
+    assert os.listdir(folder) == ["config.yaml"]
+    monkeypatch.setattr(rendering, "libero_root", lambda: Path("/another/installation"))
+    assert write_libero_config() != folder
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Sets up a machine with EGL devices of the given CUDA numbers, none for what CUDA cannot see."""
+    prepare()
+    from mujoco.egl import egl_ext
+
+    monkeypatch.delenv("MUJOCO_EGL_DEVICE_ID", raising=False)
+    monkeypatch.setenv("MUJOCO_GL", "egl")
+
+    def with_devices(*cuda_numbers, works=True):
+        monkeypatch.setattr(egl_ext, "eglQueryDevicesEXT", lambda: list(range(len(cuda_numbers))))
+        monkeypatch.setattr(rendering, "_cuda_number", lambda device: cuda_numbers[device])
+        monkeypatch.setattr(rendering, "_initialises", lambda device: works)
+
+    return with_devices
+
+
+@pytest.mark.parametrize("visible", [None, "", "3", "0,1", "GPU-6f4a"])
+def test_the_learners_gpu_selection_survives(machine, monkeypatch, visible):
+    machine(1, 2, 0)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with render_device() as device:
+        assert device == 2
+        assert (os.environ["CUDA_VISIBLE_DEVICES"], os.environ["MUJOCO_EGL_DEVICE_ID"]) == ("2", "2")
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == visible
+    assert "MUJOCO_EGL_DEVICE_ID" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("cuda_numbers", "index"),
+    [((0, 1), 0), ((None, 0), 1), ((1, 0), 1), ((None, None), 0), ((None,), 0)],
+    # as seen with two GPUs and CUDA_VISIBLE_DEVICES unset, 1, "1,0" and ""; the last: Mesa alone
+)
+def test_rendering_follows_the_learner(machine, cuda_numbers, index):
+    machine(*cuda_numbers)
+    assert choose_egl_device() == index
+
+
+@pytest.mark.parametrize(("local_rank", "index"), [("0", 1), ("1", 0), ("2", 2), ("3", 0)])
+def test_every_rank_renders_on_its_own_gpu(machine, monkeypatch, local_rank, index):
+    machine(1, 0, 2)
+    monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert choose_egl_device() == index
+
+
+def test_the_users_choice_wins_if_there_is_such_a_device(machine, monkeypatch):
+    machine(0, 1, 2)
+    monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "1")
+    assert choose_egl_device() == 1
+    for wanted in ("3", "-1", "GPU-6f4a"):
+        monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", wanted)
+        with pytest.raises(BadInput, match=rf"MUJOCO_EGL_DEVICE_ID={wanted}: EGL sees 3 device"):
+            choose_egl_device()
+
+
+def test_a_driver_that_does_not_start_is_advice(machine):
+    machine(0, works=False)
+    with pytest.raises(BadInput, match=r"cannot be initialised.*apt-get install.*NVIDIA_DRIVER_CAPABILITIES=all"):
+        choose_egl_device()
+
+
+# ------------------------------------------------------------- LIBERO's first import, in processes of their own
+
+EPISODE = """
+import os, sys
+
+opened = []
+sys.addaudithook(lambda event, arguments: opened.append(str(arguments[0])) if event == "open" else None)
+
+from envs.libero import EnvSpec, LiberoEnv
+import numpy as np
+
+env = LiberoEnv(EnvSpec("libero_spatial", (0,), num_images=1), 0)
+result = env.reset(0)
+assert result.error is None, result.error
+result = env.step_chunk(np.zeros((8, 7)))
+assert result.error is None, result.error
+unwanted = {"torch", "robomimic", "libero.lifelong", "tensorflow"} & set(sys.modules)
+assert not unwanted, unwanted
+assert "/tmp/robosuite.log" not in opened
+assert os.path.isdir(os.path.dirname(os.environ["MESA_SHADER_CACHE_DIR"]))  # Mesa ignores HOME
+print("episode ran")
+"""  # the env is not closed: leaving it to the interpreter's exit must be quiet, too
+
+TORCH_FIRST = """
+import torch
+from envs.libero import EnvSpec, LiberoEnv
+
+env = LiberoEnv(EnvSpec("libero_spatial", (0,), num_images=1), 0)
+assert env.reset(0).error is None
+weight = torch.nn.Parameter(torch.ones(3))
+optimizer = torch.optim.AdamW([weight])  # imports triton
+weight.sum().backward()
+optimizer.step()
+print("episode ran")
+"""
+
+
+@pytest.fixture
+def folders(tmp_path):
+    folders = {name: tmp_path / name for name in ("home", "tmp", "cwd")}
+    for folder in folders.values():
+        folder.mkdir()
+    return folders
+
+
+def run(program, folders, **variables):
+    """Run a program without stdin; returns (exit code, output, errors)."""
+    foreign = ("MUJOCO_GL", "PYOPENGL_PLATFORM", "LIBERO_", "NUMBA_", "MPL", "MESA_", "__GL", "XDG_", "VLA_GRPO")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    environ |= {"HOME": str(folders["home"]), "TMPDIR": str(folders["tmp"]), "PYTHONPATH": str(PROJECT)}
+    environ |= {"PYTHONDONTWRITEBYTECODE": "1"} | variables
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        env=environ,
+        cwd=folders["cwd"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: os.close(0),  # not an empty stdin: none at all
+    )
+    output, errors = process.communicate(timeout=300)
+    return process.returncode, output, errors
+
+
+def test_nothing_is_asked_printed_or_written_outside_the_cache(folders):
+    assert run(EPISODE, folders, VLA_GRPO_CACHE=str(cache_dir())) == (0, "episode ran\n", "")
+    assert [list(folder.iterdir()) for folder in folders.values()] == [[], [], []]
+
+
+def test_a_home_that_cannot_be_written_will_do(folders):
+    temporary = folders["tmp"]
+    assert run(EPISODE, folders | {"home": "/proc"}) == (0, "episode ran\n", "")
+    assert [folder.name for folder in temporary.iterdir()] == [f"vla-grpo-{os.getuid()}"]
+
+
+def test_torch_and_mesa_live_in_one_process(folders):
+    """Mesa's LLVM loaded before triton would be a segmentation fault."""
+    assert run(TORCH_FIRST, folders, VLA_GRPO_CACHE=str(cache_dir())) == (0, "episode ran\n", "")
