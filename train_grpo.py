@@ -41,7 +41,14 @@ def main(argv: Sequence[str]) -> None:
     from envs.libero import task_info
     from envs.pool import make_pool
     from preflight import (
-        Checks, check_machine, check_only, check_setup, env_spec, fit_micro_batch, load_policy, log_setup,
+        Checks,
+        check_machine,
+        check_only,
+        check_setup,
+        env_spec,
+        fit_micro_batch,
+        load_policy,
+        log_setup,
         save_model_view,
     )  # fmt: skip
     from rl.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
