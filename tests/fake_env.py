@@ -6,8 +6,7 @@ import signal
 import numpy as np
 
 from envs.libero import ChunkResult
-from envs.observation import Observation
-from errors import BadInput
+from contracts import BadInput, Observation
 
 WORK, DIE, HANG, FAULT, REFUSE, WAIT_FOR_FIFO = range(6)
 
