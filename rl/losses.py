@@ -1,14 +1,13 @@
 """The algorithm's mathematics: advantages, distillation, the clipped surrogate, KL and entropy. Pure functions.
 
-Dimension key: M trajectories, N decisions of the rollout, B decisions of a micro-batch, A action tokens of a chunk (56),
-V action-token ids (256). A decision's loss is the mean over its executed tokens: a sum over 56 would saturate the clip.
+Dimension key: N decisions of the rollout, B decisions of a micro-batch, A action tokens of a chunk (56), V action-token
+ids (256). A decision's loss is the mean over its executed tokens: a sum over 56 would saturate the clip.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -23,16 +22,9 @@ LOGRATIO_LIMIT = 5.0
 FIRST_ACTION_TOKEN = 31744  # index v of the last axis is token id 31744 + v
 
 
-@dataclass(frozen=True)
-class Statistics:
-    """Sums over the decisions of a micro-batch; divide by `decisions`.
-
-    Scalars on the policy's device, without gradient: to read one is to wait for the device.
-    """
-
-    decisions: int
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    maxima: dict[str, Tensor] = field(default_factory=dict)
+# Sums over the decisions of a micro-batch, and maxima where the name ends so. Scalars on the policy's device, without
+# gradient: to read one is to wait for the device.
+Statistics = dict[str, Tensor]
 
 
 # Advantages
@@ -97,7 +89,7 @@ def distillation_loss(logits: Tensor, micro: Batch, temperature: float = 1.0) ->
     loss = masked_mean(cross_entropy, micro.executed).sum()
     with torch.no_grad():
         accuracy = masked_mean((logits.argmax(-1) == targets).float(), micro.executed).sum()
-    return loss, Statistics(len(micro), {"distill/loss": loss.detach(), "distill/accuracy": accuracy})
+    return loss, {"distill/loss": loss.detach(), "distill/accuracy": accuracy}
 
 
 def ppo_loss(
@@ -134,18 +126,18 @@ def ppo_loss(
     with torch.no_grad():
         share = counted / counted.sum(-1, keepdim=True)
         drift = (chunk_logratio(logprobs, old_logprobs, executed).exp() - 1).abs()
-        sums = {
+        statistics = {
             "train/policy_loss": (micro.weights * surrogate).sum(),
             "train/clip_fraction": (clipped * share).sum(),
             "train/approx_kl": approx_kl(logprobs, old_logprobs, executed).sum(),
             "train/ratio_mean": (ratio * share).sum(),
             "train/entropy": entropies.sum(),
+            "train/ratio_max": ratio.masked_fill(~counted, -torch.inf).max(),
             "ratio_error": drift.sum(),
         }
         if config.kl_coef > 0:
-            sums["train/teacher_kl"] = kl.sum()
-        maxima = {"train/ratio_max": ratio.masked_fill(~counted, -torch.inf).max()}
-    return (micro.weights * loss).sum(), Statistics(len(micro), sums, maxima)
+            statistics["train/teacher_kl"] = kl.sum()
+    return (micro.weights * loss).sum(), statistics
 
 
 def clipped_surrogate(

@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from rl.evaluation import count
 from rl.phases import Phase, PhaseState
 from rl.progress import duration
-from rl.rollout import Rollout as Collected
+from rl.rollout import Collected
 from rl.trajectory import Trajectory
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -108,14 +108,15 @@ def update(
         optimizer.param_groups[0]["lr"] = settings.lr
     active, policy_learns = rows_that_learn(learner, batch, phase, config)
     data = complete(learner, batch, phase, config).to(policy.device)
-    totals, norms, micro_batch_size = Totals(), [], _micro_batch_size(config)
-    first_ratio_error: float | None = None
+    totals: dict[str, float] = {}
+    norms: list[float] = []
+    micro_batch_size, first_ratio_error = _micro_batch_size(config), None
 
     for epoch in range(settings.n_epochs):
         order = torch.randperm(len(batch), generator=torch_generator(config.run.seed, "minibatches", number, epoch))
         rows = [minibatch[active[minibatch]] for minibatch in order.split(settings.batch_size)]
         shuffled = data[torch.cat(rows)].split([len(part) for part in rows])
-        statistics: list[Statistics] = []
+        statistics: list[tuple[int, Statistics]] = []
         epoch_norms: list[Tensor] = []
         for minibatch, size in zip(shuffled, map(len, order.split(settings.batch_size)), strict=True):
             on_decisions(size)
@@ -124,18 +125,19 @@ def update(
             own, micro_batch_size = accumulate_gradient(
                 learner, ranks.share(minibatch), size, micro_batch_size, phase, config, policy_learns
             )
-            if epoch == 0 and not epoch_norms:
-                first_ratio_error = _checked_ratio_error(_over_ranks(own, ranks))
+            if first_ratio_error is None and not phase.distils:
+                first_ratio_error = check_first_ratio(_over_ranks(own, ranks))
             ranks.sum_gradients(trained)
             epoch_norms.append(optimizer_step(optimizer, settings.max_grad_norm))
             optimizer.zero_grad(set_to_none=True)
             statistics += own
         of_epoch = _over_ranks(statistics, ranks)
-        totals.add(of_epoch)
+        totals = merged((totals, of_epoch))
         norms += torch.stack(epoch_norms).tolist() if epoch_norms else []
         if _longest_run_of_nan(norms) >= MAX_SKIPPED_IN_A_ROW:
             raise _diverged(f"{MAX_SKIPPED_IN_A_ROW} optimizer steps in a row", number)
-        if settings.target_kl is not None and of_epoch.mean("train/approx_kl") > settings.target_kl:
+        drift = of_epoch.get("train/approx_kl", 0.0) / of_epoch.get("decisions", 1)
+        if settings.target_kl is not None and drift > settings.target_kl:
             break
 
     ranks.check_same_parameters(trained)
@@ -147,7 +149,9 @@ def update(
     for (name, _), is_finite in zip(named, finite, strict=True):
         if not is_finite:
             raise _diverged(f"steps after which {name} is not finite", number)
-    metrics = {key: totals.mean(key) for key in totals.sums if key != "ratio_error"} | totals.maxima
+    decisions = totals.pop("decisions", 0)
+    totals.pop("ratio_error", None)
+    metrics = {key: value if key.endswith("_max") else value / decisions for key, value in totals.items()}
     metrics |= {
         "train/grad_norm": sum(taken) / len(taken) if taken else 0.0,
         "train/optimizer_steps": len(taken),
@@ -214,7 +218,7 @@ def teacher_distribution(
 def accumulate_gradient(
     learner: Learner, minibatch: Batch, size: int, micro_batch_size: int, phase: PhaseState, config: TrainConfig,
     policy_learns: bool,
-) -> tuple[list[Statistics], int]:  # fmt: skip
+) -> tuple[list[tuple[int, Statistics]], int]:  # fmt: skip
     """The gradient of a minibatch's mean loss over `size` rows, one micro-batch (and one graph in memory) at a time.
 
     Out of memory, it begins again, from no gradient, with a smaller micro-batch, whose size it returns.
@@ -225,7 +229,7 @@ def accumulate_gradient(
             for micro in minibatch.split(micro_batch_size):
                 loss_sum, of_micro = micro_batch_loss(learner, micro, phase, config, policy_learns)
                 (loss_sum / size).backward()
-                statistics.append(of_micro)
+                statistics.append((len(micro), of_micro))
             return statistics, micro_batch_size
         except torch.OutOfMemoryError as error:
             reason = first_line(error)
@@ -254,7 +258,7 @@ def micro_batch_loss(
     if learner.critic is None:
         return loss, statistics
     of_values = value_loss(learner.critic(hidden.detach()), micro, config.critic.value_clip)
-    statistics.sums["train/value_loss"] = of_values.detach()
+    statistics["train/value_loss"] = of_values.detach()
     return config.critic.value_coef * of_values + (loss if policy_learns else 0), statistics
 
 
@@ -277,44 +281,25 @@ def optimizer_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
     return torch.where(is_usable, every_norm[0], torch.nan)
 
 
-@dataclass
-class Totals:
-    """Statistics summed over micro-batches, read from the device."""
-
-    sums: dict[str, float] = field(default_factory=dict)
-    maxima: dict[str, float] = field(default_factory=dict)
-    decisions: int = 0
-
-    def add(self, other: Totals) -> None:
-        for key, value in other.sums.items():
-            self.sums[key] = self.sums.get(key, 0.0) + value
-        for key, value in other.maxima.items():
-            self.maxima[key] = max(self.maxima.get(key, -torch.inf), value)
-        self.decisions += other.decisions
-
-    def mean(self, key: str) -> float:
-        """Of all decisions; 0 where there is no such statistic."""
-        return self.sums[key] / self.decisions if key in self.sums else 0.0
-
-
-def _over_ranks(parts: Sequence[Statistics], ranks: Ranks) -> Totals:
-    """Of all ranks' micro-batches; read from the device in one transfer."""
-    found = [value for part in parts for value in (*part.sums.values(), *part.maxima.values())]
-    values = iter(torch.stack(found).tolist() if found else ())
-    own, whole = Totals(), Totals()
-    for part in parts:
-        sums, maxima = ({key: next(values) for key in of_part} for of_part in (part.sums, part.maxima))
-        own.add(Totals(sums, maxima, part.decisions))
-    for totals in ranks.gather(own):
-        whole.add(totals)
+def merged(parts: Iterable[dict[str, float]]) -> dict[str, float]:
+    """Statistics of several micro-batches, or ranks, as those of one."""
+    whole: dict[str, float] = {}
+    for key, value in itertools.chain.from_iterable(part.items() for part in parts):
+        whole[key] = max(whole.get(key, -math.inf), value) if key.endswith("_max") else whole.get(key, 0.0) + value
     return whole
 
 
-def _checked_ratio_error(first: Totals) -> float | None:
-    """Of the first minibatch of an update that has ratios."""
-    if "ratio_error" not in first.sums:
-        return None
-    error = first.mean("ratio_error")
+def _over_ranks(parts: Sequence[tuple[int, Statistics]], ranks: Ranks) -> dict[str, float]:
+    """Of all ranks' micro-batches, with their `decisions`; read from the device in one transfer."""
+    found = [value for _, part in parts for value in part.values()]
+    values = iter(torch.stack(found).tolist() if found else ())
+    own = [{"decisions": count} | {key: next(values) for key in part} for count, part in parts]
+    return merged(ranks.gather(merged(own)))
+
+
+def check_first_ratio(first: dict[str, float]) -> float:
+    """The mean |ratio - 1| of the first minibatch, where the update must see the policy that acted."""
+    error = first["ratio_error"] / first["decisions"]
     if not error <= FIRST_RATIO_LIMIT:  # also true for NaN
         raise RuntimeError(
             f"first minibatch: mean |ratio - 1| = {error:.4f} before any optimizer step (limit {FIRST_RATIO_LIMIT}): "
