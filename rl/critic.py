@@ -71,6 +71,8 @@ def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discou
 
 def value_loss(predicted: Tensor, micro: Batch, clip: float) -> Tensor:
     """Sum of half the larger of the squared errors with and without clipping the change of the value to +-clip."""
+    assert micro.values is not None, "rl.update.estimate_advantages fills them"
+    assert micro.advantages is not None, "and these"
     old, target = micro.values, micro.advantages + micro.values
     bounded = old + (predicted - old).clamp(-clip, clip)
     return (0.5 * torch.maximum((predicted - target) ** 2, (bounded - target) ** 2)).sum()

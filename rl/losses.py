@@ -105,6 +105,8 @@ def ppo_loss(
     logits (B, A, V); logprobs (B, A) of the batch's tokens by the policy as it is now, at `temperature`.
     behaviour_epsilon: the transition's epsilon when the ratio is against the mixture that acted.
     """
+    assert micro.advantages is not None, "rl.update fills them"
+    assert micro.weights is not None, "and these"
     executed, old_logprobs = micro.executed, micro.student_logprobs
     if behaviour_epsilon is not None:
         logratio = behaviour_logratio(logprobs, old_logprobs, executed, micro.matches_teacher, behaviour_epsilon)
@@ -118,6 +120,7 @@ def ppo_loss(
     all_logprobs = F.log_softmax(logits / temperature, dim=-1)
     entropies = entropy(all_logprobs, executed)
     if config.kl_coef > 0:
+        assert micro.teacher_logprobs is not None, "and these"
         kl = exact_kl(all_logprobs, micro.teacher_logprobs.to(logits.device, non_blocking=True), executed)
         loss = loss + config.kl_coef * kl
     if config.entropy_coef > 0:

@@ -108,8 +108,11 @@ class Ranks:
         """
         if self.size == 1:
             return
-        reached = zip(*self.gather([p.grad is not None for p in parameters]), strict=True)  # parameters, by rank
-        gradients = [_gradient_of(p) for p, by_rank in zip(parameters, reached, strict=True) if any(by_rank)]
+        reached = map(any, zip(*self.gather([p.grad is not None for p in parameters]), strict=True))
+        shared = [p for p, is_reached in zip(parameters, reached, strict=True) if is_reached]
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in shared]
+        for parameter, gradient in zip(shared, gradients, strict=True):
+            parameter.grad = gradient
         with _answer_expected(self):
             for part in _parts(gradients, ELEMENTS_PER_MESSAGE):
                 flat = torch.cat([gradient.flatten() for gradient in part])
@@ -195,7 +198,8 @@ def run_as_ranks(command: Sequence[str], size: int) -> int:
         port = free.getsockname()[1]
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
     own = {"LOCAL_WORLD_SIZE": str(size), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # as torchrun
-    libc, launcher, ranks = ctypes.CDLL(None), os.getpid(), []
+    libc, launcher = ctypes.CDLL(None), os.getpid()
+    ranks: list[subprocess.Popen] = []
 
     def die_with_launcher() -> None:
         libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
@@ -257,13 +261,8 @@ def join_ranks(device: torch.device | str = "auto", patience: timedelta = PATIEN
             f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot meet the others ({first_line(error)}): "
             "start the same number of processes on every machine, with one main_process_ip and main_process_port"
         ) from None
-    return Ranks(dist.get_rank(), dist.get_world_size(), objects)
-
-
-def _gradient_of(parameter: nn.Parameter) -> Tensor:
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
+    # torch's type allows for processes outside the group, of which there are none.
+    return Ranks(dist.get_rank(), dist.get_world_size(), objects)  # type: ignore[arg-type]
 
 
 def _parts(tensors: Sequence[Tensor], at_most: int) -> Iterator[list[Tensor]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -84,11 +85,14 @@ class Batch:
 
     def __getitem__(self, rows: slice | Tensor) -> Batch:
         """Some rows; by a slice they are views."""
+        changed: dict[str, Any] = {}
         if isinstance(rows, slice):
-            return replace(self, **{name: column[rows] for name, column in self._columns().items()},
-                           observations=self.observations[rows])  # fmt: skip
-        columns = {name: column[rows.to(column.device)] for name, column in self._columns().items()}
-        return replace(self, **columns, observations=[self.observations[i] for i in rows.tolist()])
+            changed["observations"] = self.observations[rows]
+            changed |= {name: column[rows] for name, column in self._columns().items()}
+        else:
+            changed["observations"] = [self.observations[i] for i in rows.tolist()]
+            changed |= {name: column[rows.to(column.device)] for name, column in self._columns().items()}
+        return replace(self, **changed)
 
     def split(self, size: int | Sequence[int]) -> Iterator[Batch]:
         """Consecutive parts of `size` rows (the last may have fewer), or of the given sizes."""
@@ -100,7 +104,9 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same with its columns on `device`, so that picking rows there waits for nothing."""
-        columns = {k: column.to(device) for k, column in self._columns().items() if k != "teacher_logprobs"}
+        columns: dict[str, Any] = {
+            k: column.to(device) for k, column in self._columns().items() if k != "teacher_logprobs"
+        }
         return replace(self, **columns)
 
     def _columns(self) -> dict[str, Tensor]:
@@ -116,7 +122,7 @@ def flatten(trajectories: Sequence[Trajectory], action_dim: int) -> Batch:
     executed_tokens = torch.tensor([d.executed * action_dim for d in decisions])
     zeros, false = torch.zeros(num_tokens), torch.zeros(num_tokens, dtype=torch.bool)
     return Batch(
-        observations=[d.observation for d in decisions],
+        observations=[d.observation for d in decisions if d.observation is not None],
         tokens=torch.stack([d.tokens for d in decisions]),
         executed=torch.arange(num_tokens)[None, :] < executed_tokens[:, None],
         student_logprobs=torch.stack([zeros if d.student_logprobs is None else d.student_logprobs for d in decisions]),

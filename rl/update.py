@@ -102,10 +102,8 @@ def update(
     started = time.perf_counter()
     policy, optimizer, ranks, settings = learner.policy, learner.optimizer, learner.ranks, config.update
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if phase.distils and settings.warmup_lr is not None:  # imitation bears larger steps than reinforcement
-        optimizer.param_groups[0]["lr"] = settings.warmup_lr
-    else:
-        optimizer.param_groups[0]["lr"] = settings.lr
+    imitates = phase.distils and settings.warmup_lr is not None  # that bears larger steps than reinforcement
+    optimizer.param_groups[0]["lr"] = settings.warmup_lr if imitates else settings.lr
     active, policy_learns = rows_that_learn(learner, batch, phase, config)
     data = complete(learner, batch, phase, config).to(policy.device)
     totals: dict[str, float] = {}
@@ -134,7 +132,8 @@ def update(
         of_epoch = _over_ranks(statistics, ranks)
         totals = merged((totals, of_epoch))
         norms += torch.stack(epoch_norms).tolist() if epoch_norms else []
-        if _longest_run_of_nan(norms) >= MAX_SKIPPED_IN_A_ROW:
+        runs = (len(list(run)) for is_skipped, run in itertools.groupby(norms, math.isnan) if is_skipped)
+        if max(runs, default=0) >= MAX_SKIPPED_IN_A_ROW:
             raise _diverged(f"{MAX_SKIPPED_IN_A_ROW} optimizer steps in a row", number)
         drift = of_epoch.get("train/approx_kl", 0.0) / of_epoch.get("decisions", 1)
         if settings.target_kl is not None and drift > settings.target_kl:
@@ -144,11 +143,10 @@ def update(
     taken = [norm for norm in norms if not math.isnan(norm)]
     if norms and not taken:
         raise _diverged(f"all {len(norms)} optimizer steps", number)
-    named = policy.named_trainable_parameters()
-    finite = torch.stack([torch.isfinite(parameter).all() for _, parameter in named]).tolist()
-    for (name, _), is_finite in zip(named, finite, strict=True):
-        if not is_finite:
-            raise _diverged(f"steps after which {name} is not finite", number)
+    names, parameters = zip(*policy.named_trainable_parameters(), strict=True)
+    finite = torch.stack([torch.isfinite(parameter).all() for parameter in parameters]).tolist()
+    if not all(finite):
+        raise _diverged(f"steps after which {names[finite.index(False)]} is not finite", number)
     decisions = totals.pop("decisions", 0)
     totals.pop("ratio_error", None)
     metrics = {key: value if key.endswith("_max") else value / decisions for key, value in totals.items()}
@@ -164,7 +162,7 @@ def update(
     }
     if first_ratio_error is not None:
         metrics["train/first_ratio_error"] = first_ratio_error
-    if batch.values is not None:
+    if batch.values is not None and batch.advantages is not None:
         metrics["train/explained_variance"] = explained_variance(batch.values, batch.advantages + batch.values)
     return metrics
 
@@ -307,10 +305,6 @@ def check_first_ratio(first: dict[str, float]) -> float:
             "preprocessing and precision"
         )
     return error
-
-
-def _longest_run_of_nan(norms: Sequence[float]) -> int:
-    return max((len(list(run)) for skipped, run in itertools.groupby(norms, math.isnan) if skipped), default=0)
 
 
 def _diverged(what: str, number: int) -> BadInput:
