@@ -227,20 +227,6 @@ def run_as_ranks(command: Sequence[str], size: int) -> int:
     return next((code if code > 0 else 128 - code for code in failed), 0)
 
 
-def own_gpu() -> torch.device:
-    """The GPU of this process: of the ranks on a machine each has one. Raises BadInput.
-
-    Its number is said everywhere, because to some libraries "cuda" means the first.
-    """
-    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if here > torch.cuda.device_count():
-        raise BadInput(
-            f"{here} processes on this machine, but torch sees {torch.cuda.device_count()} GPU(s): start as many as "
-            "there are GPUs, or --device cpu"
-        )
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-
-
 def join_ranks(device: torch.device | str = "auto", patience: timedelta = PATIENCE) -> Ranks:
     """Meet the other ranks, and make this one's GPU the current one. Raises BadInput.
 
@@ -251,7 +237,7 @@ def join_ranks(device: torch.device | str = "auto", patience: timedelta = PATIEN
     on_gpu = torch.cuda.is_available() and torch.device("cuda" if device == "auto" else device).type == "cuda"
     try:
         if on_gpu:
-            torch.cuda.set_device(own_gpu())
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl" if on_gpu else "gloo", timeout=patience)
         objects = dist.new_group(backend="gloo", timeout=patience)
         # NCCL takes its memory now, before anyone measures what is left.

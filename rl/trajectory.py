@@ -104,10 +104,9 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same with its columns on `device`, so that picking rows there waits for nothing."""
-        columns: dict[str, Any] = {
-            k: column.to(device) for k, column in self._columns().items() if k != "teacher_logprobs"
-        }
-        return replace(self, **columns)
+        moving = {name: column for name, column in self._columns().items() if name != "teacher_logprobs"}
+        changed: dict[str, Any] = {name: column.to(device) for name, column in moving.items()}
+        return replace(self, **changed)
 
     def _columns(self) -> dict[str, Tensor]:
         values = {f.name: getattr(self, f.name) for f in fields(self)}

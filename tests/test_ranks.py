@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from contracts import BadInput
 from rl import ranks as ranks_module
-from rl.ranks import ALONE, _parts, join_ranks, own_gpu, run_as_ranks, start_ranks
+from rl.ranks import ALONE, _parts, join_ranks, run_as_ranks, start_ranks
 from tests.together import results
 
 ROOT = Path(__file__).parents[1]
@@ -204,23 +203,6 @@ def test_plain_python_initialises_nothing(monkeypatch):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert join_ranks(torch.device("cpu")) is ALONE
     assert not torch.distributed.is_initialized()
-
-
-def test_more_processes_than_gpus_are_refused(monkeypatch):
-    for name, value in launched(0, 1).items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(BadInput, match="2 processes on this machine, but torch sees 0 GPU"):
-        own_gpu()
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_every_process_has_a_gpu_of_its_own_and_says_its_number(monkeypatch, rank):
-    """safetensors takes "cuda" for the first GPU, torch for the current one: a network would lie on two."""
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert own_gpu() == torch.device("cuda", 0)
-    for name, value in launched(rank, 1).items():
-        monkeypatch.setenv(name, value)
-    assert own_gpu() == torch.device("cuda", rank)
 
 
 # starting
