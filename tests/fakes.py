@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rl.learner import make_optimizer
+from contracts import Observation
 from rl.trajectory import Batch, Decision, Episode, Trajectory, flatten
+from rl.update import make_optimizer
 
 CHUNK_LENGTH, ACTION_DIM = 4, 2
 NUM_TOKENS, NUM_BINS = CHUNK_LENGTH * ACTION_DIM, 256
@@ -26,19 +27,11 @@ NUM_FEATURES = 3
 FIRST_ACTION_TOKEN = 31744
 
 
-@dataclass(frozen=True)
-class FakeObservation:
-    images: np.ndarray
-    proprio: np.ndarray  # (NUM_FEATURES,) float64: all that FakePolicy reads
-    instruction: str = "do it"
-    prepared: bool = False
+def observation(*features: float) -> Observation:
+    return Observation(np.zeros((1, 2, 2, 3), dtype=np.uint8), np.array(features, dtype=np.float64), "do it")
 
 
-def observation(*features: float) -> FakeObservation:
-    return FakeObservation(np.zeros((1, 2, 2, 3), dtype=np.uint8), np.array(features, dtype=np.float64))
-
-
-def random_observations(count: int, seed: int = 0) -> list[FakeObservation]:
+def random_observations(count: int, seed: int = 0) -> list[Observation]:
     rng = np.random.default_rng(seed)
     return [observation(*rng.normal(size=NUM_FEATURES)) for _ in range(count)]
 
@@ -59,8 +52,6 @@ class FakePolicy(nn.Module):
     action_head = None
     dtype = torch.float32
     device = torch.device("cpu")
-    devices = (device,)
-    is_alone = True
     prepare = None
 
     def __init__(self, seed: int = 0, sharpness: float = 2.0, adapter_scale: float = 0.0):
@@ -125,11 +116,8 @@ class FakePolicy(nn.Module):
     def view(self, observation: Any) -> np.ndarray:
         return observation.images
 
-    def reduce_gradients(self) -> None:
-        """There is one device."""
-
-    def parameters_changed(self) -> None:
-        """Nothing keeps copies of them."""
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Nothing keeps copies of the parameters."""
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [("adapter", self.adapter), ("bias", self.bias)]
@@ -170,7 +158,7 @@ class Script:
 class FakeResult:
     """The fields of envs.libero.ChunkResult."""
 
-    observation: FakeObservation | None
+    observation: Observation | None
     success: bool
     executed: int
     env_steps: int
@@ -253,7 +241,7 @@ class FakePool:
             frames=frames,
         )  # fmt: skip
 
-    def _observe(self, now: _Slot) -> FakeObservation:
+    def _observe(self, now: _Slot) -> Observation:
         """Depends on the whole past of the episode, so one other draw changes everything that follows."""
         moved = 0.0 if now.actions is None else float(np.tanh(now.actions.sum()))
         return observation(math.sin(1 + now.init_state_id + now.env_steps), math.cos(now.task_id) + 0.5, moved)

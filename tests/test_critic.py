@@ -1,16 +1,17 @@
 """The critic: GAE against a slow sum, the clipped value loss by hand, and when it leaves the policy alone."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.config import CriticConfig, LossConfig, UpdateConfig
-from rl.critic import ValueHead, clipped_value_loss, explained_variance, gae, predict_values, with_critic
-from rl.learner import Learner
-from rl.objectives import policy_objective
+from configs.config import CriticConfig, LossConfig, PhaseConfig, TrainConfig, UpdateConfig
+from rl.critic import ValueHead, explained_variance, gae, predict_values, value_loss
+from rl.phases import phase_at
 from rl.trajectory import flatten
-from rl.update import optimise
+from rl.update import Learner, update
 from tests.fakes import ACTION_DIM, NUM_TOKENS, FakePolicy, acted_batch, parameters_of, trajectory
 
 HIDDEN = 5
@@ -20,7 +21,6 @@ class PolicyWithHidden(FakePolicy):
     """Adds hidden states (B, A, HIDDEN) that depend on the trainable bias."""
 
     hidden_dim = HIDDEN
-    device = torch.device("cpu")
 
     def chunk_outputs(self, observations):
         logits = self.chunk_logits(observations)
@@ -60,18 +60,20 @@ def test_gae_with_lambda_one_and_zero_values_is_the_discounted_return():
     assert gae(torch.zeros(3), batch, trajectories, 0.9, 1.0).tolist() == pytest.approx([0.81, 0.9, 1.0])
 
 
-def test_value_loss_counts_the_worse_of_the_clipped_and_the_plain_error():
-    old, target = torch.zeros(3), torch.tensor([1.0, 1.0, -1.0])
-    predicted = torch.tensor([0.1, 0.9, 0.9])
-    # inside the clip; beyond it towards the target (clipped error is larger); beyond it away (plain error is larger)
-    expected = [0.5 * 0.9**2, 0.5 * 0.8**2, 0.5 * 1.9**2]
-    assert clipped_value_loss(predicted, old, target, 0.2).tolist() == pytest.approx(expected)
-
-
-def test_value_beyond_the_clip_towards_its_target_gets_no_gradient():
-    predicted = torch.tensor([0.9], requires_grad=True)
-    clipped_value_loss(predicted, torch.zeros(1), torch.ones(1), 0.2).sum().backward()
-    assert predicted.grad.item() == 0.0
+@pytest.mark.parametrize(
+    ("predicted", "target", "loss", "gradient"),
+    [
+        (0.1, 1.0, 0.5 * 0.9**2, -0.9),  # inside the clip
+        (0.9, 1.0, 0.5 * 0.8**2, 0.0),  # beyond it towards the target: the clipped error is larger
+        (0.9, -1.0, 0.5 * 1.9**2, 1.9),  # beyond it and away: the plain error is larger
+    ],
+)
+def test_value_loss_counts_the_worse_of_the_clipped_and_the_plain_error(predicted, target, loss, gradient):
+    micro = replace(flatten([trajectory(1)], ACTION_DIM), values=torch.zeros(1), advantages=torch.tensor([target]))
+    value = torch.tensor([predicted], requires_grad=True)
+    found = value_loss(value, micro, 0.2)
+    found.backward()
+    assert (found.item(), value.grad.item()) == pytest.approx((loss, gradient))
 
 
 def test_explained_variance():
@@ -82,72 +84,39 @@ def test_explained_variance():
     assert explained_variance(returns, torch.ones(4)) == 0.0
 
 
-def critic_update(value_only, through_backbone=False, n_epochs=40):
-    """Policy before and after, and the critic's fit, of one update with alternating returns."""
+def critic_update(value_only=False, n_epochs=3, no_advantage=False):
+    """Whether the policy moved, its values before, and the critic's error after an update with returns of 1 and 0."""
     policy = PolicyWithHidden()
     batch = acted_batch(policy, (3, 3))
     critic = ValueHead(HIDDEN, seed=0)
     values = predict_values(policy, critic, batch, 2)
-    targets = (batch.trajectory == 0).float()
-    advantages = targets - values
-    config = CriticConfig(critic_through_backbone=through_backbone, value_clip=10.0)
-    objective = with_critic(
-        policy_objective(policy, batch, advantages, LossConfig(advantage="gae"), 1.0, 2),
-        policy, critic, config, values, targets, value_only=value_only,
-    )  # fmt: skip
-    before = parameters_of(policy)
-    groups = [{"params": list(policy.parameters()), "lr": 1e-2}, {"params": list(critic.parameters()), "lr": 1e-2}]
-    learner = Learner(policy, critic, torch.optim.AdamW(groups, weight_decay=0.0, fused=True))
-    optimise(
-        policy,
-        learner.optimizer,
-        batch,
-        objective,
-        UpdateConfig(n_epochs=n_epochs, batch_size=6, micro_batch_size=1),
-        0,
-        0,
+    targets = torch.zeros(6) if no_advantage else (batch.trajectory == 0).float()
+    batch = replace(batch, values=values, advantages=targets - values)
+    config = TrainConfig(
+        loss=LossConfig(advantage="gae"),
+        phases=PhaseConfig(warmup=False),
+        critic=CriticConfig(value_clip=10.0, value_warmup_steps=8 if value_only else 0),
+        update=UpdateConfig(n_epochs=n_epochs, batch_size=6, micro_batch_size=1, lr=1e-2),
     )
+    before = parameters_of(policy)
+    groups = [{"params": list(policy.parameters())}, {"params": list(critic.parameters())}]
+    learner = Learner(policy, critic, torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1, fused=True))
+    update(learner, batch, phase_at(7, config.phases), config, number=0)
     error = (predict_values(policy, critic, batch, 2) - targets).abs().mean().item()
     moved = any(not torch.equal(a, b) for a, b in zip(before, parameters_of(policy), strict=True))
     return moved, values, error
 
 
 def test_first_values_are_zero_and_the_critic_learns_the_returns():
-    _, values, error = critic_update(value_only=True)
+    _, values, error = critic_update(value_only=True, n_epochs=40)
     assert values.tolist() == [0.0] * 6
     assert error < 0.2
 
 
-def test_value_only_update_leaves_the_policy_bit_identical():
-    moved, _, _ = critic_update(value_only=True, n_epochs=3)
-    assert not moved
-
-
-def test_value_only_means_so_even_through_the_backbone():
-    moved, _, _ = critic_update(value_only=True, through_backbone=True, n_epochs=3)
-    assert not moved
-
-
-def test_value_loss_reaches_the_policy_only_when_asked():
-    policy = PolicyWithHidden()
-    batch = acted_batch(policy, (3,))
-    critic = ValueHead(HIDDEN, seed=0)
-    torch.nn.init.ones_(critic.net[-1].weight)
-    for through_backbone in (False, True):
-        objective = with_critic(
-            policy_objective(policy, batch, torch.zeros(3), LossConfig(advantage="gae"), 1.0, 2),
-            policy, critic, CriticConfig(critic_through_backbone=through_backbone), torch.zeros(3), torch.ones(3),
-            value_only=False,
-        )  # fmt: skip
-        policy.zero_grad()
-        objective.loss(policy.chunk_outputs(batch.observations), torch.arange(3))[0].backward()
-        reached = policy.bias.grad is not None and bool(policy.bias.grad.any())
-        assert reached is through_backbone
-
-
-def test_full_update_moves_the_policy():
-    moved, _, _ = critic_update(value_only=False, n_epochs=3)
-    assert moved
+def test_the_policy_moves_unless_only_values_are_learnt_or_no_advantage_is_there_although_weights_decay():
+    assert critic_update()[0]
+    assert not critic_update(value_only=True)[0]
+    assert not critic_update(no_advantage=True)[0]
 
 
 def test_value_head_is_a_function_of_its_seed_and_leaves_the_global_generator_alone():
@@ -159,18 +128,3 @@ def test_value_head_is_a_function_of_its_seed_and_leaves_the_global_generator_al
     assert torch.equal(a.net[1].weight, b.net[1].weight)
     assert not torch.equal(a.net[1].weight, c.net[1].weight)
     assert a(torch.ones(2, NUM_TOKENS, HIDDEN)).shape == (2,)
-
-
-def test_update_without_a_non_zero_advantage_leaves_the_policy_bit_identical_although_weights_decay():
-    policy = PolicyWithHidden()
-    batch = acted_batch(policy, (3,))
-    critic = ValueHead(HIDDEN, seed=0)
-    objective = with_critic(
-        policy_objective(policy, batch, torch.zeros(3), LossConfig(advantage="gae"), 1.0, 2),
-        policy, critic, CriticConfig(), torch.zeros(3), torch.zeros(3), value_only=False,
-    )  # fmt: skip
-    before = parameters_of(policy)
-    groups = [{"params": list(policy.parameters())}, {"params": list(critic.parameters())}]
-    optimizer = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1, fused=True)
-    optimise(policy, optimizer, batch, objective, UpdateConfig(n_epochs=2, micro_batch_size=1), 0, 0)
-    assert all(torch.equal(a, b) for a, b in zip(before, parameters_of(policy), strict=True))

@@ -1,62 +1,186 @@
-"""The curriculum prefers tasks near 50 % success, forgets none, and is a pure function of what was played."""
+"""Which episodes are played: a function of (seed, update), fair to tasks, groups in one piece, none left out."""
+
+import itertools
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.config import CurriculumConfig, TaskConfig, TrainConfig
-from rl.curriculum import absorb_successes, curriculum_metrics, task_preferences, task_probabilities
-from rl.episodes import training_episodes
-from tests.fakes import trajectory
-
-CONFIG = CurriculumConfig(curriculum=True)
-
-
-@given(
-    success=st.dictionaries(st.integers(0, 9), st.floats(0, 1), min_size=1),
-    floor=st.floats(0, 1),
-    temperature=st.floats(0.01, 10),
+from configs.config import RolloutConfig, TaskConfig, TrainConfig
+from rl.curriculum import (
+    absorb_successes,
+    curriculum_metrics,
+    evaluation_episodes,
+    informative,
+    informative_rollout,
+    task_probabilities,
+    training_episodes,
 )
-def test_probabilities_add_up_and_respect_the_floor(success, floor, temperature):
-    config = CurriculumConfig(True, curriculum_temperature=temperature, curriculum_floor=floor)
-    found = task_probabilities(list(success), success, config)
+from rl.rollout import Behaviour, Randomness, rollout
+from rl.trajectory import Episode
+from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, trajectory
+
+GROUP = 4
+tasks = st.builds(
+    TaskConfig,
+    task_ids=st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True).map(tuple),
+    train_init_states=st.tuples(st.integers(0, 3), st.integers(4, 9)),
+)
+
+
+def first_groups(task: TaskConfig, group_size: int, groups: int, seed: int = 0, update: int = 0) -> list[Episode]:
+    return list(itertools.islice(training_episodes(task, group_size, seed, update), groups * group_size))
+
+
+# the order of episodes
+
+
+def test_episodes_are_a_function_of_seed_and_update():
+    task = TaskConfig(task_ids=(0, 1, 2))
+    drawn = [first_groups(task, 1, 20, seed, update) for seed in range(3) for update in range(3)]
+    assert drawn[4] == first_groups(task, 1, 20, 1, 1)
+    assert all(a != b for i, a in enumerate(drawn) for b in drawn[:i])
+
+
+@given(task=tasks, group_size=st.integers(1, 4))
+def test_groups_are_consecutive_and_share_task_and_initial_state(task, group_size):
+    episodes = first_groups(task, group_size, 10)
+    assert [e.index for e in episodes] == list(range(10 * group_size))
+    for number, (group, members) in enumerate(itertools.groupby(episodes, key=lambda e: e.group)):
+        starts = [(e.task_id, e.init_state_id) for e in members]
+        assert group == number
+        assert starts == starts[:1] * group_size
+
+
+@given(task=tasks)
+def test_tasks_take_turns_and_initial_states_repeat_only_after_all_were_used(task):
+    states = range(*task.train_init_states)
+    episodes = first_groups(task, 1, 3 * len(states) * len(task.task_ids))
+    for count in range(1, len(episodes)):
+        played = Counter(e.task_id for e in episodes[:count])
+        assert max(played.values()) - min(played.get(task_id, 0) for task_id in task.task_ids) <= 1
+    for task_id in task.task_ids:
+        drawn = [e.init_state_id for e in episodes if e.task_id == task_id]
+        for start in range(0, len(drawn), len(states)):
+            assert sorted(drawn[start : start + len(states)]) == list(states)
+
+
+@pytest.mark.parametrize("trials", [1, 3])
+def test_evaluation_plays_every_held_out_state_of_every_task_equally_often(trials):
+    episodes = evaluation_episodes((2, 5), (40, 44), trials)
+    assert Counter((e.task_id, e.init_state_id) for e in episodes) == {
+        (task_id, state): trials for task_id in (2, 5) for state in (40, 41, 42, 43)
+    }
+    assert [e.index for e in episodes] == list(range(8 * trials))
+    assert len({(e.group, e.task_id, e.init_state_id) for e in episodes}) == len({e.group for e in episodes}) == 8
+
+
+# curriculum
+
+
+def probabilities(task_ids, success) -> dict[int, float]:
+    config = TrainConfig(task=TaskConfig(task_ids=tuple(task_ids)), rollout=RolloutConfig(curriculum=True))
+    return task_probabilities(config, success)
+
+
+@given(success=st.dictionaries(st.integers(0, 9), st.floats(0, 1), min_size=2))
+def test_probabilities_add_up_and_none_is_forgotten(success):
+    found = probabilities(success, success)
     assert sum(found.values()) == pytest.approx(1.0)
-    assert min(found.values()) >= floor / len(success) - 1e-12
+    assert min(found.values()) >= 0.2 / len(success) - 1e-12
 
 
-def test_half_solved_task_is_preferred_and_equally_distant_ones_are_equal():
-    found = task_probabilities([0, 1, 2, 3], {0: 0.5, 1: 0.0, 2: 1.0, 3: 0.4}, CONFIG)
-    assert found[0] > found[3] > found[1]
-    assert found[1] == pytest.approx(found[2])
-
-
-def test_softmax_of_the_distance_by_hand():
-    config = CurriculumConfig(True, curriculum_temperature=0.5, curriculum_floor=0.0)
-    found = task_probabilities([0, 1], {0: 0.5, 1: 1.0}, config)
-    assert found[0] / found[1] == pytest.approx(2.718281828)  # e^(0.5 / 0.5)
-
-
-def test_unplayed_task_counts_as_half_solved():
-    found = task_probabilities([0, 1], {0: 0.5}, CONFIG)
-    assert found[0] == pytest.approx(found[1])
+def test_tasks_near_half_success_are_preferred_by_a_softmax_of_the_distance():
+    found = probabilities([0, 1, 2, 3, 4], {0: 0.5, 1: 0.0, 2: 1.0, 3: 0.4})
+    assert found[0] > found[3] > found[1] == pytest.approx(found[2])
+    assert found[4] == found[0]  # not played yet
+    by_weight = (found[0] - 0.2 / 5) / (found[1] - 0.2 / 5)
+    assert by_weight == pytest.approx(2.718281828**2.5)  # e^(0.5 / 0.2)
 
 
 def test_success_average_is_exponential():
     success = {}
-    absorb_successes(success, [trajectory(1, True), trajectory(1, False), trajectory(1, True, task_id=3)], alpha=0.9)
-    assert success[0] == pytest.approx(0.9 * (0.9 * 0.5 + 0.1))
-    assert success[3] == pytest.approx(0.55)
+    absorb_successes(success, [trajectory(1, True), trajectory(1, False), trajectory(1, True, task_id=3)])
+    assert success == pytest.approx({0: 0.9 * (0.9 * 0.5 + 0.1), 3: 0.55})
 
 
 def test_drawn_tasks_follow_the_probabilities_and_groups_never_mix_tasks():
-    task = TaskConfig(task_ids=(4, 7))
-    episodes = training_episodes(task, 2, seed=0, update=0, probabilities={4: 0.8, 7: 0.2})
-    drawn = [next(episodes) for _ in range(2000)]
+    episodes = training_episodes(TaskConfig(task_ids=(4, 7)), 2, seed=0, update=0, probabilities={4: 0.8, 7: 0.2})
+    drawn = list(itertools.islice(episodes, 2000))
     assert sum(e.task_id == 4 for e in drawn) / len(drawn) == pytest.approx(0.8, abs=0.05)
     pairs = zip(drawn[::2], drawn[1::2], strict=True)
     assert all((a.task_id, a.init_state_id) == (b.task_id, b.init_state_id) for a, b in pairs)
 
 
 def test_without_the_flag_tasks_take_turns():
-    assert task_preferences(TrainConfig(), {0: 0.1}) is None
+    assert task_probabilities(TrainConfig(), {0: 0.1}) is None
     assert curriculum_metrics(None) == {}
+
+
+# dynamic sampling
+
+
+def run(successes_of_group, n_steps: int, max_extra_steps: int, num_slots: int = 1):
+    """Episodes of one chunk (4 env steps); successes_of_group(g) of the 4 in group g succeed."""
+    pool = FakePool(
+        lambda _, i: Script(CHUNK_LENGTH, success=i % GROUP < successes_of_group(i // GROUP)), num_slots, order_seed=0
+    )
+    rounds = []
+
+    def play(episodes, n_steps):
+        rounds.append(n_steps)
+        return rollout(FakePolicy(), pool, episodes, Behaviour(0.0, 1.0), Randomness(0, "rollout"), n_steps=n_steps)
+
+    config = RolloutConfig(n_steps, group_size=GROUP, dynamic_sampling=True, max_extra_steps=max_extra_steps)
+    episodes = lambda: (Episode(i, 0, i, i // GROUP) for i in itertools.count())  # noqa: E731
+    played, kept = informative_rollout(play, episodes, config)
+    return rounds, played, kept
+
+
+def groups_of(trajectories) -> list[int]:
+    return sorted({t.episode.group for t in trajectories})
+
+
+@pytest.mark.parametrize(
+    ("successes", "bounds", "kept"),
+    [
+        (0, (0.1, 0.9), False),
+        (1, (0.1, 0.9), True),
+        (7, (0.1, 0.9), True),
+        (8, (0.1, 0.9), False),
+        (1, (0.125, 0.9), True),  # the bounds belong to the interval
+        (1, (0.126, 0.9), False),
+        (8, (0.0, 1.0), True),
+    ],
+)
+def test_groups_are_kept_by_their_success_rate_each_by_its_own(successes, bounds, kept):
+    group = [trajectory(1, success=i < successes, group=3, index=i) for i in range(8)]
+    mixed = [trajectory(1, success=i < 4, group=4, index=8 + i) for i in range(8)]
+    both = [t for pair in zip(group, mixed, strict=True) for t in pair]
+    assert informative(both, bounds) == (group if kept else []) + mixed
+
+
+def test_informative_groups_need_no_second_round():
+    rounds, played, kept = run(lambda g: 2, 32, 1000)
+    assert rounds == [32]
+    assert kept == played.trajectories
+
+
+@pytest.mark.parametrize("num_slots", [1, 3])
+def test_dropped_groups_are_refilled_with_the_groups_that_follow_and_all_that_was_played_counts(num_slots):
+    _, played, kept = run(lambda g: 4 if g % 2 else 2, 32, 1000, num_slots)
+    assert sum(t.env_steps for t in kept) >= 32
+    assert all(g % 2 == 0 for g in groups_of(kept))
+    indices = [t.episode.index for t in played.trajectories]
+    assert indices == list(range(len(indices)))  # every episode once, none left out
+    assert played.env_steps == CHUNK_LENGTH * len(indices)
+    assert played.times["sim"] > 0
+
+
+def test_the_limit_is_exceeded_by_less_than_one_group():
+    for limit in range(0, 64, 4):
+        rounds, played, kept = run(lambda g: 4, 16, limit)
+        assert kept == []
+        assert limit <= played.env_steps - 16 < limit + GROUP * CHUNK_LENGTH
+        assert limit > 0 or rounds == [16]

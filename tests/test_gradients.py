@@ -1,4 +1,4 @@
-"""The gradient that `optimise` hands to the optimizer, against finite differences of SPEC's loss written out below.
+"""The gradient that `update` hands to the optimizer, against finite differences of SPEC's loss written out below.
 
 Everything is in float64. The rollout is collected by the program itself; then the policy moves, so that ratios are not
 1 and some are clipped.
@@ -15,14 +15,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.config import CriticConfig, LossConfig, PhaseConfig, PolicyConfig, RolloutConfig, TrainConfig, UpdateConfig
-from rl.learner import Learner, make_learner
-from rl.learning import estimate_advantages, surrogate_objective
-from rl.objectives import Objective
+from configs.config import CriticConfig, LossConfig, PhaseConfig, RolloutConfig, TrainConfig, UpdateConfig
 from rl.phases import PhaseState, phase_at
-from rl.rollout import Randomness, acting_in, collect
+from rl.rollout import Randomness, behaviour_in, rollout
 from rl.trajectory import Batch, Episode, Trajectory, flatten
-from rl.update import optimise
+from rl.update import Learner, estimate_advantages, make_learner, update
 from tests.fakes import FIRST_ACTION_TOKEN, FakePool, Script
 from tests.toy import BINS, ToyPolicy
 
@@ -45,20 +42,16 @@ class Case:
     learner: Learner
     trajectories: list[Trajectory]
     batch: Batch
-    objective: Objective
 
 
-def make_case(
-    advantage: str = "group", importance: str = "student", through_backbone: bool = False, **loss: object
-) -> Case:
+def make_case(advantage: str = "group", importance: str = "student", **loss: object) -> Case:
     mixed = importance == "behaviour"
     config = TrainConfig(
-        policy=PolicyConfig(temperature=TEMPERATURE),
         phases=PhaseConfig(warmup=mixed, warmup_steps=100, transition_steps=100, importance=importance),
-        rollout=RolloutConfig(group_size=GROUP),
+        rollout=RolloutConfig(group_size=GROUP, temperature=TEMPERATURE),
         loss=LossConfig(advantage=advantage, discount=DISCOUNT if advantage in ("absolute", "gae") else 1.0,
             clip_high=CLIP_HIGH, **loss),
-        critic=CriticConfig(gae_lambda=0.8, critic_through_backbone=through_backbone),
+        critic=CriticConfig(gae_lambda=0.8),
         update=UpdateConfig(micro_batch_size=2),
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
@@ -67,21 +60,19 @@ def make_case(
     if learner.critic is not None:  # values that are not 0
         torch.nn.init.normal_(learner.critic.net[-1].weight, std=0.03, generator=generator)
     phase = phase_at(GLOBAL_STEP, config.phases)
-    trajectories = collect(
+    trajectories = rollout(
         learner.policy, FakePool(lambda _, state: Script(*EPISODES[state]), num_slots=2),
         [Episode(i, 0, i, i // GROUP) for i in range(len(EPISODES))],
-        acting_in(phase, config, "greedy"), Randomness(0, "rollout"),
+        behaviour_in(phase, config, "greedy"), Randomness(0, "rollout"),
     ).trajectories  # fmt: skip
-    batch = flatten(trajectories, action_dim=2)
-    estimate = estimate_advantages(config, learner, batch, trajectories)
-    objective = surrogate_objective(config, learner, batch, estimate, phase, GLOBAL_STEP)
-    return Case(config, phase, learner, trajectories, batch, objective)
+    batch = estimate_advantages(learner, flatten(trajectories, action_dim=2), trajectories, config)
+    return Case(config, phase, learner, trajectories, batch)
 
 
 class JumpThenRecord:
     """An optimizer whose first step leaves the collecting policy for another one; later ones only keep the gradient.
 
-    (Before the first step `optimise` insists that ratios are 1.)
+    (Before the first step `update` insists that ratios are 1.)
     """
 
     def __init__(self, learner: Learner):
@@ -110,20 +101,18 @@ def jump(param_groups: Sequence[dict]) -> None:
             parameter += scale * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
 
 
-def gradients(case: Case, objective: Objective | None = None, **update: object) -> list[list[Tensor]]:
+def gradients(case: Case, **settings: object) -> list[list[Tensor]]:
     """What a step of the second epoch is given, after the jump; by default the whole rollout is one minibatch."""
     whole = len(case.batch)
-    settings = {"n_epochs": 2, "batch_size": whole, "micro_batch_size": whole, "max_grad_norm": 1e6} | update
+    settings = {"n_epochs": 2, "batch_size": whole, "micro_batch_size": whole, "max_grad_norm": 1e6} | settings
     optimizer = JumpThenRecord(case.learner)
-    optimise(
-        case.learner.policy, optimizer, case.batch, objective or case.objective, UpdateConfig(**settings), seed=0,
-        update=0,
-    )  # fmt: skip
+    config = replace(case.config, update=UpdateConfig(**settings))
+    update(replace(case.learner, optimizer=optimizer), case.batch, case.phase, config, number=0)
     return optimizer.gradients
 
 
-def policy_gradient(case: Case, objective: Objective | None = None, **update: object) -> Tensor:
-    return gradients(case, objective, **update)[-1][0]
+def policy_gradient(case: Case, **settings: object) -> Tensor:
+    return gradients(case, **settings)[-1][0]
 
 
 # SPEC sections 2, 4 and 5, written out one decision at a time
@@ -266,13 +255,9 @@ def assert_is_the_gradient_of_the_reference(case: Case) -> None:
     found = policy_gradient(case)
     assert_some_ratios_are_clipped_but_none_is_at_a_kink(case, before)
 
-    def mean_loss() -> float:
-        loss = reference_loss(case, before, logprobs_now(case))
-        if case.config.critic.critic_through_backbone:
-            loss += reference_value_loss(before, values_now(case))
-        return loss
-
-    expected = central_differences(mean_loss, case.learner.policy.adapter)
+    expected = central_differences(
+        lambda: reference_loss(case, before, logprobs_now(case)), case.learner.policy.adapter
+    )
     assert expected.norm() > 1e-2
     # Advantages, weights and the critic are float32, hence no better than 1e-6.
     torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-7)
@@ -304,11 +289,6 @@ def test_so_it_does_when_the_ratio_is_against_the_mixture_that_acted(advantage, 
     assert case.phase.epsilon == pytest.approx(EPSILON)
     assert 0 < case.batch.by_teacher.sum() < len(case.batch)
     assert_is_the_gradient_of_the_reference(case)
-
-
-@pytest.mark.parametrize("aggregation", ["decision", "trajectory"])
-def test_so_it_does_when_the_value_loss_trains_the_adapters_too(aggregation):
-    assert_is_the_gradient_of_the_reference(make_case("gae", through_backbone=True, aggregation=aggregation))
 
 
 def test_the_critic_descends_the_clipped_value_loss():
@@ -343,31 +323,29 @@ VARIANTS = {
     "kl and entropy": {"kl_coef": 0.3, "entropy_coef": 0.2},
     "behaviour": {"importance": "behaviour"},
     "gae": {"advantage": "gae"},
-    "gae through the backbone": {"advantage": "gae", "through_backbone": True},
 }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_tokens_that_were_not_executed_get_exactly_no_gradient(variant):
     case = make_case(**({"advantage": "batch"} | VARIANTS[variant]))
-    policy, kept = case.learner.policy, []
+    policy, outputs_of, kept = case.learner.policy, case.learner.policy.chunk_outputs, []
 
     def outputs(observations):
-        logits, hidden = policy.chunk_outputs(observations)
-        logits.retain_grad()
-        kept.append((observations, logits))
-        return logits if case.learner.critic is None else (logits, hidden)
+        logits, hidden = outputs_of(observations)
+        if logits.requires_grad:
+            logits.retain_grad()
+            kept.append((observations, logits))
+        return logits, hidden
 
-    policy_gradient(case, replace(case.objective, outputs=outputs))
+    policy.chunk_outputs = outputs
+    policy_gradient(case)
     observations, logits = kept[-1]
-    executed = torch.stack([case.batch.executed[next_row(case.batch, o)] for o in observations])
+    row_of = {id(observation): row for row, observation in enumerate(case.batch.observations)}
+    executed = torch.stack([case.batch.executed[row_of[id(o)]] for o in observations])
     assert not executed.all()
     assert not logits.grad[~executed].any()
     assert logits.grad[executed].any()
-
-
-def next_row(batch: Batch, observation: object) -> int:
-    return next(i for i, o in enumerate(batch.observations) if o is observation)
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 2, 5])
@@ -375,18 +353,19 @@ def next_row(batch: Batch, observation: object) -> int:
 def test_micro_batch_size_does_not_change_the_gradient(variant, micro_batch_size):
     whole = policy_gradient(make_case(**VARIANTS[variant]))
     accumulated = policy_gradient(make_case(**VARIANTS[variant]), micro_batch_size=micro_batch_size)
-    tolerance = 1e-6 if "gae" in variant else 1e-12  # the critic is float32
+    tolerance = 1e-6 if variant == "gae" else 1e-12  # the critic is float32
     assert (accumulated - whole).norm() < tolerance * whole.norm()
 
 
 @pytest.mark.parametrize("advantage", ["absolute", "group", "rloo"])
 @pytest.mark.parametrize("variant", ["chunk", "token", "trajectory", "behaviour"])
-def test_decisions_without_advantage_count_the_same_whether_they_run_or_not(variant, advantage):
-    settings = {"advantage": advantage} | VARIANTS[variant]
-    case, same = make_case(**settings), make_case(**settings)
-    assert 0 < case.objective.active.sum() < len(case.batch)
-    everything = replace(same.objective, active=torch.ones(len(same.batch), dtype=torch.bool))
-    torch.testing.assert_close(policy_gradient(case), policy_gradient(same, everything), rtol=1e-12, atol=1e-15)
+def test_decisions_without_advantage_count_the_same_whether_they_run_or_not(monkeypatch, variant, advantage):
+    case = make_case(**({"advantage": advantage} | VARIANTS[variant]))
+    assert 0 < (case.batch.advantages != 0).sum() < len(case.batch)
+    without = policy_gradient(case)
+    monkeypatch.setattr("rl.update.rows_that_learn", lambda *_: (torch.ones(len(case.batch), dtype=torch.bool), True))
+    with_all = policy_gradient(make_case(**({"advantage": advantage} | VARIANTS[variant])))
+    torch.testing.assert_close(without, with_all, rtol=1e-12, atol=1e-15)
 
 
 @pytest.mark.parametrize("variant", ["chunk", "trajectory", "behaviour"])

@@ -1,4 +1,4 @@
-"""The program's own rollouts, objectives and updates really learn: on a task that takes a second (`tests/toy.py`).
+"""The program's own rollouts, losses and updates really learn: on a task that takes a second (`tests/toy.py`).
 
 One setting for all seeds and all advantages.
 """
@@ -6,22 +6,28 @@ One setting for all seeds and all advantages.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
 import pytest
 import torch
 
-from configs.config import CriticConfig, LossConfig, PhaseConfig, RolloutConfig, TaskConfig, TrainConfig, UpdateConfig
-from rl.episodes import training_episodes
-from rl.evaluation import count, evaluate
-from rl.learner import Learner, make_learner
-from rl.learning import estimate_advantages, surrogate_objective
-from rl.objectives import distillation_objective
-from rl.phases import Phase, phase_at
-from rl.rollout import Acting, Collected, Randomness, acting_in, collect
+from configs.config import (
+    CriticConfig,
+    LossConfig,
+    PhaseConfig,
+    RolloutConfig,
+    RunConfig,
+    TaskConfig,
+    TrainConfig,
+    UpdateConfig,
+)
+from rl.curriculum import training_episodes
+from rl.phases import phase_at
+from rl.rollout import Behaviour, Randomness, Rollout, behaviour_in, rollout
 from rl.trajectory import Episode, flatten
-from rl.update import optimise
+from rl.update import Learner, estimate_advantages, make_learner, update
 from tests.fakes import parameters_of
 from tests.toy import CONTEXTS, EPISODE, ToyPolicy, ToyPool, pretrained_policy
 
@@ -41,31 +47,33 @@ def settings(advantage: str = "absolute", n_epochs: int = 4, lr: float = 0.05, *
     )
 
 
-def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, seed: int, update: int) -> dict[str, float]:
+def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, seed: int, number: int) -> dict[str, float]:
     """Steps 1 and 3 to 5 of `train`; returns the metrics of the update."""
-    global_step = update * config.rollout.n_steps
-    phase = phase_at(global_step, config.phases)
-    collected = collect(
-        learner.policy, pool, training_episodes(config.task, config.rollout.group_size, seed, update),
-        acting_in(phase, config, "greedy"), Randomness(seed, "rollout", update), config.rollout.n_steps,
+    phase = phase_at(number * config.rollout.n_steps, config.phases)
+    played = rollout(
+        learner.policy, pool, training_episodes(config.task, config.rollout.group_size, seed, number),
+        behaviour_in(phase, config, "greedy"), Randomness(seed, "rollout", number), config.rollout.n_steps,
     )  # fmt: skip
-    batch = flatten(collected.trajectories, learner.policy.action_dim)
-    if phase.phase is Phase.WARMUP:
-        objective = distillation_objective(learner.policy, batch, config.phases, config.update.micro_batch_size)
-    else:
-        estimate = estimate_advantages(config, learner, batch, collected.trajectories)
-        objective = surrogate_objective(config, learner, batch, estimate, phase, global_step)
-    return optimise(learner.policy, learner.optimizer, batch, objective, config.update, seed, update)
+    batch = flatten(played.trajectories, learner.policy.action_dim)
+    if not phase.distils:
+        batch = estimate_advantages(learner, batch, played.trajectories, config)
+    return update(learner, batch, phase, replace(config, run=RunConfig(seed=seed)), number)
 
 
-def play_sampled(policy: ToyPolicy, seed: int, episodes: int = 200) -> Collected:
-    acting = Acting(epsilon=0.0, temperature=1.0, record_teacher_match=True)
-    return evaluate(policy, ToyPool(), [Episode(i, 0, i % CONTEXTS, i) for i in range(episodes)], acting, seed)
+def play_sampled(policy: ToyPolicy, seed: int, episodes: int = 200) -> Rollout:
+    behaviour = Behaviour(epsilon=0.0, temperature=1.0, record_teacher_match=True)
+    starts = [Episode(i, 0, i % CONTEXTS, i) for i in range(episodes)]
+    return rollout(policy, ToyPool(), starts, behaviour, Randomness(seed, "evaluation"))
+
+
+def success(policy: ToyPolicy, seed: int) -> float:
+    trajectories = play_sampled(policy, seed).trajectories
+    return sum(t.success for t in trajectories) / len(trajectories)
 
 
 @cache
 def success_of_the_pretrained(seed: int) -> float:
-    return count(play_sampled(pretrained_policy(seed), seed).trajectories).rate
+    return success(pretrained_policy(seed), seed)
 
 
 # policy gradient
@@ -76,9 +84,9 @@ def success_of_the_pretrained(seed: int) -> float:
 def test_every_advantage_raises_sampled_success_from_below_40_to_above_90_percent(advantage, seed):
     config = settings(advantage)
     learner = make_learner(pretrained_policy(seed), config)
-    for update in range(UPDATES):
-        one_update(config, learner, ToyPool(), seed, update)
-    after = count(play_sampled(learner.policy, seed).trajectories).rate
+    for number in range(UPDATES):
+        one_update(config, learner, ToyPool(), seed, number)
+    after = success(learner.policy, seed)
 
     assert success_of_the_pretrained(seed) < 0.4
     assert after > 0.9
@@ -91,8 +99,8 @@ def test_a_policy_that_always_fails_learns_nothing(advantage):
     with torch.no_grad():
         learner.policy.adapter += 1.0  # so that weight decay would show
     before = parameters_of(learner.policy)
-    for update in range(3):
-        metrics = one_update(config, learner, ToyPool(hopeless=True), 0, update)
+    for number in range(3):
+        metrics = one_update(config, learner, ToyPool(hopeless=True), 0, number)
         assert metrics["train/optimizer_steps"] == 0
     assert all(torch.equal(a, b) for a, b in zip(before, parameters_of(learner.policy), strict=True))
 
@@ -116,8 +124,8 @@ def test_in_the_warmup_the_sampled_student_comes_to_agree_with_the_teacher(targe
     config = settings(**slow, warmup=True, warmup_steps=10**6, distill_target=target, distill_temperature=0.25)
     learner = make_learner(pretrained_policy(seed), config)
     curve = [agreement_and_entropy(learner.policy, seed)]
-    for update in range(8):
-        one_update(config, learner, ToyPool(), seed, update)
+    for number in range(8):
+        one_update(config, learner, ToyPool(), seed, number)
         curve.append(agreement_and_entropy(learner.policy, seed))
     agreements, entropies = (smoothed(values) for values in zip(*curve, strict=True))
 

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.config import PhaseConfig
-from rl.phases import Phase, last_step, phase_at, phase_lengths
+from configs.config import LossConfig, PhaseConfig, TrainConfig
+from contracts import BadInput
+from rl.phases import Phase, choose_teacher, last_step, phase_at, phase_lengths
 
 steps = st.integers(0, 200)
 
@@ -38,6 +39,10 @@ def test_phase_is_given_by_the_intervals_alone(step, warmup, transition):
     }
     state = phase_at(step, PhaseConfig(warmup_steps=warmup, transition_steps=transition))
     assert step in intervals[state.phase]
+    assert state.distils == (state.phase is Phase.WARMUP)
+    assert state.warmup_progress == (min(1.0, step / warmup) if warmup else 1.0)
+    into = min(1.0, max(0, step - warmup) / transition) if transition else float(step >= warmup)
+    assert state.transition_progress == into
 
 
 @given(warmup=steps, transition=steps, step=steps)
@@ -48,14 +53,6 @@ def test_epsilon_starts_at_1_never_rises_and_falls_by_equal_amounts(warmup, tran
     assert 0 <= following <= here <= 1
     assert here - following == pytest.approx(1 / transition if in_transition else 0.0, abs=1e-9)
     assert phase_at(0, phases).epsilon == (1.0 if warmup + transition else 0.0)
-
-
-@given(step=steps, warmup=steps, transition=steps)
-def test_progress_runs_from_0_to_1_one_phase_after_the_other(step, warmup, transition):
-    state = phase_at(step, PhaseConfig(warmup_steps=warmup, transition_steps=transition))
-    assert state.warmup_progress == (min(1.0, step / warmup) if warmup else 1.0)
-    assert state.transition_progress == (min(1.0, max(0, step - warmup) / transition) if transition else
-                                         float(step >= warmup))  # fmt: skip
 
 
 @given(step=steps, warmup=steps, transition=steps)
@@ -70,3 +67,26 @@ def test_no_warmup_is_rl_from_step_0_whatever_the_lengths_say(step, warmup, tran
 def test_warmup_only_ends_where_the_warmup_or_the_run_ends(warmup, total):
     assert last_step(PhaseConfig(warmup_steps=warmup, total_steps=total, warmup_only=True)) == min(warmup, total)
     assert last_step(PhaseConfig(warmup_steps=warmup, total_steps=total)) == total
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has_l1_head", "mode", "why"),
+    [
+        ("auto", True, "l1", "was trained by regression"),
+        ("auto", False, "greedy", "its token logits were trained"),
+        ("greedy", True, "greedy", "as asked by --teacher"),
+        ("l1", True, "l1", "as asked by --teacher"),
+    ],
+)
+def test_the_teacher_is_chosen_with_a_reason(wanted, has_l1_head, mode, why):
+    teacher = choose_teacher(TrainConfig(phases=PhaseConfig(teacher=wanted)), has_l1_head)
+    assert teacher.mode == mode
+    assert why in teacher.why
+
+
+def test_a_teacher_that_cannot_be_is_refused():
+    with pytest.raises(BadInput, match="ships no action head; use --teacher greedy"):
+        choose_teacher(TrainConfig(phases=PhaseConfig(teacher="l1")), has_l1_head=False)
+    for needs_distribution in ({"phases": PhaseConfig(distill_target="sharpened")}, {"loss": LossConfig(kl_coef=0.1)}):
+        with pytest.raises(BadInput, match="need the teacher's token distribution"):
+            choose_teacher(TrainConfig(**needs_distribution), has_l1_head=True)

@@ -1,4 +1,4 @@
-"""`collect` and `decide` over scripted episodes: what is kept, what is recorded, and what nothing may depend on."""
+"""`rollout` and `decide` over scripted episodes: what is kept, what is recorded, and what nothing may depend on."""
 
 import itertools
 
@@ -8,11 +8,21 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rl.rollout import MAX_ATTEMPTS, Acting, Batching, Randomness, collect, decide
+from contracts import BadInput
+from rl.rollout import (
+    MAX_ATTEMPTS,
+    Batching,
+    Behaviour,
+    Randomness,
+    decide,
+    numpy_generator,
+    rollout,
+    torch_generator,
+)  # fmt: skip
 from rl.trajectory import Episode
 from tests.fakes import CHUNK_LENGTH, FIRST_ACTION_TOKEN, NUM_TOKENS, FakePolicy, FakePool, Script, random_observations
 
-STUDENT = Acting(epsilon=0.0, temperature=1.0, record_student_logprobs=True)
+STUDENT = Behaviour(epsilon=0.0, temperature=1.0, record_student_logprobs=True)
 RANDOMNESS = Randomness(seed=0, purpose="rollout", update=0)
 
 
@@ -27,12 +37,12 @@ def lengths_script(*lengths: int):
     return lambda task_id, state: Script(lengths[state % len(lengths)], success=state % 3 == 0)
 
 
-def play(pool, acting=STUDENT, n_steps=None, source=None, policy=None, randomness=RANDOMNESS, **options):
-    return collect(
+def play(pool, behaviour=STUDENT, n_steps=None, source=None, policy=None, randomness=RANDOMNESS, **options):
+    return rollout(
         policy or FakePolicy(),
         pool,
         episodes() if source is None else source,
-        acting,
+        behaviour,
         randomness,
         n_steps=n_steps,
         **options,
@@ -64,12 +74,6 @@ def test_one_slot_starts_episodes_until_n_steps_are_reached_and_finishes_the_las
     assert collected.env_steps == sum(lengths[i % len(lengths)] for i in range(expected)) >= n_steps
 
 
-@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8), n_steps=st.integers(1, 60))
-def test_one_slot_never_starts_an_episode_too_many_or_too_few(lengths, n_steps):
-    lasting = [t.env_steps for t in play(FakePool(lengths_script(*lengths)), n_steps=n_steps).trajectories]
-    assert sum(lasting) >= n_steps > sum(lasting[:-1])
-
-
 @settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8),
@@ -92,16 +96,11 @@ def test_order_of_completion_changes_nothing(lengths, n_steps, num_slots, group_
 
 @settings(max_examples=40)
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8), num_slots=st.integers(1, 5), n=st.integers(1, 80))
-def test_a_rollout_is_a_gapless_prefix_of_the_episodes_that_reaches_n_steps(lengths, num_slots, n):
+def test_a_rollout_is_a_gapless_prefix_of_whole_episodes_that_reaches_n_steps(lengths, num_slots, n):
     collected = play(FakePool(lengths_script(*lengths), num_slots, order_seed=0), n_steps=n)
     assert played(collected) == list(range(len(collected.trajectories)))
     assert collected.env_steps >= n
-
-
-@settings(max_examples=40)
-@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8), num_slots=st.integers(1, 5), n=st.integers(1, 80))
-def test_whatever_is_kept_is_a_whole_trajectory(lengths, num_slots, n):
-    for t in play(FakePool(lengths_script(*lengths), num_slots, order_seed=1), n_steps=n).trajectories:
+    for t in collected.trajectories:
         length = lengths[t.episode.index % len(lengths)]
         assert t.env_steps == length == sum(d.executed for d in t.decisions)
         assert t.success == (t.episode.index % 3 == 0)
@@ -130,10 +129,6 @@ def test_more_slots_only_add_episodes_at_the_end(lengths, n, num_slots):
     assert len(several) < len(one) + num_slots
 
 
-def test_no_episodes_no_trajectories():
-    assert play(FakePool(lengths_script(5)), source=episodes(0)).trajectories == []
-
-
 # simulator faults
 
 
@@ -156,22 +151,11 @@ def test_a_faulty_episode_is_played_again_with_the_same_randomness(num_slots, fa
         np.testing.assert_array_equal(until_fault, last_attempt[: len(until_fault)])
 
 
-def test_steps_before_a_fault_do_not_count():
-    pool = FakePool(lambda _, state: Script(12, faults=1 if state == 0 else 0, fault_after=2))
-    collected = play(pool, n_steps=12)
-    assert (collected.env_steps, played(collected)) == (12, [0])
-
-
 def test_the_run_gives_up_at_the_third_fault_and_names_the_episode():
     pool = FakePool(lambda *_: Script(8, faults=99))
     with pytest.raises(RuntimeError, match=r"failed 3 times on task 0, initial state 0; last error: planted fault"):
         play(pool, source=episodes(1))
     assert len(pool.started) == MAX_ATTEMPTS == 3
-
-
-def test_faults_of_different_episodes_do_not_add_up():
-    pool = FakePool(lambda *_: Script(8, faults=2), num_slots=2)
-    assert len(play(pool, source=episodes(5)).trajectories) == 5
 
 
 def test_every_episode_is_handed_over_as_it_ends_once_with_its_fault_and_its_seconds():
@@ -185,12 +169,6 @@ def test_every_episode_is_handed_over_as_it_ends_once_with_its_fault_and_its_sec
 
 
 # what is recorded
-
-
-def test_actions_after_an_early_success_are_not_marked_executed():
-    pool = FakePool(lambda *_: Script(CHUNK_LENGTH + 1, success=True))
-    (only,) = play(pool, source=episodes(1)).trajectories
-    assert [d.executed for d in only.decisions] == [CHUNK_LENGTH, 1]
 
 
 def test_tokens_observations_and_actions_belong_together():
@@ -209,7 +187,7 @@ def test_tokens_observations_and_actions_belong_together():
 @pytest.mark.parametrize("temperature", [0.5, 1.6])
 def test_recorded_logprobs_are_those_of_the_sampling_temperature(temperature):
     policy = FakePolicy()
-    (decision,), _ = decide(policy, random_observations(1), [torch.Generator()], Acting(0.0, temperature))
+    (decision,), _ = decide(policy, random_observations(1), [torch.Generator()], Behaviour(0.0, temperature))
     logits = policy.chunk_logits([decision.observation])
     assert torch.equal(
         decision.student_logprobs, policy.token_logprobs(logits, decision.tokens[None], temperature)[0].detach()
@@ -218,7 +196,7 @@ def test_recorded_logprobs_are_those_of_the_sampling_temperature(temperature):
 
 def test_the_warmup_is_all_teacher_and_records_its_greedy_tokens_only():
     policy = FakePolicy(adapter_scale=1.0)
-    for t in play(FakePool(lengths_script(9)), Acting(1.0, 1.0), n_steps=20, policy=policy).trajectories:
+    for t in play(FakePool(lengths_script(9)), Behaviour(1.0, 1.0), n_steps=20, policy=policy).trajectories:
         for d in t.decisions:
             with policy.teacher():
                 greedy = policy.act([d.observation]).tokens[0]
@@ -231,16 +209,16 @@ def test_the_warmup_is_all_teacher_and_records_its_greedy_tokens_only():
 @pytest.mark.parametrize("mode", ["greedy", "l1"])
 def test_the_teacher_acts_in_the_mode_that_was_chosen(mode):
     policy = FakePolicy()
-    play(FakePool(lengths_script(9)), Acting(1.0, 1.0, teacher_mode=mode), n_steps=10, policy=policy)
+    play(FakePool(lengths_script(9)), Behaviour(1.0, 1.0, teacher_mode=mode), n_steps=10, policy=policy)
     assert {called for called, _ in policy.modes} == {f"teacher {mode}"}
 
 
 def test_the_students_logprobs_are_recorded_for_the_teachers_decisions_too():
     policy = FakePolicy(adapter_scale=0.5)
-    acting = Acting(0.5, 1.6, record_student_logprobs=True)
+    behaviour = Behaviour(0.5, 1.6, record_student_logprobs=True)
     observations = random_observations(40)
     generators = [torch.Generator().manual_seed(i) for i in range(40)]
-    decisions, _ = decide(policy, observations, generators, acting)
+    decisions, _ = decide(policy, observations, generators, behaviour)
     assert {d.by_teacher for d in decisions} == {True, False}
     for d in decisions:
         logits = policy.chunk_logits([d.observation])
@@ -251,9 +229,9 @@ def test_the_students_logprobs_are_recorded_for_the_teachers_decisions_too():
 
 def test_agreement_with_the_teachers_chunk_is_recorded_for_every_decision():
     policy = FakePolicy(sharpness=20.0)  # so sharp that samples often agree with the argmax
-    acting = Acting(0.3, 1.0, record_student_logprobs=True, record_teacher_match=True)
+    behaviour = Behaviour(0.3, 1.0, record_student_logprobs=True, record_teacher_match=True)
     generators = [torch.Generator().manual_seed(i) for i in range(30)]
-    decisions, _ = decide(policy, random_observations(30), generators, acting)
+    decisions, _ = decide(policy, random_observations(30), generators, behaviour)
     share = []
     for d in decisions:
         with policy.teacher():
@@ -266,7 +244,7 @@ def test_agreement_with_the_teachers_chunk_is_recorded_for_every_decision():
 
 
 def test_observations_are_dropped_when_nobody_learns_from_them():
-    collected = play(FakePool(lengths_script(9)), Acting(0.0, 1.0, keep_observations=False), n_steps=9)
+    collected = play(FakePool(lengths_script(9)), Behaviour(0.0, 1.0, keep_observations=False), n_steps=9)
     assert all(d.observation is None for t in collected.trajectories for d in t.decisions)
     assert collected.env_steps == 9
 
@@ -276,14 +254,10 @@ def test_frames_are_kept_of_the_episodes_that_are_recorded():
     assert [len(t.frames) for t in collected.trajectories] == [0, 7, 0]
 
 
-def test_progress_counts_env_steps():
-    counted = []
-    collected = play(FakePool(lengths_script(7), num_slots=2), source=episodes(3), on_steps=counted.append)
-    assert sum(counted) == collected.env_steps == 21
-
-
 def test_simulator_seconds_are_summed_over_all_results():
-    collected = play(FakePool(lengths_script(8), num_slots=2), source=episodes(3))
+    counted = []
+    collected = play(FakePool(lengths_script(8), num_slots=2), source=episodes(3), on_steps=counted.append)
+    assert sum(counted) == collected.env_steps == 24
     requests = 3 * (1 + 2)  # a reset and two chunks each
     assert collected.times["sim"] == 0.25 * requests
     assert collected.times["render"] == 0.125 * requests
@@ -297,7 +271,7 @@ def test_simulator_seconds_are_summed_over_all_results():
 def test_the_teacher_decides_with_probability_epsilon(epsilon):
     count = 2000
     generators = [RANDOMNESS.generator(Episode(i, 0, 0, 0), 3) for i in range(count)]
-    decisions, _ = decide(FakePolicy(), random_observations(1) * count, generators, Acting(epsilon, 1.0))
+    decisions, _ = decide(FakePolicy(), random_observations(1) * count, generators, Behaviour(epsilon, 1.0))
     share = sum(d.by_teacher for d in decisions) / count
     assert abs(share - epsilon) < 4 * (epsilon * (1 - epsilon) / count) ** 0.5
 
@@ -306,7 +280,7 @@ def test_the_teacher_decides_with_probability_epsilon(epsilon):
 def test_nothing_is_drawn_when_epsilon_leaves_nothing_open(epsilon, by_teacher):
     generators = [torch.Generator().manual_seed(i) for i in range(50)]
     decisions, _ = decide(
-        FakePolicy(), random_observations(50), generators, Acting(epsilon, 1.0, student_mode="greedy")
+        FakePolicy(), random_observations(50), generators, Behaviour(epsilon, 1.0, student_mode="greedy")
     )
     assert {d.by_teacher for d in decisions} == {by_teacher}
     assert all(
@@ -315,14 +289,14 @@ def test_nothing_is_drawn_when_epsilon_leaves_nothing_open(epsilon, by_teacher):
 
 
 def test_a_decisions_draw_does_not_depend_on_the_batch_around_it():
-    observations, acting = random_observations(6), Acting(0.4, 1.0, record_student_logprobs=True)
+    observations, behaviour = random_observations(6), Behaviour(0.4, 1.0, record_student_logprobs=True)
 
     def fresh():
         return [RANDOMNESS.generator(Episode(i, 0, 0, 0), 0) for i in range(6)]
 
-    together, _ = decide(FakePolicy(), observations, fresh(), acting)
+    together, _ = decide(FakePolicy(), observations, fresh(), behaviour)
     for i, generator in enumerate(fresh()):
-        (alone,), _ = decide(FakePolicy(), observations[i : i + 1], [generator], acting)
+        (alone,), _ = decide(FakePolicy(), observations[i : i + 1], [generator], behaviour)
         assert torch.equal(alone.tokens, together[i].tokens)
         assert torch.equal(alone.student_logprobs, together[i].student_logprobs)
 
@@ -330,7 +304,7 @@ def test_a_decisions_draw_does_not_depend_on_the_batch_around_it():
 def test_samples_follow_the_policys_distribution():
     policy, observations = FakePolicy(sharpness=3.0), random_observations(1)
     generators = [RANDOMNESS.generator(Episode(i, 0, 0, 0), 0) for i in range(3000)]
-    decisions, _ = decide(policy, observations * 3000, generators, Acting(0.0, 1.6))
+    decisions, _ = decide(policy, observations * 3000, generators, Behaviour(0.0, 1.6))
     drawn = torch.stack([d.tokens for d in decisions]) - FIRST_ACTION_TOKEN
     probabilities = (policy.chunk_logits(observations)[0] / 1.6).softmax(-1)
     for position in range(NUM_TOKENS):
@@ -349,12 +323,6 @@ def test_seed_purpose_and_update_each_give_other_draws(other):
     assert one == contents(play(FakePool(lengths_script(9)), source=episodes(2)))
 
 
-def test_waiting_environments_are_served_as_one_batch():
-    policy = FakePolicy()
-    play(FakePool(lengths_script(8), num_slots=4), source=episodes(4), policy=policy)
-    assert policy.modes == [("student sample", 4), ("student sample", 4)]
-
-
 @given(max_size=st.integers(1, 5), orders=st.integers(0, 99), patience_s=st.sampled_from([0.0, 60.0]))
 @settings(deadline=None, max_examples=25)
 def test_how_decisions_are_batched_changes_nothing_but_the_batches(max_size, orders, patience_s):
@@ -371,3 +339,73 @@ def test_with_patience_a_batch_waits_until_it_is_full():
     pool = FakePool(lengths_script(8), num_slots=4, order_seed=0)  # results come in several portions
     play(pool, source=episodes(4), policy=policy, batching=Batching(patience_s=60.0))
     assert policy.modes == [("student sample", 4), ("student sample", 4)]
+
+
+# randomness
+
+
+def draws(generator) -> tuple[int, ...]:
+    if isinstance(generator, torch.Generator):
+        return tuple(torch.randint(2**62, (2,), generator=generator).tolist())
+    return tuple(generator.integers(0, 2**62, size=2).tolist())
+
+
+@pytest.mark.parametrize("generator", [numpy_generator, torch_generator])
+def test_generators_are_a_function_of_every_part_of_their_key_and_of_nothing_else(generator):
+    state, numpy_state = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    keys = itertools.product((0, 1, 2**40), ("rollout", "evaluation"), (0, 1, 500), (0, 1, 500))
+    drawn = [draws(generator(seed, purpose, a, b)) for seed, purpose, a, b in keys]
+    assert len(set(drawn)) == len(drawn) == 54
+    assert draws(generator(0, "rollout", 0, 0)) == drawn[0] != draws(generator(0, "rollout", 0))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
+
+
+def test_neighbouring_decisions_draw_uncorrelated_numbers():
+    rows = torch.stack([torch.rand(200, generator=torch_generator(0, "rollout", 0, 0, t)) for t in range(20)])
+    correlations = torch.corrcoef(rows) - torch.eye(20)
+    assert correlations.abs().max() < 0.35  # about five standard deviations of 1 / sqrt(200)
+
+
+# memory and cores
+
+
+class ShortOfMemory(FakePolicy):
+    """Decides for `room` environments at once."""
+
+    room = 99
+
+    def act(self, observations, *args, **options):
+        if len(observations) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory.\nmore lines")
+        return super().act(observations, *args, **options)
+
+
+def test_a_rollout_that_runs_out_of_memory_goes_on_with_fewer_decisions_at_once(caplog):
+    policy = ShortOfMemory()
+    policy.room = 1
+    pool = FakePool(lengths_script(10), num_slots=4)
+    assert contents(play(pool, source=episodes(6), policy=policy)) == contents(
+        play(FakePool(lengths_script(10), num_slots=4), source=episodes(6))
+    )
+    assert caplog.messages[-1] == "out of GPU memory (CUDA out of memory.); the run goes on with 1 decisions at once"
+    policy.room = 0
+    with pytest.raises(BadInput, match=r"\(CUDA .*\) in a decision with --max-batch 1: lower --num-envs"):
+        play(FakePool(lengths_script(10)), source=episodes(1), policy=policy)
+
+
+@pytest.mark.parametrize(("device", "num_slots", "during"), [("cpu", 1000, 1), ("cpu", 1, 2), ("cuda", 1000, 2)])
+def test_a_network_on_the_cpu_leaves_the_cores_to_the_simulators_and_takes_them_back(device, num_slots, during):
+    class Watched(FakePolicy):
+        def act(self, *args, **options):
+            seen.append(torch.get_num_threads())
+            return super().act(*args, **options)
+
+    before, seen, policy = torch.get_num_threads(), [], Watched()
+    policy.device = torch.device(device)
+    torch.set_num_threads(2)
+    try:
+        play(FakePool(lengths_script(4), num_slots), source=episodes(1), policy=policy)
+        assert (set(seen), torch.get_num_threads()) == ({during}, 2)
+    finally:
+        torch.set_num_threads(before)

@@ -1,10 +1,12 @@
 """`flatten` keeps every decision, one row each, and marks exactly the executed tokens."""
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.trajectory import Decision, Episode, Trajectory, flatten
+from contracts import SelfCheckError
+from rl.trajectory import Decision, Episode, Trajectory, check_executed, flatten
 from tests.fakes import ACTION_DIM, CHUNK_LENGTH, NUM_TOKENS, observation, trajectory
 
 
@@ -13,7 +15,6 @@ def test_the_worked_example():
     assert len(batch) == 3
     assert batch.trajectory.tolist() == [0, 0, 1]
     assert batch.steps_to_end.tolist() == [1, 0, 0]
-    assert batch.trajectory_lengths.tolist() == [2, 1]
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, CHUNK_LENGTH)), min_size=1, max_size=6))
@@ -30,7 +31,7 @@ def test_rows_positions_and_executed_tokens_for_any_lengths(shapes):
             assert (int(batch.trajectory[row]), int(batch.steps_to_end[row])) == (number, length - 1 - t)
             row += 1
     assert row == len(batch)
-    assert int(batch.executed.sum()) == ACTION_DIM * sum(t.env_steps for t in trajectories)
+    check_executed(batch, trajectories, ACTION_DIM)
 
 
 def test_what_was_recorded_about_the_decision_is_kept():
@@ -48,6 +49,19 @@ def test_what_was_not_recorded_is_zero_and_false():
     assert not batch.matches_teacher.any()
 
 
-def test_the_return_is_1_at_success_and_0_otherwise():
-    assert trajectory(2, success=True).success_return == 1.0
-    assert trajectory(2, success=False).success_return == 0.0
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_a_mask_that_is_off_by_one_action_is_found(shift):
+    trajectories = [trajectory(3, last_executed=2)]
+    trajectories[0].decisions[-1].executed += shift
+    with pytest.raises(SelfCheckError, match="mask of executed tokens is wrong"):
+        check_executed(flatten(trajectories, ACTION_DIM), trajectories, ACTION_DIM)
+
+
+def test_rows_are_picked_by_number_by_slice_and_in_parts():
+    batch = flatten([trajectory(3), trajectory(2)], ACTION_DIM)
+    picked = batch[torch.tensor([4, 0, 2])]
+    assert [o is batch.observations[i] for o, i in zip(picked.observations, (4, 0, 2), strict=True)] == [True] * 3
+    assert picked.steps_to_end.tolist() == [0, 2, 0]
+    assert torch.equal(picked[1::2].tokens, batch.tokens[:1])
+    assert [len(part) for part in batch.split(2)] == [2, 2, 1]
+    assert [part.trajectory.tolist() for part in batch.split([1, 0, 4])] == [[0], [], [0, 0, 1, 1]]

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tests.fakes import FIRST_ACTION_TOKEN, NUM_BINS, Acted, FakeObservation, FakeResult, observation
+from contracts import Observation
+from tests.fakes import FIRST_ACTION_TOKEN, NUM_BINS, Acted, FakeResult, observation
 
 BINS = (0, 100, 255)  # the action tokens in use, among them the first and the last
 NEVER = -80.0  # logit of all others
@@ -32,7 +33,6 @@ class ToyPolicy(nn.Module):
     num_images = 1
     action_head = None
     device = torch.device("cpu")
-    devices = (device,)
 
     def __init__(self, base: Tensor, chunk_length: int, action_dim: int):
         """base (F, A, 3); its dtype is that of everything."""
@@ -87,11 +87,8 @@ class ToyPolicy(nn.Module):
         finally:
             self._is_teacher = before
 
-    def reduce_gradients(self) -> None:
-        """There is one device."""
-
-    def parameters_changed(self) -> None:
-        """Nothing keeps copies of them."""
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Nothing keeps copies of the parameters."""
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [("adapter", self.adapter)]
@@ -156,5 +153,5 @@ class ToyPool:
         return FakeResult(None if done else _observe(now), bool(success), executed, now.env_steps, done)
 
 
-def _observe(now: _Playing) -> FakeObservation:
+def _observe(now: _Playing) -> Observation:
     return observation(*np.eye(FEATURES)[2 * now.context + now.env_steps // CHUNK])
