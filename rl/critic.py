@@ -6,17 +6,17 @@ Dimension key: N decisions of the rollout, B of a micro-batch, A action tokens o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from rl.losses import ADVANTAGE_LIMIT
+from configs.config import CriticConfig
+from rl.contracts import Policy
+from rl.losses import Statistics
+from rl.objectives import Objective
 from rl.ranks import ALONE, Ranks
 from rl.trajectory import Batch, Trajectory
-
-if TYPE_CHECKING:
-    from vla.policy import Policy
+from transfer import send
 
 WIDTH = 256
 
@@ -43,10 +43,13 @@ def predict_values(
 ) -> Tensor:
     """(N,) values of the rollout's observations before the update."""
 
-    @torch.no_grad()
     def values_of(rows: Tensor) -> Tensor:
-        parts = batch[rows].split(micro_batch_size)
-        return torch.cat([critic(policy.chunk_outputs(micro.observations)[1]) for micro in parts]).cpu()
+        with torch.no_grad():
+            parts = [
+                critic(policy.chunk_outputs([batch.observations[i] for i in micro])[1])
+                for micro in rows.split(micro_batch_size * len(policy.devices))
+            ]
+        return torch.cat(parts).cpu()
 
     return ranks.divide(len(batch), values_of)
 
@@ -66,14 +69,38 @@ def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discou
         else:
             delta = discount * values[row + 1] - values[row]
             advantages[row] = delta + discount * gae_lambda * advantages[row + 1]
-    return advantages.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
+    return advantages
 
 
-def value_loss(predicted: Tensor, micro: Batch, clip: float) -> Tensor:
-    """Sum of half the larger of the squared errors with and without clipping the change of the value to +-clip."""
-    old, target = micro.values, micro.advantages + micro.values
+def with_critic(
+    objective: Objective, policy: Policy, critic: ValueHead, config: CriticConfig, values: Tensor, returns: Tensor,
+    value_only: bool,
+) -> Objective:  # fmt: skip
+    """The policy's objective plus the clipped value loss; `value_only` leaves the policy as it is.
+
+    values (N,) before the update; returns (N,) regression targets, advantage + value. Without any non-zero advantage
+    the policy's loss is left out, too: a gradient of zeros would still let AdamW's momentum and weight decay move it.
+    """
+    through_backbone = config.critic_through_backbone and not value_only
+    with_policy_loss = not value_only and bool(objective.active.any())
+
+    def loss(outputs: tuple[Tensor, Tensor], rows: Tensor) -> tuple[Tensor, Statistics]:
+        logits, hidden = outputs
+        predicted = critic(hidden if through_backbone else hidden.detach())
+        old, target = send(values[rows], predicted.device), send(returns[rows], predicted.device)
+        value_loss = clipped_value_loss(predicted, old, target, config.value_clip).sum()
+        policy_loss, statistics = objective.loss(logits, rows)
+        total = config.value_coef * value_loss + (policy_loss if with_policy_loss else 0)
+        sums = statistics.sums | {"train/value_loss": value_loss.detach()}
+        return total, Statistics(sums, statistics.maxima, statistics.decisions)
+
+    return Objective(loss, torch.ones(len(values), dtype=torch.bool), policy.chunk_outputs)
+
+
+def clipped_value_loss(predicted: Tensor, old: Tensor, target: Tensor, clip: float) -> Tensor:
+    """(B,) half the larger of the squared errors with and without clipping the change of the value to +-clip."""
     bounded = old + (predicted - old).clamp(-clip, clip)
-    return (0.5 * torch.maximum((predicted - target) ** 2, (bounded - target) ** 2)).sum()
+    return 0.5 * torch.maximum((predicted - target) ** 2, (bounded - target) ** 2)
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:

@@ -1,133 +1,46 @@
-"""Which episodes a rollout or an evaluation plays: their order, the curriculum over tasks, dynamic sampling."""
+"""Which task to practise: those that succeed about half of the time teach most."""
 
 from __future__ import annotations
 
-import itertools
-import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from configs.config import RolloutConfig, TaskConfig, TrainConfig
-from rl.rollout import Rollout, numpy_generator
-from rl.trajectory import Episode, Trajectory
+from configs.config import CurriculumConfig, TrainConfig
+from rl.trajectory import Trajectory
 
-log = logging.getLogger("train")
-
-SUCCESS_ALPHA = 0.9  # of the exponential average of a task's successes, per episode
-PREFERENCE_TEMPERATURE = 0.2
-FLOOR = 0.2  # share of the episodes that is spread evenly over the tasks: what is mastered or hopeless is still tried
 UNKNOWN = 0.5  # a task that was not played yet counts as worth most
 
 
-def training_episodes(
-    task: TaskConfig, group_size: int, seed: int, update: int, probabilities: Mapping[int, float] | None = None
-) -> Iterator[Episode]:
-    """Endless groups of `group_size` episodes for one update, a function of (seed, update) and the probabilities.
+def task_probabilities(
+    task_ids: Sequence[int], success: Mapping[int, float], config: CurriculumConfig
+) -> dict[int, float]:
+    """Sampling probability of each task from its success average.
 
-    Tasks take turns, or are drawn with the given probabilities; within a task the training initial states are drawn
-    without replacement until all were used. A group never mixes tasks or initial states.
+    A softmax of -|success - 0.5| / temperature, mixed with the uniform distribution so that every task keeps at least
+    `floor` / number of tasks: what is mastered or hopeless now is still tried.
     """
-    rng = numpy_generator(seed, "episodes", update)
-    states = range(*task.train_init_states)
-    decks: dict[int, list[int]] = {task_id: [] for task_id in task.task_ids}
-    index = group = 0
-    while True:
-        if probabilities is None:
-            turn = rng.permutation(task.task_ids).tolist()
-        else:
-            turn = [int(rng.choice(list(probabilities), p=list(probabilities.values())))]
-        for task_id in turn:
-            deck = decks[task_id]
-            if not deck:
-                deck.extend(rng.permutation(states).tolist())
-            init_state_id = deck.pop()
-            for _ in range(group_size):
-                yield Episode(index, task_id, init_state_id, group)
-                index += 1
-            group += 1
-
-
-def evaluation_episodes(task_ids: Sequence[int], init_states: tuple[int, int], trials: int) -> list[Episode]:
-    """Every (task, held-out initial state), `trials` times; one group per (task, initial state)."""
-    starts = [(task_id, state) for task_id in task_ids for state in range(*init_states)]
-    episodes = [(task_id, state, group) for _ in range(trials) for group, (task_id, state) in enumerate(starts)]
-    return [Episode(index, *start) for index, start in enumerate(episodes)]
-
-
-# Curriculum: tasks that succeed about half of the time teach most.
-
-
-def task_probabilities(config: TrainConfig, success: Mapping[int, float]) -> dict[int, float] | None:
-    """Sampling probability of each task from its success average; None without --curriculum: tasks take turns.
-
-    A softmax of -|success - 0.5| / temperature, mixed with the uniform distribution.
-    """
-    if not config.rollout.curriculum:
-        return None
-    task_ids = config.task.task_ids
     distance = np.array([abs(success.get(task_id, UNKNOWN) - 0.5) for task_id in task_ids])
-    preference = np.exp(-distance / PREFERENCE_TEMPERATURE)
-    mixed = FLOOR / len(task_ids) + (1 - FLOOR) * preference / preference.sum()
+    preference = np.exp(-distance / config.curriculum_temperature)
+    mixed = config.curriculum_floor / len(task_ids) + (1 - config.curriculum_floor) * preference / preference.sum()
     return dict(zip(task_ids, mixed.tolist(), strict=True))
 
 
-def absorb_successes(success: dict[int, float], trajectories: Sequence[Trajectory]) -> None:
+def task_preferences(config: TrainConfig, success: Mapping[int, float]) -> dict[int, float] | None:
+    """The probabilities of a run with --curriculum; None without: tasks take turns."""
+    if not config.rollout.curriculum:
+        return None
+    return task_probabilities(config.task.task_ids, success, config.curriculum)
+
+
+def absorb_successes(success: dict[int, float], trajectories: Sequence[Trajectory], alpha: float) -> None:
     """Move each task's exponential average of successes by the episodes that were played, in their order."""
     for trajectory in trajectories:
         task_id = trajectory.episode.task_id
         previous = success.get(task_id, UNKNOWN)
-        success[task_id] = SUCCESS_ALPHA * previous + (1 - SUCCESS_ALPHA) * trajectory.success_return
+        success[task_id] = alpha * previous + (1 - alpha) * trajectory.success_return
 
 
-def curriculum_metrics(probabilities: Mapping[int, float] | None) -> dict[str, float]:
+def curriculum_metrics(preferences: Mapping[int, float] | None) -> dict[str, float]:
     """The probabilities under their wandb names."""
-    return {f"curriculum/probability_task_{task_id}": p for task_id, p in (probabilities or {}).items()}
-
-
-# Dynamic sampling: learn only from groups that can teach (DAPO, Yu et al. 2025, section 3.2), within a bound.
-
-
-def informative_rollout(
-    play: Callable[..., Rollout], episodes: Callable[[], Iterator[Episode]], config: RolloutConfig
-) -> tuple[Rollout, list[Trajectory]]:
-    """Play until the groups inside the bounds hold `n_steps` env steps, or `max_extra_steps` more are spent.
-
-    play(episodes, n_steps=N) is a rollout; episodes() gives the update's episodes from the first on. Returns everything
-    that was played (its env steps all count) and the trajectories of the kept groups.
-    """
-    played: list[Rollout] = []
-    kept: list[Trajectory] = []
-    next_group, missing = 0, config.n_steps
-    while missing > 0:
-        rest = (episode for episode in episodes() if episode.group >= next_group)
-        part = play(rest, n_steps=missing)
-        played.append(part)
-        kept += informative(part.trajectories, config.group_success_bounds)
-        next_group = 1 + max(t.episode.group for t in part.trajectories)
-        extra = sum(p.env_steps for p in played) - config.n_steps
-        lacking = config.n_steps - sum(t.env_steps for t in kept)
-        missing = min(lacking, config.max_extra_steps - extra)
-        if missing <= 0 < lacking:
-            log.info(
-                "dynamic sampling: %d extra env steps spent (--max-extra-steps %d), %d of %d trajectories kept",
-                max(0, extra), config.max_extra_steps, len(kept), sum(len(p.trajectories) for p in played),
-            )  # fmt: skip
-    whole = Rollout(
-        trajectories=[t for p in played for t in p.trajectories],
-        times={key: sum(p.times[key] for p in played) for key in played[0].times},
-        wall_s=sum(p.wall_s for p in played),
-        errors=sum(p.errors for p in played),
-    )
-    return whole, kept
-
-
-def informative(trajectories: Sequence[Trajectory], bounds: tuple[float, float]) -> list[Trajectory]:
-    """Trajectories of groups whose success rate lies within the bounds (inclusive)."""
-    groups: dict[int, list[Trajectory]] = defaultdict(list)
-    for trajectory in trajectories:
-        groups[trajectory.episode.group].append(trajectory)
-    low, high = bounds
-    kept = [g for g in groups.values() if low <= sum(t.success for t in g) / len(g) <= high]
-    return list(itertools.chain.from_iterable(kept))
+    return {f"curriculum/probability_task_{task_id}": p for task_id, p in (preferences or {}).items()}

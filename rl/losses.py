@@ -1,25 +1,19 @@
-"""The algorithm's mathematics: advantages, distillation, the clipped surrogate, KL and entropy. Pure functions.
+"""Distillation loss and clipped surrogate. Pure; each returns a SUM over decisions and statistics, the caller divides.
 
-Dimension key: M trajectories, N decisions of the rollout, B decisions of a micro-batch, A action tokens of a chunk (56),
-V action-token ids (256). A decision's loss is the mean over its executed tokens: a sum over 56 would saturate the clip.
+Dimension key: B decisions of a micro-batch, A action tokens of a chunk (56), V action-token ids (256).
+A decision's value is the mean over its executed tokens: a sum over 56 tokens would saturate the clip (SPEC 2).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from configs.config import LossConfig
-from rl.trajectory import Batch, Trajectory
-
-EPSILON = 1e-6  # keeps the division by a standard deviation finite
-ADVANTAGE_LIMIT = 10.0  # |A| is clamped to this
-LOGRATIO_LIMIT = 5.0
+LOG_RATIO_LIMIT = 5.0
 FIRST_ACTION_TOKEN = 31744  # index v of the last axis is token id 31744 + v
 
 
@@ -30,140 +24,9 @@ class Statistics:
     Scalars on the policy's device, without gradient: to read one is to wait for the device.
     """
 
+    sums: dict[str, Tensor]
+    maxima: dict[str, Tensor]
     decisions: int
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    maxima: dict[str, Tensor] = field(default_factory=dict)
-
-
-# Advantages
-
-
-def compute_advantages(batch: Batch, trajectories: Sequence[Trajectory], config: LossConfig) -> Tensor:
-    """(N,) advantage of every decision from the returns of its trajectory, of its group, or of the rollout.
-
-    `absolute` is the return itself, discounted per decision from the last one backwards: with a 0/1 return failures
-    give no gradient and cost no compute. The relative kinds give every decision of a trajectory the same value.
-    """
-    returns = torch.tensor([t.success_return for t in trajectories])
-    groups = torch.tensor([t.episode.group for t in trajectories])
-    if config.advantage == "absolute":
-        advantages = returns[batch.trajectory] * config.discount**batch.steps_to_end
-    elif config.advantage == "batch":
-        advantages = standardised(returns)[batch.trajectory]
-    else:
-        relative = standardised if config.advantage == "group" else minus_mean_of_others
-        of_trajectory = torch.zeros_like(returns)
-        for group in groups.unique():
-            of_trajectory[groups == group] = relative(returns[groups == group])
-        advantages = of_trajectory[batch.trajectory]
-    return advantages.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
-
-
-def standardised(returns: Tensor) -> Tensor:
-    """A_i = (R_i - mean) / (std + 1e-6), unbiased std; exactly 0 when all are equal (GRPO, Shao et al. 2024, eq. 3).
-
-    Eight episodes with one success: +2.4749 for it, -0.3536 for the others.
-    """
-    if len(returns) < 2 or bool((returns == returns[0]).all()):
-        return torch.zeros_like(returns)
-    return (returns - returns.mean()) / (returns.std() + EPSILON)
-
-
-def minus_mean_of_others(returns: Tensor) -> Tensor:
-    """A_i = R_i - mean of the others (RLOO, Ahmadian et al. 2024); 0 for one alone."""
-    return returns - (returns.sum() - returns) / (len(returns) - 1) if len(returns) > 1 else torch.zeros_like(returns)
-
-
-def decision_weights(batch: Batch, aggregation: str) -> Tensor:
-    """(N,) weights with mean 1: equal per decision, or so that the decisions of every trajectory add up to the same."""
-    if aggregation == "decision":
-        return torch.ones(len(batch))
-    lengths = torch.bincount(batch.trajectory)
-    return (len(batch) / len(lengths)) / lengths[batch.trajectory]
-
-
-# Losses: SUMS over the micro-batch, the caller divides.
-
-
-def distillation_loss(logits: Tensor, micro: Batch, temperature: float = 1.0) -> tuple[Tensor, Statistics]:
-    """Cross-entropy of the student at `temperature` to the teacher's tokens, or to its distribution where stored."""
-    targets = micro.tokens - FIRST_ACTION_TOKEN
-    logprobs = F.log_softmax(logits / temperature, dim=-1)
-    if micro.teacher_logprobs is None:
-        cross_entropy = -logprobs.gather(-1, targets[..., None]).squeeze(-1)
-    else:
-        target = micro.teacher_logprobs.to(logits.device, non_blocking=True)
-        cross_entropy = -(target.exp() * logprobs).sum(-1)
-    loss = masked_mean(cross_entropy, micro.executed).sum()
-    with torch.no_grad():
-        accuracy = masked_mean((logits.argmax(-1) == targets).float(), micro.executed).sum()
-    return loss, Statistics(len(micro), {"distill/loss": loss.detach(), "distill/accuracy": accuracy})
-
-
-def ppo_loss(
-    logits: Tensor,
-    logprobs: Tensor,
-    micro: Batch,
-    config: LossConfig,
-    temperature: float,
-    behaviour_epsilon: float | None = None,
-) -> tuple[Tensor, Statistics]:
-    """The clipped surrogate with the optional KL and entropy terms.
-
-    logits (B, A, V); logprobs (B, A) of the batch's tokens by the policy as it is now, at `temperature`.
-    behaviour_epsilon: the transition's epsilon when the ratio is against the mixture that acted.
-    """
-    executed, old_logprobs = micro.executed, micro.student_logprobs
-    if behaviour_epsilon is not None:
-        logratio = behaviour_logratio(logprobs, old_logprobs, executed, micro.matches_teacher, behaviour_epsilon)
-    elif config.ratio_level == "chunk":
-        logratio = chunk_logratio(logprobs, old_logprobs, executed)
-    else:
-        logratio = logprobs - old_logprobs
-    counted = executed if config.ratio_level == "token" else executed[:, :1]
-    surrogate, ratio, clipped = clipped_surrogate(logratio, micro.advantages, counted, config.clip_high)
-    loss = surrogate
-    all_logprobs = F.log_softmax(logits / temperature, dim=-1)
-    entropies = entropy(all_logprobs, executed)
-    if config.kl_coef > 0:
-        kl = exact_kl(all_logprobs, micro.teacher_logprobs.to(logits.device, non_blocking=True), executed)
-        loss = loss + config.kl_coef * kl
-    if config.entropy_coef > 0:
-        loss = loss - config.entropy_coef * entropies
-
-    with torch.no_grad():
-        share = counted / counted.sum(-1, keepdim=True)
-        drift = (chunk_logratio(logprobs, old_logprobs, executed).exp() - 1).abs()
-        sums = {
-            "train/policy_loss": (micro.weights * surrogate).sum(),
-            "train/clip_fraction": (clipped * share).sum(),
-            "train/approx_kl": approx_kl(logprobs, old_logprobs, executed).sum(),
-            "train/ratio_mean": (ratio * share).sum(),
-            "train/entropy": entropies.sum(),
-            "ratio_error": drift.sum(),
-        }
-        if config.kl_coef > 0:
-            sums["train/teacher_kl"] = kl.sum()
-        maxima = {"train/ratio_max": ratio.masked_fill(~counted, -torch.inf).max()}
-    return (micro.weights * loss).sum(), Statistics(len(micro), sums, maxima)
-
-
-def clipped_surrogate(
-    logratio: Tensor, advantages: Tensor, executed: Tensor, clip_high: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss -min(ratio * A, clip(ratio) * A) of each decision, its ratios and where the clip held.
-
-    logratio (B, L): one column per ratio (L = 1 for chunk ratios, A for token ratios); advantages (B,);
-    executed (B, L) bool. A > 0 clips above 1 + clip_high, A < 0 below 1 - clip_high. PPO (Schulman et al. 2017, eq. 7)
-    has bounds on the other sides, too, but its minimum never takes them: there the unclipped term is the smaller one.
-    Returns loss (B,), ratio (B, L), clipped (B, L) bool.
-    """
-    ratio = logratio.clamp(-LOGRATIO_LIMIT, LOGRATIO_LIMIT).exp()
-    sign = advantages[:, None]
-    bounded = torch.where(sign > 0, ratio.clamp(max=1 + clip_high), ratio.clamp(min=1 - clip_high))
-    surrogate = torch.minimum(ratio * sign, bounded * sign)
-    clipped = (bounded * sign < ratio * sign) & executed
-    return -masked_mean(surrogate, executed), ratio, clipped
 
 
 def masked_mean(values: Tensor, executed: Tensor) -> Tensor:
@@ -171,12 +34,55 @@ def masked_mean(values: Tensor, executed: Tensor) -> Tensor:
     return (values * executed).sum(-1) / executed.sum(-1)
 
 
-def chunk_logratio(new: Tensor, old: Tensor, executed: Tensor) -> Tensor:
+def distillation_loss(
+    logits: Tensor,
+    tokens: Tensor,
+    executed: Tensor,
+    teacher_logprobs: Tensor | None = None,
+    temperature: float = 1.0,
+) -> tuple[Tensor, Statistics]:
+    """Cross-entropy of the student at `temperature` to the teacher, summed over decisions.
+
+    logits (B, A, V); tokens (B, A) ids the teacher chose; executed (B, A) bool. With `teacher_logprobs` (B, A, V), a
+    normalised distribution, the target is that distribution in place of the tokens.
+    """
+    targets = tokens - FIRST_ACTION_TOKEN
+    logprobs = F.log_softmax(logits / temperature, dim=-1)
+    if teacher_logprobs is None:
+        cross_entropy = -logprobs.gather(-1, targets[..., None]).squeeze(-1)
+    else:
+        cross_entropy = -(teacher_logprobs.exp() * logprobs).sum(-1)
+    per_decision = masked_mean(cross_entropy, executed)
+    with torch.no_grad():
+        accuracy = masked_mean((logits.argmax(-1) == targets).float(), executed)
+    loss = per_decision.sum()
+    return loss, Statistics({"distill/loss": loss.detach(), "distill/accuracy": accuracy.sum()}, {}, len(tokens))
+
+
+def clipped_surrogate(
+    log_ratio: Tensor, advantages: Tensor, executed: Tensor, clip_high: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Loss -min(ratio * A, clip(ratio) * A) of each decision, its ratios and where the clip held.
+
+    log_ratio (B, L): one column per ratio (L = 1 for chunk ratios, A for token ratios); advantages (B,);
+    executed (B, L) bool. A > 0 clips above 1 + clip_high, A < 0 below 1 - clip_high. PPO (Schulman et al. 2017, eq. 7)
+    has bounds on the other sides, too, but its minimum never takes them: there the unclipped term is the smaller one.
+    Returns loss (B,), ratio (B, L), clipped (B, L) bool.
+    """
+    ratio = log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+    sign = advantages[:, None]
+    bounded = torch.where(sign > 0, ratio.clamp(max=1 + clip_high), ratio.clamp(min=1 - clip_high))
+    surrogate = torch.minimum(ratio * sign, bounded * sign)
+    clipped = (bounded * sign < ratio * sign) & executed
+    return -masked_mean(surrogate, executed), ratio, clipped
+
+
+def chunk_log_ratio(new: Tensor, old: Tensor, executed: Tensor) -> Tensor:
     """(B, 1) difference of chunk log-probs (means over executed tokens) from (B, A) token log-probs."""
     return masked_mean(new - old, executed)[:, None]
 
 
-def behaviour_logratio(new: Tensor, old: Tensor, executed: Tensor, matches_teacher: Tensor, epsilon: float) -> Tensor:
+def behaviour_log_ratio(new: Tensor, old: Tensor, executed: Tensor, matches_teacher: Tensor, epsilon: float) -> Tensor:
     """(B, 1) log of pi_new(chunk) / behaviour(chunk), joint over the executed tokens.
 
     The mixture that acted in the transition has probability eps * [chunk = teacher's] + (1 - eps) * pi_old(chunk);
@@ -192,10 +98,10 @@ def behaviour_logratio(new: Tensor, old: Tensor, executed: Tensor, matches_teach
     return ((new * executed).sum(-1) - behaviour)[:, None]
 
 
-def approx_kl(new: Tensor, old: Tensor, executed: Tensor) -> Tensor:
+def approximate_kl(new: Tensor, old: Tensor, executed: Tensor) -> Tensor:
     """(B,) k3 estimate of KL(old || new) per token: mean of (r - 1) - log r, never negative (Schulman 2020)."""
-    logratio = new - old
-    return masked_mean(torch.expm1(logratio) - logratio, executed)
+    log_ratio = new - old
+    return masked_mean(torch.expm1(log_ratio) - log_ratio, executed)
 
 
 def exact_kl(logprobs: Tensor, reference_logprobs: Tensor, executed: Tensor) -> Tensor:

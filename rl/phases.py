@@ -1,15 +1,9 @@
-"""Which phase a run is in, a pure function of env steps, and how the frozen teacher decides."""
-
-from __future__ import annotations
+"""Which phase a run is in: a pure function of env steps (SPEC section 3)."""
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal, NamedTuple
 
-from configs.config import PhaseConfig, TrainConfig
-from contracts import BadInput
-
-TeacherMode = Literal["greedy", "l1"]
+from configs.config import PhaseConfig
 
 
 class Phase(Enum):
@@ -24,17 +18,6 @@ class PhaseState:
     epsilon: float  # probability that the teacher decides: 1 in the warmup, 0 in RL
     warmup_progress: float  # 0..1
     transition_progress: float  # 0..1
-    global_step: int
-
-    @property
-    def distils(self) -> bool:
-        """Whether the student learns from the teacher's tokens, and not from returns."""
-        return self.phase is Phase.WARMUP
-
-
-class Teacher(NamedTuple):
-    mode: TeacherMode
-    why: str
 
 
 def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
@@ -46,12 +29,12 @@ def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
     warmup, transition = phase_lengths(phases)
     warmup_progress = min(1.0, global_step / warmup) if warmup else 1.0
     if global_step < warmup:
-        return PhaseState(Phase.WARMUP, 1.0, warmup_progress, 0.0, global_step)
+        return PhaseState(Phase.WARMUP, 1.0, warmup_progress, 0.0)
     into_transition = global_step - warmup
     if into_transition < transition:
         progress = into_transition / transition
-        return PhaseState(Phase.TRANSITION, 1.0 - progress, 1.0, progress, global_step)
-    return PhaseState(Phase.RL, 0.0, 1.0, 1.0, global_step)
+        return PhaseState(Phase.TRANSITION, 1.0 - progress, 1.0, progress)
+    return PhaseState(Phase.RL, 0.0, 1.0, 1.0)
 
 
 def phase_lengths(phases: PhaseConfig) -> tuple[int, int]:
@@ -62,23 +45,3 @@ def phase_lengths(phases: PhaseConfig) -> tuple[int, int]:
 def last_step(phases: PhaseConfig) -> int:
     """Env step at which the run ends."""
     return min(phases.total_steps, phases.warmup_steps) if phases.warmup_only else phases.total_steps
-
-
-def choose_teacher(config: TrainConfig, has_l1_head: bool) -> Teacher:
-    """How the teacher decides, and why in words. Raises BadInput."""
-    wanted, checkpoint = config.phases.teacher, config.model.checkpoint
-    if wanted == "l1" and not has_l1_head:
-        raise BadInput(f"--teacher l1: {checkpoint} ships no action head; use --teacher greedy")
-    if wanted != "auto":
-        teacher = Teacher(wanted, "as asked by --teacher")
-    elif has_l1_head:
-        why = "the checkpoint ships an action head: it was trained by regression, its token logits mean nothing"
-        teacher = Teacher("l1", why)
-    else:
-        teacher = Teacher("greedy", "the checkpoint has no action head: its token logits were trained")
-    if teacher.mode == "l1" and (config.phases.distill_target == "sharpened" or config.loss.kl_coef > 0):
-        raise BadInput(
-            "--distill-target sharpened and --kl-coef need the teacher's token distribution, but the teacher is the L1 "
-            "head, which has none; leave them out or use --teacher greedy"
-        )
-    return teacher

@@ -1,4 +1,4 @@
-"""The processes that train one policy together, how they are started, and the few things that they do in common.
+"""The processes that train one policy together (`accelerate launch`), and the few things that they do in common.
 
 Every rank plays episodes of its own. Then all of them hold all trajectories and compute the same numbers from them, so
 that each decides for itself what the others decide, too: which minibatches there are, when to stop, what to record.
@@ -9,42 +9,25 @@ every operation here is the identity.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import logging
-import math
 import os
 import pickle
-import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from contracts import BadInput, SelfCheckError, first_line
-from rl.rollout import Rollout, rollout
-from rl.trajectory import Batch, Episode
-
-if TYPE_CHECKING:
-    from envs.pool import Pool
-    from vla.policy import Policy
+from errors import BadInput
 
 T = TypeVar("T")
-Shared = TypeVar("Shared", Tensor, Batch, list[Any])
-
-log = logging.getLogger("train")
+Shared = TypeVar("Shared", Tensor, list[Any])
 
 # A rank that waits this long takes the others for dead. Ranks wait for the slowest rollout and for rank 0's disk.
 PATIENCE = timedelta(minutes=30)
 ELEMENTS_PER_MESSAGE = 2**23  # of gradients: 32 MiB
-GRACE_S = 30.0  # for ranks to end by themselves (closing wandb) after one has stopped; then they are ended
 
 
 class RanksLost(SystemExit):
@@ -59,6 +42,7 @@ class Ranks:
     size: int = 1
     # Carries Python objects over the CPU (gloo): nothing of them takes GPU memory, and a waiting rank burns no core.
     objects: dist.ProcessGroup | None = None
+    shard_base: bool = False  # the frozen weights are spread over the ranks: all run the network equally often
 
     @property
     def is_main(self) -> bool:
@@ -67,8 +51,8 @@ class Ranks:
 
     @property
     def launcher(self) -> str:
-        """What starts as many processes; --data-parallel needs nothing but python."""
-        return f"accelerate launch --num_processes {self.size}" if "TORCHELASTIC_RUN_ID" in os.environ else "python"
+        """What starts as many processes."""
+        return "python" if self.size == 1 else f"accelerate launch --num_processes {self.size}"
 
     def share(self, items: Shared) -> Shared:
         """This rank's part: every `size`-th item."""
@@ -118,19 +102,6 @@ class Ranks:
                 # In place: recorded passes know where a gradient lies.
                 torch._foreach_copy_(part, [total.view_as(g) for total, g in zip(sums, part, strict=True)])
 
-    def check_same_parameters(self, parameters: Sequence[nn.Parameter]) -> None:
-        """All ranks hold the same float32 parameters, bit for bit (sums of their bits as integers agree)."""
-        if self.size == 1:
-            return
-        own = torch.stack([p.detach().view(torch.int32).sum(dtype=torch.int64) for p in parameters]).tolist()
-        for rank, others in enumerate(self.gather(own)):
-            if others != own:
-                differing = sum(a != b for a, b in zip(own, others, strict=True))
-                raise SelfCheckError(
-                    f"ranks {self.rank} and {rank} no longer train the same policy: {differing} of {len(own)} trainable"
-                    " tensors differ after an update; resume from the last checkpoint, on machines of one kind"
-                )
-
     def leave(self) -> None:
         """After the last common act."""
         if self.size > 1:
@@ -141,123 +112,41 @@ class Ranks:
 ALONE = Ranks()
 
 
-def shared_rollout(
-    ranks: Ranks, policy: Policy, pool: Pool, episodes: Iterable[Episode], n_steps: int | None = None, **options: Any
-) -> Rollout:
-    """`rl.rollout.rollout`, its episodes divided among the ranks; all of them get every trajectory, without frames of
-    the others, in the order of the episodes.
-
-    `n_steps` is the total over all ranks: each plays whole groups of its own until it has an equal part of it. All
-    ranks see the same sequence of episodes, of which each takes its own, so no two of them play the same initial state
-    before all were played, and every episode keeps the random stream that its number gives it.
-    """
-    if ranks.size == 1:
-        return rollout(policy, pool, episodes, n_steps=n_steps, **options)
-    by_group = n_steps is not None  # else every episode is played anyway: then single ones divide more evenly
-    own_episodes = (e for e in episodes if (e.group if by_group else e.index) % ranks.size == ranks.rank)
-    part = None if n_steps is None else math.ceil(n_steps / ranks.size)
-    own = rollout(policy, pool, own_episodes, n_steps=part, **options)
-    without_frames = replace(own, trajectories=[replace(t, frames=[]) for t in own.trajectories])
-    parts = ranks.gather(without_frames)
-    parts[ranks.rank] = own
-    return Rollout(
-        trajectories=sorted((t for part in parts for t in part.trajectories), key=lambda t: t.episode.index),
-        times={key: sum(part.times[key] for part in parts) / ranks.size for key in own.times},
-        wall_s=max(part.wall_s for part in parts),
-        errors=sum(part.errors for part in parts),
-    )
-
-
-# Starting and meeting
-
-
-def start_ranks() -> None:
-    """--data-parallel: run this very command once per visible GPU, each process a rank, and exit with its exit code.
-
-    Nothing happens in a process that `accelerate launch` or torchrun (or this function) has started as a rank.
-    """
-    if "WORLD_SIZE" in os.environ:
-        return
-    count = torch.cuda.device_count()
-    if count < 2:
-        log.warning("--data-parallel: there is no second GPU, and the run goes on in one process")
-        return
-    sys.exit(run_as_ranks([sys.executable, *sys.argv], count))
-
-
-def run_as_ranks(command: Sequence[str], size: int) -> int:
-    """Run `size` processes of one command, each told its rank; returns the first exit code that is not 0.
-
-    They get the signals that this process gets, end soon after one of them has failed, and die with this process.
-    """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-    own = {"LOCAL_WORLD_SIZE": str(size), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # as torchrun
-    libc, launcher, ranks = ctypes.CDLL(None), os.getpid(), []
-
-    def die_with_launcher() -> None:
-        libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != launcher:
-            os._exit(1)
-
-    def send(number: int, _: object = None) -> None:
-        for process in ranks:
-            if process.poll() is None:
-                process.send_signal(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, send)
-    for rank in range(size):
-        env = {**os.environ, **where, **own, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        # A session of its own: what Ctrl-C sends to the terminal's processes reaches a rank once, from here.
-        ranks.append(subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=die_with_launcher))
-    while not (failed := [p.returncode for p in ranks if p.poll()]) and any(p.returncode is None for p in ranks):
-        time.sleep(0.1)
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        deadline = time.monotonic() + GRACE_S
-        while any(p.poll() is None for p in ranks) and time.monotonic() < deadline:
-            time.sleep(0.1)
-        send(number)
-    return next((code if code > 0 else 128 - code for code in failed), 0)
-
-
 def own_gpu() -> torch.device:
-    """The GPU of this process: of the ranks on a machine each has one. Raises BadInput.
+    """The GPU of this process: of those that `accelerate launch` starts on a machine each has one. Raises BadInput.
 
     Its number is said everywhere, because to some libraries "cuda" means the first.
     """
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if here > torch.cuda.device_count():
         raise BadInput(
-            f"{here} processes on this machine, but torch sees {torch.cuda.device_count()} GPU(s): start as many as "
-            "there are GPUs, or --device cpu"
+            f"{here} processes on this machine, but torch sees {torch.cuda.device_count()} GPU(s): give accelerate "
+            "launch as many --num_processes as there are GPUs, or --device cpu"
         )
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def join_ranks(device: torch.device | str = "auto", patience: timedelta = PATIENCE) -> Ranks:
-    """Meet the other ranks, and make this one's GPU the current one. Raises BadInput.
+def join_ranks(device: torch.device, patience: timedelta = PATIENCE) -> Ranks:
+    """Meet the other processes of `accelerate launch`, and make this rank's GPU the current one. Raises BadInput.
 
     Started as plain `python`, nothing is initialised.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return ALONE
-    on_gpu = torch.cuda.is_available() and torch.device("cuda" if device == "auto" else device).type == "cuda"
+    from accelerate import PartialState  # a second of imports that a single process does not need
+
     try:
-        if on_gpu:
-            torch.cuda.set_device(own_gpu())
-        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=patience)
+        state = PartialState(cpu=device.type == "cpu", timeout=patience)
         objects = dist.new_group(backend="gloo", timeout=patience)
-        # NCCL takes its memory now, before anyone measures what is left.
-        dist.all_reduce(torch.zeros(1, device="cuda" if on_gpu else "cpu"))
+        dist.all_reduce(torch.zeros(1, device=device))  # NCCL takes its memory now, before anyone measures what is left
     except (RuntimeError, ValueError) as error:
         raise BadInput(
-            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot meet the others ({first_line(error)}): "
+            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot meet the others ({_first_line(error)}): "
             "start the same number of processes on every machine, with one main_process_ip and main_process_port"
         ) from None
-    return Ranks(dist.get_rank(), dist.get_world_size(), objects)
+    shard_base = os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
+    # torch's type allows for processes outside the group, of which there are none.
+    return Ranks(state.process_index, state.num_processes, objects, shard_base)  # type: ignore[arg-type]
 
 
 def _gradient_of(parameter: nn.Parameter) -> Tensor:
@@ -287,5 +176,9 @@ def _answer_expected(ranks: Ranks) -> Iterator[None]:
     except (RuntimeError, pickle.UnpicklingError) as error:
         raise RanksLost(
             f"rank {ranks.rank}: another rank has stopped, its own message says why, or was silent for too long "
-            f"({first_line(error)})"
+            f"({_first_line(error)})"
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

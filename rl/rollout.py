@@ -1,44 +1,31 @@
-"""Play episodes with the teacher, the student or their mixture: used by training and evaluation alike.
-
-All randomness is a function of (seed, what it is for), never of history: a resumed run needs no replay.
-"""
+"""Play episodes with the teacher, the student or their mixture: used by training and evaluation alike."""
 
 from __future__ import annotations
 
-import logging
-import os
 import time
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from configs.config import TrainConfig
-from contracts import BadInput, Observation, first_line
-from rl.phases import Phase, PhaseState, TeacherMode
+from configs.config import RolloutConfig, TrainConfig
+from rl.contracts import Observation, Policy, Pool, StepResult, TeacherMode
+from rl.cores import cores_for_simulators
+from rl.out_of_memory import AtOnce, first_line
+from rl.phases import Phase, PhaseState
+from rl.randomness import torch_generator
 from rl.trajectory import Decision, Episode, Trajectory
-
-if TYPE_CHECKING:
-    from envs.libero import ChunkResult
-    from envs.pool import Pool
-    from vla.policy import Policy
-
-log = logging.getLogger("train")
 
 NUM_SAMPLES = 8
 MAX_ATTEMPTS = 3  # how often an episode is tried before the run gives up on the simulator
-RENDERING = "lower --num-envs (simulators may render on the GPU), or close other programs on it"
 
 
 @dataclass(frozen=True)
-class Behaviour:
-    """The behaviour policy: who decides, and what is recorded about it."""
+class Acting:
+    """Who decides, and what is recorded about it."""
 
     epsilon: float  # probability that the teacher makes a decision
     temperature: float  # the student's sampling temperature
@@ -49,30 +36,15 @@ class Behaviour:
     keep_observations: bool = True  # an evaluation of hundreds of episodes would fill the memory with images
 
 
-def behaviour_in(phase: PhaseState, config: TrainConfig, teacher_mode: TeacherMode) -> Behaviour:
-    """Who acts in the rollouts of a phase: teacher, epsilon-mixture, student."""
-    return Behaviour(
+def acting_in(phase: PhaseState, config: TrainConfig, teacher_mode: TeacherMode) -> Acting:
+    """Who acts in the rollouts of a phase (SPEC section 3): teacher, epsilon-mixture, student."""
+    return Acting(
         epsilon=phase.epsilon,
         temperature=config.rollout.temperature,
         teacher_mode=teacher_mode,
         record_student_logprobs=phase.phase is not Phase.WARMUP,
         record_teacher_match=phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour",
     )
-
-
-@dataclass(frozen=True)
-class Batching:
-    """Which of the environments that wait for a decision are served together."""
-
-    max_size: int | None = None  # None: all that are ready
-    patience_s: float = 0.0  # how long a batch that is not full waits for environments about to be ready
-
-
-ALL_READY = Batching()
-
-
-def batching_of(config: TrainConfig) -> Batching:
-    return Batching(config.model.max_batch, config.rollout.patience_ms / 1000)
 
 
 @dataclass(frozen=True)
@@ -87,23 +59,8 @@ class Randomness:
         return torch_generator(self.seed, self.purpose, self.update, episode.index, decision)
 
 
-def numpy_generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
-    """An independent numpy generator for each (seed, purpose, counters)."""
-    return np.random.default_rng(_seed_sequence(seed, purpose, counters))
-
-
-def torch_generator(seed: int, purpose: str, *counters: int) -> torch.Generator:
-    """An independent torch CPU generator for each (seed, purpose, counters)."""
-    entropy = int(_seed_sequence(seed, purpose, counters).generate_state(1, np.uint64)[0])
-    return torch.Generator().manual_seed(entropy & (2**63 - 1))
-
-
-def _seed_sequence(seed: int, purpose: str, counters: tuple[int, ...]) -> np.random.SeedSequence:
-    return np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *counters))
-
-
 @dataclass
-class Rollout:
+class Collected:
     """The trajectories of a rollout in the order of their episodes, and what collecting them cost."""
 
     trajectories: list[Trajectory]
@@ -118,18 +75,37 @@ class Rollout:
     @property
     def samples(self) -> list[Observation]:
         """A few observations, evenly spread over the rollout."""
-        observations = [d.observation for t in self.trajectories for d in t.decisions if d.observation is not None]
+        observations = [d.observation for t in self.trajectories for d in t.decisions]
         return observations[:: max(1, len(observations) // NUM_SAMPLES)][:NUM_SAMPLES]
+
+
+@dataclass(frozen=True)
+class Batching:
+    """Which of the environments that wait for a decision are served together."""
+
+    max_size: int | None = None  # None: all that are ready
+    patience_s: float = 0.0  # how long a batch that is not full waits for environments about to be ready
+
+    def lowered(self, policy: Any, tried: int, reason: str) -> Batching:
+        """After `tried` were too many for the memory: half of them. Raises BadInput at 1."""
+        at_once = AtOnce(tried, learning=False)
+        at_once.lower(policy, reason)
+        return replace(self, max_size=at_once.size)
+
+
+ALL_READY = Batching()
+
+
+def batching_of(config: RolloutConfig) -> Batching:
+    return Batching(config.max_batch, config.patience_ms / 1000)
 
 
 @dataclass
 class _Running:
-    """An episode in a slot of the pool."""
-
     trajectory: Trajectory
     attempt: int
     started: float = field(default_factory=time.perf_counter)
-    observation: Observation | None = None  # while the episode waits for a decision
+    observation: Any = None  # an Observation while the episode waits for a decision
     decision: Decision | None = None  # under way in the simulator
 
 
@@ -177,25 +153,19 @@ class _Schedule:
         decisive = self.first_of_group[episode.group] - self.num_envs + 1
         return sum(steps for index, steps in self.lengths.items() if self.places[index] < decisive) < self.n_steps
 
-    def retry(self, episode: Episode, attempt: int, error: str) -> None:
-        """Play an episode again after a fault, whose last attempt was that one."""
-        if attempt >= MAX_ATTEMPTS:
-            raise RuntimeError(f"the simulator failed {attempt} times on {episode.describe()}; last error: {error}")
-        self.again.append((episode, attempt + 1))
 
-
-def rollout(
+def collect(
     policy: Policy,
     pool: Pool,
     episodes: Iterable[Episode],
-    behaviour: Behaviour,
+    acting: Acting,
     randomness: Randomness,
     n_steps: int | None = None,
     batching: Batching = ALL_READY,
     record: Callable[[Episode], bool] = lambda _: False,
     on_steps: Callable[[int], None] = lambda _: None,
     on_finished: Callable[[Trajectory], None] = lambda _: None,
-) -> Rollout:
+) -> Collected:
     """Play `episodes` to their ends and return their trajectories in order; `on_finished` gets each as it ends.
 
     With `n_steps` new episodes start until that many env steps are reached and running ones finish: a rollout holds
@@ -209,7 +179,7 @@ def rollout(
     finished: list[Trajectory] = []
     faults: dict[int, str] = {}  # episode index -> the last fault that it was played again for
     times = dict.fromkeys(("sim", "render", "preprocess", "infer", "wait"), 0.0)
-    max_size, errors = batching.max_size, 0
+    errors = 0
 
     while True:
         for slot in range(pool.num_slots):
@@ -221,55 +191,54 @@ def rollout(
             break
 
         waited_from = time.perf_counter()
-        results = _next_results(pool, len(waiting), min(len(running), max_size or len(running)), batching.patience_s)
+        results = _next_results(pool, len(waiting), len(running), batching)
         times["wait"] += time.perf_counter() - waited_from
         for slot, result in results:
             times["sim"] += result.sim_s
             times["render"] += result.render_s
             times["preprocess"] += result.preprocess_s
             now = running[slot]
-            trajectory = now.trajectory
             if result.error is not None:
                 errors += 1
-                faults[trajectory.episode.index] = result.error
+                faults[now.trajectory.episode.index] = result.error
                 del running[slot]
-                schedule.retry(trajectory.episode, now.attempt, result.error)
+                _play_again(schedule, now, result.error)
                 continue
             on_steps(result.executed)
-            _absorb(now, result, behaviour.keep_observations)
-            schedule.lengths[trajectory.episode.index] = result.env_steps
+            _absorb(now, result, acting.keep_observations)
+            schedule.lengths[now.trajectory.episode.index] = result.env_steps
             if result.done:
-                trajectory.seconds = time.perf_counter() - now.started
-                trajectory.fault = faults.get(trajectory.episode.index)
-                finished.append(trajectory)
-                on_finished(trajectory)
+                now.trajectory.seconds = time.perf_counter() - now.started
+                now.trajectory.fault = faults.get(now.trajectory.episode.index)
+                finished.append(now.trajectory)
+                on_finished(now.trajectory)
                 del running[slot]
             else:
                 waiting[slot] = now
 
         if waiting:
             decided_from = time.perf_counter()
-            served = {slot: waiting.pop(slot) for slot in list(waiting)[:max_size]}
-            with _cores_for_simulators(policy.device, pool.num_slots):
-                out_of_memory = _serve(policy, pool, served, behaviour, randomness)
-            if out_of_memory is not None:
-                waiting = served | waiting
-                max_size = fewer_at_once(policy, len(served), out_of_memory, learning=False)
+            batch = [(slot, waiting.pop(slot)) for slot in list(waiting)[: batching.max_size]]
+            with cores_for_simulators(policy.device, pool.num_slots):
+                too_many = _serve(policy, pool, batch, acting, randomness)
+            if too_many is not None:
+                waiting, batching = dict(batch) | waiting, batching.lowered(policy, len(batch), too_many)
             times["infer"] += time.perf_counter() - decided_from
 
     if pool.num_slots == 1:  # an inline environment works while we wait for it
         times["wait"] = max(0.0, times["wait"] - times["sim"] - times["render"] - times["preprocess"])
     kept = sorted((t for t in finished if schedule.admitted(t.episode)), key=lambda t: t.episode.index)
-    return Rollout(kept, times, time.perf_counter() - started, errors)
+    return Collected(kept, times, time.perf_counter() - started, errors)
 
 
-def _next_results(pool: Pool, waiting: int, full: int, patience_s: float) -> list[tuple[int, ChunkResult]]:
+def _next_results(pool: Pool, waiting: int, running: int, batching: Batching) -> list[tuple[int, StepResult]]:
     """What the simulators have done: at least one result, unless environments wait for a decision already.
 
     With patience, also what they do within that time, up to a full batch.
     """
     results = list(pool.ready(timeout_s=0 if waiting else None))
-    give_up = time.perf_counter() + patience_s
+    full = min(running, batching.max_size or running)
+    give_up = time.perf_counter() + batching.patience_s
     while waiting + len(results) < full and (left := give_up - time.perf_counter()) > 0:
         if not (more := pool.ready(timeout_s=left)):
             break
@@ -277,7 +246,83 @@ def _next_results(pool: Pool, waiting: int, full: int, patience_s: float) -> lis
     return results
 
 
-def _absorb(now: _Running, result: ChunkResult, keep_observations: bool) -> None:
+def decide(
+    policy: Policy, observations: Sequence[Observation], generators: Sequence[torch.Generator], acting: Acting
+) -> tuple[list[Decision], np.ndarray]:
+    """One decision per observation, and the env-ready actions (B, chunk, 7).
+
+    Each decision first draws who makes it (when epsilon leaves that open), then the student's tokens, all from its
+    own generator.
+    """
+    by_teacher = [_teacher_decides(acting.epsilon, generator) for generator in generators]
+    teacher_rows = [i for i, teacher in enumerate(by_teacher) if teacher or acting.record_teacher_match]
+    student_rows = [i for i, teacher in enumerate(by_teacher) if not teacher]
+
+    tokens: dict[int, torch.Tensor] = {}  # all four by row of `observations`
+    actions: dict[int, np.ndarray] = {}
+    logprobs: dict[int, torch.Tensor] = {}
+    teacher_tokens: dict[int, torch.Tensor] = {}
+
+    if teacher_rows:
+        with policy.teacher():
+            acted = policy.act([observations[i] for i in teacher_rows], mode=acting.teacher_mode)
+        for row, i in enumerate(teacher_rows):
+            teacher_tokens[i] = acted.tokens[row].cpu()
+            if by_teacher[i]:
+                tokens[i], actions[i] = teacher_tokens[i], acted.actions[row]
+    if student_rows:
+        acted = policy.act(
+            [observations[i] for i in student_rows],
+            mode=acting.student_mode,
+            temperature=acting.temperature,
+            generators=[generators[i] for i in student_rows] if acting.student_mode == "sample" else None,
+        )
+        for row, i in enumerate(student_rows):
+            tokens[i], actions[i], logprobs[i] = acted.tokens[row].cpu(), acted.actions[row], acted.logprobs[row].cpu()
+    unscored = [i for i, teacher in enumerate(by_teacher) if teacher and acting.record_student_logprobs]
+    if unscored:
+        with torch.no_grad():
+            logits = policy.chunk_logits([observations[i] for i in unscored])
+            chunks = torch.stack([tokens[i] for i in unscored]).to(logits.device)
+            scores = policy.token_logprobs(logits, chunks, acting.temperature).cpu()
+        for row, i in enumerate(unscored):
+            logprobs[i] = scores[row]
+
+    decisions = [
+        Decision(
+            observation=observations[i],
+            tokens=tokens[i],
+            by_teacher=by_teacher[i],
+            student_logprobs=logprobs.get(i),
+            matches_teacher=tokens[i] == teacher_tokens[i] if acting.record_teacher_match else None,
+        )
+        for i in range(len(observations))
+    ]
+    return decisions, np.stack([actions[i] for i in range(len(observations))])
+
+
+def _teacher_decides(epsilon: float, generator: torch.Generator) -> bool:
+    if epsilon in (0.0, 1.0):
+        return epsilon == 1.0
+    return torch.rand((), generator=generator).item() < epsilon
+
+
+def _serve(
+    policy: Policy, pool: Pool, batch: Sequence[tuple[int, _Running]], acting: Acting, randomness: Randomness
+) -> str | None:
+    """Decide for waiting environments as one batch and send them on; or, out of memory, return what that said."""
+    generators = [randomness.generator(now.trajectory.episode, len(now.trajectory.decisions)) for _, now in batch]
+    try:
+        decisions, actions = decide(policy, [now.observation for _, now in batch], generators, acting)
+    except torch.OutOfMemoryError as error:
+        return first_line(error)
+    for (slot, now), decision, chunk in zip(batch, decisions, actions, strict=True):
+        now.decision, now.observation = decision, None
+        pool.step(slot, chunk)
+    return None
+
+
+def _absorb(now: _Running, result: StepResult, keep_observations: bool) -> None:
     """Write what the simulator did into the trajectory."""
     trajectory = now.trajectory
     if now.decision is not None:
@@ -292,110 +337,8 @@ def _absorb(now: _Running, result: ChunkResult, keep_observations: bool) -> None
     now.observation = result.observation
 
 
-def _serve(
-    policy: Policy, pool: Pool, served: dict[int, _Running], behaviour: Behaviour, randomness: Randomness
-) -> str | None:
-    """Decide for waiting environments as one batch and send them on; or, out of memory, return what that said."""
-    episodes = list(served.values())
-    generators = [randomness.generator(now.trajectory.episode, len(now.trajectory.decisions)) for now in episodes]
-    observations = [now.observation for now in episodes if now.observation is not None]
-    try:
-        decisions, actions = decide(policy, observations, generators, behaviour)
-    except torch.OutOfMemoryError as error:
-        return first_line(error)
-    for (slot, now), decision, chunk in zip(served.items(), decisions, actions, strict=True):
-        now.decision, now.observation = decision, None
-        pool.step(slot, chunk)
-    return None
-
-
-def decide(
-    policy: Policy, observations: Sequence[Observation], generators: Sequence[torch.Generator], behaviour: Behaviour
-) -> tuple[list[Decision], np.ndarray]:
-    """One decision per observation, and the env-ready actions (B, chunk, 7).
-
-    Each decision first draws who makes it (when epsilon leaves that open), then the student's tokens, all from its
-    own generator.
-    """
-    by_teacher = [_teacher_decides(behaviour.epsilon, generator) for generator in generators]
-    tokens: dict[int, Tensor] = {}  # all four by row of `observations`
-    actions: dict[int, np.ndarray] = {}
-    logprobs: dict[int, Tensor] = {}
-    teacher_tokens: dict[int, Tensor] = {}
-
-    if rows := [i for i, teacher in enumerate(by_teacher) if teacher or behaviour.record_teacher_match]:
-        with policy.teacher():
-            acted = policy.act([observations[i] for i in rows], mode=behaviour.teacher_mode)
-        for row, i in enumerate(rows):
-            teacher_tokens[i] = acted.tokens[row]
-            if by_teacher[i]:
-                tokens[i], actions[i] = acted.tokens[row], acted.actions[row]
-    if rows := [i for i, teacher in enumerate(by_teacher) if not teacher]:
-        acted = policy.act(
-            [observations[i] for i in rows],
-            mode=behaviour.student_mode,
-            temperature=behaviour.temperature,
-            generators=[generators[i] for i in rows] if behaviour.student_mode == "sample" else None,
-        )
-        for row, i in enumerate(rows):
-            tokens[i], actions[i], logprobs[i] = acted.tokens[row], acted.actions[row], acted.logprobs[row]
-    if rows := [i for i, teacher in enumerate(by_teacher) if teacher and behaviour.record_student_logprobs]:
-        with torch.no_grad():
-            logits = policy.chunk_logits([observations[i] for i in rows])
-            chunks = torch.stack([tokens[i] for i in rows]).to(logits.device)
-            scores = policy.token_logprobs(logits, chunks, behaviour.temperature).cpu()
-        logprobs |= dict(zip(rows, scores, strict=True))
-
-    decisions = [
-        Decision(
-            observation=observations[i],
-            tokens=tokens[i],
-            by_teacher=by_teacher[i],
-            student_logprobs=logprobs.get(i),
-            matches_teacher=tokens[i] == teacher_tokens[i] if behaviour.record_teacher_match else None,
-        )
-        for i in range(len(observations))
-    ]
-    return decisions, np.stack([actions[i] for i in range(len(observations))])
-
-
-def _teacher_decides(epsilon: float, generator: torch.Generator) -> bool:
-    if epsilon in (0.0, 1.0):
-        return epsilon == 1.0
-    return torch.rand((), generator=generator).item() < epsilon
-
-
-def fewer_at_once(policy: Policy, tried: int, reason: str, learning: bool) -> int:
-    """How many decisions to send through the network at once after `tried` of them did not fit the GPU's memory.
-
-    Half of them; where one did not fit and is learnt from, one with all activations recomputed. It changes no result
-    beyond rounding. Raises BadInput at the end. Each update and rollout begins with the most again: the memory that was
-    missing may have been another program's.
-    """
-    torch.cuda.empty_cache()  # nothing on a CPU
-    if tried > 1:
-        log.warning("out of GPU memory (%s); the run goes on with %d decisions at once", reason, tried // 2)
-        return tried // 2
-    if learning and policy.recompute_everything():
-        log.warning("out of GPU memory (%s); the run goes on with all activations recomputed", reason)
-        return 1
-    if learning:
-        where = "an update with --micro-batch-size 1 and --gradient-checkpointing on: raise --memory-budget, "
-    else:
-        where = "a decision with --max-batch 1: "
-    raise BadInput(f"out of GPU memory ({reason}) in {where}{RENDERING}")
-
-
-@contextmanager
-def _cores_for_simulators(device: torch.device, num_envs: int) -> Iterator[None]:
-    """While simulators run in processes of their own, a network on the CPU keeps to the cores that they leave.
-
-    Its threads wait for one another actively; on cores that are taken, that is most of what they do.
-    """
-    threads = torch.get_num_threads()
-    if device.type == "cpu" and num_envs > 1:
-        torch.set_num_threads(max(1, min(threads, (os.cpu_count() or 1) - num_envs)))
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def _play_again(schedule: _Schedule, now: _Running, error: str) -> None:
+    episode = now.trajectory.episode
+    if now.attempt >= MAX_ATTEMPTS:
+        raise RuntimeError(f"the simulator failed {now.attempt} times on {episode.describe()}; last error: {error}")
+    schedule.again.append((episode, now.attempt + 1))

@@ -1,18 +1,19 @@
 """The records of the algorithm: decisions, trajectories, and the flat batch that an update learns from.
 
-Dimension key: N decisions of the batch, M trajectories, A action tokens of a chunk (8 actions x 7 = 56), V token ids.
+Dimension key: N decisions of the batch, M trajectories, A action tokens of a chunk (8 actions x 7 = 56).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from contracts import Observation, SelfCheckError
+from rl.contracts import Observation
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class Episode:
 class Decision:
     """One policy call. Only `executed` is unknown until the simulator has played the chunk."""
 
-    observation: Observation | None  # its images uint8 on the CPU; None where it was not kept
+    observation: Any  # rl.contracts.Observation, its images uint8 on the CPU; None where it was not kept
     tokens: Tensor  # (A,) int64 token ids of the chunk that was executed
     by_teacher: bool
     student_logprobs: Tensor | None  # (A,) float32 at the sampling temperature; None in the warmup
@@ -60,10 +61,9 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class Batch:
-    """Decisions of a rollout, one row each; no padded time axis.
+    """All decisions of a rollout, one row each; no padded time axis.
 
     Two trajectories of 2 and 1 decisions give N = 3, M = 2, `trajectory` = [0, 0, 1], `steps_to_end` = [1, 0, 0].
-    The columns that `flatten` does not know are filled by `rl.update`.
     """
 
     observations: list[Observation]  # N observations
@@ -74,38 +74,14 @@ class Batch:
     by_teacher: Tensor  # (N,) bool
     trajectory: Tensor  # (N,) int64, row -> trajectory
     steps_to_end: Tensor  # (N,) int64, decisions that follow in the same trajectory
-    advantages: Tensor | None = None  # (N,) float32; None in the warmup
-    weights: Tensor | None = None  # (N,) float32, of the rows in the loss, with mean 1; None in the warmup
-    values: Tensor | None = None  # (N,) float32, the critic's before the update; None without one
-    teacher_logprobs: Tensor | None = None  # (N, A, V) float32, always on the CPU: it may be gigabytes
 
     def __len__(self) -> int:
         return len(self.observations)
 
-    def __getitem__(self, rows: slice | Tensor) -> Batch:
-        """Some rows; by a slice they are views."""
-        if isinstance(rows, slice):
-            return replace(self, **{name: column[rows] for name, column in self._columns().items()},
-                           observations=self.observations[rows])  # fmt: skip
-        columns = {name: column[rows.to(column.device)] for name, column in self._columns().items()}
-        return replace(self, **columns, observations=[self.observations[i] for i in rows.tolist()])
-
-    def split(self, size: int | Sequence[int]) -> Iterator[Batch]:
-        """Consecutive parts of `size` rows (the last may have fewer), or of the given sizes."""
-        sizes = [size] * -(-len(self) // size) if isinstance(size, int) else size
-        start = 0
-        for count in sizes:
-            yield self[start : start + count]
-            start += count
-
-    def to(self, device: torch.device) -> Batch:
-        """The same with its columns on `device`, so that picking rows there waits for nothing."""
-        columns = {k: column.to(device) for k, column in self._columns().items() if k != "teacher_logprobs"}
-        return replace(self, **columns)
-
-    def _columns(self) -> dict[str, Tensor]:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    @property
+    def trajectory_lengths(self) -> Tensor:
+        """(M,) decisions of each trajectory."""
+        return torch.bincount(self.trajectory)
 
 
 def flatten(trajectories: Sequence[Trajectory], action_dim: int) -> Batch:
@@ -125,13 +101,3 @@ def flatten(trajectories: Sequence[Trajectory], action_dim: int) -> Batch:
         trajectory=torch.tensor([i for i, _, _ in rows]),
         steps_to_end=torch.tensor([len(trajectories[i].decisions) - 1 - t for i, t, _ in rows]),
     )
-
-
-def check_executed(batch: Batch, trajectories: Sequence[Trajectory], action_dim: int) -> None:
-    """Exactly the tokens of executed actions count: as many as env steps were taken, times the action dimension."""
-    counted, expected = int(batch.executed.sum()), action_dim * sum(t.env_steps for t in trajectories)
-    if counted != expected:
-        raise SelfCheckError(
-            f"the update would learn from {counted} action tokens, but the rollout's env steps executed {expected}: "
-            "the mask of executed tokens is wrong"
-        )

@@ -2,263 +2,209 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from configs.config import TrainConfig
-from contracts import BadInput, first_line
-from rl.critic import ValueHead, explained_variance, gae, predict_values, value_loss
-from rl.losses import Statistics, compute_advantages, decision_weights, distillation_loss, ppo_loss
-from rl.phases import Phase, PhaseState, phase_lengths
+from configs.config import UpdateConfig
+from errors import BadInput
+from rl.contracts import Policy
+from rl.losses import Statistics
+from rl.objectives import Objective
+from rl.out_of_memory import AtOnce, first_line
+from rl.randomness import torch_generator
 from rl.ranks import ALONE, Ranks
-from rl.rollout import fewer_at_once, torch_generator
-from rl.trajectory import Batch, Trajectory
+from rl.selfcheck import check_same_parameters
+from rl.trajectory import Batch
 
-if TYPE_CHECKING:
-    from vla.policy import Policy
-
-ADAM_EPS = 1e-8  # AdamW's usual one
 FIRST_RATIO_LIMIT = 0.05  # mean |ratio - 1| before any step; above it rollout and update disagree about the policy
 SKIP_FACTOR = 1000.0  # x max_grad_norm: the step is skipped
-WARN_FACTOR = 100.0  # x max_grad_norm: the step is counted as a spike
 MAX_SKIPPED_IN_A_ROW = 20  # then the training has diverged
-MAX_UPDATES_WITHOUT_SIGNAL = 10
+WARN_FACTOR = 100.0  # x max_grad_norm: the step is counted as a spike
 
 
-@dataclass(frozen=True)
-class Learner:
-    """What is trained: the policy's adapters, with `--advantage gae` a critic, and their optimizer; and who trains."""
+@dataclass
+class _Totals:
+    """Statistics summed over micro-batches."""
 
-    policy: Policy
-    critic: ValueHead | None
-    optimizer: torch.optim.Optimizer
-    ranks: Ranks = ALONE  # every one of them has this learner, with the same numbers in it
+    sums: dict[str, float] = field(default_factory=dict)
+    maxima: dict[str, float] = field(default_factory=dict)
+    decisions: int = 0
 
+    def add(self, other: _Totals) -> None:
+        for key, value in other.sums.items():
+            self.sums[key] = self.sums.get(key, 0.0) + value
+        for key, value in other.maxima.items():
+            self.maxima[key] = max(self.maxima.get(key, -torch.inf), value)
+        self.decisions += other.decisions
 
-def make_learner(policy: Policy, config: TrainConfig, ranks: Ranks = ALONE) -> Learner:
-    """AdamW over the policy's trainable parameters, and in a group of its own over the critic's."""
-    groups = [{"params": [parameter for _, parameter in policy.named_trainable_parameters()], "lr": config.update.lr}]
-    critic = None
-    if config.loss.advantage == "gae":
-        critic = ValueHead(policy.hidden_dim, config.run.seed).to(policy.device)
-        groups.append({"params": list(critic.parameters()), "lr": config.critic.value_lr})
-    optimizer = make_optimizer(groups, config.update.weight_decay)
-    policy.watch(optimizer)
-    return Learner(policy, critic, optimizer, ranks)
+    def mean(self, key: str) -> float:
+        return self.sums[key] / self.decisions
 
 
-def make_optimizer(groups: list[dict[str, Any]], weight_decay: float) -> torch.optim.AdamW:
-    """For parameter groups with their learning rates.
+@dataclass
+class _Steps:
+    """What has become of an update's optimizer steps."""
 
-    Fused: one kernel for all parameters, and no other AdamW leaves out the steps that are marked as unusable. The
-    moments, all zero, are made now: in the first step, where AdamW would make them, they may find a GPU full of
-    recorded passes, which give way to one another but not to an optimizer.
-    """
-    optimizer = torch.optim.AdamW(groups, eps=ADAM_EPS, weight_decay=weight_decay, fused=True)
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
-    return optimizer
+    norms: list[float] = field(default_factory=list)  # of the gradients of those that were taken
+    skipped: int = 0
+    skipped_in_a_row: int = 0
 
-
-def estimate_advantages(
-    learner: Learner, batch: Batch, trajectories: Sequence[Trajectory], config: TrainConfig
-) -> Batch:
-    """The batch with its advantages, by the configured rule or by a critic, whose values it then has, too."""
-    if learner.critic is None:
-        return replace(batch, advantages=compute_advantages(batch, trajectories, config.loss))
-    values = predict_values(learner.policy, learner.critic, batch, _micro_batch_size(config), learner.ranks)
-    advantages = gae(values, batch, trajectories, config.loss.discount, config.critic.gae_lambda)
-    return replace(batch, advantages=advantages, values=values)
+    def add(self, norms: Sequence[float], update: int) -> None:
+        """norms: one for each further step, NaN for those that were not taken."""
+        for norm in norms:
+            if not math.isnan(norm):
+                self.norms.append(norm)
+                self.skipped_in_a_row = 0
+                continue
+            self.skipped, self.skipped_in_a_row = self.skipped + 1, self.skipped_in_a_row + 1
+            if self.skipped_in_a_row == MAX_SKIPPED_IN_A_ROW:
+                raise _diverged(f"{self.skipped_in_a_row} optimizer steps in a row", update)
 
 
-def update(
-    learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig, number: int,
-    on_decisions: Callable[[int], None] = lambda _: None,
+def optimise(
+    policy: Policy, optimizer: torch.optim.Optimizer, batch: Batch, objective: Objective, config: UpdateConfig,
+    seed: int, update: int, ranks: Ranks = ALONE, on_decisions: Callable[[int], None] = lambda _: None,
 ) -> dict[str, float]:  # fmt: skip
-    """Minimise the phase's loss over `n_epochs` passes; returns the metrics of the update.
+    """Minimise the objective over `n_epochs` passes; returns the metrics of SPEC section 9.
 
     Every decision belongs to a minibatch, and the loss is divided by the minibatch's size, inactive rows included: the
     gradient is what it would be if they ran. A minibatch without active rows takes no optimizer step (no momentum, no
     weight decay). Raises RuntimeError when the first minibatch's ratios are not 1, and BadInput when the training has
     diverged: no step, or none of many in a row, had a usable gradient, or a parameter is not finite.
 
-    All ranks come with the same batch. Each runs its share of a minibatch's active rows, perhaps none of them; the
-    statistics and gradients of all are added up, so every rank takes the same step or none.
+    All ranks come with the same batch and objective. Each runs its share of a minibatch's active rows, perhaps none of
+    them; the statistics and gradients of all are added up, so every rank takes the same step or none.
 
-    After the first minibatch the GPU is not waited for within an epoch: what its steps were is read at the end.
+    After the first minibatch one GPU is not waited for within an epoch: what its steps were is read at the end.
     """
     started = time.perf_counter()
-    policy, optimizer, ranks, settings = learner.policy, learner.optimizer, learner.ranks, config.update
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if phase.distils and settings.warmup_lr is not None:  # imitation bears larger steps than reinforcement
-        optimizer.param_groups[0]["lr"] = settings.warmup_lr
-    else:
-        optimizer.param_groups[0]["lr"] = settings.lr
-    active, policy_learns = rows_that_learn(learner, batch, phase, config)
-    data = complete(learner, batch, phase, config).to(policy.device)
-    totals, norms, micro_batch_size = Totals(), [], _micro_batch_size(config)
+    totals, steps = _Totals(), _Steps()
+    at_once = AtOnce(config.micro_batch, learning=True)
     first_ratio_error: float | None = None
 
-    for epoch in range(settings.n_epochs):
-        order = torch.randperm(len(batch), generator=torch_generator(config.run.seed, "minibatches", number, epoch))
-        rows = [minibatch[active[minibatch]] for minibatch in order.split(settings.batch_size)]
-        shuffled = data[torch.cat(rows)].split([len(part) for part in rows])
+    for epoch in range(config.n_epochs):
         statistics: list[Statistics] = []
-        epoch_norms: list[Tensor] = []
-        for minibatch, size in zip(shuffled, map(len, order.split(settings.batch_size)), strict=True):
-            on_decisions(size)
-            if len(minibatch) == 0:
+        norms: list[Tensor] = []
+        order = torch.randperm(len(batch), generator=torch_generator(seed, "minibatches", update, epoch))
+        for minibatch in order.split(config.batch_size):
+            on_decisions(len(minibatch))
+            rows = minibatch[objective.active[minibatch]]
+            if len(rows) == 0:
                 continue
-            own, micro_batch_size = accumulate_gradient(
-                learner, ranks.share(minibatch), size, micro_batch_size, phase, config, policy_learns
-            )
-            if epoch == 0 and not epoch_norms:
-                first_ratio_error = _checked_ratio_error(_over_ranks(own, ranks))
+            own = _accumulate_gradient(policy, optimizer, batch, objective, ranks.share(rows), len(minibatch), at_once)
+            if ranks.shard_base:
+                _keep_step(policy, batch, objective, rows, config, ranks)
+            if epoch == 0 and not norms:
+                first_ratio_error = _checked_ratio_error(_united(ranks.gather(_read(own))))
             ranks.sum_gradients(trained)
-            epoch_norms.append(optimizer_step(optimizer, settings.max_grad_norm))
+            norms.append(_step(optimizer, config.max_grad_norm))
+            policy.parameters_changed()
             optimizer.zero_grad(set_to_none=True)
             statistics += own
-        of_epoch = _over_ranks(statistics, ranks)
+        of_epoch = _united(ranks.gather(_read(statistics)))
+        steps.add(torch.stack(norms).tolist() if norms else [], update)
         totals.add(of_epoch)
-        norms += torch.stack(epoch_norms).tolist() if epoch_norms else []
-        if _longest_run_of_nan(norms) >= MAX_SKIPPED_IN_A_ROW:
-            raise _diverged(f"{MAX_SKIPPED_IN_A_ROW} optimizer steps in a row", number)
-        if settings.target_kl is not None and of_epoch.mean("train/approx_kl") > settings.target_kl:
+        if _drifted(of_epoch, config.target_kl):
             break
 
-    ranks.check_same_parameters(trained)
-    taken = [norm for norm in norms if not math.isnan(norm)]
-    if norms and not taken:
-        raise _diverged(f"all {len(norms)} optimizer steps", number)
+    check_same_parameters(trained, ranks)
+    if steps.skipped and not steps.norms:
+        raise _diverged(f"all {steps.skipped} optimizer steps", update)
     named = policy.named_trainable_parameters()
     finite = torch.stack([torch.isfinite(parameter).all() for _, parameter in named]).tolist()
     for (name, _), is_finite in zip(named, finite, strict=True):
         if not is_finite:
-            raise _diverged(f"steps after which {name} is not finite", number)
+            raise _diverged(f"steps after which {name} is not finite", update)
     metrics = {key: totals.mean(key) for key in totals.sums if key != "ratio_error"} | totals.maxima
     metrics |= {
-        "train/grad_norm": sum(taken) / len(taken) if taken else 0.0,
-        "train/optimizer_steps": len(taken),
-        "train/skipped_steps": len(norms) - len(taken),
-        "train/gradient_spikes": sum(norm > WARN_FACTOR * settings.max_grad_norm for norm in taken),
-        "train/zero_advantage_fraction": 1.0 - active.float().mean().item(),
+        "train/grad_norm": sum(steps.norms) / len(steps.norms) if steps.norms else 0.0,
+        "train/optimizer_steps": len(steps.norms),
+        "train/skipped_steps": steps.skipped,
+        "train/gradient_spikes": sum(norm > WARN_FACTOR * config.max_grad_norm for norm in steps.norms),
+        "train/zero_advantage_fraction": 1.0 - objective.active.float().mean().item(),
         "train/epochs": epoch + 1,
         "train/lr": optimizer.param_groups[0]["lr"],
         "train/time_s": time.perf_counter() - started,
     }
     if first_ratio_error is not None:
         metrics["train/first_ratio_error"] = first_ratio_error
-    if batch.values is not None:
-        metrics["train/explained_variance"] = explained_variance(batch.values, batch.advantages + batch.values)
     return metrics
 
 
-def rows_that_learn(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> tuple[Tensor, bool]:
-    """(N,) bool, False for rows that cannot contribute a gradient and never run; and whether the policy learns at all.
-
-    A zero advantage means a zero gradient unless KL or entropy are on, or a critic learns. Without any non-zero
-    advantage the policy's loss is left out beside a critic's: a gradient of zeros would still let AdamW's momentum and
-    weight decay move the policy.
-    """
-    everything = torch.ones(len(batch), dtype=torch.bool)
-    if phase.distils:
-        return everything, True
-    assert batch.advantages is not None, "estimate_advantages comes first"
-    regularised = config.loss.kl_coef > 0 or config.loss.entropy_coef > 0
-    active = everything if regularised else batch.advantages != 0
-    if learner.critic is None:
-        return active, True
-    value_only = phase.global_step < phase_lengths(config.phases)[0] + config.critic.value_warmup_steps
-    return everything, not value_only and bool(active.any())
+def _diverged(what: str, update: int) -> BadInput:
+    return BadInput(
+        f"the training has diverged: update {update} had {what} with a non-finite or enormous gradient, and is not "
+        "saved; resume from an earlier checkpoint, or start again with a lower --lr or --max-grad-norm"
+    )
 
 
-def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
-    """The batch with what the losses need beside the advantages: weights, and the teacher's distribution."""
-    temperature = None
-    if phase.distils and config.phases.distill_target == "sharpened":
-        temperature = config.phases.distill_temperature
-    if not phase.distils:
-        batch = replace(batch, weights=decision_weights(batch, config.loss.aggregation))
-        temperature = config.rollout.temperature if config.loss.kl_coef > 0 else None
-    if temperature is None:
-        return batch
-    distribution = teacher_distribution(learner.policy, batch, temperature, _micro_batch_size(config), learner.ranks)
-    return replace(batch, teacher_logprobs=distribution)
+def _read(parts: Sequence[Statistics]) -> _Totals:
+    """The sums of what is on the device, in one transfer."""
+    found = [value for part in parts for value in (*part.sums.values(), *part.maxima.values())]
+    values = iter(torch.stack(found).tolist() if found else ())
+    whole = _Totals()
+    for part in parts:
+        sums, maxima = ({key: next(values) for key in of_part} for of_part in (part.sums, part.maxima))
+        whole.add(_Totals(sums, maxima, part.decisions))
+    return whole
 
 
-def teacher_distribution(
-    policy: Policy, batch: Batch, temperature: float, micro_batch_size: int, ranks: Ranks = ALONE
-) -> Tensor:
-    """(N, A, V) log-probs of the frozen teacher at `temperature`, computed once per update."""
-
-    def logprobs_of(rows: Tensor) -> Tensor:
-        with torch.no_grad(), policy.teacher():
-            logits = (policy.chunk_logits(micro.observations) for micro in batch[rows].split(micro_batch_size))
-            return torch.cat([F.log_softmax(part / temperature, dim=-1).cpu() for part in logits])
-
-    return ranks.divide(len(batch), logprobs_of)
+def _united(parts: Sequence[_Totals]) -> _Totals:
+    whole = _Totals()
+    for part in parts:
+        whole.add(part)
+    return whole
 
 
-def accumulate_gradient(
-    learner: Learner, minibatch: Batch, size: int, micro_batch_size: int, phase: PhaseState, config: TrainConfig,
-    policy_learns: bool,
-) -> tuple[list[Statistics], int]:  # fmt: skip
-    """The gradient of a minibatch's mean loss over `size` rows, one micro-batch (and one graph in memory) at a time.
+def _accumulate_gradient(
+    policy: Policy, optimizer: torch.optim.Optimizer, batch: Batch, objective: Objective, rows: Tensor,
+    minibatch_size: int, at_once: AtOnce,
+) -> list[Statistics]:  # fmt: skip
+    """The gradient of the minibatch's mean loss, one micro-batch (and one graph in memory) per device at a time.
 
-    Out of memory, it begins again, from no gradient, with a smaller micro-batch, whose size it returns.
+    Out of memory, it begins again, from no gradient, with a smaller micro-batch.
     """
     while True:
-        statistics = []
         try:
-            for micro in minibatch.split(micro_batch_size):
-                loss_sum, of_micro = micro_batch_loss(learner, micro, phase, config, policy_learns)
-                (loss_sum / size).backward()
-                statistics.append(of_micro)
-            return statistics, micro_batch_size
+            return _run_micro_batches(policy, batch, objective, rows, minibatch_size, at_once.size)
         except torch.OutOfMemoryError as error:
             reason = first_line(error)
         # Outside of the handler, which keeps everything alive that the failed pass has computed.
-        learner.optimizer.zero_grad(set_to_none=True)
-        micro_batch_size = fewer_at_once(learner.policy, micro_batch_size, reason, learning=True)
+        optimizer.zero_grad(set_to_none=True)
+        at_once.lower(policy, reason)
 
 
-def micro_batch_loss(
-    learner: Learner, micro: Batch, phase: PhaseState, config: TrainConfig, policy_learns: bool
-) -> tuple[Tensor, Statistics]:
-    """What the phase minimises, summed over the rows of a micro-batch."""
-    policy, temperature = learner.policy, config.rollout.temperature
-    if phase.distils:
-        return distillation_loss(
-            policy.chunk_logits(micro.observations), micro, config.phases.distill_student_temperature
-        )
-    if learner.critic is None:
-        logits = policy.chunk_logits(micro.observations)
-    else:
-        logits, hidden = policy.chunk_outputs(micro.observations)
-    logprobs = policy.token_logprobs(logits, micro.tokens, temperature)
-    exact_mixture = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
-    epsilon = phase.epsilon if exact_mixture else None
-    loss, statistics = ppo_loss(logits, logprobs, micro, config.loss, temperature, epsilon)
-    if learner.critic is None:
-        return loss, statistics
-    of_values = value_loss(learner.critic(hidden.detach()), micro, config.critic.value_clip)
-    statistics.sums["train/value_loss"] = of_values.detach()
-    return config.critic.value_coef * of_values + (loss if policy_learns else 0), statistics
+def _run_micro_batches(
+    policy: Policy, batch: Batch, objective: Objective, rows: Tensor, minibatch_size: int, size: int
+) -> list[Statistics]:
+    outputs_of = objective.outputs or policy.chunk_logits
+    parts = []
+    for micro in rows.split(size * len(policy.devices)) if len(rows) else ():
+        outputs = outputs_of([batch.observations[i] for i in micro])
+        loss_sum, statistics = objective.loss(outputs, micro)
+        (loss_sum / minibatch_size).backward()
+        parts.append(statistics)
+    policy.reduce_gradients()
+    return parts
 
 
-def optimizer_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
+def _keep_step(
+    policy: Policy, batch: Batch, objective: Objective, rows: Tensor, config: UpdateConfig, ranks: Ranks
+) -> None:
+    """As many further passes, without effect, as rank 0 has more micro-batches: a sharded base runs everywhere."""
+    own, of_rank_0 = (-(-len(part) // config.micro_batch) for part in (ranks.share(rows), rows[:: ranks.size]))
+    for _ in range(of_rank_0 - own):
+        outputs = (objective.outputs or policy.chunk_logits)([batch.observations[rows[0]]])
+        (0 * objective.loss(outputs, rows[:1])[0]).backward()
+
+
+def _step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
     """An optimizer step with the gradient of each parameter group (policy; critic) scaled down to `max_norm`.
 
     Returns the policy's norm before that, on the device; NaN where the device has left the step out, because a norm is
@@ -277,40 +223,14 @@ def optimizer_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
     return torch.where(is_usable, every_norm[0], torch.nan)
 
 
-@dataclass
-class Totals:
-    """Statistics summed over micro-batches, read from the device."""
-
-    sums: dict[str, float] = field(default_factory=dict)
-    maxima: dict[str, float] = field(default_factory=dict)
-    decisions: int = 0
-
-    def add(self, other: Totals) -> None:
-        for key, value in other.sums.items():
-            self.sums[key] = self.sums.get(key, 0.0) + value
-        for key, value in other.maxima.items():
-            self.maxima[key] = max(self.maxima.get(key, -torch.inf), value)
-        self.decisions += other.decisions
-
-    def mean(self, key: str) -> float:
-        """Of all decisions; 0 where there is no such statistic."""
-        return self.sums[key] / self.decisions if key in self.sums else 0.0
+def _drifted(of_epoch: _Totals, target_kl: float | None) -> bool:
+    """Whether the approximate KL of a whole epoch exceeds the bound (never for distillation, which has none)."""
+    if target_kl is None or "train/approx_kl" not in of_epoch.sums:
+        return False
+    return of_epoch.mean("train/approx_kl") > target_kl
 
 
-def _over_ranks(parts: Sequence[Statistics], ranks: Ranks) -> Totals:
-    """Of all ranks' micro-batches; read from the device in one transfer."""
-    found = [value for part in parts for value in (*part.sums.values(), *part.maxima.values())]
-    values = iter(torch.stack(found).tolist() if found else ())
-    own, whole = Totals(), Totals()
-    for part in parts:
-        sums, maxima = ({key: next(values) for key in of_part} for of_part in (part.sums, part.maxima))
-        own.add(Totals(sums, maxima, part.decisions))
-    for totals in ranks.gather(own):
-        whole.add(totals)
-    return whole
-
-
-def _checked_ratio_error(first: Totals) -> float | None:
+def _checked_ratio_error(first: _Totals) -> float | None:
     """Of the first minibatch of an update that has ratios."""
     if "ratio_error" not in first.sums:
         return None
@@ -322,31 +242,3 @@ def _checked_ratio_error(first: Totals) -> float | None:
             "preprocessing and precision"
         )
     return error
-
-
-def _longest_run_of_nan(norms: Sequence[float]) -> int:
-    return max((len(list(run)) for skipped, run in itertools.groupby(norms, math.isnan) if skipped), default=0)
-
-
-def _diverged(what: str, number: int) -> BadInput:
-    return BadInput(
-        f"the training has diverged: update {number} had {what} with a non-finite or enormous gradient, and is not "
-        "saved; resume from an earlier checkpoint, or start again with a lower --lr or --max-grad-norm"
-    )
-
-
-def _micro_batch_size(config: TrainConfig) -> int:
-    size = config.update.micro_batch_size
-    assert isinstance(size, int), "vla.memory.fit_to_memory has chosen one"
-    return size
-
-
-def check_signal(updates_without_signal: int) -> None:
-    """Stop a run that has not had one non-zero advantage for many updates in a row."""
-    if updates_without_signal >= MAX_UPDATES_WITHOUT_SIGNAL:
-        raise BadInput(
-            f"no learning signal: all advantages of the last {updates_without_signal} updates were 0 (every episode of "
-            "a group, or with --advantage absolute every episode, ended the same way). Look at rollout/success_rate: "
-            "near 0, start from a better checkpoint or raise --warmup-steps; near 1, the task is solved; or use more "
-            "initial states or a larger --group-size"
-        )

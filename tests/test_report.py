@@ -162,15 +162,11 @@ def test_one_run_on_the_command_line_writes_its_report(tmp_path, capsys):
 def test_several_runs_on_the_command_line_are_compared(tmp_path, capsys):
     runs = [store(tmp_path / name, ROWS, update__lr=lr) for name, lr in (("one", 0.1), ("two", 0.25))]
     main([*map(str, runs), "--out", str(tmp_path / "both.html")])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    shown = capsys.readouterr().out
+    lines = [line.split() for line in shown.splitlines()]
     assert ["one", "two"] in lines
     assert ["lr", "0.1", "0.25"] in lines
-    assert [
-        "sampled,",
-        "last",
-        *["16/20", "=", "80", "%", "[58,", "92]"],
-        *["16/20", "=", "80", "%", "[58,", "92]"],
-    ] in lines
+    assert "sampled, last   16/20 = 80 % [58, 92]  16/20 = 80 % [58, 92]" in shown
     text = (tmp_path / "both.html").read_text()
     page = Page(text)
     assert page.cells[page.cells.index("lr") :][:3] == ["lr", "0.1", "0.25"]
@@ -180,7 +176,7 @@ def test_several_runs_on_the_command_line_are_compared(tmp_path, capsys):
 
 def test_a_page_that_names_a_folder_is_one_line(tmp_path):
     runs = [str(store(tmp_path / name, ROWS)) for name in "ab"]
-    with pytest.raises(BadInput, match="the page cannot be written there .Is a directory.") as caught:
+    with pytest.raises(BadInput, match=r"the page cannot be written there \(Is a directory\)") as caught:
         main([*runs, "--out", str(tmp_path)])
     assert "\n" not in str(caught.value)
 
