@@ -227,8 +227,7 @@ class Results:
     """The episodes of an evaluation, in memory and in its file."""
 
     def __init__(self, path: Path, settings: Settings, episodes: Iterable[PlayedEpisode] = ()):
-        self.path = path
-        self.settings = settings
+        self.path, self.settings = path, settings
         self.episodes = {episode.key: episode for episode in episodes}
 
     def of(self, task_suite: str | None = None, task_id: int | None = None) -> list[PlayedEpisode]:
@@ -249,19 +248,6 @@ def compare(before: Results, after: Results, task_suite: str | None = None, task
     )
 
 
-def check_comparable(before: Results, settings: Settings, plan: Plan) -> None:
-    """Raise BadInput unless a difference from an earlier evaluation can only come from the policies."""
-    for name in ("temperature", "assets", "bddl_sha256"):
-        old, new = getattr(before.settings, name), getattr(settings, name)
-        if old != new:
-            raise BadInput(f"--compare-with {before.path}: it was evaluated with {name} {old}, this with {new}")
-    modes = before.settings.mode, settings.mode
-    if modes[0] != modes[1] and "sample" in modes:
-        raise BadInput(f"--compare-with {before.path}: it was evaluated with --mode {modes[0]}, this with {modes[1]}")
-    if before.episodes.keys().isdisjoint(plan.keys):
-        raise BadInput(f"--compare-with {before.path}: it has no episode (task, initial state) in common with this")
-
-
 def save_results(results: Results, plan: Plan, before: Results | None = None) -> None:
     """Write the file; with `before`, also the comparison."""
 
@@ -270,15 +256,14 @@ def save_results(results: Results, plan: Plan, before: Results | None = None) ->
         pairs = compare(before, results, *part) if before is not None else None
         return {**played, **({"compared": pairs.record()} if pairs is not None and pairs.n else {})}
 
-    suites: dict[str, Any] = {suite: {**outcome(suite), "tasks": {}} for suite in plan.tasks}
+    suites: dict[str, Any] = {}
     for suite, tasks in plan.tasks.items():
-        for task in tasks:
-            suites[suite]["tasks"][str(task.task_id)] = {
-                "name": task.name,
-                "instruction": task.instruction,
-                "max_env_steps": task.max_env_steps,
-                **outcome(suite, task.task_id),
-            }
+        of_tasks = {
+            str(t.task_id): {"name": t.name, "instruction": t.instruction, "max_env_steps": t.max_env_steps}
+            | outcome(suite, t.task_id)
+            for t in tasks
+        }
+        suites[suite] = {**outcome(suite), "tasks": of_tasks}
     document = {
         "format": FORMAT,
         "version": VERSION,
@@ -315,23 +300,25 @@ def read_results(path: Path, flag: str) -> Results:
 def open_results(path: Path, settings: Settings, plan: Plan, other: Results | None = None) -> Results:
     """The results in `path`, to go on with, or new ones, which will be compared with `other`.
 
-    Raises BadInput where the file is of another evaluation, or the two cannot be compared.
+    Raises BadInput where the file is of another evaluation, or a difference need not come from the policies.
     """
     if other is not None:
-        check_comparable(other, settings, plan)
+        refused = f"--compare-with {other.path}: it"
+        for name in ("temperature", "assets", "bddl_sha256", "mode"):
+            old, new = getattr(other.settings, name), getattr(settings, name)
+            if old != new and (name != "mode" or "sample" in (old, new)):  # the L1 head is as deterministic as greedy
+                raise BadInput(f"{refused} was evaluated with {name} {old}, this with {new}")
+        if other.episodes.keys().isdisjoint(plan.keys):
+            raise BadInput(f"{refused} has no episode (task, initial state) in common with this")
     if not path.exists():
         return Results(path, settings)
     results = read_results(path, "--out")
     stored, wanted = asdict(results.settings), asdict(settings)
-    other = [f"{name} (file: {stored[name]}, now: {wanted[name]})" for name in stored if stored[name] != wanted[name]]
-    if other:
-        raise BadInput(f"--out {path} holds an evaluation with other settings: {', '.join(other)}; name another file")
-    strange = len(results.episodes.keys() - set(plan.keys))
-    if strange:
-        raise BadInput(
-            f"--out {path} holds {strange} episodes of tasks or initial states that this evaluation leaves out; name "
-            "another file"
-        )
+    changed = [f"{name} (file: {stored[name]}, now: {wanted[name]})" for name in stored if stored[name] != wanted[name]]
+    if changed:
+        raise BadInput(f"--out {path} holds an evaluation with other settings: {', '.join(changed)}; name another file")
+    if strange := results.episodes.keys() - set(plan.keys):
+        raise BadInput(f"--out {path} holds {len(strange)} episodes that this evaluation leaves out; name another file")
     return results
 
 

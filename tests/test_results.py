@@ -21,7 +21,6 @@ from rl.results import (
     Results,
     Settings,
     Successes,
-    check_comparable,
     count,
     count_pairs,
     make_plan,
@@ -230,7 +229,7 @@ def test_more_trials_may_follow_but_no_other_settings_tasks_or_weights(tmp_path)
     assert len(open_results(results.path, SETTINGS, make_plan(TASKS, 50, 0, {})).episodes) == 6
     with pytest.raises(BadInput, match=r"weights \(file: abc, now: xyz\)"):
         open_results(results.path, replace(SETTINGS, weights="xyz"), PLAN)
-    with pytest.raises(BadInput, match="holds 3 episodes of tasks"):
+    with pytest.raises(BadInput, match="holds 3 episodes that"):
         open_results(results.path, SETTINGS, make_plan({"libero_goal": TASKS["libero_goal"][:1]}, 3, 0, {}))
 
 
@@ -272,16 +271,17 @@ def test_comparison_pairs_equal_episodes_only(tmp_path):
 def test_what_was_played_otherwise_is_not_compared(tmp_path, other):
     before = results_in(tmp_path, settings=replace(SETTINGS, **other))
     with pytest.raises(BadInput, match="--compare-with"):
-        check_comparable(before, SETTINGS, PLAN)
+        open_results(tmp_path / "x", SETTINGS, PLAN, before)
 
 
 def test_an_l1_head_is_compared_with_greedy_tokens_both_deterministic(tmp_path):
-    check_comparable(results_in(tmp_path, settings=replace(SETTINGS, mode="l1")), SETTINGS, PLAN)
+    before = results_in(tmp_path, settings=replace(SETTINGS, mode="l1"))
+    assert open_results(tmp_path / "x", SETTINGS, PLAN, before).episodes == {}
 
 
 def test_files_without_a_common_episode_are_not_compared(tmp_path):
     with pytest.raises(BadInput, match="no episode"):
-        check_comparable(results_in(tmp_path), SETTINGS, make_plan(TASKS, 3, 40, {}))
+        open_results(tmp_path / "x", SETTINGS, make_plan(TASKS, 3, 40, {}), results_in(tmp_path))
 
 
 def test_the_table_has_a_line_per_task_and_a_sum(tmp_path):
