@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import tyro
 
-from configs.cli import main_guard, parse_flags, preset_of
+from configs.cli import main_guard, parse_flags, parse_train
 from configs.config import PhaseConfig, to_dict
 from configs.presets import PRESETS
 from contracts import BadInput, first_line, read_json
@@ -158,7 +158,10 @@ def task_changes(run: StoredRun) -> dict[int, list[Change]]:
 
 def changed_settings(run: StoredRun) -> tuple[str, dict[str, tuple[Any, Any]]]:
     """The preset that a run started from, and the fields in which it differs: name -> (preset, run)."""
-    preset = preset_of(run.provenance["argv"])
+    try:
+        preset = parse_train(run.provenance["argv"]).preset
+    except BadInput:  # flags of another version
+        return "unknown", {}
     sections = json.loads(json.dumps(to_dict(PRESETS[preset]))).values()  # tuples are lists in JSON
     of_preset = {name: value for section in sections for name, value in section.items()}
     common = of_preset.keys() & run.settings.keys()
