@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,18 @@ def write_json(path: Path, value: Any) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)  # on a full disk its part would be in the way of what comes next
         raise
+
+
+def resolve_pointer(path: Path) -> Path:
+    """The folder that `checkpoints/best` or `latest` means: a text file that holds the name of a folder beside it.
+
+    Every other path is returned as it is; the pointers of old runs, symbolic links, need nothing.
+    """
+    if path.is_file() and path.stat().st_size < 100:
+        name = path.read_bytes().decode(errors="replace").strip()
+        if re.fullmatch(r"step_\d+", name):
+            return path.with_name(name)
+    return path
 
 
 def _printable(message: str) -> str:

@@ -1,10 +1,15 @@
-"""Training checkpoints: written so that a kill at any moment leaves the previous one whole (SPEC section 10)."""
+"""Training checkpoints: written so that a kill at any moment leaves the previous one whole.
+
+A run's checkpoints/ holds folders step_N and two pointers, `latest` and `best`: text files with a folder's name.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import pickle
 import random
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,23 +19,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from configs.field_types import check_types
-from errors import BadInput
-from rl.contracts import Observation
+from contracts import BadInput, Observation, first_line, resolve_pointer, write_json
 from rl.curriculum import absorb_successes
-from rl.disk import check_room
-from rl.learner import Learner
 from rl.ranks import Ranks
-from rl.rollout import Collected
-from rl.run import write_json
-from untrusted.json_file import as_object, required
-from untrusted.torch_file import load_torch
+from rl.rollout import Rollout
+from rl.update import Learner
 
 TRAINER_FILE = "trainer.pt"
 RETURN_ALPHA = 0.99
 SMALL_FILES_BYTES = 8 * 2**20  # tokenizer, observations
-# What torch, numpy and random raise for states that are not theirs.
-_MISFITS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+# What torch.load says of files that are damaged, and what comes of states that belong to something else.
+_UNUSABLE = (
+    pickle.UnpicklingError,
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 @dataclass
@@ -44,9 +52,7 @@ class TrainerState:
     teacher_k: int | None = None  # the teacher never changes: its evaluation is done once
     teacher_n: int | None = None
     best_score: float | None = None
-    baseline_rate: float | None = None  # the student's success in the first evaluation
     return_average: float | None = None  # exponential average of the episodic return
-    updates_without_signal: int = 0  # policy-gradient updates in a row whose advantages were all 0
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
     wandb_id: str | None = None
     ranks: int = 1  # processes that train together; which episodes they play depends on their number
@@ -58,16 +64,15 @@ class TrainerState:
         self.best_score = score
         return True
 
-    def absorb(self, collected: Collected, learned_something: bool, curriculum_alpha: float) -> None:
-        """Count an update: its env steps, its returns (exponential averages), whether it had a learning signal."""
-        self.global_step += collected.env_steps
+    def absorb(self, played: Rollout) -> None:
+        """Count an update: its env steps and its returns (exponential averages)."""
+        self.global_step += played.env_steps
         self.update += 1
-        self.updates_without_signal = 0 if learned_something else self.updates_without_signal + 1
-        for trajectory in collected.trajectories:
+        for trajectory in played.trajectories:
             value = trajectory.success_return
             previous = value if self.return_average is None else self.return_average
             self.return_average = RETURN_ALPHA * previous + (1 - RETURN_ALPHA) * value
-        absorb_successes(self.task_success, collected.trajectories, curriculum_alpha)
+        absorb_successes(self.task_success, played.trajectories)
 
 
 def save_checkpoint(
@@ -76,26 +81,28 @@ def save_checkpoint(
 ) -> Path:  # fmt: skip
     """Rank 0 writes `checkpoints/step_N`, moves the pointer `latest` to it and deletes older ones beyond `keep`.
 
-    With `best`, the metadata of a new best, the pointer `best` moves there first: `latest` says that all is done.
-
     The folder is written under a temporary name, flushed to the disk and renamed. Raises OSError (disk full, folder
     gone) with the previous checkpoint untouched. `samples` are a few observations of the run, on which a later merge of
-    the adapter checks itself. The other ranks return when it is done.
+    the adapter checks itself. With `best`, the metadata of a new best, the pointer `best` moves there first: `latest`
+    says that all is done. The other ranks return when it is done.
     """
-    if learner.ranks.is_main:
-        _write_checkpoint(checkpoints, learner, state, keep, samples, best)
-    learner.ranks.wait_for_all()
-    return checkpoints / f"step_{state.global_step}"
-
-
-def _write_checkpoint(
-    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Observation],
-    best: Mapping[str, Any] | None,
-) -> None:  # fmt: skip
     final = checkpoints / f"step_{state.global_step}"
-    temporary = checkpoints / f".writing-step_{state.global_step}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    check_room(checkpoints, checkpoint_bytes(learner), "a checkpoint")
+    if learner.ranks.is_main:
+        _write_folder(final, learner, state, samples, best)
+        if best is not None:
+            point(checkpoints / "best", final)
+        point(checkpoints / "latest", final)
+        _prune(checkpoints, keep)
+    learner.ranks.wait_for_all()
+    return final
+
+
+def _write_folder(
+    final: Path, learner: Learner, state: TrainerState, samples: Sequence[Observation], best: Mapping[str, Any] | None
+) -> None:
+    temporary = final.with_name(f".writing-{final.name}")
+    _remove(temporary)
+    _check_room(final.parent, learner)
     try:
         learner.policy.save_adapter(temporary, samples)
         stored = {"state": asdict(state), "optimizer": learner.optimizer.state_dict(), "random": _random_state()}
@@ -108,151 +115,116 @@ def _write_checkpoint(
             _describe_best(temporary, state, best)
         for path in [*temporary.rglob("*"), temporary]:
             _flush(path)
-        if final.exists():  # left by a kill between the rename and the pointer: this is it again
-            shutil.rmtree(final)
+        _remove(final)  # left by a kill between the rename and the pointer: this is it again
         temporary.rename(final)
-        _flush(checkpoints)
+        _flush(final.parent)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    if best is not None:
-        point(checkpoints / "best", final)
-    point(checkpoints / "latest", final)
-    _prune(checkpoints, keep)
 
 
-def checkpoint_bytes(learner: Learner) -> int:
-    """Roughly the size of a checkpoint: every trained parameter, AdamW's two moments of it, and small files."""
+def _check_room(checkpoints: Path, learner: Learner) -> None:
+    """Raise OSError (ENOSPC) when a checkpoint will not fit: each trained parameter and AdamW's two moments of it."""
     groups = learner.optimizer.param_groups
-    return 3 * sum(p.numel() * p.element_size() for group in groups for p in group["params"]) + SMALL_FILES_BYTES
+    wanted = 3 * sum(p.numel() * p.element_size() for group in groups for p in group["params"]) + SMALL_FILES_BYTES
+    if shutil.disk_usage(checkpoints).free < wanted:
+        raise OSError(28, f"a checkpoint needs {wanted / 2**30:.2f} GiB", str(checkpoints))
 
 
 def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
     """Restore learner and random generators from a checkpoint folder. Raises BadInput."""
     path = folder / TRAINER_FILE
+    another_step = f"resume from another step of the run: write its folder's name into {folder.parent / 'latest'}"
     try:
-        stored = as_object(load_torch(path), str(path))
-        fields = as_object(required(stored, "state", str(path)), f"{path}: state")
-        check_types(TrainerState, fields)
-        state = TrainerState(**fields)
-        if min(state.global_step, state.update, state.metrics_bytes) < 0:
-            raise ValueError("a count is negative")
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+        state = TrainerState(**stored["state"])
         check_ranks(state, learner.ranks)
-        check_numbers(stored, str(path))
+        _check_finite(stored, str(path))
         learner.policy.load_adapter(folder)
         if learner.critic is not None:
             learner.critic.load_state_dict(stored["critic"])
-        _check_optimizer(stored["optimizer"], learner.optimizer)
         learner.optimizer.state.clear()  # first: a full GPU has no room for the moments of both
         learner.optimizer.load_state_dict(stored["optimizer"])
         _restore_random_state(stored["random"])
     except BadInput as problem:
-        raise BadInput(f"{problem}; {_another_step(folder)}") from problem
-    except _MISFITS as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise BadInput(f"{path} is not a usable checkpoint ({reason}): {_another_step(folder)}") from error
+        raise BadInput(f"{problem}; {another_step}") from problem
+    except _UNUSABLE as error:
+        raise BadInput(f"{path} is not a usable checkpoint ({first_line(error)}); {another_step}") from error
     return state
 
 
-def check_numbers(stored: Any, name: str) -> None:
+def _check_finite(stored: Any, name: str) -> None:
     """Raise BadInput, with its name, at the first tensor in a structure of dictionaries that is not finite."""
     if isinstance(stored, torch.Tensor) and not torch.isfinite(stored).all():
-        raise BadInput(
-            f"{name} holds NaN or infinity: the file is damaged or its training has diverged; resume from another step "
-            "of the run, by pointing checkpoints/latest at it"
-        )
+        raise BadInput(f"{name} holds NaN or infinity: the file is damaged or its training has diverged")
     if isinstance(stored, dict):
         for key, value in stored.items():
-            check_numbers(value, f"{name}: {key}")
-
-
-def _another_step(folder: Path) -> str:
-    return f"resume from another step of the same run, by pointing {folder.parent / 'latest'} at it"
-
-
-def _check_optimizer(stored: Any, optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError for moments of other parameters: torch would take them and fail in the first step."""
-    groups, known = stored["param_groups"], optimizer.state_dict()["param_groups"]
-    if [group.keys() for group in groups] != [group.keys() for group in known]:
-        raise ValueError("the optimizer's settings are others")
-    for group, own in zip(groups, known, strict=True):
-        for name, value in own.items():
-            if name != "params" and type(group[name]) is not type(value):
-                raise ValueError(f"the optimizer's {name} is {group[name]!r}")
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    ids = [number for group in groups for number in group["params"]]
-    for number, moments in stored["state"].items():
-        shape = parameters[ids.index(number)].shape
-        if {name: tensor.shape for name, tensor in moments.items()} != {
-            "step": (),
-            "exp_avg": shape,
-            "exp_avg_sq": shape,
-        }:
-            raise ValueError("the optimizer's moments belong to other parameters")
+            _check_finite(value, f"{name}: {key}")
 
 
 def check_ranks(state: TrainerState, ranks: Ranks) -> None:
     """Raise BadInput when a run would go on with another number of processes: they would play other episodes."""
     if state.ranks != ranks.size:
         raise BadInput(
-            f"this run trains in {state.ranks} process(es), but now there are {ranks.size}: resume it with "
-            f"{Ranks(size=state.ranks).launcher} train_grpo.py"
+            f"this run trains in {state.ranks} process(es), one for each GPU, but now there are {ranks.size}: resume "
+            "it with as many"
         )
 
 
 def mark_best(checkpoints: Path, learner: Learner, state: TrainerState, metadata: Mapping[str, Any]) -> None:
     """Rank 0 points `best` at the latest checkpoint, with metadata.json: its score has become `state.best_score`."""
-    if not learner.ranks.is_main:
-        return
-    folder = (checkpoints / "latest").resolve()
-    _describe_best(folder, state, metadata)
-    point(checkpoints / "best", folder)
+    if learner.ranks.is_main:
+        folder = resolve_pointer(checkpoints / "latest")
+        _describe_best(folder, state, metadata)
+        point(checkpoints / "best", folder)
 
 
 def _describe_best(folder: Path, state: TrainerState, metadata: Mapping[str, Any]) -> None:
     write_json(folder / "metadata.json", {"global_step": state.global_step, "score": state.best_score, **metadata})
 
 
-def restore_best(checkpoints: Path, learner: Learner) -> Path:
-    """Give the policy the adapters of `best`, point `latest` there, too, and return its folder."""
-    learner.ranks.wait_for_all()  # rank 0 may have just moved the pointer
-    best = (checkpoints / "best").resolve()
-    learner.policy.load_adapter(best)
-    if learner.ranks.is_main:
-        point(checkpoints / "latest", best)
-    return best
-
-
 def latest_checkpoint(run_folder: Path) -> Path:
     """The folder that `checkpoints/latest` points at. Raises BadInput."""
     pointer = run_folder / "checkpoints" / "latest"
-    if not pointer.exists():
-        steps = sorted(p.name for p in (run_folder / "checkpoints").glob("step_*"))
-        raise BadInput(f"--resume {run_folder}: no checkpoint at {pointer}; steps found: {', '.join(steps) or 'none'}")
-    return pointer.resolve()
+    folder = resolve_pointer(pointer)
+    if not folder.is_dir():
+        steps = ", ".join(path.name for path in _steps(pointer.parent)) or "none"
+        missing = "" if folder == pointer else f" ({folder.name}, which it names, is not there)"
+        raise BadInput(f"--resume {run_folder}: no checkpoint at {pointer}{missing}; steps found: {steps}")
+    return folder
 
 
 def point(pointer: Path, target: Path) -> None:
-    """Make the symbolic link `pointer` name `target` in the same folder, atomically."""
+    """Let `pointer` name the folder `target` beside it, atomically."""
     temporary = pointer.with_name(f".{pointer.name}-{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target.name)
+    temporary.write_text(f"{target.name}\n")
+    _flush(temporary)
     os.replace(temporary, pointer)
     _flush(pointer.parent)
 
 
 def _prune(checkpoints: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints, those that a pointer names, and what a kill left half-written."""
-    for abandoned in checkpoints.glob(".*"):  # folders and pointers
-        if abandoned.is_symlink():
-            abandoned.unlink()
-        else:
-            shutil.rmtree(abandoned, ignore_errors=True)
-    pointed = {link.resolve().name for link in checkpoints.iterdir() if link.is_symlink()}
-    steps = sorted(checkpoints.glob("step_*"), key=lambda path: int(path.name.removeprefix("step_")))
-    for folder in steps[:-keep]:
-        if folder.name not in pointed:
-            shutil.rmtree(folder)
+    """Delete all but the newest `keep` checkpoints, the best, and what a kill left half-written."""
+    for pattern in (".writing-step_*", ".latest-*", ".best-*"):
+        for abandoned in checkpoints.glob(pattern):
+            _remove(abandoned)
+    best = resolve_pointer(checkpoints / "best")
+    for folder in _steps(checkpoints)[:-keep]:
+        if folder != best:
+            _remove(folder)
+
+
+def _steps(checkpoints: Path) -> list[Path]:
+    """The checkpoints, oldest first; what is named otherwise is not ours."""
+    numbers = {int(path.name[5:]): path for path in checkpoints.glob("step_*") if re.fullmatch(r"step_\d+", path.name)}
+    return [numbers[step] for step in sorted(numbers)]
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink() or path.is_file():  # a checkpoint may have been moved to another disk and linked back
+        path.unlink()
+    elif path.exists():
+        shutil.rmtree(path)
 
 
 def _flush(path: Path) -> None:

@@ -1,24 +1,42 @@
-"""The numbers of an update under their wandb names (SPEC section 9), and as one readable line."""
+"""What an update reports: a progress bar, its numbers under their wandb names, and one readable line."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
-from rl.evaluation import count
 from rl.phases import Phase, PhaseState
-from rl.progress import duration
-from rl.rollout import Collected
-from rl.trajectory import Trajectory
+from rl.results import count
+from rl.rollout import Rollout
 
 
-def rollout_metrics(collected: Collected, phase: PhaseState, restarts: int) -> dict[str, float]:
-    trajectories = collected.trajectories
+@contextlib.contextmanager
+def progress_bar(description: str, total: int | None, shown: bool = True) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, nothing in a log file. Yields a function to call with how many things were done since."""
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda done: bar.advance(task, done)
+
+
+def duration(seconds: float) -> str:
+    """A time span as people write it: `45 s`, `12 min`, `3 h 05 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def rollout_metrics(played: Rollout, phase: PhaseState, restarts: int) -> dict[str, float]:
+    trajectories = played.trajectories
     decisions = [d for t in trajectories for d in t.decisions]
     per_task = {
         f"rollout/success_rate_task_{task}": count([t for t in trajectories if t.episode.task_id == task]).rate
@@ -27,18 +45,18 @@ def rollout_metrics(collected: Collected, phase: PhaseState, restarts: int) -> d
     return {
         "rollout/success_rate": count(trajectories).rate,
         **(per_task if len(per_task) > 1 else {}),
-        "rollout/episode_length": collected.env_steps / len(trajectories),
+        "rollout/episode_length": played.env_steps / len(trajectories),
         "rollout/trajectories": len(trajectories),
-        "rollout/env_steps_per_s": collected.env_steps / collected.wall_s,
+        "rollout/env_steps_per_s": played.env_steps / played.wall_s,
         "rollout/teacher_fraction": sum(d.by_teacher for d in decisions) / len(decisions),
         "rollout/epsilon": phase.epsilon,
-        "rollout/errors": collected.errors,
+        "rollout/errors": played.errors,
         "rollout/worker_restarts": restarts,
-        "rollout/time_s": collected.wall_s,
+        "rollout/time_s": played.wall_s,
         "schedule/phase": list(Phase).index(phase.phase),
         "schedule/warmup_progress": phase.warmup_progress,
         "schedule/transition_progress": phase.transition_progress,
-        **{f"time/{part}": seconds for part, seconds in collected.times.items()},
+        **{f"time/{part}": seconds for part, seconds in played.times.items()},
     }
 
 
@@ -56,22 +74,15 @@ def advantage_metrics(advantages: Tensor) -> dict[str, float]:
 def system_metrics() -> dict[str, float]:
     resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
     found = {"system/ram_gb": resident_pages * os.sysconf("SC_PAGE_SIZE") / 2**30}  # a curve that only rises is a leak
-    if not torch.cuda.is_available():
-        return found
-    found["system/gpu_mem_gb"] = torch.cuda.max_memory_allocated() / 2**30
-    with contextlib.suppress(ModuleNotFoundError):
-        found["system/gpu_util"] = torch.cuda.utilization()
+    if torch.cuda.is_available():
+        found["system/gpu_mem_gb"] = torch.cuda.max_memory_allocated() / 2**30
+        with contextlib.suppress(ModuleNotFoundError):  # of NVIDIA's library
+            found["system/gpu_util"] = torch.cuda.utilization()
     return found
 
 
-def trajectory_returns(trajectories: Sequence[Trajectory]) -> tuple[Tensor, Tensor]:
-    """(M,) returns and (M,) group numbers."""
-    returns = torch.tensor([t.success_return for t in trajectories])
-    return returns, torch.tensor([t.episode.group for t in trajectories])
-
-
 def update_line(
-    metrics: dict[str, float], collected: Collected, phase: PhaseState, global_step: int, end: int, eta_s: float
+    metrics: dict[str, float], played: Rollout, phase: PhaseState, global_step: int, end: int, eta_s: float
 ) -> str:
     """One readable line per update."""
     if "distill/loss" in metrics:
@@ -83,9 +94,9 @@ def update_line(
         )
     else:
         learning = "no learning signal (all advantages 0)"
-    successes = count(collected.trajectories)
+    successes = count(played.trajectories)
     return (
         f"step {global_step}/{end}  {phase.phase.value:<10}  success {successes.k}/{successes.n}  {learning}  "
-        f"rollout {duration(collected.wall_s)}, update {duration(metrics.get('train/time_s', 0.0))}, "
+        f"rollout {duration(played.wall_s)}, update {duration(metrics.get('train/time_s', 0.0))}, "
         f"{duration(max(0.0, eta_s))} to go"
     )

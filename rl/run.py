@@ -1,56 +1,54 @@
-"""The run folder: configuration and provenance, metrics, log (SPEC section 10)."""
+"""A run's folder: configuration and provenance, metrics.jsonl, log, lock; and how a run stops and ends."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.metadata
 import json
 import logging
 import math
 import os
 import platform
+import shutil
+import signal
 import subprocess
+import sys
 import time
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import filelock
 import torch
 
 from configs.config import TrainConfig, to_dict
-from configs.field_types import LARGEST_INT
-from errors import BadInput, TimeIsUp
-from locks import RUN_LOCK, Lock
-from rl.disk import write_all
-from rl.progress import LogFile, TerminalHandler
+from contracts import BadInput, TimeIsUp, first_line, write_json
 from rl.ranks import ALONE, Ranks
-from rl.tensorboard_log import TensorBoardLog
 from rl.wandb_log import WandbLog
-from untrusted.json_file import as_object, brief, is_finite_number, required
-from untrusted.plain_file import read_text
 
 log = logging.getLogger("train")
-LARGEST_METRIC = 1e100  # in a record; far beyond all that is measured, and what can be drawn
-LOG_FILE = "train.log"
+
+LOCK_FILE, LOG_FILE = ".lock", "train.log"
 NOISY_LOGGERS = (
-    "bitsandbytes", "httpx", "huggingface_hub", "imageio_ffmpeg", "matplotlib", "numba", "OpenGL", "robosuite",
-    "tensorboard", "urllib3", "wandb",
+    "filelock", "httpx", "huggingface_hub", "imageio_ffmpeg", "matplotlib", "numba", "OpenGL", "robosuite", "urllib3",
+    "wandb",
 )  # fmt: skip
+GIB = 2**30
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+DISK_FAILS = {errno.EROFS, errno.EIO, errno.ESTALE}
+REFUSED = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM}  # elsewhere than in the run folder: perhaps a bug
+LESS_MEMORY = "lower --micro-batch-size or --max-batch, set --gradient-checkpointing on, or raise --memory-budget"
 
 
 class Run:
     """A run folder that is open for writing. Only rank 0 writes; on the others records go nowhere."""
 
-    def __init__(
-        self, folder: Path, config: TrainConfig, wandb_log: WandbLog, is_main: bool = True, lock: Lock | None = None
-    ):
-        self.folder = folder
-        self.config = config
-        self.wandb = wandb_log
+    def __init__(self, folder: Path, config: TrainConfig, wandb_log: WandbLog, is_main: bool = True, lock: Any = None):
+        self.folder, self.config, self.wandb = folder, config, wandb_log
         self._lock = lock
         self._metrics = (folder / "metrics.jsonl").open("ab", buffering=0) if is_main else None
-        wanted = config.run.tensorboard and is_main
-        self._tensorboard = TensorBoardLog(wanted, folder, read_metrics(folder) if wanted else [])
         self._seconds: dict[str, float] = {}  # spent since the last record
         self._opened = time.monotonic()
 
@@ -60,7 +58,7 @@ class Run:
 
     @property
     def teacher_file(self) -> Path:
-        """Where rl.selfcheck keeps an observation and the teacher's answer to it."""
+        """Where rl.evaluation keeps an observation and the teacher's answer to it."""
         return self.folder / "teacher_probe.npz"
 
     @contextlib.contextmanager
@@ -72,7 +70,7 @@ class Run:
         self._seconds[key] = self._seconds.get(key, 0.0) + time.perf_counter() - started
 
     def record(self, global_step: int, update: int, metrics: Mapping[str, float]) -> None:
-        """Append one JSON object to metrics.jsonl, flushed to the disk, and hand copies to wandb and TensorBoard."""
+        """Append one JSON object to metrics.jsonl, flushed to the disk, and hand a copy to wandb."""
         numbers = {"global_step": global_step, "update": update, **metrics, **self._seconds}
         row = {key: value if math.isfinite(value) else None for key, value in numbers.items()}  # JSON has no NaN
         self._seconds = {}
@@ -80,12 +78,6 @@ class Run:
             return
         write_all(self._metrics.fileno(), (json.dumps(row) + "\n").encode())
         self.wandb.log(row)
-        self._tensorboard.log(row)
-
-    def show(self, name: str, video: Path, global_step: int, caption: str) -> None:
-        """Hand a video to wandb and TensorBoard."""
-        self.wandb.video(name, video, global_step, caption)
-        self._tensorboard.video(name, video, global_step)
 
     def check_time(self, ranks: Ranks = ALONE) -> None:
         """Raise TimeIsUp, on all ranks together, when the run has been open for longer than --max-hours."""
@@ -106,7 +98,6 @@ class Run:
         if self._metrics is not None:
             self._metrics.close()
         self.wandb.finish(exit_code)
-        self._tensorboard.finish()
         if self._lock is not None:
             self._lock.release()
 
@@ -117,7 +108,23 @@ def start_run(config: TrainConfig, argv: Sequence[str], ranks: Ranks = ALONE) ->
     return _open(ranks.from_main(folder), config, ranks, None, lock)
 
 
-def _create(config: TrainConfig, argv: Sequence[str], num_ranks: int) -> tuple[Path, Lock]:
+def reopen_run(
+    folder: Path, config: TrainConfig, metrics_bytes: int, wandb_id: str | None, ranks: Ranks = ALONE
+) -> Run:
+    """Open the folder of a run that goes on; records after the checkpoint (`metrics_bytes`) are played again."""
+    lock = None
+    if ranks.is_main:
+        lock = only_writer(folder / LOCK_FILE, f"--resume {folder}: the run")
+        try:
+            with (folder / "metrics.jsonl").open("a") as metrics:
+                metrics.truncate(min(metrics_bytes, metrics.tell()))
+            _log_to(folder / LOG_FILE)
+        except OSError as error:
+            raise BadInput(f"--resume {folder}: the run folder cannot be written ({error.strerror})") from None
+    return _open(folder, config, ranks, wandb_id, lock)
+
+
+def _create(config: TrainConfig, argv: Sequence[str], num_ranks: int) -> tuple[Path, filelock.BaseFileLock]:
     tasks = "-".join(str(i) for i in config.task.task_ids)
     stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.task.task_suite}-{tasks}-{config.run.name}"
     output = Path(config.run.output)
@@ -127,35 +134,25 @@ def _create(config: TrainConfig, argv: Sequence[str], num_ranks: int) -> tuple[P
         for part in ("checkpoints", "videos", "report"):
             (folder / part).mkdir()
         write_json(folder / "config.json", {"config": to_dict(config), "ranks": num_ranks, **provenance(argv)})
-        lock = Lock(folder / RUN_LOCK, str(folder))
         _log_to(folder / LOG_FILE)
     except OSError as error:
         raise BadInput(
             f"--output {output}: cannot create a run folder there ({error.strerror or error}); name another folder"
         ) from None
-    return folder, lock
+    return folder, only_writer(folder / LOCK_FILE, str(folder))
 
 
-def reopen_run(
-    folder: Path, config: TrainConfig, metrics_bytes: int, wandb_id: str | None, ranks: Ranks = ALONE
-) -> Run:
-    """Open the folder of a run that goes on; records after the checkpoint (`metrics_bytes`) are played again."""
-    lock = _take_over(folder, metrics_bytes) if ranks.is_main else None
-    return _open(folder, config, ranks, wandb_id, lock)
+def _new_folder(output: Path, stem: str) -> Path:
+    """`output/stem`, or with a number behind it when two runs start within one second."""
+    for attempt in range(1, 100):
+        folder = output / (stem if attempt == 1 else f"{stem}-{attempt}")
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            return folder
+    raise FileExistsError(f"{output / stem} and 98 more exist")
 
 
-def _take_over(folder: Path, metrics_bytes: int) -> Lock:
-    try:
-        lock = Lock(folder / RUN_LOCK, f"--resume {folder}: the run")
-        with (folder / "metrics.jsonl").open("a") as metrics:
-            metrics.truncate(min(metrics_bytes, metrics.tell()))
-        _log_to(folder / LOG_FILE)
-    except OSError as error:
-        raise BadInput(f"--resume {folder}: the run folder cannot be written ({error.strerror})") from None
-    return lock
-
-
-def _open(folder: Path, config: TrainConfig, ranks: Ranks, wandb_id: str | None, lock: Lock | None) -> Run:
+def _open(folder: Path, config: TrainConfig, ranks: Ranks, wandb_id: str | None, lock: Any) -> Run:
     if not folder.is_dir():
         raise BadInput(
             f"rank {ranks.rank} does not see the run folder {folder}: with several machines --output must lie on a "
@@ -164,6 +161,21 @@ def _open(folder: Path, config: TrainConfig, ranks: Ranks, wandb_id: str | None,
     wandb_mode = config.run.wandb_mode if ranks.is_main else "disabled"
     wandb_log = WandbLog(wandb_mode, config.run.wandb_project, folder.name, folder, to_dict(config), run_id=wandb_id)
     return Run(folder, config, wandb_log, ranks.is_main, lock)
+
+
+def only_writer(path: Path, what: str) -> filelock.BaseFileLock:
+    """Lock the file `path` until it is released or the process ends, however that ends.
+
+    Raises BadInput when another program holds it, and `what` is being written.
+    """
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        raise BadInput(f"{what} is being written by another program: wait for its end, or stop it") from None
+    except OSError as error:
+        raise BadInput(f"{what}: cannot be written ({error.strerror or error})") from None
+    return lock
 
 
 def provenance(argv: Sequence[str]) -> dict[str, Any]:
@@ -185,55 +197,29 @@ def provenance(argv: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file so that readers see the old or the new content, never a part."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+def _git_state() -> dict[str, Any]:
+    """Commit and whether the tree differs from it; empty outside a git checkout."""
+
+    def git(*command: str) -> str:
+        here = Path(__file__).parent
+        return subprocess.run(
+            ["git", *command], cwd=here, capture_output=True, text=True, check=True, timeout=10
+        ).stdout
+
     try:
-        temporary.write_text(json.dumps(value, indent=2) + "\n")
-        with temporary.open() as written:
-            os.fsync(written.fileno())  # else a power cut may leave the new name on an empty file
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # on a full disk its part would be in the way of what comes next
-        raise
+        changes = git("status", "--porcelain", "--untracked-files=no")
+        return {"commit": git("rev-parse", "HEAD").strip(), "modified": bool(changes.strip())}
+    except (OSError, subprocess.SubprocessError):
+        return {}
 
 
-def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl; a last line that a kill cut short is left out. Raises BadInput for other files."""
-    path = folder / "metrics.jsonl"
-    rows = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            break
-        rows.append(_checked_record(row, f"{path}: line {number}"))
-    return rows
+# the log
 
 
-def _checked_record(row: Any, where: str) -> dict[str, Any]:
-    """What `Run.record` writes: env step and update, and finite numbers or null by name."""
-    fields = as_object(row, where)
-    for name in ("global_step", "update"):
-        value = required(fields, name, where)
-        if type(value) is not int or not 0 <= value <= LARGEST_INT:
-            raise BadInput(f"{where}: {name} is {brief(value)}, expected a whole number")
-    for name, value in fields.items():
-        if value is not None and (not is_finite_number(value) or abs(value) > LARGEST_METRIC):
-            raise BadInput(f"{where}: {brief(name)} is {brief(value)}, expected a number or null")
-    return fields
+class TerminalHandler(logging.StreamHandler):
+    """Writes to whatever sys.stdout is now: while a bar is shown that is rich's, which puts lines above the bar."""
 
-
-def _new_folder(output: Path, stem: str) -> Path:
-    """`output/stem`, or with a number behind it when two runs start within one second."""
-    for attempt in range(1, 100):
-        folder = output / (stem if attempt == 1 else f"{stem}-{attempt}")
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
-    raise FileExistsError(f"{output / stem} and 98 more exist")
+    stream = property(lambda self: sys.stdout, lambda self, _: None)  # type: ignore[assignment]
 
 
 def log_to_terminal() -> None:
@@ -243,24 +229,79 @@ def log_to_terminal() -> None:
 
 
 def _log_to(*files: Path) -> None:
-    logging.basicConfig(
-        force=True,
-        level=logging.INFO,
-        format="%(message)s",
-        handlers=[TerminalHandler(), *map(LogFile, files)],
-    )
+    handlers: list[logging.Handler] = [TerminalHandler(), *map(logging.FileHandler, files)]
+    logging.basicConfig(force=True, level=logging.INFO, format="%(message)s", handlers=handlers)
+    logging.raiseExceptions = False  # a terminal that has gone or a full disk costs the line, and no traceback
     for noisy in NOISY_LOGGERS:
         logging.getLogger(noisy).setLevel(logging.ERROR)
 
 
-def _git_state() -> dict[str, Any]:
-    """Commit and whether the tree differs from it; empty outside a git checkout."""
-    here = Path(__file__).parent
+# the end
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Within this block the first SIGINT or SIGTERM raises KeyboardInterrupt, a second one kills the program."""
+
+    def stop(number: int, frame: object) -> None:
+        for again in before:
+            signal.signal(again, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    heeded = [s for s in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(s) != signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heeded}
     try:
-        commit, changes = (
-            subprocess.run(["git", *command], cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout
-            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def until_the_end(run: Run, ranks: Ranks) -> Iterator[None]:
+    """Everything that happens in a run's folder happens in this block. Raises BadInput for what the user can repair."""
+    try:
+        yield
+        run.folder.stat()  # deleted in the last minutes, when what is written may fail?
+    except BaseException as reason:
+        if os.path.exists(run.checkpoints / "latest"):
+            log.warning("stopped; go on with: %s train_grpo.py --resume %s", ranks.launcher, run.folder)
+        problem = disk_problem(reason, run.folder) if isinstance(reason, OSError) else None
+        if isinstance(reason, torch.OutOfMemoryError):
+            problem = f"out of GPU memory ({first_line(reason)}): {LESS_MEMORY}"
+        if isinstance(reason, BadInput | TimeIsUp | SystemExit | KeyboardInterrupt):  # SystemExit: another rank is gone
+            run.note(str(reason) or "interrupted")
+        else:
+            run.note(problem or "".join(traceback.format_exception(reason)).rstrip())
+        run.close(exit_code=0 if isinstance(reason, TimeIsUp) else 1)
+        if problem is not None:
+            raise BadInput(problem) from reason
+        raise
+    run.close()
+
+
+def disk_problem(error: OSError, run_folder: Path) -> str | None:
+    """What the user can do about an error while a run writes, in one line; None when no disk is to blame."""
+    path = Path(error.filename) if isinstance(error.filename, str) else run_folder
+    is_ours = path.is_relative_to(run_folder)
+    if error.errno not in NO_ROOM | DISK_FAILS | (REFUSED if is_ours else set()):
+        return None
+    if is_ours and not os.path.isdir(run_folder):
+        return (
+            f"the run folder {run_folder} is gone: it was moved or deleted while the run was writing to it, so the run "
+            "stopped; --resume goes on from where it lies now"
         )
-    except (OSError, subprocess.SubprocessError):
-        return {}
-    return {"commit": commit.strip(), "modified": bool(changes.strip())}
+    is_saved = os.path.exists(run_folder / "checkpoints" / "latest")
+    then = "the newest checkpoint is whole, --resume goes on from it" if is_saved else "nothing was saved yet"
+    reason = error.strerror or os.strerror(error.errno)
+    if error.errno in NO_ROOM:
+        free = shutil.disk_usage(run_folder).free / GIB
+        return f"no room for {path} ({reason}; {free:.2f} GiB are free): make room, lower --keep-checkpoints; {then}"
+    return f"{path} cannot be written ({reason}): see to its disk and permissions; {then}"
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write `data` and flush it to the disk; what fails raises OSError now, and nothing waits in a buffer."""
+    while data:
+        data = data[os.write(descriptor, data) :]
+    os.fsync(descriptor)

@@ -1,6 +1,6 @@
 """wandb as a copy of metrics.jsonl: it never asks, never stops a run and hardly ever delays one.
 
-All that wandb does happens in the background. A run waits for it twice: START_S at most for its start, whose id a
+All that wandb does happens on a thread of its own. A run waits for it twice: START_S at most for its start, whose id a
 resumed run needs, and FINISH_S at most at the end, for what is still to be sent.
 """
 
@@ -9,18 +9,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import queue
 import signal
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rl.background import Background
+from contracts import first_line
 
 log = logging.getLogger(__name__)
 
-START_S = 60.0
-FINISH_S = 60.0
-TEARDOWN_S = 5.0
+START_S = FINISH_S = 60.0
 SERVICE = "wandb-core"  # the process that does wandb's sending
 
 
@@ -32,21 +32,21 @@ class WandbLog:
         self.id = run_id
         self.mode = resolve_mode(mode)
         self._works = self.mode != "disabled"
-        if not self._works:
-            return
-        self._background = Background()
-        settings = {"project": project, "name": name, "dir": folder, "config": dict(config), "id": run_id}
-        self._do("start", lambda: self._start(settings))
-        self._wait("start", START_S)
+        self._waiting: queue.SimpleQueue[tuple[str, Callable[[], Any], threading.Event]] = queue.SimpleQueue()
+        if self._works:
+            threading.Thread(target=self._work, daemon=True).start()  # a daemon: no exit waits for it
+            self._do("start", lambda: self._start(project=project, name=name, dir=folder, config=dict(config)), START_S)
 
-    def _start(self, settings: Mapping[str, Any]) -> None:
+    def _start(self, **settings: Any) -> None:
         import wandb
 
-        name_home()
+        if (home := os.path.expanduser("~")) != "~":  # of the account, where a container or a service manager sets none
+            os.environ.setdefault("HOME", home)
         run = wandb.init(
             **settings,
+            id=self.id,
             mode=self.mode,  # type: ignore[arg-type]  # WANDB_MODE may say anything: wandb itself refuses it
-            resume="allow" if settings["id"] else None,
+            resume="allow" if self.id else None,
             settings=wandb.Settings(silent=True, init_timeout=30, finish_timeout=FINISH_S, console="off"),
         )
         run.define_metric("global_step")
@@ -65,91 +65,68 @@ class WandbLog:
 
         self._do("log a video", send)
 
-    def conclude(self, summary: Mapping[str, float], tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """Set the run's summary and log tables, each a list of records with equal keys; a Path is shown as a video."""
-
-        def send() -> None:
-            import wandb
-
-            self._run.summary.update(dict(summary))
-            for name, records in tables.items():
-                cells = [
-                    [wandb.Video(str(cell)) if isinstance(cell, Path) else cell for cell in record.values()]
-                    for record in records
-                ]
-                self._run.log({name: wandb.Table(columns=list(records[0]), data=cells)})
-
-        self._do("log its tables", send)
+    def conclude(self, summary: Mapping[str, float]) -> None:
+        """What a row of wandb's table of runs shows."""
+        self._do("set its summary", lambda: self._run.summary.update(dict(summary)))
 
     def finish(self, exit_code: int = 0) -> None:
-        self._do("finish", lambda: self._run.finish(exit_code=exit_code))
-        self._wait("finish", FINISH_S)
+        self._do("finish", lambda: self._run.finish(exit_code=exit_code), FINISH_S)
         self._works = False
 
-    def _do(self, what: str, act: Callable[[], None]) -> None:
-        """Have it done in the background, unless wandb has failed before."""
+    def _do(self, what: str, act: Callable[[], Any], wait_s: float | None = None) -> None:
+        """Have it done on the thread, unless wandb has failed before; with `wait_s` wait that long for its end."""
+        if not self._works:
+            return
+        done = threading.Event()
+        self._waiting.put((what, act, done))
+        if wait_s is not None and not done.wait(wait_s):
+            self._works = False
+            log.warning("wandb did not %s within %.0f s; metrics.jsonl has everything", what, wait_s)
+            _end_service()
 
-        def errand() -> None:
-            if not self._works:
-                return
+    def _work(self) -> None:
+        while True:
+            what, act, done = self._waiting.get()
             try:
-                act()
+                if self._works:
+                    act()
             except Exception as error:
                 if self._works:
-                    reason = (str(error).splitlines() or [type(error).__name__])[0]
-                    log.warning("wandb could not %s (%s); metrics.jsonl has everything", what, reason)
+                    log.warning("wandb could not %s (%s); metrics.jsonl has everything", what, first_line(error))
                 self._works = False
-
-        if self._works:
-            self._background.do(errand)
-
-    def _wait(self, what: str, seconds: float) -> None:
-        if self._works and not self._background.finished_within(seconds):
-            self._works = False
-            log.warning("wandb did not %s within %.0f s; metrics.jsonl has everything", what, seconds)
-            end_service()
+            done.set()
 
 
-def name_home() -> None:
-    """wandb's process logs below HOME; where a container or a service manager sets none, it writes to the terminal."""
-    home = os.path.expanduser("~")  # of the account
-    if home != "~":
-        os.environ.setdefault("HOME", home)
-
-
-def end_service() -> None:
+def _end_service() -> None:
     """Kill wandb's hung process: the hook that wandb has put into the program's exit would wait for it for ever."""
-
-    def undo() -> None:  # takes the hook back, and then fails: its process is gone
-        import wandb
-
-        wandb.teardown()
-
     for children in Path("/proc/self/task").glob("*/children"):
         for child in children.read_text().split():
             with contextlib.suppress(OSError):
                 if Path("/proc", child, "comm").read_text().strip() == SERVICE:
                     os.kill(int(child), signal.SIGKILL)
-    undoing = Background()
-    undoing.do(undo)
-    undoing.finished_within(TEARDOWN_S)
+
+    def take_back_the_hook() -> None:
+        import wandb
+
+        with contextlib.suppress(Exception):  # its process is gone
+            wandb.teardown()
+
+    undoing = threading.Thread(target=take_back_the_hook, daemon=True)
+    undoing.start()
+    undoing.join(5.0)
 
 
 def resolve_mode(mode: str) -> str:
     """`auto` is online when a wandb login exists on this machine, else offline."""
     if mode != "auto":
         return mode
-    if os.environ.get("WANDB_MODE"):
-        return os.environ["WANDB_MODE"]
-    return "online" if has_login() else "offline"
+    return os.environ.get("WANDB_MODE") or ("online" if has_login() else "offline")
 
 
 def has_login() -> bool:
     """Whether wandb could go online without asking for a key."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
     path = Path(os.environ.get("NETRC", os.path.expanduser("~/.netrc")))
     try:
-        return "api.wandb.ai" in path.read_text(errors="replace")
+        return bool(os.environ.get("WANDB_API_KEY")) or "api.wandb.ai" in path.read_text(errors="replace")
     except OSError:
         return False

@@ -2,15 +2,15 @@
 
 import json
 import os
-import pickle
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from errors import BadInput
+from contracts import BadInput, resolve_pointer
 from rl.checkpoints import (
     TRAINER_FILE,
     TrainerState,
@@ -18,11 +18,10 @@ from rl.checkpoints import (
     load_checkpoint,
     mark_best,
     point,
-    restore_best,
     save_checkpoint,
 )
-from rl.learner import Learner, make_moments
-from rl.rollout import Collected
+from rl.rollout import Rollout
+from rl.update import Learner
 from tests.fakes import FakePolicy, adamw, parameters_of, random_observations, trajectory
 
 
@@ -66,8 +65,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_everything_comes_back(checkpoints, learner):
     state = TrainerState(
-        512, 3, 1234, 0, 7, 10, 0.25, return_average=0.5, updates_without_signal=2, task_success={0: 0.5, 7: 0.75},
-        wandb_id="abc",
+        512, 3, 1234, 0, 7, 10, 0.25, return_average=0.5, task_success={0: 0.5, 7: 0.75}, wandb_id="abc"
     )  # fmt: skip
     save_checkpoint(checkpoints, learner, state, keep=2)
     other = untrained()
@@ -112,7 +110,6 @@ def test_moments_are_let_go_before_those_of_a_checkpoint_are_loaded(checkpoints,
     monkeypatch.setattr(
         torch.optim.AdamW, "load_state_dict", lambda *args: (left.append(dict(args[0].state)), load(*args))
     )
-    make_moments(other.optimizer)
     load_checkpoint(folder, other)
     assert left == [{}]
     assert other.optimizer.state
@@ -155,7 +152,7 @@ def test_a_cut_while_writing_leaves_the_previous_checkpoint_whole(monkeypatch, c
     train_a_little(learner)
     save_until(monkeypatch, where, checkpoints, learner, 200)
 
-    assert latest_checkpoint(checkpoints.parent) == previous.resolve()
+    assert latest_checkpoint(checkpoints.parent) == previous
     assert contents(previous) == before
     other = untrained()
     assert load_checkpoint(latest_checkpoint(checkpoints.parent), other).global_step == 100
@@ -163,7 +160,7 @@ def test_a_cut_while_writing_leaves_the_previous_checkpoint_whole(monkeypatch, c
     assert [p.name for p in checkpoints.glob("step_*") if not (p / TRAINER_FILE).exists()] == []
 
     again = save(checkpoints, learner, 200)  # the resumed run gets there, too
-    assert latest_checkpoint(checkpoints.parent) == again.resolve()
+    assert latest_checkpoint(checkpoints.parent) == again
     assert load_checkpoint(again, untrained()).global_step == 200
 
 
@@ -199,15 +196,57 @@ def test_what_a_kill_left_half_written_is_removed_by_the_next_save(checkpoints, 
 def test_pointers_survive_moving_the_run_folder(tmp_path, checkpoints, learner):
     save(checkpoints, learner, 100)
     moved = checkpoints.parent.rename(tmp_path / "elsewhere")
-    assert latest_checkpoint(moved) == (moved / "checkpoints" / "step_100").resolve()
+    assert latest_checkpoint(moved) == moved / "checkpoints" / "step_100"
 
 
 def test_a_pointer_is_replaced_in_place(checkpoints):
     for step in ("step_1", "step_2"):
         (checkpoints / step).mkdir()
         point(checkpoints / "latest", checkpoints / step)
-        assert (checkpoints / "latest").resolve().name == step
+        assert resolve_pointer(checkpoints / "latest").name == step
     assert sorted(p.name for p in checkpoints.iterdir()) == ["latest", "step_1", "step_2"]
+
+
+def test_a_copy_of_a_run_that_follows_links_is_resumed(tmp_path, checkpoints, learner):
+    """As cp -rL, scp -r and zip make it; also for disks without links."""
+    save(checkpoints, learner, 100)
+    mark_best(checkpoints, learner, TrainerState(global_step=100, best_score=0.9), {})
+    copy = shutil.copytree(checkpoints.parent, tmp_path / "copy", symlinks=False) / "checkpoints"
+    assert load_checkpoint(latest_checkpoint(copy.parent), untrained()).global_step == 100
+    save(copy, learner, 200, keep=1)
+    assert latest_checkpoint(copy.parent) == copy / "step_200"
+    assert resolve_pointer(copy / "best") == copy / "step_100"
+    assert (copy / "latest").read_text() == "step_200\n"
+
+
+def test_a_checkpoint_that_was_moved_away_is_missed_by_name_or_found_through_a_link(tmp_path, checkpoints, learner):
+    folder = save(checkpoints, learner, 100)
+    save(checkpoints, learner, 50)
+    point(checkpoints / "latest", folder)
+    elsewhere = folder.rename(tmp_path / "elsewhere")
+    with pytest.raises(BadInput, match=r"\(step_100, which it names, is not there\); steps found: step_50"):
+        latest_checkpoint(checkpoints.parent)
+    folder.symlink_to(elsewhere)
+    assert load_checkpoint(latest_checkpoint(checkpoints.parent), untrained()).global_step == 100
+    save(checkpoints, learner, 300, keep=1)
+    assert sorted(p.name for p in checkpoints.glob("step_*")) == ["step_300"]
+    assert (elsewhere / TRAINER_FILE).exists()
+
+
+def test_what_is_not_ours_is_left_alone(checkpoints, learner):
+    for name in ("step_0-copy", "step_", ".cache"):
+        (checkpoints / name).mkdir()
+    for step in (1, 2):
+        save(checkpoints, learner, step, keep=1)
+    assert sorted(p.name for p in checkpoints.iterdir()) == [".cache", "latest", "step_", "step_0-copy", "step_2"]
+
+
+def test_the_links_of_an_old_run_and_other_paths_are_what_they_are(tmp_path):
+    (tmp_path / "step_7").mkdir()
+    (tmp_path / "best").symlink_to("step_7")
+    (tmp_path / "notes").write_text("../../etc")
+    for name in ("best", "step_7", "notes", "missing"):
+        assert resolve_pointer(tmp_path / name) == tmp_path / name
 
 
 # pruning and the best
@@ -225,7 +264,7 @@ def test_the_best_is_never_pruned(checkpoints, learner):
     for step in (2, 3, 4):
         save(checkpoints, learner, step, keep=1)
     assert sorted(p.name for p in checkpoints.glob("step_*")) == ["step_1", "step_4"]
-    assert (checkpoints / "best").resolve().name == "step_1"
+    assert resolve_pointer(checkpoints / "best").name == "step_1"
 
 
 def test_best_moves_only_to_a_higher_score(checkpoints, learner):
@@ -236,21 +275,10 @@ def test_best_moves_only_to_a_higher_score(checkpoints, learner):
         state.global_step = step
         if state.improves(score):
             mark_best(checkpoints, learner, state, {"eval/student_success": score})
-        best.append((checkpoints / "best").resolve().name)
+        best.append(resolve_pointer(checkpoints / "best").name)
     assert best == ["step_1", "step_2", "step_2", "step_2", "step_5"]
-    metadata = json.loads((checkpoints / "best" / "metadata.json").read_text())
+    metadata = json.loads((resolve_pointer(checkpoints / "best") / "metadata.json").read_text())
     assert metadata == {"global_step": 5, "score": 0.6, "eval/student_success": 0.6}
-
-
-def test_restoring_the_best_brings_its_weights_back_and_resumes_there(checkpoints, learner):
-    save(checkpoints, learner, 1)
-    mark_best(checkpoints, learner, TrainerState(global_step=1, best_score=0.9), {})
-    weights = parameters_of(learner.policy)
-    train_a_little(learner)
-    save(checkpoints, learner, 2)
-    assert restore_best(checkpoints, learner).name == "step_1"
-    assert all(torch.equal(a, b) for a, b in zip(weights, parameters_of(learner.policy), strict=True))
-    assert latest_checkpoint(checkpoints.parent).name == "step_1"
 
 
 # files that are no checkpoint
@@ -264,17 +292,15 @@ def one_line_refusal(folder: Path) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "text", "missing", "flipped", "fields", "list"])
+@pytest.mark.parametrize("damage", ["cut", "text", "missing", "fields", "list"])
 def test_damaged_trainer_files_are_refused_in_one_line(checkpoints, learner, damage):
     folder = save(checkpoints, learner, 1)
     path = folder / TRAINER_FILE
     whole = path.read_bytes()
     {
         "cut": lambda: path.write_bytes(whole[: len(whole) // 2]),
-        "empty": lambda: path.write_bytes(b""),
         "text": lambda: path.write_text("not a checkpoint"),
         "missing": path.unlink,
-        "flipped": lambda: path.write_bytes(bytes(b ^ 255 for b in whole[:200]) + whole[200:]),
         "fields": lambda: torch.save({"state": {"no_such_field": 1}}, path),
         "list": lambda: torch.save([1, 2, 3], path),
     }[damage]()
@@ -289,20 +315,11 @@ class Payload:
         return (os.mkdir, (str(self.target),))
 
 
-@pytest.mark.parametrize("how", ["torch", "pickle"])
-def test_code_in_a_trainer_file_does_not_run(tmp_path, checkpoints, learner, how):
+def test_code_in_a_trainer_file_does_not_run(tmp_path, checkpoints, learner):
     folder, proof = save(checkpoints, learner, 1), tmp_path / "code_has_run"
-    stored = {"state": Payload(proof)}
-    if how == "torch":
-        torch.save(stored, folder / TRAINER_FILE)
-    else:
-        (folder / TRAINER_FILE).write_bytes(pickle.dumps(stored, protocol=2))
+    torch.save({"state": Payload(proof)}, folder / TRAINER_FILE)
     one_line_refusal(folder)
     assert not proof.exists()
-    torch.load(folder / TRAINER_FILE, weights_only=False) if how == "torch" else pickle.loads(
-        pickle.dumps(stored, protocol=2)
-    )
-    assert proof.exists()  # the payload works: what held it back was the loader
 
 
 def test_an_optimizer_of_other_parameters_is_refused(checkpoints, learner):
@@ -327,10 +344,8 @@ def test_a_run_without_checkpoint_is_refused_and_the_steps_found_are_named(check
 
 def test_an_update_is_counted_with_its_env_steps_and_returns():
     state = TrainerState(global_step=10, update=4)
-    played = Collected([trajectory(2, success=True), trajectory(3, task_id=1, index=1)], {}, wall_s=1.0, errors=0)
-    state.absorb(played, learned_something=False, curriculum_alpha=0.9)
-    assert (state.global_step, state.update, state.updates_without_signal) == (10 + played.env_steps, 5, 1)
+    played = Rollout([trajectory(2, success=True), trajectory(3, task_id=1, index=1)], {}, wall_s=1.0, errors=0)
+    state.absorb(played)
+    assert (state.global_step, state.update) == (10 + played.env_steps, 5)
     assert state.return_average == pytest.approx(0.99 * 1.0)  # starts at the first return, then alpha 0.99
     assert state.task_success == pytest.approx({0: 0.9 * 0.5 + 0.1, 1: 0.9 * 0.5})
-    state.absorb(played, learned_something=True, curriculum_alpha=0.9)
-    assert state.updates_without_signal == 0

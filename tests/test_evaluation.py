@@ -1,71 +1,39 @@
-"""Evaluation: Wilson intervals against published values, the same random numbers and states every time."""
+"""The evaluations of a run: same states and numbers every time, what is kept, what they stop, what is the best."""
 
+import json
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 
+import imageio.v2 as imageio
+import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from configs.config import EvaluationConfig, TaskConfig, TrainConfig
-from rl.evaluation import Successes, Validation, count, evaluate, validate, wilson_interval
-from rl.rollout import Acting, Randomness, collect
-from rl.trajectory import Episode
-from tests.fakes import FakePolicy, FakePool, Script, trajectory
-
-SAMPLED = Acting(0.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("k", "n", "low", "high"),
-    [
-        # Newcombe, Statistics in Medicine 17 (1998), table I, method 3 (score, no continuity correction).
-        (81, 263, 0.2553, 0.3662),
-        (15, 148, 0.0624, 0.1605),
-        (0, 20, 0.0000, 0.1611),
-        (1, 29, 0.0061, 0.1718),
-        # R: prop.test(8, 10, correct = FALSE)
-        (8, 10, 0.4902, 0.9433),
-    ],
+from configs.config import EvaluationConfig, PhaseConfig, RunConfig, TaskConfig, TrainConfig
+from contracts import BadInput, SelfCheckError, resolve_pointer
+from rl import evaluation
+from rl.checkpoints import TrainerState, save_checkpoint
+from rl.evaluation import (
+    Validation,
+    check_baseline,
+    check_teacher,
+    evaluate,
+    evaluate_and_record,
+    evaluation_is_due,
+    outcomes_of,
+    remember_teacher,
+    validate,
+    write_video,
 )
-def test_wilson_interval_has_published_values(k, n, low, high):
-    assert wilson_interval(k, n) == pytest.approx((low, high), abs=6e-5)
-
-
-@given(n=st.integers(1, 2000), data=st.data())
-def test_wilson_interval_holds_the_rates_whose_score_test_accepts_the_outcome(n, data):
-    k = data.draw(st.integers(0, n))
-    z, rate = 1.959963984540054, k / n
-    for bound in wilson_interval(k, n):
-        if 0 < bound < 1:  # at the bounds the score statistic is exactly z
-            assert (rate - bound) ** 2 == pytest.approx(z * z * bound * (1 - bound) / n, abs=1e-9)
-
-
-@given(n=st.integers(1, 500), data=st.data())
-def test_wilson_interval_contains_the_rate_and_mirrors_success_and_failure(n, data):
-    k = data.draw(st.integers(0, n))
-    low, high = wilson_interval(k, n)
-    assert 0 <= low < high <= 1
-    assert low - 1e-12 <= k / n <= high + 1e-12
-    assert wilson_interval(n - k, n) == pytest.approx((1 - high, 1 - low))
-
-
-def test_no_success_has_a_lower_bound_of_exactly_0_and_no_failure_an_upper_one_of_exactly_1():
-    # Else a perfect evaluation lies "below" an equally perfect baseline.
-    assert [n for n in range(1, 101) if wilson_interval(0, n)[0] != 0 or wilson_interval(n, n)[1] != 1] == []
-
-
-def test_no_episodes_say_nothing():
-    assert wilson_interval(0, 0) == (0.0, 1.0)
-
-
-def test_successes_are_counted_and_reported_with_k_n_and_interval():
-    successes = count([trajectory(1, success=i < 8) for i in range(10)])
-    assert successes == Successes(8, 10)
-    assert successes.metrics("eval/x") == pytest.approx(
-        {"eval/x": 0.8, "eval/x_k": 8, "eval/x_n": 10, "eval/x_low": 0.4902, "eval/x_high": 0.9433}, abs=1e-4
-    )
-    assert str(successes) == "8/10 = 80 % [49, 94]"
+from rl.report import read_metrics
+from rl.results import Successes
+from rl.rollout import Behaviour, Randomness, rollout
+from rl.run import Run
+from rl.trajectory import Episode
+from rl.update import Learner
+from rl.wandb_log import WandbLog
+from tests.fakes import FakePolicy, FakePool, Script, adamw, observation, trajectory
 
 
 def test_every_evaluation_draws_the_same_numbers():
@@ -74,7 +42,7 @@ def test_every_evaluation_draws_the_same_numbers():
     def tokens(seed: int, slots: int) -> list:
         pool = FakePool(lambda *_: Script(9), slots, order_seed=slots)
         torch.rand(7)  # history does not matter
-        played = evaluate(FakePolicy(), pool, episodes, SAMPLED, seed).trajectories
+        played = evaluate(FakePolicy(), pool, episodes, "sample", seed=seed).trajectories
         return [d.tokens.tolist() for t in played for d in t.decisions]
 
     assert tokens(0, 1) == tokens(0, 1) == tokens(0, 3)
@@ -84,9 +52,9 @@ def test_every_evaluation_draws_the_same_numbers():
 def test_an_evaluation_draws_other_numbers_than_training():
     episodes = [Episode(i, 0, 40 + i, i) for i in range(2)]
     pool = FakePool(lambda *_: Script(9))
-    training = collect(FakePolicy(), pool, episodes, SAMPLED, Randomness(0, "rollout", 0)).trajectories
-    evaluation = evaluate(FakePolicy(), pool, episodes, SAMPLED, seed=0).trajectories
-    assert not torch.equal(training[0].decisions[0].tokens, evaluation[0].decisions[0].tokens)
+    training = rollout(FakePolicy(), pool, episodes, Behaviour(0.0, 1.0), Randomness(0, "rollout", 0)).trajectories
+    evaluated = evaluate(FakePolicy(), pool, episodes, "sample", seed=0).trajectories
+    assert not torch.equal(training[0].decisions[0].tokens, evaluated[0].decisions[0].tokens)
 
 
 # validate
@@ -113,7 +81,9 @@ def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them():
         "student greedy",
         "student sample",
     ]
-    assert {name: len(t.frames) for name, t in validation.filmed.items()} == {"teacher": 9, "student": 9}
+    assert {name: len(played[0].frames) for name, played in validation.played.items()} == {
+        "teacher": 9, "student": 9, "student_sampled": 0
+    }  # fmt: skip
     assert {name: len(played) for name, played in validation.played.items()} == {
         "teacher": 6, "student": 6, "student_sampled": 12
     }  # fmt: skip
@@ -124,7 +94,7 @@ def test_a_known_teacher_is_not_played_again():
     validation = validate(policy, pool, small_config(), "greedy", known_teacher=Successes(5, 6))
     assert validation.teacher == Successes(5, 6)
     assert not any(mode.startswith("teacher") for mode, _ in policy.modes)
-    assert list(validation.filmed) == ["student"]
+    assert "teacher" not in validation.played
 
 
 def test_the_l1_teacher_is_evaluated_by_its_head():
@@ -138,3 +108,212 @@ def test_validation_metrics_have_the_names_of_the_specification():
     for name in ("teacher_success", "student_success", "student_sampled_success"):
         assert {f"eval/{name}{suffix}" for suffix in ("", "_k", "_n", "_low", "_high")} <= set(metrics)
     assert metrics["eval/gap"] == pytest.approx(0.1)
+
+
+# in a run
+
+CONFIG = TrainConfig(
+    task=TaskConfig(eval_init_states=(40, 50)),
+    evaluation=EvaluationConfig(eval_interval=100),
+    run=RunConfig(wandb_mode="disabled"),
+)
+
+
+@pytest.fixture
+def learner() -> Learner:
+    policy = FakePolicy()
+    return Learner(policy, None, adamw(policy))
+
+
+@pytest.fixture
+def run(tmp_path, learner) -> Iterator[Run]:
+    (tmp_path / "checkpoints").mkdir()
+    run = Run(tmp_path, CONFIG, WandbLog("disabled", "", "", tmp_path, {}, None))
+    remember_teacher(run.teacher_file, learner.policy, observation(1, 2, 3), "greedy")
+    yield run
+    run.close()
+
+
+def evaluate_at(step: int, run, learner, state, successes: int, config=CONFIG) -> Validation:
+    """Save a checkpoint and evaluate where `successes` of the ten held-out states succeed."""
+    state.global_step = step
+    save_checkpoint(run.checkpoints, learner, state, keep=9)
+    pool = FakePool(lambda _, init_state: Script(8, success=init_state < 40 + successes))
+    return evaluate_and_record(config, run, learner, pool, state, "greedy")
+
+
+# when
+
+
+@pytest.mark.parametrize(
+    ("evaluated_at", "global_step", "due"),
+    [(None, 0, True), (None, 57, True), (0, 0, False), (0, 99, False), (0, 100, True), (0, 257, True),
+     (130, 199, False), (130, 200, True)],
+)  # fmt: skip
+def test_evaluations_are_due_at_the_start_and_when_a_multiple_of_the_interval_is_passed(evaluated_at, global_step, due):
+    assert evaluation_is_due(CONFIG, TrainerState(global_step, evaluated_at=evaluated_at)) == due
+
+
+# what
+
+
+def test_an_evaluation_is_recorded_filmed_and_remembered(run, learner):
+    state = TrainerState(update=3)
+    evaluate_at(120, run, learner, state, successes=7)
+    (row,) = read_metrics(run.folder)
+    assert (row["global_step"], row["update"], row["eval/student_success"], row["eval/gap"]) == (120, 3, 0.7, 0.0)
+    assert row["time/eval"] > 0
+    assert sorted(p.name for p in (run.folder / "videos").iterdir()) == ["student-step_120.mp4", "teacher-step_120.mp4"]
+    assert (state.evaluated_at, state.teacher_k, state.teacher_n) == (120, 7, 10)
+    assert not evaluation_is_due(CONFIG, state)
+
+
+def test_the_teacher_plays_once_in_a_run(run, learner):
+    state = TrainerState()
+    evaluate_at(0, run, learner, state, successes=7)
+    learner.policy.modes.clear()
+    validation = evaluate_at(100, run, learner, state, successes=2)
+    played = [mode for mode, batch in learner.policy.modes if mode.startswith("teacher")]
+    assert len(played) == 1  # the self-check's one question
+    assert validation.teacher == Successes(7, 10)
+
+
+def test_the_best_has_the_highest_lower_bound(run, learner):
+    state, best = TrainerState(), []
+    for step, successes in ((0, 5), (100, 8), (200, 6), (300, 9)):
+        evaluate_at(step, run, learner, state, successes)
+        best.append(resolve_pointer(run.checkpoints / "best").name)
+    assert best == ["step_0", "step_100", "step_100", "step_300"]
+    metadata = json.loads((resolve_pointer(run.checkpoints / "best") / "metadata.json").read_text())
+    assert metadata["score"] == metadata["eval/student_success_low"] < 0.9
+
+
+def test_a_teacher_that_moved_is_found(run, learner):
+    state = TrainerState()
+    evaluate_at(0, run, learner, state, successes=5)
+    learner.policy.base.mul_(-1)  # a frozen weight that was not
+    with pytest.raises(SelfCheckError, match="the teacher has moved"):
+        evaluate_at(100, run, learner, state, successes=5)
+
+
+def test_training_the_student_does_not_move_the_teacher(run, learner):
+    state = TrainerState()
+    evaluate_at(0, run, learner, state, successes=5)
+    with torch.no_grad():
+        learner.policy.bias.normal_()
+    evaluate_at(100, run, learner, state, successes=5)
+
+
+# baseline
+
+
+def baseline(teacher: int, sampled: int) -> Validation:
+    return Validation(Successes(teacher, 10), Successes(3, 10), Successes(sampled, 10), {})
+
+
+def check(phases: PhaseConfig, validation: Validation, allow: bool = False) -> None:
+    config = replace(TrainConfig(phases=phases), evaluation=EvaluationConfig(allow_zero_baseline=allow))
+    check_baseline(config, validation)
+
+
+WITH_WARMUP = PhaseConfig()
+TRANSITION_ONLY = PhaseConfig(warmup_steps=0, transition_steps=100)  # epsilon starts at 1: the teacher acts first
+PURE_RL = PhaseConfig(warmup=False)
+
+
+@pytest.mark.parametrize("phases", [WITH_WARMUP, TRANSITION_ONLY])
+def test_a_hopeless_teacher_stops_a_run_that_it_begins(phases):
+    with pytest.raises(BadInput, match=r"teacher succeeded in 0 of 10 .*--allow-zero-baseline"):
+        check(phases, baseline(teacher=0, sampled=9))
+    check(phases, baseline(teacher=1, sampled=0))
+    check(phases, baseline(teacher=0, sampled=0), allow=True)
+
+
+def test_a_hopeless_student_stops_pure_rl():
+    with pytest.raises(BadInput, match="sampled student succeeded in 0 of 10"):
+        check(PURE_RL, baseline(teacher=9, sampled=0))
+    check(PURE_RL, baseline(teacher=0, sampled=1))
+    check(PURE_RL, baseline(teacher=0, sampled=0), allow=True)
+
+
+def test_a_student_that_nearly_always_succeeds_is_warned_of(caplog):
+    check(PURE_RL, baseline(teacher=9, sampled=9))
+    assert not caplog.messages
+    check(PURE_RL, baseline(teacher=9, sampled=10))
+    assert "begins with 10/10 = 100 % [72, 100]: there is little room for improvement" in caplog.text
+
+
+# what is kept
+
+
+def test_every_episode_is_kept_with_task_state_trial_and_outcome(run, learner):
+    evaluate_at(120, run, learner, TrainerState(), successes=1)
+    kept = json.loads((run.folder / "evaluations" / "step_120.json").read_text())
+    assert set(kept) == {"teacher", "student", "student_sampled"}
+    assert kept["student"][:2] == [
+        {"task_id": 0, "init_state_id": 40, "trial": 0, "success": True, "env_steps": 8},
+        {"task_id": 0, "init_state_id": 41, "trial": 0, "success": False, "env_steps": 8},
+    ]
+    again = [trajectory(2), trajectory(2)]
+    assert [record["trial"] for record in outcomes_of(again)] == [0, 1]
+
+
+@pytest.mark.parametrize("what", ["write_json", "write_video"])
+def test_files_that_cannot_be_written_cost_one_line_and_not_the_run(run, learner, monkeypatch, caplog, what):
+    def broken(*_, **__):
+        raise OSError("no space left on device\nreally")
+
+    monkeypatch.setattr(evaluation, what, broken)
+    evaluate_at(120, run, learner, TrainerState(best_score=1.0), successes=1)
+    line = "step 120: files of the evaluation could not be written (no space left on device)"
+    assert [message for message in caplog.messages if "could not" in message] == [line]
+    assert read_metrics(run.folder)
+
+
+def test_only_filmed_episodes_keep_what_was_seen():
+    config = TrainConfig(task=TaskConfig(eval_init_states=(40, 43)))
+    pool = FakePool(lambda *_: Script(9))
+    filmed, *others = validate(FakePolicy(), pool, config, "greedy", Successes(1, 1)).played["student"]
+    # The fake simulator's reset films nothing, so its first decision is not known to belong to a filmed episode.
+    assert all(d.observation is not None for d in filmed.decisions[1:])
+    assert all(d.observation is None for t in others for d in t.decisions)
+
+
+def test_every_frame_comes_back_at_20_per_second(tmp_path):
+    frames = []
+    for i in range(12):
+        frame = np.zeros((256, 256, 3), dtype=np.uint8)
+        frame[:128, :, 0] = 200  # upper half red
+        frame[128:, : 20 * i, 2] = 200  # a blue bar that grows in the lower half
+        frames.append(frame)
+    path = tmp_path / "new" / "there.mp4"
+    write_video(path, frames)
+    with imageio.get_reader(path) as reader:
+        read = np.stack([reader.get_data(i) for i in range(reader.count_frames())]).astype(float)
+        assert reader.get_meta_data()["fps"] == 20
+        assert reader.get_meta_data()["codec"] == "h264"
+    assert read.shape == (12, 256, 256, 3)
+    assert np.abs(read - np.stack(frames)).mean() < 6  # H.264 is lossy
+
+
+# the teacher never changes
+
+
+def test_a_teacher_in_bfloat16_may_round_near_ties_otherwise(tmp_path):
+    policy, path = FakePolicy(), tmp_path / "teacher_probe.npz"
+    remember_teacher(path, policy, observation(1, 2, 3), "greedy")
+    stored = dict(np.load(path))
+    stored["tokens"][0] += 1  # of 8
+    np.savez(path, **stored)
+    check_teacher(path, policy, "greedy", tolerated=0.125)
+    with pytest.raises(SelfCheckError, match="the teacher has moved: 1 of 8 tokens"):
+        check_teacher(path, policy, "greedy", tolerated=0.1)
+
+
+@pytest.mark.parametrize("content", [None, b"half", b""])
+def test_a_damaged_probe_is_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "teacher_probe.npz"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadInput, match=r"teacher_probe\.npz: cannot be read \(.*restore it from a copy of the run"):
+        check_teacher(path, FakePolicy(), "greedy")

@@ -1,56 +1,182 @@
 """Whatever stops a run at whatever moment: one line, its checkpoint whole, and --resume gets to the same result.
 
-The moments are those of docs/FAULTS.md; the program runs from its command line, on fakes (tests/whole_program.py).
+train_grpo.py runs from its command line to its exit code on fakes: all of the program but network, simulator and the
+checks before a run.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import os
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+import envs.libero
+import envs.pool
 import rl.checkpoints
+import rl.evaluation
+import rl.report
+import rl.rollout
 import rl.run
+import train_grpo
+from configs.cli import main_guard
 from configs.presets import TINY_CHECKPOINT
-from tests.whole_program import (
-    LOADING,
-    MOMENTS,
-    RUNNING,
-    START,
-    at,
-    command_line,
-    flags_into,
-    in_a_process_of_its_own,
-    killed,
-    one_line,
-    only_run,
-    raising,
-    results,
-    resume,
-    stopped_at,
-    straight,
-    use_fakes,
-)
+from contracts import resolve_pointer
+from tests.fakes import FakePolicy, FakePool, Script, observation
 
 ROOT = Path(__file__).parents[1]
+FLAGS = [
+    "--preset", "smoke", "--warmup-steps", "24", "--transition-steps", "24", "--total-steps", "72", "--n-steps", "24",
+    "--eval-interval", "48", "--n-epochs", "1", "--batch-size", "3", "--micro-batch-size", "3",
+]  # fmt: skip
+FOUND = {"git": {}, "versions": {}, "machine": {"cpus": 1, "gpus": [], "processor": "", "system": ""}}
+# What differs from run to run.
+VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/")
+
+# Moment of a run -> (where in the program, at which call of it): before its first checkpoint, and then.
+START = {"teacher probe": (rl.evaluation, "remember_teacher", 1), "first checkpoint": (FakePolicy, "save_adapter", 1)}
+RUNNING = {
+    "baseline evaluation": (rl.evaluation, "validate", 1),
+    "rollout": (rl.rollout, "decide", 15),  # 6 of the baseline, 6 of the first update: the middle of the second rollout
+    "update": (torch.optim.AdamW, "step", 4),  # half of the second update
+    "metrics line": (rl.run, "write_all", 3),
+    "checkpoint": (torch, "save", 3),  # the adapter is on the disk already
+    "pointer": (rl.checkpoints, "point", 4),  # latest, best, latest; then the second update's
+    "evaluation's files": (rl.evaluation, "write_evaluation", 2),
+    "report": (rl.report, "write_report", 1),
+}
+MOMENTS = START | RUNNING
 
 
 @pytest.fixture(autouse=True)
 def _fakes(monkeypatch) -> Iterator[None]:
     straight()  # once, before anything is patched
     use_fakes(monkeypatch)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the suite runs in the background
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the suite runs in the background
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def use_fakes(monkeypatch) -> None:
+    """Let train_grpo.py run on a policy of a few hundred numbers and scripted episodes."""
+    preflight = SimpleNamespace(
+        Checks=lambda *_: None,
+        check_machine=lambda *_: None,
+        check_only=lambda *_: None,
+        check_setup=lambda *_: observation(1.0, 2.0, 3.0),
+        env_spec=lambda *_: None,
+        fit_micro_batch=lambda config, _: (config.update.micro_batch_size, ""),
+        load_policy=lambda *_: FakePolicy(adapter_scale=0.1),
+        log_setup=lambda *_: None,
+        save_model_view=lambda *_: None,
+    )
+    monkeypatch.setitem(sys.modules, "preflight", preflight)
+    monkeypatch.setattr(envs.libero, "task_info", lambda _: [])
+    monkeypatch.setattr(envs.pool, "make_pool", lambda *_: FakePool(lambda *_: Script(env_steps=8, success=True)))
+    monkeypatch.setattr(rl.run, "provenance", lambda argv: {"argv": list(argv), **FOUND})
+    monkeypatch.setattr(rl.evaluation, "write_video", lambda path, frames: path.write_bytes(b"a video"))
+    monkeypatch.setattr(rl.report, "write_report", lambda stored: stored.folder / "report" / "index.html")
+
+
+def command_line(monkeypatch, *argv: str) -> int:
+    """Exit code of `python train_grpo.py ARGV`."""
+    monkeypatch.setattr(sys, "argv", ["train_grpo.py", *argv])
+    return main_guard("train_grpo.py", train_grpo.main)
+
+
+def start(monkeypatch, folder: Path, *flags: str) -> int:
+    return command_line(monkeypatch, *FLAGS, "--output", str(folder), *flags)
+
+
+def resume(run: Path) -> int:
+    with pytest.MonkeyPatch.context() as patch:  # what stopped the run is gone now
+        use_fakes(patch)
+        return command_line(patch, "--resume", str(run))
+
+
+def at(monkeypatch, moment: str, act: Callable[..., Any]) -> None:
+    """When the run comes to the moment, call `act` (with the arguments that are there) first."""
+    owner, name, count = MOMENTS[moment]
+    original, calls = getattr(owner, name), 0
+
+    def reached(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls == count:
+            act(*args)
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, reached)
+
+
+def in_a_process_of_its_own(run: Callable[[pytest.MonkeyPatch], int]) -> int:
+    """Fork, run, and return how the child ended: a code, or minus a signal. Its patches are its own."""
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)  # the parent's threads do not exist here
+        with pytest.MonkeyPatch.context() as patch:
+            os._exit(run(patch))
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def stopped_at(moment: str, act: Callable[..., Any], folder: Path, *flags: str) -> int:
+    """How a run in a process of its own ends that does `act` at the moment."""
+
+    def run(patch) -> int:
+        at(patch, moment, act)
+        return start(patch, folder, *flags)
+
+    return in_a_process_of_its_own(run)
+
+
+def killed(*_, **__) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def results(run: Path) -> tuple[list, list, dict]:
+    """Records without durations, and the last checkpoint's weights and state."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rows = [{key: value for key, value in row.items() if not key.startswith(VARYING)} for row in rows]
+    latest = resolve_pointer(run / "checkpoints" / "latest")
+    weights = [np.load(latest / f"{name}.npy").tobytes() for name in ("adapter", "bias")]
+    state = torch.load(latest / "trainer.pt")["state"]
+    return rows, weights, {key: value for key, value in state.items() if key != "metrics_bytes"}
+
+
+@cache
+def straight() -> tuple[list, list, dict]:
+    """The results of a run that nothing stops."""
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        use_fakes(patch)
+        assert start(patch, Path(folder)) == 0
+        return results(only_run(Path(folder)))
+
+
+def only_run(folder: Path) -> Path:
+    (run,) = folder.iterdir()
+    return run
+
+
+def one_line(captured: str) -> str:
+    (line,) = captured.splitlines()
+    assert line.startswith("train_grpo.py: ")
+    return line
 
 
 # signals
@@ -60,7 +186,8 @@ def _fakes(monkeypatch) -> Iterator[None]:
 def test_a_signal_during_the_imports_is_one_line_and_130(script, number):
     """Sent from within the import of torch, the longest of them, by the program's own interpreter."""
     program = f"""
-import os, runpy, sys
+import os, runpy, signal, sys
+signal.signal({int(number)}, signal.SIG_DFL)
 class Interrupting:
     def find_spec(self, name, *_):
         if name == "torch":
@@ -69,27 +196,8 @@ sys.meta_path.insert(0, Interrupting())
 sys.argv = ["{script}", "--checkpoint", "{TINY_CHECKPOINT}", "--device", "cpu"]
 runpy.run_path("{script}", run_name="__main__")
 """
-    heeding = f"import signal; signal.signal({int(number)}, signal.SIG_DFL)\n"
-    done = subprocess.run([sys.executable, "-c", heeding + program], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{script}: interrupted\n")
-
-
-@pytest.mark.parametrize("moment", LOADING)
-def test_a_signal_before_the_run_folder_leaves_nothing(monkeypatch, capsys, tmp_path, moment):
-    at(monkeypatch, moment, lambda *_, **__: signal.raise_signal(signal.SIGTERM))
-    assert command_line(monkeypatch, *flags_into(tmp_path)) == 130
-    assert one_line(capsys.readouterr().err) == "train_grpo.py: interrupted"
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("moment", START)
-def test_a_signal_before_the_first_checkpoint_has_nothing_to_go_on_with(monkeypatch, capsys, tmp_path, moment):
-    at(monkeypatch, moment, lambda *_, **__: signal.raise_signal(signal.SIGINT))
-    assert command_line(monkeypatch, *flags_into(tmp_path)) == 130
-    said = capsys.readouterr()
-    assert (said.out, one_line(said.err)) == ("", "train_grpo.py: interrupted")
-    assert resume(only_run(tmp_path)) == 2
-    assert "no checkpoint at" in one_line(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("moment", RUNNING)
@@ -98,7 +206,7 @@ def test_a_signal_at_any_moment_is_one_line_and_the_run_goes_on_to_the_same_resu
 ):
     number = signal.SIGINT if len(moment) % 2 else signal.SIGTERM  # both take the same path
     at(monkeypatch, moment, lambda *_: signal.raise_signal(number))
-    assert command_line(monkeypatch, *flags_into(tmp_path)) == 130
+    assert start(monkeypatch, tmp_path) == 130
     said, run = capsys.readouterr(), only_run(tmp_path)
     assert one_line(said.err) == "train_grpo.py: interrupted"
     assert said.out.splitlines()[-1] == f"stopped; go on with: python train_grpo.py --resume {run}"
@@ -108,17 +216,6 @@ def test_a_signal_at_any_moment_is_one_line_and_the_run_goes_on_to_the_same_resu
     assert results(run) == straight()
 
 
-def test_a_second_signal_kills(tmp_path):
-    def interrupted_twice(patch) -> int:
-        again = lambda *_, **__: signal.raise_signal(signal.SIGINT)  # noqa: E731
-        patch.setattr(rl.run.Run, "close", again)  # the first one's KeyboardInterrupt closes the run
-        at(patch, "rollout", again)
-        return command_line(patch, *flags_into(tmp_path))
-
-    assert in_a_process_of_its_own(interrupted_twice) == -signal.SIGINT
-    assert resume(only_run(tmp_path)) == 0
-
-
 # kill -9
 
 
@@ -126,7 +223,7 @@ def test_a_second_signal_kills(tmp_path):
 def test_kill_9_at_any_moment_loses_the_rollout_under_way_at_most(tmp_path, moment):
     assert stopped_at(moment, killed, tmp_path) == -signal.SIGKILL
     run = only_run(tmp_path)
-    saved = torch.load(run / "checkpoints" / "latest" / "trainer.pt")["state"]["update"]
+    saved = torch.load(resolve_pointer(run / "checkpoints" / "latest") / "trainer.pt")["state"]["update"]
     finished = sum("rollout/trajectories" in line for line in (run / "metrics.jsonl").read_text().splitlines())
     assert saved >= finished - 1  # a record comes before its checkpoint
     assert resume(run) == 0
@@ -145,12 +242,12 @@ def test_kill_9_before_the_first_checkpoint_has_nothing_to_go_on_with(capfd, tmp
 def test_kill_9_between_a_checkpoint_and_its_pointers_leaves_best_as_it_would_be(monkeypatch, tmp_path, count):
     """By returns: the first update is the best (all are equal). Its pointers are the second and the third to be set."""
     monkeypatch.setitem(MOMENTS, "pointer", (rl.checkpoints, "point", count))
-    flags = ["--best-by", "return"]
-    assert stopped_at("pointer", killed, tmp_path, *flags) == -signal.SIGKILL
+    assert stopped_at("pointer", killed, tmp_path, "--best-by", "return") == -signal.SIGKILL
     run = only_run(tmp_path)
     assert resume(run) == 0
-    assert (run / "checkpoints" / "best").resolve().name == "step_24"
-    assert json.loads((run / "checkpoints" / "best" / "metadata.json").read_text())["return_average"] == 1.0
+    best = resolve_pointer(run / "checkpoints" / "best")
+    assert best.name == "step_24"
+    assert json.loads((best / "metadata.json").read_text())["return_average"] == 1.0
 
 
 def test_kill_9_within_a_metrics_line_leaves_no_trace_of_it(tmp_path):
@@ -162,33 +259,64 @@ def test_kill_9_within_a_metrics_line_leaves_no_trace_of_it(tmp_path):
     assert results(run) == straight()
 
 
-# faults of the program
+# the disk
 
 
-def test_an_error_of_the_program_keeps_its_traceback_and_is_in_the_log(monkeypatch, tmp_path):
-    at(monkeypatch, "update", raising(ZeroDivisionError("a bug")))
-    with pytest.raises(ZeroDivisionError):
-        command_line(monkeypatch, *flags_into(tmp_path))
-    logged = (only_run(tmp_path) / "train.log").read_text()
-    assert "Traceback" in logged
-    assert logged.endswith("ZeroDivisionError: a bug\n")
+def test_a_checkpoint_that_no_longer_fits_is_one_line_and_the_last_one_stays(monkeypatch, capsys, tmp_path):
+    """The kernel refuses the file's growth half-way (RLIMIT_FSIZE: it needs no root and no disk of one's own)."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    at(monkeypatch, "checkpoint", lambda *_: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard)))
+    try:
+        assert start(monkeypatch, tmp_path) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    line, run = one_line(capsys.readouterr().err), only_run(tmp_path)
+    assert "no room for" in line
+    assert "--resume" in line
+    assert line.endswith((run / "train.log").read_text().splitlines()[-1])  # the log says why the run ended
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["best", "latest", "step_0", "step_24"]
+    assert resume(run) == 0
+    assert results(run) == straight()
 
 
-# two programs
+def test_a_checkpoint_that_will_not_fit_is_not_begun(monkeypatch, capsys, tmp_path):
+    def no_writing(*_):
+        raise AssertionError("nothing may be written")
+
+    def full(*_):
+        disk = shutil.disk_usage(tmp_path)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: disk._replace(free=1000))
+        monkeypatch.setattr(FakePolicy, "save_adapter", no_writing)
+
+    at(monkeypatch, "update", full)
+    assert start(monkeypatch, tmp_path) == 2
+    assert "(a checkpoint needs 0.01 GiB; 0.00 GiB are free): make room" in one_line(capsys.readouterr().err)
 
 
-def test_a_run_that_is_being_written_is_not_resumed(monkeypatch, capfd, tmp_path):
-    refused = []
+def test_a_metrics_line_on_a_full_disk_is_one_line(monkeypatch, capsys, tmp_path):
+    """/dev/full refuses as a full disk does."""
+    at(monkeypatch, "metrics line", lambda descriptor, _: os.dup2(os.open("/dev/full", os.O_WRONLY), descriptor))
+    assert start(monkeypatch, tmp_path) == 2
+    assert "(No space left on device; " in one_line(capsys.readouterr().err)
+    run = only_run(tmp_path)
+    assert resolve_pointer(run / "checkpoints" / "latest").name == "step_24"
+    assert resume(run) == 0
+    assert results(run) == straight()
 
-    def second_program(*_):
-        code = in_a_process_of_its_own(lambda _: resume(only_run(tmp_path)))
-        refused.append((code, capfd.readouterr().err))
 
-    at(monkeypatch, "rollout", second_program)
-    assert command_line(monkeypatch, *flags_into(tmp_path)) == 0
-    ((code, said),) = refused
-    assert code == 2
-    assert f"the run is being written by process {os.getpid()} on {os.uname().nodename}" in one_line(said)
+def test_a_run_whose_folder_was_moved_stops_and_goes_on_in_its_new_place(
+    monkeypatch, capsys, tmp_path, tmp_path_factory
+):
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "run"
+    at(monkeypatch, "rollout", lambda *_: only_run(tmp_path).rename(elsewhere))
+    assert start(monkeypatch, tmp_path) == 2
+    assert "is gone" in one_line(capsys.readouterr().err)
+    assert list(tmp_path.iterdir()) == []
+    assert resume(elsewhere) == 0
+    assert results(elsewhere) == straight()
+
+
+# the rest
 
 
 def test_a_reader_that_has_gone_is_no_fault(monkeypatch, tmp_path):
@@ -197,29 +325,13 @@ def test_a_reader_that_has_gone_is_no_fault(monkeypatch, tmp_path):
     os.close(reading)
     with open(writing, "w", buffering=1) as broken:
         monkeypatch.setattr(sys, "stdout", broken)
-        assert command_line(monkeypatch, *flags_into(tmp_path)) == 0
+        assert start(monkeypatch, tmp_path) == 0
     assert results(only_run(tmp_path)) == straight()
-
-
-# the clock
 
 
 @pytest.mark.parametrize("years", [-10, 10])
 def test_a_clock_that_is_set_anew_changes_nothing(monkeypatch, tmp_path, years):
     real = time.time
     at(monkeypatch, "rollout", lambda *_: monkeypatch.setattr(time, "time", lambda: real() + years * 3.15e7))
-    assert command_line(monkeypatch, *flags_into(tmp_path), "--max-hours", "10") == 0
+    assert start(monkeypatch, tmp_path, "--max-hours", "10") == 0
     assert results(only_run(tmp_path)) == straight()
-
-
-def test_no_duration_is_taken_from_the_clock_that_people_set():
-    """time.strftime names run folders, and nothing else asks for the date."""
-    packages = ("benchmarks", "configs", "envs", "rl", "untrusted", "vla")
-    found = []
-    for path in [*ROOT.glob("*.py"), *(path for name in packages for path in (ROOT / name).rglob("*.py"))]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            used = isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "time.time_ns")
-            imported = isinstance(node, ast.ImportFrom) and {"time", "datetime"} & {a.name for a in node.names}
-            if used or imported:
-                found.append(f"{path}:{node.lineno}")
-    assert found == []

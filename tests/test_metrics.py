@@ -1,20 +1,19 @@
 """The numbers of an update: right, and under the names of the specification."""
 
-import numpy as np
 import pytest
 import torch
 
 from rl import metrics as metrics_module
-from rl.metrics import advantage_metrics, rollout_metrics, system_metrics, trajectory_returns, update_line
+from rl.metrics import advantage_metrics, duration, progress_bar, rollout_metrics, system_metrics, update_line
 from rl.phases import Phase, PhaseState
-from rl.rollout import Collected
+from rl.rollout import Rollout
 from tests.fakes import trajectory
 
-TRANSITION = PhaseState(Phase.TRANSITION, 0.25, 1.0, 0.75)
+TRANSITION = PhaseState(Phase.TRANSITION, 0.25, 1.0, 0.75, global_step=500)
 
 
 @pytest.fixture
-def collected() -> Collected:
+def collected() -> Rollout:
     trajectories = [
         trajectory(2, success=True, index=0, task_id=0, group=0),
         trajectory(3, success=False, index=1, task_id=4, group=0, last_executed=1),
@@ -22,7 +21,7 @@ def collected() -> Collected:
     ]
     for decision in trajectories[0].decisions:
         decision.by_teacher = True
-    return Collected(trajectories, {"sim": 3.0, "render": 2.0, "infer": 1.0, "wait": 0.5}, wall_s=7.25, errors=2)
+    return Rollout(trajectories, {"sim": 3.0, "render": 2.0, "infer": 1.0, "wait": 0.5}, wall_s=7.25, errors=2)
 
 
 def test_rollout_numbers(collected):
@@ -51,11 +50,6 @@ def test_rollout_numbers(collected):
     assert {name: found[name] for name in expected} == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("phase", "number"), [(Phase.WARMUP, 0), (Phase.TRANSITION, 1), (Phase.RL, 2)])
-def test_phases_are_numbered_in_their_order(collected, phase, number):
-    assert rollout_metrics(collected, PhaseState(phase, 0, 0, 0), 0)["schedule/phase"] == number
-
-
 def test_one_task_alone_gets_no_curve_of_its_own(collected):
     collected.trajectories[:] = [t for t in collected.trajectories if t.episode.task_id == 4]
     assert not any("_task_" in name for name in rollout_metrics(collected, TRANSITION, 0))
@@ -74,21 +68,9 @@ def test_advantage_numbers():
     )
 
 
-def test_returns_and_groups_are_in_the_order_of_the_trajectories(collected):
-    returns, groups = trajectory_returns(collected.trajectories)
-    assert returns.tolist() == [1.0, 0.0, 1.0]
-    assert groups.tolist() == [0, 0, 1]
-
-
 def test_without_a_gpu_there_are_no_gpu_numbers(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert set(system_metrics()) == {"system/ram_gb"}
-
-
-def test_the_memory_of_the_process_is_recorded():
-    before = system_metrics()["system/ram_gb"]
-    held = np.ones(2**26)  # 0.5 GiB
-    assert system_metrics()["system/ram_gb"] - before == pytest.approx(held.nbytes / 2**30, abs=0.1)
 
 
 def test_a_missing_nvml_library_costs_the_utilisation_not_the_run(monkeypatch):
@@ -122,3 +104,27 @@ def test_the_line_says_what_was_learned(collected, metrics, learning):
     assert line.startswith("step 1000/5000  transition  success 2/3  ")
     assert learning in line
     assert line.endswith("2 h 00 min to go")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (45.4, "45 s"),
+        (89, "89 s"),
+        (90, "2 min"),
+        (89 * 60, "89 min"),
+        (90 * 60, "1 h 30 min"),
+        (3 * 3600 + 300, "3 h 05 min"),
+    ],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("total", [None, 100])
+def test_a_log_file_gets_nothing(total, capsys):
+    with progress_bar("rollout", total) as advance:
+        advance(30)
+        advance(500)  # whole episodes go beyond the total
+    captured = capsys.readouterr()
+    assert captured.out.strip() == captured.err.strip() == ""

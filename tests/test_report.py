@@ -3,16 +3,18 @@
 import re
 from html.parser import HTMLParser
 from types import SimpleNamespace
-from xml.etree import ElementTree
 
 import imageio.v2 as imageio
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
+from configs.presets import PRESETS
+from contracts import BadInput
 from rl import report
-from rl.evaluation import Successes
-from rl.report import before_and_after, conclude, main, plot_curves, summary, tables, write_report
-from rl.stored_run import GREEDY, SAMPLED, read_run
+from rl.curves import GREEDY, PANELS, PHASE_COLOURS, SAMPLED, draw_panel, draw_success, draw_time, series
+from rl.report import changed_settings, changes, conclude, main, read_run, successes_of, write_report
+from rl.results import Successes
 from tests.stored_runs import ROWS, evaluation, store, store_episodes, update
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
@@ -84,20 +86,6 @@ def test_local_references_exist(folder, html, page):
     files = [r for r in page.references if not r.startswith(("#", "data:"))]
     assert len(files) == 4  # teacher and student of the first evaluation, the best and the last student
     assert all((folder / "report" / file).is_file() for file in files)
-    ids = set(re.findall(r'\bid="([^"]*)"', html))
-    inside = [r[1:] for r in page.references if r.startswith("#")] + re.findall(r"url\(#([^)]*)\)", html)
-    assert inside
-    assert set(inside) <= ids
-
-
-def test_figures_are_well_formed_svg_that_follows_light_and_dark(html):
-    figures = re.findall(r"<svg.*?</svg>", html, flags=re.DOTALL)
-    assert len(figures) > 5
-    for figure in figures:
-        ElementTree.fromstring(figure)
-        fixed = set(re.findall(r"(?:fill|stroke): (#\w+)", figure))
-        assert not fixed - {"#ffffff", "#000000"}, fixed
-    assert "@media (prefers-color-scheme: dark)" in html
 
 
 def test_rates_are_those_of_the_records(page):
@@ -142,31 +130,6 @@ def test_a_run_that_has_hardly_begun_has_a_report(tmp_path, rows):
     assert ("No evaluation has been recorded yet." in text) == (not rows)
 
 
-def test_the_picture_shows_something(tmp_path):
-    image = imageio.imread(plot_curves(read_run(store(tmp_path, ROWS))))
-    assert image.ndim == 3
-    assert image.std() > 0
-
-
-def test_the_log_tells_sampled_and_greedy_before_and_after(tmp_path):
-    folder = store(tmp_path, [evaluation(0, 9, 10, 4), update(50, 0), evaluation(99, 9, 15, 16)])
-    sampled, greedy = before_and_after(read_run(folder))
-    assert sampled.startswith("student, sampled: 4/20 = 20 % [8, 42] before, 16/20 = 80 % [58, 92] after")
-    assert greedy.startswith("student, greedy: 10/20 = 50 %")
-
-
-def test_wandb_gets_the_results_and_records_with_equal_keys(folder):
-    run = read_run(folder)
-    assert summary(run)["result/sampled_after"] == 16 / 20
-    assert summary(run)["result/sampled_change"] == pytest.approx(12 / 20)
-    assert summary(run)["result/best_step"] == 200
-    of_run = tables(run)
-    assert [row["global_step"] for row in of_run["tables/evaluations"]] == [0, 200, 300]
-    assert all(row["video"].is_file() for row in of_run["tables/evaluations"])
-    for records in of_run.values():
-        assert len({tuple(record) for record in records}) == 1
-
-
 def test_a_report_that_fails_costs_one_line(folder, monkeypatch, caplog):
     def broken(_):
         raise RuntimeError("matplotlib has\nmany words")
@@ -177,6 +140,17 @@ def test_a_report_that_fails_costs_one_line(folder, monkeypatch, caplog):
     assert line == f"no report could be written (matplotlib has); python -m rl.report {folder} tries again"
 
 
+def test_the_log_and_wandb_get_the_results(folder, caplog):
+    caplog.set_level("INFO")
+    concluded = []
+    conclude(SimpleNamespace(folder=folder, wandb=SimpleNamespace(conclude=concluded.append)))
+    assert caplog.messages[0].startswith(
+        "student, sampled: 4/20 = 20 % [8, 42] before, 16/20 = 80 % [58, 92] after; on"
+    )
+    (summary,) = concluded
+    assert (summary["result/sampled_after"], summary["result/best_step"]) == (16 / 20, 200)
+
+
 def test_one_run_on_the_command_line_writes_its_report(tmp_path, capsys):
     folder = store(tmp_path, ROWS)
     main([str(folder)])
@@ -185,22 +159,150 @@ def test_one_run_on_the_command_line_writes_its_report(tmp_path, capsys):
     assert shown[0].startswith("student, sampled: 4/20")
 
 
-def test_several_runs_on_the_command_line_are_compared(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
+def test_several_runs_on_the_command_line_are_compared(tmp_path, capsys):
     runs = [store(tmp_path / name, ROWS, update__lr=lr) for name, lr in (("one", 0.1), ("two", 0.25))]
     main([*map(str, runs), "--out", str(tmp_path / "both.html")])
     shown = capsys.readouterr().out
-    for part in ("one", "two", "4/20 = 20 % [8, 42]", "16/20 = 80 %", "0.1", "0.25"):
-        assert part in shown
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["one", "two"] in lines
+    assert ["lr", "0.1", "0.25"] in lines
+    assert "sampled, last   16/20 = 80 % [58, 92]  16/20 = 80 % [58, 92]" in shown
     text = (tmp_path / "both.html").read_text()
     page = Page(text)
-    cells = [" ".join(cell.split()) for cell in page.cells]
-    header = cells[: cells.index("lr") + 1]
-    for name, lr in (("one", "0.1"), ("two", "0.25")):
-        row = cells[cells.index(name) :][: len(header)]
-        assert row[1] == "300"
-        assert row[3] == str(Successes(16, 20))
-        assert row[-1] == lr
-    assert "preset" not in header
-    assert [r for r in page.references if not r.startswith("#")] == []
+    assert page.cells[page.cells.index("lr") :][:3] == ["lr", "0.1", "0.25"]
+    assert "seed" not in page.cells  # equal
     assert len(re.findall("<svg", text)) >= 5
+
+
+def test_a_page_that_names_a_folder_is_one_line(tmp_path):
+    runs = [str(store(tmp_path / name, ROWS)) for name in "ab"]
+    with pytest.raises(BadInput, match=r"the page cannot be written there \(Is a directory\)") as caught:
+        main([*runs, "--out", str(tmp_path)])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [r"a$\frac$b", "a$$", "<i>"])
+def test_a_run_may_be_called_anything(tmp_path, name):
+    runs = [str(store(tmp_path / each, ROWS)) for each in (name, "other")]
+    main(runs[:1])
+    main([*runs, "--out", str(tmp_path / "both.html")])
+    assert name in Page((tmp_path / "both.html").read_text()).text
+
+
+# the run read back
+
+
+def test_the_student_is_paired_with_its_past_and_with_the_teacher(tmp_path):
+    folder = store(tmp_path, ROWS)
+    store_episodes(folder, 0, teacher=[True, True], student=[False, False], student_sampled=[False, True])
+    store_episodes(folder, 300, student=[True, False], student_sampled=[True, True])
+    store_episodes(folder, 9999, student_sampled=[False, False])  # of records that a resume cut off
+    sampled, greedy, against_teacher = (change.paired for change in changes(read_run(folder)))
+    assert (sampled.only_after, sampled.only_before, sampled.both) == (1, 0, 1)
+    assert (greedy.only_after, greedy.neither) == (1, 1)
+    assert (against_teacher.both, against_teacher.only_before) == (1, 1)
+
+
+def test_counts_of_a_task_follow_from_its_rate():
+    row = evaluation(0, 9, 7, 10, **{f"{GREEDY}_task_0": 0.6, f"{GREEDY}_task_4": 0.1})
+    assert successes_of(row, f"{GREEDY}_task_0") == Successes(6, 10)
+    assert successes_of(row, f"{GREEDY}_task_4") == Successes(1, 10)
+    assert successes_of(row, GREEDY) == Successes(7, 20)
+
+
+def test_the_best_evaluation_is_that_of_the_best_checkpoint(tmp_path):
+    rows = [evaluation(0, 9, 5, 5), evaluation(100, 9, 8, 5), evaluation(200, 9, 8, 5), evaluation(300, 9, 6, 5)]
+    assert read_run(store(tmp_path, rows)).best_evaluation["global_step"] == 100
+
+
+@pytest.mark.parametrize(("total_steps", "words"), [(300, "Finished: 300 env steps"), (301, "Not finished: 300 env")])
+def test_a_run_is_finished_when_it_was_evaluated_at_its_last_step(tmp_path, total_steps, words):
+    assert read_run(store(tmp_path, ROWS, phases__total_steps=total_steps)).status().startswith(words)
+
+
+def test_settings_are_compared_with_the_preset_of_the_command(tmp_path):
+    run = read_run(store(tmp_path, ROWS, run__seed=3, update__lr=0.001))
+    assert changed_settings(run) == ("tiny", {"seed": (0, 3), "lr": (PRESETS["tiny"].update.lr, 0.001)})
+
+
+def test_a_run_of_another_version_has_other_fields_and_is_read(tmp_path):
+    folder = store(tmp_path, ROWS, run__seed=3)
+    text = (folder / "config.json").read_text()
+    (folder / "config.json").write_text(text.replace('"name": "tiny"', '"rerun": false'))
+    assert changed_settings(read_run(folder))[1] == {"seed": (0, 3)}
+
+
+@pytest.mark.parametrize("content", [None, "{", '{"config": 3}', "{}"])
+def test_what_is_no_run_folder_is_refused_in_one_line(tmp_path, content):
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(BadInput, match="is not a run folder") as caught:
+        read_run(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_series_leave_out_what_was_not_recorded():
+    assert series(ROWS, "train/grad_norm") == ([100, 200], [1.5, 0.5])
+    assert series([update(1, 0)], "nothing") == ([], [])
+
+
+# curves
+
+
+@pytest.fixture
+def axis():
+    figure, axis = plt.subplots()
+    yield axis
+    plt.close(figure)
+
+
+def lines(axis) -> dict[str, list[tuple[float, float]]]:
+    """Curves of an axis and of the one that shares its x axis."""
+    return {
+        line.get_label(): list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+        for one in axis.figure.axes
+        for line in one.get_lines()
+    }
+
+
+@pytest.mark.parametrize("panel", PANELS.values(), ids=lambda panel: panel.title)
+def test_every_panel_can_be_drawn_and_has_a_reading(axis, panel):
+    metrics = dict.fromkeys((*panel.left, *panel.right), 0.5)
+    draw_panel(axis, [update(100, 0, **metrics), update(200, 2, **metrics)], panel)
+    axis.figure.canvas.draw()
+    assert set(lines(axis)) == {*panel.left.values(), *panel.right.values()}
+    assert panel.reading.endswith(".")
+
+
+def test_a_panel_shows_the_recorded_numbers_against_env_steps(axis):
+    draw_panel(axis, ROWS, PANELS["Policy change within an update"])
+    assert lines(axis) == {
+        "approx. KL": [(200, 0.01), (300, 0.02)],
+        "clip fraction": [(200, 0.125), (300, 0.25)],
+    }
+
+
+def test_success_has_intervals_as_bars_and_rollouts_as_dots(axis):
+    draw_success(axis, ROWS)
+    assert lines(axis)["training rollouts"] == [(100, 0.5), (200, 0.5), (300, 0.5)]
+    bars = {container.get_label(): container for container in axis.containers}
+    assert set(bars) == {"teacher", "student, greedy", "student, sampled"}
+    ((_, low), (_, high)) = bars["student, sampled"].lines[2][0].get_segments()[0]
+    assert (low, high) == pytest.approx((0.0807, 0.4160), abs=1e-3)  # Wilson's interval of 4 of 20
+
+
+def test_phases_are_shaded_where_they_were(axis):
+    draw_success(axis, [evaluation(0, 1, 1, 1), update(100, 0), update(250, 1), update(400, 2), update(500, 2)])
+    spans = sorted((p.get_x(), p.get_x() + p.get_width(), p.get_facecolor()) for p in axis.patches)
+    colours = [plt.matplotlib.colors.to_rgba(colour) for colour in PHASE_COLOURS]
+    assert spans == [
+        (0, 100, colours[0]), (100, 250, colours[1]), (250, 400, colours[2]), (400, 500, colours[2])
+    ]  # fmt: skip
+
+
+def test_time_is_stacked_by_update_and_evaluations_count_where_they_happened(axis):
+    draw_time(axis, ROWS)
+    bars = {bar.get_label(): [(r.get_y(), r.get_height()) for r in bar] for bar in axis.containers}
+    assert bars["rollout"] == [(0, 0), (0, 3), (0, 3), (0, 3)]
+    assert bars["update"] == [(0, 0), (3, 2), (3, 2), (3, 2)]
+    assert bars["evaluation"] == [(0, 7), (5, 0), (5, 7), (5, 7)]

@@ -1,18 +1,185 @@
-"""The results file: read back as written, refused where it is of something else, compared pair by pair."""
+"""Intervals against published values, paired comparisons, which episodes an evaluation plays, and its results file."""
 
+import errno
 import json
+import math
 from dataclasses import replace
+from itertools import product
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from errors import BadInput
-from rl.eval_plan import Task, make_plan
-from rl.evaluation import wilson_interval
-from rl.results import PlayedEpisode, Results, Settings, check_comparable, open_results, read_results, save_results
-from rl.results_table import results_table
+from contracts import BadInput
+from envs.tasks import TaskInfo
+from eval import episode_of
+from rl.results import (
+    Key,
+    Paired,
+    PlayedEpisode,
+    Results,
+    Settings,
+    Successes,
+    count,
+    count_pairs,
+    make_plan,
+    newcombe_interval,
+    open_results,
+    read_results,
+    results_table,
+    save_results,
+    wilson_interval,
+)
+from tests.fakes import trajectory
+
+# success rates
+
+
+@pytest.mark.parametrize(
+    ("k", "n", "low", "high"),
+    [
+        # Newcombe, Statistics in Medicine 17 (1998), table I, method 3 (score, no continuity correction).
+        (81, 263, 0.2553, 0.3662),
+        (15, 148, 0.0624, 0.1605),
+        (0, 20, 0.0000, 0.1611),
+        (1, 29, 0.0061, 0.1718),
+        # R: prop.test(8, 10, correct = FALSE)
+        (8, 10, 0.4902, 0.9433),
+    ],
+)
+def test_wilson_interval_has_published_values(k, n, low, high):
+    assert wilson_interval(k, n) == pytest.approx((low, high), abs=6e-5)
+
+
+@given(n=st.integers(1, 2000), data=st.data())
+def test_wilson_interval_holds_the_rates_whose_score_test_accepts_the_outcome(n, data):
+    k = data.draw(st.integers(0, n))
+    z, rate = 1.959963984540054, k / n
+    for bound in wilson_interval(k, n):
+        if 0 < bound < 1:  # at the bounds the score statistic is exactly z
+            assert (rate - bound) ** 2 == pytest.approx(z * z * bound * (1 - bound) / n, abs=1e-9)
+
+
+def test_no_success_has_a_lower_bound_of_exactly_0_and_no_failure_an_upper_one_of_exactly_1():
+    # Else a perfect evaluation lies "below" an equally perfect baseline.
+    assert [n for n in range(1, 101) if wilson_interval(0, n)[0] != 0 or wilson_interval(n, n)[1] != 1] == []
+
+
+def test_no_episodes_say_nothing():
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+def test_successes_are_counted_and_reported_with_k_n_and_interval():
+    successes = count([trajectory(1, success=i < 8) for i in range(10)])
+    assert successes == Successes(8, 10)
+    assert successes.metrics("eval/x") == pytest.approx(
+        {"eval/x": 0.8, "eval/x_k": 8, "eval/x_n": 10, "eval/x_low": 0.4902, "eval/x_high": 0.9433}, abs=1e-4
+    )
+    assert str(successes) == "8/10 = 80 % [49, 94]"
+
+
+# paired comparisons
+
+cells = st.integers(0, 60)
+
+
+def test_interval_has_the_published_value():
+    # R package contingencytables, Newcombe_square_and_add_CI_paired_2x2 on its table cavo_2012, value of its own test.
+    assert newcombe_interval(59, 6, 16, 80) == pytest.approx((-0.1186, -0.0046), abs=6e-5)
+
+
+@given(e=cells, f=cells, g=cells, h=cells)
+def test_interval_contains_the_difference_and_changes_sign_with_the_order(e, f, g, h):
+    low, high = newcombe_interval(e, f, g, h)
+    if n := e + f + g + h:
+        assert -1 <= low <= (f - g) / n + 1e-12
+        assert (f - g) / n - 1e-12 <= high <= 1
+        assert newcombe_interval(e, g, f, h) == pytest.approx((-high, -low))
+
+
+def test_interval_without_correlation_is_the_hybrid_score_interval_of_independent_rates():
+    low, high = newcombe_interval(6, 4, 9, 6)  # 6 * 6 = 4 * 9: phi is 0
+    (l1, u1), (l2, u2) = wilson_interval(10, 25), wilson_interval(15, 25)
+    assert low == pytest.approx(-0.2 - math.hypot(0.4 - l1, u2 - 0.6))
+    assert high == pytest.approx(-0.2 + math.hypot(u1 - 0.4, 0.6 - l2))
+
+
+@pytest.mark.parametrize("rates", [(0.4, 0.25, 0.1, 0.25), (0.7, 0.15, 0.05, 0.1), (0.25, 0.25, 0.25, 0.25)])
+def test_interval_covers_the_true_difference_in_95_percent_of_all_outcomes(rates):
+    n, covered = 20, 0.0  # the multinomial distribution of all tables of 20 pairs, summed
+    for e, f, g in product(range(n + 1), repeat=3):
+        if (h := n - e - f - g) >= 0:
+            low, high = newcombe_interval(e, f, g, h)
+            ways = math.factorial(n) / math.prod(map(math.factorial, (e, f, g, h)))
+            if low <= rates[1] - rates[2] <= high:
+                covered += ways * math.prod(rate**count for rate, count in zip(rates, (e, f, g, h), strict=True))
+    assert 0.94 < covered < 0.98
+
+
+@given(won=st.integers(0, 40), lost=st.integers(0, 40), agreed=st.integers(0, 40))
+def test_p_value_is_the_binomial_sum(won, lost, agreed):
+    decided, fewer = won + lost, min(won, lost)
+    tail = sum(math.comb(decided, k) for k in range(fewer + 1)) / 2**decided
+    assert Paired(agreed, lost, won, agreed).p_value == pytest.approx(min(1.0, 2 * tail))
+
+
+def test_pairs_are_counted():
+    pairs = count_pairs([(True, True), (True, False), (False, True), (False, True), (False, False)])
+    assert pairs == Paired(both=1, only_before=1, only_after=2, neither=1)
+    assert pairs.difference == pytest.approx(0.2)
+
+
+def test_a_gain_is_shown_in_points_with_interval_and_p_value():
+    text = str(Paired(both=20, only_before=2, only_after=12, neither=16))
+    assert text == "+20 points [+6, +33], p = 0.013"
+    assert Paired(20, 2, 12, 16).record()["n"] == 50
+
+
+# the plan
+
+
+def task(task_id=0, states=50) -> TaskInfo:
+    return TaskInfo(task_id, "name", "do it", 300, states)
+
+
+def test_the_published_protocol_is_every_initial_state_of_every_task_once():
+    keys = make_plan({"libero_goal": [task(i) for i in range(10)]}, 50, 0, {}).keys
+    assert sorted(keys) == [Key("libero_goal", i, state, 0) for i in range(10) for state in range(50)]
+
+
+def test_every_task_comes_once_before_any_comes_twice_and_suites_come_one_after_the_other():
+    plan = make_plan({"libero_goal": [task(0), task(3)], "libero_10": [task()]}, 2, 40, {})
+    assert plan.keys == [
+        Key("libero_goal", 0, 40, 0), Key("libero_goal", 3, 40, 0),
+        Key("libero_goal", 0, 41, 0), Key("libero_goal", 3, 41, 0),
+        Key("libero_10", 0, 40, 0), Key("libero_10", 0, 41, 0),
+    ]  # fmt: skip
+
+
+def test_more_trials_than_initial_states_start_over_with_the_first_allowed_one():
+    keys = make_plan({"libero_goal": [task(states=5)]}, 5, 3, {}).keys
+    assert [(key.init_state_id, key.repeat) for key in keys] == [(3, 0), (4, 0), (3, 1), (4, 1), (3, 2)]
+
+
+def test_an_episode_keeps_its_random_stream_whatever_else_is_played():
+    all_keys = make_plan({"libero_goal": [task(i) for i in range(90)]}, 120, 0, {}).keys
+    indices = [episode_of(key).index for key in all_keys]
+    assert len(set(indices)) == len(indices)
+    (alone,) = make_plan({"libero_goal": [task(7)]}, 1, 33, {}).keys
+    assert alone in all_keys
+    assert episode_of(alone).index == indices[all_keys.index(alone)]
+
+
+def test_a_missing_initial_state_is_refused():
+    with pytest.raises(BadInput, match="--first-init-state 50: libero_goal task 0 has only 50"):
+        make_plan({"libero_goal": [task()]}, 1, 50, {})
+
+
+# the results file
 
 SETTINGS = Settings("runs/R/checkpoints/best", "abc", "greedy", None, 0, "low-poly", None, "cpu", "float32")
-TASKS = [Task("libero_goal", i, f"task_{i}", f"do {i}", 300, 50) for i in range(2)]
+TASKS = {"libero_goal": [TaskInfo(i, f"task_{i}", f"do {i}", 300, 50) for i in range(2)]}
 PLAN = make_plan(TASKS, 3, 0, {"protocol": None, "versions": {"mujoco": "3.3.0"}})
 
 
@@ -62,16 +229,16 @@ def test_more_trials_may_follow_but_no_other_settings_tasks_or_weights(tmp_path)
     assert len(open_results(results.path, SETTINGS, make_plan(TASKS, 50, 0, {})).episodes) == 6
     with pytest.raises(BadInput, match=r"weights \(file: abc, now: xyz\)"):
         open_results(results.path, replace(SETTINGS, weights="xyz"), PLAN)
-    with pytest.raises(BadInput, match="holds 3 episodes of tasks"):
-        open_results(results.path, SETTINGS, make_plan(TASKS[:1], 3, 0, {}))
+    with pytest.raises(BadInput, match="holds 3 episodes that"):
+        open_results(results.path, SETTINGS, make_plan({"libero_goal": TASKS["libero_goal"][:1]}, 3, 0, {}))
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("{half", "not valid JSON"),
-        ("[]", "expected a JSON object"),
-        ('{"format": "vla-grpo evaluation", "version": 2}', "version 2, this program reads 1"),
+        ("{half", "is no JSON"),
+        ("[]", "holds a list"),
+        ('{"format": "vla-grpo evaluation", "version": 2}', "no results file of eval.py, version 1"),
         ('{"format": "vla-grpo evaluation", "version": 1}', "damaged"),
         ('{"format": "vla-grpo evaluation", "version": 1, "settings": {}, "episodes": []}', "damaged"),
     ],
@@ -104,16 +271,17 @@ def test_comparison_pairs_equal_episodes_only(tmp_path):
 def test_what_was_played_otherwise_is_not_compared(tmp_path, other):
     before = results_in(tmp_path, settings=replace(SETTINGS, **other))
     with pytest.raises(BadInput, match="--compare-with"):
-        check_comparable(before, SETTINGS, PLAN)
+        open_results(tmp_path / "x", SETTINGS, PLAN, before)
 
 
 def test_an_l1_head_is_compared_with_greedy_tokens_both_deterministic(tmp_path):
-    check_comparable(results_in(tmp_path, settings=replace(SETTINGS, mode="l1")), SETTINGS, PLAN)
+    before = results_in(tmp_path, settings=replace(SETTINGS, mode="l1"))
+    assert open_results(tmp_path / "x", SETTINGS, PLAN, before).episodes == {}
 
 
 def test_files_without_a_common_episode_are_not_compared(tmp_path):
     with pytest.raises(BadInput, match="no episode"):
-        check_comparable(results_in(tmp_path), SETTINGS, make_plan(TASKS, 3, 40, {}))
+        open_results(tmp_path / "x", SETTINGS, make_plan(TASKS, 3, 40, {}), results_in(tmp_path))
 
 
 def test_the_table_has_a_line_per_task_and_a_sum(tmp_path):
@@ -125,3 +293,13 @@ def test_the_table_has_a_line_per_task_and_a_sum(tmp_path):
 def test_the_table_of_a_comparison_shows_difference_interval_and_pairs(tmp_path):
     lines = results_table(results_in(tmp_path), PLAN, results_in(tmp_path, "010000", "before.json"))
     assert lines[-1].endswith("+33 points [-17, +67], p = 0.5  6: +2 -0")
+
+
+def test_a_results_file_that_does_not_fit_is_one_line(monkeypatch, tmp_path):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(BadInput, match=r"--out .*r\.json: cannot be written \(No space left on device\)"):
+        save_results(Results(tmp_path / "r.json", SETTINGS), PLAN)
+    assert list(tmp_path.iterdir()) == []

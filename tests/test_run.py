@@ -1,20 +1,37 @@
 """The run folder: complete provenance, records that survive, errors that say what to do."""
 
+import errno
 import json
 import logging
+import os
+import shutil
+import signal
 import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from configs.config import PolicyConfig, RunConfig, TaskConfig, TrainConfig, from_dict, to_dict
-from errors import BadInput, TimeIsUp
-from rl.run import Run, provenance, read_metrics, reopen_run, start_run, write_json
+from configs.config import ModelConfig, RunConfig, TaskConfig, TrainConfig, from_dict
+from contracts import BadInput, TimeIsUp, write_json
+from rl.ranks import ALONE
+from rl.report import read_metrics
+from rl.run import (
+    disk_problem,
+    interruptible,
+    only_writer,
+    provenance,
+    reopen_run,
+    start_run,
+    until_the_end,
+)
 
+ROOT = Path(__file__).parents[1]
 ARGV = ["--task-id", "0", "--seed", "7"]
 
 
@@ -32,7 +49,7 @@ def _logging_as_it_was():
 def config(folder: Path, **task) -> TrainConfig:
     return TrainConfig(
         task=TaskConfig(**task),
-        policy=PolicyConfig(checkpoint="checkpoints/x"),
+        model=ModelConfig(checkpoint="checkpoints/x"),
         run=RunConfig(name="trial", output=str(folder), wandb_mode="disabled", seed=7),
     )
 
@@ -60,11 +77,6 @@ def test_time_is_up_once_the_run_has_been_open_for_its_hours(monkeypatch, tmp_pa
     run.close()
 
 
-def test_a_run_without_a_limit_has_time_for_ever(monkeypatch, run):
-    monkeypatch.setattr(time, "monotonic", lambda: 1e12)
-    run.check_time()
-
-
 # the folder
 
 
@@ -81,13 +93,6 @@ def test_two_runs_in_one_second_get_two_folders(monkeypatch, tmp_path):
     assert len({run.folder for run in runs}) == 3
     for run in runs:
         run.close()
-
-
-def test_the_folder_has_the_parts_of_the_specification(run):
-    run.record(0, 0, {})
-    assert {p.name for p in run.folder.iterdir()} >= {
-        "config.json", "metrics.jsonl", "train.log", "checkpoints", "videos", "report"
-    }  # fmt: skip
 
 
 def test_the_stored_configuration_is_complete(run):
@@ -116,13 +121,12 @@ def test_provenance_without_git_is_empty_not_an_error(monkeypatch):
     assert provenance([])["git"] == {}
 
 
-@pytest.mark.parametrize("below", ["", "deeper/still"])
-def test_an_output_that_cannot_be_written_is_refused(tmp_path, below):
+def test_an_output_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")  # refuses even root
     with pytest.raises(BadInput) as caught:
-        start_run(config(tmp_path / "file" / below), ARGV)
+        start_run(config(tmp_path / "file" / "deeper"), ARGV)
     message = str(caught.value)
-    assert message.startswith(f"--output {tmp_path / 'file' / below}: cannot create a run folder there (")
+    assert message.startswith(f"--output {tmp_path / 'file' / 'deeper'}: cannot create a run folder there (")
     assert "\n" not in message
     assert "None" not in message
 
@@ -145,13 +149,6 @@ def test_every_record_goes_to_wandb_too(monkeypatch, run):
     monkeypatch.setattr(run.wandb, "log", sent.append)
     run.record(100, 1, {"a": 1})
     assert sent == read_metrics(run.folder) == [{"global_step": 100, "update": 1, "a": 1}]
-
-
-def test_metrics_bytes_is_the_length_of_the_file(run):
-    assert run.metrics_bytes() == 0
-    for step in range(3):
-        run.record(step, step, {"a": 1.5})
-        assert run.metrics_bytes() == (run.folder / "metrics.jsonl").stat().st_size
 
 
 def test_timed_blocks_add_up_and_belong_to_the_next_record(monkeypatch, run):
@@ -197,16 +194,9 @@ def test_reopening_a_run_whose_metrics_are_gone_or_short_never_invents_bytes(run
     assert read_metrics(run.folder) == [{"global_step": 2, "update": 2}]
 
 
-def test_reopening_leaves_the_stored_configuration_alone(run):
-    before = (run.folder / "config.json").read_bytes()
-    run.close()
-    reopen_run(run.folder, run.config, 0, wandb_id=None).close()
-    assert (run.folder / "config.json").read_bytes() == before
-
-
 def test_a_run_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match=r"--resume .*file: the run folder cannot be written \(Not a directory\)"):
+    with pytest.raises(BadInput, match=r"--resume .*file: the run: cannot be written \(File exists\)"):
         reopen_run(tmp_path / "file", config(tmp_path), 0, None)
 
 
@@ -246,7 +236,127 @@ def test_readers_see_the_old_or_the_new_file_never_a_part(tmp_path, monkeypatch)
     assert json.loads(path.read_text()) == {"new": 2}
 
 
-def test_a_run_is_a_plain_value_of_its_parts(run):
-    assert isinstance(run, Run)
-    assert run.checkpoints == run.folder / "checkpoints"
-    assert to_dict(run.config)["run"]["name"] == "trial"
+# one writer
+
+
+def test_a_run_that_is_being_written_is_not_resumed(run):
+    with pytest.raises(BadInput, match=f"--resume {run.folder}: the run is being written by another program"):
+        reopen_run(run.folder, run.config, 0, None)
+    run.close()
+    reopen_run(run.folder, run.config, 0, None).close()
+
+
+def test_a_lock_ends_with_its_process_however_that_ends(tmp_path):
+    program = "import os, sys; from pathlib import Path; from rl.run import only_writer\n" + (
+        "lock = only_writer(Path(sys.argv[1]), 'it'); print('held', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path / "x")], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(BadInput, match="it is being written"):
+            only_writer(tmp_path / "x", "it")
+        holder.kill()
+        holder.wait()
+    only_writer(tmp_path / "x", "it").release()
+
+
+# signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_is_an_exception_and_the_handlers_come_back(number):
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) == before
+
+
+def test_the_second_signal_kills():
+    def twice() -> None:
+        with interruptible():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGINT)
+
+    child = os.fork()
+    if child == 0:
+        twice()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGINT
+
+
+def test_a_signal_that_is_ignored_from_the_start_stays_so(monkeypatch):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with interruptible():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# the end
+
+
+def end_with(run, reason: BaseException) -> tuple[str, str]:
+    """How a run ends on an exception: what is raised for it, and the last lines of its log."""
+    with pytest.raises(BaseException) as caught, until_the_end(run, ALONE):
+        raise reason
+    return f"{type(caught.value).__name__}: {caught.value}", (run.folder / "train.log").read_text()
+
+
+def test_the_log_says_why_a_run_ended_and_how_to_go_on(run):
+    (run.checkpoints / "latest").write_text("step_0")
+    raised, logged = end_with(run, KeyboardInterrupt())
+    assert raised == "KeyboardInterrupt: "
+    assert logged == f"stopped; go on with: python train_grpo.py --resume {run.folder}\ninterrupted\n"
+
+
+def test_a_fault_of_the_program_keeps_its_traceback(run):
+    raised, logged = end_with(run, ZeroDivisionError("a bug"))
+    assert raised == "ZeroDivisionError: a bug"
+    assert "Traceback" in logged
+    assert logged.endswith("ZeroDivisionError: a bug\n")
+
+
+def test_a_full_disk_and_a_full_gpu_are_one_line(run):
+    raised, logged = end_with(run, OSError(errno.ENOSPC, "No space left on device", str(run.folder / "x")))
+    assert raised.startswith(f"BadInput: no room for {run.folder / 'x'} (No space left on device; ")
+    assert raised.endswith(logged.strip())
+    again = start_run(run.config, ARGV)
+    raised, _ = end_with(again, torch.OutOfMemoryError("CUDA out of memory\nand more"))
+    assert raised.startswith("BadInput: out of GPU memory (CUDA out of memory): lower --micro-batch-size")
+
+
+def test_a_run_whose_folder_was_deleted_is_told_so_and_gets_no_empty_shell(run):
+    with pytest.raises(BadInput, match="is gone: it was moved or deleted"), until_the_end(run, ALONE):
+        shutil.rmtree(run.folder)
+    assert not run.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "is_said"),
+    [
+        (FileNotFoundError(errno.ENOENT, "No such file or directory", "/elsewhere/asset.xml"), False),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), False),
+        (OSError(errno.ENOSPC, "No space left on device", "/tmp/frames"), True),
+        (OSError(errno.EROFS, "Read-only file system"), True),
+    ],
+)
+def test_only_disks_are_blamed_and_elsewhere_only_for_what_disks_do(tmp_path, error, is_said):
+    assert (disk_problem(error, tmp_path) is not None) == is_said
+    inside = OSError(error.errno, error.strerror, str(tmp_path / "checkpoints"))
+    assert (disk_problem(inside, tmp_path) is not None) == (error.errno != errno.ECONNRESET)
+
+
+def test_a_log_that_cannot_be_written_costs_the_line_only(monkeypatch, run, capsys):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (handler,) = [h for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler)]
+    monkeypatch.setattr(handler, "stream", SimpleNamespace(write=full, flush=full))
+    logging.getLogger("train").info("a line")
+    assert capsys.readouterr() == ("a line\n", "")
+    monkeypatch.undo()
