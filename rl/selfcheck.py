@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from contracts import BadInput, Observation, SelfCheckError, first_line
-from rl.learner import ADAM_EPS, make_optimizer
-from rl.randomness import torch_generator
+from rl.rollout import torch_generator
+from rl.update import ADAM_EPS, make_optimizer
 from vla.action_tokenizer import FIRST_ACTION_TOKEN, NUM_BINS
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
