@@ -27,12 +27,11 @@ from rich.text import Text
 from configs.config import ModelConfig, RunConfig, SimulatorConfig, TaskConfig, TrainConfig, require
 from contracts import BadInput, Observation, SelfCheckError, first_line
 from envs.assets import describe_assets, is_lowpoly
-from envs.egl import GPU_BYTES_PER_RENDERER, REPAIR
-from envs.libero import EnvSpec, task_info
-from envs.pool import InlinePool, WorkerPool
-from envs.setup import check_versions, simulator_versions
-from envs.simulator_probes import NoAnswer, ask, bowl_beside_ramekin_m, find_renderer
+from envs.libero import EnvSpec, bowl_beside_ramekin_m, task_info
+from envs.pool import Pool, WorkerPool
+from envs.rendering import GPU_BYTES_PER_RENDERER, REPAIR, check_versions, find_renderer, simulator_versions
 from envs.tasks import TaskInfo
+from envs.worker import NoAnswer, ask
 from rl.phases import choose_teacher
 from rl.selfcheck import (
     Caution,
@@ -44,12 +43,10 @@ from rl.selfcheck import (
     made_up_observation,
     token_probe,
 )
-from vla.adapter_folder import base_and_adapter
-from vla.checkpoint import CheckpointInfo, inspect_checkpoint
-from vla.hub import resolve_checkpoint
+from vla.checkpoint import CheckpointInfo, base_and_adapter, inspect_checkpoint, resolve_checkpoint
 from vla.memory import fit_to_memory
 from vla.policy import Policy, choose_device
-from vla.statistics import normalisation_of, select_key, suites_named
+from vla.tokens import normalisation_of, select_key, suites_named
 
 log = logging.getLogger("train")
 GIB = 2**30
@@ -133,7 +130,7 @@ def check_machine(checks: Checks, config: TrainConfig) -> torch.device | None:
 
 
 def check_setup(
-    checks: Checks, config: TrainConfig, policy: Policy, pool: InlinePool | WorkerPool, tasks: Sequence[TaskInfo]
+    checks: Checks, config: TrainConfig, policy: Policy, pool: Pool, tasks: Sequence[TaskInfo]
 ) -> Observation:
     """Check policy and simulator; returns the first observation of the first task. Raises the first failure."""
     checks.make("checkpoint", lambda: describe_checkpoint(policy.info))
@@ -330,9 +327,7 @@ def check_init_states(task: TaskConfig, tasks: Sequence[TaskInfo]) -> str:
     return f"training uses {first} to {end - 1}, evaluation {eval_first} to {eval_end - 1}, of {len(tasks)} task(s)"
 
 
-def check_first_frame(
-    pool: InlinePool | WorkerPool, task: TaskConfig, tasks: Sequence[TaskInfo]
-) -> tuple[Observation, str]:
+def check_first_frame(pool: Pool, task: TaskConfig, tasks: Sequence[TaskInfo]) -> tuple[Observation, str]:
     """The first observation of the first episode, and that it shows something. Raises BadInput."""
     pool.reset(0, tasks[0].task_id, task.train_init_states[0])
     ((_, result),) = pool.ready()

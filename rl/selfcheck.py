@@ -16,9 +16,9 @@ from torch import Tensor
 from contracts import BadInput, Observation, SelfCheckError, first_line
 from rl.rollout import torch_generator
 from rl.update import ADAM_EPS, make_optimizer
-from vla.action_tokenizer import FIRST_ACTION_TOKEN, NUM_BINS
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
+from vla.tokens import FIRST_ACTION_TOKEN, NUM_BINS
 
 GIB = 2**30
 SMALLEST_EFFECT = 1e-5  # relative to the largest logit; without any connection the effect is exactly 0

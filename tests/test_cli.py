@@ -318,7 +318,7 @@ def entries(module: str) -> dict[str, str]:
     return {flag: re.sub(r"\s+", " ", text.replace("─", "")) for flag, text in found.items()}
 
 
-@pytest.mark.parametrize("module", COMMANDS)
+@pytest.mark.parametrize("module", ["train_grpo", "eval"])
 def test_help_and_wrong_flags_are_answered_without_heavy_imports(module):
     asked, refused = run(module, "--help"), run(module, "--no-such-flag")
     assert asked.returncode == 0, asked.stderr
@@ -350,15 +350,15 @@ def test_flags_have_no_prefix_and_stand_in_groups():
 
 
 def test_every_flag_is_read_somewhere():
-    """As `config.rollout.n_steps`, `rollout.n_steps` or, where a function takes a section, `config.n_steps`."""
-    sections = {**vars(TrainConfig()), **{"": EvalConfig()}}
+    """As `config.rollout.n_steps`, `rollout.n_steps` or, where a function takes a section, `settings.n_steps`."""
+    sections = {**vars(TrainConfig()), "": EvalConfig()}
     read = set()
     for path in [*ROOT.glob("*.py"), *(path for room in ("rl", "vla", "envs") for path in (ROOT / room).rglob("*.py"))]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):
                 owner = node.value
                 name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
-                if name in sections or name == "config":
+                if name in sections or name in ("config", "settings"):
                     read.add(node.attr)
     flags = {field.name for section in sections.values() for field in fields(section)}
     assert flags - read == set()

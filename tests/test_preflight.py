@@ -25,8 +25,9 @@ from configs.config import (
 from contracts import BadInput, Observation, SelfCheckError
 from envs.assets import SUBFOLDERS
 from envs.libero import EnvSpec
-from envs.simulator_probes import NoAnswer, Renderer
+from envs.rendering import Renderer
 from envs.tasks import TaskInfo
+from envs.worker import NoAnswer
 from preflight import Checks, check_machine, check_only, check_setup
 from rl.selfcheck import Caution
 from tests.fakes import FakePolicy, FakePool, Script
