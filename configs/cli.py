@@ -47,30 +47,40 @@ class Command:
 
 def parse_train(argv: Sequence[str]) -> Command:
     """The command that train_grpo.py's `argv` (without the program's name) asks for. Raises BadInput."""
-    start, _ = _starting_point().parse_known_args(list(argv))
-    if start.resume is not None:
-        if start.preset is not None:
-            raise BadInput("--preset and --resume contradict each other: a resumed run keeps its settings")
-        base, preset = stored_config(Path(start.resume)), "libero_spatial"
-    else:
-        preset = _preset_name(start)
-        if preset not in PRESETS:
-            near = difflib.get_close_matches(preset, PRESETS, n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            raise BadInput(f"unknown preset {preset!r}: choose one of {', '.join(PRESETS)}{hint}")
-        base = PRESETS[preset]
+    start, preset = _starting_point(argv), preset_of(argv)
+    if preset not in PRESETS:
+        near = difflib.get_close_matches(preset, PRESETS, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise BadInput(f"unknown preset {preset!r}: choose one of {', '.join(PRESETS)}{hint}")
+    if start.resume is None:
+        return parse_flags(Command, argv, prog="train_grpo.py", default=Command(PRESETS[preset], preset=preset))
 
-    command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(base, preset=preset))
-    if start.resume is not None:
-        changed = differing_fields(base, command.config)
-        refused = {name: values for name, values in changed.items() if name not in CHANGEABLE_ON_RESUME}
-        if refused:
-            listed = ", ".join(f"{name} (run: {a}, now: {b})" for name, (a, b) in refused.items())
-            raise BadInput(
-                f"--resume {start.resume}: the run has another configuration: {listed}; leave these flags out, or "
-                "start a new run"
-            )
+    if start.preset is not None:
+        raise BadInput("--preset and --resume contradict each other: a resumed run keeps its settings")
+    stored = stored_config(Path(start.resume))
+    command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(stored))
+    changed = differing_fields(stored, command.config)
+    refused = [f"{name} (run: {a}, now: {b})" for name, (a, b) in changed.items() if name not in CHANGEABLE_ON_RESUME]
+    if refused:
+        raise BadInput(
+            f"--resume {start.resume}: the run has another configuration: {', '.join(refused)}; leave these flags out, "
+            "or start a new run"
+        )
     return command
+
+
+def preset_of(argv: Sequence[str]) -> str:
+    """Name of the preset that a command line of train_grpo.py starts from."""
+    start = _starting_point(argv)
+    return start.preset or (start.task_suite if start.task_suite in PRESETS else "libero_spatial")
+
+
+def _starting_point(argv: Sequence[str]) -> argparse.Namespace:
+    """The three flags that decide what the other flags change."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for spellings in (("--preset",), ("--resume",), ("--task-suite", "--task_suite")):
+        parser.add_argument(*spellings, nargs="?")
+    return parser.parse_known_args(list(argv))[0]
 
 
 def parse_eval(argv: Sequence[str]) -> EvalConfig:
@@ -81,37 +91,32 @@ def parse_eval(argv: Sequence[str]) -> EvalConfig:
     return config
 
 
-def preset_of(argv: Sequence[str]) -> str:
-    """Name of the preset that a command line of train_grpo.py starts from."""
-    return _preset_name(_starting_point().parse_known_args(list(argv))[0])
-
-
 def stored_config(run_folder: Path) -> TrainConfig:
     """The configuration that a run folder's config.json holds. Raises BadInput."""
     path = run_folder / "config.json"
     try:
-        stored = read_json(path)
+        stored = read_json(path).get("config")
     except BadInput as problem:
         raise BadInput(f"--resume {run_folder}: not a run folder: {problem}") from None
-    if not isinstance(stored.get("config"), dict):
-        raise BadInput(f"--resume {run_folder}: {path} holds no run configuration (expected an object 'config')")
-    return from_dict(stored["config"], str(path))
+    return from_dict(stored, str(path))
 
 
 def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None = None) -> T:
     """`argv` as an instance of the dataclass `kind`, its sections without prefixes. Exits on --help.
 
-    tyro's error boxes become BadInput.
+    tyro's error boxes become BadInput, in one line: the sentence without the box's title and the flag's help text.
     """
-    messages = io.StringIO()
+    box = io.StringIO()
     options = {} if default is None else {"default": default}
     try:
-        with contextlib.redirect_stderr(messages):
+        with contextlib.redirect_stderr(box):
             return tyro.cli(kind, args=list(argv), prog=prog, config=(tyro.conf.OmitArgPrefixes,), **options)
     except SystemExit as stop:
         if stop.code == 0:  # --help
             raise
-        raise BadInput(_in_one_line(messages.getvalue())) from None
+        lines = [line.strip("│ ") for line in box.getvalue().splitlines() if not re.match(r"[╭╰]|│ ─", line)]
+        sentence = re.split(r"\s*(?:Argument helptext|For full helptext)", " ".join(" ".join(lines).split()))[0]
+        raise BadInput(f"{sentence} (see --help)") from None
 
 
 def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
@@ -144,22 +149,3 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
     except BrokenPipeError:  # nobody reads the output any more (`| head`): no complaint at exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
-
-
-def _preset_name(start: argparse.Namespace) -> str:
-    return start.preset or (start.task_suite if start.task_suite in PRESETS else "libero_spatial")
-
-
-def _starting_point() -> argparse.ArgumentParser:
-    """The three flags that decide what the other flags change."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for spellings in (("--preset",), ("--resume",), ("--task-suite", "--task_suite")):
-        parser.add_argument(*spellings, nargs="?")
-    return parser
-
-
-def _in_one_line(box: str) -> str:
-    """The sentence inside tyro's drawn error box, without its title and the flag's help text."""
-    lines = [line.strip("│ ") for line in box.splitlines() if not re.match(r"[╭╰]|│ ─", line)]
-    text = re.sub(r"\s+", " ", " ".join(lines))
-    return re.split(r"\s*(?:Argument helptext|For full helptext)", text)[0] + " (see --help)"

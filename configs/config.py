@@ -1,8 +1,7 @@
 """Every setting of training and evaluation: frozen dataclasses whose field docstrings are the text of `--help`.
 
-A configuration is a value: it is built once from a preset and the command line, checked in `__post_init__`, stored in
-the run folder and never changed. Units are in the names or in the docstrings; "env steps" are 20 Hz control steps of
-training rollouts (the x axis of every curve).
+A configuration is a value: built once from a preset and the command line, checked, stored in the run folder and never
+changed. "env steps" are 20 Hz control steps of training rollouts (the x axis of every curve).
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any, Literal
 
 import tyro
+from pydantic import TypeAdapter, ValidationError
 
 from contracts import BadInput
 
@@ -32,18 +32,33 @@ def require(condition: bool, message: str) -> None:
         raise BadInput(message)
 
 
-def check_numbers(section: Any, at_least_0: str = "", at_least_1: str = "", above_0: str = "") -> None:
-    """Raise BadInput for a field (names in words) that is out of its bounds, or for any that cannot be stored."""
+# Bounds of numbers, by field; names are unique over all sections.
+AT_LEAST_0 = {
+    "warmup_steps", "transition_steps", "total_steps", "max_extra_steps", "patience_ms", "kl_coef", "entropy_coef",
+    "value_warmup_steps", "weight_decay", "seed", "first_init_state",
+}  # fmt: skip
+AT_LEAST_1 = {
+    "num_envs", "max_env_steps", "max_batch", "n_steps", "group_size", "n_epochs", "batch_size", "micro_batch_size",
+    "lora_rank", "lora_alpha", "eval_interval", "eval_trials", "keep_checkpoints", "trials",
+}  # fmt: skip
+ABOVE_0 = {
+    "memory_budget", "distill_temperature", "distill_student_temperature", "temperature", "value_lr", "value_coef",
+    "value_clip", "lr", "warmup_lr", "max_grad_norm", "target_kl", "max_hours",
+}  # fmt: skip
+
+
+def check_numbers(section: Any) -> None:
+    """Raise BadInput for a number that is out of its bounds, or that could not be read back from config.json."""
     for name, value in vars(section).items():
         flag = f"--{name.replace('_', '-')}"
         for number in value if isinstance(value, tuple) else (value,):
             if isinstance(number, int | float):
-                require(math.isfinite(number) and abs(number) <= LARGEST_INT, f"{flag} {number} is too large")
-        if value is None or isinstance(value, str):
-            continue
-        require(name not in at_least_0.split() or value >= 0, f"{flag} must not be negative, got {value}")
-        require(name not in at_least_1.split() or value >= 1, f"{flag} must be at least 1, got {value}")
-        require(name not in above_0.split() or value > 0, f"{flag} must be positive, got {value}")
+                usable = math.isfinite(number) and abs(number) <= LARGEST_INT
+                require(usable, f"{flag} must be a finite number of at most 64 bits, got {number}")
+        if isinstance(value, int | float):
+            require(name not in AT_LEAST_0 or value >= 0, f"{flag} must not be negative, got {value}")
+            require(name not in AT_LEAST_1 or value >= 1, f"{flag} must be at least 1, got {value}")
+            require(name not in ABOVE_0 or value > 0, f"{flag} must be positive, got {value}")
 
 
 @dataclass(frozen=True)
@@ -59,19 +74,6 @@ class TaskConfig:
     eval_init_states: tuple[int, int] = (40, 50)
     """First and one-past-last of the initial states that evaluation uses (0 50: the published protocol)."""
 
-    def __post_init__(self) -> None:
-        check_numbers(self)
-        require(len(self.task_ids) > 0, "--task-ids needs at least one task id")
-        require(len(set(self.task_ids)) == len(self.task_ids), f"--task-ids names a task twice: {self.task_ids}")
-        train, evaluation = self.train_init_states, self.eval_init_states
-        for flag, (first, end) in (("--train-init-states", train), ("--eval-init-states", evaluation)):
-            require(0 <= first < end, f"{flag} must be FIRST END with 0 <= FIRST < END, got {first} {end}")
-        require(
-            train[1] <= evaluation[0] or evaluation[1] <= train[0] or evaluation == (0, 50),
-            f"--train-init-states {train} and --eval-init-states {evaluation} overlap: evaluation would see training "
-            "states (0 50 is allowed: the published protocol)",
-        )
-
 
 @dataclass(frozen=True)
 class SimulatorConfig:
@@ -80,15 +82,11 @@ class SimulatorConfig:
     num_envs: int = 1
     """Simulators (of each rank): 1 steps inline in this process, N > 1 run in worker processes."""
     assets: str = "lowpoly"
-    """What objects look like: `lowpoly` (ours, no download), `official`, or a folder; the environment variable
-    LIBERO_ASSETS names a folder in place of lowpoly."""
+    """What objects look like: `lowpoly` (ours; LIBERO_ASSETS in its place), `official` (LIBERO's), or a folder."""
     bddl_file: str | None = None
-    """A BDDL file of your own in place of the tasks of the suite (see docs/OWN_TASKS.md; None: those)."""
+    """A BDDL file of your own in place of the suite's tasks (see docs/OWN_TASKS.md; None: those)."""
     max_env_steps: int | None = None
     """Episode cap in env steps (None: the suite's; spatial 220, object 280, goal 300, 10: 520, 90: 400)."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, at_least_1="num_envs max_env_steps")
 
 
 @dataclass(frozen=True)
@@ -96,8 +94,8 @@ class ModelConfig:
     """The pretrained policy and how it runs; the same for training and evaluation."""
 
     checkpoint: str | None = None
-    """Folder or Hugging Face id of an OpenVLA-OFT checkpoint, or the folder of a trained adapter
-    (RUN/checkpoints/best). The presets of the suites name public ones."""
+    """Folder or hub id of an OpenVLA-OFT checkpoint, or a trained adapter's folder (RUN/checkpoints/best). The presets
+    of the suites name public ones."""
     unnorm_key: str | None = None
     """Key of the dataset statistics (None: found from the suite's name)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -106,15 +104,11 @@ class ModelConfig:
     """Precision of the frozen weights (auto: bfloat16 on a GPU, float32 on a CPU). Adapters are float32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the transformer blocks and, on a GPU, record whole passes as CUDA graphs (auto: on a GPU, where a network
-    below a billion parameters is recorded only). The first pass of each batch size takes seconds longer, all others a
-    fraction of the time."""
+    below a billion parameters is recorded only). The first pass of each batch size takes seconds longer."""
     memory_budget: float | None = None
     """GiB of GPU memory that the policy may take (None: all that is free)."""
     max_batch: int | None = None
     """Observations that the policy decides on together at most (None: all that wait); fewer need less memory."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, at_least_1="max_batch", above_0="memory_budget")
 
 
 @dataclass(frozen=True)
@@ -139,19 +133,10 @@ class PhaseConfig:
     distill_temperature: float = 0.5
     """Temperature that sharpens the teacher's distribution (only with --distill-target sharpened)."""
     distill_student_temperature: float = 1.0
-    """Temperature of the student's distribution that the warmup matches to the target. At the sampling temperature
-    (--temperature) the sampled student learns to do what the teacher does; at 1 its argmax does."""
+    """Temperature of the student's distribution that the warmup matches to the target: at --temperature the sampled
+    student learns to do what the teacher does, at 1 its argmax does."""
     importance: Literal["student", "behaviour"] = "student"
-    """Denominator of PPO's ratio in the transition: the student's own probability, or the exact probability of the
-    mixture that acted (then ratios are of joint chunk probabilities)."""
-
-    def __post_init__(self) -> None:
-        check_numbers(
-            self,
-            at_least_0="warmup_steps transition_steps total_steps",
-            above_0="distill_temperature distill_student_temperature",
-        )
-        require(self.warmup or not self.warmup_only, "--warmup-only and --no-warmup contradict each other")
+    """Denominator of PPO's ratio in the transition: the student's own probability, or that of the mixture at work."""
 
 
 @dataclass(frozen=True)
@@ -175,22 +160,13 @@ class RolloutConfig:
     patience_ms: float = 0.0
     """Milliseconds that a batch waits for simulators about to be ready. 0: whatever is ready is decided at once."""
 
-    def __post_init__(self) -> None:
-        check_numbers(
-            self, at_least_1="n_steps group_size", at_least_0="max_extra_steps patience_ms", above_0="temperature"
-        )
-        low, high = self.group_success_bounds
-        require(0 <= low <= high <= 1, f"--group-success-bounds must satisfy 0 <= LOW <= HIGH <= 1, got {low} {high}")
-        require(not self.dynamic_sampling or self.group_size >= 2, "--dynamic-sampling needs --group-size of at least 2")
-
 
 @dataclass(frozen=True)
 class LossConfig:
     """Advantages and the clipped surrogate."""
 
     advantage: Literal["absolute", "group", "rloo", "batch", "gae"] = "absolute"
-    """Advantage of a trajectory: its return, or its return relative to the others of its group or of the rollout; or
-    of each decision, by a critic (gae)."""
+    """Advantage of a trajectory: its return, or that relative to its group or to the rollout; or by a critic (gae)."""
     discount: float = 1.0
     """Discount, 0 to 1, per decision, counted back from the last one (only with --advantage absolute or gae)."""
     ratio_level: Literal["chunk", "token"] = "chunk"
@@ -203,15 +179,6 @@ class LossConfig:
     """Weight of the bonus for entropy, in nats per token."""
     aggregation: Literal["decision", "trajectory"] = "decision"
     """Every decision, or every trajectory, weighs the same in the loss."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, at_least_0="kl_coef entropy_coef")
-        require(0 < self.discount <= 1, f"--discount must lie in (0, 1], got {self.discount}")
-        require(
-            self.discount == 1 or self.advantage in ("absolute", "gae"),
-            f"--discount {self.discount} needs --advantage absolute or gae: {self.advantage} compares plain returns",
-        )
-        require(0 < self.clip_high < 1, f"--clip-high must lie in (0, 1), got {self.clip_high}")
 
 
 @dataclass(frozen=True)
@@ -229,10 +196,6 @@ class CriticConfig:
     value_warmup_steps: int = 0
     """Env steps, after the warmup phase, in which only the value head learns."""
 
-    def __post_init__(self) -> None:
-        check_numbers(self, above_0="value_lr value_coef value_clip", at_least_0="value_warmup_steps")
-        require(0 <= self.gae_lambda <= 1, f"--gae-lambda must lie in [0, 1], got {self.gae_lambda}")
-
 
 @dataclass(frozen=True)
 class UpdateConfig:
@@ -243,33 +206,23 @@ class UpdateConfig:
     batch_size: int = 2
     """Decisions per optimizer step, over all ranks."""
     micro_batch_size: int | Literal["auto"] = "auto"
-    """Decisions per forward and backward pass; the gradient does not depend on it, memory does (auto: as fits, at most
-    the rank's share of --batch-size)."""
+    """Decisions per forward and backward pass: a matter of memory alone (auto: as fits, up to a rank's share)."""
     lr: float = 1e-6
     """Learning rate of AdamW, per optimizer step."""
     warmup_lr: float | None = None
-    """Learning rate in the warmup, per optimizer step (None: --lr); imitation bears larger steps than reinforcement."""
+    """Learning rate in the warmup, per optimizer step (None: --lr)."""
     weight_decay: float = 0.01
     """Weight decay of AdamW: the share, times --lr, that a weight loses per optimizer step."""
     max_grad_norm: float = 1.0
     """L2 norm of the gradient above which it is scaled down (1000 times it: the step is skipped)."""
     target_kl: float | None = None
-    """End the epochs of an update when the approximate KL of a whole epoch, in nats per token, exceeds this (None:
-    never)."""
+    """End an update when the approximate KL of a whole epoch, in nats per token, exceeds this (None: never)."""
     lora_rank: int = 16
     """Rank of the LoRA adapters."""
     lora_alpha: int = 16
     """Scale of the adapters' output: --lora-alpha / --lora-rank."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Recompute activations in the backward pass: slower, for less memory (auto: as many blocks as do not fit)."""
-
-    def __post_init__(self) -> None:
-        check_numbers(
-            self,
-            at_least_1="n_epochs batch_size micro_batch_size lora_rank lora_alpha",
-            above_0="lr warmup_lr max_grad_norm target_kl",
-            at_least_0="weight_decay",
-        )
 
 
 @dataclass(frozen=True)
@@ -283,11 +236,7 @@ class EvaluationConfig:
     allow_zero_baseline: bool = False
     """Go on when the policy that acts first has no success in the first evaluation."""
     best_by: Literal["evaluation", "return"] = "evaluation"
-    """What `checkpoints/best` maximises: the lower bound of the student's evaluated success, or the exponential
-    average (alpha 0.99) of the episodic return."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, at_least_1="eval_interval eval_trials")
+    """What the best checkpoint maximises: the lower bound of evaluated success, or the moving average of the return."""
 
 
 @dataclass(frozen=True)
@@ -301,21 +250,15 @@ class RunConfig:
     seed: int = 0
     """Seed of everything random."""
     data_parallel: bool = False
-    """Use every visible GPU (CUDA_VISIBLE_DEVICES chooses): one process, a rank, for each, which play and learn their
-    shares of every rollout and minibatch."""
+    """Use every visible GPU: a process (rank) for each plays and learns its share of every rollout and minibatch."""
     keep_checkpoints: int = 2
     """How many of the newest checkpoints are kept beside `best`."""
     max_hours: float | None = None
-    """Stop, saved, after the first update that ends more than so many hours after this start (None: no limit). A
-    resumed run counts anew."""
+    """Stop, saved, after the first update that ends so many hours after this start (None: no limit)."""
     wandb_mode: Literal["auto", "online", "offline", "disabled"] = "auto"
     """Where wandb keeps the records (auto: online with a wandb login, else offline). metrics.jsonl has them always."""
     wandb_project: str = "vla-grpo"
     """Project of the wandb run."""
-
-    def __post_init__(self) -> None:
-        check_numbers(self, at_least_0="seed", at_least_1="keep_checkpoints", above_0="max_hours")
-        require(bool(self.name) and "/" not in self.name, f"--name must be a plain word, got {self.name!r}")
 
 
 @dataclass(frozen=True)
@@ -334,19 +277,44 @@ class TrainConfig:
     run: RunConfig = field(default_factory=RunConfig)
 
     def __post_init__(self) -> None:
-        if self.loss.advantage in ("group", "rloo"):
+        for section in vars(self).values():
+            check_numbers(section)
+        ids, train, held_out = self.task.task_ids, self.task.train_init_states, self.task.eval_init_states
+        require(len(ids) > 0, "--task-ids needs at least one task id")
+        require(len(set(ids)) == len(ids), f"--task-ids names a task twice: {ids}")
+        for flag, (first, end) in (("--train-init-states", train), ("--eval-init-states", held_out)):
+            require(0 <= first < end, f"{flag} must be FIRST END with 0 <= FIRST < END, got {first} {end}")
+        require(
+            train[1] <= held_out[0] or held_out[1] <= train[0] or held_out == (0, 50),
+            f"--train-init-states {train} and --eval-init-states {held_out} overlap: evaluation would see training "
+            "states (0 50 is allowed: the published protocol)",
+        )
+        phases, rollout, loss = self.phases, self.rollout, self.loss
+        require(phases.warmup or not phases.warmup_only, "--warmup-only and --no-warmup contradict each other")
+        for flag, compares in ((f"--advantage {loss.advantage}", loss.advantage in ("group", "rloo")),
+                               ("--dynamic-sampling", rollout.dynamic_sampling)):  # fmt: skip
             require(
-                self.rollout.group_size >= 2,
-                f"--advantage {self.loss.advantage} compares episodes of one initial state: it needs --group-size of "
-                f"at least 2, got {self.rollout.group_size}",
+                not compares or rollout.group_size >= 2,
+                f"{flag} compares episodes of one initial state: it needs --group-size of at least 2, got "
+                f"{rollout.group_size}",
             )
-        if self.rollout.curriculum:
-            require(len(self.task.task_ids) > 1, "--curriculum chooses between tasks: it needs several --task-ids")
-        if self.phases.importance == "behaviour":
-            require(
-                self.loss.ratio_level == "chunk",
-                "--importance behaviour is a ratio of joint chunk probabilities: it needs --ratio-level chunk",
-            )
+        low, high = rollout.group_success_bounds
+        require(0 <= low <= high <= 1, f"--group-success-bounds must be LOW HIGH, 0 to 1, got {low} {high}")
+        require(
+            not rollout.curriculum or len(ids) > 1, "--curriculum chooses between tasks: it needs several --task-ids"
+        )
+        require(0 < loss.discount <= 1, f"--discount must lie in (0, 1], got {loss.discount}")
+        require(
+            loss.discount == 1 or loss.advantage in ("absolute", "gae"),
+            f"--discount {loss.discount} needs --advantage absolute or gae: {loss.advantage} compares plain returns",
+        )
+        require(0 < loss.clip_high < 1, f"--clip-high must lie in (0, 1), got {loss.clip_high}")
+        require(0 <= self.critic.gae_lambda <= 1, f"--gae-lambda must lie in [0, 1], got {self.critic.gae_lambda}")
+        require(
+            phases.importance == "student" or loss.ratio_level == "chunk",
+            "--importance behaviour is a ratio of joint chunk probabilities: it needs --ratio-level chunk",
+        )
+        require(bool(self.run.name) and "/" not in self.run.name, f"--name must be a plain word, got {self.run.name!r}")
 
 
 @dataclass(frozen=True)
@@ -356,11 +324,11 @@ class EvalConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     simulator: SimulatorConfig = field(default_factory=SimulatorConfig)
     compare_with: str | None = None
-    """Another checkpoint, or a results file of an earlier evaluation (*.json): the success before (None: no
-    comparison). Both are compared on the episodes that both played."""
+    """Another checkpoint, or an earlier results file (*.json): the success before, on the same episodes (None: no
+    comparison)."""
     protocol: Literal["libero"] | None = None
-    """libero: the published protocol (all tasks, 50 initial states each, one greedy episode from each, the suite's
-    episode cap). Flags that contradict it are refused. None: what the other flags say."""
+    """libero: the published one (all tasks, a greedy episode from each of 50 initial states), and flags that contradict
+    it are refused. None: what the other flags say."""
     task_suite: tuple[Suite | Literal["all"], ...] = ("libero_spatial",)
     """LIBERO suites, one after the other; all: spatial, object, goal and 10, the four of the published tables."""
     task_ids: Annotated[tuple[int, ...] | None, TaskIds] = None
@@ -370,45 +338,45 @@ class EvalConfig:
     first_init_state: int = 0
     """Id of the initial state of the first trial (40: the states that training leaves out by default)."""
     mode: Literal["auto", "greedy", "sample", "l1"] = "auto"
-    """How the policy decides: greedy or sampled action tokens, or the L1 head. auto: sample when --temperature is
-    given, the L1 head of a pretrained checkpoint that ships one, else greedy."""
+    """How the policy decides: greedy or sampled action tokens, or the L1 head. auto: sample with --temperature, the L1
+    head of a pretrained checkpoint that ships one, else greedy."""
     temperature: float | None = None
     """Sampling temperature, by which the policy's logits are divided (None: 1, where --mode is sample)."""
     seed: int = 0
     """Seed of sampling; it changes nothing where the policy is greedy."""
     out: str | None = None
-    """Results file (docs/RESULTS_JSON.md), brought up to date after every episode (None: a new one in runs/). The
-    same command with the same file goes on where it was stopped."""
+    """Results file (docs/RESULTS_JSON.md; None: a new one in runs/). The same command goes on where it was stopped."""
     video: Literal["none", "failures", "all"] = "none"
     """Which episodes are kept as videos, in a folder beside the results file. Recording draws every env step."""
 
     def __post_init__(self) -> None:
-        check_numbers(self, at_least_1="trials", at_least_0="first_init_state seed", above_0="temperature")
+        for section in (self, self.model, self.simulator):
+            check_numbers(section)
+        simulator = self.simulator
         require(bool(self.task_suite), "--task-suite names no suite")
         require(
             self.temperature is None or self.mode not in ("greedy", "l1"),
             f"--temperature {self.temperature} needs --mode sample, not {self.mode}",
         )
         require(
-            self.simulator.bddl_file is None or (len(self.suites) == 1 and self.task_ids in (None, (0,))),
+            simulator.bddl_file is None or (len(self.suites) == 1 and self.task_ids in (None, (0,))),
             "--bddl-file is one task: it goes with one --task-suite (of its cap) and without --task-ids",
         )
-        if self.protocol is not None:
-            contradictions = {
-                f"--trials {self.trials}": self.trials != PUBLISHED_TRIALS,
-                f"--first-init-state {self.first_init_state}": self.first_init_state != 0,
-                f"--temperature {self.temperature}": self.temperature is not None,
-                f"--mode {self.mode}": self.mode == "sample",
-                f"--max-env-steps {self.simulator.max_env_steps}": self.simulator.max_env_steps is not None,
-                "--task-ids": self.task_ids is not None,
-                "--bddl-file": self.simulator.bddl_file is not None,
-            }
-            refused = ", ".join(flag for flag, contradicts in contradictions.items() if contradicts)
-            require(
-                not refused,
-                f"--protocol {self.protocol} is all tasks of a suite, {PUBLISHED_TRIALS} initial states each, greedy: "
-                f"leave out {refused}, or --protocol",
-            )
+        deviations = {
+            f"--trials {self.trials}": self.trials != PUBLISHED_TRIALS,
+            f"--first-init-state {self.first_init_state}": self.first_init_state != 0,
+            f"--temperature {self.temperature}": self.temperature is not None,
+            f"--mode {self.mode}": self.mode == "sample",
+            f"--max-env-steps {simulator.max_env_steps}": simulator.max_env_steps is not None,
+            "--task-ids": self.task_ids is not None,
+            "--bddl-file": simulator.bddl_file is not None,
+        }
+        refused = ", ".join(flag for flag, deviates in deviations.items() if deviates)
+        require(
+            self.protocol is None or not refused,
+            f"--protocol {self.protocol} is all tasks of a suite, {PUBLISHED_TRIALS} initial states each, greedy: "
+            f"leave out {refused}, or --protocol",
+        )
 
     @property
     def suites(self) -> tuple[Suite, ...]:
@@ -424,19 +392,19 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
 
 def from_dict(stored: Mapping[str, Any], source: str) -> TrainConfig:
     """The inverse of `to_dict` after a trip through JSON; `source` names the file in errors. Raises BadInput."""
-    from pydantic import TypeAdapter, ValidationError
-
     try:
-        config = TypeAdapter(TrainConfig).validate_python(stored)
+        config = TypeAdapter(TrainConfig).validate_json(json.dumps(stored), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise BadInput(f"{source}: {where} is {first['input']!r}: {first['msg']}") from None
+        raise BadInput(f"{source}: {'.'.join(map(str, first['loc']))} is {first['input']!r}: {first['msg']}") from None
     except BadInput as problem:
         raise BadInput(f"{source}: {problem}") from None
-    known, found = _in_words(to_dict(config)), _in_words(stored)
-    if differing := sorted(known.items() ^ found.items()):  # no default of this version may slip into another's run
-        raise BadInput(f"{source}: {differing[0][0]} is missing, or no setting of this version of the program")
+    # No default of this version may slip into another's run, and no setting may get lost.
+    other = {(section, name) for section in stored for name in stored[section]} ^ {
+        (section, name) for section, fields in to_dict(config).items() for name in fields
+    }
+    if other:
+        raise BadInput(f"{source}: {'.'.join(min(other))} is missing, or no setting of this version of the program")
     return config
 
 
@@ -444,8 +412,3 @@ def differing_fields(a: TrainConfig, b: TrainConfig) -> dict[str, tuple[Any, Any
     """Fields in which two configurations differ: name -> (value in a, value in b)."""
     flat_a, flat_b = ({k: v for part in to_dict(c).values() for k, v in part.items()} for c in (a, b))
     return {name: (flat_a[name], flat_b[name]) for name in flat_a if flat_a[name] != flat_b[name]}
-
-
-def _in_words(stored: Mapping[str, Any]) -> dict[str, str]:
-    """section.field -> its value as JSON."""
-    return {f"{name}.{key}": json.dumps(value) for name, section in stored.items() for key, value in section.items()}

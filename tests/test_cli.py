@@ -1,31 +1,36 @@
-"""The command line: presets, flat flags, resuming, and one line for everything that the user can repair."""
+"""The command lines: presets, flat flags, resuming, help, and one line for everything that the user can repair."""
 
-import gc
-import importlib.util
+import ast
 import json
+import os
+import re
 import signal
+import subprocess
 import sys
+from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
 
-from configs.cli import answer_at_once, main_guard
-from configs.cli import CHANGEABLE_ON_RESUME, parse_command, preset_of, stored_config
-from configs.config import TrainConfig, differing_fields, to_dict
+from configs.cli import CHANGEABLE_ON_RESUME, main_guard, parse_eval, parse_train, stored_config
+from configs.config import EvalConfig, TrainConfig, differing_fields, to_dict
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
-from errors import BadInput, TimeIsUp
-from quick_imports import begin_imports, end_imports
+from contracts import BadInput, TimeIsUp
+
+ROOT = Path(__file__).parents[1]
+CHECKPOINT = ["--checkpoint", "runs/RUN/checkpoints/best"]
 
 
 def changes(argv: list[str], preset: str = "libero_spatial") -> dict:
     """What the flags changed in the preset: name -> value."""
-    config = parse_command(argv).config
+    config = parse_train(argv).config
     return {name: now for name, (_, now) in differing_fields(PRESETS[preset], config).items()}
 
 
-def refusal(argv: list[str]) -> str:
+def refusal(argv: list[str], parse=parse_train) -> str:
     with pytest.raises(BadInput) as caught:
-        parse_command(argv)
+        parse(argv)
     message = str(caught.value)
     assert "\n" not in message
     assert not set(message) & set("╭╮╰╯│─")  # nothing of the drawn box
@@ -41,21 +46,18 @@ def run_folder(tmp_path) -> Path:
 # presets and flags
 
 
-def test_without_flags_it_is_7b_on_libero_spatial():
-    assert parse_command([]).config == PRESETS["libero_spatial"]
-
-
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_taken_as_it_is(preset):
-    command = parse_command(["--preset", preset])
+    command = parse_train(["--preset", preset])
     assert (command.config, command.preset) == (PRESETS[preset], preset)
 
 
 @pytest.mark.parametrize("spelling", [["--task-suite", "libero_goal"], ["--task-suite=libero_goal"],
                                       ["--task_suite", "libero_goal"], ["--task_suite=libero_goal"]])  # fmt: skip
 def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling):
-    assert parse_command(spelling).config == PRESETS["libero_goal"]
-    assert parse_command(spelling).config.model.checkpoint == PUBLIC_CHECKPOINTS["libero_goal"]
+    assert parse_train([]).config == PRESETS["libero_spatial"]
+    assert parse_train(spelling).config == PRESETS["libero_goal"]
+    assert parse_train(spelling).config.model.checkpoint == PUBLIC_CHECKPOINTS["libero_goal"]
 
 
 def test_a_named_preset_goes_before_the_suites():
@@ -66,32 +68,25 @@ def test_a_named_preset_goes_before_the_suites():
     ("argv", "expected"),
     [
         (["--task-id", "3"], {"task_ids": (3,)}),
-        (["--task-ids", "0", "1", "2"], {"task_ids": (0, 1, 2)} ),
+        (["--task-ids", "0", "1", "2"], {"task_ids": (0, 1, 2)}),
         (["--no-warmup"], {"warmup": False}),
-        (["--warmup-only"], {"warmup_only": True}),
-        (["--warmup-steps", "0"], {"warmup_steps": 0}),
-        (["--transition-steps", "10"], {"transition_steps": 10}),
         (["--temperature", "1.6"], {"temperature": 1.6}),
         (["--advantage", "group", "--group-size", "8"], {"advantage": "group", "group_size": 8}),
-        (["--num-envs", "8"], {"num_envs": 8}),
-        (["--wandb-mode", "offline"], {"wandb_mode": "offline"}),
         (["--eval-init-states", "0", "50"], {"eval_init_states": (0, 50)}),
         (["--target-kl", "0.1"], {"target_kl": 0.1}),
-        (["--checkpoint", "/x"], {"checkpoint": "/x"}),
+        (["--micro-batch-size", "2"], {"micro_batch_size": 2}),
+        (["--data-parallel"], {"data_parallel": True}),
         (["--lr", "1e-5", "--gradient-checkpointing", "off"], {"lr": 1e-5, "gradient_checkpointing": "off"}),
     ],
-)  # fmt: skip
+)
 def test_flags_are_flat_and_change_one_field_each(argv, expected):
     assert changes(argv) == expected
 
 
 def test_check_only_is_no_setting_of_the_run():
-    command = parse_command(["--check-only"])
+    command = parse_train(["--check-only"])
     assert command.check_only
     assert command.config == PRESETS["libero_spatial"]
-
-
-# refusals
 
 
 @pytest.mark.parametrize(
@@ -101,16 +96,16 @@ def test_check_only_is_no_setting_of_the_run():
         (["stray"], "stray"),
         (["--lr", "fast"], "fast"),
         (["--lr"], "--lr"),
-        (["--task-ids", "a"], "--task-ids"),
         (["--teacher", "expert"], "expert"),
         (["--task-suite", "libero_spatail"], "libero_spatail"),
         (["--eval-init-states", "3"], "--eval-init-states"),
         (["--preset", "tinny"], "did you mean tiny?"),
         (["--preset"], "--preset"),
         (["--resume"], "--resume"),
+        (["--tempature", "1"], "--temperature"),
         (["--temperature", "0"], "--temperature must be positive"),
-        (["--max-hours", "0"], "--max-hours must be positive"),
-        (["--warmup-only", "--no-warmup"], "contradict"),
+        (["--seed", "18446744073709551616"], "--seed must be a finite number of at most 64 bits"),
+        (["--max-hours", "inf"], "--max-hours must be a finite number"),
         (["--advantage", "group"], "--group-size"),
     ],
 )
@@ -118,81 +113,89 @@ def test_wrong_flags_are_answered_in_one_line(argv, said):
     assert said in refusal(argv)
 
 
-def test_help_is_printed_and_is_no_error(capsys):
-    with pytest.raises(SystemExit) as stop:
-        parse_command(["--help"])
-    assert stop.value.code == 0
-    text = capsys.readouterr().out
-    for flag in ("--task-id", "--preset", "--resume", "--no-warmup", "--advantage", "--check-only"):
-        assert flag in text
-    assert "--task.task-ids" not in text
+# evaluation
 
 
-def test_every_flag_has_a_help_text(capsys):
-    with pytest.raises(SystemExit):
-        parse_command(["--help"])
-    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    for sentence in ("Sampling temperature of the student", "Env steps of a rollout", "Run folder to continue"):
-        assert sentence in text
+def test_an_evaluation_is_by_default_the_published_protocol():
+    config = parse_eval(CHECKPOINT)
+    assert (config.trials, config.first_init_state, config.task_ids, config.temperature) == (50, 0, None, None)
+    assert config.model.checkpoint == CHECKPOINT[1]
+    assert (
+        parse_eval([*CHECKPOINT, "--protocol", "libero", "--num-envs", "8", "--video", "all"]).simulator.num_envs == 8
+    )
+
+
+def test_flags_of_an_evaluation_are_flat():
+    config = parse_eval([*CHECKPOINT, "--task-suite", "libero_goal", "--task-id", "3", "4", "--trials", "5",
+                         "--temperature", "1.6", "--device", "cpu", "--out", "results.json"])  # fmt: skip
+    assert (config.suites, config.task_ids, config.trials) == (("libero_goal",), (3, 4), 5)
+    assert (config.temperature, config.model.device, config.out) == (1.6, "cpu", "results.json")
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        ([], "--checkpoint is missing"),
+        ([*CHECKPOINT, "--trials", "0"], "--trials must be at least 1"),
+        ([*CHECKPOINT, "--num-envs", "0"], "--num-envs must be at least 1"),
+        ([*CHECKPOINT, "--first-init-state", "-1"], "--first-init-state must not be negative"),
+        ([*CHECKPOINT, "--temperature", "0"], "--temperature must be positive"),
+        ([*CHECKPOINT, "--temperature", "1", "--mode", "l1"], "--mode sample"),
+        ([*CHECKPOINT, "--task-suite", "libero"], "libero"),
+        ([*CHECKPOINT, "--task-suite"], "--task-suite"),
+        ([*CHECKPOINT, "--bddl-file", "x.bddl", "--task-id", "3"], "--bddl-file is one task"),
+        ([*CHECKPOINT, "--nothing"], "--nothing"),
+        *(
+            ([*CHECKPOINT, "--protocol", "libero", *flags], f"leave out {flags[0]}")
+            for flags in (["--trials", "5"], ["--first-init-state", "40"], ["--temperature", "1"], ["--mode", "sample"],
+                          ["--task-id", "0"], ["--max-env-steps", "10"])
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_flags_of_an_evaluation_are_answered_in_one_line(argv, said):
+    assert (
+        said.replace("--task-id", "--task-ids") if "leave out --task-id" in said else said in refusal(argv, parse_eval)
+    )
 
 
 # resuming
 
 
 def test_a_resumed_run_has_its_stored_configuration(run_folder):
-    assert parse_command(["--resume", str(run_folder)]).config == PRESETS["smoke"]
-
-
-def test_the_same_flag_again_is_no_contradiction(run_folder):
-    argv = ["--resume", str(run_folder), "--n-steps", str(PRESETS["smoke"].rollout.n_steps)]
-    assert parse_command(argv).config == PRESETS["smoke"]
+    assert parse_train(["--resume", str(run_folder)]).config == PRESETS["smoke"] == stored_config(run_folder)
+    again = ["--n-steps", str(PRESETS["smoke"].rollout.n_steps)]  # the same flag again is no contradiction
+    assert parse_train(["--resume", str(run_folder), *again]).config == PRESETS["smoke"]
 
 
 def test_other_flags_are_refused_with_both_values(run_folder):
     message = refusal(["--resume", str(run_folder), "--lr", "0.5", "--seed", "3"])
     assert "lr (run: 0.0002, now: 0.5)" in message
     assert "seed (run: 0, now: 3)" in message
-
-
-def test_where_a_run_ends_how_it_is_watched_and_what_is_in_memory_may_change(run_folder, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)  # optional packages count as installed
-    argv = ["--resume", str(run_folder), "--total-steps", "9999", "--wandb-mode", "offline", "--keep-checkpoints", "5",
-            "--allow-zero-baseline", "--wandb-project", "other", "--max-hours", "3", "--tensorboard", "--rerun",
-            "--micro-batch-size", "1", "--max-batch", "1", "--gradient-checkpointing", "on", "--memory-budget", "24",
-            ]  # fmt: skip
-    changed = differing_fields(PRESETS["smoke"], parse_command(argv).config)
-    assert set(changed) == CHANGEABLE_ON_RESUME - {"allow_zero_baseline"}  # which the preset has on
-
-
-def test_another_preset_for_a_stored_run_is_refused(run_folder):
     assert "--preset" in refusal(["--resume", str(run_folder), "--preset", "libero_goal"])
+
+
+def test_where_a_run_ends_how_it_is_watched_and_what_is_in_memory_may_change(run_folder):
+    argv = ["--resume", str(run_folder), "--total-steps", "9999", "--wandb-mode", "offline", "--keep-checkpoints", "5",
+            "--no-allow-zero-baseline", "--wandb-project", "other", "--max-hours", "3", "--micro-batch-size", "1",
+            "--max-batch", "1", "--gradient-checkpointing", "on", "--memory-budget", "24"]  # fmt: skip
+    assert set(differing_fields(PRESETS["smoke"], parse_train(argv).config)) == CHANGEABLE_ON_RESUME
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         (None, "not a run folder"),
-        ("{half", "not valid JSON"),
-        ("[]", "expected a JSON object"),
-        ('{"config": 3}', "holds no run configuration"),
-        ('{"config": {}}', "should have the fields"),
-        ("\x00\x01", "not valid JSON"),
+        (b"{half", "is no JSON"),
+        (b"\xff\xfe\x00", "is no JSON"),
+        (b"[]", "expected a JSON object"),
+        (b'{"config": 3}', "is 3: Input should be an object"),
+        (b'{"config": {}}', "is missing"),
     ],
 )
 def test_a_folder_that_is_no_run_is_refused(tmp_path, content, said):
     if content is not None:
-        (tmp_path / "config.json").write_text(content)
+        (tmp_path / "config.json").write_bytes(content)
     assert said in refusal(["--resume", str(tmp_path)])
-
-
-def test_a_config_that_is_no_text_is_refused(tmp_path):
-    (tmp_path / "config.json").write_bytes(b"\xff\xfe\x00")
-    assert "no text in UTF-8" in refusal(["--resume", str(tmp_path)])
-
-
-def test_the_stored_configuration_is_what_was_written(run_folder):
-    assert stored_config(run_folder) == PRESETS["smoke"]
-    assert isinstance(stored_config(run_folder), TrainConfig)
 
 
 # exit codes
@@ -200,6 +203,7 @@ def test_the_stored_configuration_is_what_was_written(run_folder):
 
 def exit_code(monkeypatch, main, argv=()) -> int:
     monkeypatch.setattr(sys, "argv", ["program.py", *argv])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
     return main_guard("program.py", main)
 
 
@@ -216,48 +220,15 @@ def test_a_good_end_is_0_and_main_gets_the_flags(monkeypatch):
     assert received == [["--a", "b"]]
 
 
-def test_bad_input_is_2_and_one_line_on_stderr(monkeypatch, capsys):
+def test_bad_input_is_2_time_that_is_up_0_an_interrupt_130_and_each_one_line(monkeypatch, capsys):
     assert exit_code(monkeypatch, raising(BadInput("what is wrong"))) == 2
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("", "program.py: what is wrong\n")
-
-
-def test_an_interrupt_is_130(monkeypatch):
-    assert exit_code(monkeypatch, raising(KeyboardInterrupt())) == 130
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_stops_in_good_order_and_the_next_would_kill(monkeypatch, number):
-    seen = []
-
-    def main(_):
-        try:
-            signal.raise_signal(number)
-        finally:
-            seen.extend(signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM))
-
-    both, before = (signal.SIGINT, signal.SIGTERM), signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:  # a test run in the background begins with SIGINT ignored
-        at_first = [signal.getsignal(n) for n in both]
-        assert exit_code(monkeypatch, main) == 130
-        assert seen == [signal.SIG_DFL, signal.SIG_DFL]
-        assert [signal.getsignal(n) for n in both] == at_first
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_an_interrupt_that_a_background_job_ignores_stays_ignored(monkeypatch):
-    monkeypatch.setattr(signal, "getsignal", lambda number: signal.SIG_IGN)
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        assert exit_code(monkeypatch, lambda _: signal.raise_signal(signal.SIGINT)) == 0
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def test_time_that_is_up_is_a_good_end(monkeypatch, capsys):
+    assert capsys.readouterr() == ("", "program.py: what is wrong\n")
     assert exit_code(monkeypatch, raising(TimeIsUp("2 hours have passed"))) == 0
-    assert capsys.readouterr().out == "program.py: 2 hours have passed\n"
+    assert capsys.readouterr() == ("program.py: 2 hours have passed\n", "")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert exit_code(monkeypatch, raising(KeyboardInterrupt())) == 130
+    assert capsys.readouterr() == ("", "program.py, rank 1: interrupted\n")
 
 
 def test_a_fault_keeps_its_traceback(monkeypatch):
@@ -265,45 +236,129 @@ def test_a_fault_keeps_its_traceback(monkeypatch):
         exit_code(monkeypatch, raising(ZeroDivisionError()))
 
 
-def test_wrong_flags_are_answered_before_anything_heavy_is_imported(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["train_grpo.py", "--lr", "fast"])
-    with pytest.raises(SystemExit) as stop:
-        answer_at_once("train_grpo.py", parse_command)
-    assert stop.value.code == 2
-    assert "'fast'" in capsys.readouterr().err
-    monkeypatch.setattr(sys, "argv", ["train_grpo.py"])
-    answer_at_once("train_grpo.py", parse_command)  # good flags: returns
-    end_imports()
+GUARDED = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from configs.cli import main_guard
+sys.exit(main_guard("program.py", lambda _: {body}))
+"""
 
 
-def test_garbage_is_not_collected_during_imports_but_before_and_afterwards():
-    begin_imports()
-    assert not gc.isenabled()
-    imported = [[]]
-    end_imports()
-    assert gc.isenabled()
-    assert not any(imported is tracked for tracked in gc.get_objects())  # out of the collector's sight
-    later = [[]]
-    end_imports()
-    assert any(later is tracked for tracked in gc.get_objects())
+def run_guarded(body: str, **options) -> subprocess.CompletedProcess:
+    program = GUARDED.format(root=str(ROOT), body=body)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, **options)
 
 
-# optional packages
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_ends_a_program_that_has_nothing_to_save_at_once(name):
+    done = run_guarded(f"(signal.raise_signal(signal.{name}), print('went on'))")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "program.py: interrupted\n")
 
 
-@pytest.mark.parametrize(("flag", "module", "package"), [
-    ("--tensorboard", "tensorboard", "tensorboard"), ("--rerun", "rerun", "rerun-sdk")
-])  # fmt: skip
-def test_a_flag_whose_package_is_missing_is_refused_before_any_work(monkeypatch, flag, module, package):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: None if name == module else found(name))
-    assert refusal([flag]) == (
-        f"{flag} needs the package {package}, which is not installed: pip install -r requirements-optional.txt"
+def test_an_interrupt_that_a_background_job_ignores_stays_ignored():
+    done = run_guarded(
+        "(signal.raise_signal(signal.SIGINT), print('went on'))",
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
     )
-    assert parse_command([]).config.run.tensorboard is False
+    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
 
 
-def test_the_preset_of_a_command_line_is_known():
-    assert preset_of(["--preset", "tiny", "--lr", "1"]) == "tiny"
-    assert preset_of(["--task-suite", "libero_goal"]) == "libero_goal"
-    assert preset_of([]) == "libero_spatial"
+def test_a_reader_that_has_gone_is_no_complaint():
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = GUARDED.format(root=str(ROOT), body="print('nobody reads this')")
+    done = subprocess.run([sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, timeout=300)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+# help
+
+COMMANDS = ("train_grpo", "eval", "rl.report", "vla.merge")
+HEAVY = ("torch", "transformers", "timm", "peft", "mujoco", "robosuite", "libero", "wandb", "matplotlib", "scipy")
+# What a number may be counted in; the help text of each numeric flag names one of them ...
+UNITS = (
+    "env steps", "episodes", "decisions", "optimizer step", "passes", "hours", "milliseconds", "gib", "nats", "states",
+    "simulators", "observations", "checkpoints", "task ids", "units of the return", "0 to 1", "share", "norm",
+    "id of the initial state",
+)  # fmt: skip
+# ... unless it is a number without one.
+DIMENSIONLESS = {
+    "--seed", "--lora-rank", "--lora-alpha", "--temperature", "--distill-temperature", "--distill-student-temperature",
+    "--clip-high", "--value-coef",
+}  # fmt: skip
+PROGRAM = """
+import runpy, sys
+sys.path.insert(0, {root!r})
+sys.argv[1:] = {argv!r}
+try:
+    runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+finally:
+    print("imported:", *sorted(set({heavy!r}) & set(sys.modules)))
+"""
+
+
+@cache
+def run(module: str, *argv: str) -> subprocess.CompletedProcess:
+    program = PROGRAM.format(root=str(ROOT), argv=list(argv), module=module, heavy=HEAVY)
+    environ = {**os.environ, "COLUMNS": "100"}
+    return subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=300)
+
+
+def entries(module: str) -> dict[str, str]:
+    """Flag -> all that the help says about it."""
+    found: dict[str, str] = {}
+    for line in run(module, "--help").stdout.splitlines():
+        inside = line.strip("│").rstrip()
+        if re.match(r" --[a-z]", inside):
+            flag = inside.split()[0].rstrip(",")
+            found[flag] = ""
+        if line.startswith("│") and found:
+            found[flag] += inside + " "
+    return {flag: re.sub(r"\s+", " ", text.replace("─", "")) for flag, text in found.items()}
+
+
+@pytest.mark.parametrize("module", ["train_grpo", "eval"])
+def test_help_and_wrong_flags_are_answered_without_heavy_imports(module):
+    asked, refused = run(module, "--help"), run(module, "--no-such-flag")
+    assert asked.returncode == 0, asked.stderr
+    assert asked.stdout.splitlines()[-1] == "imported:"
+    assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "imported:\n", 1)
+    assert "--no-such-flag" in refused.stderr or "Missing" in refused.stderr
+
+
+@pytest.mark.parametrize("module", COMMANDS)
+def test_every_flag_says_what_it_is_and_its_default_and_every_number_has_a_unit(module):
+    assert entries(module)
+    for flag, text in entries(module).items():
+        assert re.search(r"\(default: .*\)|\(required\)", text), flag
+        said = re.sub(r"\(default: [^()]*\)|\(required\)|--\S+|\S*[A-Z]{3,}\S*|\{\S+\}", "", text)
+        assert len(re.findall(r"[a-z]{2,}", said)) >= 2, (flag, text)
+        if re.search(r"\b(INT|FLOAT)\b", text) and flag not in DIMENSIONLESS:
+            assert any(unit in text.lower() for unit in UNITS), (flag, text)
+
+
+def test_flags_have_no_prefix_and_stand_in_groups():
+    text = run("train_grpo", "--help").stdout
+    assert "--task.task-ids" not in text
+    assert "--config" not in text
+    for group in ("rollout options", "loss options", "model options"):
+        assert group in text
+
+
+# effects
+
+
+def test_every_flag_is_read_somewhere():
+    """As `config.rollout.n_steps`, `rollout.n_steps` or, where a function takes a section, `settings.n_steps`."""
+    sections = {**vars(TrainConfig()), "": EvalConfig()}
+    read = set()
+    for path in [*ROOT.glob("*.py"), *(path for room in ("rl", "vla", "envs") for path in (ROOT / room).rglob("*.py"))]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute):
+                owner = node.value
+                name = owner.attr if isinstance(owner, ast.Attribute) else getattr(owner, "id", "")
+                if name in sections or name in ("config", "settings"):
+                    read.add(node.attr)
+    flags = {field.name for section in sections.values() for field in fields(section)}
+    assert flags - read == set()

@@ -1,36 +1,49 @@
-"""Which checks are made before the first episode, and what a failure leaves of the others."""
+"""The checks before the first episode: each finds its planted fault, and says in one sentence what repairs it."""
 
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 import preflight
-from assembly import Teacher
-from configs.config import EvaluationConfig, PhaseConfig, PolicyConfig, TaskConfig, TrainConfig, UpdateConfig
+from configs.config import (
+    EvaluationConfig,
+    ModelConfig,
+    PhaseConfig,
+    RolloutConfig,
+    RunConfig,
+    SimulatorConfig,
+    TaskConfig,
+    TrainConfig,
+    UpdateConfig,
+)
+from contracts import BadInput, Observation, SelfCheckError
+from envs.assets import SUBFOLDERS
 from envs.libero import EnvSpec
+from envs.rendering import Renderer
 from envs.tasks import TaskInfo
-from errors import BadInput
-from findings import Caution, Checks
-from preflight import check_machine, check_only, check_setup
-from rl.selfcheck import SelfCheckError
-from tests.fakes import FakeObservation, FakePolicy, FakePool, Script
+from envs.worker import NoAnswer
+from preflight import Checks, check_machine, check_only, check_setup
+from rl.selfcheck import Caution
+from tests.fakes import FakePolicy, FakePool, Script
 from tests.small_checkpoint import make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
 
-CONFIG = TrainConfig(  # as after `assembly.fit_to_memory`
-    policy=PolicyConfig(checkpoint="owner/small"), update=UpdateConfig(micro_batch_size=1)
-)
+GIB = 2**30
 TASK = TaskInfo(0, "pick_up_the_bowl", "pick up the bowl", 220, 50)
 POLICY_CHECKS = {"attention", "images", "token head", "log-probs", "memory", "learning"}
+GPU = torch.device("cuda")
 
 
-def seen() -> FakeObservation:
+def seen(spread: int = 255) -> Observation:
     """Two cameras of noise."""
-    return FakeObservation(np.random.default_rng(0).integers(0, 256, size=(2, 8, 8, 3), dtype=np.uint8), np.zeros(3))
+    images = np.random.default_rng(0).integers(0, spread + 1, size=(2, 8, 8, 3), dtype=np.uint8)
+    return Observation(images, np.zeros(3), "pick up the bowl")
 
 
 class ClearPool(FakePool):
@@ -52,8 +65,17 @@ def pool() -> FakePool:
 def checkpoint(tmp_path_factory) -> Path:
     """A checkpoint that was trained on our pictures."""
     folder = make_small_checkpoint(tmp_path_factory.mktemp("checkpoint") / "small")
-    (folder / "sft_run.json").write_text("{}")
+    (folder / preflight.OUR_PICTURES).write_text("{}")
     return folder
+
+
+@pytest.fixture
+def config(checkpoint) -> TrainConfig:
+    return TrainConfig(
+        model=ModelConfig(checkpoint=str(checkpoint), device="cpu"),
+        update=UpdateConfig(micro_batch_size=1),
+        evaluation=EvaluationConfig(allow_zero_baseline=True),  # its head has random weights
+    )
 
 
 @pytest.fixture
@@ -65,186 +87,113 @@ def policy(checkpoint) -> FakePolicy:
 
 @pytest.fixture
 def _fake_probes(monkeypatch):
-    """tests/test_probes.py is about them; the fake policy has no network to probe."""
-    monkeypatch.setattr(preflight, "attention_probe", lambda _: "attention is fine")
-    monkeypatch.setattr(preflight, "image_probe", lambda _: "images are fine")
-    monkeypatch.setattr(preflight, "action_mass_probe", lambda *_: "the token head is fine")
+    """tests/test_selfcheck.py is about them; the fake policy has no network to probe."""
+    for name in ("attention_probe", "image_probe", "token_probe"):
+        monkeypatch.setattr(preflight, name, lambda *_: "fine")
 
 
 @pytest.fixture
 def _fake_machine(monkeypatch):
-    """tests/test_checks.py and tests/test_simulator_probes.py are about these."""
     monkeypatch.setattr(preflight, "check_rendering", lambda has_gpu: "renders")
     monkeypatch.setattr(preflight, "check_physics", lambda: "settles")
-    monkeypatch.setattr(preflight, "observe_apart", lambda config, spec: replace(seen(), proprio=np.zeros(8)))
+    clear = replace(seen(), proprio=np.zeros(8))
+    monkeypatch.setattr(preflight, "first_frame_apart", lambda *_: (clear, "two cameras"))
 
 
 def failing(message: str, kind=BadInput):
-    def probe(*_):
+    def check(*_):
         raise kind(message)
 
-    return probe
+    return check
+
+
+def answering(answer):
+    """In place of `ask`: gives an answer, or raises it."""
+    return failing(str(answer), NoAnswer) if isinstance(answer, NoAnswer) else lambda _: answer
 
 
 def statuses(output: str) -> dict[str, str]:
     """Of --check-only: what became of each check."""
-    found = {}
-    for line in output.splitlines():
-        for status in ("ok", "warning", "FAILED", "skipped"):
-            if line.startswith(f"{status:8} "):
-                found[line[9:23].strip()] = status
-    return found
+    lines = [line for line in output.splitlines() if line[:9].rstrip() in preflight.STYLES]
+    return {line[9:23].strip(): line[:9].rstrip() for line in lines}
+
+
+# findings
+
+
+def test_a_run_stops_at_the_first_failure_and_prints_nothing(capsys):
+    checks = Checks()
+    assert checks.make("first", lambda: "fine") == "fine"
+    assert checks.make("second", lambda: (3, "three")) == 3
+    with pytest.raises(BadInput, match="driver is missing; run: apt-get"):
+        checks.make("third", failing("driver is missing; run: apt-get"))
+    assert [finding.check for finding in checks.findings] == ["first", "second"]
+    assert capsys.readouterr().out == ""
+
+
+def test_every_finding_is_one_line_that_is_readable_without_colours(capsys, caplog):
+    checks = Checks(show_all=True)
+    checks.make("good", lambda: "fine")
+    checks.make("slow", lambda: Caution("software rendering; unset MUJOCO_GL"))
+    broken = checks.make("broken", failing("no such folder: " + "long " * 60))
+    checks.make("wrong", failing("disagree", SelfCheckError))
+    checks.make("dependent", lambda: "never made", broken)
+    checks.make("odd", failing("by zero\nsecond line", ZeroDivisionError))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["ok", "good"], ["warning", "slow"], ["FAILED", "broken"], ["FAILED", "wrong"], ["skipped", "dependent"],
+        ["FAILED", "odd"],
+    ]  # fmt: skip
+    assert all("0.0 s" in line and "\x1b" not in line for line in lines)
+    assert "long " * 59 in lines[2]  # a command is never broken over lines
+    assert "ZeroDivisionError: by zero (a fault: its traceback is above)" in lines[-1]
+    assert "Traceback" in caplog.text
+    assert checks.passed("good", "slow")
+    assert checks.passed("good", "broken") is checks.passed("dependent") is None
+    with pytest.raises(BadInput, match="3 of 6 checks FAILED; broken: no such folder"):
+        checks.conclude()
+    assert "1 ok, 1 warning, 3 FAILED, 1 skipped" in capsys.readouterr().out
+
+
+def test_other_ranks_are_silent(capsys):
+    checks = Checks(show_all=True, silent=True)
+    checks.make("good", lambda: "fine")
+    checks.conclude()
+    assert capsys.readouterr().out == ""
 
 
 # before a run
 
 
 @pytest.mark.usefixtures("_fake_probes")
-def test_a_good_setup_gives_the_first_observation_of_the_first_training_state(policy, pool, capsys):
-    config, checks = replace(CONFIG, task=TaskConfig(train_init_states=(7, 40))), Checks()
+def test_a_good_setup_gives_the_first_observation_of_the_first_training_state(policy, pool, config, capsys):
+    config, checks = replace(config, task=TaskConfig(train_init_states=(7, 40))), Checks()
     observation = check_setup(checks, config, policy, pool, [TASK])
     assert pool.started == [(0, 7)]
     assert np.array_equal(observation.images, seen().images)
     assert all(p.grad is None for _, p in policy.named_trainable_parameters())
     assert {finding.check for finding in checks.findings} == POLICY_CHECKS | {
-        "checkpoint", "statistics", "suite", "looks", "disk", "initial states", "first frame",
+        "checkpoint", "suite", "looks", "disk", "initial states", "first frame",
     }  # fmt: skip
     assert capsys.readouterr().out == ""
-
-
-@pytest.mark.usefixtures("_fake_probes")
-def test_a_training_run_stops_at_the_first_failure(policy, pool, monkeypatch):
-    monkeypatch.setattr(preflight, "attention_probe", failing("attention is causal"))
-    monkeypatch.setattr(preflight, "image_probe", failing("never reached"))
-    with pytest.raises(BadInput, match="attention is causal"):
-        check_setup(Checks(), CONFIG, policy, pool, [TASK])
 
 
 @pytest.mark.usefixtures("_fake_machine")
 def test_the_machine_is_checked_before_the_policy_is_loaded(config, monkeypatch):
     checks = Checks()
     assert check_machine(checks, config).type == "cpu"
-    assert [finding.check for finding in checks.findings] == [
-        "versions", "device", "rendering", "host memory", "wandb",
-    ]  # fmt: skip
+    assert [finding.check for finding in checks.findings] == ["versions", "device", "rendering", "host memory"]
     monkeypatch.setattr(preflight, "check_rendering", failing("no EGL; run: apt-get"))
     with pytest.raises(BadInput, match="no EGL; run: apt-get"):
         check_machine(Checks(), config)
 
 
 @pytest.mark.usefixtures("_fake_probes")
-def test_sampling_and_learning_are_compared_at_the_runs_temperature(policy, pool, monkeypatch):
+def test_sampling_and_learning_are_compared_at_the_runs_temperature(policy, pool, config, monkeypatch):
     asked = []
     monkeypatch.setattr(preflight, "check_logits_path", lambda *arguments: asked.append(arguments[2]) or "fine")
-    config = replace(CONFIG, policy=replace(CONFIG.policy, temperature=1.6))
-    check_setup(Checks(), config, policy, pool, [TASK])
+    check_setup(Checks(), replace(config, rollout=RolloutConfig(temperature=1.6)), policy, pool, [TASK])
     assert asked == [1.6]
-
-
-@pytest.mark.usefixtures("_fake_probes")
-def test_several_devices_are_compared(policy, pool):
-    policy.replicas = SimpleNamespace(are_equal=lambda: False)
-    check_setup(Checks(), CONFIG, policy, pool, [TASK])  # one device: nothing to compare
-    policy.devices = ("first", "second")
-    with pytest.raises(BadInput, match="copies between the GPUs of this machine do not arrive"):
-        check_setup(Checks(), CONFIG, policy, pool, [TASK])
-
-
-def test_the_log_says_what_is_about_to_run_and_what_the_checks_found(policy, caplog):
-    caplog.set_level(logging.INFO, logger="train")
-    spec, teacher, checks = EnvSpec("libero_spatial", (0,)), Teacher("greedy", "because"), Checks()
-    checks.make("rendering", lambda: Caution("llvmpipe renders slowly; set NVIDIA_DRIVER_CAPABILITIES"))
-    preflight.log_setup(CONFIG, policy, spec, [TASK], teacher, Path("runs/RUN"), checks)
-    said = "\n".join(caplog.messages)
-    for words in (
-        "kind", "2 decisions a step, 1 at a time", "greedy: because",
-        "pick up the bowl (at most 220 env steps)", "assets", "runs/RUN",
-        "1 checks in 0.0 s: 1 warning", "rendering: llvmpipe renders slowly; set NVIDIA",
-    ):  # fmt: skip
-        assert words in said
-
-
-# --check-only
-
-
-@pytest.fixture
-def config(checkpoint, tmp_path) -> TrainConfig:
-    return TrainConfig(
-        policy=PolicyConfig(checkpoint=str(checkpoint), device="cpu"),
-        evaluation=EvaluationConfig(allow_zero_baseline=True),  # its head has random weights
-    )
-
-
-@pytest.mark.usefixtures("_fake_machine", "_fake_probes")
-def test_check_only_makes_every_check(config, capsys):
-    check_only(config)
-    found = statuses(capsys.readouterr().out)
-    assert set(found) == POLICY_CHECKS | {
-        "versions", "rendering", "host memory", "wandb", "device", "checkpoint", "statistics", "suite", "looks",
-        "teacher", "weights", "micro-batch", "disk", "physics", "tasks", "initial states", "first frame",
-    }  # fmt: skip
-    assert set(found.values()) == {"ok"}
-
-
-@pytest.mark.usefixtures("_fake_machine")
-def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(config, tmp_path, capsys):
-    config = replace(config, policy=replace(config.policy, checkpoint=str(tmp_path)))
-    with pytest.raises(BadInput, match=rf"1 of 23 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
-        check_only(config)
-    found = statuses(capsys.readouterr().out)
-    assert {found[name] for name in ("versions", "rendering", "device", "disk", "physics", "tasks", "first frame")} == {
-        "ok"
-    }
-    assert {found[name] for name in (*POLICY_CHECKS, "statistics", "suite", "teacher", "weights")} == {"skipped"}
-
-
-@pytest.mark.usefixtures("_fake_machine")
-def test_a_suite_without_a_checkpoint_is_one_failure(config, capsys):
-    config = replace(config, policy=replace(config.policy, checkpoint=None))
-    with pytest.raises(BadInput, match=r"1 of 23 checks FAILED; device: no public checkpoint .* --checkpoint"):
-        check_only(config)
-    assert statuses(capsys.readouterr().out)["checkpoint"] == "skipped"
-
-
-@pytest.mark.parametrize(
-    ("checkpoint", "name"), [("Haozhan72/Openvla-libero10", "Openvla-libero10"), ("checkpoints/../checkpoints/x/", "x")]
-)
-def test_a_checkpoint_is_known_by_the_last_part_of_its_name(checkpoint, name):
-    assert preflight.name_of(checkpoint) == name
-
-
-@pytest.mark.usefixtures("_fake_machine", "_fake_probes")
-def test_a_driver_that_does_not_render_leaves_the_policy(config, monkeypatch, capsys):
-    monkeypatch.setattr(preflight, "check_rendering", failing("no EGL; run: apt-get"))
-    with pytest.raises(BadInput, match="rendering: no EGL; run: apt-get"):
-        check_only(config)
-    found = statuses(capsys.readouterr().out)
-    assert {found[name] for name in ("physics", "first frame", "token head")} == {"skipped"}
-    assert {found[name] for name in ("weights", "attention", "images", "log-probs", "memory", "tasks")} == {"ok"}
-
-
-@pytest.mark.usefixtures("_fake_machine", "_fake_probes")
-def test_another_mujoco_leaves_rendering_and_the_policy(config, monkeypatch, capsys):
-    monkeypatch.setattr(preflight, "check_installed", failing("mujoco 3.8.1; run: pip install mujoco==3.3.0"))
-    with pytest.raises(BadInput, match=r"versions: mujoco 3\.8\.1; run: pip install"):
-        check_only(config)
-    found = statuses(capsys.readouterr().out)
-    assert {found[name] for name in ("physics", "first frame", "token head")} == {"skipped"}
-    assert {found[name] for name in ("rendering", "weights", "attention", "log-probs", "memory")} == {"ok"}
-
-
-@pytest.mark.usefixtures("_fake_machine", "_fake_probes")
-def test_all_failures_are_shown(config, monkeypatch, capsys):
-    monkeypatch.setattr(preflight, "attention_probe", failing("causal"))
-    monkeypatch.setattr(preflight, "check_logits_path", failing("disagree", SelfCheckError))
-    config = replace(config, task=TaskConfig(task_ids=(77,)))
-    with pytest.raises(BadInput, match="3 of 23 checks FAILED; tasks: unknown task id 77"):
-        check_only(config)
-    output = capsys.readouterr().out
-    failed = {name for name, status in statuses(output).items() if status == "FAILED"}
-    assert failed == {"tasks", "attention", "log-probs"}
-    assert "causal" in output
-    assert "disagree" in output
 
 
 @pytest.mark.parametrize(
@@ -257,10 +206,269 @@ def test_all_failures_are_shown(config, monkeypatch, capsys):
         ("l1", "auto", False, False, True),
     ],
 )
-def test_token_head_is_needed_unless_an_l1_teacher_warms_up(head, teacher, warmup, allowed, needed):
-    config = TrainConfig(
-        policy=PolicyConfig(teacher=teacher),
-        phases=PhaseConfig(warmup=warmup),
+@pytest.mark.usefixtures("_fake_probes")
+def test_a_token_head_is_needed_unless_an_l1_teacher_warms_up(
+    head, teacher, warmup, allowed, needed, policy, pool, config, monkeypatch
+):
+    asked = []
+    monkeypatch.setattr(preflight, "token_probe", lambda *arguments: asked.append(arguments[2]) or "fine")
+    config = replace(
+        config,
+        phases=PhaseConfig(teacher=teacher, warmup=warmup),
         evaluation=EvaluationConfig(allow_zero_baseline=allowed),
     )
-    assert preflight.needs_token_head(config, SimpleNamespace(action_head=head)) is needed
+    policy.action_head = head
+    check_setup(Checks(), config, policy, pool, [TASK])
+    assert asked == [needed]
+
+
+def test_the_log_says_what_is_about_to_run_and_what_the_checks_found(policy, config, caplog):
+    caplog.set_level(logging.INFO, logger="train")
+    checks = Checks()
+    checks.make("rendering", lambda: Caution("llvmpipe renders slowly; set NVIDIA_DRIVER_CAPABILITIES"))
+    spec = EnvSpec("libero_spatial", (0,))
+    preflight.log_setup(config, policy, spec, [TASK], ("greedy", "because"), Path("runs/RUN"), checks)
+    said = "\n".join(caplog.messages)
+    for words in (
+        "kind", "2 decisions a step, 1 at a time", "greedy: because",
+        "pick up the bowl (at most 220 env steps)", "assets", "runs/RUN",
+        "1 checks in 0.0 s: 1 warning", "rendering: llvmpipe renders slowly; set NVIDIA",
+    ):  # fmt: skip
+        assert words in said
+
+
+# --check-only
+
+
+@pytest.mark.usefixtures("_fake_machine")
+def test_check_only_makes_every_check(config, capsys):
+    check_only(config)
+    found = statuses(capsys.readouterr().out)
+    assert set(found) == POLICY_CHECKS | {
+        "versions", "rendering", "host memory", "device", "checkpoint", "suite", "looks", "teacher", "weights",
+        "micro-batch", "disk", "physics", "tasks", "initial states", "first frame",
+    }  # fmt: skip
+    assert set(found.values()) == {"ok"}
+
+
+@pytest.mark.usefixtures("_fake_machine")
+def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(config, tmp_path, capsys):
+    config = replace(config, model=replace(config.model, checkpoint=str(tmp_path)))
+    with pytest.raises(BadInput, match=rf"1 of 21 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
+        check_only(config)
+    found = statuses(capsys.readouterr().out)
+    made = ("versions", "rendering", "device", "disk", "physics", "tasks", "first frame")
+    assert {found[name] for name in made} == {"ok"}
+    assert {found[name] for name in (*POLICY_CHECKS, "suite", "teacher", "weights")} == {"skipped"}
+
+
+@pytest.mark.usefixtures("_fake_machine")
+def test_a_suite_without_a_checkpoint_is_one_failure(config, capsys):
+    config = replace(config, model=replace(config.model, checkpoint=None))
+    with pytest.raises(BadInput, match=r"1 of 21 checks FAILED; device: no public checkpoint .* --checkpoint"):
+        check_only(config)
+    assert statuses(capsys.readouterr().out)["checkpoint"] == "skipped"
+
+
+@pytest.mark.usefixtures("_fake_machine")
+@pytest.mark.parametrize("broken", ["check_rendering", "check_installed"])
+def test_a_simulator_that_cannot_run_leaves_the_policy(broken, config, monkeypatch, capsys):
+    monkeypatch.setattr(preflight, broken, failing("broken; run: pip install"))
+    with pytest.raises(BadInput, match=r"1 of 21 checks FAILED; .*: broken; run: pip install"):
+        check_only(config)
+    found = statuses(capsys.readouterr().out)
+    assert {found[name] for name in ("physics", "first frame", "token head")} == {"skipped"}
+    assert {found[name] for name in ("weights", "attention", "images", "log-probs", "memory", "tasks")} == {"ok"}
+
+
+@pytest.mark.usefixtures("_fake_machine", "_fake_probes")
+def test_all_failures_are_shown(config, monkeypatch, capsys):
+    monkeypatch.setattr(preflight, "attention_probe", failing("causal"))
+    monkeypatch.setattr(preflight, "check_logits_path", failing("disagree", SelfCheckError))
+    config = replace(config, task=TaskConfig(task_ids=(77,)))
+    with pytest.raises(BadInput, match="3 of 21 checks FAILED; tasks: unknown task id 77"):
+        check_only(config)
+    output = capsys.readouterr().out
+    failed = {name for name, status in statuses(output).items() if status == "FAILED"}
+    assert failed == {"tasks", "attention", "log-probs"}
+    assert "causal" in output
+    assert "disagree" in output
+
+
+# machine
+
+
+def test_the_versions_that_decide_the_results_are_named(monkeypatch):
+    finding = preflight.check_installed()
+    assert all(name in finding for name in ("python 3", "torch", "transformers", "mujoco 3", "robosuite 1.4", "libero"))
+    assert not isinstance(finding, Caution)
+    monkeypatch.setattr(preflight, "check_versions", lambda: "mujoco 3.3.5 draws otherwise; run: pip install")
+    assert isinstance(preflight.check_installed(), Caution)
+
+
+def test_a_gpu_is_named_once_it_has_computed(monkeypatch):
+    monkeypatch.setattr(preflight, "choose_device", lambda *_: GPU)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=24 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "RTX")
+    monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(2))
+    model = ModelConfig(checkpoint="owner/name")
+    assert preflight.check_device(model) == (GPU, "RTX, 24 GiB")
+
+    def no_kernel(*_, **__):
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore lines")
+
+    monkeypatch.setattr(torch, "ones", no_kernel)
+    with pytest.raises(BadInput, match=r"^RTX does not compute \(.*no kernel image .*run: pip install --upgrade torch"):
+        preflight.check_device(model)
+
+
+def test_the_renderer_is_named_and_software_beside_a_gpu_is_a_caution(monkeypatch):
+    monkeypatch.setattr(preflight, "ask", answering(Renderer("egl", 1, "NVIDIA Corporation", "NVIDIA H100/PCIe")))
+    finding = preflight.check_rendering(has_gpu=True)
+    assert finding == "EGL device 1: NVIDIA H100/PCIe (NVIDIA Corporation)"
+    assert not isinstance(finding, Caution)
+    monkeypatch.setattr(preflight, "ask", answering(Renderer("osmesa", None, "Mesa", "llvmpipe")))
+    assert not isinstance(preflight.check_rendering(has_gpu=False), Caution)
+    finding = preflight.check_rendering(has_gpu=True)
+    assert isinstance(finding, Caution)
+    assert "although there is a GPU; run: unset MUJOCO_GL" in finding
+    monkeypatch.setattr(preflight, "ask", answering(NoAnswer("the process ended with SIGSEGV")))
+    with pytest.raises(BadInput, match=r"no frame can be rendered \(.*SIGSEGV\); run: apt-get install libegl1"):
+        preflight.check_rendering(has_gpu=False)
+
+
+def test_a_bowl_beside_its_ramekin_means_other_contacts(monkeypatch):
+    monkeypatch.setattr(preflight, "ask", answering(0.0145))  # mujoco 3.3.0
+    assert "settles 14 mm off its ramekin's centre" in preflight.check_physics()
+    monkeypatch.setattr(preflight, "ask", answering(0.0372))  # mujoco 3.4.0
+    with pytest.raises(BadInput, match=r"37 mm off .* slid off.*run: pip install mujoco==3\.3\.0"):
+        preflight.check_physics()
+    monkeypatch.setattr(preflight, "ask", answering(NoAnswer("ImportError: robosuite")))
+    with pytest.raises(BadInput, match=r"cannot be reset \(ImportError: robosuite\); run: pip install"):
+        preflight.check_physics()
+
+
+def test_simulators_that_do_not_fit_are_a_caution(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text(f"MemTotal:       24000000 kB\nMemAvailable:   {5 * 2**20} kB\n")
+    assert preflight.check_host_memory(6, meminfo) == "5.0 GiB are free, 6 simulator(s) will take about 4.8"
+    assert isinstance(preflight.check_host_memory(7, meminfo), Caution)
+    assert "unknown" in preflight.check_host_memory(1000, tmp_path / "missing")
+
+
+def test_a_disk_that_is_too_small_is_found_before_the_run(monkeypatch, tmp_path):
+    policy = FakePolicy()
+    run = RunConfig(output=str(tmp_path / "not" / "yet" / "there"), keep_checkpoints=3)
+    numbers = sum(p.numel() for _, p in policy.named_trainable_parameters())
+    needed = 5 * 12 * numbers + GIB // 2  # three kept, the best, one being written: float32 and two moments each
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed + 1))
+    assert "5 checkpoints" in preflight.check_disk(run, policy)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed - 1))
+    with pytest.raises(BadInput, match=r"another disk with --output, or lower --keep-checkpoints"):
+        preflight.check_disk(run, policy)
+    assert "free" in preflight.check_disk(run, None)
+
+
+# checkpoint, tasks and frames
+
+
+@pytest.fixture(scope="module")
+def info(tmp_path_factory):
+    return inspect_checkpoint(make_small_checkpoint(tmp_path_factory.mktemp("checkpoint") / "small", l1_head=True))
+
+
+def test_a_checkpoint_is_described_by_its_kind_and_what_it_reads(info):
+    assert preflight.describe_checkpoint(info).startswith("L1 regression; reads 2 image(s) and proprio; ")
+
+
+@pytest.mark.parametrize(
+    ("base", "suite", "key", "said"),
+    [
+        ("owner/Openvla-oft-SFT-libero10-traj1", "libero_10", None, None),
+        ("owner/Openvla-oft-SFT-libero10-traj1", "libero_spatial", None, "libero10-traj1 is of another suite"),
+        ("openvla-7b-oft-finetuned-libero-spatial-object-goal-10", "libero_goal", None, None),
+        ("my-policy", "libero_goal", None, None),
+        ("my-policy", "libero_goal", "libero_object_no_noops", "leave out --unnorm-key"),
+    ],
+)
+def test_a_checkpoint_or_statistics_of_another_suite_are_a_caution(info, base, suite, key, said):
+    finding = preflight.check_suite(info, base, suite, key)
+    action = info.statistics[key or f"{suite}_no_noops"].action
+    assert f"_no_noops: actions from [{action.q01[0]:.2f} " in finding
+    assert isinstance(finding, Caution) is (said is not None)
+    assert (said or "") in finding
+
+
+def test_a_checkpoint_without_statistics_of_the_suite_is_refused(info):
+    with pytest.raises(BadInput, match=r"no statistics for libero_90; it has: .*--unnorm-key"):
+        preflight.check_suite(info, "my-policy", "libero_90", None)
+
+
+def test_looks_that_the_checkpoint_may_never_have_seen_are_a_caution(info, tmp_path, monkeypatch):
+    monkeypatch.delenv("LIBERO_ASSETS", raising=False)
+    finding = preflight.check_looks(info, "lowpoly")
+    assert isinstance(finding, Caution)
+    assert "needs --assets official" in finding
+    ours = replace(info, folder=tmp_path)
+    (tmp_path / preflight.OUR_PICTURES).write_text("{}")
+    assert not isinstance(preflight.check_looks(ours, "lowpoly"), Caution)
+    for name in SUBFOLDERS:
+        (tmp_path / name).mkdir()
+    assert not isinstance(preflight.check_looks(info, str(tmp_path)), Caution)
+
+
+@pytest.mark.parametrize(("available", "fits"), [(50, True), (51, True), (49, False), (10, False)])
+def test_a_task_needs_all_initial_states_that_are_configured(available, fits):
+    tasks = [TASK, replace(TASK, task_id=3, num_init_states=available)]
+    if fits:
+        finding = preflight.check_init_states(TaskConfig(), tasks)
+        assert finding == "training uses 0 to 39, evaluation 40 to 49, of 2 task(s)"
+        return
+    with pytest.raises(BadInput, match=rf"task 3 .* has {available} initial states: lower --train-init-states 0 40"):
+        preflight.check_init_states(TaskConfig(), tasks)
+
+
+def test_a_simulator_that_fails_at_once_or_draws_nothing_is_bad_input(pool):
+    pool_of_faults = FakePool(lambda *_: Script(8, faults=1), num_slots=1)
+    with pytest.raises(BadInput, match=r"failed at its first reset \(task 0: planted fault\).*pip install"):
+        preflight.check_first_frame(pool_of_faults, TaskConfig(), [TASK])
+    _, finding = preflight.check_first_frame(pool, TaskConfig(), [TASK])
+    assert finding.startswith("2 camera(s), 8 x 8 pixels, contrast ")
+    dark = seen()
+    dark.images[1] = 30  # even if one camera works
+    dark_pool = SimpleNamespace(
+        reset=lambda *_: None, ready=lambda: [(0, SimpleNamespace(error=None, observation=dark))]
+    )
+    with pytest.raises(BadInput, match=r"rendered frame is empty: .*MUJOCO_GL=osmesa"):
+        preflight.check_first_frame(dark_pool, TaskConfig(), [TASK])
+
+
+# what training and evaluation take from here
+
+
+def test_the_simulator_is_built_for_the_configured_tasks_and_the_policys_cameras():
+    simulator = SimulatorConfig(assets="official", max_env_steps=77)
+    spec = preflight.env_spec(TaskConfig(task_suite="libero_goal", task_ids=(2, 5)), simulator, num_images=1)
+    assert (spec.task_suite, spec.task_ids, spec.num_images) == ("libero_goal", (2, 5), 1)
+    assert (spec.assets, spec.bddl_file, spec.max_env_steps) == ("official", None, 77)
+    with pytest.raises(BadInput, match="unknown task id 99"):
+        preflight.env_spec(TaskConfig(task_ids=(0, 99)), simulator, 1)
+
+
+def test_the_fingerprint_changes_with_every_trained_number():
+    policy = FakePolicy()
+    policy.base_fingerprint = "base"
+    before = preflight.weights_fingerprint(policy)
+    assert preflight.weights_fingerprint(policy) == before
+    with torch.no_grad():
+        policy.bias[-1] += 1e-6
+    assert preflight.weights_fingerprint(policy) != before
+
+
+@pytest.mark.parametrize(("ranks", "batch_size", "size"), [(1, 2, 2), (2, 4, 2), (2, 5, 3), (8, 1, 1)])
+def test_the_micro_batch_is_at_most_a_ranks_share(ranks, batch_size, size, monkeypatch):
+    """More would take memory for decisions that never come, and recompute what would have fitted."""
+    monkeypatch.setenv("WORLD_SIZE", str(ranks))
+    monkeypatch.setattr(preflight, "fit_to_memory", lambda policy, checkpointing, wanted, share, others: share)
+    config = TrainConfig(update=UpdateConfig(batch_size=batch_size))
+    assert preflight.fit_micro_batch(config, FakePolicy())[0] == size
