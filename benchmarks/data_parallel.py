@@ -1,113 +1,123 @@
-"""One device against several: time of deciding and of learning, their gradients, and whether the devices stay equal.
+"""Whole iterations of `train_grpo.py` with simulators: one GPU against all of them, which share rollout and update.
 
-    python -m benchmarks.data_parallel FOLDER                                                  # all visible GPUs
-    python -m benchmarks.data_parallel checkpoints/tiny-libero-spatial --device cpu --memory-budget None
+    python -m benchmarks.data_parallel FOLDER [--memory-budget 24] [--ways one ranks accelerate]
+    python -m benchmarks.data_parallel checkpoints/tiny-libero-spatial --device cpu --memory-budget None --ways one
 
-FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. Medians; every line
-does the same work per device, so the ideal ratio is the number of devices. A GPU may have --memory-budget GiB.
+FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. `ranks` is
+`--data-parallel`, which starts a process for every visible GPU. On G GPUs there are G times as many simulators,
+env steps and samples, so the ideal ratio of rates is G. Medians over all iterations but the first, in which passes are
+compiled and recorded. Random weights never succeed; with an entropy term all decisions are learned from all the same.
+What the runs print goes to standard error.
 """
 
-from collections.abc import Sequence
+import json
+import os
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Literal
 
 import torch
 import tyro
 
-from benchmarks.gpu_timing import free_memory, prepared_observations, timed, trainable
-from benchmarks.program_update import acted_batch, seconds_of_a_step, updating
-from vla.data_parallel import load_data_parallel
-from vla.observation import Observation
-from vla.policy import Policy
+CHUNK = 8  # env steps that a decision covers
+FLAGS = (
+    "--allow-zero-baseline --eval-interval 1000000 --eval-init-states 40 41 --entropy-coef 0.01 --no-warmup "
+    "--transition-steps 0 --wandb-mode disabled"
+)
+LAUNCHER = "-m accelerate.commands.launch --config_file configs/accelerate/one_machine.yaml"
 
-MICRO_BATCHES = 24  # of each device, in an update
+Way = Literal["one", "ranks", "accelerate"]
 
 
 @dataclass(frozen=True)
 class Args:
     checkpoint: tyro.conf.Positional[Path]
     device: Literal["cuda", "cpu"] = "cuda"
-    num_devices: int | None = None
-    """GPUs (default: all that are visible), or processes on the CPU (default: 2)."""
     memory_budget: float | None = 24.0
     """GiB of each GPU."""
-    batches: tuple[int, ...] = (1, 8, 16)
-    """Observations per device that are decided on together."""
-    micro_batch_size: int = 2
-    """Observations per device of a forward and backward pass."""
-    accumulate: tuple[int, ...] = (1, 8)
-    """Forward and backward passes of an optimizer step."""
-    repeats: int = 10
-    update_repeats: int = 3
+    ways: tuple[Way, ...] = ("one", "ranks")
+    """What is run, in this order; ratios are to `one`, if that comes first. With one GPU there is no other way."""
+    envs_per_gpu: int = 8
+    episodes_per_env: int = 2
+    """Of a rollout."""
+    episode_steps: int = 64
+    """Env steps of an episode."""
+    n_epochs: int = 4
+    batch_per_gpu: int = 2
+    """Samples of an optimizer step."""
+    iterations: int = 3
+    flags: str = ""
+    """Further flags of train_grpo.py, as one string."""
 
 
 def main(args: Args) -> None:
-    if args.device == "cpu":
-        torch.set_num_threads(1)  # of each process
-    count = args.num_devices or (2 if args.device == "cpu" else torch.cuda.device_count())
-    devices = [torch.device(args.device, None if args.device == "cpu" else i) for i in range(count)]
-    alone, gradient = measure(args, devices[:1], count)
-    together, gradient_together = measure(args, devices, count)
-    print(f"{'':48}{'1 device':>12}{f'{count} devices':>12}{'ratio of rates':>16}")
-    for work, seconds in alone.items():
-        ratio = count * seconds / together[work]
-        print(f"{work:48}{1e3 * seconds:9.1f} ms{1e3 * together[work]:9.1f} ms{ratio:16.2f}")
-    apart = (gradient_together - gradient).norm() / gradient.norm()
-    print(f"gradients of the same samples are apart by {apart:.1e} of their norm")
+    gpus = torch.cuda.device_count() if args.device == "cuda" else 1
+    alone = None
+    for way in args.ways if gpus > 1 else ("one",):
+        rates = measure(args, way, 1 if way == "one" else gpus, alone)
+        alone = rates if way == "one" else alone
 
 
-def measure(args: Args, devices: Sequence[torch.device], count: int) -> tuple[dict[str, float], torch.Tensor]:
-    """Seconds of each kind of work, and a gradient (N,), that of one micro-batch on each of `count` devices."""
-    policy = load_data_parallel(
-        str(args.checkpoint),
-        devices,
-        memory_budget=args.memory_budget,
-        task_suite="libero_spatial",
-        dtype=torch.bfloat16 if args.device == "cuda" else torch.float32,
-        compile_network=args.device == "cuda",
+def measure(args: Args, way: Way, gpus: int, alone: dict[str, float] | None) -> dict[str, float]:
+    """Run train_grpo.py and show its iterations. Returns the rates."""
+    steps = gpus * args.envs_per_gpu * args.episodes_per_env * args.episode_steps
+    num_envs = args.envs_per_gpu  # each rank's
+    budget = [] if args.memory_budget is None else ["--memory-budget", str(args.memory_budget)]
+    launcher = [*LAUNCHER.split(), "--num_processes", str(gpus)] if way == "accelerate" else []
+    with tempfile.TemporaryDirectory() as output:
+        command = [
+            sys.executable, *launcher, "train_grpo.py", *(["--data-parallel"] if way == "ranks" else []),
+            "--checkpoint", str(args.checkpoint), "--device", args.device, "--output", output, *FLAGS.split(), *budget,
+            "--num-envs", str(num_envs), "--max-env-steps", str(args.episode_steps), "--n-steps", str(steps),
+            "--total-steps", str(args.iterations * steps), "--n-epochs", str(args.n_epochs),
+            "--batch-size", str(args.batch_per_gpu * gpus), *args.flags.split(),
+        ]  # fmt: skip
+        done = subprocess.run(command, env=None if gpus > 1 else one_gpu(), stdout=sys.stderr)
+        if done.returncode != 0:
+            raise SystemExit(f"{way}: exit code {done.returncode}, see above")
+        (metrics,) = Path(output).glob("*/metrics.jsonl")
+        records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    updates = [record for record in records if "rollout/time_s" in record]
+    print(f"{way}, {gpus} GPU(s), {args.envs_per_gpu} simulators each:", flush=True)
+    return show(updates[1:] or updates, alone)
+
+
+def one_gpu() -> dict[str, str]:
+    """The environment in which the first visible GPU is the only one."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
+
+
+def show(records: list[dict[str, float]], alone: dict[str, float] | None) -> dict[str, float]:
+    """Print seconds, memory and rates of the iterations, the rates as ratios to those of one GPU, too."""
+
+    def middle(name: str) -> float:
+        return median(record.get(name, 0.0) for record in records)
+
+    rates = {
+        "env steps/s": middle("rollout/env_steps_per_s"),
+        "update samples/s": median(samples_learned(record) / record["time/update"] for record in records),
+    }
+    for rate, value in rates.items():
+        ratio = f", {value / alone[rate]:.2f} x one GPU" if alone else ""
+        print(f"    {value:8.1f} {rate}{ratio}")
+    print(
+        f"    rollout {middle('rollout/time_s'):.1f} s (policy {middle('time/infer'):.1f}, waiting "
+        f"{middle('time/wait'):.1f}), update {middle('time/update'):.1f} s, checkpoint "
+        f"{middle('time/checkpoint'):.1f} s, peak {middle('system/gpu_mem_gb'):.1f} GiB, first ratio error "
+        f"{middle('train/first_ratio_error'):.4f}",
+        flush=True,
     )
-    micro = args.micro_batch_size
-    observations = prepared_observations(policy, len(devices) * max(*args.batches, MICRO_BATCHES * micro))
-    seconds: dict[str, float] = {}
-
-    def keep(work: str, took: float) -> None:
-        seconds[work] = took
-        print(f"{len(devices)} x {work}: {1e3 * took:.1f} ms", flush=True)
-
-    for batch_size in args.batches:
-        rows = observations[: len(devices) * batch_size]
-        keep(f"act on {batch_size} per device", timed(partial(policy.act, rows), args.repeats))
-    batch = acted_batch(policy, observations[: len(devices) * MICRO_BATCHES * micro])
-    for passes in args.accumulate:
-        name = f"optimizer step of {passes} x {micro} samples per device"
-        keep(name, seconds_of_a_step(policy, batch, passes * len(devices) * micro, micro, args.update_repeats))
-    if len(devices) > 1:
-        updating(policy, batch, len(devices) * micro, micro, lr=1e-6)()
-        equal = policy.replicas.are_equal()
-        print(f"after {MICRO_BATCHES} more optimizer steps the devices are {'' if equal else 'NOT '}bit-equal")
-    gradient = gradient_of(policy, observations[: count * micro], micro)
-    if len(devices) > 1:
-        policy.replicas.close()
-    del policy
-    free_memory()
-    return seconds, gradient
+    return rates
 
 
-def gradient_of(policy: Policy, observations: Sequence[Observation], micro_batch_size: int) -> torch.Tensor:
-    """(N,), on the CPU, of the log-probability of one token, with adapters that are not zero."""
-    parameters = trainable(policy)
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in parameters:
-            parameter.copy_(0.01 * torch.randn(parameter.shape, generator=generator))
-    policy.parameters_changed()
-    at_once = len(policy.devices) * micro_batch_size
-    for start in range(0, len(observations), at_once):
-        policy.chunk_logits(observations[start : start + at_once]).log_softmax(-1)[..., 7].sum().backward()
-    policy.reduce_gradients()
-    return torch.cat([parameter.grad.flatten().cpu() for parameter in parameters if parameter.grad is not None])
+def samples_learned(record: dict[str, float]) -> float:
+    decisions = record["rollout/env_steps_per_s"] * record["rollout/time_s"] / CHUNK
+    return record["train/epochs"] * decisions * (1 - record["train/zero_advantage_fraction"])
 
 
 if __name__ == "__main__":
