@@ -10,11 +10,10 @@ from pathlib import Path
 import torch
 import tyro
 
-from vla.checkpoint_writer import save_checkpoint, write_json
-from vla.heads import ProprioProjector
-from vla.model_config import read_model_config
-from vla.openvla_oft import OpenVLAOFT
-from vla.tiny import make_tiny_checkpoint
+from contracts import write_json
+from vla.checkpoint import read_model_config, save_checkpoint
+from vla.model import OpenVLAOFT, ProprioProjector
+from workshop.tiny import make_tiny_checkpoint
 
 CONFIG = {
     "architectures": ["OpenVLAForActionPrediction"],

@@ -85,10 +85,9 @@ def measure(folder: Path, args: Args) -> None:
 
 def load(folder: Path, memory_gib: float | None, **options) -> Policy:
     free_memory()
-    options = {"dtype": "bfloat16", "compile": "on"} | options
-    return Policy.load(
-        str(folder), task_suite="libero_spatial", device="cuda", memory_budget=memory_gib, **options
-    )  # fmt: skip
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    options = {"dtype": "bfloat16", "compile": "on", "memory_budget": memory_gib} | options
+    return Policy.load(str(folder), task_suite="libero_spatial", device="cuda", **options)
 
 
 def measure_deciding(folder: Path, args: Args, ceiling: float) -> None:
@@ -138,11 +137,12 @@ def measure_optimizer(folder: Path, args: Args) -> None:
 def measure_budget(folder: Path, gib: float, args: Args, ceiling: float) -> None:
     """What a run with this --memory-budget would choose, and what that reaches under it."""
     for batch_size in (2, 32):
+        policy = load(folder, gib)
         try:
-            policy = load(folder, gib)
             micro_batch_size = fit_to_memory(policy, "auto", "auto", batch_size, 0)
         except BadInput as reason:
             print(f"--memory-budget {gib:g}, --batch-size {batch_size}: refused: {reason}", flush=True)
+            del policy
             continue
         recomputed = dict(policy.describe())["recomputed"].split(" in ")[0]
         report_update(policy, f"{gib:g} GiB, batch {batch_size}, {recomputed}", micro_batch_size, args, ceiling)
