@@ -1,7 +1,7 @@
 """train_grpo.py from its command line to its exit code, on the fakes: all of the program but network and simulator.
 
-What is left out is what takes long and has tests of its own: checks before the run, pictures, videos. `at` makes
-something happen at one of the `MOMENTS` of a run.
+What is left out is what takes long and has tests of its own: checks before the run, pictures, videos, the report's page.
+`at` makes something happen at one of the `MOMENTS` of a run.
 """
 
 from __future__ import annotations
@@ -21,84 +21,63 @@ import numpy as np
 import pytest
 import torch
 
+import envs.pool
 import preflight
 import rl.checkpoints
-import rl.evaluation_files
+import rl.evaluation
 import rl.report
 import rl.rollout
 import rl.run
-import rl.validation
 import train_grpo
 from configs.cli import main_guard
 from tests.fakes import FakePolicy, FakePool, Script, observation
 
 FLAGS = [
     "--preset", "smoke", "--warmup-steps", "24", "--transition-steps", "24", "--total-steps", "72", "--n-steps", "24",
-    "--eval-interval", "48", "--n-epochs", "1", "--batch-size", "3",
+    "--eval-interval", "48", "--n-epochs", "1", "--batch-size", "3", "--micro-batch-size", "3",
 ]  # fmt: skip
+# What differs from run to run.
+VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/")
 
-
-def script(task_id: int, init_state: int) -> Script:
-    return Script(env_steps=8, success=True)
-
+# Moment of a run -> (where in the program, at which call of it): before there is a run folder, and then.
+LOADING = {"load": (preflight, "load_policy", 1), "preflight": (preflight, "check_setup", 1)}
+RUNNING = {
+    "baseline evaluation": (rl.evaluation, "validate", 1),
+    "rollout": (rl.rollout, "decide", 15),  # 6 of the baseline, 6 of the first update: the middle of the second rollout
+    "update": (torch.optim.AdamW, "step", 4),  # half of the second update
+    "metrics line": (rl.run, "write_all", 3),
+    "checkpoint": (torch, "save", 3),  # the adapter is on the disk already
+    "pointer": (rl.checkpoints, "point", 4),  # latest, best, latest; then the second update's
+    "final evaluation": (rl.evaluation, "validate", 3),
+    "report": (rl.report, "conclude", 1),
+}
+MOMENTS = LOADING | RUNNING
 
 looked_up_once = cache(partial(rl.run.provenance, []))
 
 
 def use_fakes(monkeypatch) -> None:
     """Let train_grpo.py run on a policy of a few hundred numbers and scripted episodes."""
-    for name, fake in {
-        "load_policy": lambda *_: FakePolicy(adapter_scale=0.1),
-        "make_pool": lambda *_: FakePool(script),
-        "fit_to_memory": lambda config, *_: config,
-        "check_setup": lambda *_, **__: observation(1.0, 2.0, 3.0),
-        "log_setup": lambda *_: None,
-    }.items():
-        monkeypatch.setattr(train_grpo, name, fake)
-    monkeypatch.setattr(preflight, "check_rendering", lambda _: "fake")
+    for owner, name, fake in (
+        (preflight, "load_policy", lambda *_, **__: FakePolicy(adapter_scale=0.1)),
+        (preflight, "fit_micro_batch", lambda *_, **__: (3, "")),
+        (preflight, "check_machine", lambda *_, **__: None),
+        (preflight, "check_setup", lambda *_, **__: observation(1.0, 2.0, 3.0)),
+        (preflight, "log_setup", lambda *_, **__: None),
+        (envs.pool, "make_pool", lambda *_, **__: FakePool(lambda *_: Script(env_steps=8, success=True))),
+        (rl.evaluation, "write_video", lambda path, frames: path.write_bytes(b"a video")),
+        (rl.report, "conclude", lambda *_, **__: None),
+    ):
+        monkeypatch.setattr(owner, name, fake)
     found = looked_up_once()
     monkeypatch.setattr(rl.run, "provenance", lambda argv: found | {"argv": list(argv)})
-    monkeypatch.setattr(rl.evaluation_files, "write_video", lambda path, frames: path.write_bytes(b"a video"))
     monkeypatch.setattr(logging.getLogger(), "handlers", list(logging.getLogger().handlers))  # a run sets its own
-    monkeypatch.setattr(rl.report, "write_report", lambda stored: stored.folder / "report" / "index.html")
 
 
 def command_line(monkeypatch, *argv: str) -> int:
     """Exit code of `python train_grpo.py ARGV`."""
     monkeypatch.setattr(sys, "argv", ["train_grpo.py", *argv])
     return main_guard("train_grpo.py", train_grpo.main)
-
-
-def flags_into(folder: Path) -> list[str]:
-    return [*FLAGS, "--output", str(folder), "--micro-batch-size", "3"]
-
-
-# What differs from run to run.
-VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/")
-
-# Moment of a run -> (where in the program, at which call of it): before there is a run folder, before its first
-# checkpoint, and then.
-LOADING = {
-    "load": (train_grpo, "load_policy", 1),
-    "preflight": (train_grpo, "check_setup", 1),
-}
-START = {
-    "teacher probe": (train_grpo, "remember_teacher", 1),
-    "first checkpoint": (FakePolicy, "save_adapter", 1),
-}
-RUNNING = {
-    "baseline evaluation": (rl.validation, "validate", 1),
-    "rollout": (rl.rollout, "decide", 15),  # 6 of the baseline, 6 of the first update: the middle of the second rollout
-    "update": (torch.optim.AdamW, "step", 4),  # half of the second update
-    "metrics line": (rl.run, "write_all", 3),
-    "checkpoint": (torch, "save", 3),  # the adapter is on the disk already
-    "pointer": (rl.checkpoints, "point", 4),  # latest, best, latest; then the second update's
-    "evaluation": (rl.validation, "validate", 2),
-    "evaluation's files": (rl.validation, "write_evaluation", 2),
-    "final evaluation": (rl.validation, "validate", 3),
-    "report": (rl.report, "write_report", 1),
-}
-MOMENTS = LOADING | START | RUNNING
 
 
 def at(monkeypatch, moment: str, act: Callable[..., Any]) -> None:
@@ -117,17 +96,21 @@ def at(monkeypatch, moment: str, act: Callable[..., Any]) -> None:
 
 
 def raising(error: BaseException) -> Callable[..., None]:
-    def act(*_):
+    def act(*_, **__):
         raise error
 
     return act
+
+
+def killed(*_, **__) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def results(run: Path) -> tuple[list, list, dict]:
     """Records without durations, and the last checkpoint's weights and state."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rows = [{key: value for key, value in row.items() if not key.startswith(VARYING)} for row in rows]
-    latest = run / "checkpoints" / "latest"
+    latest = rl.checkpoints.latest_checkpoint(run)
     weights = [np.load(latest / f"{name}.npy").tobytes() for name in ("adapter", "bias")]
     state = torch.load(latest / "trainer.pt")["state"]
     return rows, weights, {key: value for key, value in state.items() if key != "metrics_bytes"}
@@ -136,6 +119,10 @@ def results(run: Path) -> tuple[list, list, dict]:
 def only_run(folder: Path) -> Path:
     (run,) = folder.iterdir()
     return run
+
+
+def flags_into(folder: Path) -> list[str]:
+    return [*FLAGS, "--output", str(folder)]
 
 
 def one_line(captured: str) -> str:
@@ -177,7 +164,3 @@ def stopped_at(moment: str, act: Callable[..., Any], folder: Path, *flags: str) 
         return command_line(patch, *flags_into(folder), *flags)
 
     return in_a_process_of_its_own(run)
-
-
-def killed(*_, **__) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
