@@ -1,6 +1,6 @@
 """train_grpo.py from its command line to its exit code, on the fakes: all of the program but network and simulator.
 
-What is left out is what takes long and has tests of its own: checks before the run, pictures, videos, the report's page.
+What is left out is what takes long and has tests of its own: checks before the run, pictures, videos, the report.
 `at` makes something happen at one of the `MOMENTS` of a run.
 """
 
