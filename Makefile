@@ -1,7 +1,7 @@
 PYTHON ?= python3
 export PYTHON
 
-.PHONY: demo test lint audit venv system
+.PHONY: demo test lint venv system
 
 demo: .venv/complete system  ## train the small policy through all phases, on a CPU; FLAGS="..." for further flags
 	.venv/bin/python train_grpo.py --preset tiny --num-envs $$(( $$(nproc) + 1 )) $(FLAGS)
@@ -13,9 +13,6 @@ lint: .venv/complete
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
-
-audit: .venv/complete  ## known vulnerabilities of the installed packages; needs requirements-optional.txt and PyPI itself
-	.venv/bin/pip-audit --strict
 
 venv: .venv/complete  ## the Python environment alone
 

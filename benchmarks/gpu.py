@@ -1,46 +1,35 @@
-"""The 7B network on one GPU, ours beside the plain one in the same run: deciding, updating, memory, an iteration.
+"""The 7B network on one GPU: deciding, updating, memory; and, where there are several GPUs, how a run scales.
 
-    python -m benchmarks.gpu [--folder FOLDER] [--memory-gib 24]
+    python -m benchmarks.gpu [--folder FOLDER] [--memory-gib 24] [--no-iteration]
 
 Random weights at full size (written once to --folder, 15 GB), two images, bfloat16, 599 tokens. One forward pass of
 an observation is 8.6 TFLOP, of an update's sample twice that: the frozen weights get no gradient. MFU is the share of
 the rate of an 8192 x 8192 x 8192 product measured in the same run. The allocator is capped: what does not fit fails.
-The last part runs `benchmarks/iteration.py`, which needs the simulator; on several GPUs it and
-`benchmarks/data_parallel.py` measure how they scale.
+Every kind of update has a policy of its own, so no line counts memory of passes that another has recorded.
 """
 
+import gc
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
+import numpy as np
 import torch
 import tyro
 
-from benchmarks import data_parallel, iteration
-from benchmarks.agreement import describe_agreement
+from benchmarks import data_parallel
 from benchmarks.full_size import write_full_size
-from benchmarks.gpu_timing import (
-    GIB,
-    forget_recordings,
-    free_memory,
-    learn_from,
-    matrix_rate,
-    peak,
-    prepared_observations,
-    report,
-    trainable,
-)
-from benchmarks.plain import make_plain, plain_logits
-from benchmarks.program_update import acted_batch, seconds_of_a_step
-from errors import BadInput
-from vla.checkpoint import inspect_checkpoint, load_network
-from vla.lora import refresh_adapters
-from vla.memory import choose_plan, free_for_activations, limit_memory, measure_needs
-from vla.model import llama_block, vit_block
+from contracts import BadInput, Observation
+from vla.memory import fit_to_memory
 from vla.policy import Policy
-from vla.probes import synthetic_observations
 from vla.tokens import FIRST_ACTION_TOKEN
+
+GIB = 2**30
+TFLOP_FORWARD = 8.6  # of one observation with two images, 599 tokens, in the 7B network
+INSTRUCTION = "pick up the black bowl between the plate and the ramekin and place it on the plate"
 
 
 @dataclass(frozen=True)
@@ -50,15 +39,15 @@ class Args:
     memory_gib: float = 24.0
     """Limit of the GPU allocator."""
     repeats: int = 8
-    plain: bool = True
-    """Measure the plain implementation, too."""
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Observations decided together."""
-    micro_batches: tuple[int, ...] = (1, 2, 4, 8)
-    budgets_gib: tuple[float, ...] = (16, 24, 48, 80)
-    """Limits for which plan, rates and peak memory are shown."""
+    micro_batches: tuple[int, ...] = (1, 2)
+    budgets_gib: tuple[float, ...] = ()
+    """Limits for which the plan of a run, its rate and its peak memory are shown, too (16 24 48 80)."""
+    agreement: bool = False
+    """Also set compiled bfloat16 beside plain float32, which takes 30 GB."""
     iteration: bool = True
-    """Measure a whole iteration with simulators and, if there are several GPUs, how all scales."""
+    """Measure a whole iteration with simulators (`benchmarks.data_parallel`)."""
 
 
 def main(args: Args) -> None:
@@ -71,148 +60,177 @@ def main(args: Args) -> None:
 
 def measure(folder: Path, args: Args) -> None:
     ceiling = matrix_rate()
-    print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; matrix product {ceiling:.0f} TFLOP/s", flush=True
-    )
+    name = torch.cuda.get_device_name()
+    print(f"{name}, torch {torch.__version__}; matrix product {ceiling:.0f} TFLOP/s", flush=True)
     if not (folder / "config.json").exists():
         write_full_size(folder)
-    free_memory()
-    limit_memory(args.memory_gib, torch.device("cuda"))
-    if args.plain:
-        measure_plain(folder, args, ceiling)
-        free_memory()
-    measure_ours(folder, args, ceiling)
+    measure_deciding(folder, args, ceiling)
+    for everything in (False, True):
+        for micro_batch_size in args.micro_batches:
+            policy = load(folder, args.memory_gib)
+            if everything:
+                policy.recompute_everything()
+            label = "all blocks" if everything else "nothing"
+            report_update(policy, f"update, recomputing {label}", micro_batch_size, args, ceiling)
+            del policy
+    measure_optimizer(folder, args)
+    for gib in args.budgets_gib:
+        measure_budget(folder, gib, args, ceiling)
+    if args.agreement:
+        measure_agreement(folder)
     free_memory()
     if args.iteration:
-        if torch.cuda.device_count() > 1:
-            data_parallel.main(data_parallel.Args(folder))
-        iteration.main(iteration.Args(folder))
+        data_parallel.main(data_parallel.Args(folder, memory_budget=args.memory_gib))
 
 
-def measure_ours(folder: Path, args: Args, ceiling: float) -> None:
-    started = time.perf_counter()
-    policy = Policy.load(
-        str(folder), task_suite="libero_spatial", device="cuda", dtype=torch.bfloat16, compile_network=True
-    )
-    print(f"load {time.perf_counter() - started:.1f} s, {torch.cuda.memory_allocated() / GIB:.2f} GiB", flush=True)
-    measure_deciding(policy, args, ceiling)
-    measure_updating(policy, args, ceiling)
-    measure_optimizer(policy)
-    measure_budgets(policy, args, ceiling)
-    measure_agreement(policy)
-
-
-def measure_plain(folder: Path, args: Args, ceiling: float) -> None:
-    inputs_of = Policy.load(str(folder), task_suite="libero_spatial", device="cuda", dtype=torch.bfloat16)
-    inputs = inputs_of.model_inputs(synthetic_observations(inputs_of, max(args.batches)))
-    del inputs_of
+def load(folder: Path, memory_gib: float | None, **options) -> Policy:
     free_memory()
-    network = make_plain(load_network(inspect_checkpoint(folder, 2), 56, torch.device("cuda"), torch.bfloat16))
-
-    def rows(count: int) -> tuple[torch.Tensor | None, ...]:
-        return tuple(None if x is None else x[:count] for x in inputs)
-
-    with torch.no_grad():
-        for batch in (1, 8):
-            report("plain act", batch, lambda n=batch: plain_logits(network, rows(n), False), args.repeats, ceiling, 1)
-    for checkpointing, micro in ((True, 1), (True, 2), (False, 1), (False, 2)):
-        name = f"plain update{', recomputing' if checkpointing else ''}"
-
-        def update(n: int = micro, c: bool = checkpointing) -> None:
-            network.zero_grad(set_to_none=True)
-            plain_logits(network, rows(n), c).log_softmax(-1).mean().backward()
-
-        report(name, micro, update, args.repeats, ceiling, 2)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    options = {"dtype": "bfloat16", "compile": "on", "memory_budget": memory_gib} | options
+    return Policy.load(str(folder), task_suite="libero_spatial", device="cuda", **options)
 
 
-def measure_deciding(policy: Policy, args: Args, ceiling: float) -> None:
+def measure_deciding(folder: Path, args: Args, ceiling: float) -> None:
     """All sizes are met before the first is timed: right after compiling, times are not yet those of a long run."""
-    observations = prepared_observations(policy, max(args.batches))
+    started = time.perf_counter()
+    policy = load(folder, args.memory_gib)
+    print(f"load {time.perf_counter() - started:.1f} s, {torch.cuda.memory_allocated() / GIB:.2f} GiB", flush=True)
+    seen = observations(policy, max(args.batches))
     for batch in args.batches:
         started = time.perf_counter()
-        policy.act(observations[:batch])
+        policy.act(seen[:batch])
         print(f"first act of {batch}: {time.perf_counter() - started:.1f} s", flush=True)
     for batch in args.batches:
-        report("act", batch, lambda n=batch: policy.act(observations[:n]), args.repeats, ceiling, 1)
+        report("act", batch, lambda n=batch: policy.act(seen[:n]), args.repeats, ceiling, 1)
     with policy.teacher():
-        report("act, teacher", 1, lambda: policy.act(observations[:1]), args.repeats, ceiling, 1)
+        report("act, teacher", 1, lambda: policy.act(seen[:1]), args.repeats, ceiling, 1)
 
 
-def measure_updating(policy: Policy, args: Args, ceiling: float) -> None:
-    for recomputed, label in ((0, "nothing"), (policy.network.num_blocks, "all blocks")):
-        for micro in args.micro_batches:
-            measure_update(policy, f"update, recomputing {label}", recomputed, micro, args, ceiling)
-
-
-def measure_update(policy: Policy, name: str, recomputed: int, micro: int, args: Args, ceiling: float) -> None:
-    """A line on passes with a choice of their own of what is recomputed: nothing recorded before takes part."""
-    forget_recordings(policy)
-    policy.network.recompute(recomputed)
-    observations = prepared_observations(policy, micro)
+def report_update(policy: Policy, name: str, micro_batch_size: int, args: Args, ceiling: float) -> None:
+    seen = observations(policy, micro_batch_size)
 
     def update() -> None:
-        for parameter in trainable(policy):
+        for _, parameter in policy.named_trainable_parameters():
             parameter.grad = None
-        learn_from(policy, observations)
+        learn_from(policy, seen)
 
-    report(name, micro, update, args.repeats, ceiling, 2)
+    report(name, micro_batch_size, update, args.repeats, ceiling, 2)
 
 
-def measure_optimizer(policy: Policy) -> None:
-    forget_recordings(policy)
-    policy.network.recompute(0)
-    batch = acted_batch(policy, prepared_observations(policy, 32))
+def measure_optimizer(folder: Path, args: Args) -> None:
+    """A step of two samples: forward and backward pass, AdamW, the copies that the frozen products keep of adapters."""
+    policy = load(folder, args.memory_gib)
+    seen = observations(policy, 2)
+    optimizer = torch.optim.AdamW([p for _, p in policy.named_trainable_parameters()], lr=1e-15, fused=True)
+    policy.watch(optimizer)
+
+    def step() -> None:
+        learn_from(policy, seen)
+        optimizer.step()
+        optimizer.zero_grad()
+
     torch.cuda.reset_peak_memory_stats()
-    took = seconds_of_a_step(policy, batch, batch_size=2, micro_batch_size=2, repeats=3)
-    print(f"optimizer step of 2 samples, everything: {1e3 * took:.1f} ms, peak {peak():.2f} GiB", flush=True)
+    took = timed(step, args.repeats)
+    print(f"optimizer step of 2 samples: {1e3 * took:.1f} ms, peak {peak():.2f} GiB", flush=True)
 
 
-def measure_budgets(policy: Policy, args: Args, ceiling: float) -> None:
-    """For each limit what a run with it would choose, and what that reaches under it."""
-    limit_memory(torch.cuda.get_device_properties(0).total_memory / GIB, policy.device)
-    needs = measure_needs(policy, synthetic_observations(policy, 1)[0])
-    listed = ", ".join(f"{need.bytes / GIB:.2f} GiB with {need.recomputed_blocks} blocks recomputed" for need in needs)
-    print(f"a sample's passes take {listed}")
-    for gib in args.budgets_gib:
-        forget_recordings(policy)
-        limit_memory(gib, policy.device)
-        for batch in (2, 32):
-            try:
-                plan = choose_plan(needs, free_for_activations(policy), batch)
-            except BadInput as reason:
-                print(f"--memory-budget {gib:g}, --batch-size {batch}: refused: {reason}", flush=True)
-                continue
-            name = f"{gib:g} GiB, batch {batch}, {plan.recomputed_blocks} recomputed"
-            measure_update(policy, name, plan.recomputed_blocks, plan.micro_batch_size, args, ceiling)
-    limit_memory(args.memory_gib, policy.device)
-    forget_recordings(policy)
+def measure_budget(folder: Path, gib: float, args: Args, ceiling: float) -> None:
+    """What a run with this --memory-budget would choose, and what that reaches under it."""
+    for batch_size in (2, 32):
+        policy = load(folder, gib)
+        try:
+            micro_batch_size = fit_to_memory(policy, "auto", "auto", batch_size, 0)
+        except BadInput as reason:
+            print(f"--memory-budget {gib:g}, --batch-size {batch_size}: refused: {reason}", flush=True)
+            del policy
+            continue
+        recomputed = dict(policy.describe())["recomputed"].split(" in ")[0]
+        report_update(policy, f"{gib:g} GiB, batch {batch_size}, {recomputed}", micro_batch_size, args, ceiling)
+        del policy
 
 
-def measure_agreement(policy: Policy, count: int = 16) -> None:
-    """Compiled and recorded passes, and plain ones, against float32, on adapters that are not zero. Lifts the cap."""
-    observations = prepared_observations(policy, count)
-    generator = torch.Generator(device="cuda").manual_seed(0)
+def measure_agreement(folder: Path, count: int = 16) -> None:
+    """Greedy tokens of compiled bfloat16 passes and their log-probs, beside those of plain float32."""
+    policy = load(folder, None)
+    seen = observations(policy, count)
+    acted = policy.act(seen)
+    del policy
+    policy = load(folder, None, dtype="float32", compile="off")
     with torch.no_grad():
-        for name, parameter in policy.named_trainable_parameters():
-            if name.endswith("lora_B"):
-                parameter.copy_(0.02 * torch.randn(parameter.shape, generator=generator, device="cuda"))
-    policy.network.recompute(0)
-    acted = {"compiled, in a batch": [policy.act(observations)]}
-    acted["compiled, alone"] = [policy.act([observation]) for observation in observations]
-    policy._forward = policy.network
-    policy.network._vit_block, policy.network._llama_block = vit_block, llama_block
-    acted["eager, in a batch"] = [policy.act(observations)]
-    torch.cuda.set_per_process_memory_fraction(1.0)
-    policy.network.float()
-    refresh_adapters(policy.network, force=True)
-    with torch.no_grad():
-        logits = torch.cat([policy.chunk_logits([observation]) for observation in observations]).cpu()
-    greedy = logits.argmax(-1) + FIRST_ACTION_TOKEN
-    for name, parts in acted.items():
-        tokens, logprobs = (torch.cat([getattr(part, f) for part in parts]) for f in ("tokens", "logprobs"))
-        agreement = describe_agreement(logprobs, policy.token_logprobs(logits, tokens, 1.0))
-        share = (tokens == greedy).float().mean()
-        print(f"{name}: {share:.1%} of the greedy tokens are float32's; {agreement}", flush=True)
+        logits = torch.cat([policy.chunk_logits([one]) for one in seen]).cpu()
+    share = (acted.tokens == logits.argmax(-1) + FIRST_ACTION_TOKEN).float().mean()
+    apart = acted.logprobs - policy.token_logprobs(logits, acted.tokens, 1.0)
+    ratio = (apart.mean(-1).exp() - 1).abs().mean()
+    print(
+        f"compiled bfloat16 beside float32: {share:.1%} of the greedy tokens equal; log-probs apart by "
+        f"{apart.abs().mean():.4f} on average, {apart.abs().max():.4f} at most; mean |ratio - 1| of chunks {ratio:.4f}"
+    )
+
+
+def report(name: str, count: int, call: Callable[[], object], repeats: int, ceiling: float, passes: int) -> None:
+    """A line: milliseconds for each of the `count` rows of a call, MFU, memory. passes: forward passes' worth of work.
+
+    ceiling: TFLOP/s that count as 100 %.
+    """
+    torch.cuda.reset_peak_memory_stats()
+    try:
+        milliseconds = 1e3 * timed(call, repeats) / count
+    except torch.OutOfMemoryError:
+        print(f"{name:36} {count:3}: does not fit", flush=True)
+        return
+    share = passes * TFLOP_FORWARD / (milliseconds / 1e3) / ceiling
+    print(
+        f"{name:36} {count:3}: {milliseconds:6.1f} ms each, {share:4.0%} MFU, peak {peak():5.2f} GiB allocated, "
+        f"{torch.cuda.max_memory_reserved() / GIB:5.2f} reserved",
+        flush=True,
+    )
+
+
+def timed(call: Callable[[], object], repeats: int) -> float:
+    """Median seconds of a call that ends with the GPU idle, after two calls that do not count."""
+    durations = []
+    for i in range(repeats + 2):
+        started = time.perf_counter()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        if i >= 2:
+            durations.append(time.perf_counter() - started)
+    return median(durations)
+
+
+def peak() -> float:
+    """Most memory in GiB that tensors have held since the last reset."""
+    return torch.cuda.max_memory_allocated() / GIB
+
+
+def matrix_rate() -> float:
+    """TFLOP/s of a large bfloat16 product of random matrices."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    return 2 * 8192**3 / timed(lambda: a @ b, 20) / 1e12
+
+
+def free_memory() -> None:
+    """Give back what Python and torch hold without need."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def observations(policy: Policy, count: int, prepared: bool = True) -> list[Observation]:
+    """Noise, by default as the simulators' processes deliver it: preprocessing is not the policy's process's work."""
+    random = np.random.default_rng(0)
+    frames = random.integers(0, 256, (count, policy.num_images, 256, 256, 3), dtype=np.uint8)
+    return [
+        Observation(policy.prepare(images) if prepared else images, np.zeros(8), INSTRUCTION, prepared)
+        for images in frames
+    ]
+
+
+def learn_from(policy: Policy, seen: Sequence[Observation]) -> None:
+    """Forward and backward pass of a micro-batch; the gradient is added to what is there."""
+    logits = policy.chunk_logits(seen)
+    policy.token_logprobs(logits, logits.argmax(-1) + FIRST_ACTION_TOKEN, 1.0).mean().backward()
 
 
 if __name__ == "__main__":

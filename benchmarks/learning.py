@@ -49,17 +49,8 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 
 # Several tasks at once need more experience: compared with each other, not with those above.
 LONGER = (
-    "--task-ids",
-    "0",
-    "1",
-    "2",
-    "--warmup-steps",
-    "24000",
-    "--transition-steps",
-    "8000",
-    "--total-steps",
-    "80000",
-)
+    "--task-ids", "0", "1", "2", "--warmup-steps", "24000", "--transition-steps", "8000", "--total-steps", "80000",
+)  # fmt: skip
 VARIANTS |= {"three-tasks": LONGER, "three-tasks-curriculum": (*LONGER, "--curriculum")}
 
 

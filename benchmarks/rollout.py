@@ -10,7 +10,6 @@ of two limits, the fastest simulation alone and the policy alone on batches of o
 Shares: sim, render, preprocess and idle of an env's time; infer and wait of this process's time.
 """
 
-import statistics
 import time
 from dataclasses import dataclass
 
@@ -19,18 +18,18 @@ import torch
 import tyro
 
 from benchmarks.env_step import make_reference, reset_reference, step_reference
+from benchmarks.gpu import observations, timed
 from benchmarks.stand_in import CHUNK, StandInPolicy
-from envs.tasks import load_init_states
 from envs.libero import EnvSpec, task_files
 from envs.pool import make_pool
 from envs.rendering import prepare
-from rl.rollout import Acting, Batching, Collected, Randomness, collect
+from envs.tasks import load_init_states
+from rl.rollout import Batching, Behaviour, Randomness, Rollout, rollout
 from rl.trajectory import Episode
 from vla.policy import Policy
-from vla.probes import synthetic_observations
 
 PARTS_OF_ENV = ("sim", "render", "preprocess")
-ACTING = Acting(epsilon=0.0, temperature=1.0, keep_observations=False)
+BEHAVIOUR = Behaviour(epsilon=0.0, temperature=1.0, keep_observations=False)
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ class Row:
     name: str
     num_envs: int
     env_steps_per_s: float
-    times: dict[str, float]  # seconds, as Collected.times
+    times: dict[str, float]  # seconds, as Rollout.times
     wall_s: float
 
 
@@ -87,8 +86,7 @@ def load_policy(arguments: Arguments):
     if arguments.checkpoint is None:
         return StandInPolicy(arguments.latency_ms / 1000)
     torch.set_num_threads(1)  # the other cores are the simulators'
-    dtype = torch.float32 if arguments.device == "cpu" else torch.bfloat16
-    return Policy.load(arguments.checkpoint, task_suite=arguments.task_suite, device=arguments.device, dtype=dtype)
+    return Policy.load(arguments.checkpoint, task_suite=arguments.task_suite, device=arguments.device)
 
 
 def libero_row(spec: EnvSpec, arguments: Arguments) -> Row:
@@ -120,10 +118,10 @@ def pool_rows(spec: EnvSpec, num_envs: int, policy, arguments: Arguments) -> tup
     batching = Batching(arguments.max_batch, arguments.patience_ms / 1000)
     prepare = None if isinstance(policy, StandInPolicy) else policy.prepare
     with make_pool(spec, num_envs, prepare) as pool:
-        collect(policy, pool, episodes(arguments, num_envs), ACTING, Randomness(0, "warm up"))  # builds the simulators
+        rollout(policy, pool, episodes(arguments, num_envs), BEHAVIOUR, Randomness(0, "warm up"))  # builds simulators
         played = episodes(arguments, arguments.episodes * num_envs)
-        alone = collect(StandInPolicy(0.0), pool, played, ACTING, Randomness(0, "rollout"), batching=batching)
-        together = collect(policy, pool, played, ACTING, Randomness(0, "rollout"), batching=batching)
+        alone = rollout(StandInPolicy(0.0), pool, played, BEHAVIOUR, Randomness(0, "rollout"), batching=batching)
+        together = rollout(policy, pool, played, BEHAVIOUR, Randomness(0, "rollout"), batching=batching)
     return row(f"{name}, simulation alone", num_envs, alone), row(f"{name}, with policy", num_envs, together)
 
 
@@ -131,8 +129,8 @@ def episodes(arguments: Arguments, count: int) -> list[Episode]:
     return [Episode(number, arguments.task_id, number % 50, number) for number in range(count)]
 
 
-def row(name: str, num_envs: int, collected: Collected) -> Row:
-    return Row(name, num_envs, collected.env_steps / collected.wall_s, collected.times, collected.wall_s)
+def row(name: str, num_envs: int, played: Rollout) -> Row:
+    return Row(name, num_envs, played.env_steps / played.wall_s, played.times, played.wall_s)
 
 
 def limit_of(fastest_simulation: float, policy, arguments: Arguments, num_envs: int) -> float | None:
@@ -146,14 +144,9 @@ def policy_limit(policy, arguments: Arguments, num_envs: int) -> float:
     """Env steps a second of a policy that always has a full batch of `num_envs` observations to decide on."""
     if isinstance(policy, StandInPolicy):
         return num_envs * CHUNK / policy.latency_s if policy.latency_s else float("inf")
-    observations = synthetic_observations(policy, num_envs)
+    seen = observations(policy, num_envs)
     generators = [torch.Generator().manual_seed(i) for i in range(num_envs)]
-    durations = []
-    for _ in range(5):
-        started = time.perf_counter()
-        policy.act(observations, mode="sample", generators=generators)
-        durations.append(time.perf_counter() - started)
-    return num_envs * CHUNK / statistics.median(durations)
+    return num_envs * CHUNK / timed(lambda: policy.act(seen, mode="sample", generators=generators), 5)
 
 
 def print_header() -> None:

@@ -23,7 +23,7 @@ from benchmarks.stand_in import StandInPolicy
 from envs.assets import find_assets
 from envs.libero import EnvSpec
 from envs.pool import WorkerPool
-from rl.rollout import Acting, Randomness, collect
+from rl.rollout import Behaviour, Randomness, rollout
 from rl.trajectory import Episode
 
 MIB = 2**20
@@ -110,12 +110,12 @@ def main(arguments: Arguments) -> int:
         if quarter_done is None and steps_done >= arguments.episodes * arguments.max_env_steps / 4:
             quarter_done = time.monotonic()
 
-    acting = Acting(epsilon=0.0, temperature=1.0, keep_observations=False)
+    behaviour = Behaviour(epsilon=0.0, temperature=1.0, keep_observations=False)
     with WorkerPool(
         spec, arguments.num_envs, step_timeout_s=arguments.step_timeout_s, recycle_after=arguments.recycle_after
     ) as pool:
         thread.start()
-        played = collect(StandInPolicy(0.0), pool, episodes, acting, Randomness(0, "soak"), on_steps=on_steps)
+        played = rollout(StandInPolicy(0.0), pool, episodes, behaviour, Randomness(0, "soak"), on_steps=on_steps)
         watch.over.set()
         thread.join()
     left = [pid for pid in watch.seen if Path(f"/proc/{pid}").exists()]

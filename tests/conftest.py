@@ -1,9 +1,5 @@
 """Settings of the whole suite."""
 
-from quick_imports import begin_imports, end_imports
-
-begin_imports()  # all test modules follow
-
 import torch
 from hypothesis import settings
 
@@ -13,7 +9,3 @@ torch.set_num_threads(1)
 # No deadline: it would make a test depend on how busy the machine is. Derandomised: a failure here repeats anywhere.
 settings.register_profile("suite", deadline=None, derandomize=True)
 settings.load_profile("suite")
-
-
-def pytest_collection_finish() -> None:
-    end_imports()

@@ -1,5 +1,6 @@
 """The real command lines on a small checkpoint, the real simulator and the low-poly pack."""
 
+import json
 import os
 import subprocess
 import sys
@@ -36,7 +37,23 @@ def smoke(checkpoint, tmp_path_factory) -> list[str]:
     ]  # fmt: skip
 
 
+def flags_into(flags: list[str], folder: Path) -> list[str]:
+    """The same flags with another --output."""
+    flags = list(flags)
+    flags[flags.index("--output") + 1] = str(folder)
+    return flags
+
+
 def only_run(flags: list[str]) -> Path:
     """The run folder below the --output of `flags`; there must be exactly one."""
     (folder,) = Path(flags[flags.index("--output") + 1]).iterdir()
     return folder
+
+
+def records_of(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def latest_of(run: Path) -> Path:
+    """The checkpoint that the pointer `latest` names."""
+    return run / "checkpoints" / (run / "checkpoints" / "latest").read_text().strip()

@@ -1,9 +1,12 @@
-"""Run train_grpo.py and die by SIGKILL at a chosen moment: python -m tests.end_to_end.killed WHERE COUNT ARGV...
+"""Run train_grpo.py or eval.py and die by SIGKILL at a chosen moment.
 
-WHERE: rollout (before the COUNT-th chunk of actions of the training rollouts), update (before the COUNT-th optimizer
-step) or checkpoint (with the COUNT-th checkpoint half-written). Under `accelerate launch` rank 1 dies.
+    python -m tests.end_to_end.killed WHERE COUNT PROGRAM ARGV...
+
+WHERE: chunk (before the COUNT-th chunk of actions of the inline simulator), update (before the COUNT-th optimizer step)
+or checkpoint (with the COUNT-th checkpoint half-written). Of several ranks number 1 dies.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -11,9 +14,9 @@ from collections.abc import Callable
 
 import torch
 
-import rl.checkpoints
-import rl.rollout
-import train_grpo
+from envs.libero import LiberoEnv
+
+PLACES = {"chunk": (LiberoEnv, "step_chunk"), "update": (torch.optim.AdamW, "step"), "checkpoint": (torch, "save")}
 
 
 def dying_at_call(count: int, function: Callable) -> Callable:
@@ -30,13 +33,8 @@ def dying_at_call(count: int, function: Callable) -> Callable:
 
 
 if __name__ == "__main__":
-    where, count, *argv = sys.argv[1:]
-    if os.environ.get("RANK", "1") != "1":
-        pass
-    elif where == "rollout":
-        rl.rollout._serve = dying_at_call(int(count), rl.rollout._serve)
-    elif where == "update":
-        torch.optim.AdamW.step = dying_at_call(int(count), torch.optim.AdamW.step)
-    elif where == "checkpoint":  # the adapter is already on the disk
-        rl.checkpoints.torch.save = dying_at_call(int(count), torch.save)
-    train_grpo.main(argv)
+    where, count, program, *argv = sys.argv[1:]
+    if os.environ.get("RANK", "1") == "1":
+        owner, name = PLACES[where]
+        setattr(owner, name, dying_at_call(int(count), getattr(owner, name)))
+    importlib.import_module(program).main(argv)
