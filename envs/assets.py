@@ -19,7 +19,7 @@ SUBFOLDERS = (
 def find_assets(assets: str) -> Path:
     """Absolute asset folder for "lowpoly", "official" or a directory. Raises BadInput where there is none."""
     if is_lowpoly(assets):
-        from envs.lowpoly import ensure_pack
+        from workshop.lowpoly import ensure_pack
 
         return ensure_pack(cache_dir())
     if assets == "official":

@@ -4,8 +4,7 @@ from typing import get_args
 
 import pytest
 
-from configs.config import TrainConfig, differing_fields
-from configs.config import Suite
+from configs.config import Suite, TrainConfig, differing_fields
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
 from rl.phases import Phase, phase_at
 

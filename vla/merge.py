@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from command_line import main_guard, parse_flags
+from configs.cli import main_guard, parse_flags
 from contracts import BadInput, read_json, write_json
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint, read_proprio_state, resolve_checkpoint
 from vla.lora import CONFIG_FILE, PROPRIO_FILE, SAMPLES_FILE, Adapter, check_base, read_adapter

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from command_line import main_guard, parse_flags
+from configs.cli import main_guard, parse_flags
 from contracts import BadInput, read_json, write_json
 from envs.assets import find_assets
 from envs.libero import EnvSpec, LiberoEnv, task_info

@@ -19,11 +19,10 @@ import numpy as np
 import torch
 import tyro
 
-from command_line import main_guard, parse_flags
+from configs.cli import main_guard, parse_flags
 from contracts import BadInput
 from envs.assets import find_assets
-from envs.libero import SETTLING_ACTION, SETTLING_STEPS
-from envs.simulator import Simulator, SimulatorFault
+from envs.libero import SETTLING_ACTION, SETTLING_STEPS, Simulator, SimulatorFault
 from envs.tasks import bddl_task, libero_root
 
 # LIBERO's samplers drop objects from some centimetres above their places. Its own initial states settle by up to 17 cm

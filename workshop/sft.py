@@ -27,17 +27,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from command_line import main_guard, parse_flags
+from configs.cli import main_guard, parse_flags
 from contracts import BadInput, read_json, write_json
-from vla.action_tokenizer import ACTION_TOKEN_IDS, NUM_BINS
-from vla.checkpoint import CheckpointInfo, inspect_checkpoint, load_network
-from vla.checkpoint_writer import save_checkpoint
-from vla.device import named_device
-from vla.hub import resolve_checkpoint
-from vla.openvla_oft import OpenVLAOFT
+from vla.checkpoint import CheckpointInfo, inspect_checkpoint, load_network, resolve_checkpoint, save_checkpoint
+from vla.model import OpenVLAOFT
+from vla.policy import choose_device
 from vla.preprocessing import ImageProcessor
 from vla.prompt import load_tokenizer
-from vla.statistics import load_statistics
+from vla.tokens import ACTION_TOKEN_IDS, NUM_BINS, load_statistics
 from workshop.demonstrations import ACTION_DIM, CHUNK_LENGTH, PROPRIO_DIM
 from workshop.sft_data import Frames, augment, dataset_statistics, make_frames, read_episodes, split_episodes
 from workshop.tiny import TinySize, make_tiny_checkpoint
@@ -101,7 +98,7 @@ def fine_tune(args: SftArgs) -> Path:
     """Train, save and measure; returns the checkpoint folder. Raises BadInput for what the user can repair."""
     if args.out.exists():
         raise BadInput(f"--out {args.out} exists already: name a new folder")
-    device, key, started = named_device(args.device), f"{args.task_suite}_no_noops", time.monotonic()
+    device, key, started = choose_device(args.device), f"{args.task_suite}_no_noops", time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         random_weights = {"seed": args.seed, "num_images": args.num_images or 2, "size": args.size}
         folder = resolve_checkpoint(args.init) if args.init else make_tiny_checkpoint(Path(scratch), **random_weights)

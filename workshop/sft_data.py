@@ -20,10 +20,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from contracts import BadInput
-from vla.action_tokenizer import FIRST_ACTION_TOKEN, encode, normalise
 from vla.prompt import pad_prompts, prompt_ids
 from vla.resampling import CROP_AREA, centre_crop, lanczos_resize
-from vla.statistics import DatasetStatistics, normalise_proprio
+from vla.tokens import FIRST_ACTION_TOKEN, DatasetStatistics, encode, normalise, normalise_proprio
 from workshop.demonstrations import CHUNK_LENGTH, DemoEpisode, decode_jpeg, list_episodes, read_episode
 
 CROP_SIDE = CROP_AREA**0.5  # of the image's side

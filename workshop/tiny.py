@@ -15,12 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from command_line import main_guard, parse_flags
+from configs.cli import main_guard, parse_flags
 from contracts import BadInput, first_line, read_json, write_json
-from vla.checkpoint_writer import save_checkpoint
-from vla.heads import L1RegressionHead, ProprioProjector
-from vla.model_config import read_model_config
-from vla.openvla_oft import OpenVLAOFT
+from vla.checkpoint import read_model_config, save_checkpoint
+from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.prompt import load_tokenizer
 
 TEMPLATE = Path(__file__).parents[1] / "checkpoints" / "tiny-libero-spatial"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import tyro
 
-from command_line import main_guard, parse_flags
+from configs.cli import main_guard, parse_flags
 from workshop.lowpoly import ensure_pack
 
 
