@@ -17,9 +17,7 @@ from errors import BadInput
 from rl.contracts import TeacherMode
 from rl.ranks import ALONE, Ranks, own_gpu
 from vla.checkpoint import base_of_adapter
-from vla.data_parallel import load_data_parallel
-from vla.memory import MemoryPlan, choose_plan, free_for_activations, limit_memory, measure_needs
-from vla.nf4 import NO_SHARDS
+from vla.memory import MemoryPlan, choose_plan, free_for_activations, measure_needs
 from vla.policy import Policy
 from vla.probes import synthetic_observations
 
@@ -101,40 +99,21 @@ def choose_teacher(config: TrainConfig, has_l1_head: bool) -> Teacher:
 
 
 def load_policy(config: TrainConfig, ranks: Ranks = ALONE) -> Policy:
-    """The pretrained policy with fresh adapters on its devices, or its base spread over all ranks. Raises BadInput."""
-    if ranks.size > 1 and config.policy.data_parallel:
-        raise BadInput("--data-parallel is for one process, and here are several: leave it out of accelerate launch")
-    if ranks.shard_base and config.policy.load_in_4bit:  # found here before gigabytes are read
-        raise BadInput(NO_SHARDS)
-    devices = choose_devices(config.policy)
+    """The pretrained policy with fresh adapters. Raises BadInput."""
+    device = choose_device(config.policy)
     log.info("loading %s", config.policy.checkpoint)
-    try:
-        policy = _load_on(devices, config, ranks)
-        if ranks.shard_base:
-            limit_memory(config.policy.memory_budget, devices[0])
-            policy.shard(devices[0])
-    except torch.OutOfMemoryError as error:
-        raise BadInput(
-            f"out of GPU memory while loading {config.policy.checkpoint} ({str(error).splitlines()[0]}): close other "
-            "programs on the GPU, raise --memory-budget, set --load-in-4bit, or use a GPU with more memory"
-        ) from None
-    return policy
-
-
-def _load_on(devices: list[torch.device], config: TrainConfig, ranks: Ranks) -> Policy:
-    assert config.policy.checkpoint is not None, "choose_devices refuses that"
-    return load_data_parallel(
+    assert config.policy.checkpoint is not None, "choose_device refuses that"
+    return Policy.load(
         config.policy.checkpoint,
-        ["cpu"] if ranks.shard_base else devices,  # the whole base may not fit the device
-        memory_budget=None if ranks.shard_base else config.policy.memory_budget,
         task_suite=config.task.task_suite,
         unnorm_key=config.policy.unnorm_key,
-        dtype=choose_dtype(config.policy, devices[0]),
-        load_in_4bit=config.policy.load_in_4bit or None,  # or as the adapter was trained, if it starts from one
+        device=device,
+        dtype=config.policy.dtype,
         lora_rank=config.policy.lora_rank,
         lora_alpha=config.policy.lora_alpha,
         seed=config.run.seed,
-        compile_network=False if ranks.shard_base else {"auto": None, "on": True, "off": False}[config.policy.compile],
+        compile=config.policy.compile,
+        memory_budget=config.policy.memory_budget,
     )
 
 
@@ -142,7 +121,7 @@ def fit_to_memory(config: TrainConfig, policy: Policy, ranks: Ranks = ALONE) -> 
     """Decide what is recomputed, and the micro-batch where it is "auto". Returns the configuration with its number."""
     wanted, micro_batch_size = config.policy.gradient_checkpointing, config.update.micro_batch_size
     blocks = policy.network.num_blocks if wanted == "on" else 0
-    share = -(-config.update.batch_size // (ranks.size * len(policy.devices)))  # a device never has more at once
+    share = -(-config.update.batch_size // (ranks.size * 1))  # a device never has more at once
     if ranks.shard_base:  # the least memory: that is what a shared base is for
         blocks = 0 if wanted == "off" else policy.network.num_blocks
         micro_batch_size = 1 if micro_batch_size == "auto" else micro_batch_size

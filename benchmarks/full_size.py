@@ -12,8 +12,7 @@ import tyro
 
 from contracts import write_json
 from vla.checkpoint import read_model_config, save_checkpoint
-from vla.heads import ProprioProjector
-from vla.openvla_oft import OpenVLAOFT
+from vla.model import OpenVLAOFT, ProprioProjector
 from vla.tiny import make_tiny_checkpoint
 
 CONFIG = {

@@ -34,10 +34,10 @@ from benchmarks.gpu_timing import (
 from benchmarks.plain import make_plain, plain_logits
 from benchmarks.program_update import acted_batch, seconds_of_a_step
 from errors import BadInput
-from vla.blocks import llama_block, vit_block
 from vla.checkpoint import inspect_checkpoint, load_network
 from vla.lora import refresh_adapters
 from vla.memory import choose_plan, free_for_activations, limit_memory, measure_needs
+from vla.model import llama_block, vit_block
 from vla.policy import Policy
 from vla.probes import synthetic_observations
 from vla.tokens import FIRST_ACTION_TOKEN

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from vla.lora import lora_targets
-from vla.openvla_oft import ACTION_ROWS, OpenVLAOFT
+from vla.model import ACTION_ROWS, OpenVLAOFT
 
 
 def make_plain(network: OpenVLAOFT, rank: int = 16) -> nn.Module:

@@ -31,8 +31,8 @@ from vla.checkpoint import (
     resolve_checkpoint,
     save_checkpoint,
 )
-from vla.heads import ProprioProjector
 from vla.lora import add_lora
+from vla.model import ProprioProjector
 from vla.weights import write_weights
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"

@@ -146,24 +146,6 @@ def test_recordings_make_room_for_new_warm_ups_with_gradient_only(network, monke
     assert recordings_left_by(3, with_gradient=True) == 0
 
 
-def test_all_warm_ups_share_one_stream(network, monkeypatch):
-    """A library that keeps memory for each stream would take more with every size otherwise."""
-    streams = []
-    monkeypatch.setattr(cuda_graphs, "_warm_up_on", lambda stream, _: streams.append(stream))
-    for batch in range(1, 4):
-        for with_gradient in (False, True):
-            network.graphed._warm_up((torch.randn(batch, 3),), with_gradient)
-    assert len(streams) == 6
-    assert len(set(map(id, streams))) == 1
-
-
-def test_parameters_get_a_gradient_and_inputs_none(network):
-    x = torch.randn(2, 3, requires_grad=True)
-    network.graphed(x)[0].sum().backward()
-    assert x.grad is None
-    assert network.layer.lora_B.grad is not None
-
-
 def test_after_a_warm_up_without_enough_memory_every_size_is_warmed_up_anew(network, monkeypatch):
     """It may have compiled something that smaller batches use from then on, and that has never run."""
     seen = []

@@ -1,33 +1,196 @@
+"""LoRA layers against their definition, adapters on a network, and the folder format, which is peft's."""
+
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel
 from torch import nn
+from torch.nn import functional as F
 
-from errors import BadInput
+from contracts import BadInput
 from tests.small_checkpoint import make_small_checkpoint
-from tests.test_model_config import PUBLIC
-from vla.checkpoint import inspect_checkpoint, load_network, read_model_config
-from vla.heads import ProprioProjector
+from tests.test_checkpoint import PUBLIC
+from vla.checkpoint import base_of_adapter, inspect_checkpoint, load_network, read_model_config
 from vla.lora import (
+    PROPRIO_FILE,
+    SMALL_FILES,
+    Adapters,
     adapters_disabled,
     add_lora,
-    check_base,
     fill_lora,
-    linear_rows,
     lora_targets,
     named_adapters,
-    num_frozen_parameters,
     read_adapter,
-    refresh_adapters,
-    save_lora,
+    save_adapter_folder,
 )
-from vla.lora_layers import LoraLinear
-from vla.openvla_oft import ACTION_ROWS, OpenVLAOFT
+from vla.lora_layers import LoraConv2d, LoraLinear, _Augmented
+from vla.model import ACTION_ROWS, OpenVLAOFT, ProprioProjector
+from vla.policy import Policy
+from vla.weights import read_tensors, write_tensors
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 5e-2}}
+RANK, ALPHA = 3, 5
+
+
+# Layers compute W x + b + alpha / rank * B (A x), and its gradient, for every map that they hold
+
+
+def refreshed(*layers):
+    """What `add_lora` keeps for a network of these layers, brought up to date."""
+    adapters = Adapters([("", layer) for layer in layers])
+    adapters.refresh()
+    return adapters
+
+
+def make_layer(adapted=(True, False, True), bias=True, dtype=torch.float32):
+    """A layer of maps from 7 to 4, 6 and 5, its bases, and adapters that are not zero."""
+    torch.manual_seed(0)
+    bases = [nn.Linear(7, size, bias=bias, dtype=dtype) for size in (4, 6, 5)[: len(adapted)]]
+    layer = LoraLinear(bases, adapted, RANK, ALPHA)
+    with torch.no_grad():
+        layer.lora_A.normal_()
+        layer.lora_B.normal_()
+    refreshed(layer)
+    return layer, bases
+
+
+def formula(layer, bases, x, down, up):
+    """Map by map, from the definition."""
+    outputs, row = [], 0
+    downs = iter(down.split(RANK))
+    for base, has_adapter in zip(bases, layer.adapted, strict=True):
+        y = F.linear(x, base.weight, base.bias)
+        if has_adapter:
+            y = y + ALPHA / RANK * (x @ next(downs).T) @ up[row : row + base.out_features].T
+            row += base.out_features
+        outputs.append(y)
+    return torch.cat(outputs, dim=-1)
+
+
+@pytest.mark.parametrize("adapted", [(True,), (True, True, True), (True, False, True), (False, True)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_output_and_gradients_are_those_of_the_definition(adapted, bias):
+    layer, bases = make_layer(adapted, bias)
+    x = torch.randn(2, 5, 7)
+    ours = [x.clone().requires_grad_(), layer.lora_A, layer.lora_B]
+    theirs = [t.detach().clone().requires_grad_() for t in ours]
+    weighting = torch.randn(2, 5, sum(layer.out_features))
+    y = layer(ours[0])
+    expected = formula(layer, bases, *theirs)
+    torch.testing.assert_close(y, expected)
+    got = torch.autograd.grad((y * weighting).sum(), ours)
+    torch.testing.assert_close(got, torch.autograd.grad((expected * weighting).sum(), theirs))
+
+
+def test_gradient_agrees_with_finite_differences():
+    layer, _ = make_layer((True, True), dtype=torch.float64)
+    layer.lora_A.data, layer.lora_B.data = layer.lora_A.double(), layer.lora_B.double()
+
+    def output(x, down, up):
+        layer.lora_A.data, layer.lora_B.data = down.detach(), up.detach()
+        refreshed(layer)
+        return _Augmented.apply(x, down, up, layer.rounded_A, layer.weight, layer.bias, layer.blocks, layer.scale)
+
+    inputs = [torch.randn(3, 7, dtype=torch.float64), layer.lora_A.detach().clone(), layer.lora_B.detach().clone()]
+    assert torch.autograd.gradcheck(output, [t.requires_grad_() for t in inputs])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # the latter stands for all that A is rounded to
+@pytest.mark.parametrize("matrix", ["lora_A", "lora_B"])
+def test_a_change_of_the_adapters_is_seen_after_a_refresh(dtype, matrix):
+    layers = [make_layer(adapted, dtype=dtype) for adapted in ((True,), (True, False, True))]
+    stored = refreshed(*(layer for layer, _ in layers))
+    x = torch.randn(4, 7, dtype=dtype)
+    with torch.no_grad():
+        for layer, bases in layers:
+            before = layer(x)
+            getattr(layer, matrix).add_(1)
+            stored.refresh()
+            assert not torch.equal(layer(x), before)
+            expected = formula(layer, bases, x, layer.lora_A.to(dtype), layer.lora_B.to(dtype))
+            torch.testing.assert_close(layer(x).float(), expected.float())  # the adapters have no more digits
+
+
+def test_disabled_layer_is_its_bases():
+    layer, bases = make_layer()
+    layer.enabled = False
+    x = torch.randn(4, 7)
+    torch.testing.assert_close(layer(x), torch.cat([base(x) for base in bases], dim=-1))
+
+
+def test_bfloat16_products_have_float32_adapters_and_gradients():
+    layer, bases = make_layer((True, True), dtype=torch.bfloat16)
+    x = torch.randn(8, 7, dtype=torch.bfloat16)
+    y = layer(x)
+    assert y.dtype == torch.bfloat16
+    for base in bases:
+        base.float()
+    torch.testing.assert_close(
+        y.float(), formula(layer, bases, x.float(), layer.lora_A, layer.lora_B), rtol=2e-2, atol=0.1
+    )
+    y.sum().backward()
+    assert {layer.lora_A.grad.dtype, layer.lora_B.grad.dtype} == {torch.float32}
+
+
+def test_convolution_is_the_linear_layer_of_its_patches():
+    torch.manual_seed(0)
+    base = nn.Conv2d(3, 6, kernel_size=4, stride=4)
+    layer = LoraConv2d(base, RANK, ALPHA)
+    with torch.no_grad():
+        layer.lora_A.normal_()
+        layer.lora_B.normal_()
+    images = torch.randn(2, 3, 8, 12)
+    patches = F.unfold(images, 4, stride=4).transpose(1, 2)  # (2, 6 patches, 48)
+    linear = nn.Linear(48, 6)
+    linear.weight.data, linear.bias.data = base.weight.flatten(1), base.bias
+    expected = linear(patches) + ALPHA / RANK * (patches @ layer.lora_A.flatten(1).T) @ layer.lora_B.flatten(1).T
+    torch.testing.assert_close(layer(images).flatten(2).transpose(1, 2), expected)
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_what_an_adapter_adds_is_not_swallowed_by_rounding(kind):
+    """Far below the last digit of an output, it still moves the outputs by as much on average."""
+    torch.manual_seed(0)
+    tiny = 2e-4  # of outputs around 1, whose last digit in bfloat16 is 4e-3 to 8e-3
+    if kind == "linear":
+        layer, x = LoraLinear([nn.Linear(64, 256, dtype=torch.bfloat16)], [True], 1, 1), torch.ones(512, 64)
+    else:
+        layer, x = LoraConv2d(nn.Conv2d(1, 256, 8, 8, dtype=torch.bfloat16), 1, 1), torch.ones(512, 1, 8, 8)
+    x = (x + torch.randn_like(x)).bfloat16()
+    with torch.no_grad():
+        layer.lora_A.fill_(1 / 64)  # 1 for the average row
+        before = layer(x).double()
+        layer.lora_B.fill_(tiny)
+        refreshed(layer)
+        added = (layer(x).double() - before).mean().item()
+    assert added == pytest.approx(tiny, rel=0.2)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_compiled_pass_without_gradient_is_the_same(bias):
+    """It puts A x beside x in place."""
+    layer, _ = make_layer((True, False, True), bias)
+    x = torch.randn(2, 5, 7)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), layer(x))
+    torch.testing.assert_close(compiled(x), layer(x))  # with gradient
+
+
+@pytest.mark.parametrize("padding", [0, 6])
+def test_the_operation_in_place_keeps_the_rules_of_torchs_compiler(padding):
+    wide, downs = torch.randn(2, 5, 10 + padding)[..., :10], torch.randn(3, 7)  # torch.compile pads awkward rows
+    torch.library.opcheck(torch.ops.vla_grpo.append_product, (wide, downs))
+    expected = wide[..., :7] @ downs.T
+    torch.ops.vla_grpo.append_product(wide, downs)
+    torch.testing.assert_close(wide[..., 7:], expected)
+
+
+# Networks
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +218,7 @@ def _train_a_little(network, size=0.05):
     for _, parameter in network.named_parameters():
         if parameter.requires_grad:
             parameter += size * torch.randn(parameter.shape, generator=generator)
-    refresh_adapters(network)
+    network.adapters.refresh()
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +243,13 @@ def test_full_size_network_has_the_reference_adapters(full_size):
     assert len(targets) == 24 * 4 + 27 * 4 + 5 + 2 + 3 + 32 * 7 + 1 == 439
     add_lora(full_size, rank=16, alpha=16)
     trainable = {name: p for name, p in full_size.named_parameters() if p.requires_grad}
-    assert [name for name, _ in named_adapters(full_size)] == targets
-    assert sum(down.numel() + up.numel() for _, (down, up) in named_adapters(full_size)) == 55_414_144
+    adapters = named_adapters(full_size)
+    assert list(adapters) == [f"{name}.{matrix}" for name in targets for matrix in ("lora_A", "lora_B")]
+    assert len(adapters) == 878
+    assert sum(matrix.numel() for matrix in adapters.values()) == 55_414_144
     assert sum(p.numel() for p in trainable.values()) == 55_414_144
     assert {p.dtype for p in trainable.values()} == {torch.float32}
     assert all(".lora_" in name for name in trainable)
-    assert num_frozen_parameters(full_size) == 7_541_237_184 + 16_818_176
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -148,52 +312,32 @@ def test_disabled_adapters_are_the_base_network_bit_for_bit(network):
 def test_rows_of_an_adapted_layer_are_those_of_the_whole_layer():
     torch.manual_seed(0)
     holder = nn.ModuleDict({"projector": nn.Linear(12, 40)})
-    holder["projector"].bias = None
-    x = torch.randn(3, 5, 12)
-    rows = slice(10, 30)
-    torch.testing.assert_close(linear_rows(holder["projector"], x, rows), holder["projector"](x)[..., rows])
     add_lora(holder, rank=4, alpha=8)
     _train_a_little(holder, size=0.5)
-    torch.testing.assert_close(linear_rows(holder["projector"], x, rows), holder["projector"](x)[..., rows])
+    layer, x, rows = holder["projector"], torch.randn(3, 5, 12), slice(10, 30)
+    torch.testing.assert_close(layer.rows(x, rows), layer(x)[..., rows])
     with adapters_disabled(holder):
-        torch.testing.assert_close(linear_rows(holder["projector"], x, rows), holder["projector"](x)[..., rows])
+        torch.testing.assert_close(layer.rows(x, rows), layer(x)[..., rows])
 
 
 def test_saved_adapter_is_read_back_bit_identical(network, folder, tmp_path):
     add_lora(network, rank=4, alpha=8)
     _train_a_little(network)
-    save_lora(network, tmp_path, "some/base", "f" * 64)
+    save_adapter_folder(tmp_path, network, folder, "some/base", "f" * 64)
     adapter = read_adapter(tmp_path)
     assert (adapter.rank, adapter.alpha, adapter.base_model, adapter.base_fingerprint) == (4, 8, "some/base", "f" * 64)
     other = _network(folder)
     add_lora(other, adapter.rank, adapter.alpha, seed=9, targets=adapter.targets)
     fill_lora(other, adapter)
-    refresh_adapters(other)
+    other.adapters.refresh()
     parameters = dict(other.named_parameters())
     assert all(torch.equal(p, parameters[name]) for name, p in network.named_parameters())
-
-
-def test_adapters_that_were_moved_are_seen_with_force_and_from_then_on(network):
-    add_lora(network, rank=4, alpha=8)
-    layer = next(layer for _, layer in network.adapters.layers if isinstance(layer, LoraLinear))
-    x = torch.randn(2, layer.in_features)
-    refresh_adapters(network)
-    with torch.no_grad():
-        base = layer(x)
-        layer.lora_B.data = torch.ones_like(layer.lora_B)
-        assert torch.equal(layer(x), base)
-        refresh_adapters(network, force=True)
-        once = layer(x) - base
-        assert once.abs().max() > 0.1
-        layer.lora_B *= 2
-        refresh_adapters(network)
-        torch.testing.assert_close(layer(x) - base, 2 * once)
 
 
 def test_peft_itself_loads_the_saved_adapter(network, folder, tmp_path):
     add_lora(network, rank=4, alpha=8)
     _train_a_little(network)
-    save_lora(network, tmp_path, str(folder), "f" * 64)
+    save_adapter_folder(tmp_path, network, folder, str(folder), "f" * 64)
     base = _network(folder)
     theirs = PeftModel.from_pretrained(base, str(tmp_path))
     inputs = _inputs(network)
@@ -215,48 +359,89 @@ def test_adapter_that_peft_trained_on_fewer_modules_is_loaded(network, folder, t
         torch.testing.assert_close(network(*inputs)[0], theirs(*inputs)[0])
 
 
-def test_adapter_of_another_base_is_refused(network, tmp_path):
-    add_lora(network, rank=4, alpha=4)
-    save_lora(network, tmp_path, "some/base", "a" * 64)
-    adapter = read_adapter(tmp_path)
-    check_base(adapter, "a" * 64, "some/base")
-    with pytest.raises(BadInput, match="trained on other weights") as caught:
-        check_base(adapter, "b" * 64, "other/base")
-    assert "other/base" in str(caught.value)
-
-
 @pytest.mark.parametrize(("rank", "alpha", "message"), [(8, 8, "expected shape"), (4, 16, "alpha 4 at rank 4")])
 def test_adapter_of_other_settings_is_refused(network, folder, tmp_path, rank, alpha, message):
     add_lora(network, rank=4, alpha=4)
-    save_lora(network, tmp_path, "some/base", "a" * 64)
+    save_adapter_folder(tmp_path, network, folder, "some/base", "a" * 64)
     other = _network(folder)
     add_lora(other, rank, alpha)
     with pytest.raises(BadInput, match=message):
         fill_lora(other, read_adapter(tmp_path))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"r": 10**15}, {"r": 5}, {"r": "4"}, {"lora_alpha": 0}, {"lora_alpha": {}}, {"base_model_name_or_path": ["a"]}],
-)
-def test_claims_that_the_tensors_do_not_bear_out_are_refused(network, tmp_path, changes):
+@pytest.mark.parametrize("changes", [{"r": 5}, {"use_dora": True}, {"peft_type": "LOHA"}, {"lora_alpha": None}])
+def test_adapter_that_is_not_what_its_config_says_or_of_another_kind_is_refused(network, folder, tmp_path, changes):
     add_lora(network, rank=4, alpha=4)
-    save_lora(network, tmp_path, "some/base", "a" * 64)
+    save_adapter_folder(tmp_path, network, folder, "some/base", "a" * 64)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | changes))
     with pytest.raises(BadInput, match=str(tmp_path)):
         read_adapter(tmp_path)
 
 
-def test_adapter_of_another_kind_is_refused(network, tmp_path):
-    add_lora(network, rank=4, alpha=4)
-    save_lora(network, tmp_path, "some/base", "a" * 64)
-    config = json.loads((tmp_path / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
-    with pytest.raises(BadInput, match="use_dora"):
-        read_adapter(tmp_path)
-
-
 def test_adapter_with_modules_that_the_base_lacks_is_refused(network):
     with pytest.raises(BadInput, match=r"modules that its base lacks, first language_model\.model\.layers\.31"):
         add_lora(network, rank=4, alpha=4, targets=["projector.fc1", "language_model.model.layers.31.mlp.up_proj"])
+
+
+# Folders
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return make_small_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint")
+
+
+@pytest.fixture
+def adapter_folder(base, tmp_path) -> Path:
+    policy = Policy.load(str(base), task_suite="libero_spatial", lora_rank=2, lora_alpha=2)
+    policy.save_adapter(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def test_folder_holds_the_adapter_the_projector_and_the_bases_small_files(adapter_folder, base):
+    names = {path.name for path in adapter_folder.iterdir()}
+    small = {name for name in SMALL_FILES if (base / name).exists()}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", PROPRIO_FILE} | small
+    assert {"dataset_statistics.json", "preprocessor_config.json", "tokenizer.json"} <= small
+    assert all((adapter_folder / name).read_bytes() == (base / name).read_bytes() for name in small)
+    assert {tensor.dtype for tensor in read_tensors(adapter_folder / PROPRIO_FILE).values()} == {torch.float32}
+
+
+def test_base_is_named_by_the_adapter(adapter_folder, base, tmp_path):
+    assert base_of_adapter(adapter_folder) == str(base)
+    assert base_of_adapter(base) is None
+    assert base_of_adapter(Path("owner/name")) is None
+
+
+def test_adapter_without_a_base_says_what_to_do(adapter_folder):
+    config = json.loads((adapter_folder / "adapter_config.json").read_text())
+    (adapter_folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    with pytest.raises(BadInput, match="names no base"):
+        base_of_adapter(adapter_folder)
+
+
+def test_training_folder_that_was_never_merged_says_what_to_do(tmp_path):
+    (tmp_path / "lora_adapter").mkdir()
+    with pytest.raises(BadInput, match="merge it first"):
+        base_of_adapter(tmp_path)
+
+
+def test_adapter_on_an_adapter_is_refused(adapter_folder):
+    with pytest.raises(BadInput, match="is itself an adapter"):
+        Policy.load(str(adapter_folder), task_suite="libero_spatial", adapter=str(adapter_folder))
+
+
+def test_projector_of_another_size_is_named(adapter_folder, base):
+    policy = Policy.load(str(base), task_suite="libero_spatial", lora_rank=2, lora_alpha=2)
+    state = read_tensors(adapter_folder / PROPRIO_FILE)
+    write_tensors(adapter_folder / PROPRIO_FILE, state | {"fc1.weight": torch.zeros(16, 9)})
+    with pytest.raises(BadInput, match=r"fc1\.weight: expected shape \(16, 8\), found \(16, 9\)"):
+        policy.load_adapter(adapter_folder)
+
+
+def test_adapter_with_proprio_does_not_fit_a_base_without(adapter_folder, base, tmp_path):
+    without = shutil.copytree(base, tmp_path / "without", ignore=shutil.ignore_patterns("proprio_projector*"))
+    policy = Policy.load(str(without), task_suite="libero_spatial", lora_rank=2, lora_alpha=2)
+    with pytest.raises(BadInput, match="trained with proprio"):
+        policy.load_adapter(adapter_folder)

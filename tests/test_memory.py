@@ -1,13 +1,14 @@
 """What an update recomputes and how large its micro-batch is, for given needs. Measuring them takes a GPU."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from configs.presets import PRESETS
-from errors import BadInput
-from vla.memory import GIB, MemoryPlan, Need, choose_plan, limit_memory
+from contracts import BadInput
+from vla import memory
+from vla.memory import GIB, MemoryPlan, Need, choose_plan, fit_to_memory, limit_memory
 
 # Measured on an H200, 7B, two images, bfloat16 (docs/RESULTS.md).
 NEEDS = [Need(0, int(2.58 * GIB), 0.0), Need(49, int(2.09 * GIB), 0.1), Need(81, int(0.38 * GIB), 1.0)]
@@ -15,10 +16,6 @@ NEEDS = [Need(0, int(2.58 * GIB), 0.0), Need(49, int(2.09 * GIB), 0.1), Need(81,
 
 def test_nothing_is_recomputed_where_everything_fits():
     assert choose_plan(NEEDS, 6 * GIB, batch_size=2) == MemoryPlan(2, 0)
-
-
-def test_the_micro_batch_never_exceeds_the_batch():
-    assert choose_plan(NEEDS, 1000 * GIB, batch_size=3) == MemoryPlan(3, 0)
 
 
 def test_everything_is_recomputed_where_only_that_fits():
@@ -61,6 +58,34 @@ def test_a_budget_on_a_cpu_is_refused():
         limit_memory(24.0, torch.device("cpu"))
 
 
-def test_the_default_batch_and_micro_batch_leave_the_choice_to_the_gpu():
-    update = PRESETS["libero_spatial"].update
-    assert (update.batch_size, update.micro_batch_size) == (2, "auto")
+@pytest.fixture
+def policy(monkeypatch):
+    """Of a GPU where 3 GiB are free, and a sample needs NEEDS."""
+    monkeypatch.setattr(memory, "measure_needs", lambda *_: NEEDS)
+    monkeypatch.setattr(memory, "free_for_activations", lambda _, others: 3 * GIB - others)
+    network = SimpleNamespace(num_blocks=81, recomputed_blocks=0)
+    return SimpleNamespace(
+        device=torch.device("cuda"), network=network, num_images=1, statistics=SimpleNamespace(proprio=None),
+        recompute=lambda blocks: setattr(network, "recomputed_blocks", blocks),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("checkpointing", "micro_batch_size", "share", "expected"),
+    [("auto", "auto", 1, (1, 0)), ("auto", 2, 4, (2, 61)), ("on", "auto", 4, (4, 81)), ("off", "auto", 4, (1, 0)),
+     ("off", 4, 4, (4, 0))],
+)  # fmt: skip
+def test_flags_decide_and_auto_is_what_fits(policy, checkpointing, micro_batch_size, share, expected):
+    assert fit_to_memory(policy, checkpointing, micro_batch_size, share) == expected[0]
+    assert policy.network.recomputed_blocks == expected[1]
+
+
+def test_what_others_are_going_to_take_is_left_to_them(policy):
+    with pytest.raises(BadInput, match=r"0\.2 GiB are left"):
+        fit_to_memory(policy, "auto", "auto", 4, others_bytes=2.8 * GIB)
+
+
+def test_a_cpu_takes_all_at_once_and_keeps_everything(policy):
+    policy.device = torch.device("cpu")
+    assert fit_to_memory(policy, "auto", "auto", 4) == 4
+    assert policy.network.recomputed_blocks == 0

@@ -19,9 +19,8 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from contracts import BadInput, first_line, read_json, write_json
-from vla.heads import L1RegressionHead, ProprioProjector
 from vla.lora import CONFIG_FILE, lora_layers
-from vla.openvla_oft import OpenVLAOFT
+from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.prompt import BOS_ID, EOS_ID, PAD_ID
 from vla.tokens import DatasetStatistics, load_statistics
 from vla.weights import StoredTensor, read_header, read_pt, stream_tensors, weight_files, write_pt, write_weights

@@ -1,10 +1,9 @@
 """The network's passes as CUDA graphs: recorded once per shape, replayed afterwards without Python.
 
 A 7B forward pass is some 3,000 kernels; to launch them from Python takes as long as to run them for one observation.
-A pass is recorded when its shapes are first seen: forward alone where no gradient is wanted, else forward and
-backward. Recordings share one pool of memory, in which every replay overwrites what the one before it has computed.
-Hence two rules, both kept here: results are copied out at once, and a backward pass must follow its own forward pass
-with no other replay in between.
+Recordings, of a forward pass or of forward and backward, share one pool of memory, in which every replay overwrites
+what the one before it has computed. Hence results are copied out at once, and a backward pass must follow its own
+forward pass with no other replay in between.
 
 Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog), torch.cuda.make_graphed_callables.
 """
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vla.lora import lora_layers
-from vla.openvla_oft import OpenVLAOFT
+from vla.model import OpenVLAOFT
 
 WARM_UP = 2  # passes before recording: kernels are compiled and chosen in them
 Inputs = tuple[Tensor | None, ...]
@@ -80,7 +79,10 @@ class GraphedNetwork:
         return recording.replay(inputs)
 
     def _key(self, inputs: Inputs, with_gradient: bool) -> Hashable:
-        return (with_gradient, self._variant(), *(None if x is None else (x.shape, x.dtype) for x in inputs))
+        """What a recording depends on: shapes, student or teacher, and what is recomputed."""
+        network = self.network
+        variant = lora_layers(network)[0][1].enabled, id(network.proprio_projector), network.recomputed_blocks
+        return (with_gradient, variant, *(None if x is None else (x.shape, x.dtype) for x in inputs))
 
     def forget(self) -> None:
         """Give all recordings up, and their memory back."""
@@ -88,11 +90,6 @@ class GraphedNetwork:
         self._pool = torch.cuda.graph_pool_handle()
         gc.collect()
         torch.cuda.empty_cache()
-
-    def _variant(self) -> Hashable:
-        """What of the network's state a recording depends on: student or teacher, and what is recomputed."""
-        network = self.network
-        return lora_layers(network)[0][1].enabled, id(network.proprio_projector), network.recomputed_blocks
 
     def _record(self, inputs: Inputs, with_gradient: bool) -> Recording:
         static = tuple(None if x is None else x.clone() for x in inputs)
@@ -113,9 +110,8 @@ class GraphedNetwork:
     def _warm_up(self, inputs: Inputs, with_gradient: bool) -> None:
         """Passes that are not recorded: they compile, and find out which parameters get a gradient.
 
-        They take memory of their own beside that of the recordings. With gradient that is much: all smaller batches are
-        warmed up together with the first one, before anything is recorded that is as large, and what has been recorded
-        until then is given up.
+        They take memory beside that of the recordings, with gradient much: all smaller batches are warmed up together
+        with the first one, and what has been recorded until then is given up.
         """
         candidates = [p for p in self.network.parameters() if p.requires_grad]
 
@@ -127,9 +123,8 @@ class GraphedNetwork:
             found = torch.autograd.grad(outputs, candidates, ones, allow_unused=True)
             for parameter, gradient in zip(candidates, found, strict=True):
                 if gradient is not None and parameter not in self._gradients:
-                    self._gradients[parameter] = (
-                        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                    )
+                    grad = parameter.grad
+                    self._gradients[parameter] = torch.zeros_like(parameter) if grad is None else grad
 
         pixels = inputs[0]
         assert pixels is not None, "every pass has images"

@@ -2,9 +2,9 @@
 
     y = W x + b + s B (A x)  =  [W | s B] [x ; A x] + b,        s = alpha / rank
 
-The frozen weight is stored with room for s B behind its last column, so that the adapter costs a product of 16 columns
-and a slightly longer one, and no pass over the output. Several linear maps of one input (q, k, v; gate, up) are one
-layer with several adapters: A's are stacked, B's stand side by side in blocks.
+The frozen weight has room for s B behind its last column, so that an adapter costs a product of 16 columns, a slightly
+longer one, and no pass over the output. Several linear maps of one input (q, k, v; gate, up) are one layer with several
+adapters: A's are stacked, B's stand side by side in blocks.
 
 Adapters are float32; the products run in the frozen weight's dtype. What an adapter adds joins the frozen product
 before that is rounded: a sum of two bfloat16 numbers loses the smaller one if it is less than half of the other's last
@@ -12,15 +12,12 @@ digit, and what an optimizer step adds is. Source: Hu et al. 2021, arXiv:2106.09
 """
 
 from collections.abc import Iterator, Sequence
-from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-from vla.append_product import with_product_appended
-from vla.nf4 import Nf4Linear
 
 
 class LoraLinear(nn.Module):
@@ -34,23 +31,22 @@ class LoraLinear(nn.Module):
         self.rank, self.alpha = rank, alpha
         self.adapted = tuple(adapted)
         self.enabled = True
-        num_adapted = sum(adapted)
-        self.blocks = _blocks(self.out_features, adapted)
-        # [W | s B]; the columns of B are filled by `StoredAdapters`.
-        weight = first.new_zeros(sum(self.out_features), self.in_features + num_adapted * rank)
+        ends = list(accumulate(self.out_features, initial=0))
+        # (first, one past last) output row of every adapted map
+        self.blocks = tuple(block for block, has in zip(pairwise(ends), adapted, strict=True) if has)
+        # [W | s B]; the columns of B are filled by `Adapters`.
+        weight = first.new_zeros(ends[-1], self.in_features + len(self.blocks) * rank)
         torch.cat([base.weight.detach() for base in bases], out=weight[:, : self.in_features])
         self.weight = nn.Parameter(weight, requires_grad=False)
         biases = [base.bias.detach() for base in bases if base.bias is not None]
         self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
-        zeros = partial(torch.zeros, dtype=torch.float32, device=first.device)
         rows = sum(end - start for start, end in self.blocks)
-        self.lora_A = nn.Parameter(zeros(num_adapted * rank, self.in_features))
-        self.lora_B = nn.Parameter(zeros(rows, rank))
+        self.lora_A = nn.Parameter(torch.zeros(len(self.blocks) * rank, self.in_features, device=first.device))
+        self.lora_B = nn.Parameter(torch.zeros(rows, rank, device=first.device))
         # A as the products want it: to round it in every forward pass is another kernel of every layer.
         self.rounded_A: Tensor | None
         rounded = None if first.dtype == torch.float32 else torch.zeros_like(self.lora_A, dtype=first.dtype)
-        self.register_buffer("rounded_A", rounded, persistent=False)  # filled by `StoredAdapters`
-        self.first_row: int | None = None  # of the rows of `weight` that this process has, where vla.sharding cut it
+        self.register_buffer("rounded_A", rounded, persistent=False)  # filled by `Adapters`
 
     @property
     def scale(self) -> float:
@@ -68,10 +64,7 @@ class LoraLinear(nn.Module):
         )
 
     def rows(self, x: Tensor, rows: slice) -> Tensor:
-        """`self(x)[..., rows]` in float32 without computing the others; of a layer of one map.
-
-        The frozen product is rounded to its dtype, as in the reference; the adapter's share is added in float32.
-        """
+        """`self(x)[..., rows]` of one map in float32, the frozen product rounded to its dtype as in the reference."""
         bias = None if self.bias is None else self.bias[rows]
         base = F.linear(x, self.weight[rows, : self.in_features], bias).float()
         if not self.enabled or not self.blocks:
@@ -80,122 +73,10 @@ class LoraLinear(nn.Module):
 
     def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
         """(A (rank, in_features), B (out_features, rank)) of every adapted map, as views."""
-        offset = 0
+        row = 0
         for i, (start, end) in enumerate(self.blocks):
-            yield self.lora_A[i * self.rank : (i + 1) * self.rank], self.lora_B[offset : offset + end - start]
-            offset += end - start
-
-    def stored_ups(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(place in the stored weight, rows of B whose s B belongs there) of every adapted map, as views."""
-        # Graphs that hold this weight are past their backward pass when it is written to: see Policy.
-        weight, first = self.weight.data, 0
-        if self.first_row is not None:  # FSDP has made it a DTensor
-            weight, first = self.weight.to_local(), self.first_row  # type: ignore[attr-defined]
-        for i, ((start, end), (_, up)) in enumerate(zip(self.blocks, self.adapters(), strict=True)):
-            column = self.in_features + i * self.rank
-            top, bottom = max(start, first), min(end, first + len(weight))  # the adapter's rows that are here
-            if top < bottom:
-                place = weight[top - first : bottom - first, column : column + self.rank]
-                yield place, up[top - start : bottom - start]
-
-
-class StoredAdapters:
-    """What many layers keep of their adapters, written together: one by one takes 20 ms of Python.
-
-    s B in the stored weights, and A rounded.
-    """
-
-    def __init__(self, layers: Sequence[LoraLinear]):
-        """Holds views: not to be used after a layer's weight or adapter was moved."""
-        with torch.no_grad():
-            pairs = [pair for layer in layers for pair in layer.stored_ups()]
-        self._places, self._ups = [place for place, _ in pairs], [up for _, up in pairs]
-        self._scale = layers[0].scale if layers else 1.0
-        rounded = [layer for layer in layers if layer.rounded_A is not None]
-        self._rounded = [layer.rounded_A.data for layer in rounded if layer.rounded_A is not None]
-        self._downs = [layer.lora_A.data for layer in rounded]
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Bring them up to date."""
-        if self._places:
-            scaled = self._ups if self._scale == 1 else torch._foreach_mul(self._ups, self._scale)
-            torch._foreach_copy_(self._places, scaled)
-        if self._rounded:
-            torch._foreach_copy_(self._rounded, self._downs)
-
-
-class LoraConv2d(nn.Module):
-    """A patch embedding with its adapter: A is a convolution of the same patches, B is 1 x 1."""
-
-    def __init__(self, base: nn.Conv2d, rank: int, alpha: int):
-        super().__init__()
-        self.base_layer = base.requires_grad_(False)
-        self.adapted = (True,)
-        self.rank, self.alpha = rank, alpha
-        self.enabled = True
-        zeros = partial(torch.zeros, dtype=torch.float32, device=base.weight.device)
-        self.lora_A = nn.Parameter(zeros(rank, *base.weight.shape[1:]))
-        self.lora_B = nn.Parameter(zeros(base.out_channels, rank, 1, 1))
-
-    @property
-    def scale(self) -> float:
-        return self.alpha / self.rank
-
-    def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, out_channels, patches down, patches across)"""
-        base, exact = self.base_layer, images.float()  # a ten thousandth of the network's work
-        bias = None if base.bias is None else base.bias.float()
-        features = F.conv2d(exact, base.weight.float(), bias, base.stride)
-        if self.enabled:
-            features = features + F.conv2d(F.conv2d(exact, self.lora_A, stride=base.stride), self.lora_B * self.scale)
-        return features.to(images.dtype)
-
-    def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(A, B), as convolutions."""
-        yield self.lora_A, self.lora_B
-
-
-class LoraNf4Linear(nn.Module):
-    """A linear map whose frozen weight is in 4 bits, with its adapter beside it: packed, it has no room for s B.
-
-    Several maps of one input stay several layers, each unpacked by itself: that halves the memory of the largest.
-    """
-
-    def __init__(self, base: Nf4Linear, rank: int, alpha: int):
-        super().__init__()
-        self.base_layer = base
-        self.adapted = (True,)
-        self.rank, self.alpha = rank, alpha
-        self.enabled = True
-        zeros = partial(torch.zeros, dtype=torch.float32, device=base.packed.device)
-        self.lora_A = nn.Parameter(zeros(rank, base.in_features))
-        self.lora_B = nn.Parameter(zeros(base.out_features, rank))
-
-    @property
-    def scale(self) -> float:
-        return self.alpha / self.rank
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features) -> (..., out_features)"""
-        if not self.enabled:
-            return self.base_layer(x)
-        low = F.linear(x, self.lora_A.to(x.dtype))
-        return self.base_layer(x, low, (self.lora_B * self.scale).to(x.dtype))
-
-    def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(A (rank, in_features), B (out_features, rank))"""
-        yield self.lora_A, self.lora_B
-
-
-LoraLayer = LoraLinear | LoraConv2d | LoraNf4Linear
-
-
-def with_adapter(base: nn.Linear | nn.Conv2d | Nf4Linear, rank: int, alpha: int) -> LoraLayer:
-    """The layer that takes the place of one adapted map."""
-    if isinstance(base, nn.Conv2d):
-        return LoraConv2d(base, rank, alpha)
-    return LoraNf4Linear(base, rank, alpha) if isinstance(base, Nf4Linear) else LoraLinear([base], [True], rank, alpha)
+            yield self.lora_A[i * self.rank : (i + 1) * self.rank], self.lora_B[row : row + end - start]
+            row += end - start
 
 
 class _Augmented(torch.autograd.Function):
@@ -210,7 +91,7 @@ class _Augmented(torch.autograd.Function):
         rounded: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        blocks: list[tuple[int, int]],
+        blocks: tuple[tuple[int, int], ...],
         scale: float,
     ) -> Tensor:
         """down (ranks, in_features) A, up (rows, rank) B; rounded: A in the dtype of x."""
@@ -235,11 +116,63 @@ class _Augmented(torch.autograd.Function):
         return inputs[..., :split] + low_grad @ rounded, down, up, None, None, None, None, None
 
 
-def _blocks(out_features: Sequence[int], adapted: Sequence[bool]) -> tuple[tuple[int, int], ...]:
-    """(first, one past last) output row of every adapted map."""
-    blocks, start = [], 0
-    for size, has_adapter in zip(out_features, adapted, strict=True):
-        if has_adapter:
-            blocks.append((start, start + size))
-        start += size
-    return tuple(blocks)
+def with_product_appended(x: Tensor, downs: Tensor) -> Tensor:
+    """(..., K) and (R, K) -> (..., K + R): x, and behind it x times the transposed `downs`. Has no gradient.
+
+    For compiled passes: a `torch.cat` of x and A x copies x; for one of x and zeros torch.compile copies nothing that
+    it computes itself, and A x then takes the zeros' place (an assignment to a slice would copy all).
+    """
+    wide = torch.cat([x, x.new_zeros(*x.shape[:-1], len(downs))], dim=-1)
+    torch.ops.vla_grpo.append_product(wide, downs)
+    return wide
+
+
+# By the tag it may get rows that are padded in memory. (`torch.library.custom_op` takes tags from torch 2.7 on.)
+torch.library.define(
+    "vla_grpo::append_product", "(Tensor(a!) wide, Tensor downs) -> ()", tags=(torch.Tag.needs_fixed_stride_order,)
+)
+
+
+@torch.library.impl("vla_grpo::append_product", "CompositeExplicitAutograd")
+def append_product(wide: Tensor, downs: Tensor) -> None:
+    """The last R columns of `wide` (..., K + R) become the product of its first K and `downs` (R, K), transposed."""
+    rows, split = wide.view(-1, wide.shape[-1]), downs.shape[1]
+    torch.mm(rows[:, :split], downs.T, out=rows[:, split:])
+
+
+@torch.library.register_fake("vla_grpo::append_product")
+def _without_result(wide: Tensor, downs: Tensor) -> None:
+    pass
+
+
+class LoraConv2d(nn.Module):
+    """A patch embedding with its adapter: A is a convolution of the same patches, B is 1 x 1."""
+
+    def __init__(self, base: nn.Conv2d, rank: int, alpha: int):
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.adapted = (True,)
+        self.rank, self.alpha = rank, alpha
+        self.enabled = True
+        self.lora_A = nn.Parameter(torch.zeros(rank, *base.weight.shape[1:], device=base.weight.device))
+        self.lora_B = nn.Parameter(torch.zeros(base.out_channels, rank, 1, 1, device=base.weight.device))
+
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, out_channels, patches down, patches across)"""
+        base, exact = self.base_layer, images.float()  # a ten thousandth of the network's work
+        bias = None if base.bias is None else base.bias.float()
+        features = F.conv2d(exact, base.weight.float(), bias, base.stride)
+        if self.enabled:
+            features = features + F.conv2d(F.conv2d(exact, self.lora_A, stride=base.stride), self.lora_B * self.scale)
+        return features.to(images.dtype)
+
+    def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(A, B), as convolutions."""
+        yield self.lora_A, self.lora_B
+
+
+LoraLayer = LoraLinear | LoraConv2d

@@ -3,40 +3,67 @@
 Nothing of this changes a gradient beyond rounding. What a sample needs is measured on the GPU at hand, not computed.
 """
 
+import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 
-from contracts import Observation
-from errors import BadInput
-from vla.nf4 import num_in_4bit
+from contracts import BadInput, Observation
 from vla.policy import Policy
+from vla.preprocessing import synthetic_observations
+
+log = logging.getLogger("train")
 
 GIB = 2**30
 # Beside activations: gradients (twice on a rank that has none of its own) and AdamW's two moments, each as large as the
 # adapters.
 COPIES_OF_TRAINABLE = 4
 MARGIN = 1.0  # GiB, for recorded forward passes and the allocator's gaps between weights
-# What recorded passes take over what their tensors take, for gaps. Seen on an H200: 1.13 to 1.17 (2 to 11 samples),
-# 1.21 with 4-bit weights.
+# What recorded passes take over what their tensors take, for gaps. Seen on an H200: 1.13 to 1.17 (2 to 11 samples).
 GAPS = 1.2
+ADVICE = "close other programs on the GPU, lower --lora-rank, raise --memory-budget, or use a GPU with more memory"
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
+class MemoryPlan(NamedTuple):
     micro_batch_size: int
     recomputed_blocks: int
 
 
-@dataclass(frozen=True)
-class Need:
+class Need(NamedTuple):
     """Peak bytes of one sample's forward and backward pass when the first `recomputed_blocks` blocks recompute."""
 
     recomputed_blocks: int
     bytes: int
     share: float  # of the forward pass that is computed twice
+
+
+def fit_to_memory(
+    policy: Policy,
+    gradient_checkpointing: Literal["auto", "on", "off"],
+    micro_batch_size: int | Literal["auto"],
+    share: int,
+    others_bytes: float = 0.0,
+) -> int:
+    """Decide which blocks recompute, and the micro-batch where it is "auto"; returns the latter. Raises BadInput.
+
+    share: the most decisions that this device gets of a minibatch; others_bytes: of the GPU, for other processes.
+    """
+    network = policy.network
+    blocks = network.num_blocks if gradient_checkpointing == "on" else 0
+    if policy.device.type == "cuda" and "auto" in (gradient_checkpointing, micro_batch_size):
+        log.info("measuring what fits into memory; a large network is compiled first: a minute or two on a first start")
+        needs = measure_needs(policy, synthetic_observations(policy.num_images, policy.statistics.proprio, 1)[0])
+        if gradient_checkpointing != "auto":
+            needs = [need for need in needs if need.recomputed_blocks == blocks]
+        free = free_for_activations(policy, others_bytes)
+        if micro_batch_size == "auto":
+            micro_batch_size, blocks = choose_plan(needs, free, share)
+        else:
+            blocks = choose_plan(needs, free / micro_batch_size, 1).recomputed_blocks
+    policy.recompute(blocks)
+    return share if micro_batch_size == "auto" else micro_batch_size
 
 
 def limit_memory(gib: float | None, device: torch.device) -> None:
@@ -55,23 +82,17 @@ def measure_needs(policy: Policy, observation: Observation) -> list[Need]:
     """What a sample needs with no block, the vision blocks and all blocks recomputed."""
     network = policy.network
     vision, everything = network.vision_backbone.num_blocks, network.num_blocks
-    parts = (network.vision_backbone, network.language_model)
-    sizes = [sum(p.numel() for p in part.parameters()) + num_in_4bit(part) for part in parts]
+    sizes = [sum(p.numel() for p in part.parameters()) for part in (network.vision_backbone, network.language_model)]
     vision_share = sizes[0] / sum(sizes)  # both see about as many tokens
-    needs = []
+    needs: list[Need] = []
     for blocks, share in ((everything, 1.0), (vision, vision_share), (0, 0.0)):
-        network.recompute(blocks)
+        policy.recompute(blocks)
         try:
-            needs.append(Need(blocks, _peak_of_one(policy, observation), share))
+            needs.insert(0, Need(blocks, _peak_of_one(policy, observation), share))
         except torch.OutOfMemoryError:
             break  # and so will all that recompute less
-    network.recompute(0)
-    if not needs:
-        raise BadInput(
-            "out of GPU memory in one update of one decision with all activations recomputed; set --load-in-4bit, "
-            "close other programs on the GPU, raise --memory-budget, or use a GPU with more memory"
-        )
-    return needs[::-1]
+    policy.recompute(0)
+    return needs
 
 
 def _peak_of_one(policy: Policy, observation: Observation) -> int:
@@ -89,47 +110,36 @@ def _peak_of_one(policy: Policy, observation: Observation) -> int:
 def choose_plan(needs: Sequence[Need], free_bytes: float, batch_size: int) -> MemoryPlan:
     """The fastest of the plans that fit, by what was seen on an H200: time is (2 + share) * (0.8 + 0.4 / micro-batch).
 
-    Raises BadInput when nothing fits.
+    Between two measured needs both bytes and share are in proportion. Raises BadInput when nothing fits.
     """
-    plans = []
-    for micro_batch_size in range(1, batch_size + 1):
-        fitting = _fewest_recomputed(needs, free_bytes / micro_batch_size)
-        if fitting is not None:
-            blocks, share = fitting
-            plans.append(((2 + share) * (0.8 + 0.4 / micro_batch_size), MemoryPlan(micro_batch_size, blocks)))
+    if not needs:
+        raise BadInput(
+            f"out of GPU memory in one update of one decision: do without --gradient-checkpointing off, {ADVICE}"
+        )
+    measured = [need.recomputed_blocks for need in needs]
+    blocks = np.arange(measured[0], measured[-1] + 1)
+    sizes = np.interp(blocks, measured, [need.bytes for need in needs])
+    times = 2 + np.interp(blocks, measured, [need.share for need in needs])
+    plans = [
+        (time * (0.8 + 0.4 / micro_batch_size), MemoryPlan(micro_batch_size, int(block)))
+        for micro_batch_size in range(1, batch_size + 1)
+        for block, size, time in zip(blocks, sizes, times, strict=True)
+        if micro_batch_size * size <= free_bytes
+    ]
     if not plans:
         raise BadInput(
             f"one update of one decision needs {needs[-1].bytes / GIB:.1f} GiB beside the weights with all activations "
-            f"recomputed, {max(free_bytes, 0) / GIB:.1f} GiB are left; set --load-in-4bit, close other programs on "
-            "the GPU, lower --lora-rank, raise --memory-budget, or use a GPU with more memory"
+            f"recomputed, {max(free_bytes, 0) / GIB:.1f} GiB are left: {ADVICE}"
         )
-    return min(plans, key=lambda plan: plan[0])[1]
-
-
-def _fewest_recomputed(needs: Sequence[Need], bytes_per_sample: float) -> tuple[int, float] | None:
-    """(blocks, share), between two measured needs by proportion; None when even the smallest does not fit."""
-    if needs[0].bytes <= bytes_per_sample:
-        return needs[0].recomputed_blocks, needs[0].share
-    for more, less in pairwise(needs):
-        if less.bytes <= bytes_per_sample < more.bytes:
-            part = (more.bytes - bytes_per_sample) / (more.bytes - less.bytes)
-            blocks = more.recomputed_blocks + part * (less.recomputed_blocks - more.recomputed_blocks)
-            return min(int(blocks) + 1, less.recomputed_blocks), more.share + part * (less.share - more.share)
-    return None
+    return min(plans)[1]
 
 
 def free_for_activations(policy: Policy, others: float = 0.0) -> float:
-    """Bytes that the tensors of an update's passes may take: what the process may still allocate, less the optimizer's
-    share and gaps. others: bytes that other processes are going to take.
-    """
+    """Bytes for the tensors of an update's passes: what may still be allocated, less optimizer, gaps and `others`."""
     device = policy.device
-    total = torch.cuda.get_device_properties(device).total_memory
-    may_have = torch.cuda.get_per_process_memory_fraction(device.index or 0) * total - torch.cuda.memory_allocated(
-        device
-    )
+    total, allocated = torch.cuda.get_device_properties(device).total_memory, torch.cuda.memory_allocated(device)
+    may_have = torch.cuda.get_per_process_memory_fraction(device.index or 0) * total - allocated
     unused, _ = torch.cuda.mem_get_info(device)
-    cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    trainable = sum(
-        parameter.numel() * parameter.element_size() for _, parameter in policy.named_trainable_parameters()
-    )
+    cached = torch.cuda.memory_reserved(device) - allocated
+    trainable = sum(p.numel() * p.element_size() for _, p in policy.named_trainable_parameters())
     return (min(may_have, unused + cached - others) - COPIES_OF_TRAINABLE * trainable - MARGIN * GIB) / GAPS

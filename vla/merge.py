@@ -20,11 +20,9 @@ from torch import Tensor
 
 from command_line import main_guard, parse_flags
 from contracts import BadInput, read_json, write_json
-from vla.adapter_folder import PROPRIO_FILE, SAMPLES_FILE
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint, read_proprio_state, resolve_checkpoint
-from vla.device import named_device
-from vla.lora import CONFIG_FILE, Adapter, check_base, read_adapter
-from vla.policy import Policy
+from vla.lora import CONFIG_FILE, PROPRIO_FILE, SAMPLES_FILE, Adapter, check_base, read_adapter
+from vla.policy import Policy, choose_device
 from vla.preprocessing import read_observations, synthetic_observations
 from vla.weights import INDEX_FILE, by_file, fingerprint, read_tensors, stream_tensors, write_pt, write_tensors
 
@@ -209,7 +207,7 @@ def model_card(metadata: dict[str, Any], adapter_folder: Path) -> str:
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(MergeArgs, argv, prog="python -m vla.merge")
-    finding = merge(args.adapter, args.out, args.base, str(named_device(args.device)))
+    finding = merge(args.adapter, args.out, args.base, str(choose_device(args.device)))
     print(f"wrote {args.out}: {finding}")
 
 

@@ -27,14 +27,14 @@ parse = partial(parse_flags, SftArgs, prog="python -m vla.sft")
 if __name__ == "__main__":
     answer_at_once("vla.sft", parse)  # before the seconds that the imports below take
 
+import timm
 import torch
 import transformers
 
 from contracts import write_json
 from errors import BadInput
 from vla.checkpoint import inspect_checkpoint
-from vla.device import named_device
-from vla.lean_timm import timm
+from vla.policy import choose_device
 from vla.preprocessing import ImageProcessor
 from vla.prompt import load_tokenizer
 from vla.sft_card import write_card, write_run
@@ -74,7 +74,7 @@ def check(args: SftArgs) -> None:
 def fine_tune(args: SftArgs) -> Path:
     """Train, save and measure; returns the checkpoint folder. Raises BadInput for what the user can repair."""
     check(args)
-    device, key = named_device(args.device), f"{args.task_suite}_no_noops"
+    device, key = choose_device(args.device), f"{args.task_suite}_no_noops"
     with initial_checkpoint(args.init, args.size, args.num_images, args.learner.seed) as init:
         processor, tokenizer = ImageProcessor.load(init.folder), load_tokenizer(init.folder)
         network = load_trainable(init, device)

@@ -14,7 +14,7 @@ from demonstrations import ACTION_DIM, CHUNK_LENGTH, PROPRIO_DIM
 from errors import BadInput
 from untrusted.json_file import read_json
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint, load_network, resolve_checkpoint, save_checkpoint
-from vla.openvla_oft import OpenVLAOFT
+from vla.model import OpenVLAOFT
 from vla.settings import TinySize
 from vla.tiny import make_tiny_checkpoint
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from errors import BadInput
 from vla.augmentation import augment
-from vla.openvla_oft import OpenVLAOFT
+from vla.model import OpenVLAOFT
 from vla.settings import LearnerSettings
 from vla.sft_data import Frames, PixelScale, SftData
 from vla.sft_loss import Diagnosis, action_loss, batch_metrics, diagnose, target_distributions, zero_other_rows

@@ -22,8 +22,7 @@ from torch import nn
 
 from contracts import write_json
 from vla.checkpoint import read_model_config, save_checkpoint
-from vla.heads import L1RegressionHead, ProprioProjector
-from vla.openvla_oft import OpenVLAOFT
+from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.tiny_tokenizer import vocabulary, write_tokenizer
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")

@@ -6,7 +6,8 @@ The language model's input is, for a prompt of P ids (BOS first, 29871 last) and
 
 with full attention between all of them. The logits of action token i are read one position BEFORE the i-th zero
 vector, because training kept the next-token shift: the first at the last prompt token, the last at the last zero
-vector but one.
+vector but one. Blocks run only where they are read: the last one of a vision transformer not at all, Llama's last one
+at the A positions.
 
 Attribute names are those of the reference model, so that names of parameters, checkpoint keys and LoRA targets agree.
 Source: openvla-oft @213c5ff, prismatic/extern/hf/modeling_prismatic.py; stock timm and transformers, no remote code.
@@ -18,27 +19,62 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
+import timm
 import torch
+from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from vla.blocks import llama_block, vit_block, vit_tokens
-from vla.heads import ProprioProjector
-from vla.lean_timm import VisionTransformer, timm
-from vla.lora import linear_rows
+from vla.lora_layers import LoraLinear
 from vla.prompt import EOS_ID, PAD_ID
 from vla.tokens import ACTION_TOKEN_IDS
-from vla.two_streams import side_by_side
 
 if TYPE_CHECKING:
-    from vla.checkpoint import ModelConfig, VitConfig  # it imports this module
+    from vla.checkpoint import ModelConfig, VitConfig
+    from vla.lora import Adapters
 
 ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # of lm_head: 31744..31999
 # (number of the block in the order of computing, block, tokens) -> tokens
 RunBlock = Callable[[int, nn.Module, Tensor], Tensor]
+
+
+def llama_block(
+    block: LlamaDecoderLayer, hidden: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor, rows: Tensor | None
+) -> Tensor:
+    """(B, S, D) -> (B, S, D), or (B, A, D) at the positions `rows` (B, A) alone.
+
+    Written out for full attention, q, k, v and gate, up that may be one product (vla.lora), and few rows.
+    mask (B, 1, 1, S) True where a key is real, None for all; cos and sin (1, S, head_dim).
+    """
+    attention, mlp = block.self_attn, block.mlp
+    head_dim = attention.head_dim
+    normed = block.input_layernorm(hidden)
+    qkv = _products(attention, "qkv_proj", ("q_proj", "k_proj", "v_proj"), normed)
+    q, k, v = (x.unflatten(-1, (-1, head_dim)).transpose(1, 2) for x in qkv)
+    q, k = apply_rotary_pos_emb(q, k, cos, sin)
+    if rows is not None:
+        hidden = hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
+        q = q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, head_dim))
+    mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=k.shape[1] != q.shape[1])
+    hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
+    gate, up = _products(mlp, "gate_up_proj", ("gate_proj", "up_proj"), block.post_attention_layernorm(hidden))
+    return hidden + mlp.down_proj(mlp.act_fn(gate) * up)
+
+
+def _products(module: nn.Module, together: str, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
+    """Several linear maps of x: one product where vla.lora has put them together."""
+    if hasattr(module, together):
+        layer = getattr(module, together)
+        return layer(x).split(layer.out_features, dim=-1)
+    return tuple(getattr(module, name)(x) for name in names)
+
+
+def vit_block(block: nn.Module, tokens: Tensor) -> Tensor:
+    """(B, N, D) -> (B, N, D)"""
+    return block(tokens)
 
 
 class FusedVisionBackbone(nn.Module):
@@ -50,8 +86,6 @@ class FusedVisionBackbone(nn.Module):
         # Where the second runs while the first does, in passes without gradient; None: one after the other. The images
         # of one or two observations are too few for all of a large GPU. Set by `vla.cuda_graphs`.
         self.second_stream: torch.cuda.Stream | None = None
-        if self.featurizer.patch_embed.num_patches != self.fused_featurizer.patch_embed.num_patches:
-            raise ValueError("the two vision transformers cut an image into different numbers of patches")
 
     @property
     def num_patches(self) -> int:
@@ -89,10 +123,29 @@ def _patch_features(vit: VisionTransformer, images: Tensor, run_block: RunBlock,
 
     The last block, the final norm and the pooling are never computed; they exist because checkpoints hold them.
     """
-    tokens = vit_tokens(vit, images)
+    tokens = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
     for i, block in enumerate(vit.blocks[:-1]):
         tokens = run_block(first_block + i, block, tokens)
     return tokens[:, vit.num_prefix_tokens :]
+
+
+def side_by_side(
+    first: Callable[[], Tensor], second: Callable[[], Tensor], stream: torch.cuda.Stream | None
+) -> tuple[Tensor, Tensor]:
+    """Results of both. With `stream` the second is computed on it while the GPU computes the first.
+
+    Neither may free what the other reads. What the second one has allocated may be used, and freed, after the call:
+    its memory is given to later work on `stream`, which begins by waiting for all that was asked of the GPU before.
+    """
+    if stream is None:
+        return first(), second()
+    here = torch.cuda.current_stream()
+    stream.wait_stream(here)
+    with torch.cuda.stream(stream):
+        result = second()
+    both = first(), result
+    here.wait_stream(stream)
+    return both
 
 
 class Projector(nn.Module):
@@ -106,19 +159,107 @@ class Projector(nn.Module):
         return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(features)))))
 
 
+# The two small modules beside the network: their state dicts are the checkpoint's `.pt` files.
+
+
+class ProprioProjector(nn.Module):
+    """The robot's state as one more token of the language model."""
+
+    def __init__(self, proprio_dim: int, llm_dim: int):
+        super().__init__()
+        self.fc1 = nn.Linear(proprio_dim, llm_dim)
+        self.fc2 = nn.Linear(llm_dim, llm_dim)
+
+    @property
+    def proprio_dim(self) -> int:
+        return self.fc1.in_features
+
+    def forward(self, proprio: Tensor) -> Tensor:
+        """(B, proprio_dim) normalised -> (B, llm_dim)"""
+        return self.fc2(F.gelu(self.fc1(proprio)))
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Tensor]) -> ProprioProjector:
+        """Raises KeyError or RuntimeError when the tensors are not those of a proprio projector."""
+        llm_dim, proprio_dim = state["fc1.weight"].shape
+        with torch.device("meta"):
+            module = cls(proprio_dim, llm_dim)
+        module.load_state_dict(state, assign=True)
+        return module.eval()
+
+
+class ResidualBlock(nn.Module):
+    """x + ReLU(Linear(LayerNorm(x)))"""
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.ffn = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.ffn(x)
+
+
+class ResidualMLP(nn.Module):
+    def __init__(self, num_blocks: int, input_dim: int, hidden_dim: int, output_dim: int):
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(input_dim)
+        self.fc1 = nn.Linear(input_dim, hidden_dim)
+        self.mlp_resnet_blocks = nn.ModuleList(ResidualBlock(hidden_dim) for _ in range(num_blocks))
+        self.layer_norm2 = nn.LayerNorm(hidden_dim)
+        self.fc2 = nn.Linear(hidden_dim, output_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.fc1(self.layer_norm1(x)))
+        for block in self.mlp_resnet_blocks:
+            x = block(x)
+        return self.fc2(self.layer_norm2(x))
+
+
+class L1RegressionHead(nn.Module):
+    """Hidden states at the action positions -> continuous normalised actions, trained with the L1 loss."""
+
+    def __init__(self, num_blocks: int, llm_dim: int, hidden_dim: int, action_dim: int):
+        super().__init__()
+        # One action is read from the states of its `action_dim` tokens, concatenated.
+        self.model = ResidualMLP(num_blocks, llm_dim * action_dim, hidden_dim, action_dim)
+
+    @property
+    def action_dim(self) -> int:
+        return self.model.fc2.out_features
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(B, A, llm_dim) after the final norm -> (B, chunk_length, action_dim), not clipped to [-1, 1]"""
+        batch, num_tokens, llm_dim = hidden.shape
+        return self.model(hidden.reshape(batch, num_tokens // self.action_dim, self.action_dim * llm_dim))
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Tensor]) -> L1RegressionHead:
+        """Raises KeyError or RuntimeError when the tensors are not those of an L1 regression head."""
+        hidden_dim, input_dim = state["model.fc1.weight"].shape
+        action_dim = state["model.fc2.weight"].shape[0]
+        num_blocks = len({key.split(".")[2] for key in state if key.startswith("model.mlp_resnet_blocks.")})
+        with torch.device("meta"):
+            module = cls(num_blocks, input_dim // action_dim, hidden_dim, action_dim)
+        module.load_state_dict(state, assign=True)
+        return module.eval()
+
+
 class OpenVLAOFT(nn.Module):
     """The network. Build it under `torch.device("meta")` and fill it with `vla.checkpoint`."""
+
+    adapters: Adapters  # by `vla.lora.add_lora`
 
     def __init__(self, config: ModelConfig, num_action_tokens: int, proprio_projector: ProprioProjector | None = None):
         super().__init__()
         self.num_action_tokens = num_action_tokens  # A
         self.vision_backbone = FusedVisionBackbone(config.vits)
-        vision_dim = sum(
-            vit.embed_dim for vit in (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
-        )
+        vits = (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
+        vision_dim = sum(vit.embed_dim for vit in vits)
         self.projector = Projector(vision_dim, config.llama.hidden_size)
         self.language_model = LlamaForCausalLM(config.llama)
         self.proprio_projector = proprio_projector
+        # So many blocks recompute their activations in the backward pass instead of keeping them. The vision
+        # transformers come first: theirs take more memory for the time that recomputing costs.
         self.recomputed_blocks = 0
         self._vit_block: Callable[..., Tensor] = vit_block  # or compiled
         self._llama_block: Callable[..., Tensor] = llama_block
@@ -131,13 +272,6 @@ class OpenVLAOFT(nn.Module):
     def num_blocks(self) -> int:
         """Transformer blocks in the order of computing: the vision transformers', then the language model's."""
         return self.vision_backbone.num_blocks + len(self.language_model.model.layers)
-
-    def recompute(self, num_blocks: int) -> None:
-        """Recompute the activations of the first `num_blocks` blocks in the backward pass instead of keeping them.
-
-        The vision transformers come first: theirs take more memory for the time that recomputing costs.
-        """
-        self.recomputed_blocks = num_blocks
 
     def compile_blocks(self) -> None:
         """Fuse the small operations of every block (torch.compile); blocks of one kind share their code."""
@@ -188,11 +322,7 @@ class OpenVLAOFT(nn.Module):
 
     def image_features(self, pixel_values: Tensor) -> Tensor:
         """(B, 6 * images, S, S) -> (B, images * num_patches, vision_dim)"""
-
-        def run_block(index: int, block: nn.Module, tokens: Tensor) -> Tensor:
-            return self._run(index, self._vit_block, block, tokens)
-
-        return self.vision_backbone(pixel_values.to(self.dtype), run_block)
+        return self.vision_backbone(pixel_values.to(self.dtype), partial(self._run, self._vit_block))
 
     def _embed_text(self, prompt_ids: Tensor, prompt_lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """BOS, prompt, A zero vectors, </s>, padding: (B, P + A + 1, D), and which positions are no padding.
@@ -229,12 +359,11 @@ class OpenVLAOFT(nn.Module):
         hidden = embeddings
         for i, layer in enumerate(llama.layers):
             rows = positions if i == last else None  # nobody reads the last layer's output anywhere else
-            hidden = self._run(
-                self.vision_backbone.num_blocks + i, self._llama_block, layer, hidden, mask, cos, sin, rows
-            )
+            index = self.vision_backbone.num_blocks + i
+            hidden = self._run(self._llama_block, index, layer, hidden, mask, cos, sin, rows)
         return llama.norm(hidden)
 
-    def _run(self, index: int, forward: Callable[..., Tensor], *arguments: object) -> Tensor:
+    def _run(self, forward: Callable[..., Tensor], index: int, *arguments: object) -> Tensor:
         """A block's forward pass, its activations kept or recomputed."""
         if index < self.recomputed_blocks and torch.is_grad_enabled():
             return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False)
@@ -242,7 +371,10 @@ class OpenVLAOFT(nn.Module):
 
     def action_logits(self, hidden: Tensor) -> Tensor:
         """(B, A, D) -> (B, A, 256) float32, over the ids 31744..31999 only."""
-        return linear_rows(self.language_model.lm_head, hidden, ACTION_ROWS)
+        head = self.language_model.lm_head
+        if isinstance(head, LoraLinear):
+            return head.rows(hidden, ACTION_ROWS)
+        return F.linear(hidden, head.weight[ACTION_ROWS]).float()
 
     def vocabulary_logits(self, hidden: Tensor) -> Tensor:
         """(B, A, D) -> (B, A, 32064) float32: what openvla-oft takes its argmax over. For parity only."""
