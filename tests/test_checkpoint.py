@@ -194,7 +194,7 @@ BROKEN = {
         ["model.safetensors", KEY, "(24, 16)", "(24, 17)"],
     ),
     "no config": (lambda f: (f / "config.json").unlink(), ["config.json"]),
-    "other model": (lambda f: _edit_json(f / "config.json", model_type="llama"), ["config.json", "'llama'", "'openvla'"]),
+    "other model": (lambda f: _edit_json(f / "config.json", model_type="llama"), ["config.json", "'llama'"]),
     "one vision transformer": (
         lambda f: _edit_json(f / "config.json", timm_model_ids=["vit_so400m_patch14_siglip_224"]),
         ["config.json", "timm_model_ids"],

@@ -147,7 +147,7 @@ def check_agreement(info: CheckpointInfo, base: str, adapter_folder: Path, merge
     """
     key = next(iter(info.statistics))
     dtype = _TORCH_DTYPES.get(next(iter(info.weights.values())).dtype, torch.float32)
-    options: dict[str, Any] = {"task_suite": key, "unnorm_key": key, "device": device, "dtype": dtype}
+    options: dict[str, Any] = {"task_suite": key, "unnorm_key": key, "device": device, "dtype": dtype, "compile": "off"}
     policy = Policy.load(base, adapter=str(adapter_folder), **options)
     if (adapter_folder / SAMPLES_FILE).is_file():
         observations = read_observations(adapter_folder / SAMPLES_FILE)
