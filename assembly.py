@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from configs.config import PolicyConfig, TaskConfig, TrainConfig
-from envs.rendering import GPU_BYTES_PER_RENDERER
 from envs.libero import EnvSpec
+from envs.rendering import GPU_BYTES_PER_RENDERER
 from errors import BadInput
 from rl.contracts import TeacherMode
 from rl.ranks import ALONE, Ranks, own_gpu

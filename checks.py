@@ -14,13 +14,11 @@ import torch
 
 from configs.config import RunConfig, TaskConfig
 from envs.assets import describe_assets, is_lowpoly
-from envs.rendering import GPU_BYTES_PER_RENDERER
-from envs.rendering import REPAIR as RENDERING_REPAIR
-from envs.rendering import check_versions, simulator_versions
 from envs.libero import bowl_beside_ramekin_m
-from envs.rendering import Renderer, find_renderer
-from envs.worker import NoAnswer, ask
+from envs.rendering import GPU_BYTES_PER_RENDERER, Renderer, check_versions, find_renderer, simulator_versions
+from envs.rendering import REPAIR as RENDERING_REPAIR
 from envs.tasks import TaskInfo
+from envs.worker import NoAnswer, ask
 from errors import BadInput
 from findings import Caution
 from rl.contracts import Observation, Pool

@@ -14,11 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.tasks import cache_dir
-from envs.tasks import load_init_states
 from envs.lowpoly import covered_tasks, ensure_pack, pack_name
 from envs.rendering import prepare
-from envs.tasks import MAX_ENV_STEPS, suite_task
+from envs.tasks import MAX_ENV_STEPS, cache_dir, load_init_states, suite_task
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 CAMERAS = ("agentview", "robot0_eye_in_hand")

@@ -16,9 +16,9 @@ import numpy as np
 import tyro
 
 from envs.assets import describe_assets, find_assets
-from envs.tasks import load_init_states
 from envs.libero import SETTLING_ACTION, SETTLING_STEPS, EnvSpec, LiberoEnv, task_files
 from envs.rendering import prepare
+from envs.tasks import load_init_states
 
 CHUNK = 8
 

@@ -20,10 +20,10 @@ import tyro
 
 from benchmarks.env_step import make_reference, reset_reference, step_reference
 from benchmarks.stand_in import CHUNK, StandInPolicy
-from envs.tasks import load_init_states
 from envs.libero import EnvSpec, task_files
 from envs.pool import make_pool
 from envs.rendering import prepare
+from envs.tasks import load_init_states
 from rl.rollout import Acting, Batching, Collected, Randomness, collect
 from rl.trajectory import Episode
 from vla.policy import Policy

@@ -24,9 +24,9 @@ import torch
 from safetensors.torch import load_file
 
 import preflight
+from contracts import Observation
 from envs import pool as pools
 from envs.libero import MAX_ENV_STEPS, ChunkResult, EnvSpec
-from contracts import Observation
 from envs.pool import Pool, make_pool
 from errors import BadInput, TimeIsUp
 from rl import evaluation_files, report, run

@@ -29,8 +29,9 @@ from checks import (
 )
 from configs.config import RunConfig, TaskConfig
 from envs.assets import SUBFOLDERS
-from envs.simulator_probes import NoAnswer, Renderer
+from envs.rendering import Renderer
 from envs.tasks import TaskInfo
+from envs.worker import NoAnswer
 from errors import BadInput
 from findings import Caution
 from rl.selfcheck import SelfCheckError

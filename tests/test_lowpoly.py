@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from benchmarks.all_tasks import STAND_STILL, build_env, settle
-from envs.tasks import load_init_states
 from envs.lowpoly import covered_tasks, ensure_pack, missing_assets, pack_name
 from envs.lowpoly import pack as pack_module
 from envs.lowpoly.facts import load_facts
@@ -26,7 +25,7 @@ from envs.lowpoly.mjcf import asset_mjcf
 from envs.lowpoly.pack import write_pack
 from envs.lowpoly.shapes import cylinder
 from envs.lowpoly.textures import TEXTURES
-from envs.tasks import libero_root, suite_task, task_names
+from envs.tasks import libero_root, load_init_states, suite_task, task_names
 from errors import BadInput
 
 GOLDEN = Path(__file__).parent / "golden" / "physics"

@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from envs.tasks import load_init_states
 from envs.libero import EnvSpec, LiberoEnv, task_info
 from envs.make_init_states import make_init_states
-from envs.tasks import libero_root
+from envs.tasks import libero_root, load_init_states
 from errors import BadInput
 
 NAME = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"
@@ -81,9 +80,9 @@ def test_a_task_that_is_solved_from_the_start_is_refused_with_the_count(tmp_path
     assert not path.with_suffix(".pruned_init").exists()
 
 
-def test_an_object_that_libero_does_not_know_is_named_with_those_that_sound_alike(tmp_path):
+def test_an_object_that_libero_does_not_know_is_named(tmp_path):
     path = own_task(tmp_path, replacing={"- cookies": "- cookiez"})
-    with pytest.raises(BadInput, match="LIBERO has no object cookiez; did you mean cookies"):
+    with pytest.raises(BadInput, match="LIBERO cannot build .*own.bddl.*KeyError: 'cookiez'"):
         make_init_states(path, 1)
 
 
