@@ -82,7 +82,7 @@ def test_a_task_that_is_solved_from_the_start_is_refused_with_the_count(tmp_path
 
 def test_an_object_that_libero_does_not_know_is_named(tmp_path):
     path = own_task(tmp_path, replacing={"- cookies": "- cookiez"})
-    with pytest.raises(BadInput, match="LIBERO cannot build .*own.bddl.*KeyError: 'cookiez'"):
+    with pytest.raises(BadInput, match=r"LIBERO cannot build .*own\.bddl.*KeyError: 'cookiez'"):
         make_init_states(path, 1)
 
 
