@@ -292,15 +292,13 @@ def _build_libero(bddl: Path, assets: Path, cameras: list[str]) -> Any:
         if is_own:
             wrapper.env._check_success()  # a goal that LIBERO cannot evaluate would end every episode in an error
         return wrapper
-    except (OSError, ValueError) as fault:
-        raise BadInput(f"LIBERO cannot load {bddl.stem} with the assets of {assets}: {fault}") from fault
-    except Exception as fault:  # what LIBERO makes of a mistake that envs.bddl cannot see: a KeyError, an assertion
-        if not is_own:
+    except Exception as fault:  # files that are missing, or a mistake in the task that envs.bddl cannot see
+        if not is_own and not isinstance(fault, OSError | ValueError):
             raise
         raise BadInput(
-            f"LIBERO cannot build {bddl} ({type(fault).__name__}: {fault}): look at the categories of its objects, at "
-            "the regions that :init and :goal name (do the objects have them, is there room?), and compare with one of "
-            "LIBERO's own files"
+            f"LIBERO cannot build {bddl} with the assets of {assets} ({type(fault).__name__}: {fault}); in a file of "
+            "your own look at the categories of its objects and at the regions that :init and :goal name (do the "
+            "objects have them, is there room?), and compare with one of LIBERO's own files"
         ) from fault
     finally:
         libero.libero._assets_path_cache = other_assets
