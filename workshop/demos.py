@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing import get_context
@@ -74,7 +74,6 @@ def collect(args: DemosArgs) -> Counter:
     """Play what the folder still lacks; returns how many episodes ended as success, failure and fault.
 
     A fault of the simulator is no failure of the expert: its episode is played again by the next collection.
-    Raises BadInput for settings that cannot be, or are not those of the folder.
     """
     stored = min(task.num_init_states for task in task_info(EnvSpec(args.task_suite, args.task_ids)))
     first, end = args.init_states
@@ -115,12 +114,10 @@ def failed_attempts(journal: Path) -> set[tuple[int, int]]:
     """(task id, index) of the episodes that are known to fail. A line cut short by a crash is none."""
     failed = set()
     for line in journal.read_text().splitlines() if journal.exists() else []:
-        try:
+        with suppress(ValueError):
             attempt = json.loads(line)
-        except ValueError:
-            continue
-        if attempt["outcome"] == "failure":
-            failed.add((attempt["task_id"], attempt["index"]))
+            if attempt["outcome"] == "failure":
+                failed.add((attempt["task_id"], attempt["index"]))
     return failed
 
 

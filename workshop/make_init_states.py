@@ -85,8 +85,7 @@ def make_init_states(bddl: Path, count: int) -> str:
 def find_problem(simulator: Simulator, state: np.ndarray) -> str | None:
     """Start an episode from `state` as `envs.libero` does, and say what speaks against it.
 
-    Cabinets and other fixtures stand where the seed of episodes puts them, not where they stood when the objects were
-    placed: they are no part of a state.
+    Fixtures are no part of a state: they stand where the seed of episodes puts them.
     """
     simulator.reset(0)
     simulator.set_state(state)

@@ -123,9 +123,9 @@ def fine_tune(args: SftArgs) -> Path:
             "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else "",
             "torch": torch.__version__,
             "train_episodes": len(train_episodes),
-            "train_frames": len(frames),
+            "train_frames": len(frames.targets),
         }
-        print(f"{sum(p.numel() for p in network.parameters()):,} parameters, {len(frames)} frames")
+        print(f"{sum(p.numel() for p in network.parameters()):,} parameters, {len(frames.targets)} frames")
         del episodes, train_episodes, held_out_episodes  # gigabytes of images, which the frames have now
         run["steps"] = train(network, frames, held_out, processor, args)
         save_policy(args.out, network, init, entries, getattr(torch, args.save_dtype))
@@ -157,7 +157,9 @@ def train(
     started, step = time.monotonic(), 0
     try:
         for step in range(1, args.steps + 1):
-            batch = frames.rows(torch.randint(len(frames), (args.batch_size,), device=device, generator=generator))
+            batch = frames.rows(
+                torch.randint(len(frames.targets), (args.batch_size,), device=device, generator=generator)
+            )
             if args.augment:
                 images = augment(batch.images.flatten(0, 1), generator).view_as(batch.images)
                 batch = replace(batch, images=images)
@@ -216,7 +218,7 @@ def match(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def held_out_metrics(network: OpenVLAOFT, frames: Frames, processor: ImageProcessor, size: int) -> dict[str, float]:
     """How well and how sharply a policy predicts held-out frames; entropy in nats, 256 equal bins have 5.55."""
-    batches = [frames.rows(slice(start, start + size)) for start in range(0, len(frames), size)]
+    batches = [frames.rows(slice(start, start + size)) for start in range(0, len(frames.targets), size)]
     logits = torch.cat([chunk_logits(network, batch, processor) for batch in batches])
     accuracy, error = match(logits, frames.targets)
     nll = F.cross_entropy(logits.flatten(0, 1), frames.targets.flatten())

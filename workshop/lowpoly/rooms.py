@@ -2,8 +2,7 @@
 
 Tables collide, and are drawn by their collision boxes; backgrounds follow the places and sizes of the original's
 meshes. Coordinates are the world's, in metres; the robot looks to x, its back is towards the rear wall at x = -2.
-The names of textures are LIBERO's: its arena code picks one by the style that a task asks for
-(`envs/arenas/style.py` there) and expects to find it in the pack.
+The names of textures are LIBERO's: its arena code picks one by the style that a task asks for.
 """
 
 import io
