@@ -70,14 +70,6 @@ def test_no_frame_has_noise_in_its_chunk_although_the_episode_has(folder):
     assert set((episode.frame_steps - first_frame) % _args().frame_every) == {0}
 
 
-def test_the_actions_go_on_beyond_success_with_letting_go(folder):
-    for path in list_episodes(folder):
-        episode = read_episode(path)
-        assert len(episode.actions) == episode.env_steps + CHUNK_LENGTH
-        assert (episode.actions[episode.env_steps :] == episode.actions[-1]).all()
-        assert episode.actions[-1, 6] == -1.0
-
-
 def test_objects_are_bowl_and_plate(folder):
     objects = read_episode(list_episodes(folder)[0]).objects
     assert np.linalg.norm(objects[0, :2] - objects[0, 3:5]) > 0.09

@@ -10,7 +10,7 @@ from PIL import Image
 from contracts import BadInput, Observation, write_json
 from tests.demo_episodes import FRAME_GAP, FRAMES, raw_images, write_demos
 from tests.small_checkpoint import SMALL, make_small_checkpoint
-from vla.action_tokenizer import FIRST_ACTION_TOKEN, to_env
+from vla.action_tokenizer import FIRST_ACTION_TOKEN
 from vla.policy import Policy
 from vla.resampling import centre_crop
 from workshop.sft import chunk_logits
@@ -20,7 +20,6 @@ from workshop.sft_data import (
     augment,
     crop,
     dataset_statistics,
-    from_env,
     make_frames,
     read_episodes,
     split_episodes,
@@ -101,12 +100,6 @@ def test_statistics_are_those_of_the_labels_with_the_gripper_as_published(demos,
     assert (entry["num_trajectories"], entry["num_transitions"]) == (4, 4 * (FRAMES * FRAME_GAP + 8))
 
 
-def test_gripper_conversions_are_inverse():
-    actions = np.array([[0.1, 0, 0, 0, 0, 0, -1.0], [0.2, 0, 0, 0, 0, 0, 1.0]])
-    assert from_env(actions)[:, 6].tolist() == [1.0, 0.0]
-    np.testing.assert_array_equal(to_env(from_env(actions)), actions)
-
-
 def test_whole_episodes_are_held_out_and_a_seed_repeats_the_split(episodes):
     train, held_out = split_episodes(episodes, 0.3, seed=1)
     assert (len(train), len(held_out)) == (2, 2)  # rounded up
@@ -172,11 +165,6 @@ def test_saturation_and_hue_are_those_of_the_standard_librarys_hsv(images, satur
 def test_greys_stay_grey_and_black_stays_black():
     greys = torch.linspace(0, 1, 16).reshape(1, 1, 4, 4).expand(1, 3, 4, 4)
     torch.testing.assert_close(adjust_colours(greys, _constants(1.2), _constants(0.05)), greys)
-
-
-def test_levels_survive_the_way_to_unit_values_and_back():
-    levels = torch.arange(256, dtype=torch.uint8)
-    assert torch.equal(to_levels(levels.float() / 255), levels)
 
 
 def test_every_image_draws_for_itself_and_a_seed_repeats(images):
