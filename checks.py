@@ -27,8 +27,8 @@ from rl.wandb_log import has_login, resolve_mode
 from vla.checkpoint import CheckpointInfo
 from vla.policy import Policy
 from vla.resampling import CROP_AREA
-from workshop.sft import SFT_RUN_FILE
 from vla.statistics import normalisation_of, select_key, suites_named
+from workshop.sft import SFT_RUN_FILE
 
 GIB = 2**30
 MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an empty frame has none

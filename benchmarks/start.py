@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 COMMANDS = (
-    ("train_grpo.py",), ("eval.py",), ("-m", "rl.report"), ("-m", "vla.merge"), ("-m", "vla.sft"),
-    ("-m", "vla.sft_card"), ("-m", "workshop.tiny"), ("-m", "envs.demos"), ("-m", "envs.scripted"),
-    ("-m", "envs.make_init_states"), ("-m", "envs.lowpoly"),
+    ("train_grpo.py",), ("eval.py",), ("-m", "rl.report"), ("-m", "vla.merge"), ("-m", "workshop.sft"),
+    ("-m", "workshop.tiny"), ("-m", "workshop.demos"),
+    ("-m", "workshop.make_init_states"), ("-m", "workshop.lowpoly"),
 )  # fmt: skip
 WARM_STARTS = 3
 

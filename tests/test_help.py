@@ -11,8 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = (
-    "train_grpo", "eval", "rl.report", "vla.merge", "vla.sft", "vla.sft_card", "workshop.tiny", "envs.demos",
-    "envs.scripted", "envs.make_init_states", "envs.lowpoly",
+    "train_grpo", "eval", "rl.report", "vla.merge", "workshop.sft", "workshop.tiny", "workshop.demos",
+    "workshop.make_init_states", "workshop.lowpoly",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "timm", "peft", "mujoco", "robosuite", "libero", "wandb", "matplotlib", "scipy")
 

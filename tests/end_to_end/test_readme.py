@@ -43,10 +43,12 @@ FOLLOWED = {
     "python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --out results.json --num-envs 8": EVAL_SHORT,
     "python eval.py --checkpoint runs/RUN/checkpoints/best --compare-with CHECKPOINT --task-ids 0": EVAL_SHORT,
     "python -m vla.merge --adapter runs/RUN/checkpoints/best --out MERGED": "",
-    "python -m envs.scripted --num-envs 2": "--task-ids 0 --init-states 0 1",
-    "python -m envs.demos --out demonstrations/spatial --task-ids 0 1 2 --episodes 15 --init-states 0 30 "
+    "python -m workshop.demos --out demonstrations/expert --episodes 50 --init-states 0 50 --noise-scales 0": (
+        "--episodes 1"
+    ),
+    "python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 2 --episodes 15 --init-states 0 30 "
     "--num-envs 2": "--task-ids 0 --episodes 2",
-    "python -m vla.sft --demos demonstrations/spatial --out checkpoints/mine --num-images 1 --size.llm-dim 96 "
+    "python -m workshop.sft --demos demonstrations/spatial --out checkpoints/mine --num-images 1 --size.llm-dim 96 "
     "--steps 800 --batch-size 128": "--steps 2 --batch-size 4",
     "python train_grpo.py --preset tiny --checkpoint checkpoints/mine --task-ids 0 1 2": (
         "--check-only --allow-zero-baseline"
