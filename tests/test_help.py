@@ -11,8 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = (
-    "train_grpo", "eval", "rl.report", "vla.merge", "workshop.sft", "workshop.tiny", "workshop.demos",
-    "workshop.make_init_states", "workshop.lowpoly",
+    "train_grpo", "eval", "rl.report", "vla.merge", "workshop.lowpoly",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "timm", "peft", "mujoco", "robosuite", "libero", "wandb", "matplotlib", "scipy")
 

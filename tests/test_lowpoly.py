@@ -5,7 +5,6 @@ the loaded initial state, after each of 10 settling steps and each of 50 random 
 """
 
 import errno
-import itertools
 import multiprocessing
 import re
 import runpy
@@ -42,28 +41,18 @@ FILES = {file.name: file for file in load_facts()}
 OBJECTS = [name for name, file in FILES.items() if not file.is_arena]
 
 
-def build_env(task_suite, task_id, assets, renderer=False):
-    """LIBERO's own env, reset, with its own loop; cameras are drawn only when `env.sim.render` is called."""
+def build_env(task_suite, task_id, assets):
+    """LIBERO's own env, reset, with its own loop."""
     prepare()
     import libero.libero
     from libero.libero.envs.env_wrapper import ControlEnv
 
     libero.libero._assets_path_cache = str(assets)
     bddl = str(suite_task(task_suite, task_id).bddl)
-    env = ControlEnv(bddl_file_name=bddl, use_camera_obs=False, has_offscreen_renderer=renderer, ignore_done=True)
+    env = ControlEnv(bddl_file_name=bddl, use_camera_obs=False, has_offscreen_renderer=False, ignore_done=True)
     env.seed(0)
     env.reset()
     return env
-
-
-def settle(env, init_state) -> np.ndarray:
-    """Load an initial state and stand still: how far (objects, 3) everything movable has moved since, in metres."""
-    env.set_init_state(init_state)
-    bodies = [env.env.obj_body_id[name] for name in env.env.objects_dict]
-    before = env.sim.data.body_xpos[bodies]
-    for _ in range(NUM_SETTLING):
-        env.step(STAND_STILL)
-    return env.sim.data.body_xpos[bodies] - before
 
 
 @pytest.fixture(scope="module")
@@ -114,26 +103,6 @@ def _compile(mjcf: str) -> mujoco.MjModel:
     return mujoco.MjModel.from_xml_string(mjcf.replace("<asset>", settings + "<asset>", 1))
 
 
-@pytest.mark.parametrize(
-    ("suite", "task_id"),
-    [
-        ("libero_spatial", 4),  # a bowl in an open drawer
-        ("libero_spatial", 5),  # a bowl in the ramekin: its collision boxes are thin, mujoco 3.4 lets it fall through
-        ("libero_goal", 9),
-        ("libero_10", 9),
-    ],
-)
-def test_objects_of_every_tenth_initial_state_stay_where_they_were_put(pack, suite, task_id):
-    """LIBERO's objects drop by up to 17 cm; what falls off a table falls by more than a metre."""
-    env = build_env(suite, task_id, pack)
-    init_states = load_init_states(suite_task(suite, task_id).init_states)
-    for number in range(0, 50, 10):
-        moved = settle(env, init_states[number])
-        assert moved[:, 2].min() > -0.20
-        assert np.linalg.norm(moved[:, :2], axis=1).max() < 0.40
-    env.close()
-
-
 # LIBERO's arena code picks a scene by the problem that a BDDL file names. Fixtures may be part of the scene.
 SCENES = {
     "libero_tabletop_manipulation": "libero_tabletop_base_style",
@@ -157,53 +126,6 @@ def test_every_object_and_scene_of_every_task_is_in_the_pack(suite):
         assert needed <= FILES.keys()
 
 
-def _place(env, name: str, pos: np.ndarray, above: float) -> None:
-    """Move an object, turned as it is and at rest, to `above` metres over a position."""
-    joint = env.env.objects_dict[name].joints[0]
-    pose = env.sim.data.get_joint_qpos(joint).copy()
-    pose[:3] = pos[0], pos[1], pos[2] + above
-    env.sim.data.set_joint_qpos(joint, pose)
-    env.sim.data.set_joint_qvel(joint, np.zeros(6))
-
-
-def _position(env, name: str) -> np.ndarray:
-    return env.sim.data.body_xpos[env.env.obj_body_id[name]].copy()
-
-
-def _bowl_on_plate(env):
-    _place(env, "akita_black_bowl_1", _position(env, "plate_1"), above=0.03)
-
-
-def _middle_drawer_open(env):
-    env.sim.data.set_joint_qpos("wooden_cabinet_1_middle_level", -0.15)
-
-
-def _pot_on_burning_stove(env):
-    env.sim.data.set_joint_qpos("flat_stove_1_button", 1.0)
-    burner = env.sim.data.body_xpos[env.sim.model.body_name2id("flat_stove_1_burner")]
-    _place(env, "moka_pot_1", burner, above=0.10)
-
-
-@pytest.mark.parametrize(
-    ("suite", "task_id", "reach_goal"),
-    [
-        ("libero_spatial", 0, _bowl_on_plate),
-        ("libero_goal", 0, _middle_drawer_open),
-        ("libero_10", 2, _pot_on_burning_stove),
-    ],
-)
-def test_libero_sees_success_in_the_goal_configuration_and_not_before(pack, suite, task_id, reach_goal):
-    env = build_env(suite, task_id, pack)
-    settle(env, load_init_states(suite_task(suite, task_id).init_states)[0])
-    assert not env.check_success()
-    reach_goal(env)
-    env.sim.forward()
-    for _ in range(NUM_SETTLING):
-        env.step(STAND_STILL)
-    assert env.check_success()
-    env.close()
-
-
 @pytest.mark.parametrize("name", OBJECTS)
 def test_faces_and_normals_point_outwards(name):
     for shapes in look_of(FILES[name]).shapes.values():
@@ -224,34 +146,6 @@ def test_an_object_looks_as_large_as_what_collides(name):
         np.testing.assert_allclose(
             np.concatenate([vertices.min(0), vertices.max(0)]), [*low, *high], rtol=0, atol=0.003
         )
-
-
-@pytest.mark.parametrize(("suite", "task_id"), [("libero_spatial", 0), ("libero_object", 2)])
-def test_objects_of_a_scene_are_seen_and_differ_in_color(pack, suite, task_id):
-    """Of the colours (a histogram of 5x5x5 bins) of any two kinds of objects a quarter or more is not shared."""
-    env = build_env(suite, task_id, pack, renderer=True)
-    settle(env, load_init_states(suite_task(suite, task_id).init_states)[0])
-    pixels = {name: _pixels_of(env, name) for name in env.env.obj_body_id if name in env.env.objects_dict}
-    env.close()
-    assert {name: len(colors) for name, colors in pixels.items() if len(colors) < 100} == {}
-    colors = {name: np.histogramdd(seen, bins=(5, 5, 5), range=[(0, 256)] * 3)[0] for name, seen in pixels.items()}
-    for one, other in itertools.combinations(colors, 2):
-        if one.rsplit("_", 1)[0] != other.rsplit("_", 1)[0]:
-            shared = np.minimum(colors[one] / len(pixels[one]), colors[other] / len(pixels[other])).sum()
-            assert shared < 0.75, (one, other)
-
-
-def _pixels_of(env, name: str) -> np.ndarray:
-    """Colours (pixels, 3) of an object in agentview: the pixels that change when it is made invisible."""
-    model = env.sim.model
-    body = env.env.obj_body_id[name]
-    mine = model.body_rootid[model.geom_bodyid] == model.body_rootid[body]
-    seen = env.sim.render(256, 256, camera_name="agentview").astype(int)
-    rgba = model.geom_rgba.copy()
-    model.geom_rgba[mine, 3] = 0
-    without = env.sim.render(256, 256, camera_name="agentview").astype(int)
-    model.geom_rgba[:] = rgba
-    return seen[np.abs(seen - without).sum(-1) > 12]
 
 
 def test_every_floor_and_wall_that_liberos_arenas_can_ask_for_exists():

@@ -111,11 +111,6 @@ def test_whole_episodes_are_held_out_and_a_seed_repeats_the_split(episodes):
         split_episodes(episodes, 0.9, seed=1)
 
 
-def test_one_image_is_the_first_camera(demos, episodes):
-    single = read_episodes([demos[0]], num_images=1, image_size=SMALL.image_size)[0]
-    np.testing.assert_array_equal(single[1], episodes[0][1][:, :1])
-
-
 def test_more_images_than_cameras_are_refused(demos):
     with pytest.raises(BadInput, match="--num-images"):
         read_episodes([demos[0]], num_images=3, image_size=SMALL.image_size)
@@ -142,15 +137,6 @@ def test_the_crop_in_the_middle_is_evaluations_centre_crop(images):
     assert (difference > 0).mean() < 1e-3
 
 
-def test_the_crop_of_a_ramp_is_a_ramp_at_the_offset():
-    ramp = torch.linspace(0, 1, SIZE)
-    top, left = 0.01, 0.04
-    down = crop(ramp[None, None, :, None].expand(1, 3, SIZE, SIZE), torch.tensor([[top, left]]))
-    across = crop(ramp[None, None, None, :].expand(1, 3, SIZE, SIZE), torch.tensor([[top, left]]))
-    torch.testing.assert_close(down[0, 0, :, 7], top + CROP_SIDE * ramp, atol=1e-5, rtol=0)
-    torch.testing.assert_close(across[0, 0, 7], left + CROP_SIDE * ramp, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize(("saturation", "hue"), [(1.0, 0.0), (0.8, 0.05), (1.2, -0.05), (1.5, 0.5)])
 def test_saturation_and_hue_are_those_of_the_standard_librarys_hsv(images, saturation, hue):
     values = images[:1].float() / 255
@@ -160,11 +146,6 @@ def test_saturation_and_hue_are_those_of_the_standard_librarys_hsv(images, satur
         h, s, v = colorsys.rgb_to_hsv(*pixel)
         expected.append(colorsys.hsv_to_rgb((h + hue) % 1.0, min(1.0, s * saturation), v))
     torch.testing.assert_close(ours.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-5, rtol=0)
-
-
-def test_greys_stay_grey_and_black_stays_black():
-    greys = torch.linspace(0, 1, 16).reshape(1, 1, 4, 4).expand(1, 3, 4, 4)
-    torch.testing.assert_close(adjust_colours(greys, _constants(1.2), _constants(0.05)), greys)
 
 
 def test_every_image_draws_for_itself_and_a_seed_repeats(images):

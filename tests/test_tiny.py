@@ -99,12 +99,6 @@ def test_action_string_becomes_the_references_training_ids(tokenizer):
     assert ids == [*prompt_ids(tokenizer, case["task"]), *case["train_action_ids"]]
 
 
-def test_words_of_instructions_are_one_token_and_others_are_spelled(tokenizer):
-    assert len(tokenizer.encode("black ramekin").ids) == 1 + 2
-    spelled = tokenizer.encode("zebra").tokens
-    assert spelled == ["<s>", "▁", "z", "e", "b", "r", "a"]
-
-
 def test_transformers_reads_the_folder_to_the_same_ids(folder, tokenizer):
     theirs = AutoTokenizer.from_pretrained(folder)
     text = prompt("pick up the black bowl")
