@@ -8,7 +8,6 @@ from workshop.demonstrations import (
     decode_jpeg,
     encode_jpeg,
     episode_path,
-    list_episodes,
     read_episode,
     write_episode,
 )
@@ -44,13 +43,6 @@ def test_an_episode_comes_back_as_it_was_written(tmp_path, episode):
     for name in ARRAYS:
         np.testing.assert_array_equal(getattr(again, name), getattr(episode, name))
         assert getattr(again, name).dtype == getattr(episode, name).dtype
-
-
-def test_episodes_are_listed_by_task_and_index(tmp_path):
-    for task_id, index in [(1, 0), (0, 11), (0, 2)]:
-        episode_path(tmp_path, task_id, index).touch()
-    (tmp_path / "tmpab12.tmp").touch()
-    assert list_episodes(tmp_path) == [episode_path(tmp_path, *at) for at in [(0, 2), (0, 11), (1, 0)]]
 
 
 def broken(path, **changes) -> None:

@@ -82,12 +82,6 @@ def scene(*obstacles: tuple[str, str]) -> tuple[mujoco.MjModel, mujoco.MjData, i
     return model, data, model.body("bowl").id
 
 
-def test_a_free_bowl_is_taken_without_turning_on_the_side_of_the_hand():
-    grasp = plan_grasp(*scene(), ABOVE, NEAR_BASE)
-    assert grasp.yaw == 0.0
-    np.testing.assert_allclose(grasp.offset[:2], [0.0, -RIM_RADIUS_M])
-
-
 def test_a_wall_beside_the_bowl_sends_the_hand_to_the_other_side():
     grasp = plan_grasp(*scene(("0 -.085 .95", ".3 .02 .1")), ABOVE, NEAR_BASE)
     assert grasp.yaw == 0.0
