@@ -143,8 +143,7 @@ def _env(task_suite: str, assets: str, task_id: int) -> LiberoEnv:
 def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
     """Play an episode (task id, index) and write it if it succeeds; returns its line of the journal.
 
-    It is rendered only where a frame is wanted. The fixtures stand where they stand in training and evaluation: the
-    reset's seed is 0.
+    Rendered only where a frame is wanted. Fixtures stand where training and evaluation put them: the reset's seed is 0.
     """
     task_id, index = place
     init_state_id, noise_scale, first_frame, generator = attempt_of(args, task_id, index)
@@ -157,7 +156,8 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
 
     frames, proprio, objects, steps, labels = [], [], [], [], []
     result = env.reset(init_state_id, observe=wants_frame(0))
-    expert = Expert(env.domain) if result.error is None else None
+    if result.error is None:
+        expert = Expert(env.domain)
     while not result.done:
         if result.observation is not None:
             state = expert.look()
@@ -169,7 +169,7 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
         executed = labels[-1].copy()
         executed[:6] = np.clip(executed[:6] + noise[result.env_steps], -1.0, 1.0)  # the gripper obeys
         result = env.step_chunk(executed[None], observe=wants_frame(result.env_steps + 1))
-    drawn = {"task_id": task_id, "init_state_id": init_state_id, "noise_scale": noise_scale}
+    drawn: Any = {"task_id": task_id, "init_state_id": init_state_id, "noise_scale": noise_scale}
     if result.success:
         # The last frame lies up to `frame_every` env steps before success, so its chunk of actions reaches beyond it:
         # the expert's answer to the final state (to let go of the bowl) fills it up.

@@ -26,8 +26,7 @@ from envs.libero import SETTLING_ACTION, SETTLING_STEPS
 from envs.simulator import Simulator, SimulatorFault
 from envs.tasks import bddl_task, libero_root
 
-# LIBERO's samplers drop objects from some centimetres above their places. Its own initial states settle by up to 17 cm
-# and 17 degrees (a bowl into a ramekin) and are at rest after the settling steps.
+# LIBERO's own initial states settle by up to 17 cm and 17 degrees (a bowl into a ramekin), and are at rest then.
 MAX_DROP_M = 0.25
 MAX_TILT_DEG = 30.0
 MAX_SPEED = 0.05  # m/s, and 10 times it in rad/s

@@ -5,9 +5,8 @@
 All parameters are trained: from random weights in the sizes given, or from a checkpoint. The output is a checkpoint
 folder like any other, with sft_metrics.jsonl and sft_run.json (how it was made). Ctrl-C saves what there is.
 
-openvla-oft trains by cross-entropy over all 32,064 ids. Here only the 256 rows of action ids are computed: the other
-rows of `lm_head` are set to zero, so each of their ids has the logit 0 and their share of the softmax is known without
-them. So programs that take their argmax over the whole vocabulary find an action, too.
+openvla-oft trains by cross-entropy over all 32,064 ids. Here only the rows of the 256 action ids are computed: the other
+rows of `lm_head` are zero, so their ids have the logit 0, their share of the softmax is known, and an argmax finds none.
 """
 
 import json
@@ -103,7 +102,7 @@ def fine_tune(args: SftArgs) -> Path:
         raise BadInput(f"--out {args.out} exists already: name a new folder")
     device, key, started = named_device(args.device), f"{args.task_suite}_no_noops", time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        random_weights = {"seed": args.seed, "num_images": args.num_images or 2, "size": args.size}
+        random_weights: Any = {"seed": args.seed, "num_images": args.num_images or 2, "size": args.size}
         folder = resolve_checkpoint(args.init) if args.init else make_tiny_checkpoint(Path(scratch), **random_weights)
         init = inspect_checkpoint(folder, args.num_images)
         processor, tokenizer = ImageProcessor.load(init.folder), load_tokenizer(init.folder)

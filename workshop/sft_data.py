@@ -43,7 +43,8 @@ class Frames:
     targets: Tensor  # (N, A) int64 in 0..255: action token minus 31744, time-major
 
     def rows(self, index: Tensor | slice) -> "Frames":
-        return Frames(**{name: None if values is None else values[index] for name, values in vars(self).items()})
+        chosen: Any = {name: None if values is None else values[index] for name, values in vars(self).items()}
+        return Frames(**chosen)
 
 
 def read_episodes(folders: Sequence[Path], num_images: int, image_size: int) -> list[tuple[DemoEpisode, Images]]:

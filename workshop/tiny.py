@@ -7,7 +7,7 @@ Tokenizer, statistics and the fields of the configs that no size changes are tho
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -107,7 +107,7 @@ def make_tiny_checkpoint(out: Path, dtype: torch.dtype = torch.float32, **option
 
 
 @torch.no_grad()
-def _initialise(network: OpenVLAOFT, token_ids: Sequence[int], generator: torch.Generator) -> None:
+def _initialise(network: OpenVLAOFT, token_ids: Iterable[int], generator: torch.Generator) -> None:
     """Weights with standard deviation 1 / sqrt(inputs): the libraries' 0.02 nearly silences layers of such small width.
 
     LayerScale starts at 1, or DINOv2 would start as the identity. Rows of ids that no text has are zero: they compress
