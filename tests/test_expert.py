@@ -48,21 +48,14 @@ def test_the_bowl_goes_through_all_stages_onto_the_plate_and_again_in_the_same_w
     np.testing.assert_array_equal([action for _, action in same], actions)
 
 
-def test_an_expert_that_takes_over_wants_the_same_as_the_one_before(env):
-    _, decisions = run(env, 0, until=stages.DESCEND)
-    stage, action = Expert(env.domain).decide()
-    assert stage is decisions[-1][0]
-    np.testing.assert_allclose(action, decisions[-1][1], atol=1e-9)
-
-
 def test_a_bowl_lost_on_the_way_is_picked_up_again(env):
     def let_go(step, action):
         return np.array([0, 0, 0, 0, 0, 0, -1.0]) if 60 <= step < 66 else action
 
     result, decisions = run(env, 3, disturb=let_go)
-    stages = [stage for stage, _ in decisions]
-    assert stages[59] is stages.CARRY
-    assert stages.HOVER in stages[66:]
+    seen = [stage for stage, _ in decisions]
+    assert seen[59] == stages.CARRY
+    assert stages.HOVER in seen[66:]
     assert result.success
 
 
@@ -89,21 +82,10 @@ def scene(*obstacles: tuple[str, str]) -> tuple[mujoco.MjModel, mujoco.MjData, i
     return model, data, model.body("bowl").id
 
 
-def test_a_free_bowl_is_taken_without_turning_on_the_side_of_the_hand():
-    grasp = plan_grasp(*scene(), ABOVE, NEAR_BASE)
-    assert grasp.yaw == 0.0
-    np.testing.assert_allclose(grasp.offset[:2], [0.0, -RIM_RADIUS_M])
-
-
 def test_a_wall_beside_the_bowl_sends_the_hand_to_the_other_side():
     grasp = plan_grasp(*scene(("0 -.085 .95", ".3 .02 .1")), ABOVE, NEAR_BASE)
     assert grasp.yaw == 0.0
     np.testing.assert_allclose(grasp.offset[:2], [0.0, RIM_RADIUS_M])
-
-
-def test_between_two_walls_the_hand_turns():
-    walls = ("0 -.085 .95", ".3 .02 .1"), ("0 .085 .95", ".3 .02 .1")
-    assert abs(plan_grasp(*scene(*walls), ABOVE, NEAR_BASE).yaw) > np.radians(30)
 
 
 def test_a_bowl_at_the_end_of_the_reach_is_taken_on_the_side_of_the_robot():

@@ -10,9 +10,9 @@ from PIL import Image
 from contracts import BadInput, Observation, write_json
 from tests.demo_episodes import FRAME_GAP, FRAMES, raw_images, write_demos
 from tests.small_checkpoint import SMALL, make_small_checkpoint
+from vla.action_tokenizer import FIRST_ACTION_TOKEN
 from vla.policy import Policy
 from vla.resampling import centre_crop
-from vla.tokens import FIRST_ACTION_TOKEN, to_env
 from workshop.sft import chunk_logits
 from workshop.sft_data import (
     CROP_SIDE,
@@ -20,7 +20,6 @@ from workshop.sft_data import (
     augment,
     crop,
     dataset_statistics,
-    from_env,
     make_frames,
     read_episodes,
     split_episodes,
@@ -101,12 +100,6 @@ def test_statistics_are_those_of_the_labels_with_the_gripper_as_published(demos,
     assert (entry["num_trajectories"], entry["num_transitions"]) == (4, 4 * (FRAMES * FRAME_GAP + 8))
 
 
-def test_gripper_conversions_are_inverse():
-    actions = np.array([[0.1, 0, 0, 0, 0, 0, -1.0], [0.2, 0, 0, 0, 0, 0, 1.0]])
-    assert from_env(actions)[:, 6].tolist() == [1.0, 0.0]
-    np.testing.assert_array_equal(to_env(from_env(actions)), actions)
-
-
 def test_whole_episodes_are_held_out_and_a_seed_repeats_the_split(episodes):
     train, held_out = split_episodes(episodes, 0.3, seed=1)
     assert (len(train), len(held_out)) == (2, 2)  # rounded up
@@ -116,11 +109,6 @@ def test_whole_episodes_are_held_out_and_a_seed_repeats_the_split(episodes):
     assert split_episodes(episodes, 0.0, seed=1)[1] == []
     with pytest.raises(BadInput, match="--holdout"):
         split_episodes(episodes, 0.9, seed=1)
-
-
-def test_one_image_is_the_first_camera(demos, episodes):
-    single = read_episodes([demos[0]], num_images=1, image_size=SMALL.image_size)[0]
-    np.testing.assert_array_equal(single[1], episodes[0][1][:, :1])
 
 
 def test_more_images_than_cameras_are_refused(demos):
@@ -149,15 +137,6 @@ def test_the_crop_in_the_middle_is_evaluations_centre_crop(images):
     assert (difference > 0).mean() < 1e-3
 
 
-def test_the_crop_of_a_ramp_is_a_ramp_at_the_offset():
-    ramp = torch.linspace(0, 1, SIZE)
-    top, left = 0.01, 0.04
-    down = crop(ramp[None, None, :, None].expand(1, 3, SIZE, SIZE), torch.tensor([[top, left]]))
-    across = crop(ramp[None, None, None, :].expand(1, 3, SIZE, SIZE), torch.tensor([[top, left]]))
-    torch.testing.assert_close(down[0, 0, :, 7], top + CROP_SIDE * ramp, atol=1e-5, rtol=0)
-    torch.testing.assert_close(across[0, 0, 7], left + CROP_SIDE * ramp, atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize(("saturation", "hue"), [(1.0, 0.0), (0.8, 0.05), (1.2, -0.05), (1.5, 0.5)])
 def test_saturation_and_hue_are_those_of_the_standard_librarys_hsv(images, saturation, hue):
     values = images[:1].float() / 255
@@ -167,16 +146,6 @@ def test_saturation_and_hue_are_those_of_the_standard_librarys_hsv(images, satur
         h, s, v = colorsys.rgb_to_hsv(*pixel)
         expected.append(colorsys.hsv_to_rgb((h + hue) % 1.0, min(1.0, s * saturation), v))
     torch.testing.assert_close(ours.double(), torch.tensor(expected, dtype=torch.float64), atol=1e-5, rtol=0)
-
-
-def test_greys_stay_grey_and_black_stays_black():
-    greys = torch.linspace(0, 1, 16).reshape(1, 1, 4, 4).expand(1, 3, 4, 4)
-    torch.testing.assert_close(adjust_colours(greys, _constants(1.2), _constants(0.05)), greys)
-
-
-def test_levels_survive_the_way_to_unit_values_and_back():
-    levels = torch.arange(256, dtype=torch.uint8)
-    assert torch.equal(to_levels(levels.float() / 255), levels)
 
 
 def test_every_image_draws_for_itself_and_a_seed_repeats(images):

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing import get_context
@@ -74,7 +74,6 @@ def collect(args: DemosArgs) -> Counter:
     """Play what the folder still lacks; returns how many episodes ended as success, failure and fault.
 
     A fault of the simulator is no failure of the expert: its episode is played again by the next collection.
-    Raises BadInput for settings that cannot be, or are not those of the folder.
     """
     stored = min(task.num_init_states for task in task_info(EnvSpec(args.task_suite, args.task_ids)))
     first, end = args.init_states
@@ -115,12 +114,10 @@ def failed_attempts(journal: Path) -> set[tuple[int, int]]:
     """(task id, index) of the episodes that are known to fail. A line cut short by a crash is none."""
     failed = set()
     for line in journal.read_text().splitlines() if journal.exists() else []:
-        try:
+        with suppress(ValueError):
             attempt = json.loads(line)
-        except ValueError:
-            continue
-        if attempt["outcome"] == "failure":
-            failed.add((attempt["task_id"], attempt["index"]))
+            if attempt["outcome"] == "failure":
+                failed.add((attempt["task_id"], attempt["index"]))
     return failed
 
 
@@ -146,8 +143,7 @@ def _env(task_suite: str, assets: str, task_id: int) -> LiberoEnv:
 def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
     """Play an episode (task id, index) and write it if it succeeds; returns its line of the journal.
 
-    It is rendered only where a frame is wanted. The fixtures stand where they stand in training and evaluation: the
-    reset's seed is 0.
+    Rendered only where a frame is wanted. Fixtures stand where training and evaluation put them: the reset's seed is 0.
     """
     task_id, index = place
     init_state_id, noise_scale, first_frame, generator = attempt_of(args, task_id, index)
@@ -160,7 +156,8 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
 
     frames, proprio, objects, steps, labels = [], [], [], [], []
     result = env.reset(init_state_id, observe=wants_frame(0))
-    expert = Expert(env.domain) if result.error is None else None
+    if result.error is None:
+        expert = Expert(env.domain)
     while not result.done:
         if result.observation is not None:
             state = expert.look()
@@ -172,7 +169,7 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
         executed = labels[-1].copy()
         executed[:6] = np.clip(executed[:6] + noise[result.env_steps], -1.0, 1.0)  # the gripper obeys
         result = env.step_chunk(executed[None], observe=wants_frame(result.env_steps + 1))
-    drawn = {"task_id": task_id, "init_state_id": init_state_id, "noise_scale": noise_scale}
+    drawn: Any = {"task_id": task_id, "init_state_id": init_state_id, "noise_scale": noise_scale}
     if result.success:
         # The last frame lies up to `frame_every` env steps before success, so its chunk of actions reaches beyond it:
         # the expert's answer to the final state (to let go of the bowl) fills it up.

@@ -193,18 +193,16 @@ def plan_grasp(model: mujoco.MjModel, data: mujoco.MjData, bowl: int, eef: np.nd
 
     def cost(plan: Plan) -> tuple[int, float, float]:
         place = plan.bowl + plan.offset
-        points = place + _hand_points(plan.yaw)
-        in_box = np.einsum(
-            "nbi,bij->nbj", points[:, None] - data.geom_xpos[boxes], data.geom_xmat[boxes].reshape(-1, 3, 3)
-        )
+        points = (place + _hand_points(plan.yaw))[:, None] - data.geom_xpos[boxes]
+        in_box = np.einsum("nbi,bij->nbj", points, data.geom_xmat[boxes].reshape(-1, 3, 3))
         hits = int((np.abs(in_box) < model.geom_size[boxes] + CLEARANCE_M).all(axis=-1).sum())
         stretch = max(0.0, float(np.linalg.norm((place - base)[:2])) - REACH_M)
         bias = SIDE_BIAS_M * (plan.offset @ _finger_axis(plan.yaw) > 0)
         return hits, abs(plan.yaw) + TURN_PER_REACH * stretch, float(np.linalg.norm(place - eef)) - bias
 
     rim = product(np.radians(YAWS_DEG), (-1.0, 1.0))
-    plans = (Plan(data.xpos[bowl].copy(), yaw, side * RIM_RADIUS_M * _finger_axis(yaw) + height) for yaw, side in rim)
-    return min(plans, key=cost)
+    where = data.xpos[bowl].copy()
+    return min((Plan(where, yaw, side * RIM_RADIUS_M * _finger_axis(yaw) + height) for yaw, side in rim), key=cost)
 
 
 def _finger_axis(yaw: float) -> np.ndarray:

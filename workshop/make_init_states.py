@@ -25,8 +25,7 @@ from envs.assets import find_assets
 from envs.libero import SETTLING_ACTION, SETTLING_STEPS, Simulator, SimulatorFault
 from envs.tasks import bddl_task, libero_root
 
-# LIBERO's samplers drop objects from some centimetres above their places. Its own initial states settle by up to 17 cm
-# and 17 degrees (a bowl into a ramekin) and are at rest after the settling steps.
+# LIBERO's own initial states settle by up to 17 cm and 17 degrees (a bowl into a ramekin), and are at rest then.
 MAX_DROP_M = 0.25
 MAX_TILT_DEG = 30.0
 MAX_SPEED = 0.05  # m/s, and 10 times it in rad/s
@@ -84,8 +83,7 @@ def make_init_states(bddl: Path, count: int) -> str:
 def find_problem(simulator: Simulator, state: np.ndarray) -> str | None:
     """Start an episode from `state` as `envs.libero` does, and say what speaks against it.
 
-    Cabinets and other fixtures stand where the seed of episodes puts them, not where they stood when the objects were
-    placed: they are no part of a state.
+    Fixtures are no part of a state: they stand where the seed of episodes puts them.
     """
     simulator.reset(0)
     simulator.set_state(state)

@@ -5,9 +5,8 @@
 All parameters are trained: from random weights in the sizes given, or from a checkpoint. The output is a checkpoint
 folder like any other, with sft_metrics.jsonl and sft_run.json (how it was made). Ctrl-C saves what there is.
 
-openvla-oft trains by cross-entropy over all 32,064 ids. Here only the 256 rows of action ids are computed: the other
-rows of `lm_head` are set to zero, so each of their ids has the logit 0 and their share of the softmax is known without
-them. So programs that take their argmax over the whole vocabulary find an action, too.
+openvla-oft trains by cross-entropy over all 32,064 ids. Here only the rows of the 256 action ids are computed: the other
+rows of `lm_head` are zero, so their ids have the logit 0, their share of the softmax is known, and an argmax finds none.
 """
 
 import json
@@ -100,7 +99,7 @@ def fine_tune(args: SftArgs) -> Path:
         raise BadInput(f"--out {args.out} exists already: name a new folder")
     device, key, started = choose_device(args.device), f"{args.task_suite}_no_noops", time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        random_weights = {"seed": args.seed, "num_images": args.num_images or 2, "size": args.size}
+        random_weights: Any = {"seed": args.seed, "num_images": args.num_images or 2, "size": args.size}
         folder = resolve_checkpoint(args.init) if args.init else make_tiny_checkpoint(Path(scratch), **random_weights)
         init = inspect_checkpoint(folder, args.num_images)
         processor, tokenizer = ImageProcessor.load(init.folder), load_tokenizer(init.folder)
@@ -120,9 +119,9 @@ def fine_tune(args: SftArgs) -> Path:
             "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else "",
             "torch": torch.__version__,
             "train_episodes": len(train_episodes),
-            "train_frames": len(frames),
+            "train_frames": len(frames.targets),
         }
-        print(f"{sum(p.numel() for p in network.parameters()):,} parameters, {len(frames)} frames")
+        print(f"{sum(p.numel() for p in network.parameters()):,} parameters, {len(frames.targets)} frames")
         del episodes, train_episodes, held_out_episodes  # gigabytes of images, which the frames have now
         run["steps"] = train(network, frames, held_out, processor, args)
         save_policy(args.out, network, init, entries, getattr(torch, args.save_dtype))
@@ -154,7 +153,9 @@ def train(
     started, step = time.monotonic(), 0
     try:
         for step in range(1, args.steps + 1):
-            batch = frames.rows(torch.randint(len(frames), (args.batch_size,), device=device, generator=generator))
+            batch = frames.rows(
+                torch.randint(len(frames.targets), (args.batch_size,), device=device, generator=generator)
+            )
             if args.augment:
                 images = augment(batch.images.flatten(0, 1), generator).view_as(batch.images)
                 batch = replace(batch, images=images)
@@ -213,7 +214,7 @@ def match(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def held_out_metrics(network: OpenVLAOFT, frames: Frames, processor: ImageProcessor, size: int) -> dict[str, float]:
     """How well and how sharply a policy predicts held-out frames; entropy in nats, 256 equal bins have 5.55."""
-    batches = [frames.rows(slice(start, start + size)) for start in range(0, len(frames), size)]
+    batches = [frames.rows(slice(start, start + size)) for start in range(0, len(frames.targets), size)]
     logits = torch.cat([chunk_logits(network, batch, processor) for batch in batches])
     accuracy, error = match(logits, frames.targets)
     nll = F.cross_entropy(logits.flatten(0, 1), frames.targets.flatten())

@@ -1,8 +1,7 @@
 """Demonstrations as tensors: everything that training reads is computed once and kept on the device.
 
-Images are kept as uint8 after JPEG and Lanczos resize. Training cuts the usual 90 % of the area out at a random place
-and colours it at random (`augment`). Held-out frames, and all without augmentation, get evaluation's centre crop here:
-pixel by pixel what the policy will see.
+Images are uint8 after JPEG and Lanczos resize. Training crops and colours them at random (`augment`); held-out frames,
+and all without augmentation, get evaluation's centre crop here: pixel by pixel what the policy will see.
 """
 
 import math
@@ -42,15 +41,12 @@ class Frames:
     prompt_lengths: Tensor | None  # (N,) int64; None where all are equal: then attention needs no mask
     targets: Tensor  # (N, A) int64 in 0..255: action token minus 31744, time-major
 
-    def __len__(self) -> int:
-        return len(self.targets)
-
     def rows(self, index: Tensor | slice) -> "Frames":
-        return Frames(**{name: None if values is None else values[index] for name, values in vars(self).items()})
+        chosen: Any = {name: None if values is None else values[index] for name, values in vars(self).items()}
+        return Frames(**chosen)
 
 
 def read_episodes(folders: Sequence[Path], num_images: int, image_size: int) -> list[tuple[DemoEpisode, Images]]:
-    """All episodes of the folders in the order of their names."""
     paths = [path for folder in folders for path in list_episodes(folder)]
     with ThreadPoolExecutor() as pool:  # decoding and resizing let go of Python's lock
         return list(pool.map(partial(_read_episode, num_images=num_images, image_size=image_size), paths))
@@ -71,10 +67,7 @@ def _read_episode(path: Path, num_images: int, image_size: int) -> tuple[DemoEpi
 
 
 def from_env(actions: np.ndarray) -> np.ndarray:
-    """The inverse of `to_env`: gripper (..., 6) from -1 = open, +1 = close to 1 = open, 0 = close.
-
-    As in the published data sets, commands in between are limited to [0, 1].
-    """
+    """The inverse of `to_env`: gripper (..., 6) from -1 = open, +1 = close to 1 = open, 0 = close, nothing beyond."""
     dataset_actions = np.array(actions, dtype=np.float64)
     dataset_actions[..., -1] = 1.0 - np.clip(dataset_actions[..., -1], 0.0, 1.0)
     return dataset_actions
@@ -170,10 +163,8 @@ def adjust_colours(values: Tensor, saturation: Tensor, hue: Tensor) -> Tensor:
     value = values.amax(1, keepdim=True)
     chroma = value - values.amin(1, keepdim=True)
     divisor = torch.where(chroma > 0, chroma, 1.0)
-    from_green, from_blue = 2 + (blue - red) / divisor, 4 + (red - green) / divisor
-    sextant = torch.where(
-        value == red, (green - blue) / divisor, torch.where(value == green, from_green, from_blue)
-    )  # hue in sixths of the circle
+    sextant = torch.where(value == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor)
+    sextant = torch.where(value == red, (green - blue) / divisor, sextant)  # hue in sixths of the circle
     chroma = torch.minimum(saturation * chroma, value)  # chroma = saturation * value
     # Each channel is a trapezoid over the hue: 0 for one third of the circle, `chroma` below `value` for another.
     places = [torch.remainder(sextant + 6 * hue + start, 6) for start in (5.0, 3.0, 1.0)]

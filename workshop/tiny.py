@@ -7,7 +7,7 @@ Tokenizer, statistics and the fields of the configs that no size changes are tho
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -22,7 +22,6 @@ from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.prompt import load_tokenizer
 
 TEMPLATE = Path(__file__).parents[1] / "checkpoints" / "tiny-libero-spatial"
-SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,7 @@ class TinyArgs:
 def make_tiny_checkpoint(out: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
     """Write the folder and return it; `options` are those of TinyArgs. The same arguments give the same bytes.
 
-    The weights are float32, unlike the 7B checkpoints' bfloat16: small models run and train in float32 on the CPU, and
-    so what was trained is what is saved.
+    The weights are float32, unlike the 7B checkpoints' bfloat16: small models run and train so on the CPU.
     """
     args = TinyArgs(out, **options)
     size, side = args.size, [args.size.image_size] * 2
@@ -78,7 +76,7 @@ def make_tiny_checkpoint(out: Path, dtype: torch.dtype = torch.float32, **option
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TEMPLATE / name, out / name)
     (entry,) = read_json(TEMPLATE / "dataset_statistics.json").values()
-    statistics = {f"{suite}_no_noops": entry for suite in SUITES}
+    statistics = {f"libero_{suite}_no_noops": entry for suite in ("spatial", "object", "goal", "10")}
     write_json(out / "dataset_statistics.json", statistics)
     processor = read_json(TEMPLATE / "preprocessor_config.json")
     processor |= {"input_sizes": [[3, *side]] * 2, "tvf_crop_params": [{"output_size": side}] * 2}
@@ -107,7 +105,7 @@ def make_tiny_checkpoint(out: Path, dtype: torch.dtype = torch.float32, **option
 
 
 @torch.no_grad()
-def _initialise(network: OpenVLAOFT, token_ids: Sequence[int], generator: torch.Generator) -> None:
+def _initialise(network: OpenVLAOFT, token_ids: Iterable[int], generator: torch.Generator) -> None:
     """Weights with standard deviation 1 / sqrt(inputs): the libraries' 0.02 nearly silences layers of such small width.
 
     LayerScale starts at 1, or DINOv2 would start as the identity. Rows of ids that no text has are zero: they compress
@@ -122,8 +120,7 @@ def _initialise(network: OpenVLAOFT, token_ids: Sequence[int], generator: torch.
             parameter.fill_(1.0)
     embeddings, lm_head = network.language_model.model.embed_tokens.weight, network.language_model.lm_head.weight
     embeddings.copy_(0.5 * torch.randn(embeddings.shape, generator=generator))
-    unused = torch.ones(len(embeddings), dtype=torch.bool)
-    unused[sorted(token_ids)] = False
+    unused = sorted(set(range(len(embeddings))) - set(token_ids))
     embeddings[unused] = 0.0
     lm_head[unused] = 0.0
 

@@ -1,7 +1,7 @@
 """Typed access to `facts.json`: what LIBERO's own asset files say about bodies, joints, sites and collision.
 
-The numbers were read from LIBERO's MJCF files; its meshes and textures are not part of them. What is left of those is
-a bounding box for each visual mesh and the mean colour of most textures. Looks take their measure from these facts.
+The numbers were read from LIBERO's MJCF files. Of its meshes and textures there are only a bounding box for each visual
+mesh and the mean colour of most textures. Looks take their measure from these facts.
 """
 
 import json
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from workshop.lowpoly.shapes import Color, Shape, box
+from workshop.lowpoly.shapes import Color, Shape, Vector, box
 
 Attributes = Mapping[str, Any]  # of one MJCF element: numbers, lists of numbers or strings
 ELEMENTS = {"inertials": "inertial", "joints": "joint", "sites": "site", "cameras": "camera", "lights": "light"}
@@ -24,7 +24,7 @@ GREY = (0.6, 0.6, 0.6)
 @dataclass(frozen=True)
 class Geom:
     attributes: Attributes  # MJCF attributes, without those of the original's look
-    mesh_box: Sequence[Sequence[float]] | None  # lower and upper corner in the geom's frame, metres
+    mesh_box: tuple[Vector, Vector] | None  # lower and upper corner in the geom's frame, metres
     color: Color | None  # mean colour of the original's texture, or its material's colour
 
     @property
@@ -33,7 +33,7 @@ class Geom:
         touches_nothing = self.attributes.get("contype") == 0 and self.attributes.get("conaffinity") == 0
         return touches_nothing and self.attributes["group"] != 0
 
-    def box(self, low: Sequence[float], high: Sequence[float], color: Color) -> Shape:
+    def box(self, low: Vector, high: Vector, color: Color) -> Shape:
         """A box in the geom's frame, as a shape in the body's."""
         return box(low, high, color).placed(**{k: self.attributes[k] for k in ("pos", "quat") if k in self.attributes})
 

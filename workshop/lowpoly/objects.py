@@ -41,10 +41,7 @@ def _colored(value: Any) -> Any:
 
 
 def drawn(parts: Sequence[Mapping[str, Any]], body: Body | None = None) -> list[Shape]:
-    """Shapes as looks.json writes them: a maker with its arguments, or some of the body's own collision boxes.
-
-    Boxes may stand in a row, `along_y` metres apart.
-    """
+    """A maker with its arguments (boxes also in a row, `along_y` metres apart), or the body's own collision boxes."""
     shapes = []
     for part in map(_colored, parts):
         if part["make"] == "own_boxes":

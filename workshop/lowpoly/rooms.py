@@ -2,13 +2,13 @@
 
 Tables collide, and are drawn by their collision boxes; backgrounds follow the places and sizes of the original's
 meshes. Coordinates are the world's, in metres; the robot looks to x, its back is towards the rear wall at x = -2.
-The names of textures are LIBERO's: its arena code picks one by the style that a task asks for
-(`envs/arenas/style.py` there) and expects to find it in the pack.
+The names of textures are LIBERO's: its arena code picks one by the style that a task asks for.
 """
 
 import io
 import zlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -111,7 +111,7 @@ def _clouds(rng: np.random.Generator, cells: int) -> np.ndarray:
 
 def texture_png(name: str) -> bytes:
     """The PNG of a name in TEXTURES. Its noise depends on the name alone, so that every machine draws the same."""
-    patterns = {"plaster": plaster, "tiles": tiles, "marble": marble, "grain": grain, "weave": weave}
+    patterns: dict[str, Any] = {f.__name__: f for f in (plaster, tiles, marble, grain, weave)}
     arguments = dict(TEXTURES[name])
     image = patterns[arguments.pop("pattern")](np.random.default_rng(zlib.crc32(name.encode())), **arguments)
     pixels = np.round(np.clip(image, 0, 1) * 255).astype(np.uint8)

@@ -134,9 +134,8 @@ def tube(path: Sequence[Vector], radius: float, color: Color, sides: int = 6) ->
         bend = np.cross(along[0], np.eye(3)[np.argmin(np.abs(along[0]))])
     aside = bend / np.linalg.norm(bend)
     angles = np.arange(sides) * 2 * np.pi / sides
-    normals = [
-        np.outer(np.cos(angles), aside) + np.outer(np.sin(angles), np.cross(direction, aside)) for direction in along
-    ]
+    cos, sin = np.cos(angles), np.sin(angles)
+    normals = [np.outer(cos, aside) + np.outer(sin, np.cross(direction, aside)) for direction in along]
     circles = [point + radius * normal for point, normal in zip(points, normals, strict=True)]
     faces = []
     for low in range(0, (len(points) - 1) * sides, sides):
