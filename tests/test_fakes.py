@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from envs.libero import ChunkResult
-from envs.pool import InlinePool, WorkerPool
+from envs.pool import Pool, WorkerPool
 from tests.fakes import FakePolicy, FakePool, FakeResult, Script, random_observations
 from vla.policy import Policy
 
 POLICY_METHODS = [
     "act", "chunk_logits", "token_logprobs", "teacher", "named_trainable_parameters", "save_adapter", "load_adapter",
-    "describe",
+    "describe", "watch", "recompute_everything",
 ]  # fmt: skip
 
 
@@ -24,7 +24,7 @@ def test_policy_methods_take_the_real_arguments(method):
     )
 
 
-@pytest.mark.parametrize("real", [InlinePool, WorkerPool])
+@pytest.mark.parametrize("real", [Pool, WorkerPool])
 @pytest.mark.parametrize("method", ["reset", "step", "ready", "close"])
 def test_pool_methods_take_the_real_arguments(real, method):
     assert list(inspect.signature(getattr(FakePool, method)).parameters) == list(
