@@ -110,7 +110,7 @@ def train(
     from rl.phases import last_step, phase_at
     from rl.ranks import shared_rollout
     from rl.rollout import Randomness, batching_of, behaviour_in
-    from rl.trajectory import check_executed, flatten
+    from rl.trajectory import flatten
     from rl.update import check_signal, estimate_advantages, update
 
     policy, ranks, seed, end = learner.policy, learner.ranks, config.run.seed, last_step(config.phases)
@@ -144,10 +144,10 @@ def train(
         if trajectories:
             # 4. Advantages: the return of an episode, or how much better it was than others or than expected.
             batch = flatten(trajectories, policy.action_dim)
-            check_executed(batch, trajectories, policy.action_dim)
             if not phase.distils:
-                batch = estimate_advantages(learner, batch, trajectories, config)
-                metrics |= advantage_metrics(batch.advantages)
+                advantages, values = estimate_advantages(learner, batch, trajectories, config)
+                batch = replace(batch, advantages=advantages, values=values)
+                metrics |= advantage_metrics(advantages)
 
             # 5. Epochs of minibatches: distillation_loss in the warmup, ppo_loss afterwards (rl/losses.py).
             title, decisions = f"update {state.update + 1}: learning", config.update.n_epochs * len(batch)

@@ -93,13 +93,9 @@ def distillation_loss(logits: Tensor, micro: Batch, temperature: float = 1.0) ->
 
 
 def ppo_loss(
-    logits: Tensor,
-    logprobs: Tensor,
-    micro: Batch,
-    config: LossConfig,
-    temperature: float,
+    logits: Tensor, logprobs: Tensor, micro: Batch, config: LossConfig, temperature: float,
     behaviour_epsilon: float | None = None,
-) -> tuple[Tensor, Statistics]:
+) -> tuple[Tensor, Statistics]:  # fmt: skip
     """The clipped surrogate with the optional KL and entropy terms.
 
     logits (B, A, V); logprobs (B, A) of the batch's tokens by the policy as it is now, at `temperature`.
@@ -174,9 +170,8 @@ def chunk_logratio(new: Tensor, old: Tensor, executed: Tensor) -> Tensor:
 def behaviour_logratio(new: Tensor, old: Tensor, executed: Tensor, matches_teacher: Tensor, epsilon: float) -> Tensor:
     """(B, 1) log of pi_new(chunk) / behaviour(chunk), joint over the executed tokens.
 
-    The mixture that acted in the transition has probability eps * [chunk = teacher's] + (1 - eps) * pi_old(chunk);
-    both factors are of the executed prefix of the chunk, the event that really happened. new, old (B, A) student token
-    log-probs; matches_teacher (B, A) bool.
+    The mixture that acted in the transition has probability eps * [chunk = teacher's] + (1 - eps) * pi_old(chunk),
+    of the executed prefix of the chunk, the event that really happened.
     """
     student = (old * executed).sum(-1)
     is_teachers = (matches_teacher | ~executed).all(-1)

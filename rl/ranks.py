@@ -104,15 +104,15 @@ class Ranks:
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replace each gradient by its sum over the ranks, in parts: a full GPU has no room for a copy of all.
 
-        A rank without a gradient adds zeros. Where no rank has one, none appears: AdamW would decay such a parameter.
+        A rank without a gradient adds zeros; where no rank has one, none appears: AdamW would decay its parameter.
         """
         if self.size == 1:
             return
         reached = map(any, zip(*self.gather([p.grad is not None for p in parameters]), strict=True))
-        shared = [p for p, is_reached in zip(parameters, reached, strict=True) if is_reached]
-        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in shared]
-        for parameter, gradient in zip(shared, gradients, strict=True):
-            parameter.grad = gradient
+        gradients = []
+        for parameter in (p for p, is_reached in zip(parameters, reached, strict=True) if is_reached):
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            gradients.append(parameter.grad)
         with _answer_expected(self):
             for part in _parts(gradients, ELEMENTS_PER_MESSAGE):
                 flat = torch.cat([gradient.flatten() for gradient in part])
@@ -147,12 +147,10 @@ ALONE = Ranks()
 def shared_rollout(
     ranks: Ranks, policy: Policy, pool: Pool, episodes: Iterable[Episode], n_steps: int | None = None, **options: Any
 ) -> Rollout:
-    """`rl.rollout.rollout`, its episodes divided among the ranks; all of them get every trajectory, without frames of
-    the others, in the order of the episodes.
+    """`rl.rollout.rollout`, its episodes divided among the ranks, of which all get every trajectory (frames: its own).
 
     `n_steps` is the total over all ranks: each plays whole groups of its own until it has an equal part of it. All
-    ranks see the same sequence of episodes, of which each takes its own, so no two of them play the same initial state
-    before all were played, and every episode keeps the random stream that its number gives it.
+    ranks see the same sequence of episodes, and every episode keeps the random stream that its number gives it.
     """
     if ranks.size == 1:
         return rollout(policy, pool, episodes, n_steps=n_steps, **options)
@@ -251,18 +249,17 @@ def join_ranks(device: torch.device | str = "auto", patience: timedelta = PATIEN
     return Ranks(dist.get_rank(), dist.get_world_size(), objects)  # type: ignore[arg-type]
 
 
-def _parts(tensors: Sequence[Tensor], at_most: int) -> Iterator[list[Tensor]]:
+def _parts(tensors: Sequence[Tensor], at_most: int) -> list[list[Tensor]]:
     """In the same order, each part with at most so many elements, or with one tensor."""
-    part: list[Tensor] = []
-    count = 0
+    parts: list[list[Tensor]] = []
+    room = 0
     for tensor in tensors:
-        if part and count + tensor.numel() > at_most:
-            yield part
-            part, count = [], 0
-        part.append(tensor)
-        count += tensor.numel()
-    if part:
-        yield part
+        if not parts or tensor.numel() > room:
+            parts.append([])
+            room = at_most
+        parts[-1].append(tensor)
+        room -= tensor.numel()
+    return parts
 
 
 @contextlib.contextmanager

@@ -34,6 +34,10 @@ log = logging.getLogger("train")
 NUM_SAMPLES = 8
 MAX_ATTEMPTS = 3  # how often an episode is tried before the run gives up on the simulator
 RENDERING = "lower --num-envs (simulators may render on the GPU), or close other programs on it"
+NO_ROOM_TO_ACT = f"a decision with --max-batch 1: {RENDERING}"
+NO_ROOM_TO_LEARN = (
+    f"an update with --micro-batch-size 1 and --gradient-checkpointing on: raise --memory-budget, {RENDERING}"
+)
 
 
 @dataclass(frozen=True)
@@ -135,12 +139,11 @@ class _Running:
 
 @dataclass
 class _Schedule:
-    """Hands out episodes until `n_steps` env steps are reached (None: all of them).
+    """Hands out episodes until `n_steps` env steps are reached (None: all of them), a set that timing does not change.
 
-    The set of episodes must not depend on timing, or a run with several environments could not be repeated. With W
-    environments a group may start when the episodes that come at least W places before its first one hold fewer than
-    `n_steps` env steps. Running episodes count with the steps they have so far, so a group can start that the final
-    lengths rule out; `admitted` drops it.
+    With W environments a group may start when the episodes that come at least W places before its first one hold fewer
+    than `n_steps` env steps. Running episodes count with the steps they have so far, so a group can start that the
+    final lengths rule out; `admitted` drops it.
     """
 
     episodes: Iterable[Episode]
@@ -159,9 +162,7 @@ class _Schedule:
         """The next episode to play and the number of this attempt, or None when nothing may start now."""
         if self.again:
             return self.again.popleft()
-        if self._next is None:
-            self._next = next(self._rest, None)
-        episode = self._next
+        self._next = episode = self._next or next(self._rest, None)
         if episode is None:
             return None
         place = self.places.setdefault(episode.index, len(self.places))
@@ -373,17 +374,11 @@ def fewer_at_once(policy: Policy, tried: int, reason: str, learning: bool) -> in
     missing may have been another program's.
     """
     torch.cuda.empty_cache()  # nothing on a CPU
-    if tried > 1:
-        log.warning("out of GPU memory (%s); the run goes on with %d decisions at once", reason, tried // 2)
-        return tried // 2
-    if learning and policy.recompute_everything():
-        log.warning("out of GPU memory (%s); the run goes on with all activations recomputed", reason)
-        return 1
-    if learning:
-        where = "an update with --micro-batch-size 1 and --gradient-checkpointing on: raise --memory-budget, "
-    else:
-        where = "a decision with --max-batch 1: "
-    raise BadInput(f"out of GPU memory ({reason}) in {where}{RENDERING}")
+    if tried > 1 or (learning and policy.recompute_everything()):
+        how = f"{tried // 2} decisions at once" if tried > 1 else "all activations recomputed"
+        log.warning("out of GPU memory (%s); the run goes on with %s", reason, how)
+        return max(1, tried // 2)
+    raise BadInput(f"out of GPU memory ({reason}) in {NO_ROOM_TO_LEARN if learning else NO_ROOM_TO_ACT}")
 
 
 @contextmanager

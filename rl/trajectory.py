@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contracts import Observation, SelfCheckError
+from contracts import Observation
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,3 @@ def flatten(trajectories: Sequence[Trajectory], action_dim: int) -> Batch:
         trajectory=torch.tensor([i for i, _, _ in rows]),
         steps_to_end=torch.tensor([len(trajectories[i].decisions) - 1 - t for i, t, _ in rows]),
     )
-
-
-def check_executed(batch: Batch, trajectories: Sequence[Trajectory], action_dim: int) -> None:
-    """Exactly the tokens of executed actions count: as many as env steps were taken, times the action dimension."""
-    counted, expected = int(batch.executed.sum()), action_dim * sum(t.env_steps for t in trajectories)
-    if counted != expected:
-        raise SelfCheckError(
-            f"the update would learn from {counted} action tokens, but the rollout's env steps executed {expected}: "
-            "the mask of executed tokens is wrong"
-        )

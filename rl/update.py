@@ -74,20 +74,19 @@ def make_optimizer(groups: list[dict[str, Any]], weight_decay: float) -> torch.o
 
 def estimate_advantages(
     learner: Learner, batch: Batch, trajectories: Sequence[Trajectory], config: TrainConfig
-) -> Batch:
-    """The batch with its advantages, by the configured rule or by a critic, whose values it then has, too."""
+) -> tuple[Tensor, Tensor | None]:
+    """(N,) advantages, by the configured rule or by a critic, and its (N,) values."""
     if learner.critic is None:
-        return replace(batch, advantages=compute_advantages(batch, trajectories, config.loss))
+        return compute_advantages(batch, trajectories, config.loss), None
     values = predict_values(learner.policy, learner.critic, batch, _micro_batch_size(config), learner.ranks)
-    advantages = gae(values, batch, trajectories, config.loss.discount, config.critic.gae_lambda)
-    return replace(batch, advantages=advantages, values=values)
+    return gae(values, batch, trajectories, config.loss.discount, config.critic.gae_lambda), values
 
 
 def update(
     learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig, number: int,
     on_decisions: Callable[[int], None] = lambda _: None,
 ) -> dict[str, float]:  # fmt: skip
-    """Minimise the phase's loss over `n_epochs` passes; returns the metrics of the update.
+    """Minimise the phase's loss over `n_epochs` passes; returns the metrics. The batch has its advantages by now.
 
     Every decision belongs to a minibatch, and the loss is divided by the minibatch's size, inactive rows included: the
     gradient is what it would be if they ran. A minibatch without active rows takes no optimizer step (no momentum, no

@@ -13,7 +13,7 @@ from vla.policy import Policy
 
 POLICY_METHODS = [
     "act", "chunk_logits", "token_logprobs", "teacher", "named_trainable_parameters", "save_adapter", "load_adapter",
-    "describe",
+    "describe", "watch", "recompute_everything",
 ]  # fmt: skip
 
 

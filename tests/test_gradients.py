@@ -65,8 +65,9 @@ def make_case(advantage: str = "group", importance: str = "student", **loss: obj
         [Episode(i, 0, i, i // GROUP) for i in range(len(EPISODES))],
         behaviour_in(phase, config, "greedy"), Randomness(0, "rollout"),
     ).trajectories  # fmt: skip
-    batch = estimate_advantages(learner, flatten(trajectories, action_dim=2), trajectories, config)
-    return Case(config, phase, learner, trajectories, batch)
+    batch = flatten(trajectories, action_dim=2)
+    advantages, values = estimate_advantages(learner, batch, trajectories, config)
+    return Case(config, phase, learner, trajectories, replace(batch, advantages=advantages, values=values))
 
 
 class JumpThenRecord:

@@ -56,7 +56,8 @@ def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, seed: int, 
     )  # fmt: skip
     batch = flatten(played.trajectories, learner.policy.action_dim)
     if not phase.distils:
-        batch = estimate_advantages(learner, batch, played.trajectories, config)
+        advantages, values = estimate_advantages(learner, batch, played.trajectories, config)
+        batch = replace(batch, advantages=advantages, values=values)
     return update(learner, batch, phase, replace(config, run=RunConfig(seed=seed)), number)
 
 

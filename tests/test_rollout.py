@@ -20,7 +20,7 @@ from rl.rollout import (
     torch_generator,
 )  # fmt: skip
 from rl.trajectory import Episode
-from tests.fakes import CHUNK_LENGTH, FIRST_ACTION_TOKEN, NUM_TOKENS, FakePolicy, FakePool, Script, random_observations
+from tests.fakes import CHUNK_LENGTH, FIRST_ACTION_TOKEN, FakePolicy, FakePool, Script, random_observations
 
 STUDENT = Behaviour(epsilon=0.0, temperature=1.0, record_student_logprobs=True)
 RANDOMNESS = Randomness(seed=0, purpose="rollout", update=0)
@@ -120,15 +120,6 @@ def test_without_n_steps_all_episodes_are_played_in_any_number_of_slots(num_slot
     assert contents(collected) == contents(alone)
 
 
-@settings(max_examples=30)
-@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=6), n=st.integers(1, 60), num_slots=st.integers(2, 5))
-def test_more_slots_only_add_episodes_at_the_end(lengths, n, num_slots):
-    script = lengths_script(*lengths)
-    one, several = (contents(play(FakePool(script, slots), n_steps=n)) for slots in (1, num_slots))
-    assert several[: len(one)] == one
-    assert len(several) < len(one) + num_slots
-
-
 # simulator faults
 
 
@@ -182,16 +173,6 @@ def test_tokens_observations_and_actions_belong_together():
             logits = policy.chunk_logits([decision.observation])
             expected = policy.token_logprobs(logits, decision.tokens[None], 1.0)[0]
             assert torch.equal(decision.student_logprobs, expected)
-
-
-@pytest.mark.parametrize("temperature", [0.5, 1.6])
-def test_recorded_logprobs_are_those_of_the_sampling_temperature(temperature):
-    policy = FakePolicy()
-    (decision,), _ = decide(policy, random_observations(1), [torch.Generator()], Behaviour(0.0, temperature))
-    logits = policy.chunk_logits([decision.observation])
-    assert torch.equal(
-        decision.student_logprobs, policy.token_logprobs(logits, decision.tokens[None], temperature)[0].detach()
-    )
 
 
 def test_the_warmup_is_all_teacher_and_records_its_greedy_tokens_only():
@@ -299,28 +280,6 @@ def test_a_decisions_draw_does_not_depend_on_the_batch_around_it():
         (alone,), _ = decide(FakePolicy(), observations[i : i + 1], [generator], behaviour)
         assert torch.equal(alone.tokens, together[i].tokens)
         assert torch.equal(alone.student_logprobs, together[i].student_logprobs)
-
-
-def test_samples_follow_the_policys_distribution():
-    policy, observations = FakePolicy(sharpness=3.0), random_observations(1)
-    generators = [RANDOMNESS.generator(Episode(i, 0, 0, 0), 0) for i in range(3000)]
-    decisions, _ = decide(policy, observations * 3000, generators, Behaviour(0.0, 1.6))
-    drawn = torch.stack([d.tokens for d in decisions]) - FIRST_ACTION_TOKEN
-    probabilities = (policy.chunk_logits(observations)[0] / 1.6).softmax(-1)
-    for position in range(NUM_TOKENS):
-        top = int(probabilities[position].argmax())
-        p = probabilities[position, top].item()
-        share = (drawn[:, position] == top).float().mean().item()
-        assert abs(share - p) < 4.5 * (p * (1 - p) / 3000) ** 0.5 + 1e-3
-
-
-@pytest.mark.parametrize(
-    "other", [Randomness(1, "rollout", 0), Randomness(0, "evaluation", 0), Randomness(0, "rollout", 1)]
-)
-def test_seed_purpose_and_update_each_give_other_draws(other):
-    one = contents(play(FakePool(lengths_script(9)), source=episodes(2)))
-    assert one != contents(play(FakePool(lengths_script(9)), source=episodes(2), randomness=other))
-    assert one == contents(play(FakePool(lengths_script(9)), source=episodes(2)))
 
 
 @given(max_size=st.integers(1, 5), orders=st.integers(0, 99), patience_s=st.sampled_from([0.0, 60.0]))
