@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from configs.cli import main_guard, parse_eval
 from configs.config import EvalConfig, Suite, TaskConfig
@@ -32,9 +32,6 @@ if TYPE_CHECKING:  # these take seconds to import: --help and wrong flags are an
     from rl.trajectory import Episode, Trajectory
     from vla.policy import Policy
 
-# Strides of episode numbers: above the number of tasks of any suite (90) and of initial states of any task.
-TASK_STRIDE, STATE_STRIDE = 100, 10_000
-
 
 def main(argv: Sequence[str]) -> None:
     """Play what is missing of the plan, for one checkpoint or the two of a comparison, and print the results."""
@@ -44,9 +41,8 @@ def main(argv: Sequence[str]) -> None:
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     out = Path(config.out or time.strftime(f"runs/eval-%Y%m%d-%H%M%S-{os.getpid()}.json"))
-    tasks = {suite: task_info(recipe(config, suite)) for suite in config.suites}
-    head = {"protocol": config.protocol, **provenance(argv)}
-    plan = make_plan(tasks, config.trials, config.first_init_state, head)
+    tasks = {str(suite): task_info(recipe(config, suite)) for suite in config.suites}
+    plan = make_plan(tasks, config.trials, config.first_init_state, {"protocol": config.protocol, **provenance(argv)})
 
     lock = only_writer(out.with_name(f".{out.name}.lock"), f"--out {out}")
     wanted = config.compare_with
@@ -60,8 +56,8 @@ def main(argv: Sequence[str]) -> None:
 
     print("\n".join(results_table(results, plan)))
     if before is not None:
-        print(f"\nbefore: {before.settings.checkpoint} ({before.settings.mode}), {before.path}")
-        print("\n".join(results_table(results, plan, before)))
+        title = f"\nbefore: {before.settings.checkpoint} ({before.settings.mode}), {before.path}"
+        print("\n".join([title, *results_table(results, plan, before)]))
     print(f"results: {out}")
 
 
@@ -82,8 +78,7 @@ def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Re
                 select_key(policy.info.statistics, later, model.unnorm_key)
             results = open_results(out, settings_of(config, policy), plan, other)
             save_results(results, plan)
-            now = results.settings
-            print(f"{model.checkpoint}: {policy.kind}, {now.mode}; assets: {now.assets}")
+            print(f"{model.checkpoint}: {policy.kind}, {results.settings.mode}; assets: {results.settings.assets}")
             if config.protocol is not None and config.simulator.assets != "official":
                 print("published results were taken with LIBERO's own pictures: --assets official")
             if results.episodes:
@@ -110,7 +105,7 @@ def play_suite(
     from rl.metrics import progress_bar
     from rl.rollout import Batching
 
-    keys = {episode_of(key).index: key for key in missing}
+    keys = {episode_of(key): key for key in missing}
     spec = recipe(config, suite, policy.num_images)
     with (
         make_pool(spec, config.simulator.num_envs, policy.prepare) as pool,
@@ -118,19 +113,17 @@ def play_suite(
     ):
 
         def keep(trajectory: Trajectory) -> None:
-            key = keys[trajectory.episode.index]
+            key = keys[trajectory.episode]
             results.episodes[key] = played_episode(config, results, key, trajectory)
             trajectory.frames.clear()
             save_results(results, plan)
             on_episodes(1)
 
-        now, episodes = results.settings, [episode_of(key) for key in missing]
-        collected = evaluate(
-            policy, pool, episodes, now.mode, now.temperature or 1.0, config.seed,
+        played = evaluate(
+            policy, pool, list(keys), results.settings.mode, results.settings.temperature or 1.0, config.seed,
             batching=Batching(config.model.max_batch), record=lambda _: config.video != "none", on_finished=keep,
         )  # fmt: skip
-    speed = collected.env_steps / collected.wall_s
-    print(f"{suite}: {len(missing)} episodes, {speed:.0f} env steps/s, {collected.wall_s:.0f} s", flush=True)
+    print(f"{suite}: {len(missing)} episodes, {played.env_steps / played.wall_s:.0f} env steps/s", flush=True)
 
 
 def recipe(config: EvalConfig, suite: Suite, num_images: int = 1) -> EnvSpec:
@@ -138,8 +131,7 @@ def recipe(config: EvalConfig, suite: Suite, num_images: int = 1) -> EnvSpec:
     from envs.tasks import task_names
     from preflight import env_spec
 
-    names = task_names(suite) if config.simulator.bddl_file is None else ("",)
-    task_ids = config.task_ids or tuple(range(len(names)))
+    task_ids = (0,) if config.simulator.bddl_file else config.task_ids or tuple(range(len(task_names(suite))))
     return env_spec(TaskConfig(task_suite=suite, task_ids=task_ids), config.simulator, num_images)
 
 
@@ -147,7 +139,8 @@ def episode_of(key: Key) -> Episode:
     """The episode to play. Its number, and with it its random stream, is a function of the key alone."""
     from rl.trajectory import Episode
 
-    index = (key.repeat * STATE_STRIDE + key.init_state_id) * TASK_STRIDE + key.task_id
+    # Strides above the number of tasks of any suite (90) and of initial states of any task.
+    index = (key.repeat * 10_000 + key.init_state_id) * 100 + key.task_id
     return Episode(index, key.task_id, key.init_state_id, group=index)
 
 
@@ -169,8 +162,8 @@ def settings_of(config: EvalConfig, policy: Policy) -> Settings:
     )
 
 
-def choose_mode(config: EvalConfig, policy: Policy) -> str:
-    """`greedy`, `sample` or `l1`. Raises BadInput when the checkpoint has no L1 head."""
+def choose_mode(config: EvalConfig, policy: Policy) -> Literal["greedy", "sample", "l1"]:
+    """How the policy decides. Raises BadInput when the checkpoint has no L1 head."""
     checkpoint = str(config.model.checkpoint)
     if config.mode == "l1" and policy.action_head is None:
         raise BadInput(f"--mode l1: {checkpoint} ships no action head")

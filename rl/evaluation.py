@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ LITTLE_ROOM = 0.95  # success in the first evaluation above which a run is warne
 
 def evaluate(
     policy: Policy, pool: Pool, episodes: Sequence[Episode], mode: Mode, temperature: float = 1.0, seed: int = 0, *,
-    by_teacher: bool = False, batching: Batching = ALL_READY, ranks: Ranks = ALONE, **watching: Callable,
+    by_teacher: bool = False, batching: Batching = ALL_READY, ranks: Ranks = ALONE, **watching: Any,
 ) -> Rollout:  # fmt: skip
     """Play the given episodes by the code that training rollouts use, divided among the ranks.
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from contracts import BadInput, read_json, write_json
 from envs.tasks import TaskInfo
@@ -195,7 +195,7 @@ class PlayedEpisode:
     init_state_id: int
     repeat: int
     seed: int
-    mode: str  # how the policy decided: "greedy", "sample" or "l1"
+    mode: str
     success: bool
     env_steps: int
     decisions: int
@@ -214,7 +214,7 @@ class Settings:
 
     checkpoint: str
     weights: str  # fingerprint: `best` is a pointer that moves
-    mode: str
+    mode: Literal["greedy", "sample", "l1"]  # how the policy decides
     temperature: float | None  # of sampling
     seed: int
     assets: str

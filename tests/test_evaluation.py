@@ -97,12 +97,6 @@ def test_a_known_teacher_is_not_played_again():
     assert "teacher" not in validation.played
 
 
-def test_the_l1_teacher_is_evaluated_by_its_head():
-    policy = FakePolicy()
-    validate(policy, solvable_on_task_0(), small_config(), "l1", known_teacher=None)
-    assert policy.modes[0][0] == "teacher l1"
-
-
 def test_validation_metrics_have_the_names_of_the_specification():
     metrics = Validation(Successes(6, 10), Successes(5, 10), Successes(2, 10), {}).metrics()
     for name in ("teacher_success", "student_success", "student_sampled_success"):
@@ -194,14 +188,6 @@ def test_a_teacher_that_moved_is_found(run, learner):
     learner.policy.base.mul_(-1)  # a frozen weight that was not
     with pytest.raises(SelfCheckError, match="the teacher has moved"):
         evaluate_at(100, run, learner, state, successes=5)
-
-
-def test_training_the_student_does_not_move_the_teacher(run, learner):
-    state = TrainerState()
-    evaluate_at(0, run, learner, state, successes=5)
-    with torch.no_grad():
-        learner.policy.bias.normal_()
-    evaluate_at(100, run, learner, state, successes=5)
 
 
 # baseline

@@ -12,8 +12,8 @@ import pytest
 from configs.presets import PRESETS
 from contracts import BadInput
 from rl import report
-from rl.curves import GREEDY, PANELS, PHASE_COLOURS, SAMPLED, draw_panel, draw_success, draw_time, series
-from rl.report import changed_settings, changes, conclude, main, read_run, successes_of, write_report
+from rl.curves import GREEDY, PANELS, PHASE_COLOURS, SAMPLED, draw_panel, draw_success, draw_time
+from rl.report import changed_settings, changes, conclude, main, read_run, write_report
 from rl.results import Successes
 from tests.stored_runs import ROWS, evaluation, store, store_episodes, update
 
@@ -118,11 +118,6 @@ def test_what_was_not_recorded_is_named_and_not_drawn(page):
     assert "Warmup: distillation" not in missing
 
 
-def test_a_report_is_a_function_of_the_folder(folder, html, monkeypatch):
-    again = write_report(read_run(folder)).read_text()
-    assert re.sub(r"Written [^;]*", "", again) == re.sub(r"Written [^;]*", "", html)
-
-
 @pytest.mark.parametrize("rows", [[], ROWS[:1]])
 def test_a_run_that_has_hardly_begun_has_a_report(tmp_path, rows):
     text = Page(write_report(read_run(store(tmp_path, rows))).read_text()).text
@@ -203,13 +198,6 @@ def test_the_student_is_paired_with_its_past_and_with_the_teacher(tmp_path):
     assert (against_teacher.both, against_teacher.only_before) == (1, 1)
 
 
-def test_counts_of_a_task_follow_from_its_rate():
-    row = evaluation(0, 9, 7, 10, **{f"{GREEDY}_task_0": 0.6, f"{GREEDY}_task_4": 0.1})
-    assert successes_of(row, f"{GREEDY}_task_0") == Successes(6, 10)
-    assert successes_of(row, f"{GREEDY}_task_4") == Successes(1, 10)
-    assert successes_of(row, GREEDY) == Successes(7, 20)
-
-
 def test_the_best_evaluation_is_that_of_the_best_checkpoint(tmp_path):
     rows = [evaluation(0, 9, 5, 5), evaluation(100, 9, 8, 5), evaluation(200, 9, 8, 5), evaluation(300, 9, 6, 5)]
     assert read_run(store(tmp_path, rows)).best_evaluation["global_step"] == 100
@@ -239,11 +227,6 @@ def test_what_is_no_run_folder_is_refused_in_one_line(tmp_path, content):
     with pytest.raises(BadInput, match="is not a run folder") as caught:
         read_run(tmp_path)
     assert "\n" not in str(caught.value)
-
-
-def test_series_leave_out_what_was_not_recorded():
-    assert series(ROWS, "train/grad_norm") == ([100, 200], [1.5, 0.5])
-    assert series([update(1, 0)], "nothing") == ([], [])
 
 
 # curves

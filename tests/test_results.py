@@ -66,10 +66,6 @@ def test_no_success_has_a_lower_bound_of_exactly_0_and_no_failure_an_upper_one_o
     assert [n for n in range(1, 101) if wilson_interval(0, n)[0] != 0 or wilson_interval(n, n)[1] != 1] == []
 
 
-def test_no_episodes_say_nothing():
-    assert wilson_interval(0, 0) == (0.0, 1.0)
-
-
 def test_successes_are_counted_and_reported_with_k_n_and_interval():
     successes = count([trajectory(1, success=i < 8) for i in range(10)])
     assert successes == Successes(8, 10)
@@ -96,13 +92,6 @@ def test_interval_contains_the_difference_and_changes_sign_with_the_order(e, f, 
         assert -1 <= low <= (f - g) / n + 1e-12
         assert (f - g) / n - 1e-12 <= high <= 1
         assert newcombe_interval(e, g, f, h) == pytest.approx((-high, -low))
-
-
-def test_interval_without_correlation_is_the_hybrid_score_interval_of_independent_rates():
-    low, high = newcombe_interval(6, 4, 9, 6)  # 6 * 6 = 4 * 9: phi is 0
-    (l1, u1), (l2, u2) = wilson_interval(10, 25), wilson_interval(15, 25)
-    assert low == pytest.approx(-0.2 - math.hypot(0.4 - l1, u2 - 0.6))
-    assert high == pytest.approx(-0.2 + math.hypot(u1 - 0.4, 0.6 - l2))
 
 
 @pytest.mark.parametrize("rates", [(0.4, 0.25, 0.1, 0.25), (0.7, 0.15, 0.05, 0.1), (0.25, 0.25, 0.25, 0.25)])
@@ -277,11 +266,6 @@ def test_what_was_played_otherwise_is_not_compared(tmp_path, other):
 def test_an_l1_head_is_compared_with_greedy_tokens_both_deterministic(tmp_path):
     before = results_in(tmp_path, settings=replace(SETTINGS, mode="l1"))
     assert open_results(tmp_path / "x", SETTINGS, PLAN, before).episodes == {}
-
-
-def test_files_without_a_common_episode_are_not_compared(tmp_path):
-    with pytest.raises(BadInput, match="no episode"):
-        open_results(tmp_path / "x", SETTINGS, make_plan(TASKS, 3, 40, {}), results_in(tmp_path))
 
 
 def test_the_table_has_a_line_per_task_and_a_sum(tmp_path):

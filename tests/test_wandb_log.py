@@ -82,15 +82,6 @@ def test_a_failure_later_is_reported_once_and_ends_logging(monkeypatch, tmp_path
     assert "the network is down" in caplog.messages[0]
 
 
-def test_a_video_that_cannot_be_sent_does_not_stop_the_run(monkeypatch, tmp_path, caplog):
-    use(monkeypatch, FakeRun())
-    monkeypatch.setattr(wandb, "Video", broken)
-    log = open_log(tmp_path, "online")
-    log.video("video/x", tmp_path / "x.mp4", 1)
-    log.finish()
-    assert caplog.messages == ["wandb could not log a video (the network is down); metrics.jsonl has everything"]
-
-
 # never waited for
 
 
@@ -160,15 +151,6 @@ def test_records_go_through_unchanged_with_env_steps_as_x_axis(monkeypatch, tmp_
     assert arguments["config"] == {"seed": 0}
     assert arguments["mode"] == "online"
     assert arguments["dir"] == tmp_path
-
-
-def test_the_conclusion_is_the_summary(monkeypatch, tmp_path):
-    run = FakeRun()
-    use(monkeypatch, run)
-    log = open_log(tmp_path, "online")
-    log.conclude({"result/sampled_after": 0.5})
-    log.finish()
-    assert run.summary == {"result/sampled_after": 0.5}
 
 
 def test_a_resumed_run_continues_under_its_id(monkeypatch, tmp_path):
