@@ -155,9 +155,7 @@ def test_out_of_memory_names_the_flags_that_help(monkeypatch):
 
     policy = FakePolicy()
     monkeypatch.setattr(policy, "chunk_logits", too_much)
-    with pytest.raises(
-        BadInput, match=r"of 1 decisions \(.* 2 GiB\.\); lower --micro-batch-size"
-    ):
+    with pytest.raises(BadInput, match=r"of 1 decisions \(.* 2 GiB\.\); lower --micro-batch-size"):
         check_memory(policy, [SEEN])
 
 
