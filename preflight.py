@@ -117,7 +117,8 @@ class Checks:
         """Print the summary. Raises BadInput when a check has failed."""
         self._console.print(self.summary())
         failed = [f"{finding.check}: {finding.text}" for finding in self.findings if finding.status == "FAILED"]
-        require(not failed, f"{len(failed)} of {len(self.findings)} checks FAILED; {failed[:1] and failed[0]}")
+        if failed:
+            raise BadInput(f"{len(failed)} of {len(self.findings)} checks FAILED; {failed[0]}")
 
 
 def check_machine(checks: Checks, config: TrainConfig) -> torch.device | None:
@@ -155,23 +156,24 @@ def check_only(config: TrainConfig) -> None:
     checks.make("disk", lambda: check_disk(config.run, policy))
     checks.make("physics", check_physics, can_simulate)
     spec = checks.make("tasks", lambda: find_tasks(config, info.num_images if info else 1))
-    tasks = None if spec is None else task_info(spec)
+    tasks: Any = None if spec is None else task_info(spec)
     checks.make("initial states", lambda: check_init_states(config.task, tasks), tasks)
     observation = checks.make("first frame", lambda: first_frame_apart(config, spec, tasks), spec, can_simulate)
     check_policy(checks, config, policy, observation, micro_batch_size)
     checks.conclude()
 
 
-def check_belonging(checks: Checks, config: TrainConfig, info: CheckpointInfo | None) -> None:
+# What is Any below is None where the check that should have given it has failed.
+
+
+def check_belonging(checks: Checks, config: TrainConfig, info: Any) -> None:
     """Whether the checkpoint is one of the suite, by its statistics and its name, and of what will be seen."""
     suite, model = config.task.task_suite, config.model
     checks.make("suite", lambda: check_suite(info, base_of(model), suite, model.unnorm_key), info)
     checks.make("looks", lambda: check_looks(info, config.simulator.assets), info)
 
 
-def check_policy(
-    checks: Checks, config: TrainConfig, policy: Policy | None, observation: Observation | None, micro_batch_size: Any
-) -> None:
+def check_policy(checks: Checks, config: TrainConfig, policy: Any, observation: Any, micro_batch_size: Any) -> None:
     """Ask the policy what no error message would ever tell, and learn something that is undone (`rl.selfcheck`)."""
     seen = made_up_observation(policy) if policy is not None and observation is None else observation
     temperature, others = config.rollout.temperature, (config.simulator.num_envs - 1) * GPU_BYTES_PER_RENDERER
@@ -182,8 +184,7 @@ def check_policy(
     checks.make("images", lambda: image_probe(policy), policy)
     checks.make("token head", lambda: token_probe(policy, seen, needs_tokens), policy, observation)
     checks.make("log-probs", lambda: check_logits_path(policy, seen, temperature), policy)
-    batch = None if policy is None or micro_batch_size is None else [seen] * micro_batch_size
-    fits = checks.make("memory", lambda: check_memory(policy, batch, others), batch)
+    fits = checks.make("memory", lambda: check_memory(policy, [seen] * micro_batch_size, others), micro_batch_size)
     checks.make("learning", lambda: check_learning(policy, seen), fits)
 
 

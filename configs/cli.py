@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
@@ -47,7 +47,13 @@ class Command:
 
 def parse_train(argv: Sequence[str]) -> Command:
     """The command that train_grpo.py's `argv` (without the program's name) asks for. Raises BadInput."""
-    start, preset = _starting_point(argv), preset_of(argv)
+    # Three flags decide what the other flags change.
+    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for spellings in (("--preset",), ("--resume",), ("--task-suite", "--task_suite")):
+        first.add_argument(*spellings, nargs="?")
+    start = first.parse_known_args(list(argv))[0]
+
+    preset = start.preset or (start.task_suite if start.task_suite in PRESETS else "libero_spatial")
     if preset not in PRESETS:
         near = difflib.get_close_matches(preset, PRESETS, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
@@ -67,20 +73,6 @@ def parse_train(argv: Sequence[str]) -> Command:
             "or start a new run"
         )
     return command
-
-
-def preset_of(argv: Sequence[str]) -> str:
-    """Name of the preset that a command line of train_grpo.py starts from."""
-    start = _starting_point(argv)
-    return start.preset or (start.task_suite if start.task_suite in PRESETS else "libero_spatial")
-
-
-def _starting_point(argv: Sequence[str]) -> argparse.Namespace:
-    """The three flags that decide what the other flags change."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for spellings in (("--preset",), ("--resume",), ("--task-suite", "--task_suite")):
-        parser.add_argument(*spellings, nargs="?")
-    return parser.parse_known_args(list(argv))[0]
 
 
 def parse_eval(argv: Sequence[str]) -> EvalConfig:
@@ -107,7 +99,7 @@ def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None
     tyro's error boxes become BadInput, in one line: the sentence without the box's title and the flag's help text.
     """
     box = io.StringIO()
-    options = {} if default is None else {"default": default}
+    options: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(box):
             return tyro.cli(kind, args=list(argv), prog=prog, config=(tyro.conf.OmitArgPrefixes,), **options)

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -94,8 +93,7 @@ class ModelConfig:
     """The pretrained policy and how it runs; the same for training and evaluation."""
 
     checkpoint: str | None = None
-    """Folder or hub id of an OpenVLA-OFT checkpoint, or a trained adapter's folder (RUN/checkpoints/best). The presets
-    of the suites name public ones."""
+    """Folder or hub id of an OpenVLA-OFT checkpoint, or a trained adapter's folder (RUN/checkpoints/best)."""
     unnorm_key: str | None = None
     """Key of the dataset statistics (None: found from the suite's name)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -103,8 +101,7 @@ class ModelConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the frozen weights (auto: bfloat16 on a GPU, float32 on a CPU). Adapters are float32."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compile the transformer blocks and, on a GPU, record whole passes as CUDA graphs (auto: on a GPU, where a network
-    below a billion parameters is recorded only). The first pass of each batch size takes seconds longer."""
+    """Compile the blocks and, on a GPU, record passes as CUDA graphs (auto: on a GPU; small networks only record)."""
     memory_budget: float | None = None
     """GiB of GPU memory that the policy may take (None: all that is free)."""
     max_batch: int | None = None
@@ -126,15 +123,13 @@ class PhaseConfig:
     warmup_only: bool = False
     """Stop at the end of the warmup."""
     teacher: Literal["auto", "greedy", "l1"] = "auto"
-    """The frozen teacher: `greedy` (the pretrained policy's argmax), `l1` (the checkpoint's regression head), or
-    `auto`: l1 when the checkpoint ships an action head, else greedy."""
+    """The frozen teacher: the pretrained policy's argmax, or the checkpoint's L1 head (auto: that if it ships one)."""
     distill_target: Literal["greedy", "sharpened"] = "greedy"
     """What the warmup matches: the teacher's tokens, or its distribution at --distill-temperature."""
     distill_temperature: float = 0.5
     """Temperature that sharpens the teacher's distribution (only with --distill-target sharpened)."""
     distill_student_temperature: float = 1.0
-    """Temperature of the student's distribution that the warmup matches to the target: at --temperature the sampled
-    student learns to do what the teacher does, at 1 its argmax does."""
+    """Temperature at which the student is matched: at --temperature its samples learn the target, at 1 its argmax."""
     importance: Literal["student", "behaviour"] = "student"
     """Denominator of PPO's ratio in the transition: the student's own probability, or that of the mixture at work."""
 
@@ -265,16 +260,16 @@ class RunConfig:
 class TrainConfig:
     """Improve a vision-language-action policy on LIBERO tasks by reinforcement learning."""
 
-    task: TaskConfig = field(default_factory=TaskConfig)
-    simulator: SimulatorConfig = field(default_factory=SimulatorConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    phases: PhaseConfig = field(default_factory=PhaseConfig)
-    rollout: RolloutConfig = field(default_factory=RolloutConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
-    critic: CriticConfig = field(default_factory=CriticConfig)
-    update: UpdateConfig = field(default_factory=UpdateConfig)
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    run: RunConfig = field(default_factory=RunConfig)
+    task: TaskConfig = TaskConfig()
+    simulator: SimulatorConfig = SimulatorConfig()
+    model: ModelConfig = ModelConfig()
+    phases: PhaseConfig = PhaseConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    loss: LossConfig = LossConfig()
+    critic: CriticConfig = CriticConfig()
+    update: UpdateConfig = UpdateConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    run: RunConfig = RunConfig()
 
     def __post_init__(self) -> None:
         for section in vars(self).values():
@@ -291,13 +286,11 @@ class TrainConfig:
         )
         phases, rollout, loss = self.phases, self.rollout, self.loss
         require(phases.warmup or not phases.warmup_only, "--warmup-only and --no-warmup contradict each other")
-        for flag, compares in ((f"--advantage {loss.advantage}", loss.advantage in ("group", "rloo")),
-                               ("--dynamic-sampling", rollout.dynamic_sampling)):  # fmt: skip
-            require(
-                not compares or rollout.group_size >= 2,
-                f"{flag} compares episodes of one initial state: it needs --group-size of at least 2, got "
-                f"{rollout.group_size}",
-            )
+        require(
+            rollout.group_size >= 2 or not (loss.advantage in ("group", "rloo") or rollout.dynamic_sampling),
+            "--advantage group, --advantage rloo and --dynamic-sampling compare episodes of one initial state: they "
+            f"need --group-size of at least 2, got {rollout.group_size}",
+        )
         low, high = rollout.group_success_bounds
         require(0 <= low <= high <= 1, f"--group-success-bounds must be LOW HIGH, 0 to 1, got {low} {high}")
         require(
@@ -321,14 +314,12 @@ class TrainConfig:
 class EvalConfig:
     """Measure the success rate of a checkpoint on LIBERO tasks."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
-    simulator: SimulatorConfig = field(default_factory=SimulatorConfig)
+    model: ModelConfig = ModelConfig()
+    simulator: SimulatorConfig = SimulatorConfig()
     compare_with: str | None = None
-    """Another checkpoint, or an earlier results file (*.json): the success before, on the same episodes (None: no
-    comparison)."""
+    """Another checkpoint, or an earlier results file (*.json), to be compared on the same episodes (None: nothing)."""
     protocol: Literal["libero"] | None = None
-    """libero: the published one (all tasks, a greedy episode from each of 50 initial states), and flags that contradict
-    it are refused. None: what the other flags say."""
+    """libero: the published one, all tasks, a greedy episode from each of 50 initial states (None: as flags say)."""
     task_suite: tuple[Suite | Literal["all"], ...] = ("libero_spatial",)
     """LIBERO suites, one after the other; all: spatial, object, goal and 10, the four of the published tables."""
     task_ids: Annotated[tuple[int, ...] | None, TaskIds] = None
@@ -338,8 +329,7 @@ class EvalConfig:
     first_init_state: int = 0
     """Id of the initial state of the first trial (40: the states that training leaves out by default)."""
     mode: Literal["auto", "greedy", "sample", "l1"] = "auto"
-    """How the policy decides: greedy or sampled action tokens, or the L1 head. auto: sample with --temperature, the L1
-    head of a pretrained checkpoint that ships one, else greedy."""
+    """How the policy decides (auto: sample with --temperature, l1 for a pretrained L1 head, else greedy)."""
     temperature: float | None = None
     """Sampling temperature, by which the policy's logits are divided (None: 1, where --mode is sample)."""
     seed: int = 0
@@ -362,16 +352,13 @@ class EvalConfig:
             simulator.bddl_file is None or (len(self.suites) == 1 and self.task_ids in (None, (0,))),
             "--bddl-file is one task: it goes with one --task-suite (of its cap) and without --task-ids",
         )
-        deviations = {
-            f"--trials {self.trials}": self.trials != PUBLISHED_TRIALS,
-            f"--first-init-state {self.first_init_state}": self.first_init_state != 0,
-            f"--temperature {self.temperature}": self.temperature is not None,
-            f"--mode {self.mode}": self.mode == "sample",
-            f"--max-env-steps {simulator.max_env_steps}": simulator.max_env_steps is not None,
-            "--task-ids": self.task_ids is not None,
+        given = {
+            "--trials": self.trials != PUBLISHED_TRIALS, "--first-init-state": self.first_init_state != 0,
+            "--temperature": self.temperature is not None, "--mode sample": self.mode == "sample",
+            "--task-ids": self.task_ids is not None, "--max-env-steps": simulator.max_env_steps is not None,
             "--bddl-file": simulator.bddl_file is not None,
-        }
-        refused = ", ".join(flag for flag, deviates in deviations.items() if deviates)
+        }  # fmt: skip
+        refused = ", ".join(flag for flag, deviates in given.items() if deviates)
         require(
             self.protocol is None or not refused,
             f"--protocol {self.protocol} is all tasks of a suite, {PUBLISHED_TRIALS} initial states each, greedy: "
@@ -390,21 +377,20 @@ def to_dict(config: TrainConfig) -> dict[str, Any]:
     return asdict(config)
 
 
-def from_dict(stored: Mapping[str, Any], source: str) -> TrainConfig:
+def from_dict(stored: Any, source: str) -> TrainConfig:
     """The inverse of `to_dict` after a trip through JSON; `source` names the file in errors. Raises BadInput."""
     try:
         config = TypeAdapter(TrainConfig).validate_json(json.dumps(stored), strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        raise BadInput(f"{source}: {'.'.join(map(str, first['loc']))} is {first['input']!r}: {first['msg']}") from None
+        where = ".".join(map(str, first["loc"])) or "the configuration"
+        raise BadInput(f"{source}: {where} is {first['input']!r}: {first['msg']}") from None
     except BadInput as problem:
         raise BadInput(f"{source}: {problem}") from None
     # No default of this version may slip into another's run, and no setting may get lost.
-    other = {(section, name) for section in stored for name in stored[section]} ^ {
-        (section, name) for section, fields in to_dict(config).items() for name in fields
-    }
-    if other:
-        raise BadInput(f"{source}: {'.'.join(min(other))} is missing, or no setting of this version of the program")
+    known, found = ({f"{part}.{name}" for part in d for name in d[part]} for d in (to_dict(config), stored))
+    for name in sorted(known ^ found):
+        raise BadInput(f"{source}: {name} is missing, or no setting of this version of the program")
     return config
 
 

@@ -66,9 +66,8 @@ def attention_probe(policy: Policy) -> str:
 def image_probe(policy: Policy) -> str:
     """Black and white images have to give different logits: it has happened that a library dropped them."""
     seen = made_up_observation(policy)
-    before, after = (
-        policy.chunk_logits([replace(seen, images=np.full_like(seen.images, value))]) for value in (0, 255)
-    )
+    black, white = (replace(seen, images=np.full_like(seen.images, value)) for value in (0, 255))
+    before, after = (policy.chunk_logits([observation]) for observation in (black, white))
     effect = _relative_effect(before, after)
     if effect < SMALLEST_EFFECT:
         raise BadInput(
@@ -198,5 +197,5 @@ def check_learning(policy: Policy, observation: Observation) -> str:
     return finding
 
 
-def _relative_effect(before: torch.Tensor, after: torch.Tensor) -> float:
+def _relative_effect(before: Tensor, after: Tensor) -> float:
     return ((after - before).abs().max() / before.abs().max().clamp_min(1e-30)).item()
