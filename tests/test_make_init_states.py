@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from contracts import BadInput
-from envs.init_states import load_init_states
+from envs.tasks import load_init_states
 from envs.libero import EnvSpec, LiberoEnv, task_info
 from envs.tasks import libero_root
 from workshop.make_init_states import make_init_states

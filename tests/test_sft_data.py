@@ -10,7 +10,7 @@ from PIL import Image
 from contracts import BadInput, Observation, write_json
 from tests.demo_episodes import FRAME_GAP, FRAMES, raw_images, write_demos
 from tests.small_checkpoint import SMALL, make_small_checkpoint
-from vla.action_tokenizer import FIRST_ACTION_TOKEN
+from vla.tokens import FIRST_ACTION_TOKEN
 from vla.policy import Policy
 from vla.resampling import centre_crop
 from workshop.sft import chunk_logits

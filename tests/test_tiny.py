@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from tests.small_checkpoint import make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
 from vla.policy import Policy
-from vla.probes import synthetic_observations
+from vla.preprocessing import synthetic_observations
 from vla.prompt import load_tokenizer, prompt, prompt_ids
 from workshop.tiny import main
 
