@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = (
-    "train_grpo", "eval", "rl.report", "vla.merge", "workshop.lowpoly",
+    "train_grpo", "eval", "rl.report", "vla.merge",
 )  # fmt: skip
 HEAVY = ("torch", "transformers", "timm", "peft", "mujoco", "robosuite", "libero", "wandb", "matplotlib", "scipy")
 
