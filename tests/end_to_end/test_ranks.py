@@ -48,7 +48,7 @@ def test_killed_and_resumed_on_two_machines_a_run_equals_that_of_one_process(smo
     assert cut.returncode not in (0, 1, 2), cut.stdout + cut.stderr
     run = only_run(flags)
 
-    with pytest.raises(BadInput, match=r"2 process\(es\), but now there are 1"):
+    with pytest.raises(BadInput, match=r"trains in 2 process\(es\)"):
         train_grpo.main(["--resume", str(run)])
 
     port = ["--main_process_port", free_port(), "--num_machines", "2"]
