@@ -56,8 +56,6 @@ def _official() -> Path:
         snapshot_download(repo_id="lerobot/libero-assets", repo_type="dataset", local_dir=downloaded)
         (downloaded / ".complete").touch()
     except Exception as fault:  # no network, no package, no space
-        raise BadInput(
-            f"official LIBERO assets are neither in {cached} nor can they be downloaded ({type(fault).__name__}); "
-            'with a network connection try again, or use "lowpoly" or a directory that holds them'
-        ) from None
+        reason = f"neither in {cached} nor can they be downloaded ({type(fault).__name__})"
+        raise BadInput(f"official LIBERO assets are {reason}; use lowpoly or a folder that holds them") from None
     return find_assets(str(downloaded))

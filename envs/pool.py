@@ -16,7 +16,7 @@ import numpy as np
 from envs.assets import find_assets
 from envs.libero import ChunkResult, EnvSpec, LiberoEnv, task_info
 from envs.rendering import check_versions, choose_backend
-from envs.worker import Worker
+from envs.worker import NoAnswer, Worker
 
 log = logging.getLogger(__name__)
 MAX_FAULTS_IN_A_ROW = 5  # episodes of one slot that end in an error, before the machine is taken to be broken
@@ -59,23 +59,22 @@ class SlotEnv:
     """
 
     def __init__(self, spec: EnvSpec, make_env: EnvFactory, prepare: Prepare | None = None) -> None:
-        self._recipe = (spec, make_env, prepare)
+        self._spec, self._make_env, self._prepare = spec, make_env, prepare
         self._envs: dict[int, Any] = {}  # by task id, the last used one last
 
-    def run(self, request: Request) -> ChunkResult:
-        spec, make_env, prepare = self._recipe
+    def __call__(self, request: Request) -> ChunkResult:
         if isinstance(request, Reset):
             env = self._envs.pop(request.task_id, None)
             if env is None and len(self._envs) == KEPT_ENVS:
                 self._envs.pop(next(iter(self._envs))).close()
-            self._envs[request.task_id] = env = env or make_env(spec, request.task_id)
+            self._envs[request.task_id] = env = env or self._make_env(self._spec, request.task_id)
             result = env.reset(request.init_state_id, request.seed, request.record)
         else:
             result = next(reversed(self._envs.values())).step_chunk(request)
-        if prepare is None or result.observation is None:
+        if self._prepare is None or result.observation is None:
             return result
         started = time.perf_counter()
-        observation = replace(result.observation, images=prepare(result.observation.images), prepared=True)
+        observation = replace(result.observation, images=self._prepare(result.observation.images), prepared=True)
         return replace(result, observation=observation, preprocess_s=time.perf_counter() - started)
 
     def close(self) -> None:
@@ -94,12 +93,10 @@ class Pool:
         self._recipe = (spec, make_env, prepare)
         self._slot_env = SlotEnv(*self._recipe)
         self._requests: list[Request | None] = [None] * num_slots  # under way
-        self._env_steps = [0] * num_slots
         self._faults_in_a_row = [0] * num_slots
 
     def reset(self, slot: int, task_id: int, init_state_id: int, seed: int = 0, record: bool = False) -> None:
         """Start an episode in a slot."""
-        self._env_steps[slot] = 0
         self._start(slot, Reset(task_id, init_state_id, seed, record))
 
     def step(self, slot: int, actions: np.ndarray) -> None:
@@ -113,7 +110,7 @@ class Pool:
         """
         results = self._results(timeout_s)
         for slot, result in results:
-            self._requests[slot], self._env_steps[slot] = None, result.env_steps
+            self._requests[slot] = None
             if result.error is not None:
                 self.restarts += 1
                 self._faults_in_a_row[slot] += 1
@@ -131,7 +128,7 @@ class Pool:
         self._requests[slot] = request
 
     def _results(self, timeout_s: float | None) -> Results:
-        return [(0, self._slot_env.run(request)) for request in self._requests if request is not None]
+        return [(0, self._slot_env(request)) for request in self._requests if request is not None]
 
     def close(self) -> None:
         self._slot_env.close()
@@ -157,19 +154,16 @@ class WorkerPool(Pool):
         super().__init__(spec, make_env, prepare, num_envs)
         self._build_timeout_s, self._step_timeout_s = build_timeout_s, step_timeout_s
         self._recycle_after = recycle_after
-        self._workers = [Worker(SlotEnv, self._recipe) for _ in range(num_envs)]
+        self._workers = [Worker(SlotEnv, *self._recipe) for _ in range(num_envs)]
         self._episodes = [0] * num_envs  # of the slot's present worker
 
     def _start(self, slot: int, request: Request) -> None:
         super()._start(slot, request)
-        timeout_s = self._step_timeout_s
-        if isinstance(request, Reset):
-            timeout_s = self._build_timeout_s
+        if is_reset := isinstance(request, Reset):
             if self._episodes[slot] >= self._recycle_after:
-                self._workers[slot].close()
                 self._replace(slot)
             self._episodes[slot] += 1
-        self._workers[slot].request(request, timeout_s)
+        self._workers[slot].request(request, timeout_s=self._build_timeout_s if is_reset else self._step_timeout_s)
 
     def _results(self, timeout_s: float | None) -> Results:
         at_work = {w.connection: slot for slot, w in enumerate(self._workers) if self._requests[slot] is not None}
@@ -179,11 +173,8 @@ class WorkerPool(Pool):
             wake_up = min(give_up, *(self._workers[slot].deadline for slot in at_work.values()))
             answered = wait(list(at_work), max(0.0, wake_up - time.monotonic()))
             now = time.monotonic()
-            for connection, slot in at_work.items():
-                if connection in answered:
-                    results.append((slot, self._receive(slot)))
-                elif self._workers[slot].deadline <= now:
-                    results.append((slot, self._fault(slot, "gave no answer in time", show_stack=True)))
+            overdue = [connection for connection, slot in at_work.items() if self._workers[slot].deadline <= now]
+            results = [(slot, self._receive(slot)) for c, slot in at_work.items() if c in answered or c in overdue]
             if now >= give_up:
                 break
         return results
@@ -191,18 +182,16 @@ class WorkerPool(Pool):
     def _receive(self, slot: int) -> ChunkResult:
         try:
             return self._workers[slot].receive()
-        except (EOFError, OSError):
-            return self._fault(slot, "died")
+        except NoAnswer as reason:
+            self._replace(slot)
+            error = f"the worker process of slot {slot}: {reason}"
+            return ChunkResult(None, False, executed=0, env_steps=0, done=True, error=error)
 
-    def _fault(self, slot: int, what_happened: str, show_stack: bool = False) -> ChunkResult:
-        error = f"the worker process of slot {slot} {what_happened} ({self._replace(slot, show_stack)})"
-        return ChunkResult(None, False, 0, self._env_steps[slot], done=True, error=error)
-
-    def _replace(self, slot: int, show_stack: bool = False) -> str:
-        """Put a fresh worker into a slot; returns how the old one ended."""
-        end = self._workers[slot].end(show_stack)
-        self._workers[slot], self._episodes[slot] = Worker(SlotEnv, self._recipe), 0
-        return end
+    def _replace(self, slot: int) -> None:
+        """Put a fresh worker into a slot."""
+        self._workers[slot].close()
+        self._workers[slot].end()
+        self._workers[slot], self._episodes[slot] = Worker(SlotEnv, *self._recipe), 0
 
     def close(self) -> None:
         """End all workers: idle ones in good order, those at work by force."""

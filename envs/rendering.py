@@ -69,9 +69,8 @@ def choose_backend() -> str:
         try:
             ctypes.CDLL(library)
         except OSError:
-            raise BadInput(
-                f"render backend {backend}: system library {library} is missing; run: apt-get install {packages}"
-            ) from None
+            missing = f"render backend {backend}: system library {library} is missing"
+            raise BadInput(f"{missing}; run: apt-get install {packages}") from None
     return backend
 
 
@@ -79,21 +78,15 @@ def check_versions() -> str | None:
     """A sentence if the simulator differs a little from the tested one. Raises BadInput if LIBERO's tasks would."""
     mujoco, robosuite, _ = simulator_versions().values()
     if not robosuite.startswith("1.4."):
-        raise BadInput(
-            f"robosuite {robosuite} is not the 1.4 that LIBERO's tasks and controllers need; run: {INSTALL_SIMULATOR}"
-        )
+        raise BadInput(f"robosuite {robosuite} is not the 1.4 that LIBERO's tasks need; run: {INSTALL_SIMULATOR}")
     release = tuple(int(part) for part in re.findall(r"\d+", mujoco)[:3])
+    repair = "run: pip install mujoco==3.3.0"
     if release >= (3, 4):
-        raise BadInput(
-            f"mujoco {mujoco} changes the contacts of LIBERO's tasks (a bowl no longer settles into a ramekin: "
-            "98 % -> 12 % success); run: pip install mujoco==3.3.0"
-        )
+        contacts = "a bowl no longer settles into a ramekin: 98 % -> 12 % success"
+        raise BadInput(f"mujoco {mujoco} changes the contacts of LIBERO's tasks ({contacts}); {repair}")
     if (3, 2, 7) <= release <= (3, 3, 2):
         return None
-    return (
-        f"mujoco {mujoco} draws or simulates LIBERO differently from 3.2.7 .. 3.3.2, and 3.3.0 is tested; "
-        "run: pip install mujoco==3.3.0"
-    )
+    return f"mujoco {mujoco} draws or simulates LIBERO differently from 3.2.7 .. 3.3.2, and 3.3.0 is tested; {repair}"
 
 
 def simulator_versions() -> dict[str, str]:
@@ -101,9 +94,8 @@ def simulator_versions() -> dict[str, str]:
     try:
         return {name: importlib.metadata.version(name) for name in ("mujoco", "robosuite", "hf-libero")}
     except importlib.metadata.PackageNotFoundError as missing:
-        raise BadInput(
-            f"{missing.name} is not installed; run: pip install -r requirements.txt && {INSTALL_SIMULATOR}"
-        ) from None
+        repair = f"run: pip install -r requirements.txt && {INSTALL_SIMULATOR}"
+        raise BadInput(f"{missing.name} is not installed; {repair}") from None
 
 
 def write_libero_config() -> Path:
@@ -111,9 +103,11 @@ def write_libero_config() -> Path:
     root = libero_root()
     folder = cache_dir() / "libero" / hashlib.sha256(str(root).encode()).hexdigest()[:16]  # of this installation
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {name: str(root / name) for name in ("bddl_files", "assets")}  # hf-libero asks its own cache for assets
-    others = {"benchmark_root": root, "init_states": root / "init_files", "datasets": root.parent / "datasets"}
-    write_json(folder / "config.yaml", paths | {name: str(path) for name, path in others.items()})  # JSON is YAML, too
+    parts = {
+        "benchmark_root": "", "bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets",
+        "datasets": "../datasets",
+    }  # fmt: skip
+    write_json(folder / "config.yaml", {name: str(root / part) for name, part in parts.items()})  # JSON is YAML, too
     return folder
 
 
@@ -121,12 +115,10 @@ def _quiet_robosuite() -> None:
     """No /tmp/robosuite.log (another user's file would be a PermissionError) and no note about "private macros"."""
     if "robosuite" in sys.modules:
         return
-    package = importlib.util.find_spec("robosuite")
-    assert package is not None and package.submodule_search_locations, "check_versions has found it"  # noqa: PT018
     # robosuite opens the log file while it is imported: its settings have to be changed before, in a module of theirs.
-    settings = runpy.run_path(str(Path(package.submodule_search_locations[0], "macros.py")))
+    (package,) = importlib.util.find_spec("robosuite").submodule_search_locations  # type: ignore[union-attr, misc]
     macros = sys.modules["robosuite.macros"] = types.ModuleType("robosuite.macros")
-    vars(macros).update(settings, __name__="robosuite.macros", FILE_LOGGING_LEVEL=None)
+    vars(macros).update(runpy.run_path(f"{package}/macros.py", run_name="robosuite.macros"), FILE_LOGGING_LEVEL=None)
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
 
 
@@ -144,10 +136,9 @@ def render_device() -> Iterator[int | None]:
     try:
         yield device
     finally:
-        for name, value in saved.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+        for name in names:
+            del os.environ[name]
+        os.environ.update({name: value for name, value in saved.items() if value is not None})
 
 
 def choose_egl_device() -> int:
@@ -157,16 +148,21 @@ def choose_egl_device() -> int:
     LOCAL_RANK), else the first device that there is (on a machine without GPU: Mesa's software renderer).
     """
     from mujoco.egl import egl_ext
+    from OpenGL.error import GLError
 
     devices = egl_ext.eglQueryDevicesEXT()
     wanted = os.environ.get("MUJOCO_EGL_DEVICE_ID", "")
     if wanted and not (wanted.isdigit() and int(wanted) < len(devices)):
-        raise BadInput(
-            f"MUJOCO_EGL_DEVICE_ID={wanted}: EGL sees {len(devices)} device(s), numbered from 0; unset it or correct it"
-        )
+        count = f"EGL sees {len(devices)} device(s), numbered from 0"
+        raise BadInput(f"MUJOCO_EGL_DEVICE_ID={wanted}: {count}; unset it or correct it")
     learner, numbers = int(os.environ.get("LOCAL_RANK", "0")), [_cuda_number(device) for device in devices]
     index = int(wanted or (numbers.index(learner) if learner in numbers else 0))
-    if not devices or not _initialises(devices[index]):
+    try:
+        display = egl_ext.eglGetPlatformDisplayEXT(egl_ext.EGL_PLATFORM_DEVICE_EXT, devices[index], None)
+        works = egl_ext.eglInitialize(display, None, None)
+    except (IndexError, GLError):  # there is no device, or its driver does not start
+        works = False
+    if not works:
         raise BadInput(f"EGL device {index} of {len(devices)} cannot be initialised; {REPAIR}")
     return index
 
@@ -174,7 +170,7 @@ def choose_egl_device() -> int:
 def _cuda_number(device: ctypes.c_void_p) -> int | None:
     """CUDA's number of an EGL device; it already obeys CUDA_VISIBLE_DEVICES."""
     from mujoco.egl import egl_ext
-    from OpenGL import error
+    from OpenGL.error import GLError
 
     # EGLBoolean eglQueryDeviceAttribEXT(EGLDeviceEXT, EGLint, EGLAttrib *)
     prototype = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_ssize_t))
@@ -183,20 +179,9 @@ def _cuda_number(device: ctypes.c_void_p) -> int | None:
     try:
         found = prototype(address)(device, CUDA_DEVICE_NV, ctypes.byref(value)) if address else False
         egl_ext.eglGetError()  # a device that is no GPU leaves EGL_BAD_ATTRIBUTE behind
-    except error.GLError:
+    except GLError:
         return None
     return value.value if found else None
-
-
-def _initialises(device: ctypes.c_void_p) -> bool:
-    from mujoco.egl import egl_ext
-    from OpenGL import error
-
-    try:
-        display = egl_ext.eglGetPlatformDisplayEXT(egl_ext.EGL_PLATFORM_DEVICE_EXT, device, None)
-        return bool(egl_ext.eglInitialize(display, None, None))
-    except error.GLError:
-        return False
 
 
 class Renderer(NamedTuple):
