@@ -67,8 +67,9 @@ class Ranks:
 
     @property
     def launcher(self) -> str:
-        """What starts as many processes; --data-parallel needs nothing but python."""
-        return f"accelerate launch --num_processes {self.size}" if "TORCHELASTIC_RUN_ID" in os.environ else "python"
+        """What starts as many processes. --data-parallel needs nothing but python, and leaves no torchrun id."""
+        started_itself = "WORLD_SIZE" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
+        return "python" if self.size == 1 or started_itself else f"accelerate launch --num_processes {self.size}"
 
     def share(self, items: Shared) -> Shared:
         """This rank's part: every `size`-th item."""

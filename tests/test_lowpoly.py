@@ -18,9 +18,8 @@ import pytest
 
 import workshop.lowpoly
 from contracts import BadInput
-from envs.tasks import load_init_states
 from envs.rendering import prepare
-from envs.tasks import libero_root, suite_task, task_names
+from envs.tasks import libero_root, load_init_states, suite_task, task_names
 from workshop.lowpoly import asset_mjcf, ensure_pack, look_of, pack_name, write_pack
 from workshop.lowpoly.facts import extent, load_facts
 from workshop.lowpoly.objects import LOOKS

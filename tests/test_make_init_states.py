@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from contracts import BadInput
-from envs.tasks import load_init_states
 from envs.libero import EnvSpec, LiberoEnv, task_info
-from envs.tasks import libero_root
+from envs.tasks import libero_root, load_init_states
 from workshop.make_init_states import make_init_states
 
 NAME = "pick_up_the_black_bowl_between_the_plate_and_the_ramekin_and_place_it_on_the_plate"

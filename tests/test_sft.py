@@ -16,9 +16,9 @@ import workshop.sft
 from contracts import BadInput, Observation
 from tests.demo_episodes import raw_images, write_demos
 from tests.small_checkpoint import SMALL, make_small_checkpoint
-from vla.tokens import FIRST_ACTION_TOKEN
 from vla.checkpoint import inspect_checkpoint
 from vla.policy import Policy
+from vla.tokens import FIRST_ACTION_TOKEN
 from workshop.sft import SFT_RUN_FILE, SftArgs, action_loss, fine_tune, learning_rate, load_trainable
 from workshop.tiny import TinySize
 

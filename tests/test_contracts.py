@@ -1,0 +1,59 @@
+"""A refusal is one line that a terminal shows as it is."""
+
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from contracts import BadInput, read_json, write_json
+
+
+@given(st.text())
+def test_every_message_is_one_printable_line(message):
+    assert str(BadInput(message)).isprintable()
+
+
+@given(st.text(alphabet=st.characters(min_codepoint=32, max_codepoint=126), max_size=1500))
+def test_what_is_one_line_already_stays_as_it_is(message):
+    assert str(BadInput(message)) == message
+
+
+def test_a_long_message_keeps_both_ends():
+    message = str(BadInput(f"/a/file: {'x' * 1_000_000}: do this"))
+    assert message.startswith("/a/file: ")
+    assert message.endswith(": do this")
+    assert len(message) < 2000
+
+
+def test_a_message_crosses_processes_unchanged():
+    error = BadInput("a\nb")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error) == "a\\nb"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "cannot be read"),
+        (b"{half", "is no JSON"),
+        (b"\xff\xfe", "is no JSON"),
+        (b"[]", "expected a JSON object"),
+    ],
+)
+def test_what_is_no_json_object_is_one_line_that_names_the_file(tmp_path, content, said):
+    path = tmp_path / "a.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadInput) as caught:
+        read_json(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert said in str(caught.value)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "a.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(TypeError):
+        write_json(path, {"a": object()})
+    assert read_json(path) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
