@@ -134,22 +134,18 @@ class LiberoEnv:
             self._simulator.reset(seed, self._init_states[init_state_id])
         for _ in range(SETTLING_STEPS - 1):
             self._simulator.step(SETTLING_ACTION)
-        return self._step(SETTLING_ACTION, observe)[0], False
+        return self._execute(SETTLING_ACTION[None], observe, count=0)[0], False
 
-    def _execute(self, actions: np.ndarray, observe: bool) -> Outcome:
+    def _execute(self, actions: np.ndarray, observe: bool, count: int = 1) -> Outcome:
+        assert self._simulator is not None, "an episode is running"
         for number, action in enumerate(actions, start=1):
-            self._env_steps += 1
+            self._env_steps += count
             is_seen = observe and number == len(actions) and self._env_steps < self.max_env_steps
-            raw, success = self._step(action, is_seen)
+            raw, success = self._simulator.step(action, self._cameras if is_seen else CAMERAS[: self._recording])
+            if self._recording:
+                self._frames.append(upright(raw["agentview_image"]))
             if success:
                 break
-        return raw, success
-
-    def _step(self, action: np.ndarray, observe: bool) -> Outcome:
-        assert self._simulator is not None, "an episode is running"
-        raw, success = self._simulator.step(action, self._cameras if observe else CAMERAS[: self._recording])
-        if self._recording:
-            self._frames.append(upright(raw["agentview_image"]))
         return raw, success
 
     def _guarded(self, part: Callable[[], Outcome], observe: bool) -> ChunkResult:

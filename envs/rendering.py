@@ -1,7 +1,7 @@
 """Everything that must be true before MuJoCo, robosuite and LIBERO are imported, and which device then draws.
 
 They read environment variables at import, write into HOME and /tmp, ask a question on stdin and die of each other's
-libraries. `prepare` settles all of it once; it is called by whoever builds an env, in the process that builds it.
+libraries. `prepare` settles all of it, in the process that builds an env.
 """
 
 import ctypes
@@ -126,8 +126,7 @@ def _quiet_robosuite() -> None:
 def render_device() -> Iterator[int | None]:
     """Within this block robosuite and MuJoCo are imported for, and make GL contexts on, the right EGL device.
 
-    robosuite takes its index from CUDA_VISIBLE_DEVICES and asserts that MUJOCO_EGL_DEVICE_ID is in it: equal values
-    satisfy both. The learner in this process needs its own back afterwards.
+    robosuite asserts that MUJOCO_EGL_DEVICE_ID is in CUDA_VISIBLE_DEVICES, which the learner needs back afterwards.
     """
     device = choose_egl_device() if os.environ["MUJOCO_GL"] == "egl" else None
     names = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID")

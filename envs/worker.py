@@ -42,9 +42,9 @@ class Worker:
 
     def __init__(self, make: Callable[..., Callable], *recipe: object) -> None:
         self.connection, theirs = Pipe()
-        program = f"import sys; sys.path[0] = {str(PROJECT)!r}; from envs import worker; worker.main("
+        program = f"import sys; sys.path[0] = {str(PROJECT)!r}; from envs import worker; worker.main(*%s)"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{program}{os.getpid()}, {theirs.fileno()})"],
+            [sys.executable, "-c", program % ((os.getpid(), theirs.fileno()),)],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=2,  # what libraries print is no output of our command line

@@ -1,6 +1,5 @@
 """Processes that answer: how answers travel, every way in which one can end, and that none outlives the program."""
 
-import mmap
 import os
 import select
 import signal
@@ -8,13 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from contracts import BadInput, Observation
-from envs.libero import ChunkResult, bowl_beside_ramekin_m
+from contracts import BadInput
+from envs.libero import bowl_beside_ramekin_m
 from envs.rendering import find_renderer
-from envs.worker import NoAnswer, Worker, ask, pack, unpack
+from envs.worker import NoAnswer, Worker, ask
 
 PROJECT = Path(__file__).resolve().parent.parent
 PATIENCE_S = 300  # for what is certain to happen: only a failing test waits that long
@@ -44,31 +42,6 @@ except KeyboardInterrupt:
 """
 
 
-def answer(seed: int, num_frames: int) -> ChunkResult:
-    rng = np.random.default_rng(seed)
-    frames = [rng.integers(0, 256, (256, 256, 3), dtype=np.uint8) for _ in range(num_frames)]
-    images = rng.integers(0, 256, (2, 64, 64, 3), dtype=np.uint8)
-    return ChunkResult(Observation(images, rng.normal(size=8), "stack them"), False, 8, 16, False, frames=frames)
-
-
-def assert_equal(one: ChunkResult, other: ChunkResult) -> None:
-    np.testing.assert_array_equal(one.observation.images, other.observation.images)
-    np.testing.assert_array_equal(one.observation.proprio, other.observation.proprio)
-    np.testing.assert_array_equal(one.frames, other.frames)
-    assert one.observation.instruction == other.observation.instruction
-
-
-@pytest.mark.parametrize("num_frames", [0, 9])
-def test_an_answer_arrives_as_sent_and_outlives_the_next_one(num_frames):
-    memory = mmap.mmap(-1, 4 * 2**20)
-    first, second = answer(0, num_frames), answer(1, num_frames)
-    received = unpack(*pack(first, memory), memory)
-    again = unpack(*pack(second, memory), memory)
-    assert_equal(received, first)
-    assert_equal(again, second)
-    assert len(pack(first, memory)[0]) < 2000  # images are not in the message
-
-
 def raise_bad_input():
     raise BadInput("unset MUJOCO_GL")
 
@@ -88,7 +61,7 @@ def test_answers_and_problems_come_back():
 def test_a_crash_is_named_by_its_signal_and_a_hang_is_ended():
     with pytest.raises(NoAnswer, match="SIGABRT"):
         ask(os.abort)
-    with pytest.raises(NoAnswer, match="no answer within 1 s"):
+    with pytest.raises(NoAnswer, match=r"no answer in time \(SIGABRT\)"):
         ask(signal.pause, answer_s=1)
 
 
