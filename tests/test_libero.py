@@ -145,9 +145,7 @@ def make_it_raise(domain):
     domain._check_success = lambda: 1 // 0
 
 
-@pytest.mark.parametrize(
-    ("harm", "error"), [(make_unstable, "unstable"), (make_it_raise, "ZeroDivisionError: integer")]
-)
+@pytest.mark.parametrize(("harm", "error"), [(make_unstable, "unstable"), (make_it_raise, "ZeroDivisionError")])
 def test_a_fault_of_the_simulator_is_an_error_and_the_next_reset_recovers(env, reference, harm, error):
     env.reset(2)
     harm(env.domain)
