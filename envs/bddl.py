@@ -17,29 +17,20 @@ NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:e[-+]?[
 SECTIONS = ("problem", ":language", ":regions", ":fixtures", ":objects", ":init", ":goal")
 
 
-def read_problem(path: Path) -> tuple[str, str]:
-    """Check a BDDL file; returns LIBERO's kind of scene (libero_tabletop_manipulation, ...) and the instruction.
-
-    Raises BadInput, naming the file and what is wrong in it.
-    """
+def read_instruction(path: Path) -> str:
+    """Check a BDDL file; returns its instruction. Raises BadInput, naming the file and what is wrong in it."""
     from bddl.parsing import scan_tokens  # LIBERO's own; here, so that a missing LIBERO is told by envs.tasks
 
     try:
-        expression = scan_tokens(string=path.read_text(encoding="utf-8"))  # line ends, too, as LIBERO will see them
-    except OSError as fault:
-        raise BadInput(f"BDDL file {path}: cannot be read ({fault.strerror})") from None
-    except Exception as fault:  # the parser raises nothing more special
-        raise BadInput(f"BDDL file {path}: {first_line(fault)} (count the parentheses)") from None
-    try:
-        return _problem(expression)
-    except BadInput as wrong:
-        raise BadInput(f"BDDL file {path}: {wrong}") from None
-    except (LookupError, TypeError, ValueError, RecursionError) as fault:  # no list where there should be one, ...
-        otherwise = f"it is built otherwise than LIBERO's own files ({type(fault).__name__}: {fault})"
-        raise BadInput(f"BDDL file {path}: {otherwise}") from None
+        return _instruction(scan_tokens(string=path.read_text(encoding="utf-8")))  # line ends, too, as LIBERO sees them
+    except (OSError, BadInput) as fault:
+        raise BadInput(f"BDDL file {path}: {fault}") from None
+    except Exception as fault:  # of the parser, or no list where there should be one
+        otherwise = f"it is built otherwise than LIBERO's own files ({type(fault).__name__}: {first_line(fault)})"
+        raise BadInput(f"BDDL file {path}: {otherwise}; count the parentheses") from None
 
 
-def _problem(expression: Any) -> tuple[str, str]:
+def _instruction(expression: Any) -> str:
     for rotation in _groups(expression, ":yaw_rotation"):
         if not all(map(NUMBER.fullmatch, _words(rotation[1:]))):
             raise BadInput(f"{_shown(rotation)} needs plain numbers: LIBERO evaluates them")
@@ -60,13 +51,11 @@ def _problem(expression: Any) -> tuple[str, str]:
     placed = {fact[1] for fact in facts[":init"]}
     if lost := [name for name in objects if name not in placed]:
         raise BadInput(f":init does not say where {lost[0]} is (add: (On {lost[0]} REGION))")
-    return sections["problem"][0], " ".join(sections[":language"])
+    return " ".join(sections[":language"])
 
 
 def _declared(words: Sequence[str]) -> list[str]:
     """`a b - bowl  c - plate` -> [a, b, c]."""
-    if words[-2:-1] != ["-"]:
-        raise BadInput(f"{_shown(words[-1])} has no category (write: {_shown(words[-1])} - CATEGORY)")
     return [word for before, word in pairwise(["", *words]) if "-" not in (before, word)]
 
 

@@ -44,10 +44,8 @@ def lean_physics(sim: Any) -> Iterator[None]:
         is_fresh = False
 
     sim.forward, sim.step = forward, step
-    try:
-        yield
-    finally:
-        del sim.forward, sim.step  # the methods of the class show through again
+    yield  # after a fault nobody uses `sim` any more
+    del sim.forward, sim.step  # the methods of the class show through again
 
 
 class CameraGate:
@@ -96,16 +94,12 @@ def only_what_is_in_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int
     most of the arm. Mirrors and shadows show what the camera itself cannot see: with them all geoms stay.
     """
     materials = model.geom_matid[model.geom_matid >= 0]
-    if model.light_castshadow.any() or model.mat_reflectance[materials].any():
-        yield
-        return
-    hidden = out_of_view(model, data, camera)
+    shows_all = model.light_castshadow.any() or model.mat_reflectance[materials].any()
+    hidden = np.arange(0) if shows_all else out_of_view(model, data, camera)
     groups = model.geom_group[hidden]
     model.geom_group[hidden] = HIDDEN_GROUP
-    try:
-        yield
-    finally:
-        model.geom_group[hidden] = groups
+    yield
+    model.geom_group[hidden] = groups
 
 
 def out_of_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> np.ndarray:
@@ -122,35 +116,33 @@ def out_of_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> np.n
     return np.flatnonzero(is_outside & (model.geom_rbound > 0))  # rbound 0: an infinite plane
 
 
-class SoftReset:
-    """Resets a domain without rebuilding its model (0.1 s instead of 1 s), with the outcome of LIBERO's hard reset.
+def soft_reset(domain: Any) -> Callable[[], None]:
+    """A reset of `domain` without rebuilding its model (0.1 s instead of 1 s), with the outcome of LIBERO's hard reset.
 
     Four things of the past would survive robosuite's own soft reset: where the fixtures stood, the gripper's last
     command, and by way of `qacc_warmstart` the number and the states of the forward passes that a hard reset makes.
     """
+    as_loaded = mujoco.MjModel.from_xml_string(domain.model.get_xml())  # the sim's model has placed fixtures
+    body_pos, body_quat = as_loaded.body_pos.copy(), as_loaded.body_quat.copy()
+    sim, gripper = domain.sim, domain.robots[0].gripper
 
-    def __init__(self, domain: Any) -> None:
-        self._domain = domain
-        as_loaded = mujoco.MjModel.from_xml_string(domain.model.get_xml())  # the sim's model has placed fixtures
-        self._body_pos, self._body_quat = as_loaded.body_pos.copy(), as_loaded.body_quat.copy()
-        domain.sim.reset = self._reset_data
-        # LIBERO appends these samplers (open drawers, lit stoves) once more whenever it loads the model. After one hard
-        # reset there are two of each, and the second draw shifts the random numbers of all that is placed after it.
-        domain.object_property_initializers *= 2
-
-    def __call__(self) -> None:
-        gripper = self._domain.robots[0].gripper
-        gripper.current_action = np.zeros(gripper.dof)
-        self._domain.reset()
-        self._domain._pre_action = lean_control(self._domain)
-
-    def _reset_data(self) -> None:
+    def reset_data() -> None:
         """In place of MjSim.reset: what loading the model afresh and making a renderer for it would leave."""
-        sim = self._domain.sim
-        sim.model.body_pos[:], sim.model.body_quat[:] = self._body_pos, self._body_quat
+        sim.model.body_pos[:], sim.model.body_quat[:] = body_pos, body_quat
         mujoco.mj_resetData(sim.model._model, sim.data._data)
         sim.forward()
         sim.forward()
+
+    def reset() -> None:
+        gripper.current_action = np.zeros(gripper.dof)
+        domain.reset()
+        domain._pre_action = lean_control(domain)
+
+    sim.reset = reset_data
+    # LIBERO appends these samplers (open drawers, lit stoves) once more whenever it loads the model. After one hard
+    # reset there are two of each, and the second draw shifts the random numbers of all that is placed after it.
+    domain.object_property_initializers *= 2
+    return reset
 
 
 def lean_control(domain: Any) -> Callable[[np.ndarray, bool], None]:

@@ -205,7 +205,7 @@ class Simulator:
 
         self.domain = self._wrapper.env  # LIBERO's `BDDLBaseDomain`
         self.gate = lean.CameraGate(self.domain)
-        self._soft_reset = lean.SoftReset(self.domain)
+        self._soft_reset = lean.soft_reset(self.domain)
         self._lean_physics = lean.lean_physics
         self.domain.reward = lambda action: 0.0  # LIBERO's costs a second check of success, which nobody reads
 

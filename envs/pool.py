@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs.assets import find_assets
-from envs.libero import ChunkResult, EnvSpec, LiberoEnv, task_info
+from envs.libero import ChunkResult, EnvSpec, LiberoEnv
 from envs.rendering import check_versions
 from envs.worker import NoAnswer, Worker
 
@@ -37,13 +37,9 @@ Results = list[tuple[int, ChunkResult]]  # by slot
 
 
 def make_pool(spec: EnvSpec, num_envs: int, prepare: Prepare | None = None) -> "Pool":
-    """A pool for the tasks of `spec`; `prepare` is the part of the policy's preprocessing that its workers do.
-
-    Raises BadInput for what the user can repair, before any process is started.
-    """
+    """A pool for the tasks of `spec`; `prepare` is the part of the policy's preprocessing that its workers do."""
     if caution := check_versions():
         log.warning(caution)
-    task_info(spec)
     # Found (and, for "lowpoly", generated) once, here, rather than by all workers at the same time.
     spec = replace(spec, assets=str(find_assets(spec.assets)))
     return Pool(spec, prepare=prepare) if num_envs == 1 else WorkerPool(spec, num_envs, prepare=prepare)

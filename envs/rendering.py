@@ -27,10 +27,8 @@ BACKENDS = {  # render backend -> shared libraries it needs, Debian packages tha
     "egl": (("libEGL.so.1", "libOpenGL.so.0"), "libegl1 libopengl0 libgl1-mesa-dri"),
     "osmesa": (("libOSMesa.so.8", "libGL.so.1"), "libosmesa6 libgl1"),
 }
-REPAIR = (
-    f"run: apt-get install {BACKENDS['egl'][1]}; in a container with an NVIDIA GPU start it with "
-    "NVIDIA_DRIVER_CAPABILITIES=all; or try MUJOCO_GL=osmesa"
-)
+IN_CONTAINERS = "in a container with an NVIDIA GPU start it with NVIDIA_DRIVER_CAPABILITIES=all"
+REPAIR = f"run: apt-get install {BACKENDS['egl'][1]}; {IN_CONTAINERS}; or try MUJOCO_GL=osmesa"
 INSTALL_SIMULATOR = "pip install --no-deps -r requirements-simulator.txt"
 # GPU memory of one simulator's EGL context with a LIBERO scene: 1.0 GiB for 8 of them on an H200.
 GPU_BYTES_PER_RENDERER = 130 * 2**20
@@ -141,10 +139,9 @@ def render_device() -> Iterator[int | None]:
 
 
 def choose_egl_device() -> int:
-    """Index of the EGL device to render on (EGL numbers the GPUs in its own order, not in CUDA's).
+    """EGL's own number of the device to render on: MUJOCO_EGL_DEVICE_ID, else that of the GPU where the learner runs.
 
-    MUJOCO_EGL_DEVICE_ID, else the GPU where this process's learner runs (CUDA's first, of several ranks number
-    LOCAL_RANK), else the first device that there is (on a machine without GPU: Mesa's software renderer).
+    That is CUDA's number LOCAL_RANK. Without it the first device (on a machine without GPU: Mesa's software renderer).
     """
     from mujoco.egl import egl_ext
     from OpenGL.error import GLError
@@ -152,8 +149,7 @@ def choose_egl_device() -> int:
     devices = egl_ext.eglQueryDevicesEXT()
     wanted = os.environ.get("MUJOCO_EGL_DEVICE_ID", "")
     if wanted and not (wanted.isdigit() and int(wanted) < len(devices)):
-        count = f"EGL sees {len(devices)} device(s), numbered from 0"
-        raise BadInput(f"MUJOCO_EGL_DEVICE_ID={wanted}: {count}; unset it or correct it")
+        raise BadInput(f"MUJOCO_EGL_DEVICE_ID={wanted}: EGL sees {len(devices)} device(s); unset it or correct it")
     learner, numbers = int(os.environ.get("LOCAL_RANK", "0")), [_cuda_number(device) for device in devices]
     index = int(wanted or (numbers.index(learner) if learner in numbers else 0))
     try:

@@ -63,7 +63,8 @@ class Worker:
         """Wait for the answer. Raises BadInput that is the answer, and NoAnswer for a fault, a death or a hang."""
         try:
             if not self.connection.poll(max(0.0, self.deadline - time.monotonic())):
-                raise NoAnswer(f"it gave no answer in time ({self.end(show_stack=True)})")
+                self.process.send_signal(signal.SIGABRT)  # faulthandler prints where it hangs, then it is gone
+                raise NoAnswer(f"it gave no answer in time ({self.end()})")
             answer = self.connection.recv()
         except (EOFError, OSError):
             raise NoAnswer(f"it died ({self.end()})") from None
@@ -78,14 +79,11 @@ class Worker:
             self.process.kill()
         self.connection.close()
 
-    def end(self, show_stack: bool = False) -> str:
+    def end(self) -> str:
         """Wait for a dead or closed process, kill it where that takes too long; returns what had become of it."""
-        if show_stack:
-            self.process.send_signal(signal.SIGABRT)  # faulthandler prints where it hangs, then it is gone
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+        self.process.kill()  # does nothing to one that has gone
         code = self.process.wait()
         self.connection.close()
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
@@ -114,16 +112,14 @@ def main(parent: int, socket_fd: int) -> None:
         make, *recipe = connection.recv()
         function = make(*recipe)
         while True:
-            connection.send(_answer(function, connection.recv()))
+            arguments = connection.recv()
+            try:
+                answer = function(*arguments)
+            except BadInput as fault:
+                answer = fault
+            except Exception as fault:  # whatever a broken driver or library raises is the answer
+                traceback.print_exc()
+                answer = NoAnswer(f"{type(fault).__name__}: {fault}")
+            connection.send(answer)
     sys.stderr.flush()
     os._exit(0)  # the interpreter's end would free GL contexts after their display, with a traceback for each
-
-
-def _answer(function: Callable, arguments: tuple) -> Any:
-    try:
-        return function(*arguments)
-    except BadInput as fault:
-        return fault
-    except Exception as fault:  # whatever a broken driver or library raises is the answer
-        traceback.print_exc()
-        return NoAnswer(f"{type(fault).__name__}: {fault}")

@@ -70,14 +70,6 @@ def test_bad_input_reaches_the_caller(pool):
         run_chunk(pool, REFUSE)
 
 
-def test_one_env_is_inline_and_more_are_processes(monkeypatch):
-    monkeypatch.setattr("envs.pool.WorkerPool", lambda spec, num_envs, **_: ("workers", spec.assets, num_envs))
-    assert isinstance(make_pool(SPEC, 1), Pool)
-    kind, assets, num_envs = make_pool(SPEC, 3)
-    assert (kind, num_envs) == ("workers", 3)
-    assert os.path.isdir(assets)  # found by the parent, once for all workers
-
-
 def test_results_come_as_they_are_ready(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -201,10 +193,13 @@ def test_episodes_of_libero_do_not_depend_on_the_number_of_workers():
             np.testing.assert_array_equal(inline.observation.proprio, worker.observation.proprio)
 
 
-def test_a_simulator_that_differs_a_little_is_warned_of_once(monkeypatch, caplog):
+def test_one_env_is_inline_and_more_are_processes_and_a_simulator_that_differs_is_warned_of(monkeypatch, caplog):
     monkeypatch.setattr(pool_module, "check_versions", lambda: "mujoco 3.3.5 differs")
-    make_pool(SPEC, 2).close()
-    assert caplog.messages == ["mujoco 3.3.5 differs"]
+    for num_envs, kind in ((1, Pool), (2, WorkerPool)):
+        with make_pool(SPEC, num_envs) as pool:
+            assert type(pool) is kind
+            assert os.path.isdir(pool._recipe[0].assets)  # found by the parent, once for all workers
+    assert caplog.messages == ["mujoco 3.3.5 differs"] * 2
 
 
 def test_a_slot_keeps_the_envs_of_its_last_tasks_and_steps_the_last_one(monkeypatch):

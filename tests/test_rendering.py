@@ -10,14 +10,7 @@ import yaml
 
 from contracts import BadInput
 from envs import rendering
-from envs.rendering import (
-    check_versions,
-    choose_backend,
-    choose_egl_device,
-    prepare,
-    render_device,
-    write_libero_config,
-)
+from envs.rendering import check_versions, choose_backend, choose_egl_device, prepare, render_device
 from envs.tasks import cache_dir
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -81,14 +74,14 @@ def test_mujoco_that_differs_a_little_is_warned_of(install, version, warns):
 
 def test_two_installations_have_their_own_libero_config_that_names_existing_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path))
-    folder = write_libero_config()
+    folder = rendering.write_libero_config()
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert set(config) == {"benchmark_root", "bddl_files", "init_states", "datasets", "assets"}
     assert os.path.isfile(os.path.join(config["bddl_files"], "libero_goal", "turn_on_the_stove.bddl"))
     assert os.path.isfile(os.path.join(config["init_states"], "libero_goal", "turn_on_the_stove.pruned_init"))
     assert os.listdir(folder) == ["config.yaml"]
     monkeypatch.setattr(rendering, "libero_root", lambda: Path("/another/installation"))
-    assert write_libero_config() != folder
+    assert rendering.write_libero_config() != folder
 
 
 @pytest.fixture
@@ -183,10 +176,7 @@ from envs.libero import EnvSpec, LiberoEnv
 
 env = LiberoEnv(EnvSpec("libero_spatial", (0,), num_images=1), 0)
 assert env.reset(0).error is None
-weight = torch.nn.Parameter(torch.ones(3))
-optimizer = torch.optim.AdamW([weight])  # imports triton
-weight.sum().backward()
-optimizer.step()
+torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))])  # imports triton
 print("episode ran")
 """
 
@@ -205,17 +195,11 @@ def run(program, folders, **variables):
     environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     environ |= {"HOME": str(folders["home"]), "TMPDIR": str(folders["tmp"]), "PYTHONPATH": str(PROJECT)}
     environ |= {"PYTHONDONTWRITEBYTECODE": "1"} | variables
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        env=environ,
-        cwd=folders["cwd"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environ, cwd=folders["cwd"], capture_output=True, text=True, timeout=300,
         preexec_fn=lambda: os.close(0),  # not an empty stdin: none at all
-    )
-    output, errors = process.communicate(timeout=300)
-    return process.returncode, output, errors
+    )  # fmt: skip
+    return ended.returncode, ended.stdout, ended.stderr
 
 
 def test_nothing_is_asked_printed_or_written_outside_the_cache(folders):
