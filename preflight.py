@@ -26,7 +26,7 @@ from rich.text import Text
 
 from configs.config import ModelConfig, RunConfig, SimulatorConfig, TaskConfig, TrainConfig, require
 from contracts import BadInput, Observation, SelfCheckError, first_line
-from envs.assets import describe_assets, is_lowpoly
+from envs.assets import describe_assets
 from envs.libero import EnvSpec, bowl_beside_ramekin_m, task_info
 from envs.pool import Pool, WorkerPool
 from envs.rendering import GPU_BYTES_PER_RENDERER, REPAIR, check_versions, find_renderer, simulator_versions
@@ -303,7 +303,7 @@ def check_suite(info: CheckpointInfo, base: str, task_suite: str, unnorm_key: st
 def check_looks(info: CheckpointInfo, assets: str) -> str:
     """Whether the policy will see what it was trained on, as far as its folder tells."""
     looks = describe_assets(assets)
-    if is_lowpoly(assets) and not (info.folder / OUR_PICTURES).is_file():
+    if assets == "lowpoly" and not (info.folder / OUR_PICTURES).is_file():
         return Caution(
             f"{looks}, and nothing in the checkpoint's folder says that it was trained on them: one that was trained "
             "on LIBERO's own pictures needs --assets official"

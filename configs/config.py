@@ -81,7 +81,7 @@ class SimulatorConfig:
     num_envs: int = 1
     """Simulators (of each rank): 1 steps inline in this process, N > 1 run in worker processes."""
     assets: str = "lowpoly"
-    """What objects look like: `lowpoly` (ours; LIBERO_ASSETS in its place), `official` (LIBERO's), or a folder."""
+    """What objects look like: `lowpoly` (ours), `official` (LIBERO's), or a folder."""
     bddl_file: str | None = None
     """A BDDL file of your own in place of the suite's tasks (see docs/OWN_TASKS.md; None: those)."""
     max_env_steps: int | None = None

@@ -6,7 +6,6 @@ checked what is evaluated and what is named; what needs LIBERO's objects at hand
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,45 +17,26 @@ NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:e[-+]?[
 SECTIONS = ("problem", ":language", ":regions", ":fixtures", ":objects", ":init", ":goal")
 
 
-@dataclass(frozen=True)
-class Problem:
-    """What the rest of the program wants to know about a BDDL file."""
-
-    kind: str  # LIBERO's class of scene, lower case: libero_tabletop_manipulation, ...
-    instruction: str
-
-
-class _Wrong(Exception):
-    """A mistake in the file."""
-
-
-def read_problem(path: Path) -> Problem:
-    """Read and check a BDDL file. Raises BadInput, naming the file and what is wrong in it."""
+def read_instruction(path: Path) -> str:
+    """Check a BDDL file; returns its instruction. Raises BadInput, naming the file and what is wrong in it."""
     from bddl.parsing import scan_tokens  # LIBERO's own; here, so that a missing LIBERO is told by envs.tasks
 
     try:
-        expression = scan_tokens(string=path.read_text(encoding="utf-8"))  # line ends, too, as LIBERO will see them
-    except OSError as fault:
-        raise BadInput(f"BDDL file {path}: cannot be read ({fault.strerror})") from None
-    except Exception as fault:  # the parser raises nothing more special
-        raise BadInput(f"BDDL file {path}: {first_line(fault)} (count the parentheses)") from None
-    try:
-        return _problem(expression)
-    except _Wrong as wrong:
-        raise BadInput(f"BDDL file {path}: {wrong}") from None
-    except (LookupError, TypeError, ValueError, RecursionError) as fault:  # no list where there should be one, ...
-        raise BadInput(
-            f"BDDL file {path}: it is built otherwise than LIBERO's own files ({type(fault).__name__}: {fault})"
-        ) from None
+        return _instruction(scan_tokens(string=path.read_text(encoding="utf-8")))  # line ends, too, as LIBERO sees them
+    except (OSError, BadInput) as fault:
+        raise BadInput(f"BDDL file {path}: {fault}") from None
+    except Exception as fault:  # of the parser, or no list where there should be one
+        otherwise = f"it is built otherwise than LIBERO's own files ({type(fault).__name__}: {first_line(fault)})"
+        raise BadInput(f"BDDL file {path}: {otherwise}; count the parentheses") from None
 
 
-def _problem(expression: Any) -> Problem:
+def _instruction(expression: Any) -> str:
     for rotation in _groups(expression, ":yaw_rotation"):
         if not all(map(NUMBER.fullmatch, _words(rotation[1:]))):
-            raise _Wrong(f"{_shown(rotation)} needs plain numbers: LIBERO evaluates them")
+            raise BadInput(f"{_shown(rotation)} needs plain numbers: LIBERO evaluates them")
     sections = {group[0]: group[1:] for group in expression[1:]}
     if missing := [name for name in SECTIONS if not sections.get(name)]:
-        raise _Wrong(f"it has no ({missing[0]} ...)")
+        raise BadInput(f"it has no ({missing[0]} ...)")
     objects, fixtures = _declared(sections[":objects"]), _declared(sections[":fixtures"])
     known = {*objects, *fixtures}
     for name, *attributes in sections[":regions"]:
@@ -67,17 +47,15 @@ def _problem(expression: Any) -> Problem:
         for fact in facts[section]:
             if unknown := [name for name in fact[1:] if name not in known]:
                 names = ", ".join(sorted(known))
-                raise _Wrong(f"{section} {_shown(fact)} names {unknown[0]}, but the file has only {names}")
+                raise BadInput(f"{section} {_shown(fact)} names {unknown[0]}, but the file has only {names}")
     placed = {fact[1] for fact in facts[":init"]}
     if lost := [name for name in objects if name not in placed]:
-        raise _Wrong(f":init does not say where {lost[0]} is (add: (On {lost[0]} REGION))")
-    return Problem(kind=sections["problem"][0], instruction=" ".join(sections[":language"]))
+        raise BadInput(f":init does not say where {lost[0]} is (add: (On {lost[0]} REGION))")
+    return " ".join(sections[":language"])
 
 
 def _declared(words: Sequence[str]) -> list[str]:
     """`a b - bowl  c - plate` -> [a, b, c]."""
-    if words[-2:-1] != ["-"]:
-        raise _Wrong(f"{_shown(words[-1])} has no category (write: {_shown(words[-1])} - CATEGORY)")
     return [word for before, word in pairwise(["", *words]) if "-" not in (before, word)]
 
 

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import mujoco
@@ -43,10 +44,8 @@ def lean_physics(sim: Any) -> Iterator[None]:
         is_fresh = False
 
     sim.forward, sim.step = forward, step
-    try:
-        yield
-    finally:
-        del sim.forward, sim.step  # the methods of the class show through again
+    yield  # after a fault nobody uses `sim` any more
+    del sim.forward, sim.step  # the methods of the class show through again
 
 
 class CameraGate:
@@ -58,7 +57,7 @@ class CameraGate:
 
     def __init__(self, domain: Any) -> None:
         self.wanted: tuple[str, ...] = ()
-        self.seconds = 0.0  # spent rendering so far
+        self.seconds = 0.0  # spent rendering since somebody set it to 0
         self._domain = domain
         # Those of objects and joints are never read.
         read = (*PROPRIO_OBSERVABLES, *(f"{camera}_image" for camera in domain.camera_names))
@@ -72,6 +71,7 @@ class CameraGate:
         self._domain.sim._render_context_offscreen.gl_ctx.make_current()
 
     def _gated(self, camera: str, render: Callable, black: np.ndarray) -> Callable:
+        @wraps(render)  # robosuite keeps its marks on functions
         def sensor(obs_cache: dict) -> np.ndarray:
             if camera not in self.wanted:
                 return black
@@ -83,8 +83,6 @@ class CameraGate:
             self.seconds += time.perf_counter() - started
             return image
 
-        # robosuite keeps its marks on functions
-        sensor.__modality__ = render.__modality__  # type: ignore[attr-defined]
         return sensor
 
 
@@ -92,20 +90,16 @@ class CameraGate:
 def only_what_is_in_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> Iterator[None]:
     """Within this block geoms outside the square view of `camera` are in a group that is not drawn.
 
-    MuJoCo sends all geoms to the renderer, which drops what is out of view triangle by triangle. For the wrist camera
-    that is most of the arm. Mirrors and shadows show what the camera itself cannot see: with them all geoms stay.
+    MuJoCo sends all geoms to the renderer, which drops triangle by triangle what is out of view: for the wrist camera
+    most of the arm. Mirrors and shadows show what the camera itself cannot see: with them all geoms stay.
     """
     materials = model.geom_matid[model.geom_matid >= 0]
-    if model.light_castshadow.any() or model.mat_reflectance[materials].any():
-        yield
-        return
-    hidden = out_of_view(model, data, camera)
+    shows_all = model.light_castshadow.any() or model.mat_reflectance[materials].any()
+    hidden = np.arange(0) if shows_all else out_of_view(model, data, camera)
     groups = model.geom_group[hidden]
     model.geom_group[hidden] = HIDDEN_GROUP
-    try:
-        yield
-    finally:
-        model.geom_group[hidden] = groups
+    yield
+    model.geom_group[hidden] = groups
 
 
 def out_of_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> np.ndarray:
@@ -122,35 +116,33 @@ def out_of_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> np.n
     return np.flatnonzero(is_outside & (model.geom_rbound > 0))  # rbound 0: an infinite plane
 
 
-class SoftReset:
-    """Resets a domain without rebuilding its model (0.1 s instead of 1 s), with the outcome of LIBERO's hard reset.
+def soft_reset(domain: Any) -> Callable[[], None]:
+    """A reset of `domain` without rebuilding its model (0.1 s instead of 1 s), with the outcome of LIBERO's hard reset.
 
     Four things of the past would survive robosuite's own soft reset: where the fixtures stood, the gripper's last
     command, and by way of `qacc_warmstart` the number and the states of the forward passes that a hard reset makes.
     """
+    as_loaded = mujoco.MjModel.from_xml_string(domain.model.get_xml())  # the sim's model has placed fixtures
+    body_pos, body_quat = as_loaded.body_pos.copy(), as_loaded.body_quat.copy()
+    sim, gripper = domain.sim, domain.robots[0].gripper
 
-    def __init__(self, domain: Any) -> None:
-        self._domain = domain
-        as_loaded = mujoco.MjModel.from_xml_string(domain.model.get_xml())  # the sim's model has placed fixtures
-        self._body_pos, self._body_quat = as_loaded.body_pos.copy(), as_loaded.body_quat.copy()
-        domain.sim.reset = self._reset_data
-        # LIBERO appends these samplers (open drawers, lit stoves) once more whenever it loads the model. After one hard
-        # reset there are two of each, and the second draw shifts the random numbers of all that is placed after it.
-        domain.object_property_initializers *= 2
-
-    def __call__(self) -> None:
-        gripper = self._domain.robots[0].gripper
-        gripper.current_action = np.zeros(gripper.dof)
-        self._domain.reset()
-        self._domain._pre_action = lean_control(self._domain)
-
-    def _reset_data(self) -> None:
+    def reset_data() -> None:
         """In place of MjSim.reset: what loading the model afresh and making a renderer for it would leave."""
-        sim = self._domain.sim
-        sim.model.body_pos[:], sim.model.body_quat[:] = self._body_pos, self._body_quat
+        sim.model.body_pos[:], sim.model.body_quat[:] = body_pos, body_quat
         mujoco.mj_resetData(sim.model._model, sim.data._data)
         sim.forward()
         sim.forward()
+
+    def reset() -> None:
+        gripper.current_action = np.zeros(gripper.dof)
+        domain.reset()
+        domain._pre_action = lean_control(domain)
+
+    sim.reset = reset_data
+    # LIBERO appends these samplers (open drawers, lit stoves) once more whenever it loads the model. After one hard
+    # reset there are two of each, and the second draw shifts the random numbers of all that is placed after it.
+    domain.object_property_initializers *= 2
+    return reset
 
 
 def lean_control(domain: Any) -> Callable[[np.ndarray, bool], None]:
@@ -164,61 +156,47 @@ def lean_control(domain: Any) -> Callable[[np.ndarray, bool], None]:
     """
     sim, robot = domain.sim, domain.robots[0]
     model, data = sim.model._model, sim.data._data
-    controller, gripper = robot.controller, robot.gripper
-    measure = _measurement(controller, sim)
-    controller.update = measure  # also for set_goal, which stays robosuite's
-
+    c, gripper = robot.controller, robot.gripper
+    site, joints, motions = sim.model.site_name2id(c.eef_name), c.qpos_index, c.qvel_index
+    jacobian_pos, jacobian_ori = np.zeros((3, model.nv)), np.zeros((3, model.nv))
+    mass_matrix = np.zeros((model.nv, model.nv))
     arm, fingers = robot._ref_joint_actuator_indexes, robot._ref_joint_gripper_actuator_indexes
     arm_low, arm_high = model.actuator_ctrlrange[arm].T
     fingers_low, fingers_high = model.actuator_ctrlrange[fingers].T
     fingers_middle, fingers_reach = 0.5 * (fingers_high + fingers_low), 0.5 * (fingers_high - fingers_low)
 
+    def measure() -> None:
+        """robosuite's Controller.update: where the hand and the arm are, and how they answer to forces."""
+        if not c.new_update:
+            return
+        sim.forward()
+        c.ee_pos, c.ee_ori_mat = data.site_xpos[site].copy(), data.site_xmat[site].reshape(3, 3).copy()
+        mujoco.mj_jacSite(model, data, jacobian_pos, jacobian_ori, site)
+        c.ee_pos_vel, c.ee_ori_vel = np.dot(jacobian_pos, data.qvel), np.dot(jacobian_ori, data.qvel)
+        c.joint_pos, c.joint_vel = data.qpos[joints], data.qvel[motions]
+        c.J_pos, c.J_ori = jacobian_pos[:, motions], jacobian_ori[:, motions]
+        c.J_full = np.concatenate([c.J_pos, c.J_ori])
+        mujoco.mj_fullM(model, mass_matrix, data.qM)
+        c.mass_matrix = mass_matrix[motions, :][:, motions]
+        c.new_update = False
+
+    def torques() -> np.ndarray:
+        """Torques (7,) of operational space control, as in OperationalSpaceController.run_controller."""
+        force = (c.goal_pos - c.ee_pos) * c.kp[:3] + -c.ee_pos_vel * c.kd[:3]
+        torque = orientation_error(c.goal_ori, c.ee_ori_mat) * c.kp[3:6] + -c.ee_ori_vel * c.kd[3:6]
+        _, lambda_pos, lambda_ori, nullspace = opspace_matrices(c.mass_matrix, c.J_full, c.J_pos, c.J_ori)
+        wrench = np.concatenate([np.dot(lambda_pos, force), np.dot(lambda_ori, torque)])
+        at_rest = nullspace_torques(c.mass_matrix, nullspace, c.initial_joint, c.joint_pos, c.joint_vel)
+        return np.dot(c.J_full.T, wrench) + data.qfrc_bias[motions] + at_rest
+
     def control(action: np.ndarray, policy_step: bool = False) -> None:
         """Write the motor commands of one physics step; `action` (7,) is new when `policy_step` is true."""
         if policy_step:
-            controller.set_goal(action[:6])
+            c.set_goal(action[:6])
         measure()
-        controller.new_update = True  # the next physics step measures anew
-        data.ctrl[arm] = np.clip(_torques(controller, data), arm_low, arm_high)
+        c.new_update = True  # the next physics step measures anew
+        data.ctrl[arm] = np.clip(torques(), arm_low, arm_high)
         data.ctrl[fingers] = fingers_middle + fingers_reach * gripper.format_action(action[6:])
 
+    c.update = measure  # also for set_goal, which stays robosuite's
     return control
-
-
-def _measurement(controller: Any, sim: Any) -> Callable[[], None]:
-    """robosuite's Controller.update: where the hand and the arm are, and how they answer to forces."""
-    model, data = sim.model._model, sim.data._data
-    site = sim.model.site_name2id(controller.eef_name)
-    positions, velocities = controller.qpos_index, controller.qvel_index
-    jacobian_pos, jacobian_ori = np.zeros((3, model.nv)), np.zeros((3, model.nv))
-    mass_matrix = np.zeros((model.nv, model.nv))
-
-    def measure() -> None:
-        if not controller.new_update:
-            return
-        sim.forward()
-        controller.ee_pos = data.site_xpos[site].copy()
-        controller.ee_ori_mat = data.site_xmat[site].reshape(3, 3).copy()
-        mujoco.mj_jacSite(model, data, jacobian_pos, jacobian_ori, site)
-        controller.ee_pos_vel = np.dot(jacobian_pos, data.qvel)
-        controller.ee_ori_vel = np.dot(jacobian_ori, data.qvel)
-        controller.joint_pos, controller.joint_vel = data.qpos[positions], data.qvel[velocities]
-        controller.J_pos, controller.J_ori = jacobian_pos[:, velocities], jacobian_ori[:, velocities]
-        controller.J_full = np.concatenate([controller.J_pos, controller.J_ori])
-        mujoco.mj_fullM(model, mass_matrix, data.qM)
-        controller.mass_matrix = mass_matrix[velocities, :][:, velocities]
-        controller.new_update = False
-
-    return measure
-
-
-def _torques(controller: Any, data: Any) -> np.ndarray:
-    """Torques (7,) of operational space control, as in OperationalSpaceController.run_controller."""
-    c = controller
-    force = (c.goal_pos - c.ee_pos) * c.kp[:3] + -c.ee_pos_vel * c.kd[:3]
-    torque = orientation_error(c.goal_ori, c.ee_ori_mat) * c.kp[3:6] + -c.ee_ori_vel * c.kd[3:6]
-    _, lambda_pos, lambda_ori, nullspace = opspace_matrices(c.mass_matrix, c.J_full, c.J_pos, c.J_ori)
-    wrench = np.concatenate([np.dot(lambda_pos, force), np.dot(lambda_ori, torque)])
-    against_gravity = data.qfrc_bias[c.qvel_index]
-    at_rest = nullspace_torques(c.mass_matrix, nullspace, c.initial_joint, c.joint_pos, c.joint_vel)
-    return np.dot(c.J_full.T, wrench) + against_gravity + at_rest

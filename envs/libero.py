@@ -2,7 +2,7 @@
 
 An episode: reset (seeded placement of fixtures, initial state, 10 settling steps), then chunks until the task's
 success predicate holds or the suite's step limit is reached. `LiberoEnv` plays episodes; `Simulator`, beneath it, is
-LIBERO's own env, built without its side effects and driven one env step at a time.
+LIBERO's own env, driven one env step at a time.
 """
 
 import atexit
@@ -13,17 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from contracts import BadInput, Observation
 from envs import rendering, tasks
 from envs.assets import find_assets
-from envs.tasks import MAX_ENV_STEPS, TaskFiles, TaskInfo, check_task_ids, libero_root, load_init_states
+from envs.tasks import MAX_ENV_STEPS, TaskFiles, TaskInfo, libero_root
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 IMAGE_SIZE = 256
 CAMERAS = ("agentview", "robot0_eye_in_hand")  # a policy with n images reads the first n
 SETTLING_STEPS = 10  # initial states hold the objects some centimetres above the table
@@ -49,7 +48,7 @@ class EnvSpec:
 
     def __post_init__(self) -> None:
         if self.bddl_file is None:
-            check_task_ids(self.task_suite, self.task_ids)
+            tasks.check_task_ids(self.task_suite, self.task_ids)
         elif self.task_suite not in MAX_ENV_STEPS or tuple(self.task_ids) != (0,):
             raise BadInput(f"a BDDL file is task id 0 with the step limit of a suite: {', '.join(MAX_ENV_STEPS)}")
 
@@ -87,22 +86,18 @@ class LiberoEnv:
         self.spec = spec
         self.task_id = task_id
         self.files = task_files(spec, task_id)
-        self._init_states = load_init_states(self.files.init_states) if self.files.init_states else None
+        self._init_states = tasks.load_init_states(self.files.init_states) if self.files.init_states else None
         self.instruction = self.files.instruction
         self.max_env_steps = spec.max_env_steps or MAX_ENV_STEPS[spec.task_suite]
         self.num_init_states = tasks.NUM_SAMPLED_INIT_STATES if self._init_states is None else len(self._init_states)
         self._cameras = CAMERAS[: spec.num_images]
         self._simulator: Simulator | None = None
         self._running = False
-        self._recording = False
-        self._env_steps = 0
-        self._frames: list[np.ndarray] = []
 
     def reset(self, init_state_id: int, seed: int = 0, record: bool = False, observe: bool = True) -> ChunkResult:
         """Start an episode; its first observation depends on the arguments only, not on what happened before.
 
-        Without `observe` nothing is rendered and the result has no observation.
-        Raises BadInput for an initial state that does not exist and for everything else that the user can repair.
+        Without `observe` nothing is rendered. Raises BadInput for what the user can repair.
         """
         if not 0 <= init_state_id < self.num_init_states:
             raise BadInput(f"initial state {init_state_id} of {self.files.name}: it has 0..{self.num_init_states - 1}")
@@ -133,58 +128,56 @@ class LiberoEnv:
         if self._simulator is None:
             self._simulator = Simulator(self.files.bddl, find_assets(self.spec.assets), self._cameras)
             atexit.register(self.close)
-        simulator = self._simulator
         if self._init_states is None:  # LIBERO's sampler places the objects, too: another seed for every state
-            simulator.reset(seed * self.num_init_states + init_state_id)
+            self._simulator.reset(seed * self.num_init_states + init_state_id)
         else:
-            simulator.reset(seed)
-            simulator.set_state(self._init_states[init_state_id])
+            self._simulator.reset(seed, self._init_states[init_state_id])
         for _ in range(SETTLING_STEPS - 1):
-            simulator.step(SETTLING_ACTION)
-        return self._step(simulator, SETTLING_ACTION, observe)[0], False
+            self._simulator.step(SETTLING_ACTION)
+        return self._execute(SETTLING_ACTION[None], observe, count=0)[0], False
 
-    def _execute(self, actions: np.ndarray, observe: bool) -> Outcome:
+    def _execute(self, actions: np.ndarray, observe: bool, count: int = 1) -> Outcome:
         assert self._simulator is not None, "an episode is running"
         for number, action in enumerate(actions, start=1):
-            self._env_steps += 1
+            self._env_steps += count
             is_seen = observe and number == len(actions) and self._env_steps < self.max_env_steps
-            raw, success = self._step(self._simulator, action, is_seen)
+            raw, success = self._simulator.step(action, self._cameras if is_seen else CAMERAS[: self._recording])
+            if self._recording:
+                self._frames.append(upright(raw["agentview_image"]))
             if success:
                 break
-        return raw, success
-
-    def _step(self, simulator: "Simulator", action: np.ndarray, observe: bool) -> Outcome:
-        raw, success = simulator.step(action, self._cameras if observe else CAMERAS[: self._recording])
-        if self._recording:
-            self._frames.append(upright(raw["agentview_image"]))
         return raw, success
 
     def _guarded(self, part: Callable[[], Outcome], observe: bool) -> ChunkResult:
         """Run a part of an episode; a fault of the simulator ends the episode and costs the simulator its life."""
         started, steps_before = time.perf_counter(), self._env_steps
-        rendered_before = self._simulator.gate.seconds if self._simulator else 0.0
-        self._frames = []
+        if self._simulator is not None:
+            self._simulator.gate.seconds = 0.0
+        self._frames: list[np.ndarray] = []
         raw: Mapping[str, np.ndarray] = {}
         success, error = False, None
         try:
             raw, success = part()
-        except BadInput:
-            self.close()
-            raise
         except Exception as fault:  # whatever LIBERO, robosuite or a driver raises
-            log.warning("simulator fault in %s, env step %d", self.files.name, self._env_steps, exc_info=True)
-            error = f"{type(fault).__name__}: {fault}"
-        render_s = self._simulator.gate.seconds - rendered_before if self._simulator else 0.0
-        done = success or error is not None or self._env_steps >= self.max_env_steps
-        if error is not None:
             with suppress(Exception):  # what has failed may fail to close
                 self.close()
+            if isinstance(fault, BadInput):
+                raise
+            log.warning("simulator fault in %s, env step %d", self.files.name, self._env_steps, exc_info=True)
+            error = f"{type(fault).__name__}: {fault}"
+        render_s = self._simulator.gate.seconds if self._simulator else 0.0
+        done = success or error is not None or self._env_steps >= self.max_env_steps
         self._running = not done
-        observation = None
-        if observe and not done:
-            observation = observation_from_libero(raw, self.spec.num_images, self.instruction)
+        observation = self._observation(raw) if observe and not done else None
         executed, sim_s = self._env_steps - steps_before, time.perf_counter() - started - render_s
         return ChunkResult(observation, success, executed, self._env_steps, done, error, sim_s, render_s, self._frames)
+
+    def _observation(self, raw: Mapping[str, np.ndarray]) -> Observation:
+        """What the policy sees, by the conventions of the published OpenVLA-OFT evaluation."""
+        images = np.stack([upright(raw[f"{camera}_image"]) for camera in self._cameras])
+        hand, fingers = axis_angle(raw["robot0_eef_quat"]), raw["robot0_gripper_qpos"]
+        proprio = np.concatenate([raw["robot0_eef_pos"], hand, fingers], dtype=np.float64)
+        return Observation(images, proprio, self.instruction)
 
 
 def upright(image: np.ndarray) -> np.ndarray:
@@ -201,15 +194,6 @@ def axis_angle(quaternion: np.ndarray) -> np.ndarray:
     return quaternion[:3] * 2.0 * math.acos(w) / sin_half
 
 
-def observation_from_libero(raw: Mapping[str, np.ndarray], num_images: int, instruction: str) -> Observation:
-    """What the policy sees, by the conventions of the published OpenVLA-OFT evaluation."""
-    images = np.stack([upright(raw[f"{camera}_image"]) for camera in CAMERAS[:num_images]])
-    proprio = np.concatenate(
-        [raw["robot0_eef_pos"], axis_angle(raw["robot0_eef_quat"]), raw["robot0_gripper_qpos"]], dtype=np.float64
-    )
-    return Observation(images, proprio, instruction)
-
-
 class Simulator:
     """One built task. Building takes seconds; a fault makes it worthless: close it and build another one."""
 
@@ -219,26 +203,27 @@ class Simulator:
             self._wrapper = _build_libero(bddl, assets, list(cameras))
         from envs import lean  # imports mujoco, which `prepare` has to precede
 
-        self.domain = self._wrapper.env  # LIBERO's `BDDLBaseDomain`: the simulation's true state, for experts and tests
+        self.domain = self._wrapper.env  # LIBERO's `BDDLBaseDomain`
         self.gate = lean.CameraGate(self.domain)
-        self._soft_reset = lean.SoftReset(self.domain)
+        self._soft_reset = lean.soft_reset(self.domain)
         self._lean_physics = lean.lean_physics
         self.domain.reward = lambda action: 0.0  # LIBERO's costs a second check of success, which nobody reads
 
-    def reset(self, seed: int) -> None:
-        """Reset everything; the places of cabinet, stove and other fixtures become a function of `seed` alone."""
+    def reset(self, seed: int, state: np.ndarray | None = None) -> None:
+        """Place everything by `seed` alone; then set the `state` (1 + nq + nv,): time, positions, velocities.
+
+        Cabinet, stove and other fixtures are no part of a state.
+        """
         self.gate.wanted = ()
         _first_placement(self._soft_reset, seed)
-
-    def set_state(self, state: np.ndarray) -> None:
-        """Set time, positions and velocities, `state` (1 + nq + nv,)."""
-        model = self.domain.sim.model
-        if len(state) != 1 + model.nq + model.nv:
-            raise BadInput(
-                f"an initial state of {len(state)} numbers does not fit the model of {1 + model.nq + model.nv}: the "
-                'asset folder belongs to another version of LIBERO; use "lowpoly" or "official"'
-            )
-        self._wrapper.set_init_state(state)
+        if state is not None:
+            size = 1 + self.domain.sim.model.nq + self.domain.sim.model.nv
+            if len(state) != size:
+                raise BadInput(
+                    f"the initial states hold {len(state)} numbers each, this task {size}: they, or the assets, are of "
+                    "another version of it (python -m workshop.make_init_states makes those of your own task)"
+                )
+            self._wrapper.set_init_state(state)
 
     def step(self, action: np.ndarray, wanted: Sequence[str] = ()) -> Outcome:
         """One env step (25 physics steps); renders the `wanted` cameras. Returns LIBERO's observations, success."""
@@ -259,7 +244,7 @@ class Simulator:
         self._wrapper.close()
 
 
-def _first_placement(attempt: Callable[[], T], seed: int) -> T:
+def _first_placement(attempt: Callable[[], Any], seed: int) -> Any:
     """Repeat `attempt` until LIBERO's sampler finds room for all objects, as LIBERO's own reset does."""
     from robosuite.utils.errors import RandomizationError
 
@@ -281,11 +266,10 @@ def _build_libero(bddl: Path, assets: Path, cameras: list[str]) -> Any:
 
     # Without a handler MuJoCo writes its warnings into MUJOCO_LOG.TXT in the current folder.
     mujoco.set_mju_user_warning(lambda message: log.warning("mujoco: %s", message))
-    other_assets = libero.libero._assets_path_cache  # hf-libero ignores its config file here
-    libero.libero._assets_path_cache = str(assets)
+    libero.libero._assets_path_cache = str(assets)  # hf-libero ignores its config file here
     is_own = not bddl.is_relative_to(libero_root())
+    frame = {"camera_names": cameras, "camera_heights": IMAGE_SIZE, "camera_widths": IMAGE_SIZE}
     try:
-        frame = {"camera_names": cameras, "camera_heights": IMAGE_SIZE, "camera_widths": IMAGE_SIZE}
         wrapper = _first_placement(  # it is never `done`: the step limit is the episode's
             lambda: OffScreenRenderEnv(bddl_file_name=str(bddl), hard_reset=False, ignore_done=True, **frame), seed=0
         )
@@ -297,22 +281,18 @@ def _build_libero(bddl: Path, assets: Path, cameras: list[str]) -> Any:
             raise
         raise BadInput(
             f"LIBERO cannot build {bddl} with the assets of {assets} ({type(fault).__name__}: {fault}); in a file of "
-            "your own look at the categories of its objects and at the regions that :init and :goal name (do the "
-            "objects have them, is there room?), and compare with one of LIBERO's own files"
+            "your own compare the categories of its objects, and the regions of :init and :goal, with LIBERO's files"
         ) from fault
-    finally:
-        libero.libero._assets_path_cache = other_assets
 
 
 def bowl_beside_ramekin_m() -> float:
-    """Metres between the centres of bowl and ramekin, seen from above, after a reset of libero_spatial task 5.
+    """Metres, seen from above, between the centres of a bowl and the ramekin that it settles into (spatial task 5).
 
-    The bowl belongs into the ramekin. With the contacts of other versions of MuJoCo it slides off while it settles.
+    With the contacts of other versions of MuJoCo it slides off.
     """
     env = LiberoEnv(EnvSpec("libero_spatial", (5,), num_images=1), 5)
     result = env.reset(0, observe=False)
-    if result.error is not None:
-        raise SimulatorFault(result.error)
+    assert result.error is None, result.error
     bodies = ("akita_black_bowl_1_main", "glazed_rim_porcelain_ramekin_1_main")
     bowl, ramekin = (env.domain.sim.data._data.body(name).xpos for name in bodies)
     return float(np.linalg.norm((bowl - ramekin)[:2]))

@@ -14,16 +14,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs.assets import find_assets
-from envs.libero import ChunkResult, EnvSpec, LiberoEnv, task_info
-from envs.rendering import check_versions, choose_backend
-from envs.worker import Worker
+from envs.libero import ChunkResult, EnvSpec, LiberoEnv
+from envs.rendering import check_versions
+from envs.worker import NoAnswer, Worker
 
 log = logging.getLogger(__name__)
-MAX_FAULTS_IN_A_ROW = 5  # episodes of one slot that end in an error, before the machine is taken to be broken
 KEPT_ENVS = 3  # of different tasks, per slot: building one takes seconds, keeping it some 100 MB
 
-# Makes something like a LiberoEnv; where a reset plays the whole episode, it has no step_chunk.
-EnvFactory = Callable[[EnvSpec, int], Any]
+EnvFactory = Callable[[EnvSpec, int], Any]  # makes something like a LiberoEnv
 Prepare = Callable[[np.ndarray], np.ndarray]  # frames (num_images, 256, 256, 3) -> (num_images, S, S, 3), uint8
 
 
@@ -38,44 +36,38 @@ Request = Reset | np.ndarray  # or the actions (n, 7) of a chunk
 Results = list[tuple[int, ChunkResult]]  # by slot
 
 
-def make_pool(spec: EnvSpec, num_envs: int, prepare: Prepare | None = None, make_env: EnvFactory = LiberoEnv) -> "Pool":
-    """A pool for the tasks of `spec`; `prepare` is the part of the policy's preprocessing that its workers do.
-
-    Raises BadInput for what the user can repair, before any process is started.
-    """
-    choose_backend()
+def make_pool(spec: EnvSpec, num_envs: int, prepare: Prepare | None = None) -> "Pool":
+    """A pool for the tasks of `spec`; `prepare` is the part of the policy's preprocessing that its workers do."""
     if caution := check_versions():
         log.warning(caution)
-    task_info(spec)
     # Found (and, for "lowpoly", generated) once, here, rather than by all workers at the same time.
     spec = replace(spec, assets=str(find_assets(spec.assets)))
-    return Pool(spec, make_env, prepare) if num_envs == 1 else WorkerPool(spec, num_envs, make_env, prepare)
+    return Pool(spec, prepare=prepare) if num_envs == 1 else WorkerPool(spec, num_envs, prepare=prepare)
 
 
 class SlotEnv:
     """Executes requests on the env of the task that was last asked for, and keeps those of a few tasks before it.
 
-    With `prepare` the observations come back prepared: preprocessing costs a simulator's time, not the policy's.
+    With `prepare` the observations come back prepared: that costs a simulator's time, not the policy's.
     """
 
     def __init__(self, spec: EnvSpec, make_env: EnvFactory, prepare: Prepare | None = None) -> None:
-        self._recipe = (spec, make_env, prepare)
+        self._spec, self._make_env, self._prepare = spec, make_env, prepare
         self._envs: dict[int, Any] = {}  # by task id, the last used one last
 
-    def run(self, request: Request) -> ChunkResult:
-        spec, make_env, prepare = self._recipe
+    def __call__(self, request: Request) -> ChunkResult:
         if isinstance(request, Reset):
             env = self._envs.pop(request.task_id, None)
             if env is None and len(self._envs) == KEPT_ENVS:
                 self._envs.pop(next(iter(self._envs))).close()
-            self._envs[request.task_id] = env = env or make_env(spec, request.task_id)
+            self._envs[request.task_id] = env = env or self._make_env(self._spec, request.task_id)
             result = env.reset(request.init_state_id, request.seed, request.record)
         else:
             result = next(reversed(self._envs.values())).step_chunk(request)
-        if prepare is None or result.observation is None:
+        if self._prepare is None or result.observation is None:
             return result
         started = time.perf_counter()
-        observation = replace(result.observation, images=prepare(result.observation.images), prepared=True)
+        observation = replace(result.observation, images=self._prepare(result.observation.images), prepared=True)
         return replace(result, observation=observation, preprocess_s=time.perf_counter() - started)
 
     def close(self) -> None:
@@ -94,12 +86,9 @@ class Pool:
         self._recipe = (spec, make_env, prepare)
         self._slot_env = SlotEnv(*self._recipe)
         self._requests: list[Request | None] = [None] * num_slots  # under way
-        self._env_steps = [0] * num_slots
-        self._faults_in_a_row = [0] * num_slots
 
     def reset(self, slot: int, task_id: int, init_state_id: int, seed: int = 0, record: bool = False) -> None:
         """Start an episode in a slot."""
-        self._env_steps[slot] = 0
         self._start(slot, Reset(task_id, init_state_id, seed, record))
 
     def step(self, slot: int, actions: np.ndarray) -> None:
@@ -107,23 +96,14 @@ class Pool:
         self._start(slot, actions)
 
     def ready(self, timeout_s: float | None = None) -> Results:
-        """Results that are there, at least one if any slot is at work, waiting no longer than `timeout_s` for it.
+        """Results that are there, at least one if any slot is at work, but not waiting longer than `timeout_s`.
 
-        Raises BadInput that an env met, and RuntimeError when a slot fails again and again.
+        Raises BadInput that an env met.
         """
         results = self._results(timeout_s)
         for slot, result in results:
-            self._requests[slot], self._env_steps[slot] = None, result.env_steps
-            if result.error is not None:
-                self.restarts += 1
-                self._faults_in_a_row[slot] += 1
-            elif result.done:
-                self._faults_in_a_row[slot] = 0
-            if self._faults_in_a_row[slot] >= MAX_FAULTS_IN_A_ROW:
-                raise RuntimeError(
-                    f"the simulator of slot {slot} failed in {MAX_FAULTS_IN_A_ROW} episodes in a row; "
-                    f"last error: {result.error}; its traceback is in the log above"
-                )
+            self._requests[slot] = None
+            self.restarts += result.error is not None
         return results
 
     def _start(self, slot: int, request: Request) -> None:
@@ -131,7 +111,7 @@ class Pool:
         self._requests[slot] = request
 
     def _results(self, timeout_s: float | None) -> Results:
-        return [(0, self._slot_env.run(request)) for request in self._requests if request is not None]
+        return [(0, self._slot_env(request)) for request in self._requests if request is not None]
 
     def close(self) -> None:
         self._slot_env.close()
@@ -157,52 +137,40 @@ class WorkerPool(Pool):
         super().__init__(spec, make_env, prepare, num_envs)
         self._build_timeout_s, self._step_timeout_s = build_timeout_s, step_timeout_s
         self._recycle_after = recycle_after
-        self._workers = [Worker(SlotEnv, self._recipe) for _ in range(num_envs)]
+        self._workers = [Worker(SlotEnv, *self._recipe) for _ in range(num_envs)]
         self._episodes = [0] * num_envs  # of the slot's present worker
 
     def _start(self, slot: int, request: Request) -> None:
         super()._start(slot, request)
-        timeout_s = self._step_timeout_s
-        if isinstance(request, Reset):
-            timeout_s = self._build_timeout_s
+        if is_reset := isinstance(request, Reset):
             if self._episodes[slot] >= self._recycle_after:
-                self._workers[slot].close()
                 self._replace(slot)
             self._episodes[slot] += 1
-        self._workers[slot].request(request, timeout_s)
+        self._workers[slot].request(request, timeout_s=self._build_timeout_s if is_reset else self._step_timeout_s)
 
     def _results(self, timeout_s: float | None) -> Results:
-        at_work = {w.connection: slot for slot, w in enumerate(self._workers) if self._requests[slot] is not None}
-        give_up = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        results: Results = []
-        while at_work and not results:
-            wake_up = min(give_up, *(self._workers[slot].deadline for slot in at_work.values()))
-            answered = wait(list(at_work), max(0.0, wake_up - time.monotonic()))
-            now = time.monotonic()
-            for connection, slot in at_work.items():
-                if connection in answered:
-                    results.append((slot, self._receive(slot)))
-                elif self._workers[slot].deadline <= now:
-                    results.append((slot, self._fault(slot, "gave no answer in time", show_stack=True)))
-            if now >= give_up:
-                break
-        return results
+        at_work = {slot: w for slot, w in enumerate(self._workers) if self._requests[slot] is not None}
+        if not at_work:
+            return []
+        left = min(worker.deadline for worker in at_work.values()) - time.monotonic()
+        wait_s = max(0.0, left if timeout_s is None else min(left, timeout_s))
+        answered = wait([worker.connection for worker in at_work.values()], wait_s)
+        overdue = time.monotonic() + 0.1  # a wait may end a little early
+        is_over = {slot: w.connection in answered or w.deadline <= overdue for slot, w in at_work.items()}
+        return [(slot, self._receive(slot)) for slot in at_work if is_over[slot]]
 
     def _receive(self, slot: int) -> ChunkResult:
         try:
             return self._workers[slot].receive()
-        except (EOFError, OSError):
-            return self._fault(slot, "died")
+        except NoAnswer as reason:
+            self._replace(slot)
+            error = f"the worker process of slot {slot}: {reason}"
+            return ChunkResult(None, False, executed=0, env_steps=0, done=True, error=error)
 
-    def _fault(self, slot: int, what_happened: str, show_stack: bool = False) -> ChunkResult:
-        error = f"the worker process of slot {slot} {what_happened} ({self._replace(slot, show_stack)})"
-        return ChunkResult(None, False, 0, self._env_steps[slot], done=True, error=error)
-
-    def _replace(self, slot: int, show_stack: bool = False) -> str:
-        """Put a fresh worker into a slot; returns how the old one ended."""
-        end = self._workers[slot].end(show_stack)
-        self._workers[slot], self._episodes[slot] = Worker(SlotEnv, self._recipe), 0
-        return end
+    def _replace(self, slot: int) -> None:
+        self._workers[slot].close()
+        self._workers[slot].end()
+        self._workers[slot], self._episodes[slot] = Worker(SlotEnv, *self._recipe), 0
 
     def close(self) -> None:
         """End all workers: idle ones in good order, those at work by force."""

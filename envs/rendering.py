@@ -1,7 +1,7 @@
 """Everything that must be true before MuJoCo, robosuite and LIBERO are imported, and which device then draws.
 
 They read environment variables at import, write into HOME and /tmp, ask a question on stdin and die of each other's
-libraries. `prepare` settles all of it once; it is called by whoever builds an env, in the process that builds it.
+libraries. `prepare` settles all of it, in the process that builds an env.
 """
 
 import ctypes
@@ -27,10 +27,8 @@ BACKENDS = {  # render backend -> shared libraries it needs, Debian packages tha
     "egl": (("libEGL.so.1", "libOpenGL.so.0"), "libegl1 libopengl0 libgl1-mesa-dri"),
     "osmesa": (("libOSMesa.so.8", "libGL.so.1"), "libosmesa6 libgl1"),
 }
-REPAIR = (
-    f"run: apt-get install {BACKENDS['egl'][1]}; in a container with an NVIDIA GPU start it with "
-    "NVIDIA_DRIVER_CAPABILITIES=all; or try MUJOCO_GL=osmesa"
-)
+IN_CONTAINERS = "in a container with an NVIDIA GPU start it with NVIDIA_DRIVER_CAPABILITIES=all"
+REPAIR = f"run: apt-get install {BACKENDS['egl'][1]}; {IN_CONTAINERS}; or try MUJOCO_GL=osmesa"
 INSTALL_SIMULATOR = "pip install --no-deps -r requirements-simulator.txt"
 # GPU memory of one simulator's EGL context with a LIBERO scene: 1.0 GiB for 8 of them on an H200.
 GPU_BYTES_PER_RENDERER = 130 * 2**20
@@ -69,9 +67,8 @@ def choose_backend() -> str:
         try:
             ctypes.CDLL(library)
         except OSError:
-            raise BadInput(
-                f"render backend {backend}: system library {library} is missing; run: apt-get install {packages}"
-            ) from None
+            missing = f"render backend {backend}: system library {library} is missing"
+            raise BadInput(f"{missing}; run: apt-get install {packages}") from None
     return backend
 
 
@@ -79,21 +76,15 @@ def check_versions() -> str | None:
     """A sentence if the simulator differs a little from the tested one. Raises BadInput if LIBERO's tasks would."""
     mujoco, robosuite, _ = simulator_versions().values()
     if not robosuite.startswith("1.4."):
-        raise BadInput(
-            f"robosuite {robosuite} is not the 1.4 that LIBERO's tasks and controllers need; run: {INSTALL_SIMULATOR}"
-        )
+        raise BadInput(f"robosuite {robosuite} is not the 1.4 that LIBERO's tasks need; run: {INSTALL_SIMULATOR}")
     release = tuple(int(part) for part in re.findall(r"\d+", mujoco)[:3])
+    repair = "run: pip install mujoco==3.3.0"
     if release >= (3, 4):
-        raise BadInput(
-            f"mujoco {mujoco} changes the contacts of LIBERO's tasks (a bowl no longer settles into a ramekin: "
-            "98 % -> 12 % success); run: pip install mujoco==3.3.0"
-        )
+        contacts = "a bowl no longer settles into a ramekin: 98 % -> 12 % success"
+        raise BadInput(f"mujoco {mujoco} changes the contacts of LIBERO's tasks ({contacts}); {repair}")
     if (3, 2, 7) <= release <= (3, 3, 2):
         return None
-    return (
-        f"mujoco {mujoco} draws or simulates LIBERO differently from 3.2.7 .. 3.3.2, and 3.3.0 is tested; "
-        "run: pip install mujoco==3.3.0"
-    )
+    return f"mujoco {mujoco} draws or simulates LIBERO differently from 3.2.7 .. 3.3.2, and 3.3.0 is tested; {repair}"
 
 
 def simulator_versions() -> dict[str, str]:
@@ -101,9 +92,8 @@ def simulator_versions() -> dict[str, str]:
     try:
         return {name: importlib.metadata.version(name) for name in ("mujoco", "robosuite", "hf-libero")}
     except importlib.metadata.PackageNotFoundError as missing:
-        raise BadInput(
-            f"{missing.name} is not installed; run: pip install -r requirements.txt && {INSTALL_SIMULATOR}"
-        ) from None
+        repair = f"run: pip install -r requirements.txt && {INSTALL_SIMULATOR}"
+        raise BadInput(f"{missing.name} is not installed; {repair}") from None
 
 
 def write_libero_config() -> Path:
@@ -111,9 +101,11 @@ def write_libero_config() -> Path:
     root = libero_root()
     folder = cache_dir() / "libero" / hashlib.sha256(str(root).encode()).hexdigest()[:16]  # of this installation
     folder.mkdir(parents=True, exist_ok=True)
-    paths = {name: str(root / name) for name in ("bddl_files", "assets")}  # hf-libero asks its own cache for assets
-    others = {"benchmark_root": root, "init_states": root / "init_files", "datasets": root.parent / "datasets"}
-    write_json(folder / "config.yaml", paths | {name: str(path) for name, path in others.items()})  # JSON is YAML, too
+    parts = {
+        "benchmark_root": "", "bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets",
+        "datasets": "../datasets",
+    }  # fmt: skip
+    write_json(folder / "config.yaml", {name: str(root / part) for name, part in parts.items()})  # JSON is YAML, too
     return folder
 
 
@@ -121,12 +113,10 @@ def _quiet_robosuite() -> None:
     """No /tmp/robosuite.log (another user's file would be a PermissionError) and no note about "private macros"."""
     if "robosuite" in sys.modules:
         return
-    package = importlib.util.find_spec("robosuite")
-    assert package is not None and package.submodule_search_locations, "check_versions has found it"  # noqa: PT018
     # robosuite opens the log file while it is imported: its settings have to be changed before, in a module of theirs.
-    settings = runpy.run_path(str(Path(package.submodule_search_locations[0], "macros.py")))
+    (package,) = importlib.util.find_spec("robosuite").submodule_search_locations  # type: ignore[union-attr, misc]
     macros = sys.modules["robosuite.macros"] = types.ModuleType("robosuite.macros")
-    vars(macros).update(settings, __name__="robosuite.macros", FILE_LOGGING_LEVEL=None)
+    vars(macros).update(runpy.run_path(f"{package}/macros.py", run_name="robosuite.macros"), FILE_LOGGING_LEVEL=None)
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
 
 
@@ -134,8 +124,7 @@ def _quiet_robosuite() -> None:
 def render_device() -> Iterator[int | None]:
     """Within this block robosuite and MuJoCo are imported for, and make GL contexts on, the right EGL device.
 
-    robosuite takes its index from CUDA_VISIBLE_DEVICES and asserts that MUJOCO_EGL_DEVICE_ID is in it: equal values
-    satisfy both. The learner in this process needs its own back afterwards.
+    robosuite asserts that MUJOCO_EGL_DEVICE_ID is in CUDA_VISIBLE_DEVICES, which the learner needs back afterwards.
     """
     device = choose_egl_device() if os.environ["MUJOCO_GL"] == "egl" else None
     names = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID")
@@ -144,29 +133,31 @@ def render_device() -> Iterator[int | None]:
     try:
         yield device
     finally:
-        for name, value in saved.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+        for name in names:
+            del os.environ[name]
+        os.environ.update({name: value for name, value in saved.items() if value is not None})
 
 
 def choose_egl_device() -> int:
-    """Index of the EGL device to render on (EGL numbers the GPUs in its own order, not in CUDA's).
+    """EGL's own number of the device to render on: MUJOCO_EGL_DEVICE_ID, else that of the GPU where the learner runs.
 
-    MUJOCO_EGL_DEVICE_ID, else the GPU where this process's learner runs (CUDA's first, of several ranks number
-    LOCAL_RANK), else the first device that there is (on a machine without GPU: Mesa's software renderer).
+    That is CUDA's number LOCAL_RANK. Without it the first device (on a machine without GPU: Mesa's software renderer).
     """
     from mujoco.egl import egl_ext
+    from OpenGL.error import GLError
 
     devices = egl_ext.eglQueryDevicesEXT()
     wanted = os.environ.get("MUJOCO_EGL_DEVICE_ID", "")
     if wanted and not (wanted.isdigit() and int(wanted) < len(devices)):
-        raise BadInput(
-            f"MUJOCO_EGL_DEVICE_ID={wanted}: EGL sees {len(devices)} device(s), numbered from 0; unset it or correct it"
-        )
+        raise BadInput(f"MUJOCO_EGL_DEVICE_ID={wanted}: EGL sees {len(devices)} device(s); unset it or correct it")
     learner, numbers = int(os.environ.get("LOCAL_RANK", "0")), [_cuda_number(device) for device in devices]
     index = int(wanted or (numbers.index(learner) if learner in numbers else 0))
-    if not devices or not _initialises(devices[index]):
+    try:
+        display = egl_ext.eglGetPlatformDisplayEXT(egl_ext.EGL_PLATFORM_DEVICE_EXT, devices[index], None)
+        works = egl_ext.eglInitialize(display, None, None)
+    except (IndexError, GLError):  # there is no device, or its driver does not start
+        works = False
+    if not works:
         raise BadInput(f"EGL device {index} of {len(devices)} cannot be initialised; {REPAIR}")
     return index
 
@@ -174,7 +165,7 @@ def choose_egl_device() -> int:
 def _cuda_number(device: ctypes.c_void_p) -> int | None:
     """CUDA's number of an EGL device; it already obeys CUDA_VISIBLE_DEVICES."""
     from mujoco.egl import egl_ext
-    from OpenGL import error
+    from OpenGL.error import GLError
 
     # EGLBoolean eglQueryDeviceAttribEXT(EGLDeviceEXT, EGLint, EGLAttrib *)
     prototype = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_ssize_t))
@@ -183,20 +174,9 @@ def _cuda_number(device: ctypes.c_void_p) -> int | None:
     try:
         found = prototype(address)(device, CUDA_DEVICE_NV, ctypes.byref(value)) if address else False
         egl_ext.eglGetError()  # a device that is no GPU leaves EGL_BAD_ATTRIBUTE behind
-    except error.GLError:
+    except GLError:
         return None
     return value.value if found else None
-
-
-def _initialises(device: ctypes.c_void_p) -> bool:
-    from mujoco.egl import egl_ext
-    from OpenGL import error
-
-    try:
-        display = egl_ext.eglGetPlatformDisplayEXT(egl_ext.EGL_PLATFORM_DEVICE_EXT, device, None)
-        return bool(egl_ext.eglInitialize(display, None, None))
-    except error.GLError:
-        return False
 
 
 class Renderer(NamedTuple):

@@ -5,35 +5,22 @@ from envs.assets import SUBFOLDERS, describe_assets, find_assets
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.delenv("LIBERO_ASSETS", raising=False)
+def folder(tmp_path):
     for name in SUBFOLDERS:
         (tmp_path / "assets" / name).mkdir(parents=True)
     return tmp_path / "assets"
 
 
-def test_default_is_the_bundled_pack(monkeypatch):
-    monkeypatch.delenv("LIBERO_ASSETS", raising=False)
+def test_default_is_the_bundled_pack():
     pack = find_assets("lowpoly")
     assert pack.is_absolute()
     assert all((pack / name).is_dir() for name in SUBFOLDERS)
     assert "low-poly" in describe_assets("lowpoly")
 
 
-def test_a_folder_is_used_and_named(folder):
+def test_a_folder_is_used_and_named_and_a_wrong_one_refused_with_what_it_lacks(folder, tmp_path):
     assert find_assets(str(folder)) == folder
     assert str(folder) in describe_assets(str(folder))
-
-
-def test_variable_replaces_the_default_but_not_an_explicit_choice(folder, monkeypatch, tmp_path):
-    monkeypatch.setenv("LIBERO_ASSETS", str(folder))
-    assert find_assets("lowpoly") == folder
-    assert str(folder) in describe_assets("lowpoly")
-    with pytest.raises(BadInput):
-        find_assets(str(tmp_path / "elsewhere"))
-
-
-def test_wrong_folder_is_refused_with_what_it_lacks(folder, tmp_path):
     (folder / "scenes").rmdir()
     with pytest.raises(BadInput, match="lacks scenes"):
         find_assets(str(folder))

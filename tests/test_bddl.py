@@ -3,7 +3,7 @@
 import pytest
 
 from contracts import BadInput
-from envs.bddl import read_problem
+from envs.bddl import read_instruction
 from envs.rendering import prepare
 from envs.tasks import libero_root
 
@@ -18,26 +18,18 @@ def said(tmp_path):
         text = STOVE.read_text().lower()
         assert old in text
         (tmp_path / "own.bddl").write_text(text.replace(old, new, 1))
-        with pytest.raises(BadInput) as caught:
-            read_problem(tmp_path / "own.bddl")
-        message = str(caught.value)
-        assert "\n" not in message
-        assert "own.bddl" in message
-        return message
+        with pytest.raises(BadInput, match=r"own\.bddl") as caught:
+            read_instruction(tmp_path / "own.bddl")
+        return str(caught.value)
 
     return refusal
 
 
 def test_all_files_that_libero_ships_are_read():
     files = sorted((libero_root() / "bddl_files").rglob("*.bddl"))
-    problems = [read_problem(path) for path in files]
-    assert len(problems) >= 130
-    assert all(problem.kind.startswith("libero_") and problem.instruction for problem in problems)
-
-
-def test_instruction_and_scene_come_from_the_file():
-    problem = read_problem(STOVE)
-    assert (problem.kind, problem.instruction) == ("libero_tabletop_manipulation", "turn on the stove")
+    assert len(files) >= 130
+    assert all(read_instruction(path) for path in files)
+    assert read_instruction(STOVE) == "turn on the stove"
 
 
 @pytest.mark.parametrize(
@@ -54,10 +46,8 @@ def test_numbers_are_plain_numbers_because_libero_evaluates_them(said, expressio
         ("(define", "((define", "parenthesis"),
         ("(:goal", "(:gaol", "has no (:goal"),
         ("(:language turn on the stove)", "(:language)", "has no (:language"),
-        ("(:language turn on the stove)", "", "has no (:language"),
         ("turnon flat_stove_1", "turnon flat_stove_2", ":goal (turnon flat_stove_2) names flat_stove_2"),
         ("(turnon flat_stove_1)", "turnon", ":goal turnon names"),
-        ("- wine_rack", "", "wine_rack_1 has no category"),
         ("(on plate_1 main_table_plate_region)", "", "does not say where plate_1 is"),
         ("main_table_plate_region)", "main_table_dish_region)", "names main_table_dish_region"),
     ],
@@ -72,7 +62,7 @@ def test_a_mistake_is_named(said, old, new, expected):
 def test_what_is_no_bddl_at_all_is_refused_in_one_line(tmp_path, content):
     (tmp_path / "odd.bddl").write_bytes(content)
     with pytest.raises(BadInput) as caught:
-        read_problem(tmp_path / "odd.bddl")
+        read_instruction(tmp_path / "odd.bddl")
     assert "\n" not in str(caught.value)
 
 
@@ -85,7 +75,7 @@ def test_code_that_only_libero_would_see_is_found(tmp_path, hidden):
     end = text.index("(:fixtures")
     (tmp_path / "own.bddl").write_bytes((text[:end] + hidden + text[end:]).encode())
     with pytest.raises(BadInput, match=r"own\.bddl"):
-        read_problem(tmp_path / "own.bddl")
+        read_instruction(tmp_path / "own.bddl")
 
     prepare()
     from libero.libero.envs.bddl_utils import robosuite_parse_problem

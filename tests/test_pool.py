@@ -1,6 +1,5 @@
 import os
 import signal
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -71,39 +70,6 @@ def test_bad_input_reaches_the_caller(pool):
         run_chunk(pool, REFUSE)
 
 
-def test_faults_without_end_are_a_clear_error(pool):
-    for _ in range(4):
-        run_chunk(pool, FAULT)
-    with pytest.raises(RuntimeError, match=r"slot 0 failed in 5 episodes in a row.*the table fell over"):
-        run_chunk(pool, FAULT)
-
-
-def test_a_finished_episode_clears_the_count_of_faults(pool):
-    for _ in range(3):
-        for _ in range(4):
-            run_chunk(pool, FAULT)
-        run_chunk(pool, WORK)
-        pool.step(0, CHUNK)
-        assert only(pool.ready())[1].done
-
-
-def test_one_env_is_inline_and_more_are_processes(monkeypatch):
-    monkeypatch.setattr("envs.pool.WorkerPool", lambda spec, num_envs, *_: ("workers", spec.assets, num_envs))
-    assert isinstance(make_pool(SPEC, 1), Pool)
-    kind, assets, num_envs = make_pool(SPEC, 3)
-    assert (kind, num_envs) == ("workers", 3)
-    assert os.path.isdir(assets)  # found by the parent, once for all workers
-
-
-def test_workers_and_the_inline_env_prepare_the_images():
-    for kind, arguments in ((Pool, ()), (WorkerPool, (2,))):
-        with kind(SPEC, *arguments, make_env=FakeEnv, prepare=every_fourth_pixel) as pool:
-            result = run_chunk(pool)
-        assert result.observation.prepared
-        assert result.preprocess_s > 0
-        assert result.observation.images.shape == (2, 64, 64, 3)
-
-
 def test_results_come_as_they_are_ready(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -128,17 +94,19 @@ def strict_pool():
 
 
 def test_a_dead_worker_is_replaced_and_its_episode_an_error(strict_pool):
+    run_chunk(strict_pool, WORK)
+    files = os.listdir("/proc/self/fd")
     result = run_chunk(strict_pool, DIE)
     assert (result.done, result.success, result.observation) == (True, False, None)
     assert "died (SIGKILL)" in result.error
     assert strict_pool.restarts == 1
     assert run_chunk(strict_pool, WORK).error is None
+    assert len(os.listdir("/proc/self/fd")) == len(files)
 
 
 def test_a_hung_worker_is_replaced_and_tells_where_it_hung(capfd):
     with worker_pool(num_envs=1, step_timeout_s=2.0) as pool:
-        result = run_chunk(pool, HANG)
-        assert "gave no answer in time (SIGABRT)" in result.error
+        assert "gave no answer in time (SIGABRT)" in run_chunk(pool, HANG).error
         assert "hang_for_ever" in capfd.readouterr().err
         assert pool.restarts == 1
         assert run_chunk(pool, WORK).error is None
@@ -187,36 +155,6 @@ def test_no_worker_outlives_the_pool():
             os.kill(pid, 0)
 
 
-def open_files():
-    return len(os.listdir("/proc/self/fd"))
-
-
-def test_hundred_episodes_with_recycling_and_killed_workers_lose_and_leak_nothing():
-    with worker_pool(2, recycle_after=15) as pool:
-        for slot in (0, 1):
-            run_chunk(pool, slot=slot)
-        files, workers, kills, finished = open_files(), set(), 0, 0
-        for slot in (0, 1):
-            pool.step(slot, CHUNK)
-        while finished < 100:
-            for slot, result in pool.ready():
-                if result.error is not None or result.done:
-                    finished += result.error is None
-                    pool.reset(slot, 0, WORK)
-                    continue
-                workers.add(worker_of(result))
-                if result.env_steps == 8 and kills < min(finished // 20, 4):
-                    kills += 1
-                    os.kill(worker_of(result), signal.SIGKILL)
-                pool.step(slot, CHUNK)
-        assert (pool.restarts, kills) == (4, 4)
-        assert open_files() == files
-    assert len(workers) > 2 + kills  # some were recycled
-    for pid in workers:
-        with pytest.raises(ProcessLookupError):
-            os.kill(pid, 0)
-
-
 def play(pool, init_state_ids):
     """Two chunks of an initial state's own actions; returns all results by initial state."""
     waiting, playing, results = list(init_state_ids), {}, {i: [] for i in init_state_ids}
@@ -248,47 +186,31 @@ def test_episodes_of_libero_do_not_depend_on_the_number_of_workers():
     for inline, worker in zip(*([r for i in results for r in results[i]] for results in outcomes), strict=True):
         assert (inline.env_steps, inline.success, inline.error) == (worker.env_steps, worker.success, None)
         if not inline.done:
+            assert inline.observation.prepared
+            assert worker.preprocess_s > 0
             assert inline.observation.images.shape == (2, 64, 64, 3)
             np.testing.assert_array_equal(inline.observation.images, worker.observation.images)
             np.testing.assert_array_equal(inline.observation.proprio, worker.observation.proprio)
 
 
-def test_a_simulator_that_differs_a_little_is_warned_of_once(monkeypatch, caplog):
+def test_one_env_is_inline_and_more_are_processes_and_a_simulator_that_differs_is_warned_of(monkeypatch, caplog):
     monkeypatch.setattr(pool_module, "check_versions", lambda: "mujoco 3.3.5 differs")
-    with make_pool(SPEC, 2, make_env=FakeEnv):
-        pass
-    assert caplog.messages == ["mujoco 3.3.5 differs"]
+    for num_envs, kind in ((1, Pool), (2, WorkerPool)):
+        with make_pool(SPEC, num_envs) as pool:
+            assert type(pool) is kind
+            assert os.path.isdir(pool._recipe[0].assets)  # found by the parent, once for all workers
+    assert caplog.messages == ["mujoco 3.3.5 differs"] * 2
 
 
-class CountedEnv:
-    """Remembers which tasks are built."""
-
-    built: list[int] = []  # noqa: RUF012 - the test's own record, cleared by it
-    closed: list[int] = []  # noqa: RUF012
-
-    def __init__(self, spec, task_id):
-        self.task_id = task_id
-        self.built.append(task_id)
-
-    def reset(self, init_state_id, seed, record):
-        return SimpleNamespace(what=("reset", self.task_id), observation=None)
-
-    def step_chunk(self, actions):
-        return SimpleNamespace(what=("step", self.task_id), observation=None)
-
-    def close(self):
-        self.closed.append(self.task_id)
-
-
-def test_a_slot_keeps_the_envs_of_its_last_tasks_and_steps_the_last_one():
-    CountedEnv.built.clear()
-    CountedEnv.closed.clear()
-    slot = SlotEnv(None, CountedEnv)
+def test_a_slot_keeps_the_envs_of_its_last_tasks_and_steps_the_last_one(monkeypatch):
+    built, closed = [], []
+    monkeypatch.setattr(FakeEnv, "close", lambda env: closed.append(env.task_id))
+    slot = SlotEnv(SPEC, lambda spec, task_id: built.append(task_id) or FakeEnv(spec, task_id))
     for task_id in (0, 1, 0, 2, 0, 3, 0):
-        assert slot.run(Reset(task_id, 0, 0, False)).what == ("reset", task_id)
-        assert slot.run(CHUNK).what == ("step", task_id)
-    assert CountedEnv.built == [0, 1, 2, 3]
-    assert CountedEnv.closed == [1]  # the one that was not used for longest
+        for request in (Reset(task_id, WORK, 0, False), CHUNK):
+            assert slot(request).observation.proprio[1] == task_id
+    assert built == [0, 1, 2, 3]
+    assert closed == [1]  # the one that was not used for longest
     slot.close()
-    assert sorted(CountedEnv.closed) == [0, 1, 2, 3]
+    assert sorted(closed) == [0, 1, 2, 3]
     assert KEPT_ENVS == 3

@@ -394,7 +394,6 @@ def test_a_checkpoint_without_statistics_of_the_suite_is_refused(info):
 
 
 def test_looks_that_the_checkpoint_may_never_have_seen_are_a_caution(info, tmp_path, monkeypatch):
-    monkeypatch.delenv("LIBERO_ASSETS", raising=False)
     finding = preflight.check_looks(info, "lowpoly")
     assert isinstance(finding, Caution)
     assert "needs --assets official" in finding

@@ -53,7 +53,7 @@ def make_init_states(bddl: Path, count: int) -> str:
     if out.exists():
         raise BadInput(f"{out} exists; move it away to make another")
     states, rejected = [], Counter[str]()
-    simulator = Simulator(task.bddl, find_assets("lowpoly"), ("agentview",), None, None)
+    simulator = Simulator(task.bddl, find_assets("lowpoly"), ("agentview",))
     try:
         for seed in range(count * TRIES_PER_STATE):
             try:
@@ -85,8 +85,7 @@ def find_problem(simulator: Simulator, state: np.ndarray) -> str | None:
 
     Fixtures are no part of a state: they stand where the seed of episodes puts them.
     """
-    simulator.reset(0)
-    simulator.set_state(state)
+    simulator.reset(0, state)
     domain, data = simulator.domain, simulator.domain.sim.data
     bodies = {name: domain.obj_body_id[name] for name in domain.objects_dict}
     placed = {name: (data.body_xpos[body][2], data.body_xmat[body].copy()) for name, body in bodies.items()}
