@@ -158,7 +158,7 @@ def test_the_teachers_distribution_is_that_of_its_temperature_and_not_of_the_mic
     with policy.teacher():
         expected = (policy.chunk_logits(batch.observations) / 0.5).log_softmax(-1)
     for size in (1, 3, N):
-        assert torch.equal(teacher_distribution(policy, batch, 0.5, size), expected)
+        assert torch.equal(teacher_distribution(Learner(policy, None, adamw(policy)), batch, 0.5, size), expected)
 
 
 # degenerate rollouts

@@ -129,7 +129,7 @@ def learned_values(ranks: Ranks) -> list[torch.Tensor]:
     policy.chunk_outputs = lambda seen: (None, policy.chunk_logits(seen))
     critic = ValueHead(256, seed=0)
     nn.init.ones_(critic.net[-1].weight)
-    return [predict_values(policy, critic, batch, 1, ranks), teacher_distribution(policy, batch, 1.0, 1, ranks)]
+    return [predict_values(policy, critic, batch, 1, ranks), teacher_distribution(Learner(policy, None, adamw(policy), ranks), batch, 1.0, 1)]
 
 
 def results(ranks: Ranks) -> dict[str, Any]:
