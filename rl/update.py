@@ -180,27 +180,22 @@ def rows_that_learn(learner: Learner, batch: Batch, phase: PhaseState, config: T
 
 
 def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
-    """The batch with what the losses need beside the advantages: weights, and the teacher's distribution."""
+    """The batch with what the losses need beside the advantages: weights, and the teacher's log-probs (N, A, V)."""
     temperature = config.phases.distill_temperature if config.phases.distill_target == "sharpened" else None
     if not phase.distils:
         batch = replace(batch, weights=decision_weights(batch, config.loss.aggregation))
         temperature = config.rollout.temperature if config.loss.kl_coef > 0 else None
     if temperature is None:
         return batch
-    size = int(config.update.micro_batch_size)
-    return replace(batch, teacher_logprobs=teacher_distribution(learner, batch, temperature, size))
-
-
-def teacher_distribution(learner: Learner, batch: Batch, temperature: float, micro_batch_size: int) -> Tensor:
-    """(N, A, V) log-probs of the frozen teacher at `temperature`, computed once per update."""
 
     @torch.no_grad()
     def logprobs_of(rows: Tensor) -> Tensor:
         with learner.policy.teacher():
-            parts = map(learner.policy.chunk_logits, (m.observations for m in batch[rows].split(micro_batch_size)))
-            return torch.cat([F.log_softmax(logits / temperature, dim=-1).cpu() for logits in parts])
+            parts = batch[rows].split(int(config.update.micro_batch_size))
+            logits = (learner.policy.chunk_logits(part.observations) for part in parts)
+            return torch.cat([F.log_softmax(part / temperature, dim=-1).cpu() for part in logits])
 
-    return learner.ranks.divide(len(batch), logprobs_of)
+    return replace(batch, teacher_logprobs=learner.ranks.divide(len(batch), logprobs_of))
 
 
 def accumulate_gradient(

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rl import ranks as ranks_module
-from rl.ranks import ALONE, _parts, join_ranks, run_as_ranks, start_ranks
+from rl.ranks import ALONE, join_ranks, run_as_ranks, start_ranks
 from tests.together import results
 
 ROOT = Path(__file__).parents[1]
@@ -102,16 +102,6 @@ def test_a_parameter_that_no_rank_reaches_keeps_no_gradient(both):
         assert (shared.tolist(), of_one.tolist(), of_none) == ([3.0, 3.0], [5.0, 5.0], None)
 
 
-@pytest.mark.parametrize(
-    ("at_most", "sizes"), [(1, [[3], [1], [2], [4]]), (4, [[3, 1], [2], [4]]), (99, [[3, 1, 2, 4]])]
-)
-def test_gradients_travel_in_parts_of_a_bounded_size(at_most, sizes):
-    gradients = [torch.zeros(count) for count in (3, 1, 2, 4)]
-    parts = list(_parts(gradients, at_most))
-    assert [[len(gradient) for gradient in part] for part in parts] == sizes
-    assert [id(gradient) for part in parts for gradient in part] == [id(gradient) for gradient in gradients]
-
-
 def test_values_and_teacher_distributions_are_computed_in_parts_and_known_to_all(both, alone):
     for first, second, expected in zip(both[0]["values"], both[1]["values"], alone["values"], strict=True):
         assert torch.equal(first, second)
@@ -185,8 +175,7 @@ def test_only_rank_0_writes(both):
 
 
 def test_one_differing_bit_is_found(both):
-    assert all("ranks 0 and 1 no longer train" in found or "ranks 1 and 0 no longer" in found for found in
-               (both[0]["drift"], both[1]["drift"]))  # fmt: skip
+    assert all("the ranks no longer train the same policy" in found["drift"] for found in both)
 
 
 def test_a_rank_that_dies_ends_the_others_with_one_line(both):
