@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -29,14 +30,13 @@ from torch import Tensor, nn
 
 from contracts import BadInput, SelfCheckError, first_line
 from rl.rollout import Rollout, rollout
-from rl.trajectory import Batch, Episode
+from rl.trajectory import Episode
 
 if TYPE_CHECKING:
     from envs.pool import Pool
     from vla.policy import Policy
 
 T = TypeVar("T")
-Shared = TypeVar("Shared", Tensor, Batch, list[Any])
 
 log = logging.getLogger("train")
 
@@ -46,7 +46,7 @@ GRACE_S = 30.0  # for ranks to end by themselves (closing wandb) after one has s
 
 
 class RanksLost(SystemExit):
-    """Another rank stopped or does not answer: this one ends too, with one line and exit code 1."""
+    """Another rank stopped or does not answer: this one ends, too, with one line and exit code 1."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,7 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    # Carries Python objects over the CPU (gloo): nothing of them takes GPU memory, and a waiting rank burns no core.
-    objects: dist.ProcessGroup | None = None
+    objects: dist.ProcessGroup | None = None  # gloo: Python objects take no GPU memory, a waiting rank burns no core
 
     @property
     def is_main(self) -> bool:
@@ -65,16 +64,12 @@ class Ranks:
 
     @property
     def launcher(self) -> str:
-        """What starts as many processes. --data-parallel needs nothing but python, and leaves no torchrun id."""
-        started_itself = "WORLD_SIZE" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
-        return "python" if self.size == 1 or started_itself else f"accelerate launch --num_processes {self.size}"
-
-    def share(self, items: Shared) -> Shared:
-        """This rank's part: every `size`-th item."""
-        return items[self.rank :: self.size]
+        """What starts as many processes. Those of --data-parallel have no torchrun id."""
+        plain = self.size == 1 or "TORCHELASTIC_RUN_ID" not in os.environ
+        return "python" if plain else f"accelerate launch --num_processes {self.size}"
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in the order of the ranks; also a point at which all ranks wait for one another."""
+        """Every rank's value; also a point at which all ranks wait for one another."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -87,8 +82,7 @@ class Ranks:
 
     def from_main(self, value: T | None) -> T:
         """Rank 0's value; what the others pass is ignored."""
-        values: list[Any] = self.gather(value if self.is_main else None)
-        return values[0]
+        return self.gather(value)[0]  # type: ignore[return-value]
 
     def divide(self, count: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
         """`compute` of the rows 0 .. count - 1, a part of them on each rank: compute((n,) rows) -> (n, ...) on the CPU.
@@ -188,13 +182,8 @@ def run_as_ranks(command: Sequence[str], size: int) -> int:
         port = str(free.getsockname()[1])
     common = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # as torchrun
     common |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-    libc, launcher = ctypes.CDLL(None), os.getpid()
+    die_with_launcher = partial(ctypes.CDLL(None).prctl, 1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     ranks: list[subprocess.Popen] = []
-
-    def die_with_launcher() -> None:
-        libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != launcher:
-            os._exit(1)
 
     def send(number: int, _: object = None) -> None:
         for process in ranks:
@@ -227,12 +216,10 @@ def join_ranks(device: torch.device | str = "auto") -> Ranks:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
         objects = dist.new_group(backend="gloo", timeout=PATIENCE)
-        # NCCL takes its memory now, before anyone measures what is left.
-        dist.all_reduce(torch.zeros(1, device="cuda" if on_gpu else "cpu"))
+        dist.all_reduce(torch.zeros(1, device="cuda" if on_gpu else "cpu"))  # NCCL takes its memory before we measure
     except (RuntimeError, ValueError) as error:
         raise BadInput(
             f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot meet the others ({first_line(error)}): "
             "start as many processes on every machine, with one main_process_ip and main_process_port"
         ) from None
-    # torch's type allows for processes outside the group, of which there are none.
-    return Ranks(dist.get_rank(), dist.get_world_size(), objects)  # type: ignore[arg-type]
+    return Ranks(dist.get_rank(), dist.get_world_size(), objects)  # type: ignore[arg-type]  # never outside the group

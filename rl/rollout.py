@@ -98,7 +98,7 @@ def torch_generator(seed: int, purpose: str, *counters: int) -> torch.Generator:
 
 @dataclass
 class Rollout:
-    """The trajectories of a rollout in the order of their episodes, and what collecting them cost."""
+    """Trajectories in the order of their episodes, and what collecting them cost."""
 
     trajectories: list[Trajectory]
     times: dict[str, float]  # seconds; `sim`, `render` and `preprocess` are summed over the environments
@@ -131,9 +131,8 @@ class _Running:
 class _Schedule:
     """Hands out episodes until `n_steps` env steps are reached (None: all of them), a set that timing does not change.
 
-    With W environments a group may start when the episodes that come at least W places before its first one hold fewer
-    than `n_steps` env steps. Running episodes count with the steps they have so far, so a group can start that the
-    final lengths rule out; `admits` drops it.
+    With W environments a group is admitted when the episodes that come at least W places before its first one hold
+    fewer than `n_steps` env steps. While they run, that may change: the final lengths decide what is kept.
     """
 
     def __init__(self, episodes: Iterable[Episode], n_steps: int | None, num_envs: int):
@@ -169,9 +168,9 @@ def rollout(
 ) -> Rollout:  # fmt: skip
     """Play `episodes` to their ends and return their trajectories in order; `on_finished` gets each as it ends.
 
-    With `n_steps` new episodes start until that many env steps are reached and running ones finish: a rollout holds
-    whole trajectories only. Environments are served as they become ready. A simulator fault is never a failure: the
-    episode is played again with the same randomness, and after MAX_ATTEMPTS the run stops (RuntimeError).
+    With `n_steps` new episodes start until that many env steps are reached, and running ones finish. A simulator fault
+    is never a failure: the episode is played again with the same randomness; after MAX_ATTEMPTS the run stops
+    (RuntimeError).
     """
     started = time.perf_counter()
     schedule = _Schedule(episodes, n_steps, pool.num_slots)

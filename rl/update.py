@@ -84,14 +84,12 @@ def update(
 ) -> dict[str, float]:  # fmt: skip
     """Minimise the phase's loss over `n_epochs` passes; returns the metrics. The batch has its advantages by now.
 
-    Every decision belongs to a minibatch, and the loss is divided by the minibatch's size, inactive rows included: the
-    gradient is what it would be if they ran. A minibatch without active rows takes no optimizer step (no momentum, no
-    weight decay). Raises RuntimeError when the first minibatch's ratios are not 1, and BadInput when the training has
-    diverged.
+    The loss is divided by the minibatch's size, inactive rows included: the gradient is what it would be if they ran.
+    A minibatch without active rows takes no optimizer step (no momentum, no weight decay). Raises RuntimeError when the
+    first minibatch's ratios are not 1, and BadInput when the training has diverged.
 
-    All ranks come with the same batch. Each runs its share of a minibatch's active rows, perhaps none of them; the
-    statistics and gradients of all are added up, so every rank takes the same step or none. After the first minibatch
-    the GPU is not waited for within an epoch: what its steps were is read at the end.
+    All ranks come with the same batch, and each runs its share of a minibatch's active rows, perhaps none. After the
+    first minibatch the GPU is not waited for within an epoch: what its steps were is read at the end.
     """
     started = time.perf_counter()
     policy, optimizer, ranks, settings = learner.policy, learner.optimizer, learner.ranks, config.update
@@ -115,8 +113,9 @@ def update(
             on_decisions(size)
             if len(minibatch) == 0:
                 continue
+            share = minibatch[ranks.rank :: ranks.size]
             own, micro_batch_size = accumulate_gradient(
-                learner, ranks.share(minibatch), size, micro_batch_size, phase, config, policy_learns
+                learner, share, size, micro_batch_size, phase, config, policy_learns
             )
             if first_ratio_error is None and not phase.distils:
                 first_ratio_error = check_first_ratio(_over_ranks(own, ranks))
@@ -168,9 +167,8 @@ def rows_that_learn(learner: Learner, batch: Batch, phase: PhaseState, config: T
     AdamW's momentum and weight decay move the policy.
     """
     everything = torch.ones(len(batch), dtype=torch.bool)
-    if phase.distils:
+    if phase.distils or batch.advantages is None:
         return everything, True
-    assert batch.advantages is not None, "estimate_advantages comes first"
     regularised = config.loss.kl_coef > 0 or config.loss.entropy_coef > 0
     active = everything if regularised else batch.advantages != 0
     if learner.critic is None:
@@ -234,8 +232,8 @@ def micro_batch_loss(
     else:
         logits, hidden = policy.chunk_outputs(micro.observations)
     logprobs = policy.token_logprobs(logits, micro.tokens, temperature)
-    against_mixture = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
-    epsilon = phase.epsilon if against_mixture else None
+    in_mixture = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
+    epsilon = phase.epsilon if in_mixture else None
     loss, statistics = ppo_loss(logits, logprobs, micro, config.loss, temperature, epsilon)
     if critic is None:
         return loss, statistics
