@@ -174,13 +174,6 @@ def test_the_warmup_is_all_teacher_and_records_its_greedy_tokens_only():
     assert {mode for mode, _ in policy.modes} == {"teacher greedy"}
 
 
-@pytest.mark.parametrize("mode", ["greedy", "l1"])
-def test_the_teacher_acts_in_the_mode_that_was_chosen(mode):
-    policy = FakePolicy()
-    play(FakePool(lengths_script(9)), Behaviour(1.0, 1.0, teacher_mode=mode), n_steps=10, policy=policy)
-    assert {called for called, _ in policy.modes} == {f"teacher {mode}"}
-
-
 def test_the_students_logprobs_are_recorded_for_the_teachers_decisions_too():
     policy = FakePolicy(adapter_scale=0.5)
     behaviour = Behaviour(0.5, 1.6, record_student_logprobs=True)
