@@ -1,7 +1,7 @@
 """The algorithm's mathematics: advantages, distillation, the clipped surrogate, KL and entropy. Pure functions.
 
-Dimension key: N decisions of the rollout, B decisions of a micro-batch, A action tokens of a chunk (56), V action-token
-ids (256). A decision's loss is the mean over its executed tokens: a sum over 56 would saturate the clip.
+Dimension key: N decisions of the rollout, B of a micro-batch, A tokens of a chunk (56), V action-token ids (256).
+A decision's loss is the mean over its executed tokens: a sum over 56 would saturate the clip.
 """
 
 from __future__ import annotations

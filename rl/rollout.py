@@ -277,8 +277,7 @@ def decide(
 ) -> tuple[list[Decision], np.ndarray]:
     """One decision per observation, and the env-ready actions (B, chunk, 7).
 
-    Each decision first draws who makes it (when epsilon leaves that open), then the student's tokens, all from its
-    own generator.
+    Each first draws who makes it (when epsilon leaves that open), then the student's tokens, from its own generator.
     """
     epsilon, is_open = behaviour.epsilon, 0 < behaviour.epsilon < 1
     by_teacher = [torch.rand((), generator=g).item() < epsilon if is_open else epsilon == 1 for g in generators]
@@ -290,8 +289,8 @@ def decide(
         with policy.teacher():
             acted = policy.act([observations[i] for i in rows], mode=behaviour.teacher_mode)
         for row, i in enumerate(rows):
-            decisions[i], actions[i] = Decision(observations[i], acted.tokens[row], by_teacher=True), acted.actions[row]
-            teacher_tokens[i] = acted.tokens[row]
+            decisions[i] = Decision(observations[i], acted.tokens[row], by_teacher=True)
+            actions[i], teacher_tokens[i] = acted.actions[row], acted.tokens[row]
     if rows := [i for i, teacher in enumerate(by_teacher) if not teacher]:
         acted = policy.act(
             [observations[i] for i in rows],

@@ -280,7 +280,7 @@ def _over_ranks(parts: Sequence[Statistics], ranks: Ranks) -> dict[str, float]:
 def check_first_ratio(first: dict[str, float]) -> float:
     """The mean |ratio - 1| of the first minibatch, where the update must see the policy that acted."""
     error = first["ratio_error"] / first["decisions"]
-    if not error <= FIRST_RATIO_LIMIT:  # also true for NaN
+    if not error <= FIRST_RATIO_LIMIT:  # also for NaN
         raise RuntimeError(
             f"first minibatch: mean |ratio - 1| = {error:.4f} before any optimizer step (limit {FIRST_RATIO_LIMIT}): "
             "the update does not see the policy that acted (its weights, temperature, preprocessing and precision)"
