@@ -45,8 +45,8 @@ def predict_values(
 
     @torch.no_grad()
     def values_of(rows: Tensor) -> Tensor:
-        parts = batch[rows].split(micro_batch_size)
-        return torch.cat([critic(policy.chunk_outputs(micro.observations)[1]) for micro in parts]).cpu()
+        hidden = (policy.chunk_outputs(micro.observations)[1] for micro in batch[rows].split(micro_batch_size))
+        return torch.cat([critic(states) for states in hidden]).cpu()
 
     return ranks.divide(len(batch), values_of)
 
@@ -58,11 +58,9 @@ def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discou
     that reaches its cap has failed for good. A_t = sum over k of (discount * lambda)^k delta_{t+k}.
     """
     advantages = torch.zeros_like(values)
-    ends = (batch.steps_to_end == 0).tolist()
-    owners = batch.trajectory.tolist()
-    for row in range(len(values) - 1, -1, -1):
-        if ends[row]:
-            advantages[row] = trajectories[owners[row]].success_return - values[row]
+    for row in reversed(range(len(values))):
+        if batch.steps_to_end[row] == 0:
+            advantages[row] = trajectories[int(batch.trajectory[row])].success_return - values[row]
         else:
             delta = discount * values[row + 1] - values[row]
             advantages[row] = delta + discount * gae_lambda * advantages[row + 1]
@@ -72,7 +70,7 @@ def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discou
 def value_loss(predicted: Tensor, micro: Batch, clip: float) -> Tensor:
     """Sum of half the larger of the squared errors with and without clipping the change of the value to +-clip."""
     assert micro.values is not None, "rl.update.estimate_advantages fills them"
-    assert micro.advantages is not None, "and these"
+    assert micro.advantages is not None
     old, target = micro.values, micro.advantages + micro.values
     bounded = old + (predicted - old).clamp(-clip, clip)
     return (0.5 * torch.maximum((predicted - target) ** 2, (bounded - target) ** 2)).sum()

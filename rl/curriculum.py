@@ -24,29 +24,25 @@ UNKNOWN = 0.5  # a task that was not played yet counts as worth most
 def training_episodes(
     task: TaskConfig, group_size: int, seed: int, update: int, probabilities: Mapping[int, float] | None = None
 ) -> Iterator[Episode]:
-    """Endless groups of `group_size` episodes for one update, a function of (seed, update) and the probabilities.
+    """Endless groups of `group_size` episodes with one task and initial state each, a function of the arguments.
 
     Tasks take turns, or are drawn with the given probabilities; within a task the training initial states are drawn
-    without replacement until all were used. A group never mixes tasks or initial states.
+    without replacement until all were used.
     """
     rng = numpy_generator(seed, "episodes", update)
     states = range(*task.train_init_states)
     decks: dict[int, list[int]] = {task_id: [] for task_id in task.task_ids}
-    index = group = 0
+    groups = itertools.count()
     while True:
         if probabilities is None:
             turn = rng.permutation(task.task_ids).tolist()
         else:
             turn = [int(rng.choice(list(probabilities), p=list(probabilities.values())))]
         for task_id in turn:
-            deck = decks[task_id]
-            if not deck:
-                deck.extend(rng.permutation(states).tolist())
-            init_state_id = deck.pop()
-            for _ in range(group_size):
-                yield Episode(index, task_id, init_state_id, group)
-                index += 1
-            group += 1
+            decks[task_id] = decks[task_id] or rng.permutation(states).tolist()
+            init_state_id, group = decks[task_id].pop(), next(groups)
+            for member in range(group_size):
+                yield Episode(group * group_size + member, task_id, init_state_id, group)
 
 
 def evaluation_episodes(task_ids: Sequence[int], init_states: tuple[int, int], trials: int) -> list[Episode]:
@@ -60,10 +56,7 @@ def evaluation_episodes(task_ids: Sequence[int], init_states: tuple[int, int], t
 
 
 def task_probabilities(config: TrainConfig, success: Mapping[int, float]) -> dict[int, float] | None:
-    """Sampling probability of each task from its success average; None without --curriculum: tasks take turns.
-
-    A softmax of -|success - 0.5| / temperature, mixed with the uniform distribution.
-    """
+    """A softmax of -|success - 0.5| / temperature, mixed with the uniform distribution; None without --curriculum."""
     if not config.rollout.curriculum:
         return None
     task_ids = config.task.task_ids
@@ -94,8 +87,8 @@ def informative_rollout(
 ) -> tuple[Rollout, list[Trajectory]]:
     """Play until the groups inside the bounds hold `n_steps` env steps, or `max_extra_steps` more are spent.
 
-    play(episodes, n_steps=N) is a rollout; episodes() gives the update's episodes from the first on. Returns everything
-    that was played (its env steps all count) and the trajectories of the kept groups.
+    play(episodes, n_steps=N) is a rollout; episodes() gives the update's episodes from the first on. Returns all that
+    was played, and the trajectories of the kept groups.
     """
     played: list[Rollout] = []
     kept: list[Trajectory] = []
@@ -109,11 +102,8 @@ def informative_rollout(
         extra = sum(p.env_steps for p in played) - config.n_steps
         lacking = config.n_steps - sum(t.env_steps for t in kept)
         missing = min(lacking, config.max_extra_steps - extra)
-        if missing <= 0 < lacking:
-            log.info(
-                "dynamic sampling: %d extra env steps spent (--max-extra-steps %d), %d of %d trajectories kept",
-                max(0, extra), config.max_extra_steps, len(kept), sum(len(p.trajectories) for p in played),
-            )  # fmt: skip
+    if lacking > 0:
+        log.info("dynamic sampling: --max-extra-steps reached, %d trajectories kept", len(kept))
     whole = Rollout(
         trajectories=[t for p in played for t in p.trajectories],
         times={key: sum(p.times[key] for p in played) for key in played[0].times},
@@ -129,5 +119,4 @@ def informative(trajectories: Sequence[Trajectory], bounds: tuple[float, float])
     for trajectory in trajectories:
         groups[trajectory.episode.group].append(trajectory)
     low, high = bounds
-    kept = [g for g in groups.values() if low <= sum(t.success for t in g) / len(g) <= high]
-    return list(itertools.chain.from_iterable(kept))
+    return [t for group in groups.values() if low <= sum(t.success for t in group) / len(group) <= high for t in group]

@@ -1,7 +1,7 @@
 """The algorithm's mathematics: advantages, distillation, the clipped surrogate, KL and entropy. Pure functions.
 
-Dimension key: N decisions of the rollout, B decisions of a micro-batch, A action tokens of a chunk (56), V action-token
-ids (256). A decision's loss is the mean over its executed tokens: a sum over 56 would saturate the clip.
+Dimension key: N decisions of the rollout, B of a micro-batch, A tokens of a chunk (56), V action-token ids (256).
+A decision's loss is the mean over its executed tokens: a sum over 56 would saturate the clip.
 """
 
 from __future__ import annotations
@@ -22,19 +22,15 @@ LOGRATIO_LIMIT = 5.0
 FIRST_ACTION_TOKEN = 31744  # index v of the last axis is token id 31744 + v
 
 
-# Sums over the decisions of a micro-batch, and maxima where the name ends so. Scalars on the policy's device, without
-# gradient: to read one is to wait for the device.
+# Sums over the decisions of a micro-batch (maxima where the name ends so), on the policy's device, without gradient.
 Statistics = dict[str, Tensor]
-
-
-# Advantages
 
 
 def compute_advantages(batch: Batch, trajectories: Sequence[Trajectory], config: LossConfig) -> Tensor:
     """(N,) advantage of every decision from the returns of its trajectory, of its group, or of the rollout.
 
-    `absolute` is the return itself, discounted per decision from the last one backwards: with a 0/1 return failures
-    give no gradient and cost no compute. The relative kinds give every decision of a trajectory the same value.
+    `absolute` is the return itself, discounted per decision from the last one backwards: failures give no gradient and
+    cost no compute. The relative kinds give every decision of a trajectory the same value.
     """
     returns = torch.tensor([t.success_return for t in trajectories])
     groups = torch.tensor([t.episode.group for t in trajectories])
@@ -44,10 +40,10 @@ def compute_advantages(batch: Batch, trajectories: Sequence[Trajectory], config:
         advantages = standardised(returns)[batch.trajectory]
     else:
         relative = standardised if config.advantage == "group" else minus_mean_of_others
-        of_trajectory = torch.zeros_like(returns)
+        advantages = torch.zeros_like(returns)
         for group in groups.unique():
-            of_trajectory[groups == group] = relative(returns[groups == group])
-        advantages = of_trajectory[batch.trajectory]
+            advantages[groups == group] = relative(returns[groups == group])
+        advantages = advantages[batch.trajectory]
     return advantages.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
 
 
@@ -102,7 +98,7 @@ def ppo_loss(
     behaviour_epsilon: the transition's epsilon when the ratio is against the mixture that acted.
     """
     assert micro.advantages is not None, "rl.update fills them"
-    assert micro.weights is not None, "and these"
+    assert micro.weights is not None
     executed, old_logprobs = micro.executed, micro.student_logprobs
     if behaviour_epsilon is not None:
         logratio = behaviour_logratio(logprobs, old_logprobs, executed, micro.matches_teacher, behaviour_epsilon)
@@ -112,22 +108,22 @@ def ppo_loss(
         logratio = logprobs - old_logprobs
     counted = executed if config.ratio_level == "token" else executed[:, :1]
     surrogate, ratio, clipped = clipped_surrogate(logratio, micro.advantages, counted, config.clip_high)
-    loss = surrogate
     all_logprobs = F.log_softmax(logits / temperature, dim=-1)
-    entropies = entropy(all_logprobs, executed)
+    entropies, loss = entropy(all_logprobs, executed), surrogate
     if config.kl_coef > 0:
-        assert micro.teacher_logprobs is not None, "and these"
+        assert micro.teacher_logprobs is not None
         kl = exact_kl(all_logprobs, micro.teacher_logprobs.to(logits.device, non_blocking=True), executed)
         loss = loss + config.kl_coef * kl
     if config.entropy_coef > 0:
         loss = loss - config.entropy_coef * entropies
 
     with torch.no_grad():
-        share = counted / counted.sum(-1, keepdim=True)
         drift = (chunk_logratio(logprobs, old_logprobs, executed).exp() - 1).abs()
+        share = counted / counted.sum(-1, keepdim=True)
+        clipfrac = (clipped * share).sum()
         statistics = {
             "train/policy_loss": (micro.weights * surrogate).sum(),
-            "train/clip_fraction": (clipped * share).sum(),
+            "train/clip_fraction": clipfrac,
             "train/approx_kl": approx_kl(logprobs, old_logprobs, executed).sum(),
             "train/ratio_mean": (ratio * share).sum(),
             "train/entropy": entropies.sum(),
@@ -144,10 +140,9 @@ def clipped_surrogate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Loss -min(ratio * A, clip(ratio) * A) of each decision, its ratios and where the clip held.
 
-    logratio (B, L): one column per ratio (L = 1 for chunk ratios, A for token ratios); advantages (B,);
-    executed (B, L) bool. A > 0 clips above 1 + clip_high, A < 0 below 1 - clip_high. PPO (Schulman et al. 2017, eq. 7)
-    has bounds on the other sides, too, but its minimum never takes them: there the unclipped term is the smaller one.
-    Returns loss (B,), ratio (B, L), clipped (B, L) bool.
+    logratio, executed (B, L): one column per ratio (L = 1 for chunk ratios, A for token ratios); advantages (B,).
+    A > 0 clips above 1 + clip_high, A < 0 below 1 - clip_high. PPO (Schulman et al. 2017, eq. 7) has bounds on the
+    other sides, too, but its minimum never takes them. Returns loss (B,), ratio (B, L), clipped (B, L) bool.
     """
     ratio = logratio.clamp(-LOGRATIO_LIMIT, LOGRATIO_LIMIT).exp()
     sign = advantages[:, None]

@@ -44,12 +44,10 @@ def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
     0.5
     """
     warmup, transition = phase_lengths(phases)
-    warmup_progress = min(1.0, global_step / warmup) if warmup else 1.0
     if global_step < warmup:
-        return PhaseState(Phase.WARMUP, 1.0, warmup_progress, 0.0, global_step)
-    into_transition = global_step - warmup
-    if into_transition < transition:
-        progress = into_transition / transition
+        return PhaseState(Phase.WARMUP, 1.0, global_step / warmup, 0.0, global_step)
+    if global_step < warmup + transition:
+        progress = (global_step - warmup) / transition
         return PhaseState(Phase.TRANSITION, 1.0 - progress, 1.0, progress, global_step)
     return PhaseState(Phase.RL, 0.0, 1.0, 1.0, global_step)
 
@@ -72,13 +70,12 @@ def choose_teacher(config: TrainConfig, has_l1_head: bool) -> Teacher:
     if wanted != "auto":
         teacher = Teacher(wanted, "as asked by --teacher")
     elif has_l1_head:
-        why = "the checkpoint ships an action head: it was trained by regression, its token logits mean nothing"
-        teacher = Teacher("l1", why)
+        teacher = Teacher("l1", "the checkpoint was trained by regression: its token logits mean nothing")
     else:
         teacher = Teacher("greedy", "the checkpoint has no action head: its token logits were trained")
     if teacher.mode == "l1" and (config.phases.distill_target == "sharpened" or config.loss.kl_coef > 0):
         raise BadInput(
-            "--distill-target sharpened and --kl-coef need the teacher's token distribution, but the teacher is the L1 "
-            "head, which has none; leave them out or use --teacher greedy"
+            "--distill-target sharpened and --kl-coef need the teacher's token distribution, and the L1 head has none; "
+            "leave them out or use --teacher greedy"
         )
     return teacher

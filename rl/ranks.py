@@ -1,9 +1,8 @@
 """The processes that train one policy together, how they are started, and the few things that they do in common.
 
-Every rank plays episodes of its own. Then all of them hold all trajectories and compute the same numbers from them, so
-that each decides for itself what the others decide, too: which minibatches there are, when to stop, what to record.
-Only forward and backward passes are divided; their gradients are added up before the optimizer step. With one process
-every operation here is the identity.
+Every rank plays episodes of its own. Then all hold all trajectories and decide the same from them: which minibatches
+there are, when to stop, what to record. Only forward and backward passes are divided; their gradients are added up
+before the optimizer step. With one process every operation here is the identity.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -30,25 +30,23 @@ from torch import Tensor, nn
 
 from contracts import BadInput, SelfCheckError, first_line
 from rl.rollout import Rollout, rollout
-from rl.trajectory import Batch, Episode
+from rl.trajectory import Episode
 
 if TYPE_CHECKING:
     from envs.pool import Pool
     from vla.policy import Policy
 
 T = TypeVar("T")
-Shared = TypeVar("Shared", Tensor, Batch, list[Any])
 
 log = logging.getLogger("train")
 
 # A rank that waits this long takes the others for dead. Ranks wait for the slowest rollout and for rank 0's disk.
 PATIENCE = timedelta(minutes=30)
-ELEMENTS_PER_MESSAGE = 2**23  # of gradients: 32 MiB
 GRACE_S = 30.0  # for ranks to end by themselves (closing wandb) after one has stopped; then they are ended
 
 
 class RanksLost(SystemExit):
-    """Another rank stopped or does not answer: this one ends too, with one line and exit code 1."""
+    """Another rank stopped or does not answer: this one ends, too, with one line and exit code 1."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +55,7 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    # Carries Python objects over the CPU (gloo): nothing of them takes GPU memory, and a waiting rank burns no core.
-    objects: dist.ProcessGroup | None = None
+    objects: dist.ProcessGroup | None = None  # gloo: Python objects take no GPU memory, a waiting rank burns no core
 
     @property
     def is_main(self) -> bool:
@@ -67,20 +64,16 @@ class Ranks:
 
     @property
     def launcher(self) -> str:
-        """What starts as many processes. --data-parallel needs nothing but python, and leaves no torchrun id."""
-        started_itself = "WORLD_SIZE" in os.environ and "TORCHELASTIC_RUN_ID" not in os.environ
-        return "python" if self.size == 1 or started_itself else f"accelerate launch --num_processes {self.size}"
-
-    def share(self, items: Shared) -> Shared:
-        """This rank's part: every `size`-th item."""
-        return items[self.rank :: self.size]
+        """What starts as many processes. Those of --data-parallel have no torchrun id."""
+        plain = self.size == 1 or "TORCHELASTIC_RUN_ID" not in os.environ
+        return "python" if plain else f"accelerate launch --num_processes {self.size}"
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value, in the order of the ranks; also a point at which all ranks wait for one another."""
+        """Every rank's value; also a point at which all ranks wait for one another."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        with _answer_expected(self):
+        with self._answer_expected():
             dist.all_gather_object(values, value, group=self.objects)
         return values
 
@@ -89,57 +82,56 @@ class Ranks:
 
     def from_main(self, value: T | None) -> T:
         """Rank 0's value; what the others pass is ignored."""
-        values: list[Any] = self.gather(value if self.is_main else None)
-        return values[0]
+        return self.gather(value)[0]  # type: ignore[return-value]
 
     def divide(self, count: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
         """`compute` of the rows 0 .. count - 1, a part of them on each rank: compute((n,) rows) -> (n, ...) on the CPU.
 
-        All ranks get the same bits, whatever their hardware, so what they decide from them agrees. The last ones repeat
-        rows: all compute equally many.
+        All ranks get the same bits. The last ones repeat rows: all compute equally many.
         """
         part = -(-count // self.size)
         own = torch.arange(self.rank * part, (self.rank + 1) * part) % count
         return torch.cat(self.gather(compute(own)))[:count]
 
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
-        """Replace each gradient by its sum over the ranks, in parts: a full GPU has no room for a copy of all.
+        """Replace each gradient by its sum over the ranks, in place: recorded passes know where a gradient lies.
 
         A rank without a gradient adds zeros; where no rank has one, none appears: AdamW would decay its parameter.
         """
         if self.size == 1:
             return
         reached = map(any, zip(*self.gather([p.grad is not None for p in parameters]), strict=True))
-        gradients = []
-        for parameter in (p for p, is_reached in zip(parameters, reached, strict=True) if is_reached):
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            gradients.append(parameter.grad)
-        with _answer_expected(self):
-            for part in _parts(gradients, ELEMENTS_PER_MESSAGE):
-                flat = torch.cat([gradient.flatten() for gradient in part])
-                dist.all_reduce(flat)
-                sums = flat.split([gradient.numel() for gradient in part])
-                # In place: recorded passes know where a gradient lies.
-                torch._foreach_copy_(part, [total.view_as(g) for total, g in zip(sums, part, strict=True)])
+        with self._answer_expected():
+            for parameter in (p for p, is_reached in zip(parameters, reached, strict=True) if is_reached):
+                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+                dist.all_reduce(parameter.grad)
 
     def check_same_parameters(self, parameters: Sequence[nn.Parameter]) -> None:
         """All ranks hold the same float32 parameters, bit for bit (sums of their bits as integers agree)."""
         if self.size == 1:
             return
         own = torch.stack([p.detach().view(torch.int32).sum(dtype=torch.int64) for p in parameters]).tolist()
-        for rank, others in enumerate(self.gather(own)):
-            if others != own:
-                differing = sum(a != b for a, b in zip(own, others, strict=True))
-                raise SelfCheckError(
-                    f"ranks {self.rank} and {rank} no longer train the same policy: {differing} of {len(own)} trainable"
-                    " tensors differ after an update; resume from the last checkpoint, on machines of one kind"
-                )
+        if any(others != own for others in self.gather(own)):
+            raise SelfCheckError(
+                "the ranks no longer train the same policy: trainable tensors differ after an update; resume from the "
+                "last checkpoint, on machines of one kind"
+            )
 
     def leave(self) -> None:
         """After the last common act."""
         if self.size > 1:
             self.wait_for_all()
             dist.destroy_process_group()
+
+    @contextlib.contextmanager
+    def _answer_expected(self) -> Iterator[None]:
+        try:
+            yield
+        except (RuntimeError, pickle.UnpicklingError) as error:
+            raise RanksLost(
+                f"rank {self.rank}: another rank has stopped, its own message says why, or was silent for too long "
+                f"({first_line(error)})"
+            ) from error
 
 
 ALONE = Ranks()
@@ -150,8 +142,7 @@ def shared_rollout(
 ) -> Rollout:
     """`rl.rollout.rollout`, its episodes divided among the ranks, of which all get every trajectory (frames: its own).
 
-    `n_steps` is the total over all ranks: each plays whole groups of its own until it has an equal part of it. All
-    ranks see the same sequence of episodes, and every episode keeps the random stream that its number gives it.
+    `n_steps` is the total over all ranks: each plays whole groups of its own until it has an equal part of it.
     """
     if ranks.size == 1:
         return rollout(policy, pool, episodes, n_steps=n_steps, **options)
@@ -174,36 +165,25 @@ def shared_rollout(
 
 
 def start_ranks() -> None:
-    """--data-parallel: run this very command once per visible GPU, each process a rank, and exit with its exit code.
-
-    Nothing happens in a process that `accelerate launch` or torchrun (or this function) has started as a rank.
-    """
+    """--data-parallel: run this very command once per visible GPU, and exit; a process that is a rank goes on."""
     if "WORLD_SIZE" in os.environ:
         return
-    count = torch.cuda.device_count()
-    if count < 2:
-        log.warning("--data-parallel: there is no second GPU, and the run goes on in one process")
-        return
-    sys.exit(run_as_ranks([sys.executable, *sys.argv], count))
+    if (count := torch.cuda.device_count()) > 1:
+        sys.exit(run_as_ranks([sys.executable, *sys.argv], count))
+    log.warning("--data-parallel: there is no second GPU, and the run goes on in one process")
 
 
 def run_as_ranks(command: Sequence[str], size: int) -> int:
     """Run `size` processes of one command, each told its rank; returns the first exit code that is not 0.
 
-    They get the signals that this process gets, end soon after one of them has failed, and die with this process.
+    They get this process's signals, end soon after one of them has failed, and die with this process.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
-    own = {"LOCAL_WORLD_SIZE": str(size), "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1")}  # as torchrun
-    libc, launcher = ctypes.CDLL(None), os.getpid()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    common = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # as torchrun
+    common |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    die_with_launcher = partial(ctypes.CDLL(None).prctl, 1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     ranks: list[subprocess.Popen] = []
-
-    def die_with_launcher() -> None:
-        libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if os.getppid() != launcher:
-            os._exit(1)
 
     def send(number: int, _: object = None) -> None:
         for process in ranks:
@@ -213,7 +193,7 @@ def run_as_ranks(command: Sequence[str], size: int) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, send)
     for rank in range(size):
-        env = {**os.environ, **where, **own, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        env = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         # A session of its own: what Ctrl-C sends to the terminal's processes reaches a rank once, from here.
         ranks.append(subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=die_with_launcher))
     while not (failed := [p.returncode for p in ranks if p.poll()]) and any(p.returncode is None for p in ranks):
@@ -226,49 +206,20 @@ def run_as_ranks(command: Sequence[str], size: int) -> int:
     return next((code if code > 0 else 128 - code for code in failed), 0)
 
 
-def join_ranks(device: torch.device | str = "auto", patience: timedelta = PATIENCE) -> Ranks:
-    """Meet the other ranks, and make this one's GPU the current one. Raises BadInput.
-
-    Started as plain `python`, nothing is initialised.
-    """
+def join_ranks(device: torch.device | str = "auto") -> Ranks:
+    """Meet the other ranks, and make this one's GPU the current one; as plain `python`, nothing happens."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return ALONE
     on_gpu = torch.cuda.is_available() and torch.device("cuda" if device == "auto" else device).type == "cuda"
     try:
         if on_gpu:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=patience)
-        objects = dist.new_group(backend="gloo", timeout=patience)
-        # NCCL takes its memory now, before anyone measures what is left.
-        dist.all_reduce(torch.zeros(1, device="cuda" if on_gpu else "cpu"))
+        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
+        objects = dist.new_group(backend="gloo", timeout=PATIENCE)
+        dist.all_reduce(torch.zeros(1, device="cuda" if on_gpu else "cpu"))  # NCCL takes its memory before we measure
     except (RuntimeError, ValueError) as error:
         raise BadInput(
             f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot meet the others ({first_line(error)}): "
-            "start the same number of processes on every machine, with one main_process_ip and main_process_port"
+            "start as many processes on every machine, with one main_process_ip and main_process_port"
         ) from None
-    # torch's type allows for processes outside the group, of which there are none.
-    return Ranks(dist.get_rank(), dist.get_world_size(), objects)  # type: ignore[arg-type]
-
-
-def _parts(tensors: Sequence[Tensor], at_most: int) -> list[list[Tensor]]:
-    """In the same order, each part with at most so many elements, or with one tensor."""
-    parts: list[list[Tensor]] = []
-    room = 0
-    for tensor in tensors:
-        if not parts or tensor.numel() > room:
-            parts.append([])
-            room = at_most
-        parts[-1].append(tensor)
-        room -= tensor.numel()
-    return parts
-
-
-@contextlib.contextmanager
-def _answer_expected(ranks: Ranks) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, pickle.UnpicklingError) as error:
-        raise RanksLost(
-            f"rank {ranks.rank}: another rank has stopped, its own message says why, or was silent for too long "
-            f"({first_line(error)})"
-        ) from error
+    return Ranks(dist.get_rank(), dist.get_world_size(), objects)  # type: ignore[arg-type]  # never outside the group

@@ -5,8 +5,9 @@ Dimension key: N decisions of the batch, M trajectories, A action tokens of a ch
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -36,8 +37,8 @@ class Decision:
     observation: Observation | None  # its images uint8 on the CPU; None where it was not kept
     tokens: Tensor  # (A,) int64 token ids of the chunk that was executed
     by_teacher: bool
-    student_logprobs: Tensor | None  # (A,) float32 at the sampling temperature; None in the warmup
-    matches_teacher: Tensor | None  # (A,) bool: token equals the teacher's greedy one; only for behaviour importance
+    student_logprobs: Tensor | None = None  # (A,) float32 at the sampling temperature; None in the warmup
+    matches_teacher: Tensor | None = None  # (A,) bool: token equals the teacher's; only for behaviour importance
     executed: int = 0  # actions of the chunk that the simulator executed
 
 
@@ -72,7 +73,6 @@ class Batch:
     executed: Tensor  # (N, A) bool, True where the token's action was really executed
     student_logprobs: Tensor  # (N, A) float32, the student's at collection time (zeros in the warmup)
     matches_teacher: Tensor  # (N, A) bool
-    by_teacher: Tensor  # (N,) bool
     trajectory: Tensor  # (N,) int64, row -> trajectory
     steps_to_end: Tensor  # (N,) int64, decisions that follow in the same trajectory
     advantages: Tensor | None = None  # (N,) float32; None in the warmup
@@ -85,38 +85,27 @@ class Batch:
 
     def __getitem__(self, rows: slice | Tensor) -> Batch:
         """Some rows; by a slice they are views."""
-        changed: dict[str, Any] = {}
-        if isinstance(rows, slice):
-            changed["observations"] = self.observations[rows]
-            changed |= {name: column[rows] for name, column in self._columns().items()}
-        else:
-            changed["observations"] = [self.observations[i] for i in rows.tolist()]
-            changed |= {name: column[rows.to(column.device)] for name, column in self._columns().items()}
-        return replace(self, **changed)
+        numbers = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
+        columns = {name: column[rows] for name, column in self._columns().items()}
+        return replace(self, observations=[self.observations[i] for i in numbers], **columns)
 
     def split(self, size: int | Sequence[int]) -> Iterator[Batch]:
         """Consecutive parts of `size` rows (the last may have fewer), or of the given sizes."""
         sizes = [size] * -(-len(self) // size) if isinstance(size, int) else size
-        start = 0
-        for count in sizes:
-            yield self[start : start + count]
-            start += count
+        return (self[end - count : end] for end, count in zip(itertools.accumulate(sizes), sizes, strict=True))
 
     def to(self, device: torch.device) -> Batch:
         """The same with its columns on `device`, so that picking rows there waits for nothing."""
-        moving = {name: column for name, column in self._columns().items() if name != "teacher_logprobs"}
-        changed: dict[str, Any] = {name: column.to(device) for name, column in moving.items()}
-        return replace(self, **changed)
+        return replace(self, **{n: c.to(device) for n, c in self._columns().items() if n != "teacher_logprobs"})
 
-    def _columns(self) -> dict[str, Tensor]:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    def _columns(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
 def flatten(trajectories: Sequence[Trajectory], action_dim: int) -> Batch:
     """Trajectories as one flat batch. `action_dim` tokens make one action (7 for LIBERO)."""
-    rows = [(i, t, d) for i, trajectory in enumerate(trajectories) for t, d in enumerate(trajectory.decisions)]
-    decisions = [d for _, _, d in rows]
+    decisions = [d for trajectory in trajectories for d in trajectory.decisions]
+    lengths = torch.tensor([len(t.decisions) for t in trajectories])
     num_tokens = len(decisions[0].tokens)
     executed_tokens = torch.tensor([d.executed * action_dim for d in decisions])
     zeros, false = torch.zeros(num_tokens), torch.zeros(num_tokens, dtype=torch.bool)
@@ -126,7 +115,6 @@ def flatten(trajectories: Sequence[Trajectory], action_dim: int) -> Batch:
         executed=torch.arange(num_tokens)[None, :] < executed_tokens[:, None],
         student_logprobs=torch.stack([zeros if d.student_logprobs is None else d.student_logprobs for d in decisions]),
         matches_teacher=torch.stack([false if d.matches_teacher is None else d.matches_teacher for d in decisions]),
-        by_teacher=torch.tensor([d.by_teacher for d in decisions]),
-        trajectory=torch.tensor([i for i, _, _ in rows]),
-        steps_to_end=torch.tensor([len(trajectories[i].decisions) - 1 - t for i, t, _ in rows]),
+        trajectory=torch.arange(len(lengths)).repeat_interleave(lengths),
+        steps_to_end=torch.cat([torch.arange(len(t.decisions)).flip(0) for t in trajectories]),
     )

@@ -56,19 +56,15 @@ def make_learner(policy: Policy, config: TrainConfig, ranks: Ranks = ALONE) -> L
 
 
 def make_optimizer(groups: list[dict[str, Any]], weight_decay: float) -> torch.optim.AdamW:
-    """For parameter groups with their learning rates.
+    """Fused: one kernel for all parameters, and no other AdamW leaves out the steps that are marked as unusable.
 
-    Fused: one kernel for all parameters, and no other AdamW leaves out the steps that are marked as unusable. The
-    moments, all zero, are made now: in the first step, where AdamW would make them, they may find a GPU full of
-    recorded passes, which give way to one another but not to an optimizer.
+    The moments are made now: in the first step, where AdamW would make them, they may find a GPU full of recorded
+    passes, which give way to one another but not to an optimizer.
     """
     optimizer = torch.optim.AdamW(groups, eps=ADAM_EPS, weight_decay=weight_decay, fused=True)
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter),
-            "exp_avg_sq": torch.zeros_like(parameter),
-        }
+        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
     return optimizer
 
 
@@ -78,7 +74,7 @@ def estimate_advantages(
     """(N,) advantages, by the configured rule or by a critic, and its (N,) values."""
     if learner.critic is None:
         return compute_advantages(batch, trajectories, config.loss), None
-    values = predict_values(learner.policy, learner.critic, batch, _micro_batch_size(config), learner.ranks)
+    values = predict_values(learner.policy, learner.critic, batch, int(config.update.micro_batch_size), learner.ranks)
     return gae(values, batch, trajectories, config.loss.discount, config.critic.gae_lambda), values
 
 
@@ -88,15 +84,12 @@ def update(
 ) -> dict[str, float]:  # fmt: skip
     """Minimise the phase's loss over `n_epochs` passes; returns the metrics. The batch has its advantages by now.
 
-    Every decision belongs to a minibatch, and the loss is divided by the minibatch's size, inactive rows included: the
-    gradient is what it would be if they ran. A minibatch without active rows takes no optimizer step (no momentum, no
-    weight decay). Raises RuntimeError when the first minibatch's ratios are not 1, and BadInput when the training has
-    diverged: no step, or none of many in a row, had a usable gradient, or a parameter is not finite.
+    The loss is divided by the minibatch's size, inactive rows included: the gradient is what it would be if they ran.
+    A minibatch without active rows takes no optimizer step (no momentum, no weight decay). Raises RuntimeError when the
+    first minibatch's ratios are not 1, and BadInput when the training has diverged.
 
-    All ranks come with the same batch. Each runs its share of a minibatch's active rows, perhaps none of them; the
-    statistics and gradients of all are added up, so every rank takes the same step or none.
-
-    After the first minibatch the GPU is not waited for within an epoch: what its steps were is read at the end.
+    All ranks come with the same batch, and each runs its share of a minibatch's active rows, perhaps none. After the
+    first minibatch the GPU is not waited for within an epoch: what its steps were is read at the end.
     """
     started = time.perf_counter()
     policy, optimizer, ranks, settings = learner.policy, learner.optimizer, learner.ranks, config.update
@@ -107,20 +100,22 @@ def update(
     data = complete(learner, batch, phase, config).to(policy.device)
     totals: dict[str, float] = {}
     norms: list[float] = []
-    micro_batch_size, first_ratio_error = _micro_batch_size(config), None
+    micro_batch_size, first_ratio_error = int(settings.micro_batch_size), None
 
     for epoch in range(settings.n_epochs):
-        order = torch.randperm(len(batch), generator=torch_generator(config.run.seed, "minibatches", number, epoch))
-        rows = [minibatch[active[minibatch]] for minibatch in order.split(settings.batch_size)]
-        shuffled = data[torch.cat(rows)].split([len(part) for part in rows])
-        statistics: list[tuple[int, Statistics]] = []
+        generator = torch_generator(config.run.seed, "minibatches", number, epoch)
+        order = torch.randperm(len(batch), generator=generator).split(settings.batch_size)
+        rows = [minibatch[active[minibatch]] for minibatch in order]
+        minibatches = data[torch.cat(rows)].split([len(minibatch) for minibatch in rows])
+        statistics: list[Statistics] = []
         epoch_norms: list[Tensor] = []
-        for minibatch, size in zip(shuffled, map(len, order.split(settings.batch_size)), strict=True):
+        for minibatch, size in zip(minibatches, map(len, order), strict=True):
             on_decisions(size)
             if len(minibatch) == 0:
                 continue
+            share = minibatch[ranks.rank :: ranks.size]
             own, micro_batch_size = accumulate_gradient(
-                learner, ranks.share(minibatch), size, micro_batch_size, phase, config, policy_learns
+                learner, share, size, micro_batch_size, phase, config, policy_learns
             )
             if first_ratio_error is None and not phase.distils:
                 first_ratio_error = check_first_ratio(_over_ranks(own, ranks))
@@ -131,21 +126,20 @@ def update(
         of_epoch = _over_ranks(statistics, ranks)
         totals = merged((totals, of_epoch))
         norms += torch.stack(epoch_norms).tolist() if epoch_norms else []
-        runs = (len(list(run)) for is_skipped, run in itertools.groupby(norms, math.isnan) if is_skipped)
-        if max(runs, default=0) >= MAX_SKIPPED_IN_A_ROW:
+        skipped = (len(list(run)) for is_skipped, run in itertools.groupby(norms, math.isnan) if is_skipped)
+        if max(skipped, default=0) >= MAX_SKIPPED_IN_A_ROW:
             raise _diverged(f"{MAX_SKIPPED_IN_A_ROW} optimizer steps in a row", number)
-        drift = of_epoch.get("train/approx_kl", 0.0) / of_epoch.get("decisions", 1)
-        if settings.target_kl is not None and drift > settings.target_kl:
+        approx_kl = of_epoch.get("train/approx_kl", 0.0) / of_epoch.get("decisions", 1)
+        if settings.target_kl is not None and approx_kl > settings.target_kl:
             break
 
     ranks.check_same_parameters(trained)
     taken = [norm for norm in norms if not math.isnan(norm)]
     if norms and not taken:
         raise _diverged(f"all {len(norms)} optimizer steps", number)
-    names, parameters = zip(*policy.named_trainable_parameters(), strict=True)
-    finite = torch.stack([torch.isfinite(parameter).all() for parameter in parameters]).tolist()
-    if not all(finite):
-        raise _diverged(f"steps after which {names[finite.index(False)]} is not finite", number)
+    for name, parameter in policy.named_trainable_parameters():
+        if not torch.isfinite(parameter).all():
+            raise _diverged(f"steps after which {name} is not finite", number)
     decisions = totals.pop("decisions", 0)
     totals.pop("ratio_error", None)
     metrics = {key: value if key.endswith("_max") else value / decisions for key, value in totals.items()}
@@ -169,14 +163,12 @@ def update(
 def rows_that_learn(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> tuple[Tensor, bool]:
     """(N,) bool, False for rows that cannot contribute a gradient and never run; and whether the policy learns at all.
 
-    A zero advantage means a zero gradient unless KL or entropy are on, or a critic learns. Without any non-zero
-    advantage the policy's loss is left out beside a critic's: a gradient of zeros would still let AdamW's momentum and
-    weight decay move the policy.
+    Without any non-zero advantage the policy's loss is left out beside a critic's: a gradient of zeros would still let
+    AdamW's momentum and weight decay move the policy.
     """
     everything = torch.ones(len(batch), dtype=torch.bool)
-    if phase.distils:
+    if phase.distils or batch.advantages is None:
         return everything, True
-    assert batch.advantages is not None, "estimate_advantages comes first"
     regularised = config.loss.kl_coef > 0 or config.loss.entropy_coef > 0
     active = everything if regularised else batch.advantages != 0
     if learner.critic is None:
@@ -186,36 +178,28 @@ def rows_that_learn(learner: Learner, batch: Batch, phase: PhaseState, config: T
 
 
 def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
-    """The batch with what the losses need beside the advantages: weights, and the teacher's distribution."""
-    temperature = None
-    if phase.distils and config.phases.distill_target == "sharpened":
-        temperature = config.phases.distill_temperature
+    """The batch with what the losses need beside the advantages: weights, and the teacher's log-probs (N, A, V)."""
+    temperature = config.phases.distill_temperature if config.phases.distill_target == "sharpened" else None
     if not phase.distils:
         batch = replace(batch, weights=decision_weights(batch, config.loss.aggregation))
         temperature = config.rollout.temperature if config.loss.kl_coef > 0 else None
     if temperature is None:
         return batch
-    distribution = teacher_distribution(learner.policy, batch, temperature, _micro_batch_size(config), learner.ranks)
-    return replace(batch, teacher_logprobs=distribution)
 
-
-def teacher_distribution(
-    policy: Policy, batch: Batch, temperature: float, micro_batch_size: int, ranks: Ranks = ALONE
-) -> Tensor:
-    """(N, A, V) log-probs of the frozen teacher at `temperature`, computed once per update."""
-
+    @torch.no_grad()
     def logprobs_of(rows: Tensor) -> Tensor:
-        with torch.no_grad(), policy.teacher():
-            logits = (policy.chunk_logits(micro.observations) for micro in batch[rows].split(micro_batch_size))
+        with learner.policy.teacher():
+            parts = batch[rows].split(int(config.update.micro_batch_size))
+            logits = (learner.policy.chunk_logits(part.observations) for part in parts)
             return torch.cat([F.log_softmax(part / temperature, dim=-1).cpu() for part in logits])
 
-    return ranks.divide(len(batch), logprobs_of)
+    return replace(batch, teacher_logprobs=learner.ranks.divide(len(batch), logprobs_of))
 
 
 def accumulate_gradient(
     learner: Learner, minibatch: Batch, size: int, micro_batch_size: int, phase: PhaseState, config: TrainConfig,
     policy_learns: bool,
-) -> tuple[list[tuple[int, Statistics]], int]:  # fmt: skip
+) -> tuple[list[Statistics], int]:  # fmt: skip
     """The gradient of a minibatch's mean loss over `size` rows, one micro-batch (and one graph in memory) at a time.
 
     Out of memory, it begins again, from no gradient, with a smaller micro-batch, whose size it returns.
@@ -226,7 +210,7 @@ def accumulate_gradient(
             for micro in minibatch.split(micro_batch_size):
                 loss_sum, of_micro = micro_batch_loss(learner, micro, phase, config, policy_learns)
                 (loss_sum / size).backward()
-                statistics.append((len(micro), of_micro))
+                statistics.append(of_micro | {"decisions": loss_sum.new_full((), len(micro))})
             return statistics, micro_batch_size
         except torch.OutOfMemoryError as error:
             reason = first_line(error)
@@ -239,22 +223,21 @@ def micro_batch_loss(
     learner: Learner, micro: Batch, phase: PhaseState, config: TrainConfig, policy_learns: bool
 ) -> tuple[Tensor, Statistics]:
     """What the phase minimises, summed over the rows of a micro-batch."""
-    policy, temperature = learner.policy, config.rollout.temperature
+    policy, critic, temperature = learner.policy, learner.critic, config.rollout.temperature
     if phase.distils:
-        return distillation_loss(
-            policy.chunk_logits(micro.observations), micro, config.phases.distill_student_temperature
-        )
-    if learner.critic is None:
+        logits = policy.chunk_logits(micro.observations)
+        return distillation_loss(logits, micro, config.phases.distill_student_temperature)
+    if critic is None:
         logits = policy.chunk_logits(micro.observations)
     else:
         logits, hidden = policy.chunk_outputs(micro.observations)
     logprobs = policy.token_logprobs(logits, micro.tokens, temperature)
-    exact_mixture = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
-    epsilon = phase.epsilon if exact_mixture else None
+    in_mixture = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
+    epsilon = phase.epsilon if in_mixture else None
     loss, statistics = ppo_loss(logits, logprobs, micro, config.loss, temperature, epsilon)
-    if learner.critic is None:
+    if critic is None:
         return loss, statistics
-    of_values = value_loss(learner.critic(hidden.detach()), micro, config.critic.value_clip)
+    of_values = value_loss(critic(hidden.detach()), micro, config.critic.value_clip)
     statistics["train/value_loss"] = of_values.detach()
     return config.critic.value_coef * of_values + (loss if policy_learns else 0), statistics
 
@@ -286,22 +269,21 @@ def merged(parts: Iterable[dict[str, float]]) -> dict[str, float]:
     return whole
 
 
-def _over_ranks(parts: Sequence[tuple[int, Statistics]], ranks: Ranks) -> dict[str, float]:
-    """Of all ranks' micro-batches, with their `decisions`; read from the device in one transfer."""
-    found = [value for _, part in parts for value in part.values()]
+def _over_ranks(parts: Sequence[Statistics], ranks: Ranks) -> dict[str, float]:
+    """Of all ranks' micro-batches; read from the device in one transfer."""
+    found = [value for part in parts for value in part.values()]
     values = iter(torch.stack(found).tolist() if found else ())
-    own = [{"decisions": count} | {key: next(values) for key in part} for count, part in parts]
-    return merged(ranks.gather(merged(own)))
+    own = merged({key: next(values) for key in part} for part in parts)
+    return merged(ranks.gather(own))
 
 
 def check_first_ratio(first: dict[str, float]) -> float:
     """The mean |ratio - 1| of the first minibatch, where the update must see the policy that acted."""
     error = first["ratio_error"] / first["decisions"]
-    if not error <= FIRST_RATIO_LIMIT:  # also true for NaN
+    if not error <= FIRST_RATIO_LIMIT:  # also for NaN
         raise RuntimeError(
             f"first minibatch: mean |ratio - 1| = {error:.4f} before any optimizer step (limit {FIRST_RATIO_LIMIT}): "
-            "the update does not see the policy that acted. Rollout and update must use the same weights, temperature, "
-            "preprocessing and precision"
+            "the update does not see the policy that acted (its weights, temperature, preprocessing and precision)"
         )
     return error
 
@@ -313,18 +295,11 @@ def _diverged(what: str, number: int) -> BadInput:
     )
 
 
-def _micro_batch_size(config: TrainConfig) -> int:
-    size = config.update.micro_batch_size
-    assert isinstance(size, int), "vla.memory.fit_to_memory has chosen one"
-    return size
-
-
 def check_signal(updates_without_signal: int) -> None:
     """Stop a run that has not had one non-zero advantage for many updates in a row."""
     if updates_without_signal >= MAX_UPDATES_WITHOUT_SIGNAL:
         raise BadInput(
-            f"no learning signal: all advantages of the last {updates_without_signal} updates were 0 (every episode of "
-            "a group, or with --advantage absolute every episode, ended the same way). Look at rollout/success_rate: "
-            "near 0, start from a better checkpoint or raise --warmup-steps; near 1, the task is solved; or use more "
-            "initial states or a larger --group-size"
+            f"no learning signal: all advantages of the last {updates_without_signal} updates were 0. Look at "
+            "rollout/success_rate: near 0, start from a better checkpoint or raise --warmup-steps; near 1, the task is "
+            "solved; or use more initial states or a larger --group-size"
         )

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from configs.config import RolloutConfig, TaskConfig, TrainConfig
 from rl.curriculum import (
-    absorb_successes,
-    curriculum_metrics,
     evaluation_episodes,
     informative,
     informative_rollout,
@@ -99,23 +97,12 @@ def test_tasks_near_half_success_are_preferred_by_a_softmax_of_the_distance():
     assert by_weight == pytest.approx(2.718281828**2.5)  # e^(0.5 / 0.2)
 
 
-def test_success_average_is_exponential():
-    success = {}
-    absorb_successes(success, [trajectory(1, True), trajectory(1, False), trajectory(1, True, task_id=3)])
-    assert success == pytest.approx({0: 0.9 * (0.9 * 0.5 + 0.1), 3: 0.55})
-
-
 def test_drawn_tasks_follow_the_probabilities_and_groups_never_mix_tasks():
     episodes = training_episodes(TaskConfig(task_ids=(4, 7)), 2, seed=0, update=0, probabilities={4: 0.8, 7: 0.2})
     drawn = list(itertools.islice(episodes, 2000))
     assert sum(e.task_id == 4 for e in drawn) / len(drawn) == pytest.approx(0.8, abs=0.05)
     pairs = zip(drawn[::2], drawn[1::2], strict=True)
     assert all((a.task_id, a.init_state_id) == (b.task_id, b.init_state_id) for a, b in pairs)
-
-
-def test_without_the_flag_tasks_take_turns():
-    assert task_probabilities(TrainConfig(), {0: 0.1}) is None
-    assert curriculum_metrics(None) == {}
 
 
 # dynamic sampling
@@ -159,12 +146,6 @@ def test_groups_are_kept_by_their_success_rate_each_by_its_own(successes, bounds
     mixed = [trajectory(1, success=i < 4, group=4, index=8 + i) for i in range(8)]
     both = [t for pair in zip(group, mixed, strict=True) for t in pair]
     assert informative(both, bounds) == (group if kept else []) + mixed
-
-
-def test_informative_groups_need_no_second_round():
-    rounds, played, kept = run(lambda g: 2, 32, 1000)
-    assert rounds == [32]
-    assert kept == played.trajectories
 
 
 @pytest.mark.parametrize("num_slots", [1, 3])

@@ -8,7 +8,7 @@ import torch
 
 from envs.libero import ChunkResult
 from envs.pool import Pool, WorkerPool
-from tests.fakes import FakePolicy, FakePool, FakeResult, Script, random_observations
+from tests.fakes import FakePolicy, FakePool, FakeResult, random_observations
 from vla.policy import Policy
 
 POLICY_METHODS = [
@@ -36,13 +36,6 @@ def test_results_have_the_real_fields():
     assert [f.name for f in dataclasses.fields(FakeResult)] == [f.name for f in dataclasses.fields(ChunkResult)]
 
 
-def test_the_policys_rows_do_not_depend_on_the_batch_around_them():
-    policy, observations = FakePolicy(adapter_scale=0.5), random_observations(5)
-    together = policy.chunk_logits(observations)
-    for row, seen in enumerate(observations):
-        assert torch.equal(policy.chunk_logits([seen])[0], together[row])
-
-
 def test_the_teacher_ignores_training_and_the_student_does_not():
     policy, observations = FakePolicy(), random_observations(2)
     with policy.teacher():
@@ -52,10 +45,3 @@ def test_the_teacher_ignores_training_and_the_student_does_not():
     with policy.teacher():
         assert torch.equal(policy.chunk_logits(observations), before)
     assert not torch.equal(policy.chunk_logits(observations), before)
-
-
-def test_the_pool_refuses_two_requests_for_one_slot():
-    pool = FakePool(lambda *_: Script(4))
-    pool.reset(0, 0, 0)
-    with pytest.raises(AssertionError):
-        pool.reset(0, 0, 0)

@@ -15,7 +15,6 @@ from rl.losses import (
     FIRST_ACTION_TOKEN,
     approx_kl,
     behaviour_logratio,
-    chunk_logratio,
     clipped_surrogate,
     compute_advantages,
     decision_weights,
@@ -65,35 +64,14 @@ def test_relative_advantages_follow_their_closed_forms(successes):
     assert advantages("batch", successes, groups=list(range(len(successes)))) == scores
     others = [np.mean(np.delete(returns, i)) if len(returns) > 1 else returns[i] for i in range(len(returns))]
     assert advantages("rloo", successes) == pytest.approx(returns - others, abs=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["group", "rloo"])
-@given(first=outcomes, second=outcomes, seed=st.integers(0, 99))
-def test_groups_do_not_see_each_other(kind, first, second, seed):
-    successes, groups = first + second, [7] * len(first) + [3] * len(second)
-    order = np.random.default_rng(seed).permutation(len(successes))
-    mixed = advantages(kind, [successes[i] for i in order], [groups[i] for i in order])
-    apart = np.concatenate([advantages(kind, first), advantages(kind, second)])
-    assert mixed == pytest.approx(apart[order], abs=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["group", "rloo", "batch"])
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 8])
-@pytest.mark.parametrize("outcome", [0, 1])
-def test_equal_outcomes_give_exactly_0(kind, size, outcome):
-    assert (advantages(kind, [outcome] * size) == 0.0).all()
+    if len(set(successes)) == 1:  # exactly 0: such decisions never run
+        assert not any(advantages(kind, successes).any() for kind in ("group", "batch", "rloo"))
 
 
 def test_absolute_advantages_are_returns_discounted_from_the_finishing_decision_backwards():
     assert advantages("absolute", [1, 0, 1]).tolist() == [1.0, 0.0, 1.0]
     discounted = advantages("absolute", [1, 0], lengths=[3, 2], discount=0.9)
     assert discounted == pytest.approx([0.81, 0.9, 1.0, 0.0, 0.0])
-
-
-@pytest.mark.parametrize("kind", ["absolute", "group", "rloo", "batch"])
-def test_all_decisions_of_a_trajectory_share_its_advantage(kind):
-    lengths = (2, 1, 3)
-    assert (advantages(kind, [1, 0, 1], lengths=lengths) == np.repeat(advantages(kind, [1, 0, 1]), lengths)).all()
 
 
 def test_magnitudes_are_clamped_to_10():
@@ -136,26 +114,6 @@ def surrogate_of(ratio: float, advantage: float) -> tuple[float, float, bool]:
     return loss.item(), logratio.grad.item(), bool(clipped)
 
 
-@pytest.mark.parametrize(
-    ("advantage", "ratio", "effective"),
-    [
-        (1.0, 1.27, 1.27),
-        (1.0, 1.29, 1.28),  # no reward for going further up
-        (1.0, 0.5, 0.5),  # min: a loss is never hidden by the clip
-        (-1.0, 0.73, 0.73),
-        (-1.0, 0.71, 0.72),  # no reward for going further down
-        (-1.0, 3.0, 3.0),
-        (2.5, 2.0, 1.28),
-        (-0.3536, 0.1, 0.72),
-    ],
-)
-def test_surrogate_on_both_sides_of_both_bounds(advantage, ratio, effective):
-    loss, gradient, clipped = surrogate_of(ratio, advantage)
-    assert loss == pytest.approx(-effective * advantage)
-    assert clipped == (effective != ratio)
-    assert gradient == pytest.approx(0.0 if clipped else -ratio * advantage)
-
-
 @given(ratio=st.floats(0.01, 100), advantage=st.floats(-10, 10))
 def test_surrogate_is_the_formula_of_the_specification(ratio, advantage):
     lower, upper = (1 - 0.2, 1 + 0.28) if advantage > 0 else (1 - 0.28, 1 + 0.2)
@@ -171,18 +129,6 @@ def test_log_ratios_are_clamped_to_5():
     assert logratio.grad.flatten().tolist() == pytest.approx([0, 0, math.exp(4), 0, 0])
 
 
-def test_at_ratio_1_the_gradient_is_that_of_reinforce(generator, executed):
-    logits = torch.randn(B, A, V, generator=generator, dtype=torch.float64, requires_grad=True)
-    columns = torch.randint(V, (B, A), generator=generator)
-    weights = torch.tensor([1.0, -0.5, 2.0, 0.0], dtype=torch.float64)
-    new = logits.log_softmax(-1).gather(-1, columns[..., None]).squeeze(-1)
-    clipped_surrogate(chunk_logratio(new, new.detach(), executed), weights, executed[:, :1], HIGH)[0].sum().backward()
-    # d(-A log pi)/d logits = -A (one-hot - softmax), shared equally by the executed tokens
-    weight = weights[:, None] * executed / executed.sum(-1, keepdim=True)
-    expected = -weight[..., None] * (F.one_hot(columns, V) - logits.detach().softmax(-1))
-    torch.testing.assert_close(logits.grad, expected, rtol=1e-9, atol=1e-12)
-
-
 def test_token_ratios_are_clipped_one_by_one_and_averaged_over_executed_tokens():
     logratio = torch.tensor([[1.5, 1.0, 0.5, 7.0]]).log()
     executed = torch.tensor([[True, True, True, False]])
@@ -190,12 +136,6 @@ def test_token_ratios_are_clipped_one_by_one_and_averaged_over_executed_tokens()
     assert loss.item() == pytest.approx(-(1.28 + 1.0 + 0.5) / 3)
     assert ratio[0, :3].tolist() == pytest.approx([1.5, 1.0, 0.5])
     assert clipped.tolist() == [[True, False, False, False]]
-
-
-def test_chunk_log_ratio_is_the_difference_of_mean_logprobs_over_executed_tokens(generator, executed):
-    new, old = torch.randn(2, B, A, generator=generator)
-    expected = [(new[b, :n].mean() - old[b, :n].mean()).item() for b, n in enumerate(EXECUTED)]
-    assert chunk_logratio(new, old, executed).flatten().tolist() == pytest.approx(expected, abs=1e-6)
 
 
 # distillation
@@ -217,15 +157,6 @@ def test_distillation_is_cross_entropy_to_tokens_or_to_a_distribution(generator,
         each = [F.cross_entropy(logits[b, :n] / temperature, target[b, :n]).item() for b, n in enumerate(EXECUTED)]
         assert loss.item() == pytest.approx(sum(each), rel=1e-6)
         assert statistics["distill/loss"] == pytest.approx(sum(each), rel=1e-6)
-
-
-def test_accuracy_is_the_share_of_executed_tokens_whose_argmax_is_the_teachers(executed):
-    logits = F.one_hot(torch.full((B, A), 9), V).float()
-    tokens = torch.full((B, A), FIRST_ACTION_TOKEN + 9)
-    tokens[0, :3] += 1  # three of six wrong
-    tokens[2, 2:] += 1  # wrong, but never executed
-    _, statistics = distillation_loss(logits, micro_batch(tokens, executed))
-    assert statistics["distill/accuracy"] == pytest.approx(0.5 + 1 + 1 + 1)
 
 
 # divergences and entropy
@@ -292,10 +223,3 @@ def test_behaviour_ratio_is_the_exact_mixture_over_executed_prefixes(epsilon, le
     torch.testing.assert_close(ratio, new / behaviour, rtol=1e-4, atol=0)
     assert (new / ratio).sum().item() == pytest.approx(1, rel=1e-4)  # a probability distribution over the prefixes
     assert (behaviour * ratio).sum().item() == pytest.approx(1, rel=1e-4)  # importance weights have mean 1
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 1.0])
-def test_behaviour_ratio_where_one_acts_alone(generator, executed, epsilon):
-    new, old = torch.randn(2, B, A, generator=generator) - 5
-    ratio = behaviour_logratio(new, old, executed, executed, epsilon)
-    torch.testing.assert_close(ratio[:, 0], ((new - (1 - epsilon) * old) * executed).sum(-1))

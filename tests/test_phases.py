@@ -11,25 +11,6 @@ from rl.phases import Phase, choose_teacher, last_step, phase_at, phase_lengths
 steps = st.integers(0, 200)
 
 
-@pytest.mark.parametrize(
-    ("global_step", "phase", "epsilon"),
-    [
-        (0, Phase.WARMUP, 1.0),
-        (24_999, Phase.WARMUP, 1.0),
-        (25_000, Phase.TRANSITION, 1.0),
-        (26_250, Phase.TRANSITION, 0.75),
-        (29_999, Phase.TRANSITION, 1 / 5000),
-        (30_000, Phase.RL, 0.0),
-        (99_999, Phase.RL, 0.0),
-        (10**9, Phase.RL, 0.0),
-    ],
-)
-def test_default_schedule(global_step, phase, epsilon):
-    state = phase_at(global_step, PhaseConfig())
-    assert state.phase is phase
-    assert state.epsilon == pytest.approx(epsilon, abs=1e-12)
-
-
 @given(step=steps, warmup=steps, transition=steps)
 def test_phase_is_given_by_the_intervals_alone(step, warmup, transition):
     intervals = {

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from rl import ranks as ranks_module
-from rl.ranks import ALONE, _parts, join_ranks, run_as_ranks, start_ranks
+from rl.ranks import ALONE, join_ranks, run_as_ranks, start_ranks
 from tests.together import results
 
 ROOT = Path(__file__).parents[1]
@@ -57,11 +57,6 @@ def test_the_gradients_are_those_of_one_process_with_the_same_data(both, alone, 
         torch.testing.assert_close(found, gradient)
 
 
-def test_the_first_gradient_differs_by_rounding_only(both, alone):
-    (found, *_), (expected, *_) = both[0]["uneven"]["gradients"], alone["uneven"]["gradients"]
-    assert (found - expected).norm() / expected.norm() < 1e-6
-
-
 @pytest.mark.parametrize("case", UPDATES)
 def test_after_an_update_all_ranks_have_the_same_bits(both, case):
     for first, second in zip(both[0][case]["parameters"], both[1][case]["parameters"], strict=True):
@@ -87,29 +82,10 @@ def test_a_gradient_that_one_rank_finds_broken_is_skipped_by_all(both):
         assert all(torch.isfinite(p).all() for p in found["poisoned"]["parameters"])
 
 
-def test_all_ranks_stop_after_the_same_epoch(both, alone):
-    epochs = [found["drifting"]["metrics"]["train/epochs"] for found in (*both, alone)]
-    assert epochs[0] == epochs[1] == epochs[2] < 10
-
-
-def test_an_update_without_active_rows_takes_no_step_anywhere(both):
-    assert [found["nothing active"]["gradients"] for found in both] == [[], []]
-
-
 def test_a_parameter_that_no_rank_reaches_keeps_no_gradient(both):
     for found in both:
         shared, of_one, of_none = found["unreached"]
         assert (shared.tolist(), of_one.tolist(), of_none) == ([3.0, 3.0], [5.0, 5.0], None)
-
-
-@pytest.mark.parametrize(
-    ("at_most", "sizes"), [(1, [[3], [1], [2], [4]]), (4, [[3, 1], [2], [4]]), (99, [[3, 1, 2, 4]])]
-)
-def test_gradients_travel_in_parts_of_a_bounded_size(at_most, sizes):
-    gradients = [torch.zeros(count) for count in (3, 1, 2, 4)]
-    parts = list(_parts(gradients, at_most))
-    assert [[len(gradient) for gradient in part] for part in parts] == sizes
-    assert [id(gradient) for part in parts for gradient in part] == [id(gradient) for gradient in gradients]
 
 
 def test_values_and_teacher_distributions_are_computed_in_parts_and_known_to_all(both, alone):
@@ -132,12 +108,6 @@ def test_ranks_play_other_initial_states_and_know_all_trajectories(both, case):
     assert known <= played[0] | played[1]
 
 
-def test_the_trajectories_of_a_group_stay_together(both):
-    groups = [episode.group for episode, *_ in both[0]["rollout"]["trajectories"]]
-    assert groups == sorted(groups)
-    assert all(groups.count(group) == 2 for group in groups)
-
-
 def test_n_steps_is_the_total_over_the_ranks(both, alone):
     total = sum(env_steps for _, _, env_steps, _ in both[0]["rollout"]["trajectories"])
     longest_group = 2 * 16
@@ -151,11 +121,6 @@ def test_an_episode_is_the_same_whoever_plays_it(both, alone, case):
     shared = [(episode, rest) for episode, *rest in both[0][case]["trajectories"] if episode.index in expected]
     assert len(shared) > 4
     assert all(rest == expected[episode.index] for episode, rest in shared)
-
-
-def test_the_number_of_environments_does_not_change_what_is_recorded_beyond_the_last_groups(both):
-    one, three = (both[0][case]["trajectories"] for case in ("rollout", "rollout of three environments"))
-    assert set(t[0].index for t in one) <= set(t[0].index for t in three)
 
 
 def test_dynamic_sampling_keeps_the_same_groups_on_all_ranks(both):
@@ -185,8 +150,7 @@ def test_only_rank_0_writes(both):
 
 
 def test_one_differing_bit_is_found(both):
-    assert all("ranks 0 and 1 no longer train" in found or "ranks 1 and 0 no longer" in found for found in
-               (both[0]["drift"], both[1]["drift"]))  # fmt: skip
+    assert all("the ranks no longer train the same policy" in found["drift"] for found in both)
 
 
 def test_a_rank_that_dies_ends_the_others_with_one_line(both):

@@ -107,19 +107,6 @@ def test_a_rollout_is_a_gapless_prefix_of_whole_episodes_that_reaches_n_steps(le
         assert len(t.decisions) == -(-length // CHUNK_LENGTH)
 
 
-@pytest.mark.parametrize("num_slots", [1, 3])
-def test_groups_are_kept_whole(num_slots):
-    pool = FakePool(lengths_script(9, 3, 14), num_slots, order_seed=2)
-    assert len(play(pool, n_steps=40, source=episodes(None, 4)).trajectories) % 4 == 0
-
-
-@pytest.mark.parametrize("num_slots", [1, 2, 4, 9])
-def test_without_n_steps_all_episodes_are_played_in_any_number_of_slots(num_slots):
-    collected = play(FakePool(lengths_script(5, 12, 9), num_slots, order_seed=0), source=episodes(7))
-    alone = play(FakePool(lengths_script(5, 12, 9)), source=episodes(7))
-    assert contents(collected) == contents(alone)
-
-
 # simulator faults
 
 
@@ -187,13 +174,6 @@ def test_the_warmup_is_all_teacher_and_records_its_greedy_tokens_only():
     assert {mode for mode, _ in policy.modes} == {"teacher greedy"}
 
 
-@pytest.mark.parametrize("mode", ["greedy", "l1"])
-def test_the_teacher_acts_in_the_mode_that_was_chosen(mode):
-    policy = FakePolicy()
-    play(FakePool(lengths_script(9)), Behaviour(1.0, 1.0, teacher_mode=mode), n_steps=10, policy=policy)
-    assert {called for called, _ in policy.modes} == {f"teacher {mode}"}
-
-
 def test_the_students_logprobs_are_recorded_for_the_teachers_decisions_too():
     policy = FakePolicy(adapter_scale=0.5)
     behaviour = Behaviour(0.5, 1.6, record_student_logprobs=True)
@@ -224,25 +204,9 @@ def test_agreement_with_the_teachers_chunk_is_recorded_for_every_decision():
     assert 0 < np.mean(share) < 1
 
 
-def test_observations_are_dropped_when_nobody_learns_from_them():
-    collected = play(FakePool(lengths_script(9)), Behaviour(0.0, 1.0, keep_observations=False), n_steps=9)
-    assert all(d.observation is None for t in collected.trajectories for d in t.decisions)
-    assert collected.env_steps == 9
-
-
 def test_frames_are_kept_of_the_episodes_that_are_recorded():
     collected = play(FakePool(lengths_script(7)), source=episodes(3), record=lambda e: e.index == 1)
     assert [len(t.frames) for t in collected.trajectories] == [0, 7, 0]
-
-
-def test_simulator_seconds_are_summed_over_all_results():
-    counted = []
-    collected = play(FakePool(lengths_script(8), num_slots=2), source=episodes(3), on_steps=counted.append)
-    assert sum(counted) == collected.env_steps == 24
-    requests = 3 * (1 + 2)  # a reset and two chunks each
-    assert collected.times["sim"] == 0.25 * requests
-    assert collected.times["render"] == 0.125 * requests
-    assert collected.times["preprocess"] == 0.0625 * requests
 
 
 # who decides, and from which numbers
@@ -255,18 +219,6 @@ def test_the_teacher_decides_with_probability_epsilon(epsilon):
     decisions, _ = decide(FakePolicy(), random_observations(1) * count, generators, Behaviour(epsilon, 1.0))
     share = sum(d.by_teacher for d in decisions) / count
     assert abs(share - epsilon) < 4 * (epsilon * (1 - epsilon) / count) ** 0.5
-
-
-@pytest.mark.parametrize(("epsilon", "by_teacher"), [(0.0, False), (1.0, True)])
-def test_nothing_is_drawn_when_epsilon_leaves_nothing_open(epsilon, by_teacher):
-    generators = [torch.Generator().manual_seed(i) for i in range(50)]
-    decisions, _ = decide(
-        FakePolicy(), random_observations(50), generators, Behaviour(epsilon, 1.0, student_mode="greedy")
-    )
-    assert {d.by_teacher for d in decisions} == {by_teacher}
-    assert all(
-        torch.equal(g.get_state(), torch.Generator().manual_seed(i).get_state()) for i, g in enumerate(generators)
-    )
 
 
 def test_a_decisions_draw_does_not_depend_on_the_batch_around_it():
@@ -318,12 +270,6 @@ def test_generators_are_a_function_of_every_part_of_their_key_and_of_nothing_els
     assert draws(generator(0, "rollout", 0, 0)) == drawn[0] != draws(generator(0, "rollout", 0))
     assert torch.equal(torch.get_rng_state(), state)
     assert (np.random.get_state()[1] == numpy_state).all()  # noqa: NPY002
-
-
-def test_neighbouring_decisions_draw_uncorrelated_numbers():
-    rows = torch.stack([torch.rand(200, generator=torch_generator(0, "rollout", 0, 0, t)) for t in range(20)])
-    correlations = torch.corrcoef(rows) - torch.eye(20)
-    assert correlations.abs().max() < 0.35  # about five standard deviations of 1 / sqrt(200)
 
 
 # memory and cores

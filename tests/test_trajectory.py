@@ -8,13 +8,6 @@ from rl.trajectory import Decision, Episode, Trajectory, flatten
 from tests.fakes import ACTION_DIM, CHUNK_LENGTH, NUM_TOKENS, observation, trajectory
 
 
-def test_the_worked_example():
-    batch = flatten([trajectory(2), trajectory(1)], ACTION_DIM)
-    assert len(batch) == 3
-    assert batch.trajectory.tolist() == [0, 0, 1]
-    assert batch.steps_to_end.tolist() == [1, 0, 0]
-
-
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, CHUNK_LENGTH)), min_size=1, max_size=6))
 def test_rows_positions_and_executed_tokens_for_any_lengths(shapes):
     trajectories = [trajectory(length, last_executed=last) for length, last in shapes]
@@ -38,13 +31,6 @@ def test_what_was_recorded_about_the_decision_is_kept():
     batch = flatten([Trajectory(Episode(0, 0, 0, 0), [decision])], ACTION_DIM)
     assert torch.equal(batch.student_logprobs[0], logprobs)
     assert torch.equal(batch.matches_teacher[0], matches)
-    assert batch.by_teacher.tolist() == [True]
-
-
-def test_what_was_not_recorded_is_zero_and_false():
-    batch = flatten([trajectory(1)], ACTION_DIM)
-    assert not batch.student_logprobs.any()
-    assert not batch.matches_teacher.any()
 
 
 def test_rows_are_picked_by_number_by_slice_and_in_parts():

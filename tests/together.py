@@ -9,21 +9,20 @@ import math
 import os
 import sys
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from configs.config import PhaseConfig, RolloutConfig, RunConfig, TaskConfig, TrainConfig, UpdateConfig
+from configs.config import LossConfig, PhaseConfig, RolloutConfig, RunConfig, TaskConfig, TrainConfig, UpdateConfig
 from contracts import SelfCheckError
 from rl.critic import ValueHead, predict_values
 from rl.curriculum import evaluation_episodes, informative_rollout, training_episodes
 from rl.phases import phase_at
 from rl.ranks import Ranks, RanksLost, join_ranks, shared_rollout
 from rl.rollout import Behaviour, Randomness
-from rl.update import Learner, teacher_distribution, update
+from rl.update import Learner, complete, update
 from tests.fakes import FakePolicy, FakePool, Script, acted_batch, adamw, parameters_of
 
 LENGTHS = (3, 2, 3)
@@ -129,7 +128,10 @@ def learned_values(ranks: Ranks) -> list[torch.Tensor]:
     policy.chunk_outputs = lambda seen: (None, policy.chunk_logits(seen))
     critic = ValueHead(256, seed=0)
     nn.init.ones_(critic.net[-1].weight)
-    return [predict_values(policy, critic, batch, 1, ranks), teacher_distribution(policy, batch, 1.0, 1, ranks)]
+    learner = Learner(policy, critic, adamw(policy), ranks)
+    config = TrainConfig(loss=LossConfig(kl_coef=0.1), update=UpdateConfig(micro_batch_size=1))
+    completed = complete(learner, batch, phase_at(0, PhaseConfig(warmup=False)), config)
+    return [predict_values(policy, critic, batch, 1, ranks), completed.teacher_logprobs]
 
 
 def results(ranks: Ranks) -> dict[str, Any]:
@@ -198,7 +200,7 @@ def written_by(ranks: Ranks, folder: Path) -> dict[str, Any]:
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    ranks = join_ranks("cpu", patience=timedelta(minutes=5))
+    ranks = join_ranks("cpu")
     found = results(ranks)
     found["unreached"] = unreached_parameters(ranks)
     found["drift"] = drift_found(ranks)

@@ -7,8 +7,7 @@ which all of them were right is a success. Chunks have 2 actions, so every episo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts import Observation
-from tests.fakes import FIRST_ACTION_TOKEN, NUM_BINS, Acted, FakeResult, observation
+from tests.fakes import FIRST_ACTION_TOKEN, NUM_BINS, Acted, FakePolicy, FakePool, FakeResult, Script, observation
 
 BINS = (0, 100, 255)  # the action tokens in use, among them the first and the last
 NEVER = -80.0  # logit of all others
@@ -27,16 +26,12 @@ CHUNK = 2  # actions
 FEATURES = CONTEXTS * 2  # one-hot: context and decision number
 
 
-class ToyPolicy(nn.Module):
+class ToyPolicy(FakePolicy):
     """Logits (B, A, 3) = features times (base + adapter); only the adapter is trained, the teacher is without it."""
-
-    num_images = 1
-    action_head = None
-    device = torch.device("cpu")
 
     def __init__(self, base: Tensor, chunk_length: int, action_dim: int):
         """base (F, A, 3); its dtype is that of everything."""
-        super().__init__()
+        nn.Module.__init__(self)
         self.chunk_length, self.action_dim, self.dtype = chunk_length, action_dim, base.dtype
         self.hidden_dim = base.shape[0] + len(BINS)
         self.register_buffer("base", base)
@@ -56,13 +51,7 @@ class ToyPolicy(nn.Module):
         return logits, torch.cat([features[:, None].expand(-1, used.shape[1], -1), used], dim=-1)
 
     @torch.no_grad()
-    def act(
-        self,
-        observations: Sequence[Any],
-        mode: str = "greedy",
-        temperature: float = 1.0,
-        generators: Sequence[torch.Generator] | None = None,
-    ) -> Acted:
+    def act(self, observations, mode="greedy", temperature=1.0, generators=None) -> Acted:
         logits = self.chunk_logits(observations)
         if mode == "sample":
             uniforms = torch.stack([torch.rand(logits.shape[1], generator=g, dtype=self.dtype) for g in generators])
@@ -73,22 +62,6 @@ class ToyPolicy(nn.Module):
         tokens = bins + FIRST_ACTION_TOKEN
         actions = bins.double().numpy().reshape(len(bins), self.chunk_length, self.action_dim)
         return Acted(tokens, self.token_logprobs(logits, tokens, temperature), actions)
-
-    @staticmethod
-    def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-        columns = (tokens - FIRST_ACTION_TOKEN)[..., None]
-        return (logits / temperature).log_softmax(-1).gather(-1, columns).squeeze(-1)
-
-    @contextmanager
-    def teacher(self) -> Iterator[None]:
-        before, self._is_teacher = self._is_teacher, True
-        try:
-            yield
-        finally:
-            self._is_teacher = before
-
-    def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Nothing keeps copies of the parameters."""
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [("adapter", self.adapter)]
@@ -114,37 +87,25 @@ class _Playing:
     context: int
     env_steps: int = 0
     all_right: bool = True
-    actions: np.ndarray | None = None  # of the request under way; None: a reset
 
 
-class ToyPool:
+class ToyPool(FakePool):
     """The task in `num_slots` environments. With `hopeless` no episode is ever a success."""
 
-    restarts = 0
-
     def __init__(self, num_slots: int = 16, hopeless: bool = False):
-        self.num_slots = num_slots
-        self._hopeless = hopeless
-        self._slots: dict[int, _Playing] = {}
-        self._busy: list[int] = []
+        super().__init__(lambda *_: Script(EPISODE), num_slots)
+        self._hopeless, self._playing = hopeless, {}
 
     def reset(self, slot: int, task_id: int, init_state_id: int, seed: int = 0, record: bool = False) -> None:
-        self._slots[slot] = _Playing(init_state_id % CONTEXTS)
-        self._busy.append(slot)
+        super().reset(slot, task_id, init_state_id)
+        self._playing[slot] = _Playing(init_state_id % CONTEXTS)
 
-    def step(self, slot: int, actions: np.ndarray) -> None:
-        self._slots[slot].actions = actions
-        self._busy.append(slot)
-
-    def ready(self, timeout_s: float | None = None) -> list[tuple[int, FakeResult]]:
-        answered, self._busy = self._busy, []
-        return [(slot, self._play(self._slots[slot])) for slot in answered]
-
-    def _play(self, now: _Playing) -> FakeResult:
-        if now.actions is None:
+    def _play(self, slot: int) -> FakeResult:
+        now, actions = self._playing[slot], self._slots[slot].actions
+        if actions is None:
             return FakeResult(_observe(now), False, 0, 0, done=False)
         executed = 0
-        for action in now.actions[: EPISODE - now.env_steps, 0]:
+        for action in actions[: EPISODE - now.env_steps, 0]:
             now.all_right &= action == BINS[right_choice(now.context, now.env_steps)]
             now.env_steps += 1
             executed += 1
