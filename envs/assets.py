@@ -1,9 +1,11 @@
 """Where the models of LIBERO's objects and scenes (MJCF files, meshes, textures) come from: hf-libero ships none.
 
 The choice changes what the cameras see but, for "lowpoly", not the physics: "lowpoly" (generated here, no download),
-"official" (LIBERO's own, by hf-libero's cache or download), or a folder.
+"official" (LIBERO's own, by hf-libero's cache or download), or a folder. The environment variable LIBERO_ASSETS names a
+folder where the recipe says "lowpoly", the default.
 """
 
+import os
 from pathlib import Path
 
 from contracts import BadInput
@@ -16,6 +18,7 @@ SUBFOLDERS = (
 
 def find_assets(assets: str) -> Path:
     """Absolute asset folder for "lowpoly", "official" or a directory. Raises BadInput where there is none."""
+    assets = _meant(assets)
     if assets == "lowpoly":
         from workshop.lowpoly import ensure_pack
 
@@ -29,9 +32,13 @@ def find_assets(assets: str) -> Path:
 
 def describe_assets(assets: str) -> str:
     """One phrase for logs and run records: which pictures the policy saw."""
-    if assets == "lowpoly":
+    if _meant(assets) == "lowpoly":
         return "bundled low-poly models (LIBERO's physics, simplified looks)"
     return f"{'official LIBERO meshes' if assets == 'official' else 'folder'} {find_assets(assets)}"
+
+
+def _meant(assets: str) -> str:
+    return os.environ.get("LIBERO_ASSETS") or assets if assets == "lowpoly" else assets
 
 
 def _official() -> Path:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 
 from contracts import BadInput, SelfCheckError, first_line
 from rl.rollout import Rollout, rollout
@@ -41,6 +42,7 @@ T = TypeVar("T")
 log = logging.getLogger("train")
 
 # A rank that waits this long takes the others for dead. Ranks wait for the slowest rollout and for rank 0's disk.
+BYTES_PER_MESSAGE = 2**25  # of gradients
 PATIENCE = timedelta(minutes=30)
 GRACE_S = 30.0  # for ranks to end by themselves (closing wandb) after one has stopped; then they are ended
 
@@ -96,15 +98,22 @@ class Ranks:
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replace each gradient by its sum over the ranks, in place: recorded passes know where a gradient lies.
 
-        A rank without a gradient adds zeros; where no rank has one, none appears: AdamW would decay its parameter.
+        In flat parts: one message for each of 878 tensors takes 35 ms instead of 7 on two H200s, and a full GPU has no
+        room for a copy of all. A rank without a gradient adds zeros; where no rank has one, none appears: AdamW would
+        decay its parameter.
         """
         if self.size == 1:
             return
         reached = map(any, zip(*self.gather([p.grad is not None for p in parameters]), strict=True))
+        gradients = []
+        for parameter in (p for p, is_reached in zip(parameters, reached, strict=True) if is_reached):
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            gradients.append(parameter.grad)
         with self._answer_expected():
-            for parameter in (p for p, is_reached in zip(parameters, reached, strict=True) if is_reached):
-                parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                dist.all_reduce(parameter.grad)
+            for part in _take_tensors(gradients, BYTES_PER_MESSAGE):
+                flat = _flatten_dense_tensors(part)
+                dist.all_reduce(flat)
+                torch._foreach_copy_(part, _unflatten_dense_tensors(flat, part))
 
     def check_same_parameters(self, parameters: Sequence[nn.Parameter]) -> None:
         """All ranks hold the same float32 parameters, bit for bit (sums of their bits as integers agree)."""
