@@ -51,7 +51,7 @@ class Args:
     """Samples of an optimizer step."""
     iterations: int = 3
     flags: str = ""
-    """Further flags of train_grpo.py, as one string."""
+    """Further flags of train_grpo.py, as one string (--flags="--lr 1e-5")."""
 
 
 def main(args: Args) -> None:

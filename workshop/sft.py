@@ -5,8 +5,8 @@
 All parameters are trained: from random weights in the sizes given, or from a checkpoint. The output is a checkpoint
 folder like any other, with sft_metrics.jsonl and sft_run.json (how it was made). Ctrl-C saves what there is.
 
-openvla-oft trains by cross-entropy over all 32,064 ids. Here only the rows of the 256 action ids are computed: the other
-rows of `lm_head` are zero, so their ids have the logit 0, their share of the softmax is known, and an argmax finds none.
+openvla-oft trains by cross-entropy over all 32,064 ids. Here only the rows of 256 action ids are computed: other rows
+of `lm_head` are zero, so their ids have the logit 0, their share of the softmax is known, and an argmax finds none.
 """
 
 import json
