@@ -71,8 +71,9 @@ def save_checkpoint(
     """
     final = checkpoints / f"step_{state.global_step}"
     if learner.ranks.is_main:
-        for abandoned in checkpoints.glob(".writing-*"):  # by a kill
-            _remove(abandoned)
+        for path in checkpoints.iterdir():  # raises when the folder was moved away: it is not made anew
+            if path.name.startswith(".writing-"):  # abandoned by a kill
+                _remove(path)
         temporary = checkpoints / f".writing-{final.name}"
         try:
             _write(temporary, learner, state, samples)

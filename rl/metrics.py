@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
@@ -21,9 +21,8 @@ from rl.rollout import Rollout
 @contextlib.contextmanager
 def progress_bar(description: str, total: int | None, shown: bool = True) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal, nothing in a log file. Yields a function to call with how many things were done since."""
-    console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
+    with Progress(*columns, transient=True, disable=not (shown and sys.stdout.isatty())) as bar:
         task = bar.add_task(description, total=total)
         yield lambda done: bar.advance(task, done)
 

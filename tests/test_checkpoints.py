@@ -164,18 +164,6 @@ def test_what_a_kill_left_half_written_is_removed_by_the_next_save(checkpoints, 
     assert sorted(p.name for p in checkpoints.iterdir()) == ["latest", "step_300"]
 
 
-def test_a_copy_of_a_run_that_follows_links_is_resumed(tmp_path, checkpoints, learner):
-    """As cp -rL, scp -r and zip make it; also for disks without links."""
-    save(checkpoints, learner, 100)
-    mark_best(checkpoints, learner, TrainerState(global_step=100, best_score=0.9), {})
-    copy = shutil.copytree(checkpoints.parent, tmp_path / "copy", symlinks=False) / "checkpoints"
-    assert load_checkpoint(latest_checkpoint(copy.parent), untrained()).global_step == 100
-    save(copy, learner, 200, keep=1)
-    assert latest_checkpoint(copy.parent) == copy / "step_200"
-    assert resolve_pointer(copy / "best") == copy / "step_100"
-    assert (copy / "latest").read_text() == "step_200\n"
-
-
 def test_a_missing_checkpoint_is_named_with_the_steps_that_are_there(checkpoints, learner):
     with pytest.raises(BadInput, match=r"no checkpoint at .*latest \(latest\); steps found: none"):
         latest_checkpoint(checkpoints.parent)
