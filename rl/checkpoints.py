@@ -73,11 +73,13 @@ def save_checkpoint(
     if learner.ranks.is_main:
         for path in checkpoints.iterdir():  # raises when the folder was moved away: it is not made anew
             if path.name.startswith(".writing-"):  # abandoned by a kill
-                _remove(path)
+                shutil.rmtree(path, ignore_errors=True)
         temporary = checkpoints / f".writing-{final.name}"
         try:
             _write(temporary, learner, state, samples)
-            _remove(final)  # left by a kill between the rename and the pointer: this is it again
+            shutil.rmtree(
+                final, ignore_errors=True
+            )  # left by a kill between the rename and the pointer: this is it again
             temporary.rename(final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -88,7 +90,7 @@ def save_checkpoint(
         point(checkpoints / "latest", final)
         kept = {*_steps(checkpoints)[-keep:], resolve_pointer(checkpoints / "best")}
         for folder in {*_steps(checkpoints)} - kept:
-            _remove(folder)
+            shutil.rmtree(folder, ignore_errors=True)
     learner.ranks.wait_for_all()
     return final
 
@@ -96,10 +98,11 @@ def save_checkpoint(
 def _write(folder: Path, learner: Learner, state: TrainerState, samples: Sequence[Observation]) -> None:
     """Write a checkpoint's files and flush them to the disk."""
     learner.policy.save_adapter(folder, samples)
-    kind, keys, *rest = np.random.get_state()  # noqa: NPY002
+    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()  # which torch.load(weights_only=True) accepts
     generators = {
         "python": random.getstate(),
-        "numpy": (kind, keys.tolist(), *rest),  # a type that torch.load(weights_only=True) accepts
+        "numpy": numpy_state,
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
     }
@@ -182,13 +185,6 @@ def point(pointer: Path, target: Path) -> None:
 def _steps(checkpoints: Path) -> list[Path]:
     """The checkpoints, oldest first; what is named otherwise is not ours."""
     return sorted((p for p in checkpoints.glob("step_*") if p.name[5:].isdigit()), key=lambda p: int(p.name[5:]))
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink() or path.is_file():  # a checkpoint may have been moved to another disk and linked back
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)
 
 
 def _flush(path: Path) -> None:

@@ -17,7 +17,8 @@ class WandbLog:
     """A wandb run, or nothing when wandb is disabled or has failed once."""
 
     def __init__(self, mode: str, project: str, name: str, folder: Path, config: Mapping, run_id: str | None):
-        self.id, self._run = run_id, None
+        self.id = run_id
+        self._run: Any = None
         mode = resolve_mode(mode)
         self._works = mode != "disabled"
         self._do("start", lambda: self._start(mode=mode, project=project, name=name, dir=folder, config=dict(config)))
