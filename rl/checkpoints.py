@@ -77,9 +77,7 @@ def save_checkpoint(
         temporary = checkpoints / f".writing-{final.name}"
         try:
             _write(temporary, learner, state, samples)
-            shutil.rmtree(
-                final, ignore_errors=True
-            )  # left by a kill between the rename and the pointer: this is it again
+            shutil.rmtree(final, ignore_errors=True)  # left by a kill between rename and pointer: this is it again
             temporary.rename(final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)

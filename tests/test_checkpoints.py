@@ -113,9 +113,10 @@ def test_a_cut_while_writing_leaves_the_previous_checkpoint_whole(monkeypatch, c
         "rename": ((Path, "rename"), cut),
         "pointer": ((os, "replace"), cut),
     }[where]
-    with monkeypatch.context() as patch, pytest.raises(PowerCut):
+    with monkeypatch.context() as patch:
         patch.setattr(*target, replacement)
-        save(checkpoints, learner, 200)
+        with pytest.raises(PowerCut):
+            save(checkpoints, learner, 200)
 
     assert latest_checkpoint(checkpoints.parent) == previous
     assert contents(previous) == before
