@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 import random
-import re
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -21,24 +19,11 @@ import torch
 
 from contracts import BadInput, Observation, first_line, resolve_pointer, write_json
 from rl.curriculum import absorb_successes
-from rl.ranks import Ranks
 from rl.rollout import Rollout
 from rl.update import Learner
 
 TRAINER_FILE = "trainer.pt"
 RETURN_ALPHA = 0.99
-SMALL_FILES_BYTES = 8 * 2**20  # tokenizer, observations
-# What torch.load says of files that are damaged, and what comes of states that belong to something else.
-_UNUSABLE = (
-    pickle.UnpicklingError,
-    AttributeError,
-    EOFError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 @dataclass
@@ -59,17 +44,16 @@ class TrainerState:
 
     def improves(self, score: float | None) -> bool:
         """Whether a score beats every earlier one of the run; if so, it is the one to beat from now on."""
-        if score is None or (self.best_score is not None and score <= self.best_score):
-            return False
-        self.best_score = score
-        return True
+        is_better = score is not None and (self.best_score is None or score > self.best_score)
+        if is_better:
+            self.best_score = score
+        return is_better
 
     def absorb(self, played: Rollout) -> None:
         """Count an update: its env steps and its returns (exponential averages)."""
         self.global_step += played.env_steps
         self.update += 1
-        for trajectory in played.trajectories:
-            value = trajectory.success_return
+        for value in (trajectory.success_return for trajectory in played.trajectories):
             previous = value if self.return_average is None else self.return_average
             self.return_average = RETURN_ALPHA * previous + (1 - RETURN_ALPHA) * value
         absorb_successes(self.task_success, played.trajectories)
@@ -81,75 +65,80 @@ def save_checkpoint(
 ) -> Path:  # fmt: skip
     """Rank 0 writes `checkpoints/step_N`, moves the pointer `latest` to it and deletes older ones beyond `keep`.
 
-    The folder is written under a temporary name, flushed to the disk and renamed. Raises OSError (disk full, folder
-    gone) with the previous checkpoint untouched. `samples` are a few observations of the run, on which a later merge of
-    the adapter checks itself. With `best`, the metadata of a new best, the pointer `best` moves there first: `latest`
-    says that all is done. The other ranks return when it is done.
+    Raises OSError (disk full, folder gone) with the previous checkpoint untouched. `samples`: observations on which a
+    later merge of the adapter checks itself. `best`: metadata of a new best; that pointer moves before `latest`, which
+    says that all is done.
     """
     final = checkpoints / f"step_{state.global_step}"
     if learner.ranks.is_main:
-        _write_folder(final, learner, state, samples, best)
+        for path in checkpoints.iterdir():  # raises when the folder was moved away: it is not made anew
+            if path.name.startswith(".writing-"):  # abandoned by a kill
+                shutil.rmtree(path, ignore_errors=True)
+        temporary = checkpoints / f".writing-{final.name}"
+        try:
+            _write(temporary, learner, state, samples)
+            shutil.rmtree(final, ignore_errors=True)  # left by a kill between rename and pointer: this is it again
+            temporary.rename(final)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        _flush(checkpoints)
         if best is not None:
-            point(checkpoints / "best", final)
+            mark_best(checkpoints, learner, state, best, final)
         point(checkpoints / "latest", final)
-        _prune(checkpoints, keep)
+        kept = {*_steps(checkpoints)[-keep:], resolve_pointer(checkpoints / "best")}
+        for folder in {*_steps(checkpoints)} - kept:
+            shutil.rmtree(folder, ignore_errors=True)
     learner.ranks.wait_for_all()
     return final
 
 
-def _write_folder(
-    final: Path, learner: Learner, state: TrainerState, samples: Sequence[Observation], best: Mapping[str, Any] | None
-) -> None:
-    temporary = final.with_name(f".writing-{final.name}")
-    _remove(temporary)
-    _check_room(final.parent, learner)
-    try:
-        learner.policy.save_adapter(temporary, samples)
-        stored = {"state": asdict(state), "optimizer": learner.optimizer.state_dict(), "random": _random_state()}
-        if learner.critic is not None:
-            stored["critic"] = learner.critic.state_dict()
-        in_memory = io.BytesIO()  # torch's own writer does not say why a file cannot be written
-        torch.save(stored, in_memory)
-        (temporary / TRAINER_FILE).write_bytes(in_memory.getbuffer())
-        if best is not None:
-            _describe_best(temporary, state, best)
-        for path in [*temporary.rglob("*"), temporary]:
-            _flush(path)
-        _remove(final)  # left by a kill between the rename and the pointer: this is it again
-        temporary.rename(final)
-        _flush(final.parent)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-
-
-def _check_room(checkpoints: Path, learner: Learner) -> None:
-    """Raise OSError (ENOSPC) when a checkpoint will not fit: each trained parameter and AdamW's two moments of it."""
-    groups = learner.optimizer.param_groups
-    wanted = 3 * sum(p.numel() * p.element_size() for group in groups for p in group["params"]) + SMALL_FILES_BYTES
-    if shutil.disk_usage(checkpoints).free < wanted:
-        raise OSError(28, f"a checkpoint needs {wanted / 2**30:.2f} GiB", str(checkpoints))
+def _write(folder: Path, learner: Learner, state: TrainerState, samples: Sequence[Observation]) -> None:
+    """Write a checkpoint's files and flush them to the disk."""
+    learner.policy.save_adapter(folder, samples)
+    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()  # which torch.load(weights_only=True) accepts
+    generators = {
+        "python": random.getstate(),
+        "numpy": numpy_state,
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+    stored = {"state": asdict(state), "optimizer": learner.optimizer.state_dict(), "random": generators}
+    if learner.critic is not None:
+        stored["critic"] = learner.critic.state_dict()
+    in_memory = io.BytesIO()  # torch's own writer does not say why a file cannot be written
+    torch.save(stored, in_memory)
+    (folder / TRAINER_FILE).write_bytes(in_memory.getbuffer())
+    for path in [*folder.rglob("*"), folder]:
+        _flush(path)
 
 
 def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
     """Restore learner and random generators from a checkpoint folder. Raises BadInput."""
     path = folder / TRAINER_FILE
-    another_step = f"resume from another step of the run: write its folder's name into {folder.parent / 'latest'}"
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
         state = TrainerState(**stored["state"])
-        check_ranks(state, learner.ranks)
         _check_finite(stored, str(path))
         learner.policy.load_adapter(folder)
         if learner.critic is not None:
             learner.critic.load_state_dict(stored["critic"])
         learner.optimizer.state.clear()  # first: a full GPU has no room for the moments of both
         learner.optimizer.load_state_dict(stored["optimizer"])
-        _restore_random_state(stored["random"])
-    except BadInput as problem:
-        raise BadInput(f"{problem}; {another_step}") from problem
-    except _UNUSABLE as error:
-        raise BadInput(f"{path} is not a usable checkpoint ({first_line(error)}); {another_step}") from error
+        generators = stored["random"]
+        random.setstate(generators["python"])
+        np.random.set_state(generators["numpy"])  # noqa: NPY002
+        torch.set_rng_state(generators["torch"])
+        if len(generators["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(generators["cuda"])
+    except Exception as error:  # the file is damaged, or of something else: torch raises what it comes upon
+        raise BadInput(
+            f"{path} is not a usable checkpoint ({first_line(error)}): write another step's name into "
+            f"{folder.parent / 'latest'}"
+        ) from error
+    if state.ranks != learner.ranks.size:  # they would play other episodes
+        raise BadInput(f"this run trains in {state.ranks} process(es), one a GPU: resume it with as many")
     return state
 
 
@@ -162,25 +151,14 @@ def _check_finite(stored: Any, name: str) -> None:
             _check_finite(value, f"{name}: {key}")
 
 
-def check_ranks(state: TrainerState, ranks: Ranks) -> None:
-    """Raise BadInput when a run would go on with another number of processes: they would play other episodes."""
-    if state.ranks != ranks.size:
-        raise BadInput(
-            f"this run trains in {state.ranks} process(es), one for each GPU, but now there are {ranks.size}: resume "
-            "it with as many"
-        )
-
-
-def mark_best(checkpoints: Path, learner: Learner, state: TrainerState, metadata: Mapping[str, Any]) -> None:
-    """Rank 0 points `best` at the latest checkpoint, with metadata.json: its score has become `state.best_score`."""
+def mark_best(
+    checkpoints: Path, learner: Learner, state: TrainerState, metadata: Mapping[str, Any], folder: Path | None = None
+) -> None:
+    """Rank 0 points `best` at a folder (default: the latest), with metadata.json: its score is `state.best_score`."""
     if learner.ranks.is_main:
-        folder = resolve_pointer(checkpoints / "latest")
-        _describe_best(folder, state, metadata)
+        folder = folder or resolve_pointer(checkpoints / "latest")
+        write_json(folder / "metadata.json", {"global_step": state.global_step, "score": state.best_score, **metadata})
         point(checkpoints / "best", folder)
-
-
-def _describe_best(folder: Path, state: TrainerState, metadata: Mapping[str, Any]) -> None:
-    write_json(folder / "metadata.json", {"global_step": state.global_step, "score": state.best_score, **metadata})
 
 
 def latest_checkpoint(run_folder: Path) -> Path:
@@ -189,69 +167,25 @@ def latest_checkpoint(run_folder: Path) -> Path:
     folder = resolve_pointer(pointer)
     if not folder.is_dir():
         steps = ", ".join(path.name for path in _steps(pointer.parent)) or "none"
-        missing = "" if folder == pointer else f" ({folder.name}, which it names, is not there)"
-        raise BadInput(f"--resume {run_folder}: no checkpoint at {pointer}{missing}; steps found: {steps}")
+        raise BadInput(f"--resume {run_folder}: no checkpoint at {pointer} ({folder.name}); steps found: {steps}")
     return folder
 
 
 def point(pointer: Path, target: Path) -> None:
     """Let `pointer` name the folder `target` beside it, atomically."""
-    temporary = pointer.with_name(f".{pointer.name}-{os.getpid()}")
+    temporary = pointer.with_name(f".writing-{pointer.name}")
     temporary.write_text(f"{target.name}\n")
     _flush(temporary)
     os.replace(temporary, pointer)
     _flush(pointer.parent)
 
 
-def _prune(checkpoints: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints, the best, and what a kill left half-written."""
-    for pattern in (".writing-step_*", ".latest-*", ".best-*"):
-        for abandoned in checkpoints.glob(pattern):
-            _remove(abandoned)
-    best = resolve_pointer(checkpoints / "best")
-    for folder in _steps(checkpoints)[:-keep]:
-        if folder != best:
-            _remove(folder)
-
-
 def _steps(checkpoints: Path) -> list[Path]:
     """The checkpoints, oldest first; what is named otherwise is not ours."""
-    numbers = {int(path.name[5:]): path for path in checkpoints.glob("step_*") if re.fullmatch(r"step_\d+", path.name)}
-    return [numbers[step] for step in sorted(numbers)]
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink() or path.is_file():  # a checkpoint may have been moved to another disk and linked back
-        path.unlink()
-    elif path.exists():
-        shutil.rmtree(path)
+    return sorted((p for p in checkpoints.glob("step_*") if p.name[5:].isdigit()), key=lambda p: int(p.name[5:]))
 
 
 def _flush(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _random_state() -> dict[str, Any]:
-    """States of all global generators, in types that torch.load(weights_only=True) accepts."""
-    kind, keys, position, has_gauss, cached = np.random.get_state()  # noqa: NPY002
-    return {
-        "python": random.getstate(),
-        # numpy's type of the tuple is that of its other answer, a dictionary.
-        "numpy": (kind, torch.from_numpy(keys.astype(np.int64)), position, has_gauss, cached),  # type: ignore[attr-defined]
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
-
-
-def _restore_random_state(stored: dict[str, Any]) -> None:
-    version, internal, gauss = stored["python"]
-    random.setstate((version, tuple(internal), gauss))
-    kind, keys, position, has_gauss, cached = stored["numpy"]
-    np.random.set_state((kind, keys.numpy().astype(np.uint32), position, has_gauss, cached))  # noqa: NPY002
-    torch.set_rng_state(stored["torch"])
-    if stored["cuda"] and torch.cuda.device_count() == len(stored["cuda"]):
-        torch.cuda.set_rng_state_all(stored["cuda"])
+    os.fsync(descriptor)
+    os.close(descriptor)

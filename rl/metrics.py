@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor
 
@@ -20,35 +21,28 @@ from rl.rollout import Rollout
 @contextlib.contextmanager
 def progress_bar(description: str, total: int | None, shown: bool = True) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal, nothing in a log file. Yields a function to call with how many things were done since."""
-    console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not (shown and console.is_terminal)) as bar:
+    with Progress(*columns, transient=True, disable=not (shown and sys.stdout.isatty())) as bar:
         task = bar.add_task(description, total=total)
         yield lambda done: bar.advance(task, done)
 
 
-def duration(seconds: float) -> str:
-    """A time span as people write it: `45 s`, `12 min`, `3 h 05 min`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
 def rollout_metrics(played: Rollout, phase: PhaseState, restarts: int) -> dict[str, float]:
     trajectories = played.trajectories
-    decisions = [d for t in trajectories for d in t.decisions]
+    by_teacher = [decision.by_teacher for trajectory in trajectories for decision in trajectory.decisions]
+    tasks = sorted({trajectory.episode.task_id for trajectory in trajectories})
     per_task = {
         f"rollout/success_rate_task_{task}": count([t for t in trajectories if t.episode.task_id == task]).rate
-        for task in sorted({t.episode.task_id for t in trajectories})
+        for task in tasks
+        if len(tasks) > 1
     }
     return {
         "rollout/success_rate": count(trajectories).rate,
-        **(per_task if len(per_task) > 1 else {}),
+        **per_task,
         "rollout/episode_length": played.env_steps / len(trajectories),
         "rollout/trajectories": len(trajectories),
         "rollout/env_steps_per_s": played.env_steps / played.wall_s,
-        "rollout/teacher_fraction": sum(d.by_teacher for d in decisions) / len(decisions),
+        "rollout/teacher_fraction": sum(by_teacher) / len(by_teacher),
         "rollout/epsilon": phase.epsilon,
         "rollout/errors": played.errors,
         "rollout/worker_restarts": restarts,
@@ -84,19 +78,16 @@ def system_metrics() -> dict[str, float]:
 def update_line(
     metrics: dict[str, float], played: Rollout, phase: PhaseState, global_step: int, end: int, eta_s: float
 ) -> str:
-    """One readable line per update."""
+    learning = "no learning signal (all advantages 0)"
     if "distill/loss" in metrics:
-        learning = f"distill loss {metrics['distill/loss']:.3f}, accuracy {metrics['distill/accuracy']:.3f}"
+        learning = "distill loss {distill/loss:.3f}, accuracy {distill/accuracy:.3f}"
     elif "train/policy_loss" in metrics:
-        learning = (
-            f"policy loss {metrics['train/policy_loss']:+.4f}, KL {metrics['train/approx_kl']:.4f}, "
-            f"clipped {metrics['train/clip_fraction']:.2f}"
-        )
-    else:
-        learning = "no learning signal (all advantages 0)"
+        learning = "policy loss {train/policy_loss:+.4f}, KL {train/approx_kl:.4f}, clipped {train/clip_fraction:.2f}"
     successes = count(played.trajectories)
+    rollout, update, rest = (
+        timedelta(seconds=round(seconds)) for seconds in (played.wall_s, metrics.get("train/time_s", 0), max(0, eta_s))
+    )
     return (
-        f"step {global_step}/{end}  {phase.phase.value:<10}  success {successes.k}/{successes.n}  {learning}  "
-        f"rollout {duration(played.wall_s)}, update {duration(metrics.get('train/time_s', 0.0))}, "
-        f"{duration(max(0.0, eta_s))} to go"
+        f"step {global_step}/{end}  {phase.phase.value:<10}  success {successes.k}/{successes.n}  "
+        f"{learning.format_map(metrics)}  rollout {rollout}, update {update}, {rest} to go"
     )

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.metadata
+import itertools
 import json
 import logging
 import math
 import os
 import platform
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,36 +30,30 @@ from rl.wandb_log import WandbLog
 
 log = logging.getLogger("train")
 
-LOCK_FILE, LOG_FILE = ".lock", "train.log"
+LOG_FILE = "train.log"
 NOISY_LOGGERS = (
     "filelock", "httpx", "huggingface_hub", "imageio_ffmpeg", "matplotlib", "numba", "OpenGL", "robosuite", "urllib3",
     "wandb",
 )  # fmt: skip
-GIB = 2**30
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-DISK_FAILS = {errno.EROFS, errno.EIO, errno.ESTALE}
-REFUSED = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM}  # elsewhere than in the run folder: perhaps a bug
-LESS_MEMORY = "lower --micro-batch-size or --max-batch, set --gradient-checkpointing on, or raise --memory-budget"
+DISK_FAILS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE}
 
 
 class Run:
     """A run folder that is open for writing. Only rank 0 writes; on the others records go nowhere."""
 
-    def __init__(self, folder: Path, config: TrainConfig, wandb_log: WandbLog, is_main: bool = True, lock: Any = None):
-        self.folder, self.config, self.wandb = folder, config, wandb_log
-        self._lock = lock
-        self._metrics = (folder / "metrics.jsonl").open("ab", buffering=0) if is_main else None
+    def __init__(
+        self, folder: Path, config: TrainConfig, ranks: Ranks = ALONE, wandb_id: str | None = None, lock: Any = None
+    ):
+        if not folder.is_dir():
+            raise BadInput(f"rank {ranks.rank} does not see {folder}: --output must lie on a disk that all ranks share")
+        self.folder, self.config, self._lock = folder, config, lock
+        self.checkpoints = folder / "checkpoints"
+        self.teacher_file = folder / "teacher_probe.npz"  # an observation and the teacher's answer to it
+        mode, project = config.run.wandb_mode if ranks.is_main else "disabled", config.run.wandb_project
+        self.wandb = WandbLog(mode, project, folder.name, folder, to_dict(config), wandb_id)
+        self._metrics = (folder / "metrics.jsonl").open("ab", buffering=0) if ranks.is_main else None
         self._seconds: dict[str, float] = {}  # spent since the last record
         self._opened = time.monotonic()
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
-
-    @property
-    def teacher_file(self) -> Path:
-        """Where rl.evaluation keeps an observation and the teacher's answer to it."""
-        return self.folder / "teacher_probe.npz"
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -74,10 +68,9 @@ class Run:
         numbers = {"global_step": global_step, "update": update, **metrics, **self._seconds}
         row = {key: value if math.isfinite(value) else None for key, value in numbers.items()}  # JSON has no NaN
         self._seconds = {}
-        if self._metrics is None:
-            return
-        write_all(self._metrics.fileno(), (json.dumps(row) + "\n").encode())
-        self.wandb.log(row)
+        if self._metrics is not None:
+            write_all(self._metrics.fileno(), (json.dumps(row) + "\n").encode())
+            self.wandb.log(row)
 
     def check_time(self, ranks: Ranks = ALONE) -> None:
         """Raise TimeIsUp, on all ranks together, when the run has been open for longer than --max-hours."""
@@ -87,12 +80,6 @@ class Run:
 
     def metrics_bytes(self) -> int:
         return 0 if self._metrics is None else os.fstat(self._metrics.fileno()).st_size
-
-    def note(self, text: str) -> None:
-        """Add to the run's train.log what the terminal gets by another way: why the run ended."""
-        if self._metrics is not None:
-            with contextlib.suppress(OSError), (self.folder / LOG_FILE).open("a") as file:
-                file.write(text + "\n")
 
     def close(self, exit_code: int = 0) -> None:
         if self._metrics is not None:
@@ -104,70 +91,43 @@ class Run:
 
 def start_run(config: TrainConfig, argv: Sequence[str], ranks: Ranks = ALONE) -> Run:
     """Rank 0 creates a new run folder, all open it. Raises BadInput when it cannot be written, or seen by all."""
-    folder, lock = _create(config, argv, ranks.size) if ranks.is_main else (None, None)
-    return _open(ranks.from_main(folder), config, ranks, None, lock)
+    if not ranks.is_main:
+        return Run(ranks.from_main(None), config, ranks)
+    output, tasks = Path(config.run.output), "-".join(map(str, config.task.task_ids))
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.task.task_suite}-{tasks}-{config.run.name}"
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(1):  # two runs may start within one second
+            folder = output / (stem if number == 1 else f"{stem}-{number}")
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                break
+        for part in ("checkpoints", "videos", "report"):
+            (folder / part).mkdir()
+        write_json(folder / "config.json", {"config": to_dict(config), "ranks": ranks.size, **provenance(argv)})
+        log_to_terminal(folder / LOG_FILE)
+    except OSError as error:
+        reason = error.strerror or error
+        raise BadInput(f"--output {output}: cannot create a run folder there ({reason}); name another folder") from None
+    lock = only_writer(folder / ".lock", str(folder))
+    return Run(ranks.from_main(folder), config, ranks, lock=lock)
 
 
 def reopen_run(
     folder: Path, config: TrainConfig, metrics_bytes: int, wandb_id: str | None, ranks: Ranks = ALONE
 ) -> Run:
     """Open the folder of a run that goes on; records after the checkpoint (`metrics_bytes`) are played again."""
-    lock = None
-    if ranks.is_main:
-        lock = only_writer(folder / LOCK_FILE, f"--resume {folder}: the run")
-        try:
-            with (folder / "metrics.jsonl").open("a") as metrics:
-                metrics.truncate(min(metrics_bytes, metrics.tell()))
-            _log_to(folder / LOG_FILE)
-        except OSError as error:
-            raise BadInput(f"--resume {folder}: the run folder cannot be written ({error.strerror})") from None
-    return _open(folder, config, ranks, wandb_id, lock)
-
-
-def _create(config: TrainConfig, argv: Sequence[str], num_ranks: int) -> tuple[Path, filelock.BaseFileLock]:
-    tasks = "-".join(str(i) for i in config.task.task_ids)
-    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.task.task_suite}-{tasks}-{config.run.name}"
-    output = Path(config.run.output)
-    try:
-        output.mkdir(parents=True, exist_ok=True)
-        folder = _new_folder(output, stem)
-        for part in ("checkpoints", "videos", "report"):
-            (folder / part).mkdir()
-        write_json(folder / "config.json", {"config": to_dict(config), "ranks": num_ranks, **provenance(argv)})
-        _log_to(folder / LOG_FILE)
-    except OSError as error:
-        raise BadInput(
-            f"--output {output}: cannot create a run folder there ({error.strerror or error}); name another folder"
-        ) from None
-    return folder, only_writer(folder / LOCK_FILE, str(folder))
-
-
-def _new_folder(output: Path, stem: str) -> Path:
-    """`output/stem`, or with a number behind it when two runs start within one second."""
-    for attempt in range(1, 100):
-        folder = output / (stem if attempt == 1 else f"{stem}-{attempt}")
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            return folder
-    raise FileExistsError(f"{output / stem} and 98 more exist")
-
-
-def _open(folder: Path, config: TrainConfig, ranks: Ranks, wandb_id: str | None, lock: Any) -> Run:
-    if not folder.is_dir():
-        raise BadInput(
-            f"rank {ranks.rank} does not see the run folder {folder}: with several machines --output must lie on a "
-            "disk that all of them share"
-        )
-    wandb_mode = config.run.wandb_mode if ranks.is_main else "disabled"
-    wandb_log = WandbLog(wandb_mode, config.run.wandb_project, folder.name, folder, to_dict(config), run_id=wandb_id)
-    return Run(folder, config, wandb_log, ranks.is_main, lock)
+    if not ranks.is_main:
+        return Run(folder, config, ranks)
+    lock = only_writer(folder / ".lock", f"--resume {folder}: the run")
+    with (folder / "metrics.jsonl").open("a") as metrics:
+        metrics.truncate(min(metrics_bytes, metrics.tell()))
+    log_to_terminal(folder / LOG_FILE)
+    return Run(folder, config, ranks, wandb_id, lock)
 
 
 def only_writer(path: Path, what: str) -> filelock.BaseFileLock:
-    """Lock the file `path` until it is released or the process ends, however that ends.
-
-    Raises BadInput when another program holds it, and `what` is being written.
-    """
+    """Lock the file `path` until released or the process ends. Raises BadInput when another program writes `what`."""
     lock = filelock.FileLock(path)
     try:
         lock.acquire(blocking=False)
@@ -180,40 +140,26 @@ def only_writer(path: Path, what: str) -> filelock.BaseFileLock:
 
 def provenance(argv: Sequence[str]) -> dict[str, Any]:
     """What a later reader needs to repeat the run: command, commit, versions, machine."""
+    git = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]  # a commit, with -dirty if changed
+    try:
+        here = Path(__file__).parent
+        commit = subprocess.run(git, cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        commit = ""
     packages = [package.metadata for package in importlib.metadata.distributions()]  # each is read and parsed here
+    versions = sorted((known["Name"], known["Version"]) for known in packages)
+    machine = {
+        "system": platform.platform(),
+        "processor": platform.machine(),
+        "cpus": os.cpu_count(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
     return {
         "argv": list(argv),
-        "git": _git_state(),
-        "versions": {
-            "python": platform.python_version(),
-            **dict(sorted((known["Name"], known["Version"]) for known in packages)),
-        },
-        "machine": {
-            "system": platform.platform(),
-            "processor": platform.machine(),
-            "cpus": os.cpu_count(),
-            "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        },
+        "git": {"commit": commit.removesuffix("-dirty"), "modified": commit.endswith("-dirty")} if commit else {},
+        "versions": {"python": platform.python_version(), **dict(versions)},
+        "machine": machine,
     }
-
-
-def _git_state() -> dict[str, Any]:
-    """Commit and whether the tree differs from it; empty outside a git checkout."""
-
-    def git(*command: str) -> str:
-        here = Path(__file__).parent
-        return subprocess.run(
-            ["git", *command], cwd=here, capture_output=True, text=True, check=True, timeout=10
-        ).stdout
-
-    try:
-        changes = git("status", "--porcelain", "--untracked-files=no")
-        return {"commit": git("rev-parse", "HEAD").strip(), "modified": bool(changes.strip())}
-    except (OSError, subprocess.SubprocessError):
-        return {}
-
-
-# the log
 
 
 class TerminalHandler(logging.StreamHandler):
@@ -222,21 +168,15 @@ class TerminalHandler(logging.StreamHandler):
     stream = property(lambda self: sys.stdout, lambda self, _: None)  # type: ignore[assignment]
 
 
-def log_to_terminal() -> None:
-    """Send the log of rank 0 to the terminal, until there is a run folder: loading and checks take a minute or two."""
-    if os.environ.get("RANK", "0") == "0":
-        _log_to()
-
-
-def _log_to(*files: Path) -> None:
+def log_to_terminal(*files: Path) -> None:
+    """Send the log of rank 0 to the terminal (loading and checks take a minute or two) and to `files`."""
+    if os.environ.get("RANK", "0") != "0":
+        return
     handlers: list[logging.Handler] = [TerminalHandler(), *map(logging.FileHandler, files)]
     logging.basicConfig(force=True, level=logging.INFO, format="%(message)s", handlers=handlers)
     logging.raiseExceptions = False  # a terminal that has gone or a full disk costs the line, and no traceback
     for noisy in NOISY_LOGGERS:
         logging.getLogger(noisy).setLevel(logging.ERROR)
-
-
-# the end
 
 
 @contextlib.contextmanager
@@ -268,11 +208,13 @@ def until_the_end(run: Run, ranks: Ranks) -> Iterator[None]:
             log.warning("stopped; go on with: %s train_grpo.py --resume %s", ranks.launcher, run.folder)
         problem = disk_problem(reason, run.folder) if isinstance(reason, OSError) else None
         if isinstance(reason, torch.OutOfMemoryError):
-            problem = f"out of GPU memory ({first_line(reason)}): {LESS_MEMORY}"
+            problem = f"out of GPU memory ({first_line(reason)}): lower --micro-batch-size or --max-batch"
+        why = problem or "".join(traceback.format_exception(reason)).rstrip()
         if isinstance(reason, BadInput | TimeIsUp | SystemExit | KeyboardInterrupt):  # SystemExit: another rank is gone
-            run.note(str(reason) or "interrupted")
-        else:
-            run.note(problem or "".join(traceback.format_exception(reason)).rstrip())
+            why = str(reason) or "interrupted"
+        if ranks.is_main:  # the terminal gets it by another way
+            with contextlib.suppress(OSError), (run.folder / LOG_FILE).open("a") as file:
+                file.write(why + "\n")
         run.close(exit_code=0 if isinstance(reason, TimeIsUp) else 1)
         if problem is not None:
             raise BadInput(problem) from reason
@@ -282,22 +224,13 @@ def until_the_end(run: Run, ranks: Ranks) -> Iterator[None]:
 
 def disk_problem(error: OSError, run_folder: Path) -> str | None:
     """What the user can do about an error while a run writes, in one line; None when no disk is to blame."""
-    path = Path(error.filename) if isinstance(error.filename, str) else run_folder
-    is_ours = path.is_relative_to(run_folder)
-    if error.errno not in NO_ROOM | DISK_FAILS | (REFUSED if is_ours else set()):
+    is_ours = isinstance(error.filename, str) and Path(error.filename).is_relative_to(run_folder)
+    if not is_ours and error.errno not in DISK_FAILS:  # a file missing elsewhere is perhaps a bug
         return None
-    if is_ours and not os.path.isdir(run_folder):
-        return (
-            f"the run folder {run_folder} is gone: it was moved or deleted while the run was writing to it, so the run "
-            "stopped; --resume goes on from where it lies now"
-        )
-    is_saved = os.path.exists(run_folder / "checkpoints" / "latest")
-    then = "the newest checkpoint is whole, --resume goes on from it" if is_saved else "nothing was saved yet"
-    reason = error.strerror or os.strerror(error.errno)
-    if error.errno in NO_ROOM:
-        free = shutil.disk_usage(run_folder).free / GIB
-        return f"no room for {path} ({reason}; {free:.2f} GiB are free): make room, lower --keep-checkpoints; {then}"
-    return f"{path} cannot be written ({reason}): see to its disk and permissions; {then}"
+    if not os.path.isdir(run_folder):
+        return f"the run folder {run_folder} is gone, moved or deleted; --resume goes on from where it lies now"
+    place = error.filename or run_folder
+    return f"{place} cannot be written ({error.strerror}): make room, lower --keep-checkpoints, or see to permissions"
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -32,7 +32,6 @@ from rl.rollout import Behaviour, Randomness, rollout
 from rl.run import Run
 from rl.trajectory import Episode
 from rl.update import Learner
-from rl.wandb_log import WandbLog
 from tests.fakes import FakePolicy, FakePool, Script, adamw, observation, trajectory
 
 
@@ -122,7 +121,7 @@ def learner() -> Learner:
 @pytest.fixture
 def run(tmp_path, learner) -> Iterator[Run]:
     (tmp_path / "checkpoints").mkdir()
-    run = Run(tmp_path, CONFIG, WandbLog("disabled", "", "", tmp_path, {}, None))
+    run = Run(tmp_path, CONFIG)
     remember_teacher(run.teacher_file, learner.policy, observation(1, 2, 3), "greedy")
     yield run
     run.close()
