@@ -137,7 +137,7 @@ def test_every_stage_is_the_references(name, networks):
     network = networks[case.uses_proprio]
     images, prompt_ids, lengths, proprio = case.inputs
     with torch.no_grad():
-        features = network.image_features(images)
+        features = network.vision_backbone(images, lambda _, block, tokens: block(tokens))
         embeddings, is_real = network.embed(*case.inputs)
     _assert_close(features[:, :: int(case["vision_features_stride"])], case["vision_features"], VISION)
     with torch.no_grad():

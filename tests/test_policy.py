@@ -9,8 +9,7 @@ import torch
 
 from contracts import BadInput, Observation
 from tests.small_checkpoint import make_small_checkpoint
-from vla import policy as policy_module
-from vla.policy import LARGE_CHECKPOINT_BYTES, Policy, choose_device, choose_dtype
+from vla.policy import LARGE_CHECKPOINT_BYTES, Policy, choose_device
 from vla.preprocessing import synthetic_observations
 from vla.tokens import BIN_CENTRES
 
@@ -291,7 +290,7 @@ def test_adapter_of_another_base_is_refused(policy, tmp_path):
 def test_table_says_what_the_checkpoint_is(policy, folder):
     table = dict(policy.describe())
     assert table["checkpoint"] == str(folder)
-    assert (table["kind"], table["images"], table["proprio"], table["L1 head"]) == ("L1 regression", "2", "yes", "yes")
+    assert (table["kind"], table["reads"]) == ("L1 regression, with an L1 head", "2 image(s) and proprio")
     assert (table["statistics key"], table["chunk"]) == ("libero_spatial_no_noops", "8 x 7")
     trainable = sum(parameter.numel() for _, parameter in policy.named_trainable_parameters())
     assert table["trainable"].startswith(f"{trainable:,} in {len(policy.named_trainable_parameters())} tensors")
@@ -316,7 +315,7 @@ def test_a_gpu_too_small_for_the_weights_is_one_line(folder, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore lines")
 
-    monkeypatch.setattr(policy_module, "load_network", full)
+    monkeypatch.setattr("vla.policy.load_network", full)
     with pytest.raises(BadInput, match=r"^out of GPU memory while loading .* \(CUDA .* 2 GiB\.\): close other [^\n]*$"):
         _load(folder)
 
@@ -363,9 +362,3 @@ def test_without_a_gpu_7b_is_refused_unless_forced(gpus, tmp_path):
         with pytest.raises(BadInput, match=r"needs a CUDA GPU of 24 GB.*--device cpu"):
             choose_device("auto", checkpoint)
         assert choose_device("cpu", checkpoint).type == "cpu"
-
-
-def test_unless_named_the_precision_is_the_devices():
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert (choose_dtype("auto", gpu), choose_dtype("auto", cpu)) == (torch.bfloat16, torch.float32)
-    assert (choose_dtype("float32", gpu), choose_dtype(torch.bfloat16, cpu)) == (torch.float32, torch.bfloat16)
