@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -100,7 +100,7 @@ def add_lora(network: nn.Module, rank: int, alpha: int, seed: int = 0) -> None:
 
 def _adapt_children(parent: nn.Module, rank: int, alpha: int) -> None:
     """Put adapted layers in the place of a module's own linear maps and convolutions. Their order stays."""
-    old = dict(parent.named_children())
+    old: dict[str, Any] = dict(parent.named_children())
     if not any(isinstance(module, nn.Linear | nn.Conv2d) for module in old.values()):
         return
     groups = {child: group for group, members in TOGETHER.items() if members[0] in old for child in members}
@@ -191,15 +191,14 @@ def save_adapter_folder(
 
 def read_adapter(folder: Path) -> Adapter:
     """Read an adapter in peft's format. Raises BadInput that names the file when it is not a plain LoRA adapter."""
-    where, path = folder / CONFIG_FILE, folder / WEIGHTS_FILE
-    config = read_json(where)
+    path, config = folder / WEIGHTS_FILE, read_json(folder / CONFIG_FILE)
     rank, alpha, kind = (config.get(key) for key in ("r", "lora_alpha", "peft_type"))
     variants = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "bias")
     refused = [key for key in variants if config.get(key, "none") not in ("none", None, False, {})]
     if kind != "LORA" or refused or not rank or not alpha:
         raise BadInput(
-            f"{where}: expected a plain LoRA adapter, found peft_type {kind}, r {rank}, lora_alpha {alpha} "
-            f"{' '.join(refused)}: merge it with the program that made it"
+            f"{folder / CONFIG_FILE}: expected a plain LoRA adapter, found peft_type {kind}, r {rank}, lora_alpha "
+            f"{alpha} {' '.join(refused)}: merge it with the program that made it"
         )
     tensors = {key.removeprefix(KEY_PREFIX).removesuffix(".weight"): x for key, x in read_tensors(path).items()}
     for name in tensors:

@@ -59,22 +59,21 @@ def limit_memory(gib: float | None, device: torch.device) -> None:
     """Let this process's tensors have at most so many GiB of the GPU. Raises BadInput when there are not so many."""
     if gib is None:
         return
-    if device.type != "cuda":
-        raise BadInput("--memory-budget limits the memory of a GPU, and the policy runs on a CPU: leave the flag out")
-    total = torch.cuda.get_device_properties(device).total_memory
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
     if gib * GIB > total:
-        raise BadInput(f"--memory-budget {gib:g}: the GPU has {total / GIB:.1f} GiB; give less, or leave the flag out")
+        found = f"{device} has {total / GIB:.1f} GiB of GPU memory"
+        raise BadInput(f"--memory-budget {gib:g}: {found}; give less, or leave the flag out")
     torch.cuda.set_per_process_memory_fraction(gib * GIB / total, device.index or 0)
 
 
 def measure_needs(policy: Policy, observation: Observation) -> list[Need]:
     """What a sample needs with no block, the vision blocks and all blocks recomputed."""
-    network = policy.network
-    vision, everything = network.vision_backbone.num_blocks, network.num_blocks
+    network, needs = policy.network, list[Need]()
     sizes = [sum(p.numel() for p in part.parameters()) for part in (network.vision_backbone, network.language_model)]
-    vision_share = sizes[0] / sum(sizes)  # both see about as many tokens
-    needs: list[Need] = []
-    for blocks, share in ((everything, 1.0), (vision, vision_share), (0, 0.0)):
+    share_of_vision = sizes[0] / sum(sizes)  # both see about as many tokens
+    for blocks, share in (
+        (network.num_blocks, 1.0), (network.vision_backbone.num_blocks, share_of_vision), (0, 0.0)
+    ):  # fmt: skip
         network.recomputed_blocks = blocks
         try:
             needs.insert(0, Need(blocks, _peak_of_one(policy, observation), share))
@@ -103,14 +102,13 @@ def choose_plan(needs: Sequence[Need], free_bytes: float, batch_size: int) -> tu
     """
     if not needs:
         raise BadInput(f"out of GPU memory in one update of one decision, see --gradient-checkpointing: {ADVICE}")
-    measured = [need.recomputed_blocks for need in needs]
+    measured, sizes, shares = zip(*needs, strict=True)
     blocks = np.arange(measured[0], measured[-1] + 1)
-    sizes = np.interp(blocks, measured, [need.bytes for need in needs])
-    times = 2 + np.interp(blocks, measured, [need.share for need in needs])
+    sizes, shares = np.interp(blocks, measured, sizes), np.interp(blocks, measured, shares)
     plans = [
-        (time * (0.8 + 0.4 / micro_batch_size), (micro_batch_size, int(block)))
+        ((2 + share) * (0.8 + 0.4 / micro_batch_size), (micro_batch_size, int(block)))
         for micro_batch_size in range(1, batch_size + 1)
-        for block, size, time in zip(blocks, sizes, times, strict=True)
+        for block, size, share in zip(blocks, sizes, shares, strict=True)
         if micro_batch_size * size <= free_bytes
     ]
     if not plans:
@@ -121,7 +119,7 @@ def choose_plan(needs: Sequence[Need], free_bytes: float, batch_size: int) -> tu
     return min(plans)[1]
 
 
-def free_for_activations(policy: Policy, others: float = 0.0) -> float:
+def free_for_activations(policy: Policy, others: float) -> float:
     """Bytes for the tensors of an update's passes: what may still be allocated, less optimizer, gaps and `others`."""
     device = policy.device
     total, allocated = torch.cuda.get_device_properties(device).total_memory, torch.cuda.memory_allocated(device)

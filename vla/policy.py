@@ -104,28 +104,28 @@ class Policy:
         """Load a checkpoint (folder or hub id), put fresh adapters on it or the trained ones of folder `adapter`.
 
         checkpoint may itself be an adapter folder: then its base is loaded under it. compile: torch.compile, on a GPU
-        with whole passes as CUDA graphs; "auto": what pays, on a GPU. memory_budget: GiB of the GPU. Raises BadInput in
-        one line for everything that the user can repair.
+        with whole passes as CUDA graphs; "auto": what pays, on a GPU. memory_budget: GiB of the GPU. Raises BadInput.
         """
         from vla.memory import limit_memory  # a module that knows policies
 
         base, adapter = base_and_adapter(checkpoint, adapter)
         device = choose_device(device, base)
         limit_memory(memory_budget, device)
-        if not isinstance(dtype, torch.dtype):  # of the frozen weights
-            automatic = "bfloat16" if device.type == "cuda" else "float32"
-            dtype = getattr(torch, automatic if dtype == "auto" else dtype)
+        if isinstance(dtype, str):
+            automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
+            dtype = {"auto": automatic, "bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
         folder = folder_of_base(base, adapter)
         info = inspect_checkpoint(folder)
         key = select_key(info.statistics, task_suite, unnorm_key)
         action_dim = info.statistics[key].action.dim
         # Small files first: what is missing is missed before gigabytes are read.
         tokenizer, processor = load_tokenizer(folder), ImageProcessor.load(folder)
-        trained = None if adapter is None else lora.read_adapter(Path(adapter))
+        if adapter is not None:
+            trained = lora.read_adapter(Path(adapter))
+            lora_rank, lora_alpha = trained.rank, trained.alpha
         try:
             network = load_network(info, info.chunk_length(action_dim) * action_dim, device, dtype)
-            rank, alpha = (lora_rank, lora_alpha) if trained is None else (trained.rank, trained.alpha)
-            lora.add_lora(network, rank, alpha, seed)
+            lora.add_lora(network, lora_rank, lora_alpha, seed)
             action_head = load_action_head(info, device, dtype)
         except torch.OutOfMemoryError as error:
             raise BadInput(
@@ -133,7 +133,7 @@ class Policy:
                 "raise --memory-budget, or use a GPU with more memory"
             ) from None
         check_dimensions(info, key, action_head, network.proprio_projector)
-        base_model = str(folder.resolve()) if os.path.isdir(os.path.expanduser(base)) else base
+        base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
         policy = cls(info, network, action_head, tokenizer, processor, key, base_model, compile)
         if adapter is not None:
             policy.load_adapter(adapter)
@@ -141,12 +141,9 @@ class Policy:
 
     @torch.no_grad()
     def act(
-        self,
-        observations: Sequence[Observation],
-        mode: Mode = "greedy",
-        temperature: float = 1.0,
+        self, observations: Sequence[Observation], mode: Mode = "greedy", temperature: float = 1.0,
         generators: Sequence[torch.Generator] | None = None,
-    ) -> Acted:
+    ) -> Acted:  # fmt: skip
         """Decide one chunk per observation.
 
         greedy: argmax over the 256 action tokens; sample: one draw per position from softmax(logits / temperature), of
@@ -171,11 +168,10 @@ class Policy:
         return Acted(tokens.cpu(), logprobs, self.actions(tokens.cpu().numpy()))
 
     def chunk_logits(self, observations: Sequence[Observation]) -> Tensor:
-        """Logits (B, A, 256) float32, with gradient to the trainable parameters; column v is token id 31744 + v."""
         return self.chunk_outputs(observations)[0]
 
     def chunk_outputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
-        """The one path from observations to logits (B, A, 256) and last hidden states (B, A, D), with gradient."""
+        """Logits (B, A, 256) float32, column v of id 31744 + v, and last hidden states (B, A, D); with gradient."""
         self.network.adapters.refresh()
         return self._forward(*self.model_inputs(observations))
 
