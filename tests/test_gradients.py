@@ -266,19 +266,15 @@ def assert_is_the_gradient_of_the_reference(case: Case) -> None:
 # the gradient
 
 
-@pytest.mark.parametrize("ratio_level", ["chunk", "token"])
-@pytest.mark.parametrize("aggregation", ["decision", "trajectory"])
-@pytest.mark.parametrize("advantage", ADVANTAGES)
-def test_an_update_descends_the_mean_loss_over_all_decisions(advantage, aggregation, ratio_level):
-    assert_is_the_gradient_of_the_reference(make_case(advantage, aggregation=aggregation, ratio_level=ratio_level))
+TERMS = ({"kl_coef": 0.3}, {"entropy_coef": 0.2}, {"kl_coef": 0.3, "entropy_coef": 0.2})
 
 
 @pytest.mark.parametrize("ratio_level", ["chunk", "token"])
 @pytest.mark.parametrize("aggregation", ["decision", "trajectory"])
-@pytest.mark.parametrize("terms", [{"kl_coef": 0.3}, {"entropy_coef": 0.2}, {"kl_coef": 0.3, "entropy_coef": 0.2}])
-def test_so_it_does_with_kl_and_entropy_terms(terms, aggregation, ratio_level):
+@pytest.mark.parametrize(("advantage", "terms"), [(a, {}) for a in ADVANTAGES] + [("absolute", t) for t in TERMS])
+def test_an_update_descends_the_mean_loss_over_all_decisions(advantage, terms, aggregation, ratio_level):
     assert_is_the_gradient_of_the_reference(
-        make_case("absolute", aggregation=aggregation, ratio_level=ratio_level, **terms)
+        make_case(advantage, aggregation=aggregation, ratio_level=ratio_level, **terms)
     )
 
 

@@ -25,7 +25,7 @@ from vla.lora import (
     read_adapter,
     save_adapter_folder,
 )
-from vla.lora_layers import LoraConv2d, LoraLinear, _Augmented
+from vla.lora_layers import LoraConv2d, LoraLinear
 from vla.model import ACTION_ROWS, OpenVLAOFT, ProprioProjector
 from vla.policy import Policy
 from vla.weights import read_tensors, write_tensors
@@ -78,19 +78,6 @@ def test_output_and_gradients_are_those_of_the_definition(sizes, bias):
     torch.testing.assert_close(y, expected)
     got = torch.autograd.grad((y * weighting).sum(), ours)
     torch.testing.assert_close(got, torch.autograd.grad((expected * weighting).sum(), theirs))
-
-
-def test_gradient_agrees_with_finite_differences():
-    layer, _ = make_layer((4, 6), dtype=torch.float64)
-    layer.lora_A.data, layer.lora_B.data = layer.lora_A.double(), layer.lora_B.double()
-
-    def output(x, down, up):
-        layer.lora_A.data, layer.lora_B.data = down.detach(), up.detach()
-        refreshed(layer)
-        return _Augmented.apply(x, down, up, layer.rounded_A, layer.weight, layer.bias, layer.blocks, layer.scale)
-
-    inputs = [torch.randn(3, 7, dtype=torch.float64), layer.lora_A.detach().clone(), layer.lora_B.detach().clone()]
-    assert torch.autograd.gradcheck(output, [t.requires_grad_() for t in inputs])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # the latter stands for all that A is rounded to
@@ -263,25 +250,6 @@ def test_gradient_reaches_adapters_that_are_used_and_nothing_else(network):
     assert all(p.grad is None for p in network.parameters() if not p.requires_grad)
 
 
-def test_disabled_adapters_are_the_base_network_bit_for_bit(network):
-    inputs = _inputs(network)
-    with torch.no_grad():
-        before = network(*inputs)[0]
-        add_lora(network, rank=4, alpha=4)
-        with adapters_disabled(network):
-            base = network(*inputs)[0]
-        torch.testing.assert_close(base, before, **TOLERANCE[torch.float32])
-        _train_a_little(network)
-        assert not torch.equal(network(*inputs)[0], base)
-        with adapters_disabled(network):
-            assert torch.equal(network(*inputs)[0], base)
-            with adapters_disabled(network):
-                assert torch.equal(network(*inputs)[0], base)
-            assert torch.equal(network(*inputs)[0], base)
-        assert not torch.equal(network(*inputs)[0], base)
-    assert all(p.requires_grad for name, p in network.named_parameters() if ".lora_" in name)
-
-
 def test_rows_of_an_adapted_layer_are_those_of_the_whole_layer():
     torch.manual_seed(0)
     holder = nn.ModuleDict({"projector": nn.Sequential(nn.Linear(12, 40, bias=False))})
@@ -291,19 +259,6 @@ def test_rows_of_an_adapted_layer_are_those_of_the_whole_layer():
     torch.testing.assert_close(layer.rows(x, rows), layer(x)[..., rows])
     with adapters_disabled(holder):
         torch.testing.assert_close(layer.rows(x, rows), layer(x)[..., rows])
-
-
-def test_saved_adapter_is_read_back_bit_identical(network, folder, tmp_path):
-    add_lora(network, rank=4, alpha=8)
-    _train_a_little(network)
-    save_adapter_folder(tmp_path, network, folder, "some/base", "f" * 64)
-    adapter = read_adapter(tmp_path)
-    assert (adapter.rank, adapter.alpha, adapter.base_model, adapter.base_fingerprint) == (4, 8, "some/base", "f" * 64)
-    other = _network(folder)
-    add_lora(other, adapter.rank, adapter.alpha, seed=9)
-    fill_lora(other, adapter)
-    parameters = dict(other.named_parameters())
-    assert all(torch.equal(p, parameters[name]) for name, p in network.named_parameters())
 
 
 def test_peft_itself_loads_the_saved_adapter(network, folder, tmp_path):
@@ -363,28 +318,18 @@ def test_folder_holds_the_adapter_the_projector_and_the_bases_small_files(adapte
     assert {tensor.dtype for tensor in read_tensors(adapter_folder / PROPRIO_FILE).values()} == {torch.float32}
 
 
-def test_base_is_named_by_the_adapter(adapter_folder, base, tmp_path):
+def test_base_is_named_by_the_adapter_or_the_message_says_what_to_do(adapter_folder, base, tmp_path):
     assert base_of_adapter(adapter_folder) == str(base)
-    assert base_of_adapter(base) is None
-    assert base_of_adapter(Path("owner/name")) is None
-
-
-def test_adapter_without_a_base_says_what_to_do(adapter_folder):
+    assert base_of_adapter(base) is base_of_adapter(Path("owner/name")) is None
+    with pytest.raises(BadInput, match="is itself an adapter"):
+        Policy.load(str(adapter_folder), task_suite="libero_spatial", adapter=str(adapter_folder))
     config = json.loads((adapter_folder / "adapter_config.json").read_text())
     (adapter_folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
     with pytest.raises(BadInput, match="names no base"):
         base_of_adapter(adapter_folder)
-
-
-def test_training_folder_that_was_never_merged_says_what_to_do(tmp_path):
     (tmp_path / "lora_adapter").mkdir()
     with pytest.raises(BadInput, match="merge it first"):
         base_of_adapter(tmp_path)
-
-
-def test_adapter_on_an_adapter_is_refused(adapter_folder):
-    with pytest.raises(BadInput, match="is itself an adapter"):
-        Policy.load(str(adapter_folder), task_suite="libero_spatial", adapter=str(adapter_folder))
 
 
 def test_projector_of_another_size_is_named(adapter_folder, base):
