@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from vla import cuda_graphs
 from vla.cuda_graphs import GraphedNetwork, Recording
 from vla.lora import add_lora
 
@@ -121,23 +120,22 @@ def test_recordings_are_given_up_when_their_memory_is_missing(network):
     assert len(network.graphed._recordings) == 1
 
 
-def test_smaller_batches_are_warmed_up_before_the_first_is_recorded(network, monkeypatch):
-    seen = []
-    monkeypatch.setattr(cuda_graphs, "_warm_up_on", lambda _, one_pass: seen.append(len(one_pass.args[0][0])))
+def test_smaller_batches_are_warmed_up_before_the_first_is_recorded(network):
+    seen = warm_ups(network)
     network.graphed._warm_up((torch.randn(3, 3),), with_gradient=True)
     network.graphed._warm_up((torch.randn(2, 3),), with_gradient=True)
     network.graphed._warm_up((torch.randn(4, 3),), with_gradient=False)
-    assert seen == [1, 2, 3, 4]
+    assert seen == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_recordings_make_room_for_new_warm_ups_with_gradient_only(network, monkeypatch):
-    monkeypatch.setattr(cuda_graphs, "_warm_up_on", lambda *_: None)
-    warm_up, x = network.graphed._warm_up, torch.randn(3, 3)
+def test_recordings_make_room_for_new_warm_ups_with_gradient_only(network):
+    warm_ups(network)
+    x = torch.randn(3, 3)
 
     def recordings_left_by(batch, with_gradient):
         with torch.no_grad():
             network.graphed(x[:1])
-        warm_up((x[:batch],), with_gradient)
+        network.graphed._warm_up((x[:batch],), with_gradient)
         return len(network.graphed._recordings)
 
     assert recordings_left_by(3, with_gradient=False) == 1
@@ -146,18 +144,24 @@ def test_recordings_make_room_for_new_warm_ups_with_gradient_only(network, monke
     assert recordings_left_by(3, with_gradient=True) == 0
 
 
-def test_after_a_warm_up_without_enough_memory_every_size_is_warmed_up_anew(network, monkeypatch):
+def test_after_a_warm_up_without_enough_memory_every_size_is_warmed_up_anew(network):
     """It may have compiled something that smaller batches use from then on, and that has never run."""
-    seen = []
-
-    def warm(_, one_pass):
-        seen.append(len(one_pass.args[0][0]))
-        if seen[-1] > 1:
-            raise torch.OutOfMemoryError("no memory")
-
-    monkeypatch.setattr(cuda_graphs, "_warm_up_on", warm)
+    seen = warm_ups(network, memory_for=1)
     with pytest.raises(torch.OutOfMemoryError):
         network.graphed._warm_up((torch.randn(3, 3),), with_gradient=True)
     network.graphed._warm_up((torch.randn(1, 3),), with_gradient=True)
     network.graphed._warm_up((torch.randn(1, 3),), with_gradient=True)
-    assert seen == [1, 2, 1]
+    assert seen == [1, 1, 2, 1, 1]
+
+
+def warm_ups(network, memory_for=99):
+    """Batch sizes of the passes that are made from now on to warm up."""
+    seen = []
+
+    def one_pass(inputs, _):
+        seen.append(len(inputs[0]))
+        if seen[-1] > memory_for:
+            raise torch.OutOfMemoryError("no memory")
+
+    network.graphed._one_pass = one_pass
+    return seen

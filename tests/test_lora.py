@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel
+from peft import PeftModel
 from torch import nn
 from torch.nn import functional as F
 
@@ -21,12 +21,11 @@ from vla.lora import (
     adapters_disabled,
     add_lora,
     fill_lora,
-    lora_targets,
     named_adapters,
     read_adapter,
     save_adapter_folder,
 )
-from vla.lora_layers import LoraConv2d, LoraLinear, _Augmented
+from vla.lora_layers import LoraConv2d, LoraLinear
 from vla.model import ACTION_ROWS, OpenVLAOFT, ProprioProjector
 from vla.policy import Policy
 from vla.weights import read_tensors, write_tensors
@@ -46,11 +45,11 @@ def refreshed(*layers):
     return adapters
 
 
-def make_layer(adapted=(True, False, True), bias=True, dtype=torch.float32):
-    """A layer of maps from 7 to 4, 6 and 5, its bases, and adapters that are not zero."""
+def make_layer(sizes=(4, 6, 5), bias=True, dtype=torch.float32):
+    """A layer of maps of 7 features, its bases, and adapters that are not zero."""
     torch.manual_seed(0)
-    bases = [nn.Linear(7, size, bias=bias, dtype=dtype) for size in (4, 6, 5)[: len(adapted)]]
-    layer = LoraLinear(bases, adapted, RANK, ALPHA)
+    bases = [nn.Linear(7, size, bias=bias, dtype=dtype) for size in sizes]
+    layer = LoraLinear(bases, RANK, ALPHA)
     with torch.no_grad():
         layer.lora_A.normal_()
         layer.lora_B.normal_()
@@ -58,51 +57,33 @@ def make_layer(adapted=(True, False, True), bias=True, dtype=torch.float32):
     return layer, bases
 
 
-def formula(layer, bases, x, down, up):
+def formula(bases, x, down, up):
     """Map by map, from the definition."""
-    outputs, row = [], 0
-    downs = iter(down.split(RANK))
-    for base, has_adapter in zip(bases, layer.adapted, strict=True):
-        y = F.linear(x, base.weight, base.bias)
-        if has_adapter:
-            y = y + ALPHA / RANK * (x @ next(downs).T) @ up[row : row + base.out_features].T
-            row += base.out_features
-        outputs.append(y)
-    return torch.cat(outputs, dim=-1)
+    ups = up.split([base.out_features for base in bases])
+    return torch.cat(
+        [base(x) + ALPHA / RANK * (x @ a.T) @ b.T for base, a, b in zip(bases, down.split(RANK), ups, strict=True)], -1
+    )
 
 
-@pytest.mark.parametrize("adapted", [(True,), (True, True, True), (True, False, True), (False, True)])
+@pytest.mark.parametrize("sizes", [(4,), (4, 6, 5)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_output_and_gradients_are_those_of_the_definition(adapted, bias):
-    layer, bases = make_layer(adapted, bias)
+def test_output_and_gradients_are_those_of_the_definition(sizes, bias):
+    layer, bases = make_layer(sizes, bias)
     x = torch.randn(2, 5, 7)
     ours = [x.clone().requires_grad_(), layer.lora_A, layer.lora_B]
     theirs = [t.detach().clone().requires_grad_() for t in ours]
     weighting = torch.randn(2, 5, sum(layer.out_features))
     y = layer(ours[0])
-    expected = formula(layer, bases, *theirs)
+    expected = formula(bases, *theirs)
     torch.testing.assert_close(y, expected)
     got = torch.autograd.grad((y * weighting).sum(), ours)
     torch.testing.assert_close(got, torch.autograd.grad((expected * weighting).sum(), theirs))
 
 
-def test_gradient_agrees_with_finite_differences():
-    layer, _ = make_layer((True, True), dtype=torch.float64)
-    layer.lora_A.data, layer.lora_B.data = layer.lora_A.double(), layer.lora_B.double()
-
-    def output(x, down, up):
-        layer.lora_A.data, layer.lora_B.data = down.detach(), up.detach()
-        refreshed(layer)
-        return _Augmented.apply(x, down, up, layer.rounded_A, layer.weight, layer.bias, layer.blocks, layer.scale)
-
-    inputs = [torch.randn(3, 7, dtype=torch.float64), layer.lora_A.detach().clone(), layer.lora_B.detach().clone()]
-    assert torch.autograd.gradcheck(output, [t.requires_grad_() for t in inputs])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # the latter stands for all that A is rounded to
 @pytest.mark.parametrize("matrix", ["lora_A", "lora_B"])
 def test_a_change_of_the_adapters_is_seen_after_a_refresh(dtype, matrix):
-    layers = [make_layer(adapted, dtype=dtype) for adapted in ((True,), (True, False, True))]
+    layers = [make_layer(sizes, dtype=dtype) for sizes in ((4,), (4, 6, 5))]
     stored = refreshed(*(layer for layer, _ in layers))
     x = torch.randn(4, 7, dtype=dtype)
     with torch.no_grad():
@@ -111,29 +92,8 @@ def test_a_change_of_the_adapters_is_seen_after_a_refresh(dtype, matrix):
             getattr(layer, matrix).add_(1)
             stored.refresh()
             assert not torch.equal(layer(x), before)
-            expected = formula(layer, bases, x, layer.lora_A.to(dtype), layer.lora_B.to(dtype))
+            expected = formula(bases, x, layer.lora_A.to(dtype), layer.lora_B.to(dtype))
             torch.testing.assert_close(layer(x).float(), expected.float())  # the adapters have no more digits
-
-
-def test_disabled_layer_is_its_bases():
-    layer, bases = make_layer()
-    layer.enabled = False
-    x = torch.randn(4, 7)
-    torch.testing.assert_close(layer(x), torch.cat([base(x) for base in bases], dim=-1))
-
-
-def test_bfloat16_products_have_float32_adapters_and_gradients():
-    layer, bases = make_layer((True, True), dtype=torch.bfloat16)
-    x = torch.randn(8, 7, dtype=torch.bfloat16)
-    y = layer(x)
-    assert y.dtype == torch.bfloat16
-    for base in bases:
-        base.float()
-    torch.testing.assert_close(
-        y.float(), formula(layer, bases, x.float(), layer.lora_A, layer.lora_B), rtol=2e-2, atol=0.1
-    )
-    y.sum().backward()
-    assert {layer.lora_A.grad.dtype, layer.lora_B.grad.dtype} == {torch.float32}
 
 
 def test_convolution_is_the_linear_layer_of_its_patches():
@@ -157,7 +117,7 @@ def test_what_an_adapter_adds_is_not_swallowed_by_rounding(kind):
     torch.manual_seed(0)
     tiny = 2e-4  # of outputs around 1, whose last digit in bfloat16 is 4e-3 to 8e-3
     if kind == "linear":
-        layer, x = LoraLinear([nn.Linear(64, 256, dtype=torch.bfloat16)], [True], 1, 1), torch.ones(512, 64)
+        layer, x = LoraLinear([nn.Linear(64, 256, dtype=torch.bfloat16)], 1, 1), torch.ones(512, 64)
     else:
         layer, x = LoraConv2d(nn.Conv2d(1, 256, 8, 8, dtype=torch.bfloat16), 1, 1), torch.ones(512, 1, 8, 8)
     x = (x + torch.randn_like(x)).bfloat16()
@@ -165,7 +125,8 @@ def test_what_an_adapter_adds_is_not_swallowed_by_rounding(kind):
         layer.lora_A.fill_(1 / 64)  # 1 for the average row
         before = layer(x).double()
         layer.lora_B.fill_(tiny)
-        refreshed(layer)
+        if kind == "linear":
+            refreshed(layer)
         added = (layer(x).double() - before).mean().item()
     assert added == pytest.approx(tiny, rel=0.2)
 
@@ -173,7 +134,7 @@ def test_what_an_adapter_adds_is_not_swallowed_by_rounding(kind):
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_compiled_pass_without_gradient_is_the_same(bias):
     """It puts A x beside x in place."""
-    layer, _ = make_layer((True, False, True), bias)
+    layer, _ = make_layer(bias=bias)
     x = torch.randn(2, 5, 7)
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     with torch.no_grad():
@@ -209,7 +170,8 @@ def _network(folder, dtype=torch.float32):
 
 def _inputs(network):
     generator = torch.Generator().manual_seed(5)
-    return torch.randn(2, 6, 32, 32, generator=generator), torch.randint(3, 100, (2, 9), generator=generator)
+    pixels, prompts = torch.randn(2, 6, 32, 32, generator=generator), torch.randint(3, 100, (2, 9), generator=generator)
+    return pixels, prompts, None, None
 
 
 @torch.no_grad()
@@ -230,16 +192,14 @@ def full_size(tmp_path_factory):
         return OpenVLAOFT(read_model_config(folder), 56, ProprioProjector(8, 4096))
 
 
-def test_full_size_network_has_the_published_parameters(full_size):
-    base = {k: v for k, v in full_size.state_dict().items() if not k.startswith("proprio_projector.")}
-    assert len(base) == 982
-    assert sum(tensor.numel() for tensor in base.values()) == 7_541_237_184
-    assert sum(parameter.numel() for parameter in full_size.proprio_projector.parameters()) == 16_818_176
-
-
 def test_full_size_network_has_the_reference_adapters(full_size):
     """439 modules: 24 and 27 blocks of 4, 5 of the pooling, 2 patch embeddings, 3 of the projector, 32 x 7, lm_head."""
-    targets = lora_targets(full_size)
+    kinds = nn.Linear | nn.Conv2d
+    base = {name: tensor for name, tensor in full_size.state_dict().items() if "proprio" not in name}
+    assert (len(base), sum(tensor.numel() for tensor in base.values())) == (982, 7_541_237_184)
+    targets = [
+        name for name, module in full_size.named_modules() if isinstance(module, kinds) and "proprio" not in name
+    ]
     assert len(targets) == 24 * 4 + 27 * 4 + 5 + 2 + 3 + 32 * 7 + 1 == 439
     add_lora(full_size, rank=16, alpha=16)
     trainable = {name: p for name, p in full_size.named_parameters() if p.requires_grad}
@@ -290,48 +250,15 @@ def test_gradient_reaches_adapters_that_are_used_and_nothing_else(network):
     assert all(p.grad is None for p in network.parameters() if not p.requires_grad)
 
 
-def test_disabled_adapters_are_the_base_network_bit_for_bit(network):
-    inputs = _inputs(network)
-    with torch.no_grad():
-        before = network(*inputs)[0]
-        add_lora(network, rank=4, alpha=4)
-        with adapters_disabled(network):
-            base = network(*inputs)[0]
-        torch.testing.assert_close(base, before, **TOLERANCE[torch.float32])
-        _train_a_little(network)
-        assert not torch.equal(network(*inputs)[0], base)
-        with adapters_disabled(network):
-            assert torch.equal(network(*inputs)[0], base)
-            with adapters_disabled(network):
-                assert torch.equal(network(*inputs)[0], base)
-            assert torch.equal(network(*inputs)[0], base)
-        assert not torch.equal(network(*inputs)[0], base)
-    assert all(p.requires_grad for name, p in network.named_parameters() if ".lora_" in name)
-
-
 def test_rows_of_an_adapted_layer_are_those_of_the_whole_layer():
     torch.manual_seed(0)
-    holder = nn.ModuleDict({"projector": nn.Linear(12, 40)})
+    holder = nn.ModuleDict({"projector": nn.Sequential(nn.Linear(12, 40, bias=False))})
     add_lora(holder, rank=4, alpha=8)
     _train_a_little(holder, size=0.5)
-    layer, x, rows = holder["projector"], torch.randn(3, 5, 12), slice(10, 30)
+    layer, x, rows = holder["projector"][0], torch.randn(3, 5, 12), slice(10, 30)
     torch.testing.assert_close(layer.rows(x, rows), layer(x)[..., rows])
     with adapters_disabled(holder):
         torch.testing.assert_close(layer.rows(x, rows), layer(x)[..., rows])
-
-
-def test_saved_adapter_is_read_back_bit_identical(network, folder, tmp_path):
-    add_lora(network, rank=4, alpha=8)
-    _train_a_little(network)
-    save_adapter_folder(tmp_path, network, folder, "some/base", "f" * 64)
-    adapter = read_adapter(tmp_path)
-    assert (adapter.rank, adapter.alpha, adapter.base_model, adapter.base_fingerprint) == (4, 8, "some/base", "f" * 64)
-    other = _network(folder)
-    add_lora(other, adapter.rank, adapter.alpha, seed=9, targets=adapter.targets)
-    fill_lora(other, adapter)
-    other.adapters.refresh()
-    parameters = dict(other.named_parameters())
-    assert all(torch.equal(p, parameters[name]) for name, p in network.named_parameters())
 
 
 def test_peft_itself_loads_the_saved_adapter(network, folder, tmp_path):
@@ -345,18 +272,6 @@ def test_peft_itself_loads_the_saved_adapter(network, folder, tmp_path):
         logits, hidden = network(*inputs)
         torch.testing.assert_close(theirs(*inputs)[1], hidden)
         torch.testing.assert_close(base.vocabulary_logits(hidden)[..., ACTION_ROWS], logits)
-
-
-def test_adapter_that_peft_trained_on_fewer_modules_is_loaded(network, folder, tmp_path):
-    targets = ["q_proj", "v_proj"]
-    theirs = PeftModel(_network(folder), LoraConfig(r=2, lora_alpha=6, target_modules=targets, init_lora_weights=False))
-    theirs.save_pretrained(tmp_path)
-    adapter = read_adapter(tmp_path)
-    add_lora(network, adapter.rank, adapter.alpha, targets=adapter.targets)
-    fill_lora(network, adapter)
-    inputs = _inputs(network)
-    with torch.no_grad():
-        torch.testing.assert_close(network(*inputs)[0], theirs(*inputs)[0])
 
 
 @pytest.mark.parametrize(("rank", "alpha", "message"), [(8, 8, "expected shape"), (4, 16, "alpha 4 at rank 4")])
@@ -377,11 +292,6 @@ def test_adapter_that_is_not_what_its_config_says_or_of_another_kind_is_refused(
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | changes))
     with pytest.raises(BadInput, match=str(tmp_path)):
         read_adapter(tmp_path)
-
-
-def test_adapter_with_modules_that_the_base_lacks_is_refused(network):
-    with pytest.raises(BadInput, match=r"modules that its base lacks, first language_model\.model\.layers\.31"):
-        add_lora(network, rank=4, alpha=4, targets=["projector.fc1", "language_model.model.layers.31.mlp.up_proj"])
 
 
 # Folders
@@ -408,28 +318,18 @@ def test_folder_holds_the_adapter_the_projector_and_the_bases_small_files(adapte
     assert {tensor.dtype for tensor in read_tensors(adapter_folder / PROPRIO_FILE).values()} == {torch.float32}
 
 
-def test_base_is_named_by_the_adapter(adapter_folder, base, tmp_path):
+def test_base_is_named_by_the_adapter_or_the_message_says_what_to_do(adapter_folder, base, tmp_path):
     assert base_of_adapter(adapter_folder) == str(base)
-    assert base_of_adapter(base) is None
-    assert base_of_adapter(Path("owner/name")) is None
-
-
-def test_adapter_without_a_base_says_what_to_do(adapter_folder):
+    assert base_of_adapter(base) is base_of_adapter(Path("owner/name")) is None
+    with pytest.raises(BadInput, match="is itself an adapter"):
+        Policy.load(str(adapter_folder), task_suite="libero_spatial", adapter=str(adapter_folder))
     config = json.loads((adapter_folder / "adapter_config.json").read_text())
     (adapter_folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
     with pytest.raises(BadInput, match="names no base"):
         base_of_adapter(adapter_folder)
-
-
-def test_training_folder_that_was_never_merged_says_what_to_do(tmp_path):
     (tmp_path / "lora_adapter").mkdir()
     with pytest.raises(BadInput, match="merge it first"):
         base_of_adapter(tmp_path)
-
-
-def test_adapter_on_an_adapter_is_refused(adapter_folder):
-    with pytest.raises(BadInput, match="is itself an adapter"):
-        Policy.load(str(adapter_folder), task_suite="libero_spatial", adapter=str(adapter_folder))
 
 
 def test_projector_of_another_size_is_named(adapter_folder, base):

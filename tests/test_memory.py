@@ -8,40 +8,34 @@ import torch
 
 from contracts import BadInput
 from vla import memory
-from vla.memory import GIB, MemoryPlan, Need, choose_plan, fit_to_memory, limit_memory
+from vla.memory import GIB, Need, choose_plan, fit_to_memory, limit_memory
 
 # Measured on an H200, 7B, two images, bfloat16 (docs/RESULTS.md).
 NEEDS = [Need(0, int(2.58 * GIB), 0.0), Need(49, int(2.09 * GIB), 0.1), Need(81, int(0.38 * GIB), 1.0)]
 
 
 def test_nothing_is_recomputed_where_everything_fits():
-    assert choose_plan(NEEDS, 6 * GIB, batch_size=2) == MemoryPlan(2, 0)
+    assert choose_plan(NEEDS, 6 * GIB, batch_size=2) == (2, 0)
 
 
 def test_everything_is_recomputed_where_only_that_fits():
-    assert choose_plan(NEEDS, 0.38 * GIB, batch_size=2) == MemoryPlan(1, 81)
+    assert choose_plan(NEEDS, 0.38 * GIB, batch_size=2) == (1, 81)
 
 
 @pytest.mark.parametrize("free", [0.4, 1.0, 2.0, 2.2, 3.0, 4.0, 5.0, 7.3, 15.0])
 def test_every_plan_fits_by_its_own_measure(free):
-    plan = choose_plan(NEEDS, free * GIB, batch_size=8)
-    blocks, sizes = zip(*((need.recomputed_blocks, need.bytes) for need in NEEDS), strict=True)
-    index = max(i for i, block in enumerate(blocks) if block <= plan.recomputed_blocks)
-    if blocks[index] == plan.recomputed_blocks:
-        needed = sizes[index]
-    else:
-        part = (plan.recomputed_blocks - blocks[index]) / (blocks[index + 1] - blocks[index])
-        needed = sizes[index] + part * (sizes[index + 1] - sizes[index])
-    assert plan.micro_batch_size * needed <= free * GIB
+    micro_batch_size, block = choose_plan(NEEDS, free * GIB, batch_size=8)
+    low, high = [n for n in NEEDS if n[0] <= block][-1], next(n for n in NEEDS if n[0] >= block)
+    part = 0 if low is high else (block - low.recomputed_blocks) / (high.recomputed_blocks - low.recomputed_blocks)
+    assert micro_batch_size * (low.bytes + part * (high.bytes - low.bytes)) <= free * GIB
 
 
 def test_more_memory_never_makes_the_plan_slower():
     def cost(plan):
         shares = {0: 0.0, 49: 0.1, 81: 1.0}
-        low = max(block for block in shares if block <= plan.recomputed_blocks)
-        high = min(block for block in shares if block >= plan.recomputed_blocks)
-        part = 0.0 if low == high else (plan.recomputed_blocks - low) / (high - low)
-        return (2 + shares[low] + part * (shares[high] - shares[low])) * (0.8 + 0.4 / plan.micro_batch_size)
+        low, high = max(b for b in shares if b <= plan[1]), min(b for b in shares if b >= plan[1])
+        part = 0.0 if low == high else (plan[1] - low) / (high - low)
+        return (2 + shares[low] + part * (shares[high] - shares[low])) * (0.8 + 0.4 / plan[0])
 
     costs = [cost(choose_plan(NEEDS, free / 10 * GIB, batch_size=8)) for free in range(4, 220, 3)]
     assert all(later <= earlier + 0.05 for earlier, later in itertools.pairwise(costs))  # blocks are whole
@@ -64,10 +58,8 @@ def policy(monkeypatch):
     monkeypatch.setattr(memory, "measure_needs", lambda *_: NEEDS)
     monkeypatch.setattr(memory, "free_for_activations", lambda _, others: 3 * GIB - others)
     network = SimpleNamespace(num_blocks=81, recomputed_blocks=0)
-    return SimpleNamespace(
-        device=torch.device("cuda"), network=network, num_images=1, statistics=SimpleNamespace(proprio=None),
-        recompute=lambda blocks: setattr(network, "recomputed_blocks", blocks),
-    )  # fmt: skip
+    statistics = SimpleNamespace(proprio=None)
+    return SimpleNamespace(device=torch.device("cuda"), network=network, num_images=1, statistics=statistics)
 
 
 @pytest.mark.parametrize(

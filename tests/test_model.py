@@ -6,7 +6,6 @@ are the properties that those outputs cannot show.
 """
 
 import json
-import math
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -137,7 +136,7 @@ def test_every_stage_is_the_references(name, networks):
     network = networks[case.uses_proprio]
     images, prompt_ids, lengths, proprio = case.inputs
     with torch.no_grad():
-        features = network.image_features(images)
+        features = network.vision_backbone(images, lambda _, block, tokens: block(tokens))
         embeddings, is_real = network.embed(*case.inputs)
     _assert_close(features[:, :: int(case["vision_features_stride"])], case["vision_features"], VISION)
     with torch.no_grad():
@@ -274,39 +273,22 @@ def test_gradient_checkpointing_changes_no_gradient(networks):
 # The written-out blocks are transformers', and compiling them changes nothing
 
 
-@pytest.fixture(params=[4, 2], ids=["as many keys as queries", "grouped queries"])
-def layer(request):
+@pytest.mark.parametrize("key_value_heads", [4, 2])  # as many as queries, or grouped queries
+def test_block_is_transformers_with_full_attention_a_mask_and_chosen_rows(key_value_heads):
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=request.param, vocab_size=9,
+        hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=key_value_heads, vocab_size=9,
         num_hidden_layers=1, attn_implementation="eager",
     )  # fmt: skip
-    layer = LlamaDecoderLayer(config, 0).eval()
-    hidden = torch.randn(2, 11, 32)
+    layer, hidden = LlamaDecoderLayer(config, 0).eval(), torch.randn(2, 11, 32)
     cos, sin = LlamaRotaryEmbedding(config)(hidden, torch.arange(11)[None])
-    return layer, hidden, cos, sin
-
-
-def test_block_is_transformers_with_full_attention(layer):
-    layer, hidden, cos, sin = layer
-    theirs = layer(hidden, torch.zeros(2, 1, 11, 11), position_embeddings=(cos, sin))
-    torch.testing.assert_close(llama_block(layer, hidden, None, cos, sin, None), theirs)
-
-
-def test_masked_keys_are_transformers_masked_keys(layer):
-    layer, hidden, cos, sin = layer
     real = torch.tensor([[True] * 11, [True] * 7 + [False] * 4])[:, None, None]
-    added = torch.zeros(2, 1, 11, 11).masked_fill(~real, torch.finfo(torch.float32).min)
-    theirs = layer(hidden, added, position_embeddings=(cos, sin))
-    torch.testing.assert_close(llama_block(layer, hidden, real, cos, sin, None), theirs)
-
-
-def test_chosen_rows_are_those_of_the_whole_output(layer):
-    layer, hidden, cos, sin = layer
-    rows = torch.tensor([[3, 4, 5], [6, 7, 8]])
-    whole = llama_block(layer, hidden, None, cos, sin, None)
-    chosen = llama_block(layer, hidden, None, cos, sin, rows)
-    torch.testing.assert_close(chosen, torch.stack([whole[0, 3:6], whole[1, 6:9]]))
+    for mask, keys in ((None, torch.ones_like(real)), (real, real)):
+        added = torch.zeros(2, 1, 11, 11).masked_fill(~keys, torch.finfo(torch.float32).min)
+        theirs = layer(hidden, added, position_embeddings=(cos, sin))
+        torch.testing.assert_close(llama_block(layer, hidden, mask, cos, sin, None), theirs)
+        chosen = llama_block(layer, hidden, mask, cos, sin, torch.tensor([[3, 4, 5], [6, 7, 8]]))
+        torch.testing.assert_close(chosen, torch.stack([theirs[0, 3:6], theirs[1, 6:9]]))
 
 
 def test_compiled_blocks_have_the_same_outputs_and_gradients(folder, monkeypatch):  # noqa: F811
@@ -342,28 +324,6 @@ def test_full_size_heads_have_the_published_parameters():
     assert sum(p.numel() for p in head.parameters()) == 151_117_831
 
 
-def test_proprio_projector_is_two_layers_around_the_exact_gelu():
-    torch.manual_seed(0)
-    projector = ProprioProjector(3, 5).double()
-    x = np.array([[0.3, -1.0, 0.7], [2.0, 0.1, -0.4]])
-    w1, b1, w2, b2 = (p.detach().numpy() for p in projector.parameters())
-    hidden = x @ w1.T + b1
-    hidden = hidden * 0.5 * (1 + np.vectorize(math.erf)(hidden / math.sqrt(2)))
-    np.testing.assert_allclose(projector(torch.from_numpy(x)).detach(), hidden @ w2.T + b2, rtol=1e-12)
-
-
-@pytest.mark.parametrize(("action_dim", "chunk_length"), [(7, 8), (14, 25), (7, 5)])
-def test_action_t_is_read_from_its_own_tokens_alone(action_dim, chunk_length):
-    torch.manual_seed(0)
-    head = L1RegressionHead(2, 6, 10, action_dim)
-    hidden = torch.randn(2, chunk_length * action_dim, 6)
-    before = head(hidden)
-    assert before.shape == (2, chunk_length, action_dim)
-    hidden[:, 2 * action_dim : 3 * action_dim] += 1.0  # the tokens of action 2
-    changed = (head(hidden) != before).any(-1)
-    assert changed.tolist() == [[t == 2 for t in range(chunk_length)]] * 2
-
-
 @pytest.mark.parametrize(
     "module", [ProprioProjector(8, 12), L1RegressionHead(2, 12, 20, 7), L1RegressionHead(3, 5, 8, 14)]
 )
@@ -387,9 +347,9 @@ class Stream:
         self.log.append(f"{self.name} waits for {other.name}")
 
 
-@pytest.fixture
-def log(monkeypatch):
-    log, current = [], []
+def test_the_second_begins_after_all_before_it_and_ends_before_all_after_it(monkeypatch):
+    log = []
+    current = [Stream("main", log)]
 
     @contextmanager
     def on(stream):
@@ -397,28 +357,14 @@ def log(monkeypatch):
         yield
         current.pop()
 
-    current.append(Stream("main", log))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[-1])
     monkeypatch.setattr(torch.cuda, "stream", on)
-    return log
-
-
-def computing(name, log):
-    def compute():
-        log.append(f"{torch.cuda.current_stream().name} computes {name}")
-        return name
-
-    return compute
-
-
-def test_the_second_begins_after_all_before_it_and_ends_before_all_after_it(log):
-    assert side_by_side(computing("a", log), computing("b", log), Stream("other", log)) == ("a", "b")
+    first, second = (partial(lambda name: log.append(f"{current[-1].name} computes {name}"), name) for name in "ab")
+    side_by_side(first, second, Stream("other", log))
     asked = {line: i for i, line in enumerate(log)}
     assert len(log) == 4
     assert asked["other waits for main"] < min(asked["other computes b"], asked["main computes a"])
     assert asked["main waits for other"] > max(asked["other computes b"], asked["main computes a"])
-
-
-def test_without_a_stream_one_is_computed_after_the_other(log):
-    assert side_by_side(computing("a", log), computing("b", log), None) == ("a", "b")
+    log.clear()
+    side_by_side(first, second, None)
     assert log == ["main computes a", "main computes b"]

@@ -9,8 +9,7 @@ import torch
 
 from contracts import BadInput, Observation
 from tests.small_checkpoint import make_small_checkpoint
-from vla import policy as policy_module
-from vla.policy import LARGE_CHECKPOINT_BYTES, Policy, choose_device, choose_dtype
+from vla.policy import LARGE_CHECKPOINT_BYTES, Policy, choose_device
 from vla.preprocessing import synthetic_observations
 from vla.tokens import BIN_CENTRES
 
@@ -173,8 +172,10 @@ def test_images_prepared_elsewhere_give_the_same_bits(policy, observations):
     assert torch.equal(policy.chunk_logits(elsewhere), policy.chunk_logits(observations))
 
 
-def test_surplus_images_are_ignored_and_missing_ones_refused(tmp_path, observations):
+def test_surplus_images_are_ignored_and_missing_ones_refused_and_so_is_a_missing_head(tmp_path, observations):
     policy = _load(make_small_checkpoint(tmp_path / "one", num_images=1, proprio=False))
+    with pytest.raises(BadInput, match="no L1 head"):
+        policy.act(observations, "l1")
     one = replace(observations[0], images=observations[0].images[:1])
     assert torch.equal(policy.chunk_logits([observations[0]]), policy.chunk_logits([one]))
     with pytest.raises(ValueError, match="has 0 images, the policy needs 1"):
@@ -195,15 +196,6 @@ def test_teacher_never_changes(folder, observations):
             with pretrained.teacher():
                 assert torch.equal(pretrained.chunk_logits(observations), before)
             assert torch.equal(pretrained.chunk_logits(observations), before)
-
-
-def test_student_is_restored_even_after_an_error(policy, observations):
-    _train_a_little(policy)
-    before = policy.chunk_logits(observations).detach()
-    with pytest.raises(ZeroDivisionError), policy.teacher():
-        raise ZeroDivisionError
-    assert torch.equal(policy.chunk_logits(observations), before)
-    assert all(parameter.requires_grad for _, parameter in policy.named_trainable_parameters())
 
 
 def test_teacher_between_forward_and_backward_leaves_the_gradient(policy, observations):
@@ -229,12 +221,6 @@ def test_l1_mode_acts_on_the_heads_chunk_rounded_to_tokens(policy, observations)
     centres = BIN_CENTRES[np.clip(31999 - tokens, 0, 254)]
     assert np.abs(centres - np.clip(chunk, -1, 1)).max() <= 1 / 255 + 1e-7  # half a bin
     np.testing.assert_array_equal(policy.act(observations, "l1").actions, policy.actions(tokens))
-
-
-def test_l1_mode_without_a_head_says_what_to_do(tmp_path, observations):
-    policy = _load(make_small_checkpoint(tmp_path / "token"))
-    with pytest.raises(BadInput, match="no L1 head"):
-        policy.act(observations, "l1")
 
 
 # Training
@@ -291,7 +277,7 @@ def test_adapter_of_another_base_is_refused(policy, tmp_path):
 def test_table_says_what_the_checkpoint_is(policy, folder):
     table = dict(policy.describe())
     assert table["checkpoint"] == str(folder)
-    assert (table["kind"], table["images"], table["proprio"], table["L1 head"]) == ("L1 regression", "2", "yes", "yes")
+    assert (table["kind"], table["reads"]) == ("L1 regression, with an L1 head", "2 image(s) and proprio")
     assert (table["statistics key"], table["chunk"]) == ("libero_spatial_no_noops", "8 x 7")
     trainable = sum(parameter.numel() for _, parameter in policy.named_trainable_parameters())
     assert table["trainable"].startswith(f"{trainable:,} in {len(policy.named_trainable_parameters())} tensors")
@@ -300,23 +286,11 @@ def test_table_says_what_the_checkpoint_is(policy, folder):
 # Memory, device, precision
 
 
-def test_recomputing_everything_once_changes_no_gradient(policy, observations):
-    def gradient():
-        parameters = [p for _, p in policy.named_trainable_parameters()]
-        found = torch.autograd.grad(policy.chunk_logits(observations).sum(), parameters, allow_unused=True)
-        return [g for g in found if g is not None]
-
-    kept = gradient()
-    assert policy.recompute_everything()
-    assert not policy.recompute_everything()  # that is all there is
-    assert all(torch.equal(a, b) for a, b in zip(kept, gradient(), strict=True))
-
-
 def test_a_gpu_too_small_for_the_weights_is_one_line(folder, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore lines")
 
-    monkeypatch.setattr(policy_module, "load_network", full)
+    monkeypatch.setattr("vla.policy.load_network", full)
     with pytest.raises(BadInput, match=r"^out of GPU memory while loading .* \(CUDA .* 2 GiB\.\): close other [^\n]*$"):
         _load(folder)
 
@@ -331,16 +305,10 @@ def gpus(monkeypatch):
     return visible
 
 
-@pytest.mark.parametrize(
-    ("wanted", "device"), [("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1"), ("cpu", "cpu")]
-)
-def test_with_a_gpu_the_flag_decides_and_auto_is_cuda(gpus, wanted, device):
+def test_with_a_gpu_the_flag_decides_and_every_rank_has_its_own(gpus, monkeypatch):
     gpus(2)
-    assert choose_device(wanted, "some/hub-id") == torch.device(device)
-
-
-def test_every_rank_has_its_own_gpu(gpus, monkeypatch):
-    gpus(2)
+    for wanted, device in (("auto", "cuda:0"), ("cuda", "cuda:0"), ("cuda:1", "cuda:1"), ("cpu", "cpu")):
+        assert choose_device(wanted, "some/hub-id") == torch.device(device)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert choose_device("auto") == torch.device("cuda", 1)
     monkeypatch.setenv("LOCAL_RANK", "2")
@@ -363,9 +331,3 @@ def test_without_a_gpu_7b_is_refused_unless_forced(gpus, tmp_path):
         with pytest.raises(BadInput, match=r"needs a CUDA GPU of 24 GB.*--device cpu"):
             choose_device("auto", checkpoint)
         assert choose_device("cpu", checkpoint).type == "cpu"
-
-
-def test_unless_named_the_precision_is_the_devices():
-    cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    assert (choose_dtype("auto", gpu), choose_dtype("auto", cpu)) == (torch.bfloat16, torch.float32)
-    assert (choose_dtype("float32", gpu), choose_dtype(torch.bfloat16, cpu)) == (torch.float32, torch.bfloat16)

@@ -2,27 +2,25 @@
 
 A 7B forward pass is some 3,000 kernels; to launch them from Python takes as long as to run them for one observation.
 Recordings, of a forward pass or of forward and backward, share one pool of memory, in which every replay overwrites
-what the one before it has computed. Hence results are copied out at once, and a backward pass must follow its own
-forward pass with no other replay in between.
+what the one before it has computed: results are copied out at once, and a backward pass must follow its own forward
+pass.
 
 Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog), torch.cuda.make_graphed_callables.
 """
 
 import gc
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vla.lora import lora_layers
 from vla.model import OpenVLAOFT
 
 WARM_UP = 2  # passes before recording: kernels are compiled and chosen in them
-Inputs = tuple[Tensor | None, ...]
+Inputs = tuple[Any, ...]  # tensors, and None where the network reads nothing
 
 
 @dataclass
@@ -35,17 +33,11 @@ class Recording:
 
     def replay(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
         for static, given in zip(self.inputs, inputs, strict=True):
-            if static is not None and given is not None:  # the same ones, see GraphedNetwork._key
+            if given is not None:
                 static.copy_(given)
         self.forward.replay()
         logits, hidden = self.outputs
         return logits.clone(), hidden.clone()
-
-    def replay_backward(self, gradients: tuple[Tensor | None, ...]) -> None:
-        for static, given in zip(self.output_gradients, gradients, strict=True):
-            static.zero_() if given is None else static.copy_(given)
-        assert self.backward is not None, "a pass with gradient is recorded with its backward pass"
-        self.backward.replay()
 
 
 class GraphedNetwork:
@@ -81,7 +73,7 @@ class GraphedNetwork:
     def _key(self, inputs: Inputs, with_gradient: bool) -> Hashable:
         """What a recording depends on: shapes, student or teacher, and what is recomputed."""
         network = self.network
-        variant = lora_layers(network)[0][1].enabled, id(network.proprio_projector), network.recomputed_blocks
+        variant = network.adapters.layers[0][1].enabled, id(network.proprio_projector), network.recomputed_blocks
         return (with_gradient, variant, *(None if x is None else (x.shape, x.dtype) for x in inputs))
 
     def forget(self) -> None:
@@ -99,13 +91,12 @@ class GraphedNetwork:
             outputs = self.network(*static)
         if not with_gradient:
             return Recording(static, outputs, forward)
-        output_gradients = tuple(map(torch.zeros_like, outputs))
-        parameters = list(self._gradients)
+        output_gradients, parameters = tuple(map(torch.zeros_like, outputs)), list(self._gradients)
         with torch.cuda.graph(backward, pool=self._pool, stream=self._stream):
             gradients = torch.autograd.grad(outputs, parameters, output_gradients)
             torch._foreach_add_([self._gradients[parameter] for parameter in parameters], gradients)
-        detached = tuple(output.detach() for output in outputs)
-        return Recording(static, detached, forward, backward, output_gradients)
+        logits, hidden = outputs
+        return Recording(static, (logits.detach(), hidden.detach()), forward, backward, output_gradients)
 
     def _warm_up(self, inputs: Inputs, with_gradient: bool) -> None:
         """Passes that are not recorded: they compile, and find out which parameters get a gradient.
@@ -113,34 +104,35 @@ class GraphedNetwork:
         They take memory beside that of the recordings, with gradient much: all smaller batches are warmed up together
         with the first one, and what has been recorded until then is given up.
         """
-        candidates = [p for p in self.network.parameters() if p.requires_grad]
-
-        def one_pass(part: Inputs) -> None:
-            outputs = self.network(*part)
-            if not with_gradient:
-                return
-            ones = tuple(map(torch.ones_like, outputs))
-            found = torch.autograd.grad(outputs, candidates, ones, allow_unused=True)
-            for parameter, gradient in zip(candidates, found, strict=True):
-                if gradient is not None and parameter not in self._gradients:
-                    grad = parameter.grad
-                    self._gradients[parameter] = torch.zeros_like(parameter) if grad is None else grad
-
-        pixels = inputs[0]
-        assert pixels is not None, "every pass has images"
-        counts = range(1, len(pixels) + 1) if with_gradient else (len(pixels),)
+        counts = range(1, len(inputs[0]) + 1) if with_gradient else (len(inputs[0]),)
         parts = [tuple(None if x is None else x[:count] for x in inputs) for count in counts]
         cold = [part for part in parts if self._key(part, with_gradient) not in self._warm]
         if with_gradient and cold:
             self.forget()
         for part in cold:
             try:
-                _warm_up_on(self._stream, partial(one_pass, part))
+                for _ in range(WARM_UP):
+                    self._one_pass(part, with_gradient)
             except torch.OutOfMemoryError:
                 # What was compiled last serves all shapes that it suits, and some of its kernels have never run.
                 self._warm.clear()
                 raise
             self._warm.add(self._key(part, with_gradient))
+
+    def _one_pass(self, inputs: Inputs, with_gradient: bool) -> None:
+        """As recordings want it: not on the default stream."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            outputs = self.network(*inputs)
+            if with_gradient:
+                candidates = [p for p in self.network.parameters() if p.requires_grad]
+                ones = tuple(map(torch.ones_like, outputs))
+                found = torch.autograd.grad(outputs, candidates, ones, allow_unused=True)
+                for parameter, gradient in zip(candidates, found, strict=True):
+                    if gradient is not None and parameter not in self._gradients:
+                        grad = parameter.grad
+                        self._gradients[parameter] = torch.zeros_like(parameter) if grad is None else grad
+        torch.cuda.current_stream().wait_stream(self._stream)
 
     def take_gradients(self) -> None:
         """Make the tensors that recordings add to the parameters' `.grad`, with what is in there now."""
@@ -158,7 +150,7 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, network: "GraphedNetwork", recording: Recording, *inputs: Tensor | None
+        ctx: Any, anchor: Tensor, network: GraphedNetwork, recording: Recording, *inputs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.network, ctx.recording, ctx.number = network, recording, network.replays
@@ -172,14 +164,7 @@ class _Replay(torch.autograd.Function):
                 "its activations: call backward first, or load the policy without CUDA graphs"
             )
         ctx.network.take_gradients()
-        ctx.recording.replay_backward(gradients)
+        for static, given in zip(ctx.recording.output_gradients, gradients, strict=True):
+            static.zero_() if given is None else static.copy_(given)
+        ctx.recording.backward.replay()
         return None, None, None, *(None for _ in ctx.recording.inputs)
-
-
-def _warm_up_on(stream: torch.cuda.Stream, function: Callable[[], None]) -> None:
-    """Run `function` WARM_UP times as recordings want it: not on the default stream."""
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UP):
-            function()
-    torch.cuda.current_stream().wait_stream(stream)

@@ -1,14 +1,14 @@
 """LoRA adapters on every linear map of a network, and the folder that holds a trained policy.
 
 openvla-oft trains with peft 0.11 and "all-linear", which there meant every nn.Linear plus every module that shares a
-linear layer's last name: both patch embeddings (convolutions called `proj`) and `lm_head`. Newer versions of peft mean
-something else by it, so the targets are listed: 439 modules and 878 tensors in the 7B network.
+linear layer's last name: both patch embeddings (convolutions called `proj`) and `lm_head`, 439 modules in the 7B
+network. Newer versions of peft mean something else by it.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,22 +25,19 @@ if TYPE_CHECKING:
     from vla.model import OpenVLAOFT
 
 ADAPTED_PARTS = ("vision_backbone", "projector", "language_model")  # of the network; the proprio projector has none
-# Linear maps of one input that become one product.
+# Linear maps of one input: one product
 TOGETHER = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PROPRIO_FILE = "proprio_projector.safetensors"
 SAMPLES_FILE = "sample_observations.npz"  # of the run; a merge is checked on them
-# What evaluation reads besides weights; missing ones are skipped, for not every base has all of them.
+# What evaluation reads besides weights; not every base has all of them.
 SMALL_FILES = (
     "dataset_statistics.json", "preprocessor_config.json", "tokenizer.json", "tokenizer.model",
     "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
-
-
-# Adapters on a network
 
 
 class Adapters:
@@ -49,12 +46,12 @@ class Adapters:
     All are written together: one by one takes 20 ms of Python. Holds views: for layers that stay on their device.
     """
 
-    def __init__(self, layers: Sequence[tuple[str, LoraLayer]]):
-        self.layers = list(layers)
-        linears = [layer for _, layer in layers if isinstance(layer, LoraLinear)]
+    def __init__(self, layers: list[tuple[str, LoraLayer]]):
+        self.layers = layers
         self._matrices: list[Tensor] = [matrix for _, layer in layers for matrix in (layer.lora_A, layer.lora_B)]
         self._version = -1  # of the matrices, when the copies were last written
-        self._scale = linears[0].scale if linears else 1.0
+        linears = [layer for _, layer in layers if isinstance(layer, LoraLinear)]
+        self._scale = linears[0].scale
         self._rounded = [layer.rounded_A.data for layer in linears if layer.rounded_A is not None]
         self._downs = [layer.lora_A.data for layer in linears if layer.rounded_A is not None]
         self._places, self._ups = [], []
@@ -71,40 +68,28 @@ class Adapters:
         version = sum(matrix._version for matrix in self._matrices)  # each one only grows; see Policy.watch
         if version == self._version:
             return
-        if self._places:
-            scaled = self._ups if self._scale == 1 else torch._foreach_mul(self._ups, self._scale)
-            torch._foreach_copy_(self._places, scaled)
+        scaled = self._ups if self._scale == 1 else torch._foreach_mul(self._ups, self._scale)
+        torch._foreach_copy_(self._places, scaled)
         if self._rounded:
             torch._foreach_copy_(self._rounded, self._downs)
         self._version = version
 
 
-def lora_targets(network: nn.Module) -> list[str]:
-    """Names of all modules that get an adapter: every linear map and both patch embeddings, used or not."""
-    return [
-        name
-        for name, module in network.named_modules()
-        if name.split(".")[0] in ADAPTED_PARTS and isinstance(module, nn.Linear | nn.Conv2d)
-    ]
+def add_lora(network: nn.Module, rank: int, alpha: int, seed: int = 0) -> None:
+    """Freeze the network and put adapters on every linear map and both patch embeddings, whether used or not.
 
-
-def add_lora(network: nn.Module, rank: int, alpha: int, seed: int = 0, targets: Sequence[str] | None = None) -> None:
-    """Freeze the network and put adapters on `targets` (default: all). They change nothing until trained: B is zero.
-
-    A is normal with standard deviation 1 / rank ("gaussian" in peft), drawn on the CPU in the order of the targets, so
-    that a seed means the same adapter on every device. Linear maps of one input become one layer (`TOGETHER`).
+    They change nothing until trained: B is zero. A is normal with standard deviation 1 / rank ("gaussian" in peft),
+    drawn on the CPU in the order of the network, so that a seed means the same adapter on every device.
     """
-    existing = lora_targets(network)
-    if unknown := sorted(set(targets or ()) - set(existing)):
-        raise BadInput(f"the adapter has {len(unknown)} modules that its base lacks, first {unknown[0]}: another base")
-    adapted = set(existing if targets is None else targets)
     network.requires_grad_(False)
-    # Of leaves only the names are held: what is replaced is freed at once.
+    # Of leaves nothing is held: what is replaced is freed at once.
     parents = [(name, module) for name, module in network.named_modules() if next(module.children(), None) is not None]
     for name, parent in parents:
-        _adapt_children(parent, f"{name}.".lstrip("."), adapted, rank, alpha)
+        if name.split(".")[0] in ADAPTED_PARTS:
+            _adapt_children(parent, rank, alpha)
+    # Kept, for to search all modules takes milliseconds.
     layers = [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLayer)]
-    network.adapters = Adapters(layers)  # type: ignore[assignment]  # to search all modules would take milliseconds
+    network.adapters = Adapters(layers)  # type: ignore[assignment]
     generator = torch.Generator().manual_seed(seed)
     for name, matrix in named_adapters(network).items():
         if name.endswith(".lora_A") and not matrix.is_meta:
@@ -113,36 +98,30 @@ def add_lora(network: nn.Module, rank: int, alpha: int, seed: int = 0, targets: 
     network.eval()
 
 
-def _adapt_children(parent: nn.Module, prefix: str, adapted: set[str], rank: int, alpha: int) -> None:
+def _adapt_children(parent: nn.Module, rank: int, alpha: int) -> None:
     """Put adapted layers in the place of a module's own linear maps and convolutions. Their order stays."""
     old: dict[str, Any] = dict(parent.named_children())
+    if not any(isinstance(module, nn.Linear | nn.Conv2d) for module in old.values()):
+        return
     groups = {child: group for group, members in TOGETHER.items() if members[0] in old for child in members}
     new: dict[str, nn.Module] = {}
     for child, module in old.items():
-        name = groups.get(child, child)
-        members = TOGETHER.get(name, (child,))
-        flags = [prefix + member in adapted for member in members]
-        if name in groups.values():
-            if name not in new:  # with the first of them
-                new[name] = LoraLinear([old[member] for member in members], flags, rank, alpha)
-        elif not any(flags):
-            new[name] = module
-        elif isinstance(module, nn.Conv2d):
-            new[name] = LoraConv2d(module, rank, alpha)
-        else:
-            new[name] = LoraLinear([module], flags, rank, alpha)
-    if list(new.values()) == list(old.values()):
-        return
-    for child in old:
         delattr(parent, child)
-    for child, module in new.items():
-        parent.add_module(child, module)
-    if any(p.is_cuda for p in parent.parameters()):
+        name = groups.get(child, child)
+        if isinstance(module, nn.Conv2d):
+            new[name] = LoraConv2d(module, rank, alpha)
+        elif not isinstance(module, nn.Linear):
+            new[name] = module
+        elif name not in new:  # the first of its group
+            new[name] = LoraLinear([old[member] for member in TOGETHER.get(name, (child,))], rank, alpha)
+    for name, module in new.items():
+        parent.add_module(name, module)
+    if next(parent.parameters()).is_cuda:
         torch.cuda.empty_cache()  # what was replaced has other sizes than what comes next
 
 
 def lora_layers(network: nn.Module) -> list[tuple[str, LoraLayer]]:
-    """(name, layer) of all layers that have adapters or may have had some."""
+    """(name, layer) of all layers that `add_lora` has made."""
     adapters: Adapters | None = vars(network).get("adapters")
     return [] if adapters is None else adapters.layers
 
@@ -152,9 +131,7 @@ def named_adapters(network: nn.Module) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, layer in lora_layers(network):
         parent, _, child = name.rpartition(".")
-        members = TOGETHER.get(child, (child,))
-        adapted = [member for member, has_adapter in zip(members, layer.adapted, strict=True) if has_adapter]
-        for member, (down, up) in zip(adapted, layer.adapters(), strict=True):
+        for member, (down, up) in zip(TOGETHER.get(child, (child,)), layer.adapters(), strict=True):
             full_name = f"{parent}.{member}".lstrip(".")
             found |= {f"{full_name}.lora_A": down, f"{full_name}.lora_B": up}
     return found
@@ -173,12 +150,9 @@ def adapters_disabled(network: nn.Module) -> Iterator[None]:
             layer.enabled = True
 
 
-# Folders: an adapter in peft's format, the trained proprio projector, and the base's small files
-
-
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter folder, read."""
+    """An adapter folder in peft's format, read."""
 
     folder: Path
     rank: int
@@ -198,15 +172,12 @@ def save_adapter_folder(
     """Write what training has changed, in the format of peft's PeftModel.from_pretrained, and what it takes to run."""
     from peft import LoraConfig  # a second
 
-    tensors, layer = named_adapters(network), lora_layers(network)[0][1]
+    tensors, layer = named_adapters(network), network.adapters.layers[0][1]
     config = LoraConfig(
-        r=layer.rank,
-        lora_alpha=layer.alpha,
-        init_lora_weights="gaussian",
+        r=layer.rank, lora_alpha=layer.alpha, init_lora_weights="gaussian", base_model_name_or_path=base_model,
         target_modules=[name.removesuffix(".lora_A") for name in tensors if name.endswith(".lora_A")],
-        base_model_name_or_path=base_model,
         inference_mode=True,
-    )
+    )  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(str(folder))
     keyed = {f"{KEY_PREFIX}{name}.weight": tensor for name, tensor in tensors.items()}
@@ -220,15 +191,14 @@ def save_adapter_folder(
 
 def read_adapter(folder: Path) -> Adapter:
     """Read an adapter in peft's format. Raises BadInput that names the file when it is not a plain LoRA adapter."""
-    where, path = folder / CONFIG_FILE, folder / WEIGHTS_FILE
-    config = read_json(where)
-    variants = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out")
-    refused = [key for key in variants if config.get(key)]
-    rank, alpha, bias = config.get("r"), config.get("lora_alpha"), config.get("bias", "none")
-    if config.get("peft_type") != "LORA" or refused or bias != "none" or not rank or not alpha:
+    path, config = folder / WEIGHTS_FILE, read_json(folder / CONFIG_FILE)
+    rank, alpha, kind = (config.get(key) for key in ("r", "lora_alpha", "peft_type"))
+    variants = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "bias")
+    refused = [key for key in variants if config.get(key, "none") not in ("none", None, False, {})]
+    if kind != "LORA" or refused or not rank or not alpha:
         raise BadInput(
-            f"{where}: expected a plain LoRA adapter, found peft_type {config.get('peft_type')}, r {rank}, lora_alpha "
-            f"{alpha}, {', '.join(refused) or f'bias {bias}'}: merge it with the program that made it"
+            f"{folder / CONFIG_FILE}: expected a plain LoRA adapter, found peft_type {kind}, r {rank}, lora_alpha "
+            f"{alpha} {' '.join(refused)}: merge it with the program that made it"
         )
     tensors = {key.removeprefix(KEY_PREFIX).removesuffix(".weight"): x for key, x in read_tensors(path).items()}
     for name in tensors:
@@ -251,7 +221,7 @@ def check_base(adapter: Adapter, base_fingerprint: str, base: str) -> None:
 
 def fill_lora(network: OpenVLAOFT, adapter: Adapter) -> None:
     """Copy a folder's adapters, and projector if it has one, into the network. Raises BadInput when they do not fit."""
-    layer = lora_layers(network)[0][1]
+    layer = network.adapters.layers[0][1]
     if layer.scale != adapter.alpha / adapter.rank:
         raise BadInput(
             f"{adapter.folder / CONFIG_FILE}: alpha {adapter.alpha} at rank {adapter.rank}, this policy has "

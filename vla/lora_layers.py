@@ -2,9 +2,8 @@
 
     y = W x + b + s B (A x)  =  [W | s B] [x ; A x] + b,        s = alpha / rank
 
-The frozen weight has room for s B behind its last column, so that an adapter costs a product of 16 columns, a slightly
-longer one, and no pass over the output. Several linear maps of one input (q, k, v; gate, up) are one layer with several
-adapters: A's are stacked, B's stand side by side in blocks.
+The frozen weight has room for s B behind its last column, so that an adapter costs no pass over the output. Several
+linear maps of one input (q, k, v; gate, up) are one layer with several adapters: A's are stacked, B's stand in blocks.
 
 Adapters are float32; the products run in the frozen weight's dtype. What an adapter adds joins the frozen product
 before that is rounded: a sum of two bfloat16 numbers loses the smaller one if it is less than half of the other's last
@@ -21,62 +20,57 @@ from torch.nn import functional as F
 
 
 class LoraLinear(nn.Module):
-    """One or several linear maps of the same input, with an adapter on each, on some or on none of them."""
+    """One or several linear maps of the same input, with an adapter on each."""
 
-    def __init__(self, bases: Sequence[nn.Linear], adapted: Sequence[bool], rank: int, alpha: int):
+    def __init__(self, bases: Sequence[nn.Linear], rank: int, alpha: int):
         super().__init__()
         first = bases[0].weight
         self.in_features = bases[0].in_features
         self.out_features = [base.out_features for base in bases]
-        self.rank, self.alpha = rank, alpha
-        self.adapted = tuple(adapted)
+        self.rank, self.alpha, self.scale = rank, alpha, alpha / rank
         self.enabled = True
-        ends = list(accumulate(self.out_features, initial=0))
-        # (first, one past last) output row of every adapted map
-        self.blocks = tuple(block for block, has in zip(pairwise(ends), adapted, strict=True) if has)
+        # (first, one past last) output row of every map
+        self.blocks = tuple(pairwise(accumulate(self.out_features, initial=0)))
+        rows, ranks = sum(self.out_features), len(bases) * rank
         # [W | s B]; the columns of B are filled by `Adapters`.
-        weight = first.new_zeros(ends[-1], self.in_features + len(self.blocks) * rank)
+        weight = first.new_zeros(rows, self.in_features + ranks)
         torch.cat([base.weight.detach() for base in bases], out=weight[:, : self.in_features])
         self.weight = nn.Parameter(weight, requires_grad=False)
         biases = [base.bias.detach() for base in bases if base.bias is not None]
         self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
-        rows = sum(end - start for start, end in self.blocks)
-        self.lora_A = nn.Parameter(torch.zeros(len(self.blocks) * rank, self.in_features, device=first.device))
+        self.lora_A = nn.Parameter(torch.zeros(ranks, self.in_features, device=first.device))
         self.lora_B = nn.Parameter(torch.zeros(rows, rank, device=first.device))
-        # A as the products want it: to round it in every forward pass is another kernel of every layer.
+        # A as the products want it, filled by `Adapters`: to round it in every forward pass is a kernel of every layer.
         self.rounded_A: Tensor | None
         rounded = None if first.dtype == torch.float32 else torch.zeros_like(self.lora_A, dtype=first.dtype)
-        self.register_buffer("rounded_A", rounded, persistent=False)  # filled by `Adapters`
-
-    @property
-    def scale(self) -> float:
-        return self.alpha / self.rank
+        self.register_buffer("rounded_A", rounded, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., sum of out_features)"""
-        if not self.enabled or not self.blocks:
+        if not self.enabled:
             return F.linear(x, self.weight[:, : self.in_features], self.bias)
         rounded = self.lora_A if self.rounded_A is None else self.rounded_A
         if torch.compiler.is_compiling() and not torch.is_grad_enabled():
-            return F.linear(with_product_appended(x, rounded), self.weight, self.bias)
+            # A `torch.cat` of x and A x copies x. For one of x and zeros torch.compile copies nothing that it computes
+            # itself, and A x then takes the zeros' place (an assignment to a slice would copy all).
+            wide = torch.cat([x, x.new_zeros(*x.shape[:-1], len(rounded))], dim=-1)
+            torch.ops.vla_grpo.append_product(wide, rounded)
+            return F.linear(wide, self.weight, self.bias)
         return _Augmented.apply(
             x, self.lora_A, self.lora_B, rounded.detach(), self.weight, self.bias, self.blocks, self.scale
         )
 
     def rows(self, x: Tensor, rows: slice) -> Tensor:
-        """`self(x)[..., rows]` of one map in float32, the frozen product rounded to its dtype as in the reference."""
-        bias = None if self.bias is None else self.bias[rows]
-        base = F.linear(x, self.weight[rows, : self.in_features], bias).float()
-        if not self.enabled or not self.blocks:
+        """`self(x)[..., rows]` of a map without bias in float32, the frozen product rounded as in the reference."""
+        base = F.linear(x, self.weight[rows, : self.in_features]).float()
+        if not self.enabled:
             return base
         return base + F.linear(F.linear(x.float(), self.lora_A), self.lora_B[rows]) * self.scale
 
     def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(A (rank, in_features), B (out_features, rank)) of every adapted map, as views."""
-        row = 0
+        """(A (rank, in_features), B (out_features, rank)) of every map, as views."""
         for i, (start, end) in enumerate(self.blocks):
-            yield self.lora_A[i * self.rank : (i + 1) * self.rank], self.lora_B[row : row + end - start]
-            row += end - start
+            yield self.lora_A[i * self.rank : (i + 1) * self.rank], self.lora_B[start:end]
 
 
 class _Augmented(torch.autograd.Function):
@@ -84,16 +78,9 @@ class _Augmented(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        down: Tensor,
-        up: Tensor,
-        rounded: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        blocks: tuple[tuple[int, int], ...],
-        scale: float,
-    ) -> Tensor:
+        ctx: Any, x: Tensor, down: Tensor, up: Tensor, rounded: Tensor, weight: Tensor, bias: Tensor | None,
+        blocks: tuple[tuple[int, int], ...], scale: float,
+    ) -> Tensor:  # fmt: skip
         """down (ranks, in_features) A, up (rows, rank) B; rounded: A in the dtype of x."""
         low = F.linear(x, rounded)
         ctx.save_for_backward(x, low, rounded, weight)
@@ -103,8 +90,7 @@ class _Augmented(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, low, rounded, weight = ctx.saved_tensors
-        inputs = grad @ weight
-        split = weight.shape[1] - low.shape[-1]
+        inputs, split = grad @ weight, weight.shape[1] - low.shape[-1]
         flat_grad, flat_low = grad.flatten(0, -2), low.flatten(0, -2)
         ups = [
             flat_grad[:, start:end].T @ flat_low[:, i * ctx.rank : (i + 1) * ctx.rank]
@@ -114,17 +100,6 @@ class _Augmented(torch.autograd.Function):
         low_grad = inputs[..., split:]
         down = (low_grad.flatten(0, -2).T @ x.flatten(0, -2)).to(ctx.dtype)
         return inputs[..., :split] + low_grad @ rounded, down, up, None, None, None, None, None
-
-
-def with_product_appended(x: Tensor, downs: Tensor) -> Tensor:
-    """(..., K) and (R, K) -> (..., K + R): x, and behind it x times the transposed `downs`. Has no gradient.
-
-    For compiled passes: a `torch.cat` of x and A x copies x; for one of x and zeros torch.compile copies nothing that
-    it computes itself, and A x then takes the zeros' place (an assignment to a slice would copy all).
-    """
-    wide = torch.cat([x, x.new_zeros(*x.shape[:-1], len(downs))], dim=-1)
-    torch.ops.vla_grpo.append_product(wide, downs)
-    return wide
 
 
 # By the tag it may get rows that are padded in memory. (`torch.library.custom_op` takes tags from torch 2.7 on.)
@@ -151,15 +126,10 @@ class LoraConv2d(nn.Module):
     def __init__(self, base: nn.Conv2d, rank: int, alpha: int):
         super().__init__()
         self.base_layer = base.requires_grad_(False)
-        self.adapted = (True,)
-        self.rank, self.alpha = rank, alpha
+        self.rank, self.alpha, self.scale = rank, alpha, alpha / rank
         self.enabled = True
         self.lora_A = nn.Parameter(torch.zeros(rank, *base.weight.shape[1:], device=base.weight.device))
         self.lora_B = nn.Parameter(torch.zeros(base.out_channels, rank, 1, 1, device=base.weight.device))
-
-    @property
-    def scale(self) -> float:
-        return self.alpha / self.rank
 
     def forward(self, images: Tensor) -> Tensor:
         """(B, C, H, W) -> (B, out_channels, patches down, patches across)"""
@@ -171,7 +141,6 @@ class LoraConv2d(nn.Module):
         return features.to(images.dtype)
 
     def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(A, B), as convolutions."""
         yield self.lora_A, self.lora_B
 
 

@@ -17,18 +17,10 @@ from vla.preprocessing import synthetic_observations
 log = logging.getLogger("train")
 
 GIB = 2**30
-# Beside activations: gradients (twice on a rank that has none of its own) and AdamW's two moments, each as large as the
-# adapters.
-COPIES_OF_TRAINABLE = 4
+COPIES_OF_TRAINABLE = 4  # gradients (twice on a rank that has none of its own) and AdamW's two moments
 MARGIN = 1.0  # GiB, for recorded forward passes and the allocator's gaps between weights
-# What recorded passes take over what their tensors take, for gaps. Seen on an H200: 1.13 to 1.17 (2 to 11 samples).
-GAPS = 1.2
+GAPS = 1.2  # what recorded passes take over what their tensors take: on an H200 1.13 to 1.17 (2 to 11 samples)
 ADVICE = "close other programs on the GPU, lower --lora-rank, raise --memory-budget, or use a GPU with more memory"
-
-
-class MemoryPlan(NamedTuple):
-    micro_batch_size: int
-    recomputed_blocks: int
 
 
 class Need(NamedTuple):
@@ -40,12 +32,9 @@ class Need(NamedTuple):
 
 
 def fit_to_memory(
-    policy: Policy,
-    gradient_checkpointing: Literal["auto", "on", "off"],
-    micro_batch_size: int | Literal["auto"],
-    share: int,
-    others_bytes: float = 0.0,
-) -> int:
+    policy: Policy, gradient_checkpointing: Literal["auto", "on", "off"], micro_batch_size: int | Literal["auto"],
+    share: int, others_bytes: float = 0.0,
+) -> int:  # fmt: skip
     """Decide which blocks recompute, and the micro-batch where it is "auto"; returns the latter. Raises BadInput.
 
     share: the most decisions that this device gets of a minibatch; others_bytes: of the GPU, for other processes.
@@ -61,8 +50,8 @@ def fit_to_memory(
         if micro_batch_size == "auto":
             micro_batch_size, blocks = choose_plan(needs, free, share)
         else:
-            blocks = choose_plan(needs, free / micro_batch_size, 1).recomputed_blocks
-    policy.recompute(blocks)
+            _, blocks = choose_plan(needs, free / micro_batch_size, 1)
+    network.recomputed_blocks = blocks
     return share if micro_batch_size == "auto" else micro_batch_size
 
 
@@ -70,60 +59,56 @@ def limit_memory(gib: float | None, device: torch.device) -> None:
     """Let this process's tensors have at most so many GiB of the GPU. Raises BadInput when there are not so many."""
     if gib is None:
         return
-    if device.type != "cuda":
-        raise BadInput("--memory-budget limits the memory of a GPU, and the policy runs on a CPU: leave the flag out")
-    total = torch.cuda.get_device_properties(device).total_memory
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
     if gib * GIB > total:
-        raise BadInput(f"--memory-budget {gib:g}: the GPU has {total / GIB:.1f} GiB; give less, or leave the flag out")
+        found = f"{device} has {total / GIB:.1f} GiB of GPU memory"
+        raise BadInput(f"--memory-budget {gib:g}: {found}; give less, or leave the flag out")
     torch.cuda.set_per_process_memory_fraction(gib * GIB / total, device.index or 0)
 
 
 def measure_needs(policy: Policy, observation: Observation) -> list[Need]:
     """What a sample needs with no block, the vision blocks and all blocks recomputed."""
-    network = policy.network
-    vision, everything = network.vision_backbone.num_blocks, network.num_blocks
+    network, needs = policy.network, list[Need]()
     sizes = [sum(p.numel() for p in part.parameters()) for part in (network.vision_backbone, network.language_model)]
-    vision_share = sizes[0] / sum(sizes)  # both see about as many tokens
-    needs: list[Need] = []
-    for blocks, share in ((everything, 1.0), (vision, vision_share), (0, 0.0)):
-        policy.recompute(blocks)
+    share_of_vision = sizes[0] / sum(sizes)  # both see about as many tokens
+    for blocks, share in (
+        (network.num_blocks, 1.0), (network.vision_backbone.num_blocks, share_of_vision), (0, 0.0)
+    ):  # fmt: skip
+        network.recomputed_blocks = blocks
         try:
             needs.insert(0, Need(blocks, _peak_of_one(policy, observation), share))
         except torch.OutOfMemoryError:
             break  # and so will all that recompute less
-    policy.recompute(0)
     return needs
 
 
 def _peak_of_one(policy: Policy, observation: Observation) -> int:
-    parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
+    parameters, device = [parameter for _, parameter in policy.named_trainable_parameters()], policy.device
     for _ in range(2):  # the first pass compiles
-        torch.cuda.synchronize(policy.device)
-        torch.cuda.reset_peak_memory_stats(policy.device)
-        before = torch.cuda.memory_allocated(policy.device)
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
         logits, _ = policy.network(*policy.model_inputs([observation]))
         torch.autograd.grad(logits.sum(), parameters, allow_unused=True)
-        peak = torch.cuda.max_memory_allocated(policy.device) - before
+        peak = torch.cuda.max_memory_allocated(device) - before
     return peak
 
 
-def choose_plan(needs: Sequence[Need], free_bytes: float, batch_size: int) -> MemoryPlan:
-    """The fastest of the plans that fit, by what was seen on an H200: time is (2 + share) * (0.8 + 0.4 / micro-batch).
+def choose_plan(needs: Sequence[Need], free_bytes: float, batch_size: int) -> tuple[int, int]:
+    """(Micro-batch, blocks that recompute) of the fastest plan that fits. Raises BadInput when nothing does.
 
-    Between two measured needs both bytes and share are in proportion. Raises BadInput when nothing fits.
+    By what was seen on an H200, time is (2 + share) * (0.8 + 0.4 / micro-batch). Between two measured needs both bytes
+    and share are in proportion.
     """
     if not needs:
-        raise BadInput(
-            f"out of GPU memory in one update of one decision: do without --gradient-checkpointing off, {ADVICE}"
-        )
-    measured = [need.recomputed_blocks for need in needs]
+        raise BadInput(f"out of GPU memory in one update of one decision, see --gradient-checkpointing: {ADVICE}")
+    measured, sizes, shares = zip(*needs, strict=True)
     blocks = np.arange(measured[0], measured[-1] + 1)
-    sizes = np.interp(blocks, measured, [need.bytes for need in needs])
-    times = 2 + np.interp(blocks, measured, [need.share for need in needs])
+    sizes, shares = np.interp(blocks, measured, sizes), np.interp(blocks, measured, shares)
     plans = [
-        (time * (0.8 + 0.4 / micro_batch_size), MemoryPlan(micro_batch_size, int(block)))
+        ((2 + share) * (0.8 + 0.4 / micro_batch_size), (micro_batch_size, int(block)))
         for micro_batch_size in range(1, batch_size + 1)
-        for block, size, time in zip(blocks, sizes, times, strict=True)
+        for block, size, share in zip(blocks, sizes, shares, strict=True)
         if micro_batch_size * size <= free_bytes
     ]
     if not plans:
@@ -134,7 +119,7 @@ def choose_plan(needs: Sequence[Need], free_bytes: float, batch_size: int) -> Me
     return min(plans)[1]
 
 
-def free_for_activations(policy: Policy, others: float = 0.0) -> float:
+def free_for_activations(policy: Policy, others: float) -> float:
     """Bytes for the tensors of an update's passes: what may still be allocated, less optimizer, gaps and `others`."""
     device = policy.device
     total, allocated = torch.cuda.get_device_properties(device).total_memory, torch.cuda.memory_allocated(device)

@@ -5,12 +5,11 @@ The language model's input is, for a prompt of P ids (BOS first, 29871 last) and
     [BOS] [N image and proprio tokens] [prompt 1 .. P-1] [A zero vectors] [</s>]
 
 with full attention between all of them. The logits of action token i are read one position BEFORE the i-th zero
-vector, because training kept the next-token shift: the first at the last prompt token, the last at the last zero
-vector but one. Blocks run only where they are read: the last one of a vision transformer not at all, Llama's last one
-at the A positions.
+vector, because training kept the next-token shift: the first at the last prompt token. Blocks run only where they are
+read: the last one of a vision transformer not at all, Llama's last one at the A positions.
 
-Attribute names are those of the reference model, so that names of parameters, checkpoint keys and LoRA targets agree.
-Source: openvla-oft @213c5ff, prismatic/extern/hf/modeling_prismatic.py; stock timm and transformers, no remote code.
+Attribute names are those of the reference model, so that checkpoint keys and LoRA targets agree. Source: openvla-oft
+@213c5ff, prismatic/extern/hf/modeling_prismatic.py; stock timm and transformers, no remote code.
 """
 
 from __future__ import annotations
@@ -37,16 +36,13 @@ if TYPE_CHECKING:
     from vla.lora import Adapters
 
 ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # of lm_head: 31744..31999
-# (number of the block in the order of computing, block, tokens) -> tokens
-RunBlock = Callable[[int, nn.Module, Tensor], Tensor]
 
 
 def llama_block(
     block: LlamaDecoderLayer, hidden: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor, rows: Tensor | None
 ) -> Tensor:
-    """(B, S, D) -> (B, S, D), or (B, A, D) at the positions `rows` (B, A) alone.
+    """(B, S, D) -> (B, S, D), or (B, A, D) at the positions `rows` (B, A) alone, with full attention.
 
-    Written out for full attention, q, k, v and gate, up that may be one product (vla.lora), and few rows.
     mask (B, 1, 1, S) True where a key is real, None for all; cos and sin (1, S, head_dim).
     """
     attention, mlp = block.self_attn, block.mlp
@@ -65,7 +61,7 @@ def llama_block(
 
 
 def _products(module: nn.Module, together: str, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
-    """Several linear maps of x: one product where vla.lora has put them together."""
+    """Several linear maps of x: one product where `vla.lora` has put them together."""
     if hasattr(module, together):
         layer = getattr(module, together)
         return layer(x).split(layer.out_features, dim=-1)
@@ -73,41 +69,34 @@ def _products(module: nn.Module, together: str, names: tuple[str, ...], x: Tenso
 
 
 def vit_block(block: nn.Module, tokens: Tensor) -> Tensor:
-    """(B, N, D) -> (B, N, D)"""
     return block(tokens)
 
 
 class FusedVisionBackbone(nn.Module):
+    """Two vision transformers. Their last blocks, norms and pooling are never computed: checkpoints hold them."""
+
     def __init__(self, vits: tuple[VitConfig, VitConfig]):
         super().__init__()
         dino, siglip = vits
         self.featurizer = _create_vit(dino)
         self.fused_featurizer = _create_vit(siglip)
-        # Where the second runs while the first does, in passes without gradient; None: one after the other. The images
-        # of one or two observations are too few for all of a large GPU. Set by `vla.cuda_graphs`.
+        # Where the second runs beside the first in passes without gradient, set by `vla.cuda_graphs`: the images of one
+        # or two observations are too few for all of a large GPU.
         self.second_stream: torch.cuda.Stream | None = None
+        self.num_blocks = len(self.featurizer.blocks) + len(self.fused_featurizer.blocks) - 2  # that are computed
 
-    @property
-    def num_patches(self) -> int:
-        """Tokens per image."""
-        return self.featurizer.patch_embed.num_patches
+    def forward(self, pixel_values: Tensor, run_block: Callable[[int, nn.Module, Tensor], Tensor]) -> Tensor:
+        """(B, 6 * images, S, S) -> (B, images * patches, dino_dim + siglip_dim)
 
-    @property
-    def num_blocks(self) -> int:
-        """Blocks that are computed: the last one of each is not."""
-        return len(self.featurizer.blocks) + len(self.fused_featurizer.blocks) - 2
-
-    def forward(self, pixel_values: Tensor, run_block: RunBlock) -> Tensor:
-        """(B, 6 * images, S, S) -> (B, images * num_patches, dino_dim + siglip_dim)"""
-        batch = len(pixel_values)
+        run_block (number of the block in the order of computing, block, tokens) -> tokens
+        """
         images = pixel_values.unflatten(1, (-1, 6)).flatten(0, 1)  # (B * images, 6, S, S)
-        first_of_siglip = len(self.featurizer.blocks) - 1
         dino, siglip = side_by_side(
             partial(_patch_features, self.featurizer, images[:, :3], run_block, 0),
-            partial(_patch_features, self.fused_featurizer, images[:, 3:], run_block, first_of_siglip),
+            partial(_patch_features, self.fused_featurizer, images[:, 3:], run_block, len(self.featurizer.blocks) - 1),
             None if torch.is_grad_enabled() else self.second_stream,
         )
-        return torch.cat([dino, siglip], dim=-1).unflatten(0, (batch, -1)).flatten(1, 2)
+        return torch.cat([dino, siglip], dim=-1).unflatten(0, (len(pixel_values), -1)).flatten(1, 2)
 
 
 def _create_vit(config: VitConfig) -> VisionTransformer:
@@ -118,24 +107,21 @@ def _create_vit(config: VitConfig) -> VisionTransformer:
     return timm.create_model(config.timm_id, pretrained=False, num_classes=0, **options)
 
 
-def _patch_features(vit: VisionTransformer, images: Tensor, run_block: RunBlock, first_block: int) -> Tensor:
-    """Output of the second-to-last block without final norm, class and register tokens dropped: (B, num_patches, dim).
-
-    The last block, the final norm and the pooling are never computed; they exist because checkpoints hold them.
-    """
+def _patch_features(vit: VisionTransformer, images: Tensor, run_block: Callable[..., Tensor], first: int) -> Tensor:
+    """Output of the second-to-last block without final norm, class and register tokens dropped: (B, patches, dim)."""
     tokens = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
     for i, block in enumerate(vit.blocks[:-1]):
-        tokens = run_block(first_block + i, block, tokens)
+        tokens = run_block(first + i, block, tokens)
     return tokens[:, vit.num_prefix_tokens :]
 
 
 def side_by_side(
     first: Callable[[], Tensor], second: Callable[[], Tensor], stream: torch.cuda.Stream | None
 ) -> tuple[Tensor, Tensor]:
-    """Results of both. With `stream` the second is computed on it while the GPU computes the first.
+    """Results of both; with `stream` the second is computed on it while the GPU computes the first.
 
-    Neither may free what the other reads. What the second one has allocated may be used, and freed, after the call:
-    its memory is given to later work on `stream`, which begins by waiting for all that was asked of the GPU before.
+    Neither may free what the other reads. The second one's memory goes to later work on `stream` alone, which begins
+    by waiting for all before it.
     """
     if stream is None:
         return first(), second()
@@ -159,20 +145,14 @@ class Projector(nn.Module):
         return self.fc3(F.gelu(self.fc2(F.gelu(self.fc1(features)))))
 
 
-# The two small modules beside the network: their state dicts are the checkpoint's `.pt` files.
-
-
 class ProprioProjector(nn.Module):
-    """The robot's state as one more token of the language model."""
+    """The robot's state as one more token of the language model. Its state dict is a `.pt` file of the checkpoint."""
 
     def __init__(self, proprio_dim: int, llm_dim: int):
         super().__init__()
         self.fc1 = nn.Linear(proprio_dim, llm_dim)
         self.fc2 = nn.Linear(llm_dim, llm_dim)
-
-    @property
-    def proprio_dim(self) -> int:
-        return self.fc1.in_features
+        self.proprio_dim = proprio_dim
 
     def forward(self, proprio: Tensor) -> Tensor:
         """(B, proprio_dim) normalised -> (B, llm_dim)"""
@@ -180,7 +160,7 @@ class ProprioProjector(nn.Module):
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor]) -> ProprioProjector:
-        """Raises KeyError or RuntimeError when the tensors are not those of a proprio projector."""
+        """Raises KeyError or RuntimeError for other tensors."""
         llm_dim, proprio_dim = state["fc1.weight"].shape
         with torch.device("meta"):
             module = cls(proprio_dim, llm_dim)
@@ -189,8 +169,6 @@ class ProprioProjector(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """x + ReLU(Linear(LayerNorm(x)))"""
-
     def __init__(self, dim: int):
         super().__init__()
         self.ffn = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.ReLU())
@@ -216,16 +194,13 @@ class ResidualMLP(nn.Module):
 
 
 class L1RegressionHead(nn.Module):
-    """Hidden states at the action positions -> continuous normalised actions, trained with the L1 loss."""
+    """Hidden states at the action positions -> continuous normalised actions. Its state dict is a `.pt` file, too."""
 
     def __init__(self, num_blocks: int, llm_dim: int, hidden_dim: int, action_dim: int):
         super().__init__()
         # One action is read from the states of its `action_dim` tokens, concatenated.
         self.model = ResidualMLP(num_blocks, llm_dim * action_dim, hidden_dim, action_dim)
-
-    @property
-    def action_dim(self) -> int:
-        return self.model.fc2.out_features
+        self.action_dim = action_dim
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(B, A, llm_dim) after the final norm -> (B, chunk_length, action_dim), not clipped to [-1, 1]"""
@@ -234,7 +209,7 @@ class L1RegressionHead(nn.Module):
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor]) -> L1RegressionHead:
-        """Raises KeyError or RuntimeError when the tensors are not those of an L1 regression head."""
+        """Raises KeyError or RuntimeError for other tensors."""
         hidden_dim, input_dim = state["model.fc1.weight"].shape
         action_dim = state["model.fc2.weight"].shape[0]
         num_blocks = len({key.split(".")[2] for key in state if key.startswith("model.mlp_resnet_blocks.")})
@@ -253,13 +228,13 @@ class OpenVLAOFT(nn.Module):
         super().__init__()
         self.num_action_tokens = num_action_tokens  # A
         self.vision_backbone = FusedVisionBackbone(config.vits)
-        vits = (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
-        vision_dim = sum(vit.embed_dim for vit in vits)
+        vision_dim = self.vision_backbone.featurizer.embed_dim + self.vision_backbone.fused_featurizer.embed_dim
         self.projector = Projector(vision_dim, config.llama.hidden_size)
         self.language_model = LlamaForCausalLM(config.llama)
         self.proprio_projector = proprio_projector
-        # So many blocks recompute their activations in the backward pass instead of keeping them. The vision
-        # transformers come first: theirs take more memory for the time that recomputing costs.
+        self.num_blocks = self.vision_backbone.num_blocks + config.llama.num_hidden_layers
+        # So many blocks recompute their activations in the backward pass instead of keeping them, in the order of
+        # computing: the vision transformers' take more memory for the time that recomputing costs.
         self.recomputed_blocks = 0
         self._vit_block: Callable[..., Tensor] = vit_block  # or compiled
         self._llama_block: Callable[..., Tensor] = llama_block
@@ -268,13 +243,8 @@ class OpenVLAOFT(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.language_model.model.embed_tokens.weight.dtype
 
-    @property
-    def num_blocks(self) -> int:
-        """Transformer blocks in the order of computing: the vision transformers', then the language model's."""
-        return self.vision_backbone.num_blocks + len(self.language_model.model.layers)
-
     def compile_blocks(self) -> None:
-        """Fuse the small operations of every block (torch.compile); blocks of one kind share their code."""
+        """Fuse the small operations of every block (torch.compile)."""
         # One compiled form per kind of block, student or teacher, with or without gradient, and shape.
         torch._dynamo.config.recompile_limit = 64
         # Products of one element each are computed again in the backward pass: a quarter less memory, little time.
@@ -288,16 +258,12 @@ class OpenVLAOFT(nn.Module):
             llama.rotary_emb = LlamaRotaryEmbedding(config=llama.config)
 
     def forward(
-        self,
-        pixel_values: Tensor,
-        prompt_ids: Tensor,
-        prompt_lengths: Tensor | None = None,
-        proprio: Tensor | None = None,
+        self, pixel_values: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None, proprio: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Logits of the action tokens (B, A, 256) float32 and the hidden states (B, A, D) they come from.
+        """Logits of the action tokens 31744.. (B, A, 256) float32 and the hidden states (B, A, D) they come from.
 
         pixel_values (B, 6 * images, S, S); prompt_ids (B, P), padded on the right; prompt_lengths (B,), or None when no
-        row is padded; proprio (B, proprio_dim) normalised. Column v of the logits is token id 31744 + v.
+        row is padded; proprio (B, proprio_dim) normalised.
         """
         embeddings, is_real = self.embed(pixel_values, prompt_ids, prompt_lengths, proprio)
         hidden = self.decode(embeddings, is_real, self.first_output_position(embeddings, prompt_ids, prompt_lengths))
@@ -306,51 +272,35 @@ class OpenVLAOFT(nn.Module):
     def embed(
         self, pixel_values: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None, proprio: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The language model's input (B, S, D), and which of its positions hold something (B, S): None if all do."""
-        parts = [self.projector(self.image_features(pixel_values))]
-        if self.proprio_projector is not None:
-            # The trainable projector is float32 in a network of any dtype.
+        """The language model's input (B, S, D), and which of its positions hold something (B, S): None if all do.
+
+        Worked example of the text, A = 2, lengths (3, 2):   b p p 0 0 /      b = BOS, p = prompt, / = </s>, . = padding
+                                                             b p 0 0 / .
+        """
+        images = self.vision_backbone(pixel_values.to(self.dtype), partial(self._run, self._vit_block))
+        parts = [self.projector(images)]
+        if self.proprio_projector is not None:  # float32 in a network of any dtype
             assert proprio is not None, "`Policy.model_inputs` gives it wherever there is a projector"
             token = self.proprio_projector(proprio.to(self.proprio_projector.fc1.weight.dtype))
             parts.append(token[:, None].to(self.dtype))
-        text, text_is_real = self._embed_text(prompt_ids, prompt_lengths)
-        embeddings = torch.cat([text[:, :1], *parts, text[:, 1:]], dim=1)
-        if text_is_real is None:
-            return embeddings, None
-        num_inserted = embeddings.shape[1] - text.shape[1]
-        return embeddings, F.pad(text_is_real, (num_inserted, 0), value=True)
-
-    def image_features(self, pixel_values: Tensor) -> Tensor:
-        """(B, 6 * images, S, S) -> (B, images * num_patches, vision_dim)"""
-        return self.vision_backbone(pixel_values.to(self.dtype), partial(self._run, self._vit_block))
-
-    def _embed_text(self, prompt_ids: Tensor, prompt_lengths: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """BOS, prompt, A zero vectors, </s>, padding: (B, P + A + 1, D), and which positions are no padding.
-
-        Worked example, A = 2, lengths (3, 2):   b p p 0 0 /          b = BOS, p = prompt, / = </s>, . = padding
-                                                 b p 0 0 / .
-        """
-        batch, padded_length = prompt_ids.shape
         num_actions = self.num_action_tokens
-        lengths = prompt_lengths if prompt_lengths is not None else prompt_ids.new_full((batch,), padded_length)
         ids = F.pad(prompt_ids, (0, num_actions + 1), value=PAD_ID)
-        offset = torch.arange(ids.shape[1], device=ids.device) - lengths[:, None]  # 0 at the first zero vector
-        embeddings = self.language_model.model.embed_tokens(ids.masked_fill(offset == num_actions, EOS_ID))
-        is_placeholder = (offset >= 0) & (offset < num_actions)
-        embeddings = embeddings.masked_fill(is_placeholder[..., None], 0.0)
-        return embeddings, None if prompt_lengths is None else offset <= num_actions
+        offset = torch.arange(ids.shape[1], device=ids.device) - _lengths(prompt_ids, prompt_lengths)[:, None]
+        text = self.language_model.model.embed_tokens(ids.masked_fill(offset == num_actions, EOS_ID))
+        text = text.masked_fill(((offset >= 0) & (offset < num_actions))[..., None], 0.0)
+        embeddings = torch.cat([text[:, :1], *parts, text[:, 1:]], dim=1)
+        if prompt_lengths is None:
+            return embeddings, None
+        return embeddings, F.pad(offset <= num_actions, (embeddings.shape[1] - text.shape[1], 0), value=True)
 
     def first_output_position(self, embeddings: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None) -> Tensor:
         """Position of the last prompt token in the input, (B,) int64: its output is the first action token's."""
-        batch, padded_length = prompt_ids.shape
-        num_inserted = embeddings.shape[1] - (padded_length + self.num_action_tokens + 1)
-        lengths = prompt_lengths if prompt_lengths is not None else prompt_ids.new_full((batch,), padded_length)
-        return num_inserted + lengths - 1
+        num_inserted = embeddings.shape[1] - (prompt_ids.shape[1] + self.num_action_tokens + 1)
+        return num_inserted + _lengths(prompt_ids, prompt_lengths) - 1
 
     def decode(self, embeddings: Tensor, is_real: Tensor | None, first_output: Tensor) -> Tensor:
         """Hidden states (B, A, D) after the final norm at A positions from `first_output` (B,) on."""
-        llama = self.language_model.model
-        length, last = embeddings.shape[1], len(llama.layers) - 1
+        llama, length = self.language_model.model, embeddings.shape[1]
         # Padding comes last, so the positions of all other tokens are those of the unpadded sequence.
         cos, sin = llama.rotary_emb(embeddings, position_ids=torch.arange(length, device=embeddings.device)[None])
         # No mask at all where nothing is padded: that lets SDPA take its fastest kernel, the one the reference takes.
@@ -358,14 +308,14 @@ class OpenVLAOFT(nn.Module):
         positions = first_output[:, None] + torch.arange(self.num_action_tokens, device=embeddings.device)
         hidden = embeddings
         for i, layer in enumerate(llama.layers):
-            rows = positions if i == last else None  # nobody reads the last layer's output anywhere else
-            index = self.vision_backbone.num_blocks + i
-            hidden = self._run(self._llama_block, index, layer, hidden, mask, cos, sin, rows)
+            rows = positions if layer is llama.layers[-1] else None  # nobody reads its output anywhere else
+            number = self.vision_backbone.num_blocks + i
+            hidden = self._run(self._llama_block, number, layer, hidden, mask, cos, sin, rows)
         return llama.norm(hidden)
 
-    def _run(self, forward: Callable[..., Tensor], index: int, *arguments: object) -> Tensor:
+    def _run(self, forward: Callable[..., Tensor], number: int, *arguments: object) -> Tensor:
         """A block's forward pass, its activations kept or recomputed."""
-        if index < self.recomputed_blocks and torch.is_grad_enabled():
+        if number < self.recomputed_blocks and torch.is_grad_enabled():
             return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False)
         return forward(*arguments)
 
@@ -377,5 +327,10 @@ class OpenVLAOFT(nn.Module):
         return F.linear(hidden, head.weight[ACTION_ROWS]).float()
 
     def vocabulary_logits(self, hidden: Tensor) -> Tensor:
-        """(B, A, D) -> (B, A, 32064) float32: what openvla-oft takes its argmax over. For parity only."""
+        """(B, A, D) -> (B, A, 32064) float32: what openvla-oft takes its argmax over."""
         return self.language_model.lm_head(hidden).float()
+
+
+def _lengths(prompt_ids: Tensor, prompt_lengths: Tensor | None) -> Tensor:
+    """(B,): of unpadded prompts all of them."""
+    return prompt_ids.new_full(prompt_ids.shape[:1], prompt_ids.shape[1]) if prompt_lengths is None else prompt_lengths

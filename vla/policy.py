@@ -35,7 +35,6 @@ from vla.preprocessing import ImageProcessor, Inputs, write_observations
 from vla.prompt import load_tokenizer
 from vla.tokens import (
     FIRST_ACTION_TOKEN,
-    DatasetStatistics,
     decode,
     encode,
     normalisation_of,
@@ -49,8 +48,7 @@ from vla.weights import fingerprint
 
 Mode = Literal["greedy", "sample", "l1"]
 
-# Parameters of a network whose passes repay what compiling takes: a minute and more, for a small one, too.
-WORTH_COMPILING = 1_000_000_000
+WORTH_COMPILING = 1_000_000_000  # parameters: compiling takes a minute and more, for a small network, too
 LARGE_CHECKPOINT_BYTES = 2 * 2**30  # of weights: more are not run on a CPU unless --device cpu says so
 
 
@@ -69,29 +67,19 @@ class Policy:
     token_logprobs = staticmethod(token_logprobs)
 
     def __init__(
-        self,
-        info: CheckpointInfo,
-        network: OpenVLAOFT,
-        action_head: L1RegressionHead | None,
-        tokenizer: Tokenizer,
-        processor: ImageProcessor,
-        unnorm_key: str,
-        base_model: str,
-        compile: Literal["auto", "on", "off"],
-    ):
-        self.info = info
-        self.network = network
-        self.action_head = action_head
-        self.unnorm_key = unnorm_key
-        self.base_model = base_model
+        self, info: CheckpointInfo, network: OpenVLAOFT, action_head: L1RegressionHead | None, tokenizer: Tokenizer,
+        processor: ImageProcessor, unnorm_key: str, base_model: str, compile: Literal["auto", "on", "off"],
+    ):  # fmt: skip
+        self.info, self.network, self.action_head = info, network, action_head
+        self.unnorm_key, self.base_model = unnorm_key, base_model
+        self.device, self.dtype = next(network.parameters()).device, network.dtype  # the dtype of the frozen weights
         self.base_fingerprint = fingerprint(info.weights.values())
-        self.num_frozen = sum(math.prod(tensor.shape) for tensor in info.weights.values())
-        self.statistics: DatasetStatistics = info.statistics[unnorm_key]
+        self.statistics = info.statistics[unnorm_key]
         self.action_dim = self.statistics.action.dim
         self.chunk_length = info.chunk_length(self.action_dim)
         self.num_images, self.uses_proprio, self.kind = info.num_images, info.uses_proprio, info.kind
         self.hidden_dim: int = network.language_model.config.hidden_size  # D
-        self.image_size = processor.image_size  # side in pixels of the images that the network sees
+        self._num_frozen = sum(math.prod(tensor.shape) for tensor in info.weights.values())
         self._normalisation = normalisation_of(self.action_dim)
         proprio = self.statistics.proprio if info.uses_proprio else None
         self.model_inputs = Inputs(processor, tokenizer, info.num_images, proprio, self._normalisation, self.device)
@@ -103,53 +91,41 @@ class Policy:
         self._forward: OpenVLAOFT | GraphedNetwork = network
         if compile != "off" and self.device.type == "cuda":
             self._forward = GraphedNetwork(network)
-            if self.num_frozen >= WORTH_COMPILING:
-                compile = "on"
+            compile = "on" if self._num_frozen >= WORTH_COMPILING else compile
         if compile == "on":
             network.compile_blocks()
 
     @classmethod
     def load(
-        cls,
-        checkpoint: str,
-        *,
-        task_suite: str,
-        unnorm_key: str | None = None,
-        device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "auto",
-        lora_rank: int = 16,
-        lora_alpha: int = 16,
-        adapter: str | None = None,
-        seed: int = 0,
-        compile: Literal["auto", "on", "off"] = "auto",
-        num_images: int | None = None,
-        memory_budget: float | None = None,
-    ) -> "Policy":
+        cls, checkpoint: str, *, task_suite: str, unnorm_key: str | None = None, device: str | torch.device = "auto",
+        dtype: str | torch.dtype = "auto", lora_rank: int = 16, lora_alpha: int = 16, adapter: str | None = None,
+        seed: int = 0, compile: Literal["auto", "on", "off"] = "auto", memory_budget: float | None = None,
+    ) -> "Policy":  # fmt: skip
         """Load a checkpoint (folder or hub id), put fresh adapters on it or the trained ones of folder `adapter`.
 
         checkpoint may itself be an adapter folder: then its base is loaded under it. compile: torch.compile, on a GPU
-        with whole passes as CUDA graphs; "auto": what pays, on a GPU. num_images overrides what the checkpoint is found
-        to be. memory_budget: GiB of the GPU. Raises BadInput in one line for everything that the user can repair.
+        with whole passes as CUDA graphs; "auto": what pays, on a GPU. memory_budget: GiB of the GPU. Raises BadInput.
         """
         from vla.memory import limit_memory  # a module that knows policies
 
         base, adapter = base_and_adapter(checkpoint, adapter)
         device = choose_device(device, base)
         limit_memory(memory_budget, device)
-        dtype = choose_dtype(dtype, device)
+        if isinstance(dtype, str):
+            automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
+            dtype = {"auto": automatic, "bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
         folder = folder_of_base(base, adapter)
-        info = inspect_checkpoint(folder, num_images)
+        info = inspect_checkpoint(folder)
         key = select_key(info.statistics, task_suite, unnorm_key)
         action_dim = info.statistics[key].action.dim
         # Small files first: what is missing is missed before gigabytes are read.
         tokenizer, processor = load_tokenizer(folder), ImageProcessor.load(folder)
-        trained = None if adapter is None else lora.read_adapter(Path(adapter))
+        if adapter is not None:
+            trained = lora.read_adapter(Path(adapter))
+            lora_rank, lora_alpha = trained.rank, trained.alpha
         try:
             network = load_network(info, info.chunk_length(action_dim) * action_dim, device, dtype)
-            if trained is None:
-                lora.add_lora(network, lora_rank, lora_alpha, seed)
-            else:
-                lora.add_lora(network, trained.rank, trained.alpha, seed, trained.targets)
+            lora.add_lora(network, lora_rank, lora_alpha, seed)
             action_head = load_action_head(info, device, dtype)
         except torch.OutOfMemoryError as error:
             raise BadInput(
@@ -157,29 +133,17 @@ class Policy:
                 "raise --memory-budget, or use a GPU with more memory"
             ) from None
         check_dimensions(info, key, action_head, network.proprio_projector)
-        base_model = str(folder.resolve()) if os.path.isdir(os.path.expanduser(base)) else base
+        base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
         policy = cls(info, network, action_head, tokenizer, processor, key, base_model, compile)
         if adapter is not None:
             policy.load_adapter(adapter)
         return policy
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Precision of the frozen weights."""
-        return self.network.dtype
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.network.parameters()).device
-
     @torch.no_grad()
     def act(
-        self,
-        observations: Sequence[Observation],
-        mode: Mode = "greedy",
-        temperature: float = 1.0,
+        self, observations: Sequence[Observation], mode: Mode = "greedy", temperature: float = 1.0,
         generators: Sequence[torch.Generator] | None = None,
-    ) -> Acted:
+    ) -> Acted:  # fmt: skip
         """Decide one chunk per observation.
 
         greedy: argmax over the 256 action tokens; sample: one draw per position from softmax(logits / temperature), of
@@ -190,8 +154,11 @@ class Policy:
             tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
         elif mode == "sample":
             tokens = sample_tokens(logits, temperature, generators)
+        elif self.action_head is None:
+            raise BadInput(f"{self.base_model} has no L1 head (action_head--*.pt): choose the greedy teacher")
         else:
-            tokens = self._l1_tokens(hidden)
+            chunk = self.action_head(hidden).float().cpu().numpy()
+            tokens = torch.from_numpy(encode(chunk)).flatten(1).to(hidden.device)
         logprobs = self.token_logprobs(logits, tokens, temperature).cpu()
         if not torch.isfinite(logprobs).all():
             raise BadInput(
@@ -201,11 +168,10 @@ class Policy:
         return Acted(tokens.cpu(), logprobs, self.actions(tokens.cpu().numpy()))
 
     def chunk_logits(self, observations: Sequence[Observation]) -> Tensor:
-        """Logits (B, A, 256) float32, with gradient to the trainable parameters; column v is token id 31744 + v."""
         return self.chunk_outputs(observations)[0]
 
     def chunk_outputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
-        """The one path from observations to logits (B, A, 256) and last hidden states (B, A, D), with gradient."""
+        """Logits (B, A, 256) float32, column v of id 31744 + v, and last hidden states (B, A, D); with gradient."""
         self.network.adapters.refresh()
         return self._forward(*self.model_inputs(observations))
 
@@ -227,14 +193,9 @@ class Policy:
         finally:
             self.network.proprio_projector = before
 
-    def recompute(self, num_blocks: int) -> None:
-        """Recompute the activations of the first `num_blocks` blocks in backward passes."""
-        self.network.recomputed_blocks = num_blocks
-
     def recompute_everything(self) -> bool:
         """Recompute the activations of all blocks from now on; False when that is what it does already."""
-        before = self.network.recomputed_blocks
-        self.recompute(self.network.num_blocks)
+        before, self.network.recomputed_blocks = self.network.recomputed_blocks, self.network.num_blocks
         return before < self.network.num_blocks
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
@@ -263,23 +224,15 @@ class Policy:
         trainable = sum(p.numel() for _, p in self._trainable)
         return [
             ("checkpoint", self.base_model),
-            ("kind", self.kind),
-            ("images", str(self.num_images)),
-            ("proprio", "yes" if self.uses_proprio else "no"),
-            ("L1 head", "yes" if self.action_head is not None else "no"),
+            ("kind", f"{self.kind}, {'with' if self.action_head is not None else 'without'} an L1 head"),
+            ("reads", f"{self.num_images} image(s){' and proprio' * self.uses_proprio}"),
             ("statistics key", self.unnorm_key),
             ("chunk", f"{self.chunk_length} x {self.action_dim}"),
-            ("parameters", f"{self.num_frozen:,} frozen, {self.dtype}"),
+            ("parameters", f"{self._num_frozen:,} frozen, {self.dtype}"),
             ("trainable", f"{trainable:,} in {len(self._trainable)} tensors, torch.float32"),
             ("recomputed", f"{self.network.recomputed_blocks} of {self.network.num_blocks} blocks in backward passes"),
             ("device", str(self.device)),
         ]
-
-    def _l1_tokens(self, hidden: Tensor) -> Tensor:
-        if self.action_head is None:
-            raise BadInput(f"{self.base_model} has no L1 head (action_head--*.pt): choose the greedy teacher")
-        chunk = self.action_head(hidden).float().cpu().numpy()
-        return torch.from_numpy(encode(chunk)).flatten(1).to(hidden.device)
 
 
 def choose_device(wanted: str | torch.device, checkpoint: str | None = None) -> torch.device:
@@ -292,7 +245,7 @@ def choose_device(wanted: str | torch.device, checkpoint: str | None = None) -> 
         )
     if name == "cpu" or (name == "auto" and num_gpus == 0):
         return torch.device("cpu")
-    # The number is said everywhere, because to some libraries "cuda" means the first.
+    # With its number, because to some libraries "cuda" means the first.
     name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if name in ("auto", "cuda") else name
     if name not in {f"cuda:{index}" for index in range(num_gpus)}:
         raise BadInput(
@@ -307,11 +260,3 @@ def _is_large(checkpoint: Path) -> bool:
     if checkpoint.is_dir():
         return sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) > LARGE_CHECKPOINT_BYTES
     return not checkpoint.is_absolute() and len(checkpoint.parts) == 2 and checkpoint.parts[0] != "checkpoints"
-
-
-def choose_dtype(wanted: str | torch.dtype, device: torch.device) -> torch.dtype:
-    """Precision of the frozen weights: `auto`, or a dtype of torch by its name."""
-    if isinstance(wanted, torch.dtype):
-        return wanted
-    automatic = "bfloat16" if device.type == "cuda" else "float32"
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[automatic if wanted == "auto" else wanted]
