@@ -130,16 +130,10 @@ def test_rounded_statistics_win_over_published_ones_where_present(tmp_path, conf
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("input_sizes", [[3, 224, 224]]),
         ("input_sizes", [[3, 224, 224], [3, 384, 384]]),
-        ("input_sizes", [[3, 224, 112]] * 2),
-        ("input_sizes", [[3, 22.5, 22.5]] * 2),
         ("input_sizes", None),
-        ("interpolations", None),
         ("interpolations", ["bicubic", "magic"]),
         ("tvf_normalize_params", [{"mean": [0.5] * 3, "std": [0.5] * 3}]),
-        ("tvf_normalize_params", [{"mean": [0.5] * 2, "std": [0.5] * 3}] * 2),
-        ("tvf_normalize_params", [{"mean": [0.5] * 3, "std": [0.0] * 3}] * 2),
         ("image_resize_strategy", "letterbox"),
         ("tvf_do_letterbox", True),
     ],

@@ -11,7 +11,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from huggingface_hub import HfApi, snapshot_download
@@ -29,14 +29,15 @@ from vla.weights import StoredTensor, read_header, read_pt, stream_tensors, weig
 # with the rms_norm_eps that LlamaConfig had when OpenVLA was released; written out here so that no library default can
 # change what a checkpoint computes. What else a file says is how it was written, or fixed by this program.
 LLAMA_DEFAULTS: dict[str, Any] = {
-    "vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32,
-    "num_attention_heads": 32, "num_key_value_heads": None, "head_dim": None, "hidden_act": "silu",
-    "rms_norm_eps": 1e-6, "max_position_embeddings": 2048, "rope_theta": 10000.0, "rope_scaling": None, "rope_parameters": None,
+    "vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "head_dim": None,
+    "num_attention_heads": 32, "num_key_value_heads": None, "hidden_act": "silu", "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "rope_scaling": None, "rope_parameters": None,
     "attention_bias": False, "mlp_bias": False, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID,
 }  # fmt: skip
 PROPRIO_PREFIX = "proprio_projector."
 PROPRIO_FILE = "proprio_projector--latest_checkpoint.pt"
 HUB_TIMEOUT_S = 10.0
+Head = TypeVar("Head", ProprioProjector, L1RegressionHead)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.pt", "tokenizer.model"]  # no Python code
 _IGNORED_KEYS = re.compile(r"rotary_emb\.inv_freq$")  # written by old versions of transformers; computed here
@@ -44,8 +45,6 @@ _IGNORED_KEYS = re.compile(r"rotary_emb\.inv_freq$")  # written by old versions 
 
 @dataclass(frozen=True)
 class VitConfig:
-    """One of the two vision transformers, as timm builds it."""
-
     timm_id: str
     image_size: int
     overrides: dict[str, Any]  # further keyword arguments of timm.create_model: sizes of small models
@@ -156,10 +155,7 @@ def inspect_checkpoint(folder: Path, num_images: int | None = None) -> Checkpoin
 
 
 def resolve_checkpoint(name: str) -> Path:
-    """A local path is taken as it is, without any network. A hub id is taken from the cache, or downloaded.
-
-    Downloads resume where they stopped. Raises BadInput within seconds when the hub cannot be reached.
-    """
+    """A local path as it is; a hub id from the cache, or downloaded. Raises BadInput, soon where no network is."""
     folder = os.path.expanduser(name)
     if os.path.isdir(folder):
         return Path(folder)
@@ -215,7 +211,7 @@ def folder_of_base(base: str, adapter: str | None) -> Path:
 def load_network(info: CheckpointInfo, num_action_tokens: int, device: torch.device, dtype: torch.dtype) -> OpenVLAOFT:
     """Build the network without memory and stream the weights to `device`, one tensor at a time.
 
-    Peak memory is the network on the device and one tensor on the host. The proprio projector stays float32.
+    The proprio projector stays float32.
     """
     try:
         with torch.device("meta"):
@@ -225,17 +221,18 @@ def load_network(info: CheckpointInfo, num_action_tokens: int, device: torch.dev
         raise BadInput(f"{path}: no network can be built from it ({first_line(error)})") from error
     stored = {module_key(key): tensor for key, tensor in info.weights.items()}
     expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    if missing := sorted(expected.keys() - stored.keys()):
-        count, first = f"{len(missing)} of {len(expected)}", file_key(missing[0])
-        raise BadInput(f"{info.folder}: {count} tensors are missing in its safetensors files, first {first}")
-    for name, tensor in stored.items():
-        if tensor.shape != expected.get(name):
-            wanted = expected.get(name, "no such tensor")
-            raise BadInput(f"{tensor.path}: {tensor.name}: config.json implies {wanted}, found {tensor.shape}")
+    for name in sorted(expected.keys() | stored.keys()):
+        wanted, found = expected.get(name), stored[name].shape if name in stored else None
+        if wanted != found:
+            where = stored[name].path if name in stored else info.folder
+            raise BadInput(f"{where}: {file_key(name)}: config.json implies shape {wanted}, found {found}")
     state = {module_key(key): tensor for key, tensor in stream_tensors(info.weights.values(), device, dtype)}
     network.load_state_dict(state, strict=True, assign=True)
     network.build_rotary_embedding(device)
-    network.proprio_projector = _load_proprio_projector(info, device)
+    if (proprio := read_proprio_state(info)) is not None:
+        proprio = {key: tensor.float() for key, tensor in proprio.items()}
+        projector = _module_of(ProprioProjector, proprio, info.proprio_file or info.folder)
+        network.proprio_projector = projector.to(device)
     return network.requires_grad_(False).eval()
 
 
@@ -257,27 +254,19 @@ def read_proprio_state(info: CheckpointInfo) -> dict[str, Tensor] | None:
     return None if info.proprio_file is None else read_pt(info.proprio_file)
 
 
-def _load_proprio_projector(info: CheckpointInfo, device: torch.device) -> ProprioProjector | None:
-    state = read_proprio_state(info)
-    if state is None:
-        return None
-    try:
-        return ProprioProjector.from_state_dict({key: value.float() for key, value in state.items()}).to(device)
-    except (KeyError, RuntimeError, ValueError) as error:
-        where = info.proprio_file or info.folder
-        raise BadInput(f"{where}: not a proprio projector, tensors {sorted(state)}: get the file again") from error
-
-
 def load_action_head(info: CheckpointInfo, device: torch.device, dtype: torch.dtype) -> L1RegressionHead | None:
     """The L1 regression head, or None when the folder has none. Raises BadInput when the file is something else."""
-    path = info.action_head_file
-    if path is None:
+    if info.action_head_file is None:
         return None
-    state = read_pt(path)
+    head = _module_of(L1RegressionHead, read_pt(info.action_head_file), info.action_head_file)
+    return head.to(device, dtype).requires_grad_(False)
+
+
+def _module_of(kind: type[Head], state: dict[str, Tensor], path: Path) -> Head:
     try:
-        return L1RegressionHead.from_state_dict(state).to(device, dtype).requires_grad_(False)
+        return kind.from_state_dict(state)
     except (KeyError, RuntimeError, ValueError) as error:
-        raise BadInput(f"{path}: not an L1 regression head, tensors {sorted(state)[:3]}... ({error!r})") from error
+        raise BadInput(f"{path}: not a {kind.__name__}, tensors {sorted(state)[:3]}...: get the file again") from error
 
 
 def check_dimensions(
@@ -285,19 +274,15 @@ def check_dimensions(
 ) -> None:
     """Raises BadInput when head or projector fit neither the network nor the statistics of `unnorm_key`."""
     statistics, width = info.statistics[unnorm_key], info.config.llama.hidden_size
-    sizes: list[tuple[Path | None, str, int, int | None]] = []
     if head is not None:
-        inputs = head.model.fc1.in_features
-        sizes.append((info.action_head_file, "action dimensions", head.action_dim, statistics.action.dim))
-        sizes.append((info.action_head_file, "inputs", inputs, width * head.action_dim))
+        found, dim = (head.model.fc1.in_features, head.action_dim), statistics.action.dim
+        if found != (width * dim, dim):
+            raise BadInput(f"{info.action_head_file}: sizes {found}, expected {(width * dim, dim)}: get its own file")
     if projector is not None:
-        dim = None if statistics.proprio is None else statistics.proprio.dim
-        sizes.append((info.proprio_file, "proprio dimensions", projector.proprio_dim, dim))
-        sizes.append((info.proprio_file, "outputs", projector.fc2.out_features, width))
-    for path, what, found, expected in sizes:
-        if found != expected:
-            named = f"{path or info.folder}: {found} {what}"
-            raise BadInput(f"{named}, config.json and statistics {unnorm_key} imply {expected}: get its own file")
+        sizes = (projector.proprio_dim, projector.fc2.out_features)
+        expected = (statistics.proprio.dim if statistics.proprio else None, width)
+        if sizes != expected:
+            raise BadInput(f"{info.proprio_file or info.folder}: projector of {sizes}, expected {expected}")
 
 
 def save_checkpoint(

@@ -1,6 +1,4 @@
-"""Merge a trained adapter into its base: a plain OpenVLA-OFT folder that other OFT programs load.
-
-    python -m vla.merge --adapter RUN/checkpoints/best --out FOLDER [--base FOLDER_OR_HUB_ID]
+"""python -m vla.merge --adapter RUN/checkpoints/best --out FOLDER [--base FOLDER_OR_HUB_ID]
 
 Merging in other programs has ruined policies: adapters merged twice, into another base, or in bfloat16. Here the base
 is checked against the fingerprint that the adapter holds, the sum is computed in float32, and before the folder gets
@@ -25,11 +23,6 @@ if TYPE_CHECKING:  # imported where it is used: --help needs no torch
 
     from vla.checkpoint import CheckpointInfo
 
-# Rounding moves the logits of the bundled policy in bfloat16 by 2.5 times the precision of the largest (median over
-# positions), so that 2 to 6 % of its tokens change.
-MOST_ROUNDING = 8
-HARMLESS = 1e-3  # of a logit, in any precision
-
 
 @dataclass(frozen=True)
 class MergeArgs:
@@ -53,27 +46,25 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     """
     import torch
 
-    from vla.checkpoint import base_of_adapter, inspect_checkpoint, resolve_checkpoint
-    from vla.lora import CONFIG_FILE, SAMPLES_FILE
+    from vla import checkpoint, preprocessing
     from vla.policy import Policy
-    from vla.preprocessing import read_observations, synthetic_observations
 
     adapter = resolve_pointer(adapter)
     if out.exists():
         raise BadInput(f"--out {out} exists already: name a new folder")
-    if not (adapter / CONFIG_FILE).is_file():
-        raise BadInput(f"--adapter {adapter} holds no {CONFIG_FILE}: give a folder of RUN/checkpoints")
-    base = base or base_of_adapter(adapter) or ""
-    info = inspect_checkpoint(resolve_checkpoint(base))
-    stored = next(iter(info.weights.values())).dtype
+    base = base or checkpoint.base_of_adapter(adapter)
+    if base is None:
+        raise BadInput(f"--adapter {adapter} holds no adapter_config.json: give a folder of RUN/checkpoints")
+    info = checkpoint.inspect_checkpoint(checkpoint.resolve_checkpoint(base))
+    key, stored = next(iter(info.statistics)), next(iter(info.weights.values())).dtype
     dtype = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored, torch.float32)
-    key = next(iter(info.statistics))
     options: dict[str, Any] = {"task_suite": key, "unnorm_key": key, "device": device, "dtype": dtype, "compile": "off"}
     policy = Policy.load(base, adapter=str(adapter), **options)  # checks that they fit
-    if (adapter / SAMPLES_FILE).is_file():
-        observations = read_observations(adapter / SAMPLES_FILE)
+    samples = adapter / "sample_observations.npz"
+    if samples.is_file():
+        observations = preprocessing.read_observations(samples)
     else:
-        observations = synthetic_observations(policy.num_images, policy.statistics.proprio)
+        observations = preprocessing.synthetic_observations(policy.num_images, policy.statistics.proprio)
 
     @torch.no_grad()
     def logits(policy: Policy) -> Tensor:
@@ -108,15 +99,14 @@ def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
         raise BadInput(f"--out {out.name}: {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free")
     for path, entries in files.items():
         merged = dict(weights.stream_tensors(entries))
-        for module in {key.removesuffix(".weight") for key in merged} & set(adapter.targets):
-            down, up = adapter.tensors[f"{module}.lora_A"], adapter.tensors[f"{module}.lora_B"]
-            key = f"{module}.weight"
+        for key in merged.keys() & {f"{target}.weight" for target in adapter.targets}:
+            down, up = (adapter.tensors[key.removesuffix("weight") + matrix] for matrix in ("lora_A", "lora_B"))
             merged[key] = merged_weight(merged[key], down, up, adapter.alpha / adapter.rank)
         weights.write_tensors(out / path.name, merged)
     for path in info.folder.iterdir():
         if path.name == "tokenizer.model" or path.suffix == ".json":
             shutil.copyfile(path, out / path.name)
-    if len(files) > 1:
+    if (out / weights.INDEX_FILE).exists():
         weight_map = {key: tensor.path.name for key, tensor in info.weights.items()}
         write_json(out / weights.INDEX_FILE, {"metadata": {"total_size": needed}, "weight_map": weight_map})
     write_json(out / "config.json", read_json(out / "config.json") | {"num_images_in_input": info.num_images})
@@ -127,12 +117,9 @@ def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
     results = folder / "metadata.json"  # of the training run
     rows = [f"* {key}: {value}" for key, value in (read_json(results) if results.is_file() else {}).items()]
     card = (
-        "# OpenVLA-OFT policy, trained by reinforcement learning",
-        f"LoRA adapter {folder} (rank {adapter.rank}, alpha {adapter.alpha}) merged into `{adapter.base_model}`.",
-        "Load it like any OpenVLA-OFT checkpoint that acts by action tokens.",
-        "\n".join(rows),
+        f"OpenVLA-OFT policy: LoRA adapter {folder} (rank {adapter.rank}, alpha {adapter.alpha}) merged into its base"
     )
-    (out / "README.md").write_text("\n\n".join(card), encoding="utf-8")
+    (out / "README.md").write_text("\n".join([f"{card} `{adapter.base_model}`.", "", *rows, ""]), encoding="utf-8")
 
 
 def merged_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:
@@ -148,7 +135,8 @@ def judge(unmerged: Tensor, merged: Tensor, untrained: Tensor, precision: float)
     `precision` explains; and when they choose the same tokens wherever the two best differ by more than this.
     """
     difference, effect = ((unmerged - other).abs().amax(-1).median().item() for other in (merged, untrained))
-    limit = max(effect / 2, MOST_ROUNDING * precision * unmerged.abs().amax(-1).median().item(), HARMLESS)
+    # Rounding moves the logits of the bundled policy in bfloat16 by 2.5 times the precision of the largest.
+    limit = max(effect / 2, 8 * precision * unmerged.abs().amax(-1).median().item(), 1e-3)
     best = unmerged.topk(2).values
     is_clear = best[..., 0] - best[..., 1] > 4 * difference
     same = (unmerged.argmax(-1) == merged.argmax(-1))[is_clear]
@@ -158,10 +146,8 @@ def judge(unmerged: Tensor, merged: Tensor, untrained: Tensor, precision: float)
         f"that rounding does not decide; their logits differ by {difference:.1e}, training changed them by {effect:.1e}"
     )
     if share < 0.99 or not difference <= limit:
-        raise BadInput(
-            f"{finding}; expected 99% and at most {limit:.1e}: nothing was written; evaluate and use the adapter folder "
-            "itself (as --checkpoint), or try another --device"
-        )
+        advice = "evaluate and use the adapter folder itself (as --checkpoint), or try another --device"
+        raise BadInput(f"{finding}; expected 99% and at most {limit:.1e}: nothing was written; {advice}")
     return finding
 
 

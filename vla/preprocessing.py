@@ -139,8 +139,8 @@ def pixel_values(images: np.ndarray, processor: ImageProcessor) -> np.ndarray:
                 image = np.asarray(Image.fromarray(image).resize((size, size), interpolation))
             for channel in range(3):
                 # Not the default mode: that one writes to a buffer first. No level is beyond 255.
-                place = pixels[(*index, backbone, channel)]
-                np.take(levels[backbone, channel], image[..., channel], out=place, mode="clip")
+                place = (*index, backbone, channel)
+                np.take(levels[backbone, channel], image[..., channel], out=pixels[place], mode="clip")
     return pixels.reshape(*batch, 6 * num_images, size, size)
 
 
@@ -196,7 +196,7 @@ def read_observations(path: Path) -> list[Observation]:
 def synthetic_observations(
     num_images: int, proprio: VectorStatistics | None, count: int = 8, seed: int = 0
 ) -> list[Observation]:
-    """Smooth random images and states within the ranges of `proprio`: inputs where no stored ones are at hand."""
+    """Smooth random images, and states within the ranges of `proprio`."""
     random = np.random.default_rng(seed)
     observations = []
     for _ in range(count):

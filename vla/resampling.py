@@ -36,7 +36,7 @@ def lanczos_resize(planes: np.ndarray, size: int) -> np.ndarray:
 
 
 def _sums_in_turn(source: np.ndarray, size: int, outputs: np.ndarray) -> np.ndarray:
-    """Values (N,) of the resized image at flat indices (N,), products added one by one in float32 as TensorFlow does."""
+    """Values (N,) of the resized image at flat indices (N,), products added one by one in float32, as in TensorFlow."""
     plane, y, x = np.unravel_index(outputs, (3, size, size))
     y_inputs, y_weights = (taps[y] for taps in _taps(source.shape[1], size))  # (N, Ty)
     x_inputs, x_weights = (taps[x] for taps in _taps(source.shape[2], size))  # (N, Tx)

@@ -29,8 +29,6 @@ BIN_EDGES = np.linspace(-1.0, 1.0, NUM_BINS)
 BIN_CENTRES = (BIN_EDGES[:-1] + BIN_EDGES[1:]) / 2.0
 RANGE_EPSILON = 1e-8  # added to every range by openvla-oft, so that a dimension that never moved can be divided by it
 _SUITE_OF_WORD = {"long": "libero_10"} | {w: f"libero_{w}" for w in ("spatial", "object", "goal", "10", "90")}
-
-
 # Which bounds became -1 and +1 in training: 1st and 99th percentile (LIBERO, Bridge), or minimum and maximum.
 Normalisation = Literal["bounds_q99", "bounds"]
 
@@ -117,8 +115,8 @@ def to_env(actions: np.ndarray) -> np.ndarray:
 def sample_tokens(logits: Tensor, temperature: float, generators: Sequence[torch.Generator] | None = None) -> Tensor:
     """One token id per position, (B, A) int64, from softmax(logits / temperature); logits (B, A, 256).
 
-    The cumulative distribution is inverted in float64 with uniform numbers of one CPU generator per row (None: torch's
-    default one). A row's draw is therefore the same in every batch and on every device, up to the logits' own noise.
+    Inverts the distribution in float64 with numbers of one CPU generator per row (None: torch's default one), so a
+    row's draw is the same in every batch and on every device, up to the logits' own noise.
     """
     batch, num_tokens, num_bins = logits.shape
     sources = generators if generators is not None else [torch.default_generator] * batch
@@ -172,8 +170,7 @@ def _vector(entry: dict[str, Any]) -> VectorStatistics:
 def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = None) -> str:
     """The statistics key to use: `unnorm_key` if given, else `<suite>_no_noops`, `<suite>`, or the only key there is.
 
-    keys: a dict of statistics or just its keys. The only key is not taken when it names another LIBERO suite: that
-    checkpoint would run, but with wrong ranges. Raises BadInput with the keys that exist.
+    Unless that one names another LIBERO suite: the checkpoint would run, but with wrong ranges. Raises BadInput.
     """
     for key in (f"{task_suite}_no_noops", task_suite) if unnorm_key is None else (unnorm_key,):
         if key in keys:
@@ -189,10 +186,7 @@ def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = 
 
 
 def suites_named(name: str) -> set[str]:
-    """LIBERO suites that a name of a checkpoint or of statistics mentions.
-
-    "openvla-7b-libero-spatial-object" -> two of them; "libero_4_task_suites" -> none.
-    """
+    """LIBERO suites that a name mentions: "7b-libero-spatial-object" -> two; "libero_4_task_suites" -> none."""
     words = re.findall(r"libero|[a-z]+|[0-9]+", name.lower())
     starts = [i + 1 for i, word in enumerate(words) if word == "libero"]
     return {_SUITE_OF_WORD[word] for start in starts for word in takewhile(_SUITE_OF_WORD.__contains__, words[start:])}
