@@ -1,6 +1,6 @@
 """Checkpoint folders of OpenVLA-OFT: find out what a folder is, stream its weights into a network, write new ones.
 
-Every public kind is read (docs of the kinds: README, "Which checkpoints work"):
+Every public kind is read:
   * trained by L1 regression: safetensors + action_head--*.pt + proprio_projector--*.pt; two images;
   * trained on action tokens: safetensors alone; one image, no proprio;
   * after reinforcement learning with SimpleVLA-RL: as before, with the proprio projector among the safetensors.
@@ -11,7 +11,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from huggingface_hub import HfApi, snapshot_download
@@ -37,7 +37,6 @@ LLAMA_DEFAULTS: dict[str, Any] = {
 PROPRIO_PREFIX = "proprio_projector."
 PROPRIO_FILE = "proprio_projector--latest_checkpoint.pt"
 HUB_TIMEOUT_S = 10.0
-Head = TypeVar("Head", ProprioProjector, L1RegressionHead)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.pt", "tokenizer.model"]  # no Python code
 _IGNORED_KEYS = re.compile(r"rotary_emb\.inv_freq$")  # written by old versions of transformers; computed here
@@ -83,10 +82,9 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 def llama_config(text_config: dict[str, Any]) -> LlamaConfig:
     """text_config of the checkpoint, completed with LLAMA_DEFAULTS."""
-    given = {key: value for key, value in text_config.items() if key in LLAMA_DEFAULTS and value is not None}
-    fields = LLAMA_DEFAULTS | given
-    for name in ("rms_norm_eps", "rope_theta"):
-        fields[name] = float(fields[name])  # JSON writes 1.0 as 1, too; transformers refuses integers
+    fields = LLAMA_DEFAULTS | {k: v for k, v in text_config.items() if k in LLAMA_DEFAULTS and v is not None}
+    # JSON writes 1.0 as 1, too; transformers refuses integers.
+    fields |= {name: float(fields[name]) for name in ("rms_norm_eps", "rope_theta")}
     # SDPA is fixed: the eager and flash variants add a causal mask of their own in some versions of transformers.
     return LlamaConfig(**fields, tie_word_embeddings=False, use_cache=False, attn_implementation="sdpa")
 
@@ -126,8 +124,7 @@ class CheckpointInfo:
 def inspect_checkpoint(folder: Path, num_images: int | None = None) -> CheckpointInfo:
     """Find out what a folder is without reading weights. Raises BadInput that names the file that is wrong.
 
-    num_images overrides what the folder says. Public checkpoints don't say: two images where there is an L1 head and a
-    proprio projector, else one, is how all of them were trained.
+    num_images overrides what the folder says. Public ones don't say, but were all trained as the last line here has it.
     """
     config = read_model_config(folder)
     tensors = {name: tensor for path in weight_files(folder) for name, tensor in read_header(path)[0].items()}
@@ -209,23 +206,19 @@ def folder_of_base(base: str, adapter: str | None) -> Path:
 
 
 def load_network(info: CheckpointInfo, num_action_tokens: int, device: torch.device, dtype: torch.dtype) -> OpenVLAOFT:
-    """Build the network without memory and stream the weights to `device`, one tensor at a time.
-
-    The proprio projector stays float32.
-    """
+    """Build the network without memory and stream the weights to `device`. The proprio projector stays float32."""
     try:
         with torch.device("meta"):
             network = OpenVLAOFT(info.config, num_action_tokens)
     except Exception as error:  # timm and transformers raise many kinds for names and sizes that do not fit
         path = info.folder / "config.json"
         raise BadInput(f"{path}: no network can be built from it ({first_line(error)})") from error
-    stored = {module_key(key): tensor for key, tensor in info.weights.items()}
-    expected = {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    for name in sorted(expected.keys() | stored.keys()):
-        wanted, found = expected.get(name), stored[name].shape if name in stored else None
-        if wanted != found:
-            where = stored[name].path if name in stored else info.folder
-            raise BadInput(f"{where}: {file_key(name)}: config.json implies shape {wanted}, found {found}")
+    expected = {file_key(name): tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    found = {name: tensor.shape for name, tensor in info.weights.items()}
+    for name in sorted(expected.keys() | found.keys()):
+        if expected.get(name) != found.get(name):
+            where = info.weights[name].path if name in found else info.folder
+            raise BadInput(f"{where}: {name}: config.json implies shape {expected.get(name)}, found {found.get(name)}")
     state = {module_key(key): tensor for key, tensor in stream_tensors(info.weights.values(), device, dtype)}
     network.load_state_dict(state, strict=True, assign=True)
     network.build_rotary_embedding(device)
@@ -262,7 +255,7 @@ def load_action_head(info: CheckpointInfo, device: torch.device, dtype: torch.dt
     return head.to(device, dtype).requires_grad_(False)
 
 
-def _module_of(kind: type[Head], state: dict[str, Tensor], path: Path) -> Head:
+def _module_of(kind: Any, state: dict[str, Tensor], path: Path) -> Any:
     try:
         return kind.from_state_dict(state)
     except (KeyError, RuntimeError, ValueError) as error:
@@ -293,9 +286,9 @@ def save_checkpoint(
     dtype: torch.dtype = torch.bfloat16,
     action_head: L1RegressionHead | None = None,
 ) -> None:
-    """Write weights, config.json, generation_config.json and the heads; the other files come from where config does.
+    """Write weights, config.json, generation_config.json, and the heads in their dtypes; for a network without adapters.
 
-    The heads keep their dtypes. The network has no adapters: this format cannot hold them.
+    The other files come from where config does.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)

@@ -26,6 +26,8 @@ from vla.prompt import pad_prompts, prompt_ids
 from vla.resampling import centre_crop, lanczos_resize
 from vla.tokens import Normalisation, VectorStatistics, normalise_proprio
 
+COLUMNS = ("images", "proprio", "instructions", "prepared")  # of stored observations
+
 
 @dataclass(frozen=True)
 class ImageProcessor:
@@ -41,11 +43,9 @@ class ImageProcessor:
         """Read a checkpoint folder's preprocessor_config.json. Raises BadInput naming the file."""
         path = Path(folder) / "preprocessor_config.json"
         config = read_json(path)
-        if config.get("image_resize_strategy", "resize-naive") != "resize-naive" or config.get("tvf_do_letterbox"):
-            raise BadInput(
-                f"{path}: images are resized by another strategy than 'resize-naive', the only supported one"
-            )
         try:
+            if config.get("image_resize_strategy", "resize-naive") != "resize-naive" or config.get("tvf_do_letterbox"):
+                raise ValueError("images are resized by another strategy than 'resize-naive'")
             size = config["input_sizes"][0][1]
             # Released checkpoints carry means and stds twice: as published, and rounded to bfloat16 in
             # `tvf_normalize_params`, which are those that the original processor applies.
@@ -174,22 +174,17 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 def write_observations(path: Path, observations: Sequence[Observation]) -> None:
     """An .npz of some observations, all of one shape."""
-    np.savez_compressed(
-        path,
-        images=np.stack([observation.images for observation in observations]),
-        proprio=np.stack([observation.proprio for observation in observations]),
-        instructions=np.array([observation.instruction for observation in observations]),
-        prepared=np.array([observation.prepared for observation in observations]),
-    )
+    columns = zip(*((o.images, o.proprio, o.instruction, o.prepared) for o in observations), strict=True)
+    np.savez_compressed(path, **dict(zip(COLUMNS, map(np.stack, columns), strict=True)))
 
 
 def read_observations(path: Path) -> list[Observation]:
     """What `write_observations` wrote. Raises BadInput when the file is broken."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            rows = zip(*(file[name] for name in ("images", "proprio", "instructions", "prepared")), strict=True)
+            rows = zip(*(file[name] for name in COLUMNS), strict=True)
         return [Observation(images, proprio, str(text), bool(prepared)) for images, proprio, text, prepared in rows]
-    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise BadInput(f"{path}: holds no observations ({first_line(error)}): delete it") from error
 
 

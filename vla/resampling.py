@@ -11,8 +11,6 @@ from functools import lru_cache
 import numpy as np
 
 CROP_AREA = 0.9
-BAND_OUTPUTS = 16  # an output has 7 or 8 non-zero weights of 256; 16 a product waste little and fill the BLAS kernel
-TIE_MARGIN = 5e-4  # above the rounding error of two float32 sums of 8 products, at most 3e-4 for values up to 255
 
 
 def lanczos_resize(planes: np.ndarray, size: int) -> np.ndarray:
@@ -20,54 +18,34 @@ def lanczos_resize(planes: np.ndarray, size: int) -> np.ndarray:
 
     Vertical first, then horizontal, as TensorFlow does: the other order rounds a few pixels differently.
     """
-    _, height, width = planes.shape
-    source = planes.astype(np.float32)
-    rows = np.empty((3, size, width), dtype=np.float32)
-    for outputs, inputs, weights, _ in _weight_bands(height, size):
-        np.matmul(weights, source[:, inputs], out=rows[:, outputs])
-    columns = np.empty((3 * size, size), dtype=np.float32)
-    for outputs, inputs, _, transposed in _weight_bands(width, size):
-        np.matmul(rows.reshape(3 * size, width)[:, inputs], transposed, out=columns[:, outputs])
-    levels = np.rint(columns)
-    # BLAS may sum in another order or fuse multiply and add: settle here the few values where that could show.
-    doubtful = np.flatnonzero(np.abs(columns - levels) > 0.5 - TIE_MARGIN)
-    levels.ravel()[doubtful] = np.rint(_sums_in_turn(source, size, doubtful))
-    return np.clip(levels, 0, 255, out=levels).astype(np.uint8).reshape(3, size, size)
+    rows = _weighted_sums(np.ascontiguousarray(planes.transpose(1, 0, 2), dtype=np.float32), size)  # (size, 3, W)
+    columns = _weighted_sums(np.ascontiguousarray(rows.transpose(2, 1, 0)), size)  # (size, 3, size): x, channel, y
+    levels = np.clip(np.rint(columns), 0, 255).astype(np.uint8)
+    return np.ascontiguousarray(levels.transpose(1, 2, 0))
 
 
-def _sums_in_turn(source: np.ndarray, size: int, outputs: np.ndarray) -> np.ndarray:
-    """Values (N,) of the resized image at flat indices (N,), products added one by one in float32, as in TensorFlow."""
-    plane, y, x = np.unravel_index(outputs, (3, size, size))
-    y_inputs, y_weights = (taps[y] for taps in _taps(source.shape[1], size))  # (N, Ty)
-    x_inputs, x_weights = (taps[x] for taps in _taps(source.shape[2], size))  # (N, Tx)
-    values = source[plane[:, None, None], y_inputs[:, :, None], x_inputs[:, None, :]]  # (N, Ty, Tx)
-    rows = np.add.accumulate(values * y_weights[:, :, None], axis=1)[:, -1]
-    return np.add.accumulate(rows * x_weights, axis=1)[:, -1]
+def _weighted_sums(source: np.ndarray, size: int) -> np.ndarray:
+    """(num_in, 3, L) -> (size, 3, L). One product after the other is added in float32: BLAS would round otherwise."""
+    inputs, weights = _taps(len(source), size)
+    sums = np.take(source, inputs[0], axis=0) * weights[0]
+    product = np.empty_like(sums)
+    for tap, weight in zip(inputs[1:], weights[1:], strict=True):
+        np.take(source, tap, axis=0, out=product, mode="clip")  # the default mode writes to a buffer first
+        product *= weight
+        sums += product
+    return sums
 
 
 @lru_cache(maxsize=16)
 def _taps(num_in: int, num_out: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each output its T inputs in order and their weights, both (num_out, T). Surplus taps weigh 0."""
+    """Each output's T inputs in order (T, num_out), and their weights (T, num_out, 1, 1). Surplus taps weigh 0."""
     matrix = lanczos_weights(num_in, num_out)
     first = (matrix != 0).argmax(axis=1)
     last = num_in - 1 - (matrix != 0)[:, ::-1].argmax(axis=1)
-    inputs = first[:, None] + np.arange((last - first).max() + 1)
-    weights = np.take_along_axis(matrix, np.minimum(inputs, num_in - 1), axis=1)
-    return np.minimum(inputs, num_in - 1), np.where(inputs < num_in, weights, np.float32(0))
-
-
-@lru_cache(maxsize=16)
-def _weight_bands(num_in: int, num_out: int) -> list[tuple[slice, slice, np.ndarray, np.ndarray]]:
-    """The banded weight matrix cut into small dense blocks: (outputs, inputs, block, transpose)."""
-    matrix = lanczos_weights(num_in, num_out)
-    bands = []
-    for start in range(0, num_out, BAND_OUTPUTS):
-        block = matrix[start : start + BAND_OUTPUTS]
-        used = np.flatnonzero(block.any(axis=0))
-        inputs = slice(used[0], used[-1] + 1)
-        block = np.ascontiguousarray(block[:, inputs])
-        bands.append((slice(start, start + len(block)), inputs, block, np.ascontiguousarray(block.T)))
-    return bands
+    inputs = first + np.arange((last - first).max() + 1)[:, None]
+    clipped = np.minimum(inputs, num_in - 1)
+    weights = np.where(inputs < num_in, np.take_along_axis(matrix.T, clipped, axis=0), np.float32(0))
+    return clipped, weights[..., None, None]
 
 
 def lanczos_weights(num_in: int, num_out: int) -> np.ndarray:

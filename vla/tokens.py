@@ -65,10 +65,7 @@ class DatasetStatistics:
 
 def encode(actions: np.ndarray) -> np.ndarray:
     """Token ids, int64 of the same shape, of normalised actions; values beyond [-1, 1] get the edge bins."""
-    values = np.clip(np.asarray(actions, dtype=np.float64), -1.0, 1.0)
-    if np.isnan(values).any():
-        raise ValueError("actions hold NaN, which no bin can hold")
-    return VOCABULARY_SIZE - np.digitize(values, BIN_EDGES)
+    return VOCABULARY_SIZE - np.digitize(np.clip(np.asarray(actions, dtype=np.float64), -1.0, 1.0), BIN_EDGES)
 
 
 def decode(ids: np.ndarray) -> np.ndarray:
@@ -140,14 +137,11 @@ def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
     {"<key>": {"action": {"min": [...], "max": [...], "q01": [...], "q99": [...], "mask": [...]}, "proprio": {...}}}
     """
     path = Path(folder) / "dataset_statistics.json"
-    if path.exists():
-        where, entries = str(path), read_json(path)
-    else:
-        path = Path(folder) / "config.json"
-        where, entries = f"{path}: norm_stats", read_json(path).get("norm_stats") or {}
-    if not entries:
-        raise BadInput(f"{where}: holds no dataset statistics; copy dataset_statistics.json of the training run here")
+    entries = read_json(path) if path.exists() else None
     try:
+        if not entries:
+            path = Path(folder) / "config.json"
+            entries = read_json(path)["norm_stats"]
         return {
             key: DatasetStatistics(
                 _vector(entry["action"]), _vector(entry["proprio"]) if entry.get("proprio") else None
@@ -155,7 +149,8 @@ def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
             for key, entry in entries.items()
         }
     except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise BadInput(f"{where}: cannot be used ({error!r}); copy the file again") from error
+        repair = "copy dataset_statistics.json of the training run here"
+        raise BadInput(f"{path}: no usable dataset statistics ({error!r}); {repair}") from error
 
 
 def _vector(entry: dict[str, Any]) -> VectorStatistics:
