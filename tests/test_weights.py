@@ -64,23 +64,17 @@ def test_streamed_tensors_outlive_the_file(tmp_path, tensors):
     assert torch.equal(streamed["b"], tensors["b"])
 
 
-@pytest.mark.parametrize("content", [None, b"", b"version https://git-lfs.github.com/spec/v1\n", b"PK\x03\x04" * 20])
-def test_broken_safetensors_file_is_named(tmp_path, content):
+@pytest.mark.parametrize("content", [None, b"", b"version https://git-lfs.github.com/spec/v1\n", b"cut"])
+def test_missing_broken_and_truncated_safetensors_files_are_named(tmp_path, tensors, content):
     path = tmp_path / "model.safetensors"
+    if content == b"cut":
+        write_tensors(path, tensors)
+        content = path.read_bytes()[:-100]
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(BadInput, match="is missing" if content is None else "not a whole safetensors file") as caught:
         read_header(path)
     assert str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize("missing", [1, 100, 4000])
-def test_truncated_file_is_named(tmp_path, tensors, missing):
-    path = tmp_path / "x.safetensors"
-    write_tensors(path, tensors)
-    path.write_bytes(path.read_bytes()[:-missing])
-    with pytest.raises(BadInput, match=r"x\.safetensors is not a whole safetensors file"):
-        read_header(path)
 
 
 def test_fingerprint_ignores_how_tensors_are_spread_over_files(tmp_path, tensors):
@@ -129,11 +123,6 @@ def test_shards_are_cut_before_they_grow_too_large_and_the_index_names_them(tmp_
     assert sorted(path.name for path in weight_files(tmp_path)) == files
 
 
-def test_one_small_set_of_weights_is_one_file_without_index(tmp_path):
-    write_weights(tmp_path, {"a": torch.ones(3)}, torch.bfloat16)
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
-
-
 def test_pt_has_the_prefix_of_distributed_training_and_loses_it_when_read(tmp_path):
     write_pt(tmp_path / "x.pt", {"fc1.weight": torch.ones(2, requires_grad=True)})
     state = torch.load(tmp_path / "x.pt", weights_only=True)
@@ -160,17 +149,14 @@ def test_code_in_a_pickle_is_refused_and_not_run(tmp_path):
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no zip", b"\x80\x02}q\x00."])
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no zip", [1, 2]])
 def test_pt_without_tensors_is_refused(tmp_path, content):
-    (tmp_path / "x.pt").write_bytes(content)
-    if content.startswith(b"\x80"):
-        torch.save([1, 2], tmp_path / "x.pt")
+    (tmp_path / "x.pt").write_bytes(content) if isinstance(content, bytes) else torch.save(content, tmp_path / "x.pt")
     with pytest.raises(BadInput, match=r"x\.pt"):
         read_pt(tmp_path / "x.pt")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize(("name", "value"), [("a", math.nan), ("b", -math.inf)])
 def test_a_number_that_is_none_is_refused_with_its_tensors_name(tmp_path, tensors, name, value):
     tensors[name][3] = value
     write_tensors(tmp_path / "x.safetensors", tensors)

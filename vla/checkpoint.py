@@ -7,7 +7,6 @@ Every public kind is read:
 A folder that is read is never written to, and nothing in it is executed.
 """
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,6 @@ PROPRIO_FILE = "proprio_projector--latest_checkpoint.pt"
 HUB_TIMEOUT_S = 10.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.pt", "tokenizer.model"]  # no Python code
-_IGNORED_KEYS = re.compile(r"rotary_emb\.inv_freq$")  # written by old versions of transformers; computed here
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def inspect_checkpoint(folder: Path, num_images: int | None = None) -> Checkpoin
         folder=folder,
         config=config,
         statistics=load_statistics(folder),
-        weights={k: t for k, t in tensors.items() if k not in proprio_weights and not _IGNORED_KEYS.search(k)},
+        weights={key: tensor for key, tensor in tensors.items() if key not in proprio_weights},
         proprio_weights=proprio_weights,
         proprio_file=files["proprio_projector"],
         action_head_file=files["action_head"],
@@ -153,9 +151,8 @@ def inspect_checkpoint(folder: Path, num_images: int | None = None) -> Checkpoin
 
 def resolve_checkpoint(name: str) -> Path:
     """A local path as it is; a hub id from the cache, or downloaded. Raises BadInput, soon where no network is."""
-    folder = os.path.expanduser(name)
-    if os.path.isdir(folder):
-        return Path(folder)
+    if (folder := Path(name).expanduser()).is_dir():
+        return folder
     if not _HUB_ID.fullmatch(name):
         raise BadInput(f"checkpoint {name}: no such folder: give a checkpoint folder or a hub id (owner/name)")
     try:
@@ -223,9 +220,8 @@ def load_network(info: CheckpointInfo, num_action_tokens: int, device: torch.dev
     network.load_state_dict(state, strict=True, assign=True)
     network.build_rotary_embedding(device)
     if (proprio := read_proprio_state(info)) is not None:
-        proprio = {key: tensor.float() for key, tensor in proprio.items()}
         projector = _module_of(ProprioProjector, proprio, info.proprio_file or info.folder)
-        network.proprio_projector = projector.to(device)
+        network.proprio_projector = projector.to(device, torch.float32)
     return network.requires_grad_(False).eval()
 
 
@@ -267,15 +263,12 @@ def check_dimensions(
 ) -> None:
     """Raises BadInput when head or projector fit neither the network nor the statistics of `unnorm_key`."""
     statistics, width = info.statistics[unnorm_key], info.config.llama.hidden_size
-    if head is not None:
-        found, dim = (head.model.fc1.in_features, head.action_dim), statistics.action.dim
-        if found != (width * dim, dim):
-            raise BadInput(f"{info.action_head_file}: sizes {found}, expected {(width * dim, dim)}: get its own file")
-    if projector is not None:
-        sizes = (projector.proprio_dim, projector.fc2.out_features)
-        expected = (statistics.proprio.dim if statistics.proprio else None, width)
-        if sizes != expected:
-            raise BadInput(f"{info.proprio_file or info.folder}: projector of {sizes}, expected {expected}")
+    dim, state_dim = statistics.action.dim, statistics.proprio.dim if statistics.proprio else None
+    wanted = f"expected one for hidden size {width}, {dim} action and {state_dim} proprio dimensions: get its own file"
+    if head is not None and (head.model.fc1.in_features, head.action_dim) != (width * dim, dim):
+        raise BadInput(f"{info.action_head_file}: {wanted}")
+    if projector is not None and (projector.fc2.out_features, projector.proprio_dim) != (width, state_dim):
+        raise BadInput(f"{info.proprio_file or info.folder}: {wanted}")
 
 
 def save_checkpoint(
@@ -286,10 +279,7 @@ def save_checkpoint(
     dtype: torch.dtype = torch.bfloat16,
     action_head: L1RegressionHead | None = None,
 ) -> None:
-    """Write weights, config.json, generation_config.json, and the heads in their dtypes; for a network without adapters.
-
-    The other files come from where config does.
-    """
+    """Write config.json, generation_config.json, weights (without adapters) and heads, these in their own dtypes."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     generation = {"_from_model_config": True, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}

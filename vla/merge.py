@@ -60,8 +60,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     dtype = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored, torch.float32)
     options: dict[str, Any] = {"task_suite": key, "unnorm_key": key, "device": device, "dtype": dtype, "compile": "off"}
     policy = Policy.load(base, adapter=str(adapter), **options)  # checks that they fit
-    samples = adapter / "sample_observations.npz"
-    if samples.is_file():
+    if (samples := adapter / "sample_observations.npz").is_file():
         observations = preprocessing.read_observations(samples)
     else:
         observations = preprocessing.synthetic_observations(policy.num_images, policy.statistics.proprio)
@@ -131,8 +130,8 @@ def merged_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Ten
 def judge(unmerged: Tensor, merged: Tensor, untrained: Tensor, precision: float) -> str:
     """Whether two policies are the same but for rounding, in a sentence; logits (N, A, 256). Raises BadInput if not.
 
-    They are when their logits differ by less than half of what training has changed, or by no more than rounding to
-    `precision` explains; and when they choose the same tokens wherever the two best differ by more than this.
+    They are when their logits differ by less than half of what training has changed, or no more than by rounding to
+    `precision`; and when they choose the same tokens wherever the two best differ by more than this.
     """
     difference, effect = ((unmerged - other).abs().amax(-1).median().item() for other in (merged, untrained))
     # Rounding moves the logits of the bundled policy in bfloat16 by 2.5 times the precision of the largest.

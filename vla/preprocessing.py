@@ -160,10 +160,9 @@ def normalised_levels(processor: ImageProcessor) -> np.ndarray:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A CPU tensor on `device`. A GPU gets it after what it was asked before; the caller goes on at once.
+    """A CPU tensor on `device`, without waiting for a GPU as a plain `.to(device)` does until all its work is done.
 
-    A plain `.to(device)` waits until the GPU has done all of that: then nothing hides the Python before the next
-    kernel. numpy copies in this thread, because to wake all of torch's takes longer (some 4 ms on 32 cores).
+    numpy copies in this thread, because to wake all of torch's takes longer (some 4 ms on 32 cores).
     """
     if device.type != "cuda":
         return tensor.to(device)

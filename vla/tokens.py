@@ -137,17 +137,17 @@ def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
     {"<key>": {"action": {"min": [...], "max": [...], "q01": [...], "q99": [...], "mask": [...]}, "proprio": {...}}}
     """
     path = Path(folder) / "dataset_statistics.json"
-    entries = read_json(path) if path.exists() else None
+    entries, found = read_json(path) if path.exists() else None, {}
     try:
-        if not entries:
+        if entries is None:
             path = Path(folder) / "config.json"
             entries = read_json(path)["norm_stats"]
-        return {
-            key: DatasetStatistics(
-                _vector(entry["action"]), _vector(entry["proprio"]) if entry.get("proprio") else None
-            )
-            for key, entry in entries.items()
-        }
+        for key, entry in entries.items():
+            proprio = _vector(entry["proprio"]) if entry.get("proprio") else None
+            found[key] = DatasetStatistics(_vector(entry["action"]), proprio)
+        if not found:
+            raise LookupError("it is empty")
+        return found
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         repair = "copy dataset_statistics.json of the training run here"
         raise BadInput(f"{path}: no usable dataset statistics ({error!r}); {repair}") from error

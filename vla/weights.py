@@ -87,10 +87,9 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     try:
         save_file(contiguous, path, metadata={"format": "pt"} | (metadata or {}))
     except SafetensorError as error:
-        found = re.search(r"\(os error (\d+)\)", str(error))  # such as a full disk
-        if found is None:
-            raise
-        raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+        if found := re.search(r"\(os error (\d+)\)", str(error)):  # such as a full disk
+            raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
+        raise
     path.chmod(0o644)
 
 
