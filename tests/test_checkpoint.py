@@ -109,13 +109,9 @@ def test_every_tensor_arrives_bit_identical_under_its_name():
     assert loaded.keys() == stored.keys()
     assert all(torch.equal(loaded[key], stored[key]) for key in stored)
     assert not any(parameter.requires_grad for parameter in network.parameters())
-
-
-def test_rope_frequencies_stay_float32_in_a_bfloat16_network():
-    rotary = _load(GOLDEN, torch.bfloat16).language_model.model.rotary_emb
-    assert rotary.inv_freq.dtype == torch.float32
-    expected = 10000.0 ** (-np.arange(4) / 4)  # head_dim 8
-    np.testing.assert_allclose(rotary.inv_freq, expected, rtol=1e-6)
+    frequencies = network.language_model.model.rotary_emb.inv_freq  # stay float32; head_dim is 8
+    assert frequencies.dtype == torch.float32
+    np.testing.assert_allclose(frequencies, 10000.0 ** (-np.arange(4) / 4), rtol=1e-6)
 
 
 def test_written_folder_has_the_keys_names_and_dtypes_of_the_format(tmp_path):

@@ -79,6 +79,8 @@ def test_merged_folder_is_a_plain_checkpoint_in_the_bases_shards_and_dtype(base,
     names = {path.name for path in merged.iterdir()}
     kept = {path.name for path in base.iterdir()} - {"action_head--latest_checkpoint.pt"}
     assert names == kept | {"README.md"}
+    card = (merged / "README.md").read_text()
+    assert all(text in card for text in ("score: 0.75", str(base), "rank 4, alpha 8"))
     # The head is gone, since training changed what it reads; the number of images, once found out by it, is not.
     assert (after.num_images, after.uses_proprio, after.has_l1_head) == (2, True, False)
 
@@ -88,11 +90,6 @@ def test_trained_proprio_projector_is_written_under_the_reference_names(policy, 
     trained = policy.network.proprio_projector.state_dict()
     assert state.keys() == {f"module.{key}" for key in trained}
     assert all(torch.equal(state[f"module.{key}"], trained[key]) for key in trained)
-
-
-def test_card_says_where_the_weights_come_from(base, merged):
-    card = (merged / "README.md").read_text()
-    assert all(text in card for text in ("score: 0.75", str(base), "rank 4, alpha 8"))
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (6, 3, 2, 2)])
@@ -143,12 +140,9 @@ def test_another_base_and_merging_twice_are_refused(adapter, merged, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_existing_folder_is_not_overwritten(adapter, tmp_path):
+def test_existing_output_folder_without_adapter_and_merged_folder_are_refused(adapter, base, merged, tmp_path):
     with pytest.raises(BadInput, match="exists already"):
         merge(adapter, tmp_path)
-
-
-def test_folder_without_adapter_and_merged_folder_are_refused(base, merged, tmp_path):
     for folder in (base, merged):
         with pytest.raises(BadInput, match=r"holds no adapter_config\.json"):
             merge(folder, tmp_path / "out")

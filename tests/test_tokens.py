@@ -122,13 +122,11 @@ def test_unnormalised_actions_normalise_back(kind, shape):
     np.testing.assert_allclose(normalise(unnormalise(actions, statistics, kind), statistics, kind), actions, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_dimensions_outside_the_mask_pass_through_unclipped_the_others_are_clipped(kind):
-    statistics = statistics_of(7, gripper=True)
-    actions = np.full((8, 7), 3.0)
-    assert (unnormalise(actions, statistics, kind)[:, -1] == 3.0).all()
-    assert (normalise(actions, statistics, kind)[:, -1] == 3.0).all()
-    assert (normalise(100 * actions, statistics, kind)[:, :-1] == 1.0).all()
+def test_dimensions_outside_the_mask_pass_through_unclipped_the_others_are_clipped():
+    statistics, actions = statistics_of(7, gripper=True), np.full((8, 7), 3.0)
+    assert (unnormalise(actions, statistics)[:, -1] == 3.0).all()
+    assert (normalise(actions, statistics)[:, -1] == 3.0).all()
+    assert (normalise(100 * actions, statistics)[:, :-1] == 1.0).all()
 
 
 def test_a_dimension_that_never_moved_normalises_to_zero():
@@ -180,13 +178,9 @@ def test_fields_are_those_of_the_file(entry):
 def test_norm_stats_of_the_config_serve_only_without_a_statistics_file(tmp_path, entry):
     write(tmp_path, {"norm_stats": {"from_config": entry}}, "config.json")
     assert list(load_statistics(tmp_path)) == ["from_config"]
-    write(tmp_path, {"from_file": entry})
+    write(tmp_path, {"from_file": {"action": entry["action"]}})
     assert list(load_statistics(tmp_path)) == ["from_file"]
-
-
-def test_a_data_set_without_proprio_is_accepted(tmp_path, entry):
-    del entry["proprio"]
-    assert load_statistics(write(tmp_path, {"key": entry}))["key"].proprio is None
+    assert load_statistics(tmp_path)["from_file"].proprio is None  # a data set without
 
 
 @pytest.mark.parametrize(("field", "value"), [("q01", [0.0] * 6), ("max", [float("nan")] * 7), ("mask", [True] * 6)])
@@ -280,8 +274,9 @@ def test_draw_does_not_depend_on_the_batch_around_it(logits):
     together = sample_tokens(logits, 1.3, _generators(*range(6)))
     alone = torch.cat([sample_tokens(logits[i : i + 1], 1.3, _generators(i)) for i in range(6)])
     assert torch.equal(together, alone)
-    reordered = sample_tokens(logits[[4, 1]], 1.3, _generators(4, 1))
-    assert torch.equal(reordered, together[[4, 1]])
+    assert torch.equal(sample_tokens(logits[[4, 1]], 1.3, _generators(4, 1)), together[[4, 1]])
+    greedy = sample_tokens(logits, 1e-4, _generators(*range(6)))
+    assert torch.equal(greedy, logits.argmax(-1) + FIRST_ACTION_TOKEN)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
@@ -293,11 +288,6 @@ def test_frequencies_are_the_softmax_at_the_temperature(temperature):
     tokens = sample_tokens(logits.expand(1, 100_000, 256), temperature, _generators(0)) - FIRST_ACTION_TOKEN
     frequencies = torch.bincount(tokens[0], minlength=256)[[0, 3, 100, 255]] / 100_000
     np.testing.assert_allclose(frequencies, (raw / temperature).softmax(0), atol=0.007)
-
-
-def test_low_temperature_is_greedy(logits):
-    tokens = sample_tokens(logits, 1e-4, _generators(*range(6)))
-    assert torch.equal(tokens, logits.argmax(-1) + FIRST_ACTION_TOKEN)
 
 
 def test_probabilities_of_all_tokens_sum_to_one(logits):
