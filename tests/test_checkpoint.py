@@ -21,7 +21,6 @@ from tests.small_checkpoint import make_small_checkpoint
 from vla import checkpoint
 from vla.checkpoint import (
     base_and_adapter,
-    base_of_adapter,
     check_dimensions,
     file_key,
     inspect_checkpoint,
@@ -130,17 +129,6 @@ def test_written_folder_has_the_keys_names_and_dtypes_of_the_format(tmp_path):
         assert json.loads((tmp_path / name).read_text()) == json.loads((GOLDEN / name).read_text())
 
 
-def test_shards_load_like_one_file(folder):
-    whole = _load(folder).state_dict()
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    write_weights(folder, tensors, torch.float32, max_bytes=1_500_000)
-    shards = sorted(path.name for path in folder.glob("*.safetensors"))
-    assert len(shards) > 2
-    sharded = _load(folder).state_dict()
-    assert all(torch.equal(sharded[key], whole[key]) for key in whole)
-
-
 # Folders that cannot be used: one line that names the file, the key, what was expected and what was found
 
 KEY = "language_model.model.layers.1.mlp.up_proj.weight"
@@ -229,18 +217,13 @@ def test_heads_of_another_network_are_explained(original):
 # Adapter folders
 
 
-def test_base_is_named_by_the_adapter(original, tmp_path):
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/name"}')
-    assert base_of_adapter(tmp_path) == "owner/name"
-    assert base_of_adapter(original) is None
-    assert base_of_adapter(Path("owner/name")) is None
-
-
-def test_adapter_that_a_pointer_names_is_found_with_its_base(tmp_path):
+def test_adapter_that_a_pointer_names_is_found_with_its_base(original, tmp_path):
     (tmp_path / "step_8").mkdir()
     (tmp_path / "step_8" / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/name"}')
     (tmp_path / "best").write_text("step_8")
     assert base_and_adapter(str(tmp_path / "best"), None) == ("owner/name", str(tmp_path / "step_8"))
+    for plain in (str(original), "owner/name"):
+        assert base_and_adapter(plain, None) == (plain, None)
 
 
 # config.json: sizes are read from it; defaults are those under which the public checkpoints were made

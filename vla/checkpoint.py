@@ -68,10 +68,8 @@ def read_model_config(folder: Path) -> ModelConfig:
     activations = raw.get("timm_override_act_layers", [None, None])
     overrides = raw.get("test_vit_overrides", [{}, {}])  # an addition of small checkpoints; real ones have none
     try:
-        dino, siglip = (
-            VitConfig(ids[i], sizes[i], ({"act_layer": activations[i]} if activations[i] else {}) | overrides[i])
-            for i in range(2)
-        )
+        options = [({"act_layer": act} if act else {}) | more for act, more in zip(activations, overrides, strict=True)]
+        dino, siglip = (VitConfig(ids[i], sizes[i], options[i]) for i in range(2))
         llama = llama_config(raw.get("text_config", {}))
     except Exception as error:  # transformers has exceptions of its own for fields of other types
         raise BadInput(f"{path}: not a usable OpenVLA config ({type(error).__name__}: {error})") from error

@@ -170,10 +170,9 @@ def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = 
     for key in (f"{task_suite}_no_noops", task_suite) if unnorm_key is None else (unnorm_key,):
         if key in keys:
             return key
-    if unnorm_key is None and len(keys) == 1:
-        (key,) = keys
-        if not suites_named(key) or task_suite in suites_named(key):
-            return key
+    only = next(iter(keys), "")
+    if unnorm_key is None and len(keys) == 1 and (not suites_named(only) or task_suite in suites_named(only)):
+        return only
     raise BadInput(
         f"the checkpoint has no statistics {unnorm_key or f'for {task_suite}'}; it has: {', '.join(sorted(keys))}; "
         "use a checkpoint of this suite, or choose one of these with --unnorm-key"

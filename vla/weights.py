@@ -1,7 +1,6 @@
 """Tensors on disk: safetensors files, whole or in shards with an index, and torch `.pt` state dicts.
 
-The headers of safetensors files tell whether a checkpoint is whole and fits the network, so they are all read before
-the first tensor is. Nothing in a file is executed: the libraries' readers take tensors alone.
+Nothing in a file is executed: the libraries' readers take tensors alone.
 """
 
 import contextlib
