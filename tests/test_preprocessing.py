@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -103,11 +104,6 @@ def test_a_rotated_view_equals_its_copy_and_is_not_changed(processor):
     np.testing.assert_array_equal(view, before)
 
 
-def test_a_small_checkpoint_sets_the_image_size(tmp_path, config):
-    config["input_sizes"] = [[3, 56, 56]] * 2
-    assert preprocess(smooth_frames(2), load_config(tmp_path, config)).shape == (12, 56, 56)
-
-
 @pytest.mark.parametrize("images", [np.zeros((1, 256, 256, 3), np.float32), np.zeros((1, 3, 256, 256), np.uint8)])
 def test_other_types_and_layouts_are_refused(processor, images):
     with pytest.raises(ValueError, match="uint8 images"):
@@ -130,16 +126,10 @@ def test_rounded_statistics_win_over_published_ones_where_present(tmp_path, conf
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("input_sizes", [[3, 224, 224]]),
         ("input_sizes", [[3, 224, 224], [3, 384, 384]]),
-        ("input_sizes", [[3, 224, 112]] * 2),
-        ("input_sizes", [[3, 22.5, 22.5]] * 2),
         ("input_sizes", None),
-        ("interpolations", None),
         ("interpolations", ["bicubic", "magic"]),
         ("tvf_normalize_params", [{"mean": [0.5] * 3, "std": [0.5] * 3}]),
-        ("tvf_normalize_params", [{"mean": [0.5] * 2, "std": [0.5] * 3}] * 2),
-        ("tvf_normalize_params", [{"mean": [0.5] * 3, "std": [0.0] * 3}] * 2),
         ("image_resize_strategy", "letterbox"),
         ("tvf_do_letterbox", True),
     ],
@@ -157,25 +147,13 @@ def test_a_gpu_computes_the_same_pixel_values(processor):
     np.testing.assert_array_equal(pixels.numpy(), pixel_values(images, processor))
 
 
-class _OnItsWay:
-    """Stands for memory of a host with a GPU: tells how it was sent."""
-
-    def __init__(self, tensor: torch.Tensor, pin_memory: bool):
-        assert pin_memory
-        self.content = np.zeros(tuple(tensor.shape), tensor.numpy().dtype)
-
-    def numpy(self) -> np.ndarray:
-        return self.content
-
-    def to(self, device: torch.device, non_blocking: bool = False) -> tuple[torch.device, bool, np.ndarray]:
-        return device, not non_blocking, self.content
-
-
 def test_a_gpu_gets_a_copy_in_pinned_memory_and_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(torch, "empty_like", lambda tensor, pin_memory: _OnItsWay(tensor, pin_memory))
+    """A stand-in for the pinned memory of a host with a GPU tells how it was sent."""
+    content = np.zeros((3, 2), dtype=np.int64)
+    pinned = SimpleNamespace(numpy=lambda: content, to=lambda device, non_blocking=False: (device, non_blocking))
+    monkeypatch.setattr(torch, "empty_like", lambda tensor, pin_memory: pinned if pin_memory else None)
     tensor = torch.arange(12).view(3, 4)[:, ::2]
-    device, waits, content = send(tensor, torch.device("cuda", 1))
-    assert (device, waits) == (torch.device("cuda", 1), False)
+    assert send(tensor, torch.device("cuda", 1)) == (torch.device("cuda", 1), True)
     np.testing.assert_array_equal(content, tensor.numpy())
 
 

@@ -1,7 +1,4 @@
-"""Prompts against the original tokenizer's ids (tests/golden/prompts.json); the vocabulary itself isn't distributed.
-
-Ids and merges of the SentencePiece model are by hand.
-"""
+"""Prompts against the original tokenizer's ids (tests/golden/prompts.json); the vocabulary itself isn't distributed."""
 
 import json
 from pathlib import Path
@@ -9,7 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 
 from contracts import BadInput
 from vla.prompt import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID, load_tokenizer, prompt, prompt_ids
@@ -68,78 +64,11 @@ def test_the_vocabulary_of_another_model_is_refused(tmp_path, token, token_id):
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer.model"])
-@pytest.mark.parametrize("content", [b"", b"{}", b"version https://git-lfs.github.com/spec/v1\noid sha256:0"])
-def test_a_file_that_is_no_tokenizer_is_named(tmp_path, name, content):
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(BadInput) as caught:
+@pytest.mark.parametrize("content", [None, b"", b"{}", b"version https://git-lfs.github.com/spec/v1\noid sha256:0"])
+def test_a_file_that_is_missing_or_no_tokenizer_is_named(tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadInput, match="is missing" if content is None else "is not a usable tokenizer") as caught:
         load_tokenizer(tmp_path)
-    assert str(tmp_path / name) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_folder_without_tokenizer_says_which_files_are_needed(tmp_path):
-    with pytest.raises(BadInput, match=r"tokenizer\.json nor tokenizer\.model"):
-        load_tokenizer(tmp_path)
-
-
-# tokenizer.model
-
-UNKNOWN, CONTROL, BYTE, NORMAL = 2, 3, 6, 1
-PIECES = [
-    ("<unk>", 0.0, UNKNOWN),
-    ("<s>", 0.0, CONTROL),
-    ("</s>", 0.0, CONTROL),
-    *((f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)),
-    ("▁a", -1.0, NORMAL),
-    ("ab", -2.0, NORMAL),
-    ("▁ab", -3.0, NORMAL),
-    ("bb", -0.5, NORMAL),
-    ("a", -5.0, NORMAL),
-    ("b", -6.0, NORMAL),
-    ("<", -7.0, NORMAL),
-    ("s>", -7.0, NORMAL),
-    ("s", -7.0, NORMAL),
-    (">", -7.0, NORMAL),
-]
-# Filler up to the id that Llama's blank has.
-PIECES += [(f"filler {i}", -9.0, CONTROL) for i in range(EMPTY_TOKEN_ID - len(PIECES))] + [("▁", -4.0, NORMAL)]
-IDS = {text: token_id for token_id, (text, _, _) in enumerate(PIECES)}
-
-
-def model_file() -> bytes:
-    pieces = [ModelProto.SentencePiece(piece=text, score=score, type=kind) for text, score, kind in PIECES]
-    return ModelProto(pieces=pieces).SerializeToString()
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("sentencepiece")
-    (folder / "tokenizer.model").write_bytes(model_file())
-    return load_tokenizer(folder)
-
-
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("a", ["▁a"]),
-        ("ab", ["▁ab"]),
-        ("abb", ["▁a", "bb"]),  # bb scores best of all, so it is merged before ab can be
-        ("aab", ["▁a", "ab"]),
-        ("b a", ["▁", "b", "▁a"]),
-        ("é", ["▁", "<0xC3>", "<0xA9>"]),
-        ("\n", ["▁", "<0x0A>"]),
-        ("", []),
-        ("<s>", ["▁", "<", "s>"]),  # control symbols are never merged from text
-    ],
-)
-def test_pieces_merge_by_score(tokenizer, text, pieces):
-    assert tokenizer.encode(text, add_special_tokens=False).ids == [IDS[piece] for piece in pieces]
-
-
-@pytest.mark.parametrize("cut", [1, 100])
-def test_a_truncated_model_is_named(tmp_path, cut):
-    path = tmp_path / "tokenizer.model"
-    path.write_bytes(model_file()[:-cut])
-    with pytest.raises(BadInput, match=r"tokenizer\.model: is not a usable tokenizer file"):
-        load_tokenizer(tmp_path)
+    assert str(path) in str(caught.value)

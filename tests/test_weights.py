@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from contracts import BadInput
 from vla.weights import (
@@ -36,14 +36,6 @@ def tensors():
     }
 
 
-def test_header_describes_what_the_library_wrote(tmp_path, tensors):
-    save_file(tensors, tmp_path / "x.safetensors", metadata={"who": "me"})
-    header, metadata = read_header(tmp_path / "x.safetensors")
-    assert {name: entry.shape for name, entry in header.items()} == {k: tuple(t.shape) for k, t in tensors.items()}
-    assert (header["a"].dtype, header["b"].dtype) == ("BF16", "F32")
-    assert metadata == {"who": "me"}
-
-
 def test_written_tensors_are_read_back_bit_identical(tmp_path, tensors):
     path = tmp_path / "x.safetensors"
     write_tensors(path, tensors, {"note": "n"})
@@ -52,6 +44,9 @@ def test_written_tensors_are_read_back_bit_identical(tmp_path, tensors):
     assert all(torch.equal(stored[name], tensors[name]) for name in stored)
     assert all(stored[name].dtype == tensors[name].dtype for name in stored)
     assert read_metadata(path) == {"format": "pt", "note": "n"}
+    header, _ = read_header(path)
+    assert {name: entry.shape for name, entry in header.items()} == {k: tuple(t.shape) for k, t in tensors.items()}
+    assert (header["a"].dtype, header["b"].dtype) == ("BF16", "F32")
     assert path.stat().st_mode & 0o444 == 0o444
 
 
@@ -64,23 +59,17 @@ def test_streamed_tensors_outlive_the_file(tmp_path, tensors):
     assert torch.equal(streamed["b"], tensors["b"])
 
 
-@pytest.mark.parametrize("content", [None, b"", b"version https://git-lfs.github.com/spec/v1\n", b"PK\x03\x04" * 20])
-def test_broken_safetensors_file_is_named(tmp_path, content):
+@pytest.mark.parametrize("content", [None, b"", b"version https://git-lfs.github.com/spec/v1\n", b"cut"])
+def test_missing_broken_and_truncated_safetensors_files_are_named(tmp_path, tensors, content):
     path = tmp_path / "model.safetensors"
+    if content == b"cut":
+        write_tensors(path, tensors)
+        content = path.read_bytes()[:-100]
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(BadInput, match="is missing" if content is None else "not a whole safetensors file") as caught:
         read_header(path)
     assert str(path) in str(caught.value)
-
-
-@pytest.mark.parametrize("missing", [1, 100, 4000])
-def test_truncated_file_is_named(tmp_path, tensors, missing):
-    path = tmp_path / "x.safetensors"
-    write_tensors(path, tensors)
-    path.write_bytes(path.read_bytes()[:-missing])
-    with pytest.raises(BadInput, match=r"x\.safetensors is not a whole safetensors file"):
-        read_header(path)
 
 
 def test_fingerprint_ignores_how_tensors_are_spread_over_files(tmp_path, tensors):
@@ -105,13 +94,6 @@ def test_fingerprint_tells_values_dtypes_and_shapes_apart(tmp_path, tensors, cha
     assert fingerprint(read_header(tmp_path / "x.safetensors")[0].values()) != before
 
 
-def test_index_decides_which_files_are_read(tmp_path):
-    assert weight_files(tmp_path) == [tmp_path / "model.safetensors"]
-    index = tmp_path / "model.safetensors.index.json"
-    index.write_text('{"weight_map": {"a": "two.safetensors", "b": "one.safetensors", "c": "two.safetensors"}}')
-    assert weight_files(tmp_path) == [tmp_path / "one.safetensors", tmp_path / "two.safetensors"]
-
-
 def test_shards_are_cut_before_they_grow_too_large_and_the_index_names_them(tmp_path):
     sizes = {"a": 3, "b": 2, "c": 4, "d": 9, "e": 1}
     state = {name: torch.full((10 * size,), float(size)) for name, size in sizes.items()}
@@ -127,11 +109,6 @@ def test_shards_are_cut_before_they_grow_too_large_and_the_index_names_them(tmp_
     files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
     assert files == [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
     assert sorted(path.name for path in weight_files(tmp_path)) == files
-
-
-def test_one_small_set_of_weights_is_one_file_without_index(tmp_path):
-    write_weights(tmp_path, {"a": torch.ones(3)}, torch.bfloat16)
-    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
 
 
 def test_pt_has_the_prefix_of_distributed_training_and_loses_it_when_read(tmp_path):
@@ -160,17 +137,14 @@ def test_code_in_a_pickle_is_refused_and_not_run(tmp_path):
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no zip", b"\x80\x02}q\x00."])
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 no zip", [1, 2]])
 def test_pt_without_tensors_is_refused(tmp_path, content):
-    (tmp_path / "x.pt").write_bytes(content)
-    if content.startswith(b"\x80"):
-        torch.save([1, 2], tmp_path / "x.pt")
+    (tmp_path / "x.pt").write_bytes(content) if isinstance(content, bytes) else torch.save(content, tmp_path / "x.pt")
     with pytest.raises(BadInput, match=r"x\.pt"):
         read_pt(tmp_path / "x.pt")
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["a", "b"])
+@pytest.mark.parametrize(("name", "value"), [("a", math.nan), ("b", -math.inf)])
 def test_a_number_that_is_none_is_refused_with_its_tensors_name(tmp_path, tensors, name, value):
     tensors[name][3] = value
     write_tensors(tmp_path / "x.safetensors", tensors)

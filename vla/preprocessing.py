@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -25,10 +24,9 @@ from torch import Tensor
 from contracts import BadInput, Observation, first_line, read_json
 from vla.prompt import pad_prompts, prompt_ids
 from vla.resampling import centre_crop, lanczos_resize
-from vla.tokens import NormalisationType, VectorStatistics, normalise_proprio
+from vla.tokens import Normalisation, VectorStatistics, normalise_proprio
 
-NUM_BACKBONES = 2  # DINOv2, SigLIP
-CHANNELS_PER_IMAGE = 3 * NUM_BACKBONES
+COLUMNS = ("images", "proprio", "instructions", "prepared")  # of stored observations
 
 
 @dataclass(frozen=True)
@@ -42,34 +40,24 @@ class ImageProcessor:
 
     @classmethod
     def load(cls, folder: str | Path) -> "ImageProcessor":
-        """Read a checkpoint folder's preprocessor_config.json. Raises BadInput naming the file and the field."""
+        """Read a checkpoint folder's preprocessor_config.json. Raises BadInput naming the file."""
         path = Path(folder) / "preprocessor_config.json"
         config = read_json(path)
         try:
-            return cls._of(config)
+            if config.get("image_resize_strategy", "resize-naive") != "resize-naive" or config.get("tvf_do_letterbox"):
+                raise ValueError("images are resized by another strategy than 'resize-naive'")
+            size = config["input_sizes"][0][1]
+            # Released checkpoints carry means and stds twice: as published, and rounded to bfloat16 in
+            # `tvf_normalize_params`, which are those that the original processor applies.
+            rounded = config.get("tvf_normalize_params")
+            means = [entry["mean"] for entry in rounded] if rounded else config["means"]
+            stds = [entry["std"] for entry in rounded] if rounded else config["stds"]
+            resampling = tuple(Image.Resampling[name.upper()] for name in config["interpolations"])
+            if config["input_sizes"] != [[3, size, size]] * 2 or np.shape([means, stds]) != (2, 2, 3):
+                raise ValueError("expected one square input size, mean and std of RGB, for each of two backbones")
+            return cls(size, tuple(map(tuple, means)), tuple(map(tuple, stds)), resampling)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise BadInput(f"{path}: not the image processor of an OpenVLA-OFT checkpoint ({error!r})") from error
-
-    @classmethod
-    def _of(cls, config: dict[str, Any]) -> "ImageProcessor":
-        strategy, letterbox = config.get("image_resize_strategy", "resize-naive"), config.get("tvf_do_letterbox")
-        if strategy != "resize-naive" or letterbox:
-            raise ValueError(f"image_resize_strategy is {strategy}, letterbox {letterbox}: expected 'resize-naive'")
-        sizes, interpolations = config["input_sizes"], config["interpolations"]
-        size = sizes[0][1]
-        if type(size) is not int or size < 1 or sizes != [[3, size, size]] * NUM_BACKBONES:
-            raise ValueError(f"input_sizes is {sizes}, expected one square size [3, S, S] twice")
-        # Released checkpoints carry means and stds twice: as published, and rounded to bfloat16 in
-        # `tvf_normalize_params`, which are those that the original processor applies.
-        rounded = config.get("tvf_normalize_params")
-        means = [entry["mean"] for entry in rounded] if rounded else config["means"]
-        stds = [entry["std"] for entry in rounded] if rounded else config["stds"]
-        both = np.array([means, stds], dtype=np.float64)
-        if both.shape != (2, NUM_BACKBONES, 3) or not np.isfinite(both).all() or (both[1] <= 0).any():
-            raise ValueError(f"mean {means} and std {stds}: expected 2 x 3 numbers each, std above 0")
-        mean_tuples, std_tuples = (tuple(map(tuple, values)) for values in both.tolist())
-        first, second = (Image.Resampling[name.upper()] for name in interpolations)
-        return cls(size, mean_tuples, std_tuples, (first, second))
 
 
 @dataclass
@@ -80,14 +68,14 @@ class Inputs:
     tokenizer: Tokenizer
     num_images: int
     proprio: VectorStatistics | None  # None: the network does not read it
-    normalisation: NormalisationType
+    normalisation: Normalisation
     device: torch.device
 
     def __post_init__(self) -> None:
         # Frames (..., H, W, 3) -> (..., S, S, 3), uint8: may be done elsewhere, see Observation.prepared.
         self.prepare = partial(model_input_images, image_size=self.processor.image_size)
         self._levels = torch.from_numpy(normalised_levels(self.processor)).to(self.device)
-        self._prompts: dict[str, Tensor] = {}
+        self._prompt_ids = lru_cache(partial(prompt_ids, self.tokenizer))
 
     def __call__(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """The arguments of the network: pixel values, prompt ids, their lengths, proprio."""
@@ -96,7 +84,7 @@ class Inputs:
             pixels = torch.from_numpy(pixel_values(images, self.processor))
         else:
             pixels = pixel_values_on_device(send(torch.from_numpy(images), self.device), self._levels)
-        ids, lengths = pad_prompts([self.prompt(observation.instruction) for observation in observations])
+        ids, lengths = pad_prompts([torch.tensor(self._prompt_ids(o.instruction)) for o in observations])
         lengths = None if lengths is None else send(lengths, self.device)
         proprio = None
         if self.proprio is not None:
@@ -112,16 +100,11 @@ class Inputs:
             raise ValueError(f"an observation has {len(images)} images, the policy needs {self.num_images}")
         return images if observation.prepared else self.prepare(images)
 
-    def prompt(self, instruction: str) -> Tensor:
-        """Token ids (P,) int64."""
-        if instruction not in self._prompts:
-            self._prompts[instruction] = torch.tensor(prompt_ids(self.tokenizer, instruction))
-        return self._prompts[instruction]
-
 
 def model_input_images(frames: np.ndarray, image_size: int) -> np.ndarray:
     """uint8 (..., H, W, 3) RGB -> uint8 (..., S, S, 3): JPEG round trip, Lanczos resize to S, centre crop."""
-    _check_images(frames)
+    if frames.dtype != np.uint8 or frames.ndim < 3 or frames.shape[-1] != 3:
+        raise ValueError(f"expected uint8 images (..., H, W, 3), found {frames.dtype} {frames.shape}")
     images = np.empty((*frames.shape[:-3], image_size, image_size, 3), dtype=np.uint8)
     for index in np.ndindex(frames.shape[:-3]):
         planes = np.ascontiguousarray(jpeg_round_trip(frames[index]).transpose(2, 0, 1))
@@ -145,26 +128,25 @@ def pixel_values(images: np.ndarray, processor: ImageProcessor) -> np.ndarray:
 
     Images of another size than S x S are resized, aspect ratio not kept, with the processor's interpolation.
     """
-    _check_images(images)
     *batch, num_images, _, _, _ = images.shape
     size = processor.image_size
-    pixels = np.empty((*batch, num_images, NUM_BACKBONES, 3, size, size), dtype=np.float32)
+    pixels = np.empty((*batch, num_images, 2, 3, size, size), dtype=np.float32)
     levels = normalised_levels(processor)
     for index in np.ndindex(*batch, num_images):
         for backbone, interpolation in enumerate(processor.interpolations):
             image = images[index]
             if image.shape[:2] != (size, size):
                 image = np.asarray(Image.fromarray(image).resize((size, size), interpolation))
-            for channel, plane in enumerate(image.transpose(2, 0, 1)):
+            for channel in range(3):
                 # Not the default mode: that one writes to a buffer first. No level is beyond 255.
                 place = (*index, backbone, channel)
-                np.take(levels[backbone, channel], plane, out=pixels[place], mode="clip")
-    return pixels.reshape(*batch, CHANNELS_PER_IMAGE * num_images, size, size)
+                np.take(levels[backbone, channel], image[..., channel], out=pixels[place], mode="clip")
+    return pixels.reshape(*batch, 6 * num_images, size, size)
 
 
 def pixel_values_on_device(images: Tensor, levels: Tensor) -> Tensor:
     """The same for images (B, n, S, S, 3) and `normalised_levels` (2, 3, 256) that are on a GPU: (B, 6n, S, S)."""
-    channels = torch.arange(CHANNELS_PER_IMAGE, device=images.device).view(NUM_BACKBONES, 3, 1, 1)
+    channels = torch.arange(6, device=images.device).view(2, 3, 1, 1)
     planes = images.permute(0, 1, 4, 2, 3).unsqueeze(2).int()  # (B, n, 1, 3, S, S)
     return levels.flatten()[planes + 256 * channels].flatten(1, 3)
 
@@ -177,17 +159,10 @@ def normalised_levels(processor: ImageProcessor) -> np.ndarray:
     return (levels - means) / stds
 
 
-def _check_images(images: np.ndarray) -> None:
-    if images.dtype != np.uint8 or images.ndim < 3 or images.shape[-1] != 3:
-        raise ValueError(f"expected uint8 images (..., H, W, 3), found {images.dtype} {images.shape}")
-
-
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A CPU tensor on `device`. A GPU gets it after what it was asked before; the caller goes on at once.
+    """A CPU tensor on `device`, without waiting for a GPU as a plain `.to(device)` does until all its work is done.
 
-    A plain `.to(device)` waits until the GPU has done all of that: then nothing is left that hides the Python before
-    the next kernel. numpy makes the copy in this thread, because to wake all of torch's takes longer (some 4 ms on a
-    host with 32 cores). Pinned memory goes back to torch's pool when it has been read.
+    numpy copies in this thread, because to wake all of torch's takes longer (some 4 ms on 32 cores).
     """
     if device.type != "cuda":
         return tensor.to(device)
@@ -198,30 +173,24 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 def write_observations(path: Path, observations: Sequence[Observation]) -> None:
     """An .npz of some observations, all of one shape."""
-    np.savez_compressed(
-        path,
-        images=np.stack([observation.images for observation in observations]),
-        proprio=np.stack([observation.proprio for observation in observations]),
-        instructions=np.array([observation.instruction for observation in observations]),
-        prepared=np.array([observation.prepared for observation in observations]),
-    )
+    columns = zip(*((o.images, o.proprio, o.instruction, o.prepared) for o in observations), strict=True)
+    np.savez_compressed(path, **dict(zip(COLUMNS, map(np.stack, columns), strict=True)))
 
 
 def read_observations(path: Path) -> list[Observation]:
     """What `write_observations` wrote. Raises BadInput when the file is broken."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            columns = [file[name] for name in ("images", "proprio", "instructions", "prepared")]
-        rows = zip(*columns, strict=True)
+            rows = zip(*(file[name] for name in COLUMNS), strict=True)
         return [Observation(images, proprio, str(text), bool(prepared)) for images, proprio, text, prepared in rows]
-    except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise BadInput(f"{path}: holds no observations ({first_line(error)}): delete it") from error
 
 
 def synthetic_observations(
     num_images: int, proprio: VectorStatistics | None, count: int = 8, seed: int = 0
 ) -> list[Observation]:
-    """Smooth random images and states within the ranges of `proprio`: inputs where no stored ones are at hand."""
+    """Smooth random images, and states within the ranges of `proprio`."""
     random = np.random.default_rng(seed)
     observations = []
     for _ in range(count):

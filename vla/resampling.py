@@ -10,10 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-LANCZOS_RADIUS = np.float32(3)
 CROP_AREA = 0.9
-BAND_OUTPUTS = 16  # an output has 7 or 8 non-zero weights of 256; 16 a product waste little and fill the BLAS kernel
-TIE_MARGIN = 5e-4  # above the rounding error of two float32 sums of 8 products, at most 3e-4 for values up to 255
 
 
 def lanczos_resize(planes: np.ndarray, size: int) -> np.ndarray:
@@ -21,57 +18,34 @@ def lanczos_resize(planes: np.ndarray, size: int) -> np.ndarray:
 
     Vertical first, then horizontal, as TensorFlow does: the other order rounds a few pixels differently.
     """
-    _, height, width = planes.shape
-    source = planes.astype(np.float32)
-    rows = np.empty((3, size, width), dtype=np.float32)
-    for outputs, inputs, weights, _ in _weight_bands(height, size):
-        np.matmul(weights, source[:, inputs], out=rows[:, outputs])
-    columns = np.empty((3 * size, size), dtype=np.float32)
-    for outputs, inputs, _, transposed in _weight_bands(width, size):
-        np.matmul(rows.reshape(3 * size, width)[:, inputs], transposed, out=columns[:, outputs])
-    levels = np.rint(columns)
-    # BLAS may sum in another order or fuse multiply and add: settle here the few values where that could show.
-    doubtful = np.flatnonzero(np.abs(columns - levels) > 0.5 - TIE_MARGIN)
-    levels.ravel()[doubtful] = np.rint(_sums_in_turn(source, size, doubtful))
-    return np.clip(levels, 0, 255, out=levels).astype(np.uint8).reshape(3, size, size)
+    rows = _weighted_sums(np.ascontiguousarray(planes.transpose(1, 0, 2), dtype=np.float32), size)  # (size, 3, W)
+    columns = _weighted_sums(np.ascontiguousarray(rows.transpose(2, 1, 0)), size)  # (size, 3, size): x, channel, y
+    levels = np.clip(np.rint(columns), 0, 255).astype(np.uint8)
+    return np.ascontiguousarray(levels.transpose(1, 2, 0))
 
 
-def _sums_in_turn(source: np.ndarray, size: int, outputs: np.ndarray) -> np.ndarray:
-    """Single values of the resized image, one product after the other added in float32, as TensorFlow does.
-
-    source: float32 (3, H, W); outputs: (N,) flat indices into (3, size, size). Returns float32 (N,).
-    """
-    plane, y, x = np.unravel_index(outputs, (3, size, size))
-    y_inputs, y_weights = (taps[y] for taps in _taps(source.shape[1], size))  # (N, Ty)
-    x_inputs, x_weights = (taps[x] for taps in _taps(source.shape[2], size))  # (N, Tx)
-    values = source[plane[:, None, None], y_inputs[:, :, None], x_inputs[:, None, :]]  # (N, Ty, Tx)
-    rows = np.add.accumulate(values * y_weights[:, :, None], axis=1)[:, -1]
-    return np.add.accumulate(rows * x_weights, axis=1)[:, -1]
+def _weighted_sums(source: np.ndarray, size: int) -> np.ndarray:
+    """(num_in, 3, L) -> (size, 3, L). One product after the other is added in float32: BLAS would round otherwise."""
+    inputs, weights = _taps(len(source), size)
+    sums = np.take(source, inputs[0], axis=0) * weights[0]
+    product = np.empty_like(sums)
+    for tap, weight in zip(inputs[1:], weights[1:], strict=True):
+        np.take(source, tap, axis=0, out=product, mode="clip")  # the default mode writes to a buffer first
+        product *= weight
+        sums += product
+    return sums
 
 
 @lru_cache(maxsize=16)
 def _taps(num_in: int, num_out: int) -> tuple[np.ndarray, np.ndarray]:
-    """For each output its T inputs in order and their weights, both (num_out, T). Surplus taps weigh 0."""
+    """Each output's T inputs in order (T, num_out), and their weights (T, num_out, 1, 1). Surplus taps weigh 0."""
     matrix = lanczos_weights(num_in, num_out)
     first = (matrix != 0).argmax(axis=1)
     last = num_in - 1 - (matrix != 0)[:, ::-1].argmax(axis=1)
-    inputs = first[:, None] + np.arange((last - first).max() + 1)
-    weights = np.take_along_axis(matrix, np.minimum(inputs, num_in - 1), axis=1)
-    return np.minimum(inputs, num_in - 1), np.where(inputs < num_in, weights, np.float32(0))
-
-
-@lru_cache(maxsize=16)
-def _weight_bands(num_in: int, num_out: int) -> list[tuple[slice, slice, np.ndarray, np.ndarray]]:
-    """The banded weight matrix cut into small dense blocks: (outputs, inputs, block, transpose)."""
-    matrix = lanczos_weights(num_in, num_out)
-    bands = []
-    for start in range(0, num_out, BAND_OUTPUTS):
-        block = matrix[start : start + BAND_OUTPUTS]
-        used = np.flatnonzero(block.any(axis=0))
-        inputs = slice(used[0], used[-1] + 1)
-        block = np.ascontiguousarray(block[:, inputs])
-        bands.append((slice(start, start + len(block)), inputs, block, np.ascontiguousarray(block.T)))
-    return bands
+    inputs = first + np.arange((last - first).max() + 1)[:, None]
+    clipped = np.minimum(inputs, num_in - 1)
+    weights = np.where(inputs < num_in, np.take_along_axis(matrix.T, clipped, axis=0), np.float32(0))
+    return clipped, weights[..., None, None]
 
 
 def lanczos_weights(num_in: int, num_out: int) -> np.ndarray:
@@ -80,28 +54,21 @@ def lanczos_weights(num_in: int, num_out: int) -> np.ndarray:
     The kernel is stretched by the reduction factor (never shrunk), sampled at pixel centres, cut off at the border and
     renormalised.
     """
-    one, half = np.float32(1), np.float32(0.5)
+    one, half, radius = np.float32(1), np.float32(0.5), np.float32(3)
     inverse_scale = one / np.float32(num_out / num_in)
     stretch = max(inverse_scale, one)
     weights = np.zeros((num_out, num_in), dtype=np.float32)
     for i in range(num_out):
         centre = (np.float32(i) + half) * inverse_scale
-        start = max(int(np.ceil(centre - LANCZOS_RADIUS * stretch - half)), 0)
-        stop = min(int(np.floor(centre + LANCZOS_RADIUS * stretch - half)), num_in - 1) + 1
-        distances = (np.arange(start, stop, dtype=np.float32) + half - centre) * (one / stretch)
-        kernel = _lanczos_kernel(np.abs(distances))
+        start = max(int(np.ceil(centre - radius * stretch - half)), 0)
+        stop = min(int(np.floor(centre + radius * stretch - half)), num_in - 1) + 1
+        x = np.abs((np.arange(start, stop, dtype=np.float32) + half - centre) * (one / stretch))
+        pi, safe = np.float32(np.pi), np.maximum(x, np.float32(1e-3))  # below, TensorFlow takes 1
+        kernel = radius * _sine(pi * safe) * _sine(pi * safe / radius) / (pi * pi * safe * safe)  # sinc(x) sinc(x / 3)
+        kernel = np.where(x > radius, np.float32(0), np.where(x <= np.float32(1e-3), one, kernel))
         total = np.add.accumulate(kernel)[-1]  # one after the other in float32, not NumPy's pairwise sum
         weights[i, start:stop] = kernel * (one / total)
     return weights
-
-
-def _lanczos_kernel(x: np.ndarray) -> np.ndarray:
-    """sinc(x) * sinc(x / 3) of x >= 0, float32; 0 beyond radius 3."""
-    pi = np.float32(np.pi)
-    safe = np.maximum(x, np.float32(1e-3))  # below, TensorFlow takes 1
-    values = LANCZOS_RADIUS * _sine(pi * safe) * _sine(pi * safe / LANCZOS_RADIUS) / (pi * pi * safe * safe)
-    values = np.where(x <= np.float32(1e-3), np.float32(1), values)
-    return np.where(x > LANCZOS_RADIUS, np.float32(0), values)
 
 
 def _sine(x: np.ndarray) -> np.ndarray:
@@ -112,8 +79,7 @@ def _sine(x: np.ndarray) -> np.ndarray:
 def centre_crop(planes: np.ndarray) -> np.ndarray:
     """uint8 (3, S, S) -> uint8 (3, S, S): the middle 90 % of the area, enlarged to the old size bilinearly.
 
-    The interpolation runs over float32 in [0, 1], horizontally first. Back to uint8 by floor(255.5 x), which is how
-    TensorFlow converts and not the same as rounding 255 x.
+    Over float32 in [0, 1], horizontally first; back by floor(255.5 x), TensorFlow's way, which is not rounding 255 x.
     """
     low, high, fraction = _crop_taps(planes.shape[-1])
     unit = np.float32(1 / 255)
@@ -134,11 +100,9 @@ def _interpolate(first: np.ndarray, second: np.ndarray, fraction: np.ndarray) ->
 @lru_cache(maxsize=16)
 def _crop_taps(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For each output pixel the two source pixels and the weight of the second; corners of the box map to corners."""
-    side = np.sqrt(np.float32(CROP_AREA))
+    side, last = np.sqrt(np.float32(CROP_AREA)), np.float32(size - 1)
     start = (np.float32(1) - side) / np.float32(2)
-    stop = start + side
-    last = np.float32(size - 1)
-    step = (stop - start) * last / last
+    step = (start + side - start) * last / last  # rounded in TensorFlow's order
     positions = start * last + np.arange(size, dtype=np.float32) * step
     low = np.floor(positions)
     return low.astype(np.intp), np.ceil(positions).astype(np.intp), positions - low

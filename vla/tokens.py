@@ -8,13 +8,12 @@ Source of the formulas: openvla-oft @213c5ff, prismatic/vla/action_tokenizer.py,
 in prismatic, robot_utils.py and openvla_utils.py in experiments/robot.
 """
 
-import enum
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -30,18 +29,13 @@ BIN_EDGES = np.linspace(-1.0, 1.0, NUM_BINS)
 BIN_CENTRES = (BIN_EDGES[:-1] + BIN_EDGES[1:]) / 2.0
 RANGE_EPSILON = 1e-8  # added to every range by openvla-oft, so that a dimension that never moved can be divided by it
 _SUITE_OF_WORD = {"long": "libero_10"} | {w: f"libero_{w}" for w in ("spatial", "object", "goal", "10", "90")}
+# Which bounds became -1 and +1 in training: 1st and 99th percentile (LIBERO, Bridge), or minimum and maximum.
+Normalisation = Literal["bounds_q99", "bounds"]
 
 
-class NormalisationType(enum.Enum):
-    """Which bounds became -1 and +1 in training. The checkpoint doesn't say: it follows from the robot."""
-
-    BOUNDS_Q99 = "bounds_q99"  # 1st and 99th percentile: LIBERO, Bridge
-    BOUNDS = "bounds"  # minimum and maximum: ALOHA, RoboTwin (14 dimensions)
-
-
-def normalisation_of(action_dim: int) -> NormalisationType:
-    """How training scaled actions: two-armed robots by minimum and maximum, single arms by quantiles."""
-    return NormalisationType.BOUNDS if action_dim == 14 else NormalisationType.BOUNDS_Q99
+def normalisation_of(action_dim: int) -> Normalisation:
+    """The checkpoint doesn't say: single arms by percentiles, robots with two (ALOHA, RoboTwin) by the extremes."""
+    return "bounds" if action_dim == 14 else "bounds_q99"
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,9 +52,9 @@ class VectorStatistics:
     def dim(self) -> int:
         return len(self.mask)
 
-    def bounds(self, kind: NormalisationType) -> tuple[np.ndarray, np.ndarray]:
+    def bounds(self, kind: Normalisation) -> tuple[np.ndarray, np.ndarray]:
         """The values (low, high), each (D,), that are mapped to -1 and +1."""
-        return (self.q01, self.q99) if kind is NormalisationType.BOUNDS_Q99 else (self.min, self.max)
+        return (self.q01, self.q99) if kind == "bounds_q99" else (self.min, self.max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,10 +65,7 @@ class DatasetStatistics:
 
 def encode(actions: np.ndarray) -> np.ndarray:
     """Token ids, int64 of the same shape, of normalised actions; values beyond [-1, 1] get the edge bins."""
-    values = np.clip(np.asarray(actions, dtype=np.float64), -1.0, 1.0)
-    if np.isnan(values).any():
-        raise ValueError("actions hold NaN, which no bin can hold")
-    return VOCABULARY_SIZE - np.digitize(values, BIN_EDGES)
+    return VOCABULARY_SIZE - np.digitize(np.clip(np.asarray(actions, dtype=np.float64), -1.0, 1.0), BIN_EDGES)
 
 
 def decode(ids: np.ndarray) -> np.ndarray:
@@ -83,47 +74,36 @@ def decode(ids: np.ndarray) -> np.ndarray:
     return BIN_CENTRES[np.clip(bins - 1, 0, NUM_BINS - 2)]
 
 
-def unnormalise(
-    actions: np.ndarray, statistics: VectorStatistics, kind: NormalisationType = NormalisationType.BOUNDS_Q99
-) -> np.ndarray:
-    """Actions (..., D) in [-1, 1] -> the units of the data set, float64; not clipped.
-
-    Dimensions outside the mask (LIBERO's gripper) pass through unchanged.
-    """
+def unnormalise(actions: np.ndarray, statistics: VectorStatistics, kind: Normalisation = "bounds_q99") -> np.ndarray:
+    """Actions (..., D) in [-1, 1] -> the data set's units, float64. Outside the mask (LIBERO's gripper) unchanged."""
     low, high = statistics.bounds(kind)
     values = np.asarray(actions)  # 0.5 * (values + 1) stays float32 for the L1 head's float32, as in the original
     return np.where(statistics.mask, 0.5 * (values + 1.0) * (high - low + RANGE_EPSILON) + low, values)
 
 
-def normalise(
-    actions: np.ndarray, statistics: VectorStatistics, kind: NormalisationType = NormalisationType.BOUNDS_Q99
-) -> np.ndarray:
-    """Actions (..., D) in the units of the data set -> [-1, 1], float64, as the training data were normalised.
+def normalise(actions: np.ndarray, statistics: VectorStatistics, kind: Normalisation = "bounds_q99") -> np.ndarray:
+    """Actions (..., D) in the data set's units -> [-1, 1], float64, as the training data were normalised.
 
-    Dimensions outside the mask pass through unchanged and unclipped; dimensions that never moved in the data set
-    (min == max) become 0.
+    Dimensions outside the mask stay unclipped; those that never moved in the data set (min == max) become 0.
     """
     scaled = np.clip(_scaled(actions, statistics, kind), -1.0, 1.0)
     return np.where(statistics.min == statistics.max, 0.0, np.where(statistics.mask, scaled, actions))
 
 
 def normalise_proprio(
-    proprio: np.ndarray, statistics: VectorStatistics, kind: NormalisationType = NormalisationType.BOUNDS_Q99
+    proprio: np.ndarray, statistics: VectorStatistics, kind: Normalisation = "bounds_q99"
 ) -> np.ndarray:
     """Robot state (..., D) -> [-1, 1], float64. The clip to [-1, 1] also holds for dimensions outside the mask."""
     return np.clip(np.where(statistics.mask, _scaled(proprio, statistics, kind), proprio), -1.0, 1.0)
 
 
-def _scaled(values: np.ndarray, statistics: VectorStatistics, kind: NormalisationType) -> np.ndarray:
+def _scaled(values: np.ndarray, statistics: VectorStatistics, kind: Normalisation) -> np.ndarray:
     low, high = statistics.bounds(kind)
     return 2.0 * (np.asarray(values, dtype=np.float64) - low) / (high - low + RANGE_EPSILON) - 1.0
 
 
 def to_env(actions: np.ndarray) -> np.ndarray:
-    """LIBERO's gripper convention: the last dimension from 1 = open, 0 = close to -1 = open, +1 = close.
-
-    actions: (..., D) un-normalised. Exactly 0.5, which no bin centre is, stays undecided (0). The others are unchanged.
-    """
+    """LIBERO's gripper convention, float64 (..., D): the last dimension from 1 = open, 0 = close to -1 and +1."""
     env_actions = np.array(actions, dtype=np.float64)
     env_actions[..., -1] = -np.sign(2.0 * env_actions[..., -1] - 1.0)
     return env_actions
@@ -132,8 +112,8 @@ def to_env(actions: np.ndarray) -> np.ndarray:
 def sample_tokens(logits: Tensor, temperature: float, generators: Sequence[torch.Generator] | None = None) -> Tensor:
     """One token id per position, (B, A) int64, from softmax(logits / temperature); logits (B, A, 256).
 
-    The cumulative distribution is inverted in float64 with uniform numbers of one CPU generator per row (None: torch's
-    default one). A row's draw is therefore the same in every batch and on every device, up to the logits' own noise.
+    Inverts the distribution in float64 with numbers of one CPU generator per row (None: torch's default one), so a
+    row's draw is the same in every batch and on every device, up to the logits' own noise.
     """
     batch, num_tokens, num_bins = logits.shape
     sources = generators if generators is not None else [torch.default_generator] * batch
@@ -157,51 +137,42 @@ def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
     {"<key>": {"action": {"min": [...], "max": [...], "q01": [...], "q99": [...], "mask": [...]}, "proprio": {...}}}
     """
     path = Path(folder) / "dataset_statistics.json"
-    where, entries = str(path), read_json(path) if path.exists() else None
-    if entries is None:
-        path = Path(folder) / "config.json"
-        where, entries = f"{path}: norm_stats", read_json(path).get("norm_stats")
-    if not isinstance(entries, dict) or not entries:
-        raise BadInput(f"{where}: holds no dataset statistics; copy dataset_statistics.json of the training run here")
-    statistics = {}
-    for key, entry in entries.items():
-        try:
-            proprio = None if entry.get("proprio") is None else _vector_statistics(entry["proprio"], "proprio")
-            statistics[key] = DatasetStatistics(_vector_statistics(entry["action"], "action"), proprio)
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise BadInput(f"{where}: {key}: cannot be used ({error!r}); copy the file again") from error
-    return statistics
+    entries, found = read_json(path) if path.exists() else None, {}
+    try:
+        if entries is None:
+            path = Path(folder) / "config.json"
+            entries = read_json(path)["norm_stats"]
+        for key, entry in entries.items():
+            proprio = _vector(entry["proprio"]) if entry.get("proprio") else None
+            found[key] = DatasetStatistics(_vector(entry["action"]), proprio)
+        if not found:
+            raise LookupError("it is empty")
+        return found
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        repair = "copy dataset_statistics.json of the training run here"
+        raise BadInput(f"{path}: no usable dataset statistics ({error!r}); {repair}") from error
 
 
-def _vector_statistics(entry: dict[str, Any], where: str) -> VectorStatistics:
-    """Raises ValueError that names the field."""
-    arrays = {}
-    for name in ("min", "max", "q01", "q99"):
-        values = arrays[name] = np.array(entry.get(name, []), dtype=np.float64)
-        if not values.size or values.shape != (len(entry["min"]),) or not np.isfinite(values).all():
-            raise ValueError(f"{where}.{name} is {entry.get(name)}, expected finite numbers, as many as in the others")
-    mask = np.array(entry.get("mask", [True] * len(entry["min"])))
-    if mask.shape != arrays["min"].shape or mask.dtype != bool:
-        raise ValueError(f"{where}.mask is {entry['mask']}, expected {len(entry['min'])} times true or false")
-    for low, high in (("min", "max"), ("q01", "q99")):
-        if (arrays[low] > arrays[high]).any():
-            raise ValueError(f"{where}.{low} is greater than {where}.{high}: {entry[low]}, {entry[high]}")
-    return VectorStatistics(**arrays, mask=mask)
+def _vector(entry: dict[str, Any]) -> VectorStatistics:
+    fields = {name: np.array(entry[name], dtype=np.float64) for name in ("min", "max", "q01", "q99")}
+    mask = np.array(entry.get("mask", [True] * len(fields["min"])), dtype=bool)
+    for name, values in (fields | {"mask": mask}).items():
+        if values.shape != fields["min"].shape or not np.isfinite(values).all():
+            raise ValueError(f"{name} is {entry[name]}, expected {len(fields['min'])} numbers")
+    return VectorStatistics(**fields, mask=mask)
 
 
 def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = None) -> str:
     """The statistics key to use: `unnorm_key` if given, else `<suite>_no_noops`, `<suite>`, or the only key there is.
 
-    keys: a dict of statistics or just its keys. The only key is not taken when it names another LIBERO suite: that
-    checkpoint would run, but with wrong ranges. Raises BadInput with the keys that exist.
+    Unless that one names another LIBERO suite: the checkpoint would run, but with wrong ranges. Raises BadInput.
     """
     for key in (f"{task_suite}_no_noops", task_suite) if unnorm_key is None else (unnorm_key,):
         if key in keys:
             return key
-    if unnorm_key is None and len(keys) == 1:
-        (key,) = keys
-        if not suites_named(key) or task_suite in suites_named(key):
-            return key
+    only = next(iter(keys), "")
+    if unnorm_key is None and len(keys) == 1 and (not suites_named(only) or task_suite in suites_named(only)):
+        return only
     raise BadInput(
         f"the checkpoint has no statistics {unnorm_key or f'for {task_suite}'}; it has: {', '.join(sorted(keys))}; "
         "use a checkpoint of this suite, or choose one of these with --unnorm-key"
@@ -209,10 +180,7 @@ def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = 
 
 
 def suites_named(name: str) -> set[str]:
-    """LIBERO suites that a name of a checkpoint or of statistics mentions.
-
-    "openvla-7b-libero-spatial-object" -> two of them; "libero_4_task_suites" -> none.
-    """
+    """LIBERO suites that a name mentions: "7b-libero-spatial-object" -> two; "libero_4_task_suites" -> none."""
     words = re.findall(r"libero|[a-z]+|[0-9]+", name.lower())
     starts = [i + 1 for i, word in enumerate(words) if word == "libero"]
     return {_SUITE_OF_WORD[word] for start in starts for word in takewhile(_SUITE_OF_WORD.__contains__, words[start:])}
