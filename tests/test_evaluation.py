@@ -21,7 +21,6 @@ from rl.evaluation import (
     evaluate,
     evaluate_and_record,
     evaluation_is_due,
-    outcomes_of,
     remember_teacher,
     validate,
     write_video,
@@ -33,7 +32,7 @@ from rl.run import Run
 from rl.trajectory import Episode
 from rl.update import Learner
 from rl.wandb_log import WandbLog
-from tests.fakes import FakePolicy, FakePool, Script, adamw, observation, trajectory
+from tests.fakes import FakePolicy, FakePool, Script, adamw, observation
 
 
 def test_every_evaluation_draws_the_same_numbers():
@@ -108,7 +107,7 @@ def test_validation_metrics_have_the_names_of_the_specification():
 
 CONFIG = TrainConfig(
     task=TaskConfig(eval_init_states=(40, 50)),
-    evaluation=EvaluationConfig(eval_interval=100),
+    evaluation=EvaluationConfig(eval_interval=100, eval_trials=2),
     run=RunConfig(wandb_mode="disabled"),
 )
 
@@ -240,8 +239,7 @@ def test_every_episode_is_kept_with_task_state_trial_and_outcome(run, learner):
         {"task_id": 0, "init_state_id": 40, "trial": 0, "success": True, "env_steps": 8},
         {"task_id": 0, "init_state_id": 41, "trial": 0, "success": False, "env_steps": 8},
     ]
-    again = [trajectory(2), trajectory(2)]
-    assert [record["trial"] for record in outcomes_of(again)] == [0, 1]
+    assert [record["trial"] for record in kept["student_sampled"]] == [trial for trial in range(2) for _ in range(10)]
 
 
 @pytest.mark.parametrize("what", ["write_json", "write_video"])
@@ -254,15 +252,6 @@ def test_files_that_cannot_be_written_cost_one_line_and_not_the_run(run, learner
     line = "step 120: files of the evaluation could not be written (no space left on device)"
     assert [message for message in caplog.messages if "could not" in message] == [line]
     assert read_metrics(run.folder)
-
-
-def test_only_filmed_episodes_keep_what_was_seen():
-    config = TrainConfig(task=TaskConfig(eval_init_states=(40, 43)))
-    pool = FakePool(lambda *_: Script(9))
-    filmed, *others = validate(FakePolicy(), pool, config, "greedy", Successes(1, 1)).played["student"]
-    # The fake simulator's reset films nothing, so its first decision is not known to belong to a filmed episode.
-    assert all(d.observation is not None for d in filmed.decisions[1:])
-    assert all(d.observation is None for t in others for d in t.decisions)
 
 
 def test_every_frame_comes_back_at_20_per_second(tmp_path):
