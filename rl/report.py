@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib
+import numpy as np
 import tyro
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -28,12 +28,10 @@ from contracts import BadInput, first_line, read_json
 from rl.phases import last_step
 from rl.results import Paired, Successes, aligned, count_pairs
 
-matplotlib.rcParams["text.parse_math"] = False  # names of runs may hold dollar signs
 log = logging.getLogger("train")
 
 Row = Mapping[str, Any]  # of metrics.jsonl
 TEACHER, GREEDY, SAMPLED = "eval/teacher_success", "eval/student_success", "eval/student_sampled_success"
-EVALUATED = {TEACHER: "teacher", GREEDY: "student, greedy", SAMPLED: "student, sampled"}
 WALL_TIME = ("rollout/time_s", "time/update", "time/eval", "time/checkpoint")
 PHASE_COLOURS = ["#e8b04018", "#4090e018", "#40c06018"]  # warmup, transition, RL; red, green, blue, opacity
 NOT_COMPARED = {"name", "output", "keep_checkpoints", "wandb_mode", "wandb_project"}
@@ -63,10 +61,6 @@ class StoredRun:
     rows: Sequence[Row]
     settings: dict[str, Any]  # field name -> value, all sections together
     provenance: dict[str, Any]  # argv, git, versions, machine
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
 
     @property
     def evaluations(self) -> list[Row]:
@@ -135,8 +129,8 @@ def changes(run: StoredRun) -> list[Change]:
 
     whole, of_tasks = [], []
     for label, start, end in (
-        (EVALUATED[SAMPLED], SAMPLED, SAMPLED),
-        (EVALUATED[GREEDY], GREEDY, GREEDY),
+        ("student, sampled", SAMPLED, SAMPLED),
+        ("student, greedy", GREEDY, GREEDY),
         ("teacher, then greedy student", TEACHER, GREEDY),
     ):
         before, after = (Successes(int(r[f"{k}_k"]), int(r[f"{k}_n"])) for r, k in ((first, start), (last, end)))
@@ -160,49 +154,27 @@ def series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
 
 
 def draw_curves(runs: Mapping[str, Sequence[Row]]) -> Figure:
-    """Success rates and every panel of PANELS that was recorded; of several runs one metric each, named by run."""
+    """Every panel of PANELS that was recorded, against env steps; of several runs, by name, its first metric only."""
     panels = [panel for panel in PANELS if any(panel.has_data(rows) for rows in runs.values())]
-    height = math.ceil((1 + len(panels)) / 3)
+    height = max(1, math.ceil(len(panels) / 3))
     figure = Figure(figsize=(15, 3.2 * height), layout="constrained")
-    success, *others = figure.subplots(height, 3, squeeze=False).flat
-    draw_success(success, runs)
-    for axis, panel in zip(others, panels, strict=False):
-        draw_panel(axis, panel, runs)
-    for axis in others[len(panels) :]:
-        axis.remove()
-    for axis in figure.axes:
-        axis.set_xlabel("env steps")
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize="small")
+    for number, panel in enumerate(panels):
+        (first, first_label), *_ = panel.metrics.items()
+        title = panel.title if len(runs) == 1 else f"{panel.title}: {first_label}"
+        axis = figure.add_subplot(height, 3, number + 1, title=title, xlabel="env steps")
+        for name, rows in runs.items():
+            for key, label in panel.metrics.items() if len(runs) == 1 else ((first, name),):
+                steps, values = series(rows, key)
+                low, high = (series(rows, f"{key}_{end}")[1] for end in ("low", "high"))
+                errors = [np.subtract(values, low), np.subtract(high, values)] if low else None
+                axis.errorbar(steps, values, yerr=errors, label=label, marker="o", markersize=4, capsize=3)
+                if panel.log_scale and max(values, default=0) > 0:
+                    axis.set_yscale("log")
         if len(runs) == 1:
             shade_phases(axis, *runs.values())
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize="small")
     return figure
-
-
-def draw_success(axis: Axes, runs: Mapping[str, Sequence[Row]]) -> None:
-    """Evaluated success rates with their Wilson intervals, and the training rollouts; of several runs the sampled."""
-    for name, rows in runs.items():
-        if len(runs) == 1:
-            axis.plot(*series(rows, "rollout/success_rate"), ".", color="grey", label="training rollouts")
-        for key in EVALUATED if len(runs) == 1 else (SAMPLED,):
-            steps, rates = series(rows, key)
-            bounds = [series(rows, f"{key}_{end}")[1] for end in ("low", "high")]
-            errors = [[abs(r - b) for r, b in zip(rates, bound, strict=True)] for bound in bounds]
-            label = EVALUATED[key] if len(runs) == 1 else name
-            axis.errorbar(steps, rates, yerr=errors, marker="o", markersize=4, capsize=3, label=label)
-    axis.set(title="Success rate" if len(runs) == 1 else "Success rate: student, sampled", ylim=(-0.03, 1.03))
-
-
-def draw_panel(axis: Axes, panel: Panel, runs: Mapping[str, Sequence[Row]]) -> None:
-    """The panel's metrics against env steps; of several runs its first one."""
-    (first, label), *_ = panel.metrics.items()
-    for name, rows in runs.items():
-        for key, text in panel.metrics.items() if len(runs) == 1 else ((first, name),):
-            steps, values = series(rows, key)
-            axis.plot(steps, values, "o-", markersize=4, label=text)
-            if panel.log_scale and max(values, default=0) > 0:
-                axis.set_yscale("log")
-    axis.set_title(panel.title if len(runs) == 1 else f"{panel.title}: {label}")
 
 
 def shade_phases(axis: Axes, rows: Sequence[Row]) -> None:
@@ -215,8 +187,9 @@ def shade_phases(axis: Axes, rows: Sequence[Row]) -> None:
 
 
 def save_curves(runs: Mapping[str, Sequence[Row]], path: Path) -> None:
+    escaped = {name.replace("$", r"\$"): rows for name, rows in runs.items()}  # matplotlib reads formulas between $
     try:
-        draw_curves(runs).savefig(path, dpi=90)
+        draw_curves(escaped).savefig(path, dpi=90)
     except (OSError, ValueError) as error:  # ValueError: no picture format that matplotlib knows
         raise BadInput(f"{path}: cannot be written ({first_line(error)})") from None
 
@@ -250,14 +223,17 @@ def write_report(run: StoredRun) -> Path:
         page.write_text(text)
     except OSError as error:
         raise BadInput(f"{page}: cannot be written ({error.strerror or error})") from None
-    save_curves({run.name: run.rows}, page.with_name("curves.png"))
+    save_curves({run.folder.name: run.rows}, page.with_name("curves.png"))
     return page
 
 
 def comparison(runs: Sequence[StoredRun]) -> list[list[str]]:
     """A table with the runs as columns: their results, and the settings in which they differ."""
     results = [changes(run)[:2] for run in runs]  # sampled, greedy
-    table = [["", *(run.name for run in runs)], ["env steps", *(str(run.rows[-1]["global_step"]) for run in runs)]]
+    table = [
+        ["", *(run.folder.name for run in runs)],
+        ["env steps", *(str(run.rows[-1]["global_step"]) for run in runs)],
+    ]
     for number, label in enumerate(("sampled", "greedy")):
         table.append([f"{label}, first", *(str(of_run[number].before) for of_run in results)])
         table.append([f"{label}, last", *(str(of_run[number].after) for of_run in results)])
@@ -305,7 +281,7 @@ def main(argv: Sequence[str]) -> None:
         print(write_report(runs[0]))
     else:
         print(*aligned(comparison(runs)), sep="\n")
-        save_curves({run.name: run.rows for run in runs}, arguments.out)
+        save_curves({run.folder.name: run.rows for run in runs}, arguments.out)
         print(arguments.out)
 
 

@@ -189,15 +189,14 @@ def test_every_panel_shows_the_recorded_numbers_against_env_steps():
     keys = [key for panel in PANELS for key in panel.metrics]
     rows = [update(step, 0, **{key: i + step for i, key in enumerate(keys)}) for step in (100, 200)]
     figure = draw_curves({"run": rows})
-    drawn = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for a in figure.axes[1:] for line in a.lines]
+    drawn = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for a in figure.axes for line in a.lines]
     assert drawn == [[(100, i + 100), (200, i + 200)] for i in range(len(keys))]
-    assert [axis.get_title() for axis in figure.axes[1:]] == [panel.title for panel in PANELS]
+    assert [axis.get_title() for axis in figure.axes] == [panel.title for panel in PANELS]
     assert all(panel.reading.endswith(".") for panel in PANELS)
 
 
-def test_success_has_intervals_as_bars_and_rollouts_as_dots_on_the_shades_of_the_phases():
+def test_success_has_intervals_as_bars_on_the_shades_of_the_phases():
     axis = draw_curves({"run": ROWS}).axes[0]
-    assert list(zip(*axis.lines[0].get_data(), strict=True)) == [(100, 0.5), (200, 0.5), (300, 0.5)]
     bars = {container.get_label(): container for container in axis.containers}
     assert set(bars) == {"teacher", "student, greedy", "student, sampled"}
     ((_, low), (_, high)) = bars["student, sampled"].lines[2][0].get_segments()[0]
