@@ -19,16 +19,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from configs.cli import main_guard, parse_eval
 from configs.config import EvalConfig, Suite, TaskConfig
 from contracts import BadInput, first_line, resolve_pointer
-from rl.results import Key, make_plan, open_results, read_results, results_table, save_results
+from rl.results import Key, Plan, Results, make_plan, open_results, read_results, results_table, save_results
 
 if TYPE_CHECKING:  # these take seconds to import: --help and wrong flags are answered before
     from envs.libero import EnvSpec
-    from rl.results import Plan, Results
     from rl.trajectory import Episode, Trajectory
     from vla.policy import Policy
 
@@ -46,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
 
     lock = only_writer(out.with_name(f".{out.name}.lock"), f"--out {out}")
     wanted = config.compare_with
-    before = read_results(Path(wanted), "--compare-with") if wanted is not None and wanted.endswith(".json") else None
+    before = read_results(Path(wanted)) if wanted is not None and wanted.endswith(".json") else None
     results = play(config, plan, out, before)
     if wanted is not None and before is None:
         config_before = replace(config, model=replace(config.model, checkpoint=wanted))
@@ -54,10 +53,10 @@ def main(argv: Sequence[str]) -> None:
     save_results(results, plan, before)
     lock.release()
 
-    print("\n".join(results_table(results, plan)))
+    print(*results_table(results, plan), sep="\n")
     if before is not None:
-        title = f"\nbefore: {before.settings['checkpoint']} ({before.settings['mode']}), {before.path}"
-        print("\n".join([title, *results_table(results, plan, before)]))
+        print(f"\nbefore: {before.settings['checkpoint']} ({before.settings['mode']}), {before.path}")
+        print(*results_table(results, plan, before), sep="\n")
     print(f"results: {out}")
 
 
@@ -105,9 +104,8 @@ def play_suite(
     from rl.rollout import Batching
 
     keys = {episode_of(key): key for key in missing}
-    spec = recipe(config, suite, policy.num_images)
     with (
-        make_pool(spec, config.simulator.num_envs, policy.prepare) as pool,
+        make_pool(recipe(config, suite, policy.num_images), config.simulator.num_envs, policy.prepare) as pool,
         progress_bar(f"{suite}: episodes", len(missing)) as on_episodes,
     ):
 
@@ -148,14 +146,13 @@ def settings_of(config: EvalConfig, policy: Policy) -> dict[str, Any]:
     from envs.assets import describe_assets
     from preflight import weights_fingerprint
 
-    checkpoint, bddl = str(config.model.checkpoint), config.simulator.bddl_file
-    mode = config.mode
+    checkpoint, bddl, mode = str(config.model.checkpoint), config.simulator.bddl_file, config.mode
     if mode == "l1" and policy.action_head is None:
         raise BadInput(f"--mode l1: {checkpoint} ships no action head")
     if mode == "auto":
         is_adapter = (resolve_pointer(Path(checkpoint)) / "adapter_config.json").is_file()  # trained on tokens
-        mode = "greedy" if policy.action_head is None or is_adapter else "l1"
-        mode = mode if config.temperature is None else "sample"
+        deterministic: Literal["greedy", "l1"] = "greedy" if policy.action_head is None or is_adapter else "l1"
+        mode = deterministic if config.temperature is None else "sample"
     return {
         "checkpoint": checkpoint,
         "weights": weights_fingerprint(policy),  # `best` is a pointer that moves

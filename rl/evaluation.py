@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("train")
 
 FRAMES_PER_SECOND = 20  # LIBERO's control rate: videos play in real time
-LITTLE_ROOM = 0.95  # success in the first evaluation above which a run is warned of
 
 
 def evaluate(
@@ -119,8 +118,8 @@ def evaluate_and_record(
     with run.timed("eval"):
         found = validate(policy, pool, config, teacher_mode, teacher, learner.ranks)
     run.record(state.global_step, state.update, found.metrics())
-    shown = f"teacher {found.teacher}, student {found.student}, student sampled {found.student_sampled}"
-    log.info("step %d  evaluation: %s", state.global_step, shown)
+    rates = f"teacher {found.teacher}, student {found.student}, student sampled {found.student_sampled}"
+    log.info("step %d  evaluation: %s", state.global_step, rates)
     if learner.ranks.is_main:
         write_evaluation(run, state.global_step, found)
     if state.evaluated_at is None:
@@ -132,7 +131,7 @@ def evaluate_and_record(
 
 
 def check_baseline(config: TrainConfig, found: Validation) -> None:
-    """Stop before the first update when the policy that acts first never succeeds: sparse rewards cannot teach it."""
+    """Stop a run whose first actor never succeeds: sparse rewards cannot teach it. Warn of one that always does."""
     teacher_first = phase_at(0, config.phases).epsilon > 0
     actor, baseline = ("teacher", found.teacher) if teacher_first else ("sampled student", found.student_sampled)
     if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
@@ -141,19 +140,13 @@ def check_baseline(config: TrainConfig, found: Validation) -> None:
             "to learn from. Check that --checkpoint, --task-suite, --unnorm-key and --assets belong together, or go on "
             "with --allow-zero-baseline"
         )
-    if found.student_sampled.rate >= LITTLE_ROOM:
+    if found.student_sampled.rate >= 0.95:
         advice = "there is little room for improvement; choose other --task-ids, or a higher --temperature"
         log.warning("the sampled student begins with %s: %s", found.student_sampled, advice)
 
 
-# what is kept
-
-
 def write_evaluation(run: Run, global_step: int, found: Validation) -> None:
-    """Write every episode's outcome and the filmed episodes. What fails here costs the files, never the run.
-
-    Their names have the env step: a resumed run that evaluates again at the same step replaces them.
-    """
+    """Write every episode's outcome and the filmed episodes. What fails here costs the files, never the run."""
     starts = len({t.episode.group for t in found.played["student"]})  # (task, initial state); trials repeat all of them
     outcomes = {
         actor: [
@@ -184,9 +177,6 @@ def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
     imageio.mimwrite(path, frames, fps=FRAMES_PER_SECOND, macro_block_size=16, ffmpeg_log_level="error")  # type: ignore[arg-type,call-overload]
 
 
-# the teacher never changes
-
-
 def remember_teacher(
     path: Path, policy: Policy, observation: Observation, teacher_mode: TeacherMode, write: bool = True
 ) -> None:
@@ -198,10 +188,9 @@ def remember_teacher(
 
 
 def check_teacher(path: Path, policy: Policy, teacher_mode: TeacherMode, tolerated: float = 0.0) -> None:
-    """The teacher never changes: it still answers the stored observation with the stored chunk.
+    """The teacher never changes: it still answers the stored observation with the stored chunk, else SelfCheckError.
 
-    `tolerated`: share of tokens that may differ. In bfloat16 a run that goes on with another GPU rounds near-ties
-    differently; in float32 nothing is excused. Raises SelfCheckError.
+    `tolerated`: share of tokens that may differ: on another GPU bfloat16 rounds near-ties differently.
     """
     try:
         with np.load(path, allow_pickle=False) as file:

@@ -193,9 +193,9 @@ def save_results(results: Results, plan: Plan, before: Results | None = None) ->
         played = results.of(*part).values()
         record: dict[str, Any] = Successes(sum(played), len(played)).metrics("success") if played else {"success_n": 0}
         if before is not None and (pairs := compare(before, results, *part)).n:
-            difference = {"difference": pairs.difference, "p_value": pairs.p_value}
-            low_high = dict(zip(("low", "high"), pairs.interval, strict=True))
-            record["compared"] = {"n": pairs.n, **asdict(pairs), **difference, **low_high}
+            low, high = pairs.interval
+            difference = {"difference": pairs.difference, "low": low, "high": high, "p_value": pairs.p_value}
+            record["compared"] = {"n": pairs.n, **asdict(pairs), **difference}
         return record
 
     suites: dict[str, Any] = {}
@@ -224,19 +224,16 @@ def save_results(results: Results, plan: Plan, before: Results | None = None) ->
         raise BadInput(f"--out {results.path}: cannot be written ({error.strerror or error})") from None
 
 
-def read_results(path: Path, flag: str) -> Results:
-    """Read a results file. Raises BadInput, naming the flag that named it."""
-    try:
-        stored = read_json(path)
-    except BadInput as problem:
-        raise BadInput(f"{flag} {problem}") from None
+def read_results(path: Path) -> Results:
+    """Read a results file. Raises BadInput."""
+    stored = read_json(path)
     if (stored.get("format"), stored.get("version")) != (FORMAT, VERSION):
-        raise BadInput(f"{flag} {path}: no results file of eval.py, version {VERSION}; name another")
+        raise BadInput(f"{path}: no results file of eval.py, version {VERSION}; name another")
     try:
         episodes = {Key(*(e[name] for name in Key._fields)): e for e in stored["episodes"]}
         return Results(path, stored["settings"], episodes)
     except (KeyError, TypeError) as error:
-        raise BadInput(f"{flag} {path}: damaged: a field is missing or unknown ({error})") from None
+        raise BadInput(f"{path}: damaged: a field is missing or unknown ({error})") from None
 
 
 def open_results(path: Path, settings: Mapping[str, Any], plan: Plan, other: Results | None = None) -> Results:
@@ -254,7 +251,7 @@ def open_results(path: Path, settings: Mapping[str, Any], plan: Plan, other: Res
             raise BadInput(f"{refused} has no episode (task, initial state) in common with this")
     if not path.exists():
         return Results(path, settings)
-    results = read_results(path, "--out")
+    results = read_results(path)
     stored = results.settings
     changed = [f"{name} (file: {stored.get(name)}, now: {v})" for name, v in settings.items() if stored.get(name) != v]
     if changed:

@@ -237,8 +237,8 @@ def test_a_file_of_something_else_is_refused_in_one_line_and_left_alone(tmp_path
 
 
 def test_a_missing_file_to_compare_with_is_named(tmp_path):
-    with pytest.raises(BadInput, match=r"--compare-with .*none\.json: cannot be read"):
-        read_results(tmp_path / "none.json", "--compare-with")
+    with pytest.raises(BadInput, match=r"none\.json: cannot be read"):
+        read_results(tmp_path / "none.json")
 
 
 def test_comparison_pairs_equal_episodes_only(tmp_path):
