@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 import imageio.v2 as imageio
 import numpy as np
@@ -81,12 +80,8 @@ def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them():
         "student greedy",
         "student sample",
     ]
-    assert {name: len(played[0].frames) for name, played in validation.played.items()} == {
-        "teacher": 9, "student": 9, "student_sampled": 0
-    }  # fmt: skip
-    assert {name: len(played) for name, played in validation.played.items()} == {
-        "teacher": 6, "student": 6, "student_sampled": 12
-    }  # fmt: skip
+    filmed = {name: (len(played), len(played[0].frames)) for name, played in validation.played.items()}
+    assert filmed == {"teacher": (6, 9), "student": (6, 9), "student_sampled": (12, 0)}
 
 
 # in a run
@@ -121,9 +116,6 @@ def evaluate_at(step: int, run, learner, state, successes: int, config=CONFIG) -
     return evaluate_and_record(config, run, learner, pool, state, "greedy")
 
 
-# when
-
-
 @pytest.mark.parametrize(
     ("evaluated_at", "global_step", "due"),
     [(None, 0, True), (None, 57, True), (0, 0, False), (0, 99, False), (0, 100, True), (0, 257, True),
@@ -131,9 +123,6 @@ def evaluate_at(step: int, run, learner, state, successes: int, config=CONFIG) -
 )  # fmt: skip
 def test_evaluations_are_due_at_the_start_and_when_a_multiple_of_the_interval_is_passed(evaluated_at, global_step, due):
     assert evaluation_is_due(CONFIG, TrainerState(global_step, evaluated_at=evaluated_at)) == due
-
-
-# what
 
 
 def test_an_evaluation_is_recorded_filmed_and_remembered(run, learner):
@@ -178,39 +167,30 @@ def test_a_teacher_that_moved_is_found(run, learner):
 # baseline
 
 
-def baseline(teacher: int, sampled: int) -> Validation:
-    return Validation(Successes(teacher, 10), Successes(3, 10), Successes(sampled, 10), {})
+def check(phases: PhaseConfig, teacher: int, sampled: int, allow: bool = False) -> None:
+    config = TrainConfig(phases=phases, evaluation=EvaluationConfig(allow_zero_baseline=allow))
+    check_baseline(config, Validation(Successes(teacher, 10), Successes(3, 10), Successes(sampled, 10), {}))
 
 
-def check(phases: PhaseConfig, validation: Validation, allow: bool = False) -> None:
-    config = replace(TrainConfig(phases=phases), evaluation=EvaluationConfig(allow_zero_baseline=allow))
-    check_baseline(config, validation)
-
-
-WITH_WARMUP = PhaseConfig()
 TRANSITION_ONLY = PhaseConfig(warmup_steps=0, transition_steps=100)  # epsilon starts at 1: the teacher acts first
-PURE_RL = PhaseConfig(warmup=False)
 
 
-@pytest.mark.parametrize("phases", [WITH_WARMUP, TRANSITION_ONLY])
+@pytest.mark.parametrize("phases", [PhaseConfig(), TRANSITION_ONLY])
 def test_a_hopeless_teacher_stops_a_run_that_it_begins(phases):
     with pytest.raises(BadInput, match=r"teacher succeeded in 0 of 10 .*--allow-zero-baseline"):
-        check(phases, baseline(teacher=0, sampled=9))
-    check(phases, baseline(teacher=1, sampled=0))
-    check(phases, baseline(teacher=0, sampled=0), allow=True)
+        check(phases, teacher=0, sampled=9)
+    check(phases, teacher=1, sampled=0)
+    check(phases, teacher=0, sampled=0, allow=True)
 
 
-def test_a_hopeless_student_stops_pure_rl():
+def test_pure_rl_is_stopped_by_a_hopeless_student_and_warned_of_one_that_nearly_always_succeeds(caplog):
+    pure_rl = PhaseConfig(warmup=False)
     with pytest.raises(BadInput, match="sampled student succeeded in 0 of 10"):
-        check(PURE_RL, baseline(teacher=9, sampled=0))
-    check(PURE_RL, baseline(teacher=0, sampled=1))
-    check(PURE_RL, baseline(teacher=0, sampled=0), allow=True)
-
-
-def test_a_student_that_nearly_always_succeeds_is_warned_of(caplog):
-    check(PURE_RL, baseline(teacher=9, sampled=9))
+        check(pure_rl, teacher=9, sampled=0)
+    check(pure_rl, teacher=9, sampled=0, allow=True)
+    check(pure_rl, teacher=0, sampled=9)
     assert not caplog.messages
-    check(PURE_RL, baseline(teacher=9, sampled=10))
+    check(pure_rl, teacher=9, sampled=10)
     assert "begins with 10/10 = 100 % [72, 100]: there is little room for improvement" in caplog.text
 
 

@@ -1,6 +1,9 @@
 """The page of a run: its numbers are those of metrics.jsonl, and it needs nothing but the run's folder."""
 
+import contextlib
+import io
 from html.parser import HTMLParser
+from pathlib import Path
 from types import SimpleNamespace
 
 import imageio.v2 as imageio
@@ -63,7 +66,11 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def page(folder) -> Page:
-    return Page(write_report(read_run(folder)).read_text())
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        main([str(folder)])
+    before_and_after, *_, path = shown.getvalue().splitlines()
+    assert before_and_after.startswith("student, sampled: 4/20")
+    return Page(Path(path).read_text())
 
 
 def test_the_page_refers_to_files_of_the_run_only(folder, page):
@@ -116,14 +123,6 @@ def test_the_log_and_wandb_get_the_results(folder, caplog):
     assert caplog.messages[0].startswith(before_and_after)
     (summary,) = concluded
     assert (summary["result/sampled_after"], summary["result/best_step"]) == (16 / 20, 200)
-
-
-def test_one_run_on_the_command_line_writes_its_report(tmp_path, capsys):
-    folder = store(tmp_path, ROWS)
-    main([str(folder)])
-    shown = capsys.readouterr().out.splitlines()
-    assert shown[-1] == str(folder / "report" / "index.html")
-    assert shown[0].startswith("student, sampled: 4/20")
 
 
 def test_several_runs_on_the_command_line_are_compared(tmp_path, capsys):
