@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("train")
 
-FRAMES_PER_SECOND = 20  # LIBERO's control rate: videos play in real time
-
 
 def evaluate(
     policy: Policy, pool: Pool, episodes: Sequence[Episode], mode: Mode, temperature: float = 1.0, seed: int = 0, *,
@@ -172,9 +170,9 @@ def write_evaluation(run: Run, global_step: int, found: Validation) -> None:
 
 
 def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
-    """Write frames (H, W, 3) uint8, one per env step, as H.264."""
+    """Write frames (H, W, 3) uint8, one per env step, as H.264, at LIBERO's control rate: it plays in real time."""
     path.parent.mkdir(exist_ok=True)
-    imageio.mimwrite(path, frames, fps=FRAMES_PER_SECOND, macro_block_size=16, ffmpeg_log_level="error")  # type: ignore[arg-type,call-overload]
+    imageio.mimwrite(path, frames, fps=20, macro_block_size=16, ffmpeg_log_level="error")  # type: ignore[arg-type,call-overload]
 
 
 def remember_teacher(

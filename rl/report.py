@@ -218,12 +218,9 @@ def write_report(run: StoredRun) -> Path:
         command=shlex.join(run.provenance["argv"]),
     )
     page = run.folder / "report" / "index.html"
-    try:
-        page.parent.mkdir(exist_ok=True)
-        page.write_text(text)
-    except OSError as error:
-        raise BadInput(f"{page}: cannot be written ({error.strerror or error})") from None
+    page.parent.mkdir(exist_ok=True)
     save_curves({run.folder.name: run.rows}, page.with_name("curves.png"))
+    page.write_text(text)
     return page
 
 
