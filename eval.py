@@ -19,16 +19,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from configs.cli import main_guard, parse_eval
 from configs.config import EvalConfig, Suite, TaskConfig
 from contracts import BadInput, first_line, resolve_pointer
-from rl.results import Key, PlayedEpisode, Settings, make_plan, open_results, read_results, results_table, save_results
+from rl.results import Key, Plan, Results, make_plan, open_results, read_results, results_table, save_results
 
 if TYPE_CHECKING:  # these take seconds to import: --help and wrong flags are answered before
     from envs.libero import EnvSpec
-    from rl.results import Plan, Results
     from rl.trajectory import Episode, Trajectory
     from vla.policy import Policy
 
@@ -46,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
 
     lock = only_writer(out.with_name(f".{out.name}.lock"), f"--out {out}")
     wanted = config.compare_with
-    before = read_results(Path(wanted), "--compare-with") if wanted is not None and wanted.endswith(".json") else None
+    before = read_results(Path(wanted)) if wanted is not None and wanted.endswith(".json") else None
     results = play(config, plan, out, before)
     if wanted is not None and before is None:
         config_before = replace(config, model=replace(config.model, checkpoint=wanted))
@@ -54,10 +53,10 @@ def main(argv: Sequence[str]) -> None:
     save_results(results, plan, before)
     lock.release()
 
-    print("\n".join(results_table(results, plan)))
+    print(*results_table(results, plan), sep="\n")
     if before is not None:
-        title = f"\nbefore: {before.settings.checkpoint} ({before.settings.mode}), {before.path}"
-        print("\n".join([title, *results_table(results, plan, before)]))
+        print(f"\nbefore: {before.settings['checkpoint']} ({before.settings['mode']}), {before.path}")
+        print(*results_table(results, plan, before), sep="\n")
     print(f"results: {out}")
 
 
@@ -68,17 +67,17 @@ def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Re
     from vla.tokens import select_key
 
     model = config.model
-    results: Results | None = None
     for suite in config.suites:
         policy = load_policy(model, suite)  # for each suite: statistics, and with them actions, are the suite's
-        if results is None:
+        if suite == config.suites[0]:
             attention_probe(policy)
             image_probe(policy)
             for later in config.suites:  # now, not after the hours that the first suites take
                 select_key(policy.info.statistics, later, model.unnorm_key)
             results = open_results(out, settings_of(config, policy), plan, other)
             save_results(results, plan)
-            print(f"{model.checkpoint}: {policy.kind}, {results.settings.mode}; assets: {results.settings.assets}")
+            settings = results.settings
+            print(f"{model.checkpoint}: {policy.kind}, {settings['mode']}; assets: {settings['assets']}")
             if config.protocol is not None and config.simulator.assets != "official":
                 print("published results were taken with LIBERO's own pictures: --assets official")
             if results.episodes:
@@ -92,7 +91,6 @@ def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Re
                 print(f"stopped; finished episodes are kept: the same command with --out {out} goes on", flush=True)
                 raise
         del policy  # before the next one needs its memory
-    assert results is not None, "there is a suite"
     return results
 
 
@@ -106,21 +104,20 @@ def play_suite(
     from rl.rollout import Batching
 
     keys = {episode_of(key): key for key in missing}
-    spec = recipe(config, suite, policy.num_images)
     with (
-        make_pool(spec, config.simulator.num_envs, policy.prepare) as pool,
+        make_pool(recipe(config, suite, policy.num_images), config.simulator.num_envs, policy.prepare) as pool,
         progress_bar(f"{suite}: episodes", len(missing)) as on_episodes,
     ):
 
         def keep(trajectory: Trajectory) -> None:
             key = keys[trajectory.episode]
-            results.episodes[key] = played_episode(config, results, key, trajectory)
+            results.episodes[key] = episode_record(config, results, key, trajectory)
             trajectory.frames.clear()
             save_results(results, plan)
             on_episodes(1)
 
         played = evaluate(
-            policy, pool, list(keys), results.settings.mode, results.settings.temperature or 1.0, config.seed,
+            policy, pool, list(keys), results.settings["mode"], results.settings["temperature"] or 1.0, config.seed,
             batching=Batching(config.model.max_batch), record=lambda _: config.video != "none", on_finished=keep,
         )  # fmt: skip
     print(f"{suite}: {len(missing)} episodes, {played.env_steps / played.wall_s:.0f} env steps/s", flush=True)
@@ -144,56 +141,50 @@ def episode_of(key: Key) -> Episode:
     return Episode(index, key.task_id, key.init_state_id, group=index)
 
 
-def settings_of(config: EvalConfig, policy: Policy) -> Settings:
+def settings_of(config: EvalConfig, policy: Policy) -> dict[str, Any]:
+    """Everything beside the episode that decides how it ends: one file holds episodes of equal settings."""
     from envs.assets import describe_assets
     from preflight import weights_fingerprint
 
-    bddl, mode = config.simulator.bddl_file, choose_mode(config, policy)
-    return Settings(
-        checkpoint=str(config.model.checkpoint),
-        weights=weights_fingerprint(policy),
-        mode=mode,
-        temperature=(config.temperature or 1.0) if mode == "sample" else None,
-        seed=config.seed,
-        assets=describe_assets(config.simulator.assets),
-        bddl_sha256=None if bddl is None else hashlib.sha256(Path(bddl).read_bytes()).hexdigest(),
-        device=policy.device.type,
-        dtype=str(policy.dtype).removeprefix("torch."),
-    )
-
-
-def choose_mode(config: EvalConfig, policy: Policy) -> Literal["greedy", "sample", "l1"]:
-    """How the policy decides. Raises BadInput when the checkpoint has no L1 head."""
-    checkpoint = str(config.model.checkpoint)
-    if config.mode == "l1" and policy.action_head is None:
+    checkpoint, bddl, mode = str(config.model.checkpoint), config.simulator.bddl_file, config.mode
+    if mode == "l1" and policy.action_head is None:
         raise BadInput(f"--mode l1: {checkpoint} ships no action head")
-    if config.mode != "auto":
-        return config.mode
-    if config.temperature is not None:
-        return "sample"
-    is_adapter = (resolve_pointer(Path(checkpoint)) / "adapter_config.json").is_file()  # trained on tokens
-    return "l1" if policy.action_head is not None and not is_adapter else "greedy"
+    if mode == "auto":
+        is_adapter = (resolve_pointer(Path(checkpoint)) / "adapter_config.json").is_file()  # trained on tokens
+        deterministic: Literal["greedy", "l1"] = "greedy" if policy.action_head is None or is_adapter else "l1"
+        mode = deterministic if config.temperature is None else "sample"
+    return {
+        "checkpoint": checkpoint,
+        "weights": weights_fingerprint(policy),  # `best` is a pointer that moves
+        "mode": mode,
+        "temperature": (config.temperature or 1.0) if mode == "sample" else None,
+        "seed": config.seed,
+        "assets": describe_assets(config.simulator.assets),
+        "bddl_sha256": None if bddl is None else hashlib.sha256(Path(bddl).read_bytes()).hexdigest(),
+        "device": policy.device.type,
+        "dtype": str(policy.dtype).removeprefix("torch."),
+    }
 
 
-def played_episode(config: EvalConfig, results: Results, key: Key, trajectory: Trajectory) -> PlayedEpisode:
-    """The record of an episode; writes its video if that is wanted."""
+def episode_record(config: EvalConfig, results: Results, key: Key, trajectory: Trajectory) -> dict[str, Any]:
+    """The record of an episode (docs/RESULTS_JSON.md); writes its video if that is wanted."""
     from rl.evaluation import write_video
 
     video = None
     if config.video == "all" or (config.video == "failures" and not trajectory.success):
-        outcome = "success" if trajectory.success else "failure"
-        repeat = f"-repeat_{key.repeat}" if key.repeat else ""
-        name = f"{key.task_suite}-task_{key.task_id}-init_state_{key.init_state_id}{repeat}-{outcome}.mp4"
-        relative = f"{results.path.stem}-videos/{name}"
+        ending = (f"-repeat_{key.repeat}" if key.repeat else "") + ("-success" if trajectory.success else "-failure")
+        name = f"{key.task_suite}-task_{key.task_id}-init_state_{key.init_state_id}{ending}.mp4"
+        video = f"{results.path.stem}-videos/{name}"
         try:
-            write_video(results.path.parent / relative, trajectory.frames)
-            video = relative
+            write_video(results.path.parent / video, trajectory.frames)
         except Exception as error:
             logging.warning("%s could not be written (%s); the evaluation goes on", name, first_line(error))
-    return PlayedEpisode(
-        *key, config.seed, results.settings.mode, trajectory.success, trajectory.env_steps, len(trajectory.decisions),
-        seconds=round(trajectory.seconds, 3), error=trajectory.fault, video=video,
-    )  # fmt: skip
+            video = None
+    return {
+        **key._asdict(), "seed": config.seed, "mode": results.settings["mode"], "success": trajectory.success,
+        "env_steps": trajectory.env_steps, "decisions": len(trajectory.decisions),
+        "seconds": round(trajectory.seconds, 3), "error": trajectory.fault, "video": video,
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

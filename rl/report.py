@@ -1,61 +1,66 @@
 """What a run has reached, from its folder alone: `python -m rl.report RUN [RUN ...]`
 
-One run: writes RUN/report/index.html (and curves.png) anew and prints what has changed. Several: compares them, in the
-terminal and in one page (--out).
+One run: writes RUN/report/index.html and curves.png anew and prints what has changed. Several: prints their results and
+the settings in which they differ, and draws their curves into one picture (--out).
 """
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
+import math
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import tyro
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-from configs.cli import main_guard, parse_flags, parse_train
-from configs.config import PhaseConfig, to_dict
-from configs.presets import PRESETS
+from configs.cli import main_guard, parse_flags
+from configs.config import PhaseConfig
 from contracts import BadInput, first_line, read_json
-from envs.tasks import instruction_of, task_names
-from rl import curves
-from rl.curves import GREEDY, SAMPLED, TEACHER, Row, series
 from rl.phases import last_step
 from rl.results import Paired, Successes, aligned, count_pairs
 
 log = logging.getLogger("train")
 
+Row = Mapping[str, Any]  # of metrics.jsonl
+TEACHER, GREEDY, SAMPLED = "eval/teacher_success", "eval/student_success", "eval/student_sampled_success"
+WALL_TIME = ("rollout/time_s", "time/update", "time/eval", "time/checkpoint")
+PHASE_COLOURS = ["#e8b04018", "#4090e018", "#40c06018"]  # warmup, transition, RL; red, green, blue, opacity
 NOT_COMPARED = {"name", "output", "keep_checkpoints", "wandb_mode", "wandb_project"}
-COMPARED = (
-    SAMPLED, GREEDY, "rollout/success_rate", "rollout/episode_length", "distill/loss", "train/approx_kl",
-    "train/clip_fraction", "train/entropy", "train/grad_norm", "rollout/env_steps_per_s",
-)  # fmt: skip
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+class Panel(NamedTuple):
+    """Metrics that are read together, metric -> label, and what good ones look like."""
+
+    title: str
+    reading: str
+    metrics: Mapping[str, str]
+    log_scale: bool = False
+
+    def has_data(self, rows: Sequence[Row]) -> bool:
+        return any(row.get(key) is not None for row in rows for key in self.metrics)
+
+
+PANELS = [Panel(**panel) for panel in json.loads((TEMPLATES / "panels.json").read_text())]
+
+# the run
 
 
 @dataclass(frozen=True)
 class StoredRun:
-    """`settings` and `provenance` are as the run stored them: a field that came later is missing."""
-
     folder: Path
     rows: Sequence[Row]
     settings: dict[str, Any]  # field name -> value, all sections together
     provenance: dict[str, Any]  # argv, git, versions, machine
-
-    @property
-    def name(self) -> str:
-        return self.folder.name
-
-    @property
-    def global_step(self) -> int:
-        """Env steps of training so far."""
-        return self.rows[-1]["global_step"] if self.rows else 0
 
     @property
     def evaluations(self) -> list[Row]:
@@ -70,10 +75,9 @@ class StoredRun:
         """How far the run has come, in one line."""
         phases = PhaseConfig(**{k: self.settings[k] for k in ("warmup", "warmup_only", "warmup_steps", "total_steps")})
         is_finished = bool(self.evaluations) and self.evaluations[-1]["global_step"] >= last_step(phases)
-        hours = sum(row.get(key) or 0.0 for row in self.rows for key in curves.WALL_PARTS) / 3600
-        updates = sum("schedule/phase" in row for row in self.rows)
-        ending = "Finished" if is_finished else "Not finished"
-        return f"{ending}: {self.global_step} env steps, {updates} updates, {hours:.1f} h"
+        steps, updates = self.rows[-1]["global_step"] if self.rows else 0, sum("schedule/phase" in r for r in self.rows)
+        hours = sum(row.get(key) or 0.0 for row in self.rows for key in WALL_TIME) / 3600
+        return f"{'Finished' if is_finished else 'Not finished'}: {steps} env steps, {updates} updates, {hours:.1f} h"
 
 
 def read_run(folder: Path) -> StoredRun:
@@ -88,24 +92,11 @@ def read_run(folder: Path) -> StoredRun:
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """The records of metrics.jsonl; a last line that a kill cut short is left out. Raises BadInput."""
-    rows = []
     try:
-        for line in (folder / "metrics.jsonl").read_text().splitlines():
-            rows.append(json.loads(line))
+        lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     except OSError as error:
         raise BadInput(f"{folder / 'metrics.jsonl'}: cannot be read ({error.strerror or error})") from None
-    except ValueError:
-        pass
-    return rows
-
-
-def successes_of(row: Row, key: str) -> Successes:
-    """The counts of an evaluated success rate; per task they follow from the total, all tasks play equally often."""
-    if f"{key}_k" in row:
-        return Successes(int(row[f"{key}_k"]), int(row[f"{key}_n"]))
-    total, _, _ = key.partition("_task_")
-    played = int(row[f"{total}_n"]) // sum(name.startswith(f"{total}_task_") for name in row)
-    return Successes(round(row[key] * played), played)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 class Change(NamedTuple):
@@ -116,9 +107,13 @@ class Change(NamedTuple):
     after: Successes
     paired: Paired | None = None
 
+    def __str__(self) -> str:
+        paired = f"; on the same episodes {self.paired}" if self.paired else ""
+        return f"{self.label}: {self.before} before, {self.after} after{paired}"
+
 
 def changes(run: StoredRun) -> list[Change]:
-    """Sampled and greedy student from the first to the last evaluation, and the student against its teacher.
+    """Sampled and greedy student from the first to the last evaluation, the student against its teacher, each task.
 
     Raises BadInput when the run has no evaluation yet.
     """
@@ -126,161 +121,141 @@ def changes(run: StoredRun) -> list[Change]:
         raise BadInput(f"{run.folder}: no evaluation has been recorded yet")
     first, last = run.evaluations[0], run.evaluations[-1]
 
-    def outcomes(row: Row, actor: str) -> dict[tuple, bool]:
+    def outcomes(row: Row, key: str) -> dict[tuple[int, int, int], bool]:
         path = run.folder / "evaluations" / f"step_{row['global_step']}.json"
+        actor = key.removeprefix("eval/").removesuffix("_success")
         played = read_json(path).get(actor, ()) if path.exists() else ()
         return {(e["task_id"], e["init_state_id"], e["trial"]): e["success"] for e in played}
 
-    def change(label: str, before: str, after: str, actor_before: str, actor_after: str) -> Change:
-        earlier, later = outcomes(first, actor_before), outcomes(last, actor_after)
-        paired = count_pairs((earlier[key], later[key]) for key in earlier.keys() & later.keys())
-        return Change(label, successes_of(first, before), successes_of(last, after), paired if paired.n else None)
-
-    return [
-        change("student, sampled", SAMPLED, SAMPLED, "student_sampled", "student_sampled"),
-        change("student, greedy", GREEDY, GREEDY, "student", "student"),
-        change("teacher, then greedy student", TEACHER, GREEDY, "teacher", "student"),
-    ]
-
-
-def task_changes(run: StoredRun) -> dict[int, list[Change]]:
-    """Of a run over several tasks: what became of the sampled and the greedy student on each."""
-    first, last = run.evaluations[0], run.evaluations[-1]
-    return {
-        task_id: [
-            Change(label, successes_of(first, f"{key}_task_{task_id}"), successes_of(last, f"{key}_task_{task_id}"))
-            for label, key in (("sampled", SAMPLED), ("greedy", GREEDY))
-        ]
-        for task_id in run.settings["task_ids"]
-        if f"{GREEDY}_task_{task_id}" in first and f"{GREEDY}_task_{task_id}" in last
-    }
+    whole, of_tasks = [], []
+    for label, start, end in (
+        ("student, sampled", SAMPLED, SAMPLED),
+        ("student, greedy", GREEDY, GREEDY),
+        ("teacher, then greedy student", TEACHER, GREEDY),
+    ):
+        before, after = (Successes(int(r[f"{k}_k"]), int(r[f"{k}_n"])) for r, k in ((first, start), (last, end)))
+        earlier, later = outcomes(first, start), outcomes(last, end)
+        pairs = {key: (earlier[key], later[key]) for key in sorted(earlier.keys() & later.keys())}
+        whole.append(Change(label, before, after, count_pairs(pairs.values()) if pairs else None))
+        tasks = sorted({task_id for task_id, _, _ in pairs}) if start == end else []
+        for task_id in tasks if len(tasks) > 1 else ():
+            paired = count_pairs(pair for key, pair in pairs.items() if key[0] == task_id)
+            of_tasks.append(Change(f"task {task_id}, {label}", paired.before, paired.after, paired))
+    return whole + of_tasks
 
 
-def changed_settings(run: StoredRun) -> tuple[str, dict[str, tuple[Any, Any]]]:
-    """The preset that a run started from, and the fields in which it differs: name -> (preset, run)."""
+# its curves
+
+
+def series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
+    """Env steps and values of a metric, where it was recorded."""
+    present = [row for row in rows if row.get(key) is not None]
+    return [row["global_step"] for row in present], [row[key] for row in present]
+
+
+def draw_curves(runs: Mapping[str, Sequence[Row]]) -> Figure:
+    """Every panel of PANELS that was recorded, against env steps; of several runs, by name, its first metric only."""
+    panels = [panel for panel in PANELS if any(panel.has_data(rows) for rows in runs.values())]
+    height = max(1, math.ceil(len(panels) / 3))
+    figure = Figure(figsize=(15, 3.2 * height), layout="constrained")
+    for number, panel in enumerate(panels):
+        (first, first_label), *_ = panel.metrics.items()
+        title = panel.title if len(runs) == 1 else f"{panel.title}: {first_label}"
+        axis = figure.add_subplot(height, 3, number + 1, title=title, xlabel="env steps")
+        for name, rows in runs.items():
+            for key, label in panel.metrics.items() if len(runs) == 1 else ((first, name),):
+                steps, values = series(rows, key)
+                low, high = (series(rows, f"{key}_{end}")[1] for end in ("low", "high"))
+                errors = [np.subtract(values, low), np.subtract(high, values)] if low else None
+                axis.errorbar(steps, values, yerr=errors, label=label, marker="o", markersize=4, capsize=3)
+                if panel.log_scale and max(values, default=0) > 0:
+                    axis.set_yscale("log")
+        if len(runs) == 1:
+            shade_phases(axis, *runs.values())
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize="small")
+    return figure
+
+
+def shade_phases(axis: Axes, rows: Sequence[Row]) -> None:
+    """Colour the background by the phase of every update: warmup, transition, RL."""
+    start = 0
+    for row in rows:
+        if "schedule/phase" in row:
+            axis.axvspan(start, row["global_step"], color=PHASE_COLOURS[int(row["schedule/phase"])], linewidth=0)
+            start = row["global_step"]
+
+
+def save_curves(runs: Mapping[str, Sequence[Row]], path: Path) -> None:
+    escaped = {name.replace("$", r"\$"): rows for name, rows in runs.items()}  # matplotlib reads formulas between $
     try:
-        preset = parse_train(run.provenance["argv"]).preset
-    except BadInput:  # flags of another version
-        return "unknown", {}
-    sections = json.loads(json.dumps(to_dict(PRESETS[preset]))).values()  # tuples are lists in JSON
-    of_preset = {name: value for section in sections for name, value in section.items()}
-    common = of_preset.keys() & run.settings.keys()
-    return preset, {n: (of_preset[n], v) for n, v in run.settings.items() if n in common and v != of_preset[n]}
+        draw_curves(escaped).savefig(path, dpi=90)
+    except (OSError, ValueError) as error:  # ValueError: no picture format that matplotlib knows
+        raise BadInput(f"{path}: cannot be written ({first_line(error)})") from None
 
 
-def write_page(path: Path, template: str, **content: Any) -> Path:
-    """Fill a template of rl/templates. Raises BadInput when the page cannot be written."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(curves.TEMPLATES),
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined,
-    )  # fmt: skip
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(environment.get_template(template).render(**content))
-    except OSError as error:
-        raise BadInput(f"{path}: the page cannot be written there ({error.strerror or error})") from None
-    return path
+# the page
 
 
 def write_report(run: StoredRun) -> Path:
     """Write report/index.html and report/curves.png from the run's files; the path of the page."""
-    shown = [panel for panel in curves.PANELS.values() if panel.has_data(run.rows)]
-    figures = [(curves.svg(partial(curves.draw_success, rows=run.rows), wide=True), curves.SUCCESS_READING)]
-    figures += [(curves.svg(partial(curves.draw_panel, rows=run.rows, panel=panel)), panel.reading) for panel in shown]
-    figures += [(curves.svg(partial(curves.draw_time, rows=run.rows)), curves.TIME_READING)] if run.rows else []
-    picture = run.folder / "first_frame.png"
-    preset, settings = changed_settings(run)
-    page = write_page(
-        run.folder / "report" / "index.html",
-        "report.html",
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    milestones = (run.evaluations[0], run.best_evaluation, run.evaluations[-1]) if run.evaluations else ()
+    steps = dict.fromkeys(row["global_step"] for row in milestones)
+    videos = [f"{actor}-step_{step}.mp4" for step in steps for actor in ("teacher", "student")]
+    templates = Environment(
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )  # fmt: skip
+    text = templates.get_template("report.html").render(
         run=run,
-        status=run.status(),
         written=time.strftime("%Y-%m-%d %H:%M"),
         changes=changes(run) if run.evaluations else [],
-        best=run.best_evaluation if run.evaluations else None,
-        tasks=task_changes(run) if run.evaluations else {},
-        figures=figures,
-        missing=[panel.title for panel in curves.PANELS.values() if panel not in shown],
-        first_frame=base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else None,
-        videos=videos(run),
+        panels=PANELS,
+        has_first_frame=(run.folder / "first_frame.png").is_file(),
+        videos=[video for video in videos if (run.folder / "videos" / video).is_file()],
         command=shlex.join(run.provenance["argv"]),
-        instructions=instructions(run),
-        preset=preset,
-        settings=settings,
     )
-    curves.plot_curves(run.rows, run.name, page.with_name("curves.png"))
+    page = run.folder / "report" / "index.html"
+    page.parent.mkdir(exist_ok=True)
+    save_curves({run.folder.name: run.rows}, page.with_name("curves.png"))
+    page.write_text(text)
     return page
 
 
-def videos(run: StoredRun) -> list[tuple[str, str]]:
-    """File and caption: the first evaluation's teacher and student, the student of the best one and of the last."""
-    if not run.evaluations:
-        return []
-    first, best, last = (e["global_step"] for e in (run.evaluations[0], run.best_evaluation, run.evaluations[-1]))
-    wanted = {f"teacher-step_{first}.mp4": "Teacher", f"student-step_{first}.mp4": "Student before training"}
-    for step, which in ((best, "best"), (last, "last")):
-        wanted.setdefault(f"student-step_{step}.mp4", f"Student, {which} evaluation (env step {step})")
-    return [(name, caption) for name, caption in wanted.items() if (run.folder / "videos" / name).is_file()]
-
-
-def instructions(run: StoredRun) -> dict[int, str]:
-    """Instruction by task id; empty for a BDDL file of the user's and where LIBERO is not installed."""
-    try:
-        names = task_names(run.settings["task_suite"]) if run.settings["bddl_file"] is None else ()
-    except BadInput:
-        names = ()
-    return {task_id: instruction_of(name) for task_id, name in enumerate(names)}
-
-
-def write_comparison(runs: Sequence[StoredRun], page: Path) -> list[list[str]]:
-    """Write the page; returns its table, runs as columns. Raises BadInput for a run without evaluation."""
+def comparison(runs: Sequence[StoredRun]) -> list[list[str]]:
+    """A table with the runs as columns: their results, and the settings in which they differ."""
     results = [changes(run)[:2] for run in runs]  # sampled, greedy
-    table = [["", *(run.name for run in runs)], ["env steps", *(str(run.global_step) for run in runs)]]
+    table = [
+        ["", *(run.folder.name for run in runs)],
+        ["env steps", *(str(run.rows[-1]["global_step"]) for run in runs)],
+    ]
     for number, label in enumerate(("sampled", "greedy")):
         table.append([f"{label}, first", *(str(of_run[number].before) for of_run in results)])
         table.append([f"{label}, last", *(str(of_run[number].after) for of_run in results)])
     for name in dict.fromkeys(name for run in runs for name in run.settings if name not in NOT_COMPARED):
-        values = [run.settings.get(name) for run in runs]
-        if any(value != values[0] for value in values):
-            table.append([name, *map(str, values)])
-    named = {run.name: run.rows for run in runs}
-    figures = [
-        curves.svg(partial(curves.draw_overlaid, runs=named, key=key), wide=key == SAMPLED)
-        for key in COMPARED
-        if any(series(run.rows, key)[0] for run in runs)
-    ]
-    write_page(page, "comparison.html", table=table, figures=figures)
+        values = [str(run.settings.get(name)) for run in runs]
+        if len(set(values)) > 1:
+            table.append([name, *values])
     return table
-
-
-def before_and_after(run: StoredRun) -> list[str]:
-    """What training has changed, from the first and the last evaluation: one line per way of acting."""
-    lines = []
-    for change in changes(run)[:2]:
-        paired = f"; on the same episodes {change.paired}" if change.paired else ""
-        lines.append(f"{change.label}: {change.before} before, {change.after} after{paired}")
-    return lines
 
 
 def conclude(run: Any) -> None:
     """The end of a run (rl.run.Run): its results in the log, the report in its folder, the summary in wandb."""
     try:
         stored = read_run(run.folder)
-        for line in before_and_after(stored):
-            log.info(line)
         summary = {"result/best_step": stored.best_evaluation["global_step"]}
         for change in changes(stored)[:2]:
+            log.info(change)
             name = f"result/{change.label.removeprefix('student, ')}"
             summary |= {f"{name}_before": change.before.rate, f"{name}_after": change.after.rate}
             summary |= {f"{name}_p_value": change.paired.p_value} if change.paired else {}
         run.wandb.conclude(summary)
         log.info("report %s, videos %s", write_report(stored), run.folder / "videos")
     except Exception as error:
-        log.warning(
-            "no report could be written (%s); python -m rl.report %s tries again", first_line(error), run.folder
-        )
+        again = f"python -m rl.report {run.folder} tries again"
+        log.warning("no report could be written (%s); %s", first_line(error), again)
 
 
 @dataclass(frozen=True)
@@ -289,8 +264,8 @@ class ReportArgs:
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Run folders."""
-    out: Path = Path("comparison.html")
-    """Page of a comparison (of one run: its report/index.html)."""
+    out: Path = Path("comparison.png")
+    """Picture of a comparison (of one run: its report/index.html and curves.png)."""
 
 
 def main(argv: Sequence[str]) -> None:
@@ -299,11 +274,12 @@ def main(argv: Sequence[str]) -> None:
         raise BadInput("name at least one run folder")
     runs = [read_run(folder) for folder in arguments.runs]
     if len(runs) == 1:
-        print("\n".join(before_and_after(runs[0])) if runs[0].evaluations else "no evaluation has been recorded yet")
+        print(*changes(runs[0])[:2] if runs[0].evaluations else ["no evaluation has been recorded yet"], sep="\n")
         print(write_report(runs[0]))
-        return
-    print("\n".join(aligned(write_comparison(runs, arguments.out))))
-    print(arguments.out)
+    else:
+        print(*aligned(comparison(runs)), sep="\n")
+        save_curves({run.folder.name: run.rows for run in runs}, arguments.out)
+        print(arguments.out)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from configs.config import to_dict
 from configs.presets import PRESETS
-from rl.curves import GREEDY, SAMPLED, TEACHER
+from rl.report import GREEDY, SAMPLED, TEACHER
 from rl.results import Successes
 
 ARGV = ["--preset", "tiny", "--seed", "3", "--lr", "0.001"]
@@ -55,10 +55,10 @@ def store(folder: Path, rows: list[dict], argv: list[str] = ARGV, **settings) ->
 
 
 def store_episodes(folder: Path, step: int, **successes: list[bool]) -> None:
-    """Outcomes of an evaluation by actor: initial states 30, 31, ... of task 0, in order."""
+    """Outcomes of an evaluation by actor: initial states 30, 31, ..., in turn of task 0 and task 4."""
     outcomes = {
         actor: [
-            {"task_id": 0, "init_state_id": 30 + i, "trial": 0, "success": success, "env_steps": 50}
+            {"task_id": i % 2 * 4, "init_state_id": 30 + i, "trial": 0, "success": success, "env_steps": 50}
             for i, success in enumerate(of_actor)
         ]
         for actor, of_actor in successes.items()

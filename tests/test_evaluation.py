@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 
 import imageio.v2 as imageio
 import numpy as np
@@ -21,7 +20,6 @@ from rl.evaluation import (
     evaluate,
     evaluate_and_record,
     evaluation_is_due,
-    outcomes_of,
     remember_teacher,
     validate,
     write_video,
@@ -32,7 +30,7 @@ from rl.rollout import Behaviour, Randomness, rollout
 from rl.run import Run
 from rl.trajectory import Episode
 from rl.update import Learner
-from tests.fakes import FakePolicy, FakePool, Script, adamw, observation, trajectory
+from tests.fakes import FakePolicy, FakePool, Script, adamw, observation
 
 
 def test_every_evaluation_draws_the_same_numbers():
@@ -49,11 +47,11 @@ def test_every_evaluation_draws_the_same_numbers():
 
 
 def test_an_evaluation_draws_other_numbers_than_training():
-    episodes = [Episode(i, 0, 40 + i, i) for i in range(2)]
+    episodes = [Episode(0, 0, 40, 0)]
     pool = FakePool(lambda *_: Script(9))
-    training = rollout(FakePolicy(), pool, episodes, Behaviour(0.0, 1.0), Randomness(0, "rollout", 0)).trajectories
-    evaluated = evaluate(FakePolicy(), pool, episodes, "sample", seed=0).trajectories
-    assert not torch.equal(training[0].decisions[0].tokens, evaluated[0].decisions[0].tokens)
+    (trained,) = rollout(FakePolicy(), pool, episodes, Behaviour(0.0, 1.0), Randomness(0, "rollout", 0)).trajectories
+    (evaluated,) = evaluate(FakePolicy(), pool, episodes, "sample", seed=0).trajectories
+    assert not torch.equal(trained.decisions[0].tokens, evaluated.decisions[0].tokens)
 
 
 # validate
@@ -75,39 +73,21 @@ def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them():
     assert Counter(pool.started) == {(task, state): 1 + 1 + 2 for task in (0, 1) for state in (40, 41, 42)}
     assert validation.teacher == validation.student == Successes(3, 6)
     assert validation.student_sampled == Successes(6, 12)
+    assert [validation.metrics()[f"eval/student_sampled_success_task_{task}"] for task in (0, 1)] == [1, 0]
     assert list(dict.fromkeys(mode for mode, _ in policy.modes)) == [
         "teacher greedy",
         "student greedy",
         "student sample",
     ]
-    assert {name: len(played[0].frames) for name, played in validation.played.items()} == {
-        "teacher": 9, "student": 9, "student_sampled": 0
-    }  # fmt: skip
-    assert {name: len(played) for name, played in validation.played.items()} == {
-        "teacher": 6, "student": 6, "student_sampled": 12
-    }  # fmt: skip
-
-
-def test_a_known_teacher_is_not_played_again():
-    pool, policy = solvable_on_task_0(), FakePolicy()
-    validation = validate(policy, pool, small_config(), "greedy", known_teacher=Successes(5, 6))
-    assert validation.teacher == Successes(5, 6)
-    assert not any(mode.startswith("teacher") for mode, _ in policy.modes)
-    assert "teacher" not in validation.played
-
-
-def test_validation_metrics_have_the_names_of_the_specification():
-    metrics = Validation(Successes(6, 10), Successes(5, 10), Successes(2, 10), {}).metrics()
-    for name in ("teacher_success", "student_success", "student_sampled_success"):
-        assert {f"eval/{name}{suffix}" for suffix in ("", "_k", "_n", "_low", "_high")} <= set(metrics)
-    assert metrics["eval/gap"] == pytest.approx(0.1)
+    filmed = {name: (len(played), len(played[0].frames)) for name, played in validation.played.items()}
+    assert filmed == {"teacher": (6, 9), "student": (6, 9), "student_sampled": (12, 0)}
 
 
 # in a run
 
 CONFIG = TrainConfig(
     task=TaskConfig(eval_init_states=(40, 50)),
-    evaluation=EvaluationConfig(eval_interval=100),
+    evaluation=EvaluationConfig(eval_interval=100, eval_trials=2),
     run=RunConfig(wandb_mode="disabled"),
 )
 
@@ -135,9 +115,6 @@ def evaluate_at(step: int, run, learner, state, successes: int, config=CONFIG) -
     return evaluate_and_record(config, run, learner, pool, state, "greedy")
 
 
-# when
-
-
 @pytest.mark.parametrize(
     ("evaluated_at", "global_step", "due"),
     [(None, 0, True), (None, 57, True), (0, 0, False), (0, 99, False), (0, 100, True), (0, 257, True),
@@ -145,9 +122,6 @@ def evaluate_at(step: int, run, learner, state, successes: int, config=CONFIG) -
 )  # fmt: skip
 def test_evaluations_are_due_at_the_start_and_when_a_multiple_of_the_interval_is_passed(evaluated_at, global_step, due):
     assert evaluation_is_due(CONFIG, TrainerState(global_step, evaluated_at=evaluated_at)) == due
-
-
-# what
 
 
 def test_an_evaluation_is_recorded_filmed_and_remembered(run, learner):
@@ -192,39 +166,30 @@ def test_a_teacher_that_moved_is_found(run, learner):
 # baseline
 
 
-def baseline(teacher: int, sampled: int) -> Validation:
-    return Validation(Successes(teacher, 10), Successes(3, 10), Successes(sampled, 10), {})
+def check(phases: PhaseConfig, teacher: int, sampled: int, allow: bool = False) -> None:
+    config = TrainConfig(phases=phases, evaluation=EvaluationConfig(allow_zero_baseline=allow))
+    check_baseline(config, Validation(Successes(teacher, 10), Successes(3, 10), Successes(sampled, 10), {}))
 
 
-def check(phases: PhaseConfig, validation: Validation, allow: bool = False) -> None:
-    config = replace(TrainConfig(phases=phases), evaluation=EvaluationConfig(allow_zero_baseline=allow))
-    check_baseline(config, validation)
-
-
-WITH_WARMUP = PhaseConfig()
 TRANSITION_ONLY = PhaseConfig(warmup_steps=0, transition_steps=100)  # epsilon starts at 1: the teacher acts first
-PURE_RL = PhaseConfig(warmup=False)
 
 
-@pytest.mark.parametrize("phases", [WITH_WARMUP, TRANSITION_ONLY])
+@pytest.mark.parametrize("phases", [PhaseConfig(), TRANSITION_ONLY])
 def test_a_hopeless_teacher_stops_a_run_that_it_begins(phases):
     with pytest.raises(BadInput, match=r"teacher succeeded in 0 of 10 .*--allow-zero-baseline"):
-        check(phases, baseline(teacher=0, sampled=9))
-    check(phases, baseline(teacher=1, sampled=0))
-    check(phases, baseline(teacher=0, sampled=0), allow=True)
+        check(phases, teacher=0, sampled=9)
+    check(phases, teacher=1, sampled=0)
+    check(phases, teacher=0, sampled=0, allow=True)
 
 
-def test_a_hopeless_student_stops_pure_rl():
+def test_pure_rl_is_stopped_by_a_hopeless_student_and_warned_of_one_that_nearly_always_succeeds(caplog):
+    pure_rl = PhaseConfig(warmup=False)
     with pytest.raises(BadInput, match="sampled student succeeded in 0 of 10"):
-        check(PURE_RL, baseline(teacher=9, sampled=0))
-    check(PURE_RL, baseline(teacher=0, sampled=1))
-    check(PURE_RL, baseline(teacher=0, sampled=0), allow=True)
-
-
-def test_a_student_that_nearly_always_succeeds_is_warned_of(caplog):
-    check(PURE_RL, baseline(teacher=9, sampled=9))
+        check(pure_rl, teacher=9, sampled=0)
+    check(pure_rl, teacher=9, sampled=0, allow=True)
+    check(pure_rl, teacher=0, sampled=9)
     assert not caplog.messages
-    check(PURE_RL, baseline(teacher=9, sampled=10))
+    check(pure_rl, teacher=9, sampled=10)
     assert "begins with 10/10 = 100 % [72, 100]: there is little room for improvement" in caplog.text
 
 
@@ -239,8 +204,7 @@ def test_every_episode_is_kept_with_task_state_trial_and_outcome(run, learner):
         {"task_id": 0, "init_state_id": 40, "trial": 0, "success": True, "env_steps": 8},
         {"task_id": 0, "init_state_id": 41, "trial": 0, "success": False, "env_steps": 8},
     ]
-    again = [trajectory(2), trajectory(2)]
-    assert [record["trial"] for record in outcomes_of(again)] == [0, 1]
+    assert [record["trial"] for record in kept["student_sampled"]] == [trial for trial in range(2) for _ in range(10)]
 
 
 @pytest.mark.parametrize("what", ["write_json", "write_video"])
@@ -253,15 +217,6 @@ def test_files_that_cannot_be_written_cost_one_line_and_not_the_run(run, learner
     line = "step 120: files of the evaluation could not be written (no space left on device)"
     assert [message for message in caplog.messages if "could not" in message] == [line]
     assert read_metrics(run.folder)
-
-
-def test_only_filmed_episodes_keep_what_was_seen():
-    config = TrainConfig(task=TaskConfig(eval_init_states=(40, 43)))
-    pool = FakePool(lambda *_: Script(9))
-    filmed, *others = validate(FakePolicy(), pool, config, "greedy", Successes(1, 1)).played["student"]
-    # The fake simulator's reset films nothing, so its first decision is not known to belong to a filmed episode.
-    assert all(d.observation is not None for d in filmed.decisions[1:])
-    assert all(d.observation is None for t in others for d in t.decisions)
 
 
 def test_every_frame_comes_back_at_20_per_second(tmp_path):

@@ -34,11 +34,12 @@ def test_killed_evaluation_goes_on_and_equals_the_straight_one(flags, tmp_path, 
     assert cut.returncode == -signal.SIGKILL, cut.stdout + cut.stderr
     assert len(outcomes(killed)) == 1
     assert not stored(killed)["complete"]
-    capsys.readouterr()
-    eval_program.main([*sampled, "--out", str(killed)])
-    assert "1 of 3 episodes are there already" in capsys.readouterr().out
+    for trials, there in (("2", "1 of 2"), ("3", "2 of 3")):
+        capsys.readouterr()
+        eval_program.main([*sampled, "--trials", trials, "--out", str(killed)])
+        assert f"{there} episodes are there already" in capsys.readouterr().out
+        assert stored(killed)["complete"]
     assert outcomes(killed) == outcomes(straight)
-    assert stored(killed)["complete"]
     assert stored(killed)["versions"]["mujoco"] == "3.3.0"
 
 
