@@ -302,17 +302,3 @@ def _build_libero(bddl: Path, assets: Path, cameras: list[str]) -> Any:
         ) from fault
     finally:
         libero.libero._assets_path_cache = other_assets
-
-
-def bowl_beside_ramekin_m() -> float:
-    """Metres between the centres of bowl and ramekin, seen from above, after a reset of libero_spatial task 5.
-
-    The bowl belongs into the ramekin. With the contacts of other versions of MuJoCo it slides off while it settles.
-    """
-    env = LiberoEnv(EnvSpec("libero_spatial", (5,), num_images=1), 5)
-    result = env.reset(0, observe=False)
-    if result.error is not None:
-        raise SimulatorFault(result.error)
-    bodies = ("akita_black_bowl_1_main", "glazed_rim_porcelain_ramekin_1_main")
-    bowl, ramekin = (env.domain.sim.data._data.body(name).xpos for name in bodies)
-    return float(np.linalg.norm((bowl - ramekin)[:2]))

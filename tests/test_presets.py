@@ -19,7 +19,6 @@ def test_every_suite_has_a_preset_that_differs_from_the_defaults_only_in_what_it
 def test_public_checkpoints_belong_to_their_suites():
     for suite, checkpoint in PUBLIC_CHECKPOINTS.items():
         assert suite.replace("_", "") in checkpoint.lower().replace("-", "").replace("_", "")
-    assert "libero_90" not in PUBLIC_CHECKPOINTS  # there is none; the program asks for --checkpoint
 
 
 @pytest.mark.parametrize("name", ["tiny", "smoke"])

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from contracts import BadInput, Observation
-from envs.libero import ChunkResult, bowl_beside_ramekin_m
+from envs.libero import ChunkResult
 from envs.rendering import find_renderer
 from envs.worker import NoAnswer, Worker, ask, pack, unpack
 
@@ -109,11 +109,6 @@ def test_a_driver_that_egl_cannot_find_is_advice(monkeypatch):
     monkeypatch.setenv("__EGL_VENDOR_LIBRARY_DIRS", "/nowhere")
     with pytest.raises(BadInput, match=r"EGL device 0 of 0 cannot be initialised; run: apt-get install"):
         ask(find_renderer)
-
-
-def test_the_bowl_of_spatial_task_5_settles_in_its_ramekin():
-    """With mujoco 3.4.0 and 3.8.1 it slides off: 0.037 m, where the pinned version gives 0.0145."""
-    assert ask(bowl_beside_ramekin_m) == pytest.approx(0.0145, abs=0.0005)
 
 
 def wait_for_end(pid):
