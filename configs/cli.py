@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import tyro
 
@@ -85,7 +85,8 @@ def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None
 
     tyro's error boxes become BadInput, in one line: the sentence without the box's title and the flag's help text.
     """
-    box, options = io.StringIO(), {} if default is None else {"default": default}
+    box = io.StringIO()
+    options: dict[str, Any] = {} if default is None else {"default": default}
     try:
         with contextlib.redirect_stderr(box):
             return tyro.cli(kind, args=list(argv), prog=prog, config=(tyro.conf.OmitArgPrefixes,), **options)

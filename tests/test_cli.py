@@ -184,12 +184,6 @@ def raising(error):
     return main
 
 
-def test_a_good_end_is_0_and_main_gets_the_flags(monkeypatch):
-    received = []
-    assert exit_code(monkeypatch, received.append, ["--a", "b"]) == 0
-    assert received == [["--a", "b"]]
-
-
 def test_bad_input_is_2_time_that_is_up_0_an_interrupt_130_and_each_one_line(monkeypatch, capsys):
     assert exit_code(monkeypatch, raising(BadInput("what is wrong"))) == 2
     assert capsys.readouterr() == ("", "program.py: what is wrong\n")
@@ -199,11 +193,6 @@ def test_bad_input_is_2_time_that_is_up_0_an_interrupt_130_and_each_one_line(mon
     monkeypatch.setenv("RANK", "1")
     assert exit_code(monkeypatch, raising(KeyboardInterrupt())) == 130
     assert capsys.readouterr() == ("", "program.py, rank 1: interrupted\n")
-
-
-def test_a_fault_keeps_its_traceback(monkeypatch):
-    with pytest.raises(ZeroDivisionError):
-        exit_code(monkeypatch, raising(ZeroDivisionError()))
 
 
 GUARDED = """
@@ -223,14 +212,6 @@ def run_guarded(body: str, **options) -> subprocess.CompletedProcess:
 def test_a_signal_ends_a_program_that_has_nothing_to_save_at_once(name):
     done = run_guarded(f"(signal.raise_signal(signal.{name}), print('went on'))")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "program.py: interrupted\n")
-
-
-def test_an_interrupt_that_a_background_job_ignores_stays_ignored():
-    done = run_guarded(
-        "(signal.raise_signal(signal.SIGINT), print('went on'))",
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "went on\n", "")
 
 
 def test_a_reader_that_has_gone_is_no_complaint():

@@ -122,11 +122,6 @@ def test_every_preset_can_be_stored(preset):
     assert through_json(PRESETS[preset]) == PRESETS[preset]
 
 
-def test_differing_fields_are_named_with_both_values():
-    other = changed(update={"lr": 1e-5}, task={"task_ids": (3,)})
-    assert differing_fields(DEFAULT, other) == {"task_ids": ((0,), (3,)), "lr": (1e-6, 1e-5)}
-
-
 @pytest.mark.parametrize(
     ("section", "name", "value", "said"),
     [

@@ -1,6 +1,5 @@
 """The checks before the first episode: each finds its planted fault, and says in one sentence what repairs it."""
 
-import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,6 @@ from configs.config import (
     EvaluationConfig,
     ModelConfig,
     PhaseConfig,
-    RolloutConfig,
     RunConfig,
     TaskConfig,
     TrainConfig,
@@ -23,7 +21,6 @@ from configs.config import (
 )
 from contracts import BadInput, Observation, SelfCheckError
 from envs.assets import SUBFOLDERS
-from envs.libero import EnvSpec
 from envs.rendering import Renderer
 from envs.tasks import TaskInfo
 from envs.worker import NoAnswer
@@ -120,16 +117,6 @@ def statuses(output: str) -> dict[str, str]:
 # findings
 
 
-def test_a_run_stops_at_the_first_failure_and_prints_nothing(capsys):
-    checks = Checks()
-    assert checks.make("first", lambda: "fine") == "fine"
-    assert checks.make("second", lambda: (3, "three")) == 3
-    with pytest.raises(BadInput, match="driver is missing; run: apt-get"):
-        checks.make("third", failing("driver is missing; run: apt-get"))
-    assert [name for name, _, _ in checks.findings] == ["first", "second"]
-    assert capsys.readouterr().out == ""
-
-
 def test_every_finding_is_one_line(capsys, caplog):
     checks = Checks(show_all=True)
     checks.make("good", lambda: "fine")
@@ -167,14 +154,6 @@ def test_a_good_setup_gives_the_first_observation_of_the_first_training_state(po
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.usefixtures("_fake_probes")
-def test_sampling_and_learning_are_compared_at_the_runs_temperature(policy, pool, config, monkeypatch):
-    asked = []
-    monkeypatch.setattr(selfcheck, "check_logits_path", lambda *arguments: asked.append(arguments[2]) or "fine")
-    check_setup(Checks(), replace(config, rollout=RolloutConfig(temperature=1.6)), policy, pool, [TASK])
-    assert asked == [1.6]
-
-
 @pytest.mark.parametrize(
     ("head", "teacher", "warmup", "allowed", "needed"),
     [
@@ -199,21 +178,6 @@ def test_a_token_head_is_needed_unless_an_l1_teacher_warms_up(
     policy.action_head = head
     check_setup(Checks(), config, policy, pool, [TASK])
     assert [bool(needs) for needs in asked] == [needed]
-
-
-def test_the_log_says_what_is_about_to_run_and_what_the_checks_found(policy, config, caplog):
-    caplog.set_level(logging.INFO, logger="train")
-    checks = Checks()
-    checks.make("rendering", lambda: Caution("llvmpipe renders slowly; set NVIDIA_DRIVER_CAPABILITIES"))
-    spec = EnvSpec("libero_spatial", (0,))
-    preflight.log_setup(config, policy, spec, [TASK], ("greedy", "because"), Path("runs/RUN"), checks)
-    said = "\n".join(caplog.messages)
-    for words in (
-        "kind", "2 decisions a step, 1 at a time", "greedy: because",
-        "pick up the bowl (at most 220 env steps)", "assets", "runs/RUN",
-        "1 checks in ", "rendering: llvmpipe renders slowly; set NVIDIA",
-    ):  # fmt: skip
-        assert words in said
 
 
 # --check-only
@@ -268,14 +232,6 @@ def test_all_failures_are_shown(config, monkeypatch, capsys):
 # machine
 
 
-def test_the_versions_that_decide_the_results_are_named(monkeypatch):
-    finding = preflight.check_installed()
-    assert all(name in finding for name in ("python 3", "torch", "transformers", "mujoco 3", "robosuite 1.4", "libero"))
-    assert not isinstance(finding, Caution)
-    monkeypatch.setattr(preflight, "check_versions", lambda: "mujoco 3.3.5 draws otherwise; run: pip install")
-    assert isinstance(preflight.check_installed(), Caution)
-
-
 def test_a_gpu_is_named_once_it_has_computed(monkeypatch):
     monkeypatch.setattr(preflight, "choose_device", lambda *_: GPU)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=24 * GIB))
@@ -307,11 +263,6 @@ def test_the_renderer_is_named_and_software_beside_a_gpu_is_a_caution(monkeypatc
     monkeypatch.setattr(preflight, "ask", answering(NoAnswer("the process ended with SIGSEGV")))
     with pytest.raises(BadInput, match=r"no frame can be rendered \(.*SIGSEGV\); run: apt-get install libegl1"):
         preflight.check_rendering()
-
-
-def test_simulators_that_do_not_fit_are_a_caution():
-    assert not isinstance(preflight.check_host_memory(0), Caution)
-    assert isinstance(preflight.check_host_memory(10**6), Caution)
 
 
 def test_a_disk_that_is_too_small_is_found_before_the_run(monkeypatch, tmp_path):

@@ -37,13 +37,6 @@ def test_a_sound_policy_passes(policy):
     assert "brings 0." in check_learning(policy, made_up_observation(policy), 2)
 
 
-def test_a_policy_without_proprio_passes(tmp_path):
-    folder = make_small_checkpoint(tmp_path / "one", num_images=1, proprio=False)
-    policy = Policy.load(str(folder), task_suite="libero_spatial", device="cpu")
-    assert attention_probe(policy)
-    assert image_probe(policy)
-
-
 def test_causal_attention_is_found(policy, monkeypatch):
     full = functional.scaled_dot_product_attention
     monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *args, **_: full(*args, is_causal=True))
