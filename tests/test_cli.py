@@ -195,6 +195,11 @@ def test_bad_input_is_2_time_that_is_up_0_an_interrupt_130_and_each_one_line(mon
     assert capsys.readouterr() == ("", "program.py, rank 1: interrupted\n")
 
 
+def test_a_fault_keeps_its_traceback(monkeypatch):
+    with pytest.raises(ZeroDivisionError):
+        exit_code(monkeypatch, raising(ZeroDivisionError()))
+
+
 GUARDED = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
