@@ -333,4 +333,4 @@ def log_setup(
         *(("warning", f"{name}: {text}") for name, status, text in checks.findings if status == "warning"),
     ]
     for name, value in rows:
-        log.info("%-12s  %s", name, value)
+        log.info("%-14s  %s", name, value)
