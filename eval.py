@@ -62,8 +62,9 @@ def main(argv: Sequence[str]) -> None:
 
 def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Results:
     """Play the episodes that the results file still lacks, suite by suite. `other`: what they will be compared with."""
-    from preflight import attention_probe, image_probe, load_policy
+    from preflight import load_policy
     from rl.run import interruptible
+    from rl.selfcheck import attention_probe, image_probe
     from vla.tokens import select_key
 
     model = config.model

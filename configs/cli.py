@@ -1,10 +1,9 @@
-"""The command lines: flags from dataclasses, presets, stored runs; and the exit codes of every program here."""
+"""The command lines: flags from dataclasses, presets, stored runs, exit codes."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import io
 import os
 import re
@@ -17,11 +16,12 @@ from typing import Any, TypeVar
 
 import tyro
 
-from configs.config import EvalConfig, TrainConfig, differing_fields, from_dict
+from configs.config import EvalConfig, TrainConfig, differing_fields, from_dict, require
 from configs.presets import PRESETS
 from contracts import BadInput, TimeIsUp, read_json
 
 T = TypeVar("T")
+NO_CHECKPOINT = "--checkpoint is missing: name a folder or a hub id (see --help)"
 
 # What a resumed run may change: where it ends, how it is watched, and how much of the same computation is in memory at
 # once. Everything else would break "resumed = straight".
@@ -52,45 +52,32 @@ def parse_train(argv: Sequence[str]) -> Command:
     for spellings in (("--preset",), ("--resume",), ("--task-suite", "--task_suite")):
         first.add_argument(*spellings, nargs="?")
     start = first.parse_known_args(list(argv))[0]
-
-    preset = start.preset or (start.task_suite if start.task_suite in PRESETS else "libero_spatial")
-    if preset not in PRESETS:
-        near = difflib.get_close_matches(preset, PRESETS, n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
-        raise BadInput(f"unknown preset {preset!r}: choose one of {', '.join(PRESETS)}{hint}")
     if start.resume is None:
-        return parse_flags(Command, argv, prog="train_grpo.py", default=Command(PRESETS[preset], preset=preset))
+        preset = start.preset or (start.task_suite if start.task_suite in PRESETS else "libero_spatial")
+        require(preset in PRESETS, f"unknown preset {preset!r}: choose one of {', '.join(PRESETS)}")
+        command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(PRESETS[preset], preset=preset))
+        require(command.config.model.checkpoint is not None, NO_CHECKPOINT)
+        return command
 
-    if start.preset is not None:
-        raise BadInput("--preset and --resume contradict each other: a resumed run keeps its settings")
-    stored = stored_config(Path(start.resume))
+    require(start.preset is None, "--preset and --resume contradict each other: a resumed run keeps its settings")
+    path = Path(start.resume, "config.json")
+    try:
+        stored = from_dict(read_json(path).get("config"), str(path))
+    except BadInput as problem:
+        raise BadInput(f"--resume {start.resume}: not a run folder of this version: {problem}") from None
     command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(stored))
     changed = differing_fields(stored, command.config)
     refused = [f"{name} (run: {a}, now: {b})" for name, (a, b) in changed.items() if name not in CHANGEABLE_ON_RESUME]
-    if refused:
-        raise BadInput(
-            f"--resume {start.resume}: the run has another configuration: {', '.join(refused)}; leave these flags out, "
-            "or start a new run"
-        )
+    said = "; leave these flags out, or start a new run"
+    require(not refused, f"--resume {start.resume}: the run has another configuration: {', '.join(refused)}{said}")
     return command
 
 
 def parse_eval(argv: Sequence[str]) -> EvalConfig:
     """What eval.py's `argv` asks for. Raises BadInput."""
     config = parse_flags(EvalConfig, argv, prog="eval.py")
-    if not config.model.checkpoint:
-        raise BadInput("--checkpoint is missing: name a folder or a hub id (see --help)")
+    require(bool(config.model.checkpoint), NO_CHECKPOINT)
     return config
-
-
-def stored_config(run_folder: Path) -> TrainConfig:
-    """The configuration that a run folder's config.json holds. Raises BadInput."""
-    path = run_folder / "config.json"
-    try:
-        stored = read_json(path).get("config")
-    except BadInput as problem:
-        raise BadInput(f"--resume {run_folder}: not a run folder: {problem}") from None
-    return from_dict(stored, str(path))
 
 
 def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None = None) -> T:
@@ -112,10 +99,9 @@ def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None
 
 
 def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
-    """Run a program's `main(argv)` and return its exit code.
+    """Run a program's `main(argv)`; returns 0 (done, or time is up), 2 (the user can repair it) or 130 (interrupted).
 
-    0 done, or time is up; 2 and one line for what the user can repair; 130 interrupted. A signal ends the program at
-    once, with nothing to save, until `rl.run.interruptible` takes over. Any other exception is a fault (traceback, 1).
+    Signals end the program at once, until `rl.run.interruptible` takes over. Any other exception is a fault (1).
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         program += f", rank {os.environ['RANK']}"

@@ -1,14 +1,13 @@
 """Every setting of training and evaluation: frozen dataclasses whose field docstrings are the text of `--help`.
 
-A configuration is a value: built once from a preset and the command line, checked, stored in the run folder and never
-changed. "env steps" are 20 Hz control steps of training rollouts (the x axis of every curve).
+"env steps" are 20 Hz control steps of training rollouts (the x axis of every curve).
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -19,45 +18,32 @@ from contracts import BadInput
 Suite = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
 TaskIds = tyro.conf.arg(aliases=["--task-id"])
 
-# The suites and the number of episodes a task of the published tables.
 PUBLISHED_SUITES: tuple[Suite, ...] = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
-PUBLISHED_TRIALS = 50
-LARGEST_INT = 2**63 - 1  # what torch and numpy take
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise BadInput unless `condition` holds."""
     if not condition:
         raise BadInput(message)
 
 
-# Bounds of numbers, by field; names are unique over all sections.
-AT_LEAST_0 = {
-    "warmup_steps", "transition_steps", "total_steps", "max_extra_steps", "patience_ms", "kl_coef", "entropy_coef",
-    "value_warmup_steps", "weight_decay", "seed", "first_init_state",
+# All numbers are positive but these (field names are unique over all sections), and these are at most 1.
+MAY_BE_0 = {
+    "task_ids", "train_init_states", "eval_init_states", "first_init_state", "warmup_steps", "transition_steps",
+    "total_steps", "max_extra_steps", "group_success_bounds", "patience_ms", "kl_coef", "entropy_coef", "gae_lambda",
+    "value_warmup_steps", "weight_decay", "seed",
 }  # fmt: skip
-AT_LEAST_1 = {
-    "num_envs", "max_env_steps", "max_batch", "n_steps", "group_size", "n_epochs", "batch_size", "micro_batch_size",
-    "lora_rank", "lora_alpha", "eval_interval", "eval_trials", "keep_checkpoints", "trials",
-}  # fmt: skip
-ABOVE_0 = {
-    "memory_budget", "distill_temperature", "distill_student_temperature", "temperature", "value_lr", "value_coef",
-    "value_clip", "lr", "warmup_lr", "max_grad_norm", "target_kl", "max_hours",
-}  # fmt: skip
+AT_MOST_1 = {"group_success_bounds", "discount", "clip_high", "gae_lambda"}
 
 
 def check_numbers(section: Any) -> None:
-    """Raise BadInput for a number that is out of its bounds, or that could not be read back from config.json."""
     for name, value in vars(section).items():
-        flag = f"--{name.replace('_', '-')}"
-        for number in value if isinstance(value, tuple) else (value,):
-            if isinstance(number, int | float):
-                usable = math.isfinite(number) and abs(number) <= LARGEST_INT
-                require(usable, f"{flag} must be a finite number of at most 64 bits, got {number}")
-        if isinstance(value, int | float):
-            require(name not in AT_LEAST_0 or value >= 0, f"{flag} must not be negative, got {value}")
-            require(name not in AT_LEAST_1 or value >= 1, f"{flag} must be at least 1, got {value}")
-            require(name not in ABOVE_0 or value > 0, f"{flag} must be positive, got {value}")
+        bound = "not be negative" if name in MAY_BE_0 else "be positive"
+        for x in value if isinstance(value, tuple) else (value,):
+            if isinstance(x, int | float) and not isinstance(x, bool):
+                flag = f"--{name.replace('_', '-')}"
+                require(math.isfinite(x), f"{flag} must be a finite number, got {x}")
+                require(x > 0 or (x == 0 and name in MAY_BE_0), f"{flag} must {bound}, got {x}")
+                require(x <= 1 or name not in AT_MOST_1, f"{flag} must be at most 1, got {x}")
 
 
 @dataclass(frozen=True)
@@ -275,39 +261,19 @@ class TrainConfig:
         for section in vars(self).values():
             check_numbers(section)
         ids, train, held_out = self.task.task_ids, self.task.train_init_states, self.task.eval_init_states
-        require(len(ids) > 0, "--task-ids needs at least one task id")
-        require(len(set(ids)) == len(ids), f"--task-ids names a task twice: {ids}")
-        for flag, (first, end) in (("--train-init-states", train), ("--eval-init-states", held_out)):
-            require(0 <= first < end, f"{flag} must be FIRST END with 0 <= FIRST < END, got {first} {end}")
-        require(
-            train[1] <= held_out[0] or held_out[1] <= train[0] or held_out == (0, 50),
-            f"--train-init-states {train} and --eval-init-states {held_out} overlap: evaluation would see training "
-            "states (0 50 is allowed: the published protocol)",
-        )
         phases, rollout, loss = self.phases, self.rollout, self.loss
+        require(0 < len(ids) == len(set(ids)), f"--task-ids needs at least one task id, and none twice, got {ids}")
+        for flag, (first, end) in (("--train-init-states", train), ("--eval-init-states", held_out)):
+            require(first < end, f"{flag} must be FIRST END with FIRST < END, got {first} {end}")
+        disjoint = train[1] <= held_out[0] or held_out[1] <= train[0] or held_out == (0, 50)  # the published protocol
+        require(disjoint, f"--train-init-states {train} and --eval-init-states {held_out} overlap (0 50 is allowed)")
         require(phases.warmup or not phases.warmup_only, "--warmup-only and --no-warmup contradict each other")
-        require(
-            rollout.group_size >= 2 or not (loss.advantage in ("group", "rloo") or rollout.dynamic_sampling),
-            "--advantage group, --advantage rloo and --dynamic-sampling compare episodes of one initial state: they "
-            f"need --group-size of at least 2, got {rollout.group_size}",
-        )
-        low, high = rollout.group_success_bounds
-        require(0 <= low <= high <= 1, f"--group-success-bounds must be LOW HIGH, 0 to 1, got {low} {high}")
-        require(
-            not rollout.curriculum or len(ids) > 1, "--curriculum chooses between tasks: it needs several --task-ids"
-        )
-        require(0 < loss.discount <= 1, f"--discount must lie in (0, 1], got {loss.discount}")
-        require(
-            loss.discount == 1 or loss.advantage in ("absolute", "gae"),
-            f"--discount {loss.discount} needs --advantage absolute or gae: {loss.advantage} compares plain returns",
-        )
-        require(0 < loss.clip_high < 1, f"--clip-high must lie in (0, 1), got {loss.clip_high}")
-        require(0 <= self.critic.gae_lambda <= 1, f"--gae-lambda must lie in [0, 1], got {self.critic.gae_lambda}")
-        require(
-            phases.importance == "student" or loss.ratio_level == "chunk",
-            "--importance behaviour is a ratio of joint chunk probabilities: it needs --ratio-level chunk",
-        )
-        require(bool(self.run.name) and "/" not in self.run.name, f"--name must be a plain word, got {self.run.name!r}")
+        compares = loss.advantage in ("group", "rloo") or rollout.dynamic_sampling
+        alone = "--advantage group, rloo and --dynamic-sampling compare the episodes of a group: --group-size 2 or more"
+        require(rollout.group_size >= 2 or not compares, alone)
+        has_joint_ratio = phases.importance == "student" or loss.ratio_level == "chunk"
+        require(has_joint_ratio, "--importance behaviour, a ratio of chunk probabilities, needs --ratio-level chunk")
+        require("/" not in self.run.name, f"--name must be a plain word, got {self.run.name!r}")
 
 
 @dataclass(frozen=True)
@@ -324,7 +290,7 @@ class EvalConfig:
     """LIBERO suites, one after the other; all: spatial, object, goal and 10, the four of the published tables."""
     task_ids: Annotated[tuple[int, ...] | None, TaskIds] = None
     """Task ids within each suite (None: all)."""
-    trials: int = PUBLISHED_TRIALS
+    trials: int = 50
     """Episodes per task; more than a task has initial states starts over with the first."""
     first_init_state: int = 0
     """Id of the initial state of the first trial (40: the states that training leaves out by default)."""
@@ -342,39 +308,28 @@ class EvalConfig:
     def __post_init__(self) -> None:
         for section in (self, self.model, self.simulator):
             check_numbers(section)
-        simulator = self.simulator
         require(bool(self.task_suite), "--task-suite names no suite")
+        is_one_task = len(self.suites) == 1 and self.task_ids in (None, (0,))
         require(
-            self.temperature is None or self.mode not in ("greedy", "l1"),
-            f"--temperature {self.temperature} needs --mode sample, not {self.mode}",
+            is_one_task or self.simulator.bddl_file is None, "--bddl-file is one task: one --task-suite, no --task-ids"
         )
-        require(
-            simulator.bddl_file is None or (len(self.suites) == 1 and self.task_ids in (None, (0,))),
-            "--bddl-file is one task: it goes with one --task-suite (of its cap) and without --task-ids",
+        values = vars(self) | vars(self.simulator)
+        fixed = ("trials", "first_init_state", "temperature", "task_ids", "max_env_steps", "bddl_file")
+        changed = [name for name in fixed if values[name] != DEFAULTS[name]] + ["mode"] * (self.mode == "sample")
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
+        greedy = (
+            f"--protocol {self.protocol} is all tasks of a suite, 50 initial states each, greedy: leave out {flags}"
         )
-        given = {
-            "--trials": self.trials != PUBLISHED_TRIALS, "--first-init-state": self.first_init_state != 0,
-            "--temperature": self.temperature is not None, "--mode sample": self.mode == "sample",
-            "--task-ids": self.task_ids is not None, "--max-env-steps": simulator.max_env_steps is not None,
-            "--bddl-file": simulator.bddl_file is not None,
-        }  # fmt: skip
-        refused = ", ".join(flag for flag, deviates in given.items() if deviates)
-        require(
-            self.protocol is None or not refused,
-            f"--protocol {self.protocol} is all tasks of a suite, {PUBLISHED_TRIALS} initial states each, greedy: "
-            f"leave out {refused}, or --protocol",
-        )
+        require(self.protocol is None or not changed, greedy)
 
     @property
     def suites(self) -> tuple[Suite, ...]:
-        """The suites that are meant, each once."""
         named = (PUBLISHED_SUITES if suite == "all" else (suite,) for suite in self.task_suite)
         return tuple(dict.fromkeys(suite for suites in named for suite in suites))
 
 
-def to_dict(config: TrainConfig) -> dict[str, Any]:
-    """Nested plain dictionary of a configuration, for JSON."""
-    return asdict(config)
+DEFAULTS = {field.name: field.default for kind in (EvalConfig, SimulatorConfig) for field in fields(kind)}
+to_dict = asdict  # of a configuration: what config.json holds
 
 
 def from_dict(stored: Any, source: str) -> TrainConfig:

@@ -1,6 +1,7 @@
 """Named configurations. The command line starts from one of them and changes single fields."""
 
 from dataclasses import replace
+from typing import get_args
 
 from configs.config import (
     EvaluationConfig,
@@ -25,8 +26,8 @@ PUBLIC_CHECKPOINTS: dict[Suite, str] = {
     "libero_10": "Haozhan72/Openvla-oft-SFT-libero10-traj1",
 }
 
-# A policy of the real architecture and file format with 2 million parameters beside its vocabulary, trained on 15 noisy
-# demonstrations a task: good enough to be taught, weak enough to learn. Its README says how it was made.
+# 2 million parameters beside its vocabulary, trained on 15 noisy demonstrations a task: good enough to be taught, weak
+# enough to learn. Its README says how it was made.
 TINY_CHECKPOINT = "checkpoints/tiny-libero-spatial"
 
 # What differs from the 7B's settings beside sizes follows docs/RESULTS.md, "Learning".
@@ -46,11 +47,10 @@ _TINY = TrainConfig(
 PRESETS: dict[str, TrainConfig] = {
     **{
         suite: TrainConfig(
-            task=TaskConfig(task_suite=suite), model=ModelConfig(checkpoint=checkpoint), run=RunConfig(name="openvla")
+            TaskConfig(suite), model=ModelConfig(PUBLIC_CHECKPOINTS.get(suite)), run=RunConfig(name="openvla")
         )
-        for suite, checkpoint in PUBLIC_CHECKPOINTS.items()
+        for suite in get_args(Suite)
     },
-    "libero_90": TrainConfig(task=TaskConfig(task_suite="libero_90"), run=RunConfig(name="openvla")),
     "tiny": _TINY,
     # Every phase in seconds: what the tests run.
     "smoke": replace(

@@ -18,12 +18,15 @@ SUBFOLDERS = (
 
 def find_assets(assets: str) -> Path:
     """Absolute asset folder for "lowpoly", "official" or a directory. Raises BadInput where there is none."""
-    assets = _meant(assets)
-    if assets == "lowpoly":
+    if is_lowpoly(assets):
         from workshop.lowpoly import ensure_pack
 
         return ensure_pack(cache_dir())
-    folder = _official() if assets == "official" else Path(assets).absolute()
+    folder = (
+        _official()
+        if assets == "official"
+        else Path(os.environ["LIBERO_ASSETS"] if assets == "lowpoly" else assets).absolute()
+    )
     if missing := [name for name in SUBFOLDERS if not (folder / name).is_dir()]:
         found = f"lacks {', '.join(missing)}" if folder.is_dir() else "does not exist"
         raise BadInput(f'{folder} is no LIBERO asset folder: it {found}; use "lowpoly" for the bundled models')
@@ -32,13 +35,14 @@ def find_assets(assets: str) -> Path:
 
 def describe_assets(assets: str) -> str:
     """One phrase for logs and run records: which pictures the policy saw."""
-    if _meant(assets) == "lowpoly":
+    if is_lowpoly(assets):
         return "bundled low-poly models (LIBERO's physics, simplified looks)"
     return f"{'official LIBERO meshes' if assets == 'official' else 'folder'} {find_assets(assets)}"
 
 
-def _meant(assets: str) -> str:
-    return os.environ.get("LIBERO_ASSETS") or assets if assets == "lowpoly" else assets
+def is_lowpoly(assets: str) -> bool:
+    """Whether objects look simpler than in LIBERO's own pictures."""
+    return assets == "lowpoly" and not os.environ.get("LIBERO_ASSETS")
 
 
 def _official() -> Path:

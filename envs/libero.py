@@ -283,16 +283,3 @@ def _build_libero(bddl: Path, assets: Path, cameras: list[str]) -> Any:
             f"LIBERO cannot build {bddl} with the assets of {assets} ({type(fault).__name__}: {fault}); in a file of "
             "your own compare the categories of its objects, and the regions of :init and :goal, with LIBERO's files"
         ) from fault
-
-
-def bowl_beside_ramekin_m() -> float:
-    """Metres, seen from above, between the centres of a bowl and the ramekin that it settles into (spatial task 5).
-
-    With the contacts of other versions of MuJoCo it slides off.
-    """
-    env = LiberoEnv(EnvSpec("libero_spatial", (5,), num_images=1), 5)
-    result = env.reset(0, observe=False)
-    assert result.error is None, result.error
-    bodies = ("akita_black_bowl_1_main", "glazed_rim_porcelain_ramekin_1_main")
-    bowl, ramekin = (env.domain.sim.data._data.body(name).xpos for name in bodies)
-    return float(np.linalg.norm((bowl - ramekin)[:2]))

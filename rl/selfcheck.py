@@ -1,7 +1,7 @@
 """Questions to a loaded policy whose wrong answers no error message would ever give.
 
-All ask for behaviour, not for version numbers. Each returns its finding in one sentence, or raises an error that says
-what was found and what to do: BadInput, or SelfCheckError where the program computes something else than it claims.
+Each returns its finding in one sentence, or raises BadInput, or SelfCheckError where the program computes something
+else than it claims.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from configs.config import require
 from contracts import BadInput, Observation, SelfCheckError, first_line
 from rl.rollout import torch_generator
 from rl.update import ADAM_EPS, make_optimizer
@@ -20,7 +21,6 @@ from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
 from vla.tokens import FIRST_ACTION_TOKEN, NUM_BINS
 
-GIB = 2**30
 SMALLEST_EFFECT = 1e-5  # relative to the largest logit; without any connection the effect is exactly 0
 SMALLEST_ACTION_MASS = 0.5  # a head trained on action tokens puts nearly all of its probability on them
 # Largest accepted |log-prob when sampling - log-prob when learning| of one token. In float32 both passes run the same
@@ -30,6 +30,7 @@ PROMISED_GAIN = 0.2  # of an optimizer step that is taken as a test, in nats: sm
 # Of the promise. Seen: 0.90 to 1.06 with networks from 32 wide, and 0.4 or less where rounding swallowed adapters. In
 # bfloat16 networks 16 wide are too curved and noisy for the test (0.5 to 2.8), in float32 they are not (0.8 to 1.2).
 GAIN_LIMITS = (0.6, 1.6)
+REINSTALL = "a library of this installation is broken; run: pip install -r requirements.txt"
 
 
 class Caution(str):
@@ -54,11 +55,7 @@ def attention_probe(policy: Policy) -> str:
     changed[:, int(first) + network.num_action_tokens] = embeddings[:, 0]  # any vector that is not zero: BOS
     before, after = (network.action_logits(network.decode(x, is_real, first)) for x in (embeddings, changed))
     effect = _relative_effect(before[:, 0], after[:, 0])
-    if effect < SMALLEST_EFFECT:
-        raise BadInput(
-            "attention is causal: an action slot does not see the slots after it; a library of this installation "
-            "changes the attention mask; run: pip install -r requirements.txt"
-        )
+    require(effect >= SMALLEST_EFFECT, f"attention is causal: no action slot sees the slots after it; {REINSTALL}")
     return f"attention is bidirectional: the last slot moves the first slot's logits by {effect:.1e} of their size"
 
 
@@ -69,30 +66,25 @@ def image_probe(policy: Policy) -> str:
     black, white = (replace(seen, images=np.full_like(seen.images, value)) for value in (0, 255))
     before, after = (policy.chunk_logits([observation]) for observation in (black, white))
     effect = _relative_effect(before, after)
-    if effect < SMALLEST_EFFECT:
-        raise BadInput(
-            "the policy ignores its images: black and white ones give the same logits; the checkpoint is broken, or a "
-            "library of this installation is; run: pip install -r requirements.txt, or download the checkpoint again"
-        )
+    require(effect >= SMALLEST_EFFECT, f"the policy ignores its images; {REINSTALL}, or download the checkpoint again")
     return f"the policy sees its images: black and white ones differ by {effect:.1e} of the logits' size"
 
 
 @torch.no_grad()
 def token_probe(policy: Policy, observation: Observation, must_be_trained: bool) -> str:
-    """Share of the whole vocabulary's probability that lies on the 256 action tokens, mean over the chunk.
+    """The action tokens' share of the vocabulary's probability; small in a head that was never trained on them.
 
-    Checkpoints trained by L1 regression have a head that no action token has ever reached: reinforcement learning from
-    it finds no success in days. Raises BadInput when it is below one half although it `must_be_trained`.
+    Such are those of checkpoints trained by L1 regression: reinforcement learning from them finds no success in days.
     """
     _, hidden = policy.chunk_outputs([observation])
     probabilities = policy.network.vocabulary_logits(hidden).softmax(-1)
     mass = probabilities[..., FIRST_ACTION_TOKEN : FIRST_ACTION_TOKEN + NUM_BINS].sum(-1).mean().item()
     finding = f"{100 * mass:.1f} % of the token head's probability lies on action tokens"
-    if must_be_trained and mass < SMALLEST_ACTION_MASS:
-        raise BadInput(
-            f"{finding}: it was not trained on them, and a token policy cannot start from it; use a checkpoint that "
-            "was (README, Train), one with an action head (--teacher l1), or go on with --allow-zero-baseline"
-        )
+    require(
+        mass >= SMALLEST_ACTION_MASS or not must_be_trained,
+        f"{finding}: it was not trained on them, and a token policy cannot start from it; use a checkpoint that was "
+        "(README, Train), one with an action head (--teacher l1), or go on with --allow-zero-baseline",
+    )
     return finding
 
 
@@ -106,95 +98,75 @@ def check_logits_path(policy: Policy, observation: Observation, temperature: flo
     if not difference <= limit:
         raise SelfCheckError(
             f"sampling and learning disagree about the policy: log-probs of the same tokens differ by {difference:.3g} "
-            f"(limit {limit}): temperature, dropout or precision differ between rollout and update; see whether "
-            "--compile off or --dtype float32 changes it"
+            f"(limit {limit}); see whether --compile off or --dtype float32 changes it"
         )
     return f"sampled and recomputed log-probs differ by at most {difference:.1e}"
 
 
-def check_memory(policy: Policy, observations: Sequence[Observation], others_bytes: float = 0.0) -> str:
-    """One forward and backward pass of a micro-batch, the largest thing that happens. Raises BadInput.
-
-    Beside it the GPU has to hold what others are going to take: less room is a caution.
-    """
-    count, trained = len(observations), [parameter for _, parameter in policy.named_trainable_parameters()]
-    on_gpu = policy.device.type == "cuda"
-    if on_gpu:
-        torch.cuda.reset_peak_memory_stats(policy.device)
-    try:
-        policy.chunk_logits(observations).sum().backward()
-    except torch.OutOfMemoryError as error:
-        raise BadInput(
-            f"out of GPU memory in one update of {count} decisions ({first_line(error)}); lower --micro-batch-size, "
-            "keep --gradient-checkpointing on, or lower --lora-rank"
-        ) from None
-    reached = sum(parameter.grad is not None for parameter in trained)
-    for parameter in trained:
-        parameter.grad = None
-    finding = f"a backward pass of {count} decisions reaches {reached} of {len(trained)} trainable tensors"
-    if reached == 0:
-        raise SelfCheckError(f"{finding}: the policy cannot learn; run: pip install -r requirements.txt")
-    if not on_gpu:
-        return finding
-    peak = torch.cuda.max_memory_allocated(policy.device) / GIB
-    unused, total = (size / GIB for size in torch.cuda.mem_get_info(policy.device))
-    finding += f"; it peaks at {peak:.1f} GiB, {unused:.1f} of {total:.1f} GiB are unused"
-    if unused * GIB < others_bytes:
-        return Caution(
-            f"{finding}, and the other simulators will take {others_bytes / GIB:.1f}: lower --num-envs, or set "
-            "--memory-budget to leave them room"
-        )
-    return finding
-
-
-def check_learning(policy: Policy, observation: Observation) -> str:
-    """An optimizer step and its opposite, both taken back at once, move the policy as far as the gradient promises.
+def check_learning(policy: Policy, observation: Observation, micro_batch_size: int) -> str:
+    """Learn a micro-batch, the largest thing that happens: it fits into memory and leads where the gradient says.
 
     A gradient may be right and lead nowhere: layers and recorded passes keep copies of the parameters, and rounding may
-    swallow what a step changes. What is raised is the log-prob of the least likely tokens, whose gradient never
-    vanishes. AdamW's first step moves a parameter by lr * g / (|g| + eps), so the promised gain is
-    lr * sum(g^2 / (|g| + eps)); half the difference between both steps is free of the loss's curvature.
+    swallow what a step changes.
     """
-    trained = [parameter for _, parameter in policy.named_trainable_parameters()]
-    tokens: Tensor | None = None
-
-    def logprob() -> Tensor:
-        """The mean log-prob of the least likely tokens, in the pass that the update makes."""
-        nonlocal tokens
-        with torch.enable_grad():
-            logits = policy.chunk_logits([observation])
-            tokens = logits.argmin(-1).cpu() + FIRST_ACTION_TOKEN if tokens is None else tokens
-            return policy.token_logprobs(logits, tokens, 1.0).mean()
-
-    def gain_of_a_step(lr: float) -> float:
-        """What a first optimizer step, which is then undone, adds to it."""
-        start = logprob().item()
-        before = [parameter.detach().to("cpu", copy=True) for parameter in trained]
-        optimizer = make_optimizer([{"params": trained, "lr": lr}], weight_decay=0.0)
-        policy.watch(optimizer)
-        optimizer.step()
-        gain = logprob().item() - start
-        with torch.no_grad():
-            for parameter, value in zip(trained, before, strict=True):
-                parameter.copy_(value)
-        return gain
-
-    logprob().neg().backward()
-    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
-    slope = sum((g.square() / (g.abs() + ADAM_EPS)).sum().item() for g in gradients)
-    lr = PROMISED_GAIN / slope if slope > 0 else 0.0
-    ahead = gain_of_a_step(lr)
-    torch._foreach_neg_(gradients)
-    gain = (ahead - gain_of_a_step(lr)) / 2
-    for parameter in trained:
-        parameter.grad = None
+    on_gpu = policy.device.type == "cuda"
+    observations = [observation] * (micro_batch_size if on_gpu else 1)
+    try:
+        gain = _gain_of_a_promising_step(policy, observations)
+    except torch.OutOfMemoryError as error:
+        raise BadInput(
+            f"out of GPU memory in one update of {micro_batch_size} decisions ({first_line(error)}); lower "
+            "--micro-batch-size, keep --gradient-checkpointing on, or lower --lora-rank"
+        ) from None
     finding = f"an optimizer step that promises {PROMISED_GAIN} nats brings {gain:.4f}"
     if not GAIN_LIMITS[0] * PROMISED_GAIN <= gain <= GAIN_LIMITS[1] * PROMISED_GAIN:
         raise SelfCheckError(
             f"{finding}: the policy does not follow its parameters, training would lead nowhere; try --compile off or "
             "--dtype float32"
         )
-    return finding
+    if not on_gpu:
+        return finding
+    unused, total = (size / 2**30 for size in torch.cuda.mem_get_info(policy.device))
+    return f"{finding}; with {micro_batch_size} decisions {unused:.1f} of {total:.1f} GiB stay unused"
+
+
+def _gain_of_a_promising_step(policy: Policy, observations: Sequence[Observation]) -> float:
+    """What an optimizer step that promises PROMISED_GAIN brings; it and its opposite are taken back at once.
+
+    What is raised is the log-prob of the least likely tokens, whose gradient never vanishes. AdamW's first step moves a
+    parameter by lr * g / (|g| + eps), so the promised gain is lr * sum(g^2 / (|g| + eps)); half the difference between
+    both steps is free of the loss's curvature.
+    """
+    trained = [parameter for _, parameter in policy.named_trainable_parameters()]
+    with torch.enable_grad():
+        logits = policy.chunk_logits(observations)
+    tokens = logits.argmin(-1).cpu() + FIRST_ACTION_TOKEN
+    objective = policy.token_logprobs(logits, tokens, 1.0).mean()
+    objective.neg().backward()
+    gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
+    slope = sum((g.square() / (g.abs() + ADAM_EPS)).sum().item() for g in gradients)
+    lr = PROMISED_GAIN / slope if slope > 0 else 0.0
+
+    def after_a_step() -> float:
+        before = [parameter.detach().to("cpu", copy=True) for parameter in trained]
+        optimizer = make_optimizer([{"params": trained, "lr": lr}], weight_decay=0.0)
+        policy.watch(optimizer)
+        optimizer.step()
+        del optimizer  # its moments need not fit beside the pass
+        with torch.enable_grad():  # the pass that the update makes
+            moved = policy.token_logprobs(policy.chunk_logits(observations), tokens, 1.0).mean().item()
+        with torch.no_grad():
+            for parameter, value in zip(trained, before, strict=True):
+                parameter.copy_(value)
+        return moved
+
+    ahead = after_a_step()
+    for gradient in gradients:
+        gradient.neg_()
+    gain = (ahead - after_a_step()) / 2
+    for parameter in trained:
+        parameter.grad = None
+    return gain
 
 
 def _relative_effect(before: Tensor, after: Tensor) -> float:

@@ -19,7 +19,6 @@ def test_every_suite_has_a_preset_that_differs_from_the_defaults_only_in_what_it
 def test_public_checkpoints_belong_to_their_suites():
     for suite, checkpoint in PUBLIC_CHECKPOINTS.items():
         assert suite.replace("_", "") in checkpoint.lower().replace("-", "").replace("_", "")
-    assert "libero_90" not in PUBLIC_CHECKPOINTS  # there is none; the program asks for --checkpoint
 
 
 @pytest.mark.parametrize("name", ["tiny", "smoke"])
@@ -28,9 +27,3 @@ def test_small_presets_go_through_every_phase_and_evaluate_on_the_way(name):
     visited = {phase_at(step, config.phases).phase for step in range(0, config.phases.total_steps)}
     assert visited == set(Phase)
     assert config.evaluation.eval_interval < config.phases.total_steps
-
-
-def test_smoke_lasts_a_handful_of_episodes():
-    config = PRESETS["smoke"]
-    assert config.phases.total_steps / config.simulator.max_env_steps <= 10
-    assert config.run.wandb_mode == "disabled"

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from contracts import BadInput
-from envs.libero import bowl_beside_ramekin_m
 from envs.rendering import find_renderer
 from envs.worker import NoAnswer, Worker, ask
 
@@ -73,11 +72,6 @@ def test_when_whoever_asked_is_gone_the_process_ends_without_a_word(capfd):
 def test_the_driver_is_named():
     renderer = ask(find_renderer)
     assert renderer.name and renderer.vendor and renderer.backend in ("egl", "osmesa")  # noqa: PT018
-
-
-def test_the_bowl_of_spatial_task_5_settles_in_its_ramekin():
-    """With mujoco 3.4.0 and 3.8.1 it slides off: 0.037 m, where the pinned version gives 0.0145."""
-    assert ask(bowl_beside_ramekin_m) == pytest.approx(0.0145, abs=0.0005)
 
 
 def start_parent(mode):

@@ -43,7 +43,7 @@ def refused_later(monkeypatch, capsys):
     ("flags", "said"),
     [
         (["--task-suite", "libero_spatiall"], "libero_spatial"),
-        (["--preset", "tinny"], "did you mean tiny?"),
+        (["--preset", "tinny"], "libero_90, tiny, smoke"),
         (["--warmup-steps", "-1"], "--warmup-steps must not be negative, got -1"),
         (["--n-steps", "many"], "--n-steps"),
         (["--tempature", "1"], "--temperature"),
