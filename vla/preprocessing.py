@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -174,7 +175,8 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 def write_observations(path: Path, observations: Sequence[Observation]) -> None:
     """An .npz of some observations, all of one shape."""
     columns = zip(*((o.images, o.proprio, o.instruction, o.prepared) for o in observations), strict=True)
-    np.savez_compressed(path, **dict(zip(COLUMNS, map(np.stack, columns), strict=True)))
+    arrays: dict[str, Any] = dict(zip(COLUMNS, map(np.stack, columns), strict=True))
+    np.savez_compressed(path, **arrays)
 
 
 def read_observations(path: Path) -> list[Observation]:
