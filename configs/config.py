@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal
 
@@ -41,7 +40,7 @@ def check_numbers(section: Any) -> None:
         for x in value if isinstance(value, tuple) else (value,):
             if isinstance(x, int | float) and not isinstance(x, bool):
                 flag = f"--{name.replace('_', '-')}"
-                require(math.isfinite(x), f"{flag} must be a finite number, got {x}")
+                require(abs(x) < 2**63, f"{flag} must be a number of at most 64 bits, got {x}")  # not NaN, not inf
                 require(x > 0 or (x == 0 and name in MAY_BE_0), f"{flag} must {bound}, got {x}")
                 require(x <= 1 or name not in AT_MOST_1, f"{flag} must be at most 1, got {x}")
 

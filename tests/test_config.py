@@ -43,7 +43,8 @@ CONTRADICTIONS = [
     ({"update": {"micro_batch_size": 0}}, "--micro-batch-size"),
     ({"update": {"target_kl": 0.0}}, "--target-kl"),
     ({"run": {"name": "a/b"}}, "--name"),
-    ({"run": {"max_hours": float("inf")}}, "--max-hours must be a finite number"),
+    ({"run": {"max_hours": float("inf")}}, "--max-hours must be a number of at most 64 bits"),
+    ({"run": {"seed": 2**64}}, "--seed must be a number of at most 64 bits"),
 ]
 
 

@@ -285,6 +285,11 @@ def test_an_update_that_runs_out_of_memory_equals_one_that_began_smaller(caplog,
     assert caplog.messages[-1] == f"out of GPU memory ({REASON}); the run goes on with {fits} decisions at once"
 
 
+def test_where_nothing_fits_one_line_names_the_flags(batch):
+    with pytest.raises(BadInput, match=r"an update with --micro-batch-size 1 and --gradient-checkpointing on"):
+        learn(ShortOfMemory(0), batch, micro_batch_size=4)
+
+
 @pytest.mark.parametrize("failing", ["forward", "backward"])
 def test_what_a_minibatch_had_accumulated_before_does_not_count_twice(policy, batch, failing):
     """The second micro-batch fails: the first one's gradient is there already."""

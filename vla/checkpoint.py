@@ -208,13 +208,15 @@ def load_network(info: CheckpointInfo, num_action_tokens: int, device: torch.dev
     except Exception as error:  # timm and transformers raise many kinds for names and sizes that do not fit
         path = info.folder / "config.json"
         raise BadInput(f"{path}: no network can be built from it ({first_line(error)})") from error
+    # Old versions of transformers stored the rotary frequencies; they are computed here.
+    stored = {name: tensor for name, tensor in info.weights.items() if not name.endswith("rotary_emb.inv_freq")}
     expected = {file_key(name): tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    found = {name: tensor.shape for name, tensor in info.weights.items()}
-    for name in sorted(expected.keys() | found.keys()):
-        if expected.get(name) != found.get(name):
-            where = info.weights[name].path if name in found else info.folder
-            raise BadInput(f"{where}: {name}: config.json implies shape {expected.get(name)}, found {found.get(name)}")
-    state = {module_key(key): tensor for key, tensor in stream_tensors(info.weights.values(), device, dtype)}
+    for name in sorted(expected.keys() | stored.keys()):
+        found = stored[name].shape if name in stored else None
+        if expected.get(name) != found:
+            where = info.folder if found is None else stored[name].path
+            raise BadInput(f"{where}: {name}: config.json implies shape {expected.get(name)}, found {found}")
+    state = {module_key(key): tensor for key, tensor in stream_tensors(stored.values(), device, dtype)}
     network.load_state_dict(state, strict=True, assign=True)
     network.build_rotary_embedding(device)
     if (proprio := read_proprio_state(info)) is not None:
