@@ -63,13 +63,13 @@ def test_every_option_makes_a_policy_that_acts(tmp_path, num_images, proprio):
     folder = make_small_checkpoint(tmp_path / "small", num_images=num_images, proprio=proprio)
     policy = Policy.load(str(folder), task_suite="libero_goal")
     assert (policy.num_images, policy.uses_proprio, policy.action_head) == (num_images, proprio, None)
-    acted = policy.act(synthetic_observations(policy, count=2))
+    acted = policy.act(synthetic_observations(num_images, policy.statistics.proprio, count=2))
     assert acted.actions.shape == (2, 8, 7)
     assert np.isfinite(acted.actions).all()
 
 
 def test_command_line_writes_a_checkpoint(tmp_path):
-    sizes = ["--size.llm-dim", "16", "--size.llm-heads", "2", "--size.vision-dim", "16", "--size.image-size", "40"]
+    sizes = ["--llm-dim", "16", "--llm-heads", "2", "--vision-dim", "16", "--image-size", "40"]
     flags = ["--out", str(tmp_path / "small"), "--num-images", "1", "--no-proprio"]
     main([*flags, *sizes])
     info = inspect_checkpoint(tmp_path / "small")

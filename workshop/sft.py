@@ -1,6 +1,6 @@
 """Supervised fine-tuning of an OpenVLA-OFT policy on demonstrations: cross-entropy on the 56 action tokens of a chunk.
 
-    python -m workshop.sft --demos FOLDER --out FOLDER [--size.llm-dim 96 | --init CHECKPOINT] [--steps 6000]
+    python -m workshop.sft --demos FOLDER --out FOLDER [--llm-dim 96 | --init CHECKPOINT] [--steps 6000]
 
 All parameters are trained: from random weights in the sizes given, or from a checkpoint. The output is a checkpoint
 folder like any other, with sft_metrics.jsonl and sft_run.json (how it was made). Ctrl-C saves what there is.

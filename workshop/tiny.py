@@ -1,6 +1,6 @@
 """Make a small checkpoint with random weights in the real folder format: for tests, and to train a small policy from.
 
-python -m workshop.tiny --out FOLDER [--num-images 1] [--no-proprio] [--seed 1] [--size.llm-dim 64]
+python -m workshop.tiny --out FOLDER [--num-images 1] [--no-proprio] [--seed 1] [--llm-dim 64]
 
 Tokenizer, statistics and the fields of the configs that no size changes are those of the bundled policy.
 """

@@ -45,7 +45,7 @@ FOLLOWED = {
     "python -m vla.merge --adapter runs/RUN/checkpoints/best --out MERGED": "",
     "python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 2 --episodes 15 --init-states 0 30 "
     "--num-envs 2": "--task-ids 0 --episodes 2",
-    "python -m workshop.sft --demos demonstrations/spatial --out checkpoints/mine --num-images 1 --size.llm-dim 96 "
+    "python -m workshop.sft --demos demonstrations/spatial --out checkpoints/mine --num-images 1 --llm-dim 96 "
     "--steps 800 --batch-size 128": "--steps 2 --batch-size 4",
     "python train_grpo.py --preset tiny --checkpoint checkpoints/mine --task-ids 0 1 2": (
         "--check-only --allow-zero-baseline"
