@@ -16,7 +16,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from rl.results import Successes
+from rl.metrics import Successes
 
 SAMPLED, GREEDY = "eval/student_sampled_success", "eval/student_success"
 WAYS = {SAMPLED: ("sampled student", "#0072b2"), GREEDY: ("greedy student", "#d55e00")}

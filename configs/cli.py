@@ -16,19 +16,12 @@ from typing import Any, TypeVar
 
 import tyro
 
-from configs.config import EvalConfig, TrainConfig, differing_fields, from_dict, require
+from configs.config import CHANGEABLE_ON_RESUME, EvalConfig, TrainConfig, differing_fields, from_dict, require
 from configs.presets import PRESETS
 from contracts import BadInput, TimeIsUp, read_json
 
 T = TypeVar("T")
 NO_CHECKPOINT = "--checkpoint is missing: name a folder or a hub id (see --help)"
-
-# What a resumed run may change: where it ends, how it is watched, and how much of the same computation is in memory at
-# once. Everything else would break "resumed = straight".
-CHANGEABLE_ON_RESUME = {
-    "total_steps", "max_hours", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints",
-    "micro_batch_size", "max_batch", "gradient_checkpointing", "memory_budget",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)

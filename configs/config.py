@@ -275,6 +275,14 @@ class TrainConfig:
         require("/" not in self.run.name, f"--name must be a plain word, got {self.run.name!r}")
 
 
+# What a resumed run may change: where it ends, how it is watched, and how much of the same computation is in memory at
+# once. Everything else would break "resumed = straight".
+CHANGEABLE_ON_RESUME = {
+    "total_steps", "max_hours", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints",
+    "micro_batch_size", "max_batch", "gradient_checkpointing", "memory_budget",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class EvalConfig:
     """Measure the success rate of a checkpoint on LIBERO tasks."""

@@ -17,10 +17,9 @@ from configs.config import TrainConfig
 from contracts import BadInput, Observation, SelfCheckError, first_line, write_json
 from rl.checkpoints import TrainerState, mark_best
 from rl.curriculum import evaluation_episodes
-from rl.metrics import progress_bar
+from rl.metrics import Successes, count, progress_bar
 from rl.phases import TeacherMode, phase_at
 from rl.ranks import ALONE, Ranks, shared_rollout
-from rl.results import Successes, count
 from rl.rollout import ALL_READY, Batching, Behaviour, Randomness, Rollout, batching_of
 from rl.run import Run
 from rl.trajectory import Episode, Trajectory

@@ -25,8 +25,9 @@ from matplotlib.figure import Figure
 from configs.cli import main_guard, parse_flags
 from configs.config import PhaseConfig
 from contracts import BadInput, first_line, read_json
+from rl.metrics import Successes
 from rl.phases import last_step
-from rl.results import Paired, Successes, aligned, count_pairs
+from rl.results import Paired, aligned, count_pairs
 
 log = logging.getLogger("train")
 

@@ -14,49 +14,9 @@ from typing import Any, NamedTuple
 
 from contracts import BadInput, read_json, write_json
 from envs.tasks import TaskInfo
+from rl.metrics import Successes
 
 FORMAT, VERSION = "vla-grpo evaluation", 1
-Z = 1.959963984540054  # of 95 % intervals
-
-# success rates
-
-
-@dataclass(frozen=True)
-class Successes:
-    """k successes of n episodes."""
-
-    k: int
-    n: int
-
-    @property
-    def rate(self) -> float:
-        return self.k / self.n
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        return wilson_interval(self.k, self.n)
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{self.k}/{self.n} = {100 * self.rate:.0f} % [{100 * low:.0f}, {100 * high:.0f}]"
-
-    def metrics(self, name: str) -> dict[str, float]:
-        low, high = self.interval
-        return {name: self.rate, f"{name}_k": self.k, f"{name}_n": self.n, f"{name}_low": low, f"{name}_high": high}
-
-
-def count(trajectories: Sequence[Any]) -> Successes:
-    return Successes(sum(t.success for t in trajectories), len(trajectories))
-
-
-def wilson_interval(k: int, n: int) -> tuple[float, float]:
-    """Wilson's score interval of a success rate, 95 % (Wilson 1927)."""
-    if n == 0:
-        return 0.0, 1.0
-    rate = k / n
-    centre = (rate + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    half = Z / (1 + Z * Z / n) * math.sqrt(rate * (1 - rate) / n + Z * Z / (4 * n * n))
-    return (0.0 if k == 0 else centre - half), (1.0 if k == n else centre + half)
 
 
 @dataclass(frozen=True)

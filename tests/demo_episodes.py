@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from workshop.demonstrations import DemoEpisode, encode_jpeg, episode_path, write_episode
+from workshop.demo_files import DemoEpisode, encode_jpeg, episode_path, write_episode
 
 SIDE = 64  # pixels of the images; real ones have 256
 FRAMES = 4

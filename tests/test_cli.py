@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.cli import CHANGEABLE_ON_RESUME, main_guard, parse_eval, parse_train
-from configs.config import EvalConfig, TrainConfig, differing_fields, to_dict
+from configs.cli import main_guard, parse_eval, parse_train
+from configs.config import CHANGEABLE_ON_RESUME, EvalConfig, TrainConfig, differing_fields, to_dict
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
 from contracts import BadInput, TimeIsUp
 

@@ -10,7 +10,7 @@ import pytest
 import workshop.demos
 from contracts import BadInput
 from envs.libero import EnvSpec, LiberoEnv
-from workshop.demonstrations import CHUNK_LENGTH, decode_jpeg, encode_jpeg, episode_path, list_episodes, read_episode
+from workshop.demo_files import CHUNK_LENGTH, decode_jpeg, encode_jpeg, episode_path, list_episodes, read_episode
 from workshop.demos import DemosArgs, attempt_of, collect, main, noise_bursts
 
 OUT = Path("unused")

@@ -24,8 +24,8 @@ from rl.evaluation import (
     validate,
     write_video,
 )
+from rl.metrics import Successes
 from rl.report import read_metrics
-from rl.results import Successes
 from rl.rollout import Behaviour, Randomness, rollout
 from rl.run import Run
 from rl.trajectory import Episode

@@ -13,6 +13,7 @@ import pytest
 
 from contracts import BadInput
 from rl import report
+from rl.metrics import Successes
 from rl.report import (
     GREEDY,
     PANELS,
@@ -25,7 +26,6 @@ from rl.report import (
     read_run,
     write_report,
 )
-from rl.results import Successes
 from tests.stored_runs import ROWS, evaluation, store, store_episodes, update
 
 

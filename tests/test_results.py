@@ -13,18 +13,8 @@ from hypothesis import strategies as st
 from contracts import BadInput
 from envs.tasks import TaskInfo
 from eval import episode_of
-from rl.results import (
-    Key,
-    Paired,
-    Results,
-    Successes,
-    count,
-    make_plan,
-    open_results,
-    results_table,
-    save_results,
-    wilson_interval,
-)
+from rl.metrics import Successes, count, wilson_interval
+from rl.results import Key, Paired, Results, make_plan, open_results, results_table, save_results
 from tests.fakes import trajectory
 
 # success rates

@@ -5,7 +5,7 @@ python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 --episodes 
 The same command goes on where it was stopped. Episode i of a task is the same whatever else is collected, by however
 many processes. Failed ones are dropped, and remembered in attempts.jsonl. The initial states 40 .. 49 are held out for
 evaluation unless --init-states says otherwise. How often the expert succeeds: --episodes 50 --init-states 0 50
---noise-scales 0. File format: workshop/demonstrations.py.
+--noise-scales 0. File format: workshop/demo_files.py.
 """
 
 import json
@@ -28,7 +28,7 @@ from configs.cli import main_guard, parse_flags
 from contracts import BadInput, read_json, write_json
 from envs.assets import find_assets
 from envs.libero import EnvSpec, LiberoEnv, task_info
-from workshop.demonstrations import CHUNK_LENGTH, DemoEpisode, encode_jpeg, episode_path, write_episode
+from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg, episode_path, write_episode
 from workshop.expert import Expert
 
 REPORT_EVERY_S = 10.0

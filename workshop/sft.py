@@ -34,7 +34,7 @@ from vla.policy import choose_device
 from vla.preprocessing import ImageProcessor
 from vla.prompt import load_tokenizer
 from vla.tokens import ACTION_TOKEN_IDS, NUM_BINS, load_statistics
-from workshop.demonstrations import ACTION_DIM, CHUNK_LENGTH, PROPRIO_DIM
+from workshop.demo_files import ACTION_DIM, CHUNK_LENGTH, PROPRIO_DIM
 from workshop.sft_data import Frames, augment, dataset_statistics, make_frames, read_episodes, split_episodes
 from workshop.tiny import TinySize, make_tiny_checkpoint
 

@@ -22,7 +22,7 @@ from contracts import BadInput
 from vla.prompt import pad_prompts, prompt_ids
 from vla.resampling import CROP_AREA, centre_crop, lanczos_resize
 from vla.tokens import FIRST_ACTION_TOKEN, DatasetStatistics, encode, normalise, normalise_proprio
-from workshop.demonstrations import CHUNK_LENGTH, DemoEpisode, decode_jpeg, list_episodes, read_episode
+from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, decode_jpeg, list_episodes, read_episode
 
 CROP_SIDE = CROP_AREA**0.5  # of the image's side
 T = TypeVar("T")

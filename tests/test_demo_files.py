@@ -3,7 +3,7 @@ import pytest
 
 from contracts import BadInput
 from vla.preprocessing import jpeg_round_trip
-from workshop.demonstrations import (
+from workshop.demo_files import (
     DemoEpisode,
     decode_jpeg,
     encode_jpeg,
