@@ -102,7 +102,6 @@ def play_suite(
     from envs.pool import make_pool
     from rl.evaluation import evaluate
     from rl.metrics import progress_bar
-    from rl.rollout import Batching
 
     keys = {episode_of(key): key for key in missing}
     with (
@@ -119,7 +118,7 @@ def play_suite(
 
         played = evaluate(
             policy, pool, list(keys), results.settings["mode"], results.settings["temperature"] or 1.0, config.seed,
-            batching=Batching(config.model.max_batch), record=lambda _: config.video != "none", on_finished=keep,
+            max_batch=config.model.max_batch, record=lambda _: config.video != "none", on_finished=keep,
         )  # fmt: skip
     print(f"{suite}: {len(missing)} episodes, {played.env_steps / played.wall_s:.0f} env steps/s", flush=True)
 

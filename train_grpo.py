@@ -109,7 +109,7 @@ def train(
     from rl.metrics import advantage_metrics, progress_bar, rollout_metrics, system_metrics, update_line
     from rl.phases import last_step, phase_at
     from rl.ranks import shared_rollout
-    from rl.rollout import Randomness, batching_of, behaviour_in
+    from rl.rollout import Randomness, behaviour_in
     from rl.trajectory import flatten
     from rl.update import check_signal, estimate_advantages, update
 
@@ -132,7 +132,8 @@ def train(
         with progress_bar(f"update {state.update + 1}: rollout", own_steps, shown=ranks.is_main) as on_steps:
             rollout = partial(
                 shared_rollout, ranks, policy, pool, behaviour=behaviour_in(phase, config, teacher_mode),
-                randomness=Randomness(seed, "rollout", state.update), batching=batching_of(config), on_steps=on_steps,
+                randomness=Randomness(seed, "rollout", state.update), max_batch=config.model.max_batch,
+                on_steps=on_steps,
             )  # fmt: skip
             if config.rollout.dynamic_sampling and not phase.distils:
                 played, trajectories = informative_rollout(rollout, episodes, config.rollout)

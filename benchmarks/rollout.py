@@ -24,7 +24,7 @@ from envs.libero import EnvSpec, task_files
 from envs.pool import make_pool
 from envs.rendering import prepare
 from envs.tasks import load_init_states
-from rl.rollout import Batching, Behaviour, Randomness, Rollout, rollout
+from rl.rollout import Behaviour, Randomness, Rollout, rollout
 from rl.trajectory import Episode
 from vla.policy import Policy
 
@@ -45,7 +45,6 @@ class Arguments:
     episodes: int = 3
     """Per env."""
     max_batch: int | None = None
-    patience_ms: float = 0.0
     num_images: int = 2
     assets: str = "lowpoly"
     checkpoint: str | None = None
@@ -115,13 +114,13 @@ def libero_row(spec: EnvSpec, arguments: Arguments) -> Row:
 def pool_rows(spec: EnvSpec, num_envs: int, policy, arguments: Arguments) -> tuple[Row, Row]:
     """The same rollout without and with the policy's time."""
     name = "inline" if num_envs == 1 else f"{num_envs} workers"
-    batching = Batching(arguments.max_batch, arguments.patience_ms / 1000)
+    max_batch = arguments.max_batch
     prepare = None if isinstance(policy, StandInPolicy) else policy.prepare
     with make_pool(spec, num_envs, prepare) as pool:
         rollout(policy, pool, episodes(arguments, num_envs), BEHAVIOUR, Randomness(0, "warm up"))  # builds simulators
         played = episodes(arguments, arguments.episodes * num_envs)
-        alone = rollout(StandInPolicy(0.0), pool, played, BEHAVIOUR, Randomness(0, "rollout"), batching=batching)
-        together = rollout(policy, pool, played, BEHAVIOUR, Randomness(0, "rollout"), batching=batching)
+        alone = rollout(StandInPolicy(0.0), pool, played, BEHAVIOUR, Randomness(0, "rollout"), max_batch=max_batch)
+        together = rollout(policy, pool, played, BEHAVIOUR, Randomness(0, "rollout"), max_batch=max_batch)
     return row(f"{name}, simulation alone", num_envs, alone), row(f"{name}, with policy", num_envs, together)
 
 

@@ -28,7 +28,7 @@ def require(condition: bool, message: str) -> None:
 # All numbers are positive but these (field names are unique over all sections), and these are at most 1.
 MAY_BE_0 = {
     "task_ids", "train_init_states", "eval_init_states", "first_init_state", "warmup_steps", "transition_steps",
-    "total_steps", "max_extra_steps", "group_success_bounds", "patience_ms", "kl_coef", "entropy_coef", "gae_lambda",
+    "total_steps", "max_extra_steps", "group_success_bounds", "kl_coef", "entropy_coef", "gae_lambda",
     "value_warmup_steps", "weight_decay", "seed",
 }  # fmt: skip
 AT_MOST_1 = {"group_success_bounds", "discount", "clip_high", "gae_lambda"}
@@ -137,8 +137,6 @@ class RolloutConfig:
     """Lowest and highest success rate, 0 to 1, of a group that dynamic sampling keeps."""
     max_extra_steps: int = 2_048
     """Env steps per update that dynamic sampling may spend beyond --n-steps (a group that has started is finished)."""
-    patience_ms: float = 0.0
-    """Milliseconds that a batch waits for simulators about to be ready. 0: whatever is ready is decided at once."""
 
 
 @dataclass(frozen=True)

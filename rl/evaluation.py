@@ -20,7 +20,7 @@ from rl.curriculum import evaluation_episodes
 from rl.metrics import Successes, count, progress_bar
 from rl.phases import TeacherMode, phase_at
 from rl.ranks import ALONE, Ranks, shared_rollout
-from rl.rollout import ALL_READY, Batching, Behaviour, Randomness, Rollout, batching_of
+from rl.rollout import Behaviour, Randomness, Rollout
 from rl.run import Run
 from rl.trajectory import Episode, Trajectory
 from rl.update import Learner
@@ -34,7 +34,7 @@ log = logging.getLogger("train")
 
 def evaluate(
     policy: Policy, pool: Pool, episodes: Sequence[Episode], mode: Mode, temperature: float = 1.0, seed: int = 0, *,
-    by_teacher: bool = False, batching: Batching = ALL_READY, ranks: Ranks = ALONE, **watching: Any,
+    by_teacher: bool = False, max_batch: int | None = None, ranks: Ranks = ALONE, **watching: Any,
 ) -> Rollout:  # fmt: skip
     """Play the given episodes by the code that training rollouts use, divided among the ranks.
 
@@ -48,7 +48,7 @@ def evaluate(
     )  # fmt: skip
     return shared_rollout(
         ranks, policy, pool, episodes,
-        behaviour=behaviour, randomness=Randomness(seed, "evaluation"), batching=batching, **watching,
+        behaviour=behaviour, randomness=Randomness(seed, "evaluation"), max_batch=max_batch, **watching,
     )  # fmt: skip
 
 
@@ -88,7 +88,7 @@ def validate(
         with progress_bar(f"evaluating: {actor}", None, shown=ranks.is_main) as on_steps:
             played[actor] = evaluate(
                 policy, pool, episodes, mode, config.rollout.temperature, config.run.seed,
-                by_teacher=actor == "teacher", batching=batching_of(config), ranks=ranks,
+                by_teacher=actor == "teacher", max_batch=config.model.max_batch, ranks=ranks,
                 record=lambda episode: mode != "sample" and episode.index == 0, on_steps=on_steps,
             ).trajectories  # fmt: skip
         return count(played[actor])

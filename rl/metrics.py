@@ -10,14 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from torch import Tensor
 
 from rl.phases import Phase, PhaseState
-from rl.rollout import Rollout
+
+if TYPE_CHECKING:  # eval.py answers --help without them
+    from torch import Tensor
+
+    from rl.rollout import Rollout
 
 Z = 1.959963984540054  # of 95 % intervals
 
@@ -110,6 +112,8 @@ def advantage_metrics(advantages: Tensor) -> dict[str, float]:
 def system_metrics() -> dict[str, float]:
     resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
     found = {"system/ram_gb": resident_pages * os.sysconf("SC_PAGE_SIZE") / 2**30}  # a curve that only rises is a leak
+    import torch
+
     if torch.cuda.is_available():
         found["system/gpu_mem_gb"] = torch.cuda.max_memory_allocated() / 2**30
         with contextlib.suppress(ModuleNotFoundError):  # of NVIDIA's library

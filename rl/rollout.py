@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -57,20 +57,6 @@ def behaviour_in(phase: PhaseState, config: TrainConfig, teacher_mode: TeacherMo
         record_student_logprobs=phase.phase is not Phase.WARMUP,
         record_teacher_match=phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour",
     )
-
-
-class Batching(NamedTuple):
-    """Which of the environments that wait for a decision are served together."""
-
-    max_size: int | None = None  # None: all that are ready
-    patience_s: float = 0.0  # how long a batch that is not full waits for environments about to be ready
-
-
-ALL_READY = Batching()
-
-
-def batching_of(config: TrainConfig) -> Batching:
-    return Batching(config.model.max_batch, config.rollout.patience_ms / 1000)
 
 
 @dataclass(frozen=True)
@@ -161,16 +147,16 @@ class _Schedule:
 
 def rollout(
     policy: Policy, pool: Pool, episodes: Iterable[Episode], behaviour: Behaviour, randomness: Randomness,
-    n_steps: int | None = None, batching: Batching = ALL_READY,
+    n_steps: int | None = None, max_batch: int | None = None,
     record: Callable[[Episode], bool] = lambda _: False,
     on_steps: Callable[[int], None] = lambda _: None,
     on_finished: Callable[[Trajectory], None] = lambda _: None,
 ) -> Rollout:  # fmt: skip
     """Play `episodes` to their ends and return their trajectories in order; `on_finished` gets each as it ends.
 
-    With `n_steps` new episodes start until that many env steps are reached, and running ones finish. A simulator fault
-    is never a failure: the episode is played again with the same randomness; after MAX_ATTEMPTS the run stops
-    (RuntimeError).
+    Those that wait are decided together, at most `max_batch` of them (None: all). With `n_steps` new episodes start
+    until that many env steps are reached, and running ones finish. A simulator fault is never a failure: the episode is
+    played again with the same randomness; after MAX_ATTEMPTS the run stops (RuntimeError).
     """
     started = time.perf_counter()
     schedule = _Schedule(episodes, n_steps, pool.num_slots)
@@ -178,7 +164,7 @@ def rollout(
     waiting: list[int] = []  # slots that need a decision, the first to be ready first
     finished: list[Trajectory] = []
     times = dict.fromkeys(("sim", "render", "preprocess", "infer", "wait"), 0.0)
-    max_size, errors = batching.max_size or pool.num_slots, 0
+    max_batch, errors = max_batch or pool.num_slots, 0
 
     while True:
         for slot in range(pool.num_slots):
@@ -189,12 +175,7 @@ def rollout(
             break
 
         waited_from = time.perf_counter()
-        results = list(pool.ready(timeout_s=0 if waiting else None))
-        give_up, full = time.perf_counter() + batching.patience_s, min(len(running), max_size)
-        while len(waiting) + len(results) < full and (left := give_up - time.perf_counter()) > 0:
-            if not (more := pool.ready(timeout_s=left)):
-                break
-            results += more
+        results = pool.ready(timeout_s=0 if waiting else None)
         times["wait"] += time.perf_counter() - waited_from
         for slot, result in results:
             times["sim"] += result.sim_s
@@ -221,12 +202,12 @@ def rollout(
 
         if waiting:
             decided_from = time.perf_counter()
-            served = {slot: running[slot] for slot in waiting[:max_size]}
+            served = {slot: running[slot] for slot in waiting[:max_batch]}
             out_of_memory = _serve(policy, pool, served, behaviour, randomness)
             if out_of_memory is None:
-                del waiting[:max_size]
+                del waiting[:max_batch]
             else:
-                max_size = fewer_at_once(policy, len(served), out_of_memory, learning=False)
+                max_batch = fewer_at_once(policy, len(served), out_of_memory, learning=False)
             times["infer"] += time.perf_counter() - decided_from
 
     if pool.num_slots == 1:  # an inline environment works while we wait for it

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from contracts import BadInput
 from rl.rollout import (
     MAX_ATTEMPTS,
-    Batching,
     Behaviour,
     Randomness,
     decide,
@@ -234,22 +233,14 @@ def test_a_decisions_draw_does_not_depend_on_the_batch_around_it():
         assert torch.equal(alone.student_logprobs, together[i].student_logprobs)
 
 
-@given(max_size=st.integers(1, 5), orders=st.integers(0, 99), patience_s=st.sampled_from([0.0, 60.0]))
+@given(max_batch=st.integers(1, 5), orders=st.integers(0, 99))
 @settings(deadline=None, max_examples=25)
-def test_how_decisions_are_batched_changes_nothing_but_the_batches(max_size, orders, patience_s):
+def test_how_decisions_are_batched_changes_nothing_but_the_batches(max_batch, orders):
     policy = FakePolicy()
     pool = FakePool(lengths_script(25, 3, 9, 14), num_slots=4, order_seed=orders)
-    batching = Batching(max_size, patience_s)
-    collected = play(pool, source=episodes(9), policy=policy, batching=batching)
+    collected = play(pool, source=episodes(9), policy=policy, max_batch=max_batch)
     assert contents(collected) == contents(play(FakePool(lengths_script(25, 3, 9, 14)), source=episodes(9)))
-    assert max(size for _, size in policy.modes) <= max_size
-
-
-def test_with_patience_a_batch_waits_until_it_is_full():
-    policy = FakePolicy()
-    pool = FakePool(lengths_script(8), num_slots=4, order_seed=0)  # results come in several portions
-    play(pool, source=episodes(4), policy=policy, batching=Batching(patience_s=60.0))
-    assert policy.modes == [("student sample", 4), ("student sample", 4)]
+    assert max(size for _, size in policy.modes) <= max_batch
 
 
 # randomness
