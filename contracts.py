@@ -35,7 +35,10 @@ class BadInput(Exception):
     """
 
     def __init__(self, message: str):
-        super().__init__(_printable(message))
+        # Names and values out of files may hold line breaks, escape sequences of terminals, or megabytes.
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
+        half = LONGEST_MESSAGE // 2
+        super().__init__(line if len(line) <= LONGEST_MESSAGE else f"{line[:half]} ... {line[-half:]}")
 
 
 class TimeIsUp(Exception):
@@ -87,10 +90,3 @@ def resolve_pointer(path: Path) -> Path:
         if re.fullmatch(r"step_\d+", name):
             return path.with_name(name)
     return path
-
-
-def _printable(message: str) -> str:
-    """Names and values out of files may hold line breaks, escape sequences of terminals, or megabytes."""
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
-    half = LONGEST_MESSAGE // 2
-    return line if len(line) <= LONGEST_MESSAGE else f"{line[:half]} ... {line[-half:]}"

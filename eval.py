@@ -22,12 +22,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from configs.cli import main_guard, parse_eval
-from configs.config import EvalConfig, Suite, TaskConfig
+from configs.config import EvalConfig, Suite
 from contracts import BadInput, first_line, resolve_pointer
+from envs.assets import describe_assets
+from envs.libero import EnvSpec, task_info
+from envs.pool import make_pool
+from envs.tasks import task_names
+from rl.metrics import progress_bar
 from rl.results import Key, Plan, Results, make_plan, open_results, read_results, results_table, save_results
 
 if TYPE_CHECKING:  # these take seconds to import: --help and wrong flags are answered before
-    from envs.libero import EnvSpec
     from rl.trajectory import Episode, Trajectory
     from vla.policy import Policy
 
@@ -35,7 +39,6 @@ if TYPE_CHECKING:  # these take seconds to import: --help and wrong flags are an
 def main(argv: Sequence[str]) -> None:
     """Play what is missing of the plan, for one checkpoint or the two of a comparison, and print the results."""
     config = parse_eval(argv)
-    from envs.libero import task_info
     from rl.run import only_writer, provenance
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -99,9 +102,7 @@ def play_suite(
     config: EvalConfig, policy: Policy, suite: Suite, plan: Plan, missing: Sequence[Key], results: Results
 ) -> None:
     """Play the `missing` episodes of one suite; each is in the file as soon as it has ended."""
-    from envs.pool import make_pool
     from rl.evaluation import evaluate
-    from rl.metrics import progress_bar
 
     keys = {episode_of(key): key for key in missing}
     with (
@@ -125,11 +126,9 @@ def play_suite(
 
 def recipe(config: EvalConfig, suite: Suite, num_images: int = 1) -> EnvSpec:
     """The simulator's recipe for a suite. Raises BadInput for a task that does not exist."""
-    from envs.tasks import task_names
-    from preflight import env_spec
-
-    task_ids = (0,) if config.simulator.bddl_file else config.task_ids or tuple(range(len(task_names(suite))))
-    return env_spec(TaskConfig(task_suite=suite, task_ids=task_ids), config.simulator, num_images)
+    simulator = config.simulator
+    task_ids = (0,) if simulator.bddl_file else config.task_ids or tuple(range(len(task_names(suite))))
+    return EnvSpec(suite, task_ids, num_images, simulator.assets, simulator.bddl_file, simulator.max_env_steps)
 
 
 def episode_of(key: Key) -> Episode:
@@ -143,7 +142,6 @@ def episode_of(key: Key) -> Episode:
 
 def settings_of(config: EvalConfig, policy: Policy) -> dict[str, Any]:
     """Everything beside the episode that decides how it ends: one file holds episodes of equal settings."""
-    from envs.assets import describe_assets
     from preflight import weights_fingerprint
 
     checkpoint, bddl, mode = str(config.model.checkpoint), config.simulator.bddl_file, config.mode

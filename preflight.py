@@ -23,7 +23,7 @@ import imageio.v2 as imageio
 import numpy as np
 import torch
 
-from configs.config import ModelConfig, RunConfig, SimulatorConfig, TaskConfig, TrainConfig, require
+from configs.config import ModelConfig, RunConfig, TaskConfig, TrainConfig, UpdateConfig, require
 from contracts import BadInput, Observation, SelfCheckError, first_line
 from envs.assets import describe_assets, is_lowpoly
 from envs.libero import EnvSpec, task_info
@@ -184,13 +184,12 @@ def check_device(model: ModelConfig) -> str:
 def check_rendering() -> str:
     """One frame outside of LIBERO, and what drew it; software beside a GPU is a caution."""
     try:
-        renderer = ask(find_renderer)
+        finding = ask(find_renderer)
     except NoAnswer as reason:
         raise BadInput(f"no frame can be rendered ({reason}); {REPAIR}") from None
-    where = "OSMesa" if renderer.device is None else f"EGL device {renderer.device}"
-    finding = f"{where}: {renderer.name} ({renderer.vendor})"
+    in_software = any(word in finding.lower() for word in ("llvmpipe", "softpipe", "swrast", "software"))
     slow = "renders on the CPU, slowly, although there is a GPU; run: unset MUJOCO_GL PYOPENGL_PLATFORM"
-    return Caution(f"{finding} {slow}; {REPAIR}") if renderer.in_software and torch.cuda.is_available() else finding
+    return Caution(f"{finding} {slow}; {REPAIR}") if in_software and torch.cuda.is_available() else finding
 
 
 def check_host_memory(num_envs: int) -> str:
@@ -270,14 +269,13 @@ def first_frame_apart(task: TaskConfig, spec: EnvSpec, tasks: Sequence[TaskInfo]
 
 
 def find_tasks(config: TrainConfig, num_images: int) -> tuple[tuple[EnvSpec, list[TaskInfo]], str]:
-    spec = env_spec(config.task, config.simulator, num_images)
+    spec = env_spec(config, num_images)
     tasks = task_info(spec)
     return (spec, tasks), check_tasks(config.task, tasks)
 
 
 def load_weights(config: TrainConfig) -> tuple[Policy, str]:
-    update = config.update
-    policy = load_policy(config.model, config.task.task_suite, update.lora_rank, update.lora_alpha, config.run.seed)
+    policy = load_policy(config.model, config.task.task_suite, config.update, config.run.seed)
     rows = dict(policy.describe())
     return policy, f"{rows['parameters']}; trainable {rows['trainable']}; on {policy.device}"
 
@@ -290,19 +288,21 @@ def fit_micro_batch(config: TrainConfig, policy: Policy) -> tuple[int, str]:
 
 
 def load_policy(
-    model: ModelConfig, task_suite: str, lora_rank: int = 16, lora_alpha: int = 16, seed: int = 0
+    model: ModelConfig, task_suite: str, update: UpdateConfig = TrainConfig.update, seed: int = 0
 ) -> Policy:
     """The pretrained policy with fresh adapters, or a trained one. Raises BadInput."""
     return Policy.load(
         str(model.checkpoint), task_suite=task_suite, unnorm_key=model.unnorm_key, device=model.device,
-        dtype=model.dtype, compile=model.compile, memory_budget=model.memory_budget, lora_rank=lora_rank,
-        lora_alpha=lora_alpha, seed=seed,
+        dtype=model.dtype, compile=model.compile, memory_budget=model.memory_budget,
+        lora_rank=update.lora_rank, lora_alpha=update.lora_alpha, seed=seed,
     )  # fmt: skip
 
 
-def env_spec(task: TaskConfig, simulator: SimulatorConfig, num_images: int) -> EnvSpec:
-    assets, bddl_file, cap = simulator.assets, simulator.bddl_file, simulator.max_env_steps
-    return EnvSpec(task.task_suite, task.task_ids, num_images, assets, bddl_file, cap)
+def env_spec(config: TrainConfig, num_images: int) -> EnvSpec:
+    task, simulator = config.task, config.simulator
+    return EnvSpec(
+        task.task_suite, task.task_ids, num_images, simulator.assets, simulator.bddl_file, simulator.max_env_steps
+    )
 
 
 def weights_fingerprint(policy: Policy) -> str:
@@ -318,16 +318,15 @@ def save_model_view(path: Path, observation: Observation, policy: Policy) -> Non
 
 
 def log_setup(
-    config: TrainConfig, policy: Policy, spec: EnvSpec, tasks: Sequence[TaskInfo], teacher: Sequence[str], folder: Path,
-    checks: Checks,
-) -> None:  # fmt: skip
+    config: TrainConfig, policy: Policy, tasks: Sequence[TaskInfo], teacher: Sequence[str], folder: Path, checks: Checks
+) -> None:
     """Say what is about to run: policy, teacher (its mode, and why), tasks, looks, folder, and what was found."""
     rows = [
         *policy.describe(),
         ("update", f"{config.update.batch_size} decisions a step, {config.update.micro_batch_size} at a time"),
         ("teacher", ": ".join(teacher)),
         *((f"task {task.task_id}", f"{task.instruction} (at most {task.max_env_steps} env steps)") for task in tasks),
-        ("assets", describe_assets(spec.assets)),
+        ("assets", describe_assets(config.simulator.assets)),
         ("run folder", str(folder)),
         ("checks", checks.summary()),
         *(("warning", f"{name}: {text}") for name, status, text in checks.findings if status == "warning"),

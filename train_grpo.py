@@ -22,11 +22,13 @@ from typing import TYPE_CHECKING
 
 from configs.cli import main_guard, parse_train
 from configs.config import TrainConfig
+from envs.libero import task_info
+from envs.pool import Pool, make_pool
+from rl.metrics import advantage_metrics, progress_bar, rollout_metrics, system_metrics, update_line
+from rl.phases import TeacherMode, choose_teacher, phase_at
 
 if TYPE_CHECKING:
-    from envs.pool import Pool
     from rl.checkpoints import TrainerState
-    from rl.phases import TeacherMode
     from rl.run import Run
     from rl.update import Learner
 
@@ -38,22 +40,9 @@ def main(argv: Sequence[str]) -> None:
     command = parse_train(argv)  # --help and wrong flags, before the seconds that the imports below take
     config = command.config
 
-    from envs.libero import task_info
-    from envs.pool import make_pool
-    from preflight import (
-        Checks,
-        check_machine,
-        check_only,
-        check_setup,
-        env_spec,
-        fit_micro_batch,
-        load_policy,
-        log_setup,
-        save_model_view,
-    )  # fmt: skip
+    import preflight
     from rl.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
     from rl.evaluation import evaluate_and_record, remember_teacher
-    from rl.phases import choose_teacher
     from rl.ranks import join_ranks, start_ranks
     from rl.report import conclude
     from rl.run import interruptible, log_to_terminal, reopen_run, start_run, until_the_end
@@ -63,34 +52,33 @@ def main(argv: Sequence[str]) -> None:
     if config.run.data_parallel:
         start_ranks()
     if command.check_only:
-        check_only(config)
+        preflight.check_only(config)
         return
-    checks = Checks()
-    check_machine(checks, config)
+    checks = preflight.Checks()
+    preflight.check_machine(checks, config)
     ranks = join_ranks(config.model.device)
-    update = config.update
-    policy = load_policy(config.model, config.task.task_suite, update.lora_rank, update.lora_alpha, config.run.seed)
-    micro_batch_size, _ = fit_micro_batch(config, policy)
-    config = replace(config, update=replace(update, micro_batch_size=micro_batch_size))
+    policy = preflight.load_policy(config.model, config.task.task_suite, config.update, config.run.seed)
+    micro_batch_size, _ = preflight.fit_micro_batch(config, policy)
+    config = replace(config, update=replace(config.update, micro_batch_size=micro_batch_size))
     teacher = choose_teacher(config, policy.action_head is not None)
-    spec = env_spec(config.task, config.simulator, policy.num_images)
+    spec = preflight.env_spec(config, policy.num_images)
     tasks = task_info(spec)
     learner = make_learner(policy, config, ranks)
 
     with make_pool(spec, config.simulator.num_envs, policy.prepare) as pool:
-        observation = check_setup(checks, config, policy, pool, tasks)
+        observation = preflight.check_setup(checks, config, policy, pool, tasks)
         if command.resume is None:
             state, run = TrainerState(ranks=ranks.size), start_run(config, argv, ranks)
         else:
             state = load_checkpoint(latest_checkpoint(Path(command.resume)), learner)
             run = reopen_run(Path(command.resume), config, state.metrics_bytes, state.wandb_id, ranks)
         with interruptible(), until_the_end(run, ranks):
-            log_setup(config, policy, spec, tasks, teacher, run.folder, checks)
+            preflight.log_setup(config, policy, tasks, teacher, run.folder, checks)
             if command.resume is None:
                 state.wandb_id = run.wandb.id
                 remember_teacher(run.teacher_file, policy, observation, teacher.mode, write=ranks.is_main)
                 if ranks.is_main:
-                    save_model_view(run.folder / "first_frame.png", observation, policy)
+                    preflight.save_model_view(run.folder / "first_frame.png", observation, policy)
                 save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)
             train(config, run, learner, pool, state, teacher.mode)
             evaluate_and_record(config, run, learner, pool, state, teacher.mode)
@@ -106,14 +94,12 @@ def train(
     from rl.checkpoints import save_checkpoint
     from rl.curriculum import curriculum_metrics, informative_rollout, task_probabilities, training_episodes
     from rl.evaluation import evaluate_and_record, evaluation_is_due
-    from rl.metrics import advantage_metrics, progress_bar, rollout_metrics, system_metrics, update_line
-    from rl.phases import last_step, phase_at
     from rl.ranks import shared_rollout
     from rl.rollout import Randomness, behaviour_in
     from rl.trajectory import flatten
     from rl.update import check_signal, estimate_advantages, update
 
-    policy, ranks, seed, end = learner.policy, learner.ranks, config.run.seed, last_step(config.phases)
+    policy, ranks, seed, end = learner.policy, learner.ranks, config.run.seed, config.phases.total_steps
     without_signal = 0  # updates in a row whose advantages were all 0
 
     while state.global_step < end:

@@ -28,7 +28,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "default": (),
     # phases
     "no-warmup": ("--no-warmup",),
-    "warmup-only": ("--warmup-only", "--warmup-steps", "40000"),
+    "warmup-only": ("--warmup-steps", "40000"),
     "no-transition": ("--transition-steps", "0"),
     # what the warmup matches
     "sharpened-target": ("--distill-target", "sharpened"),

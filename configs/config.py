@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -105,8 +105,6 @@ class PhaseConfig:
     """Env steps in which the teacher acts with a probability that falls linearly from 1 to 0."""
     total_steps: int = 100_000
     """Env steps of the whole run."""
-    warmup_only: bool = False
-    """Stop at the end of the warmup."""
     teacher: Literal["auto", "greedy", "l1"] = "auto"
     """The frozen teacher: the pretrained policy's argmax, or the checkpoint's L1 head (auto: that if it ships one)."""
     distill_target: Literal["greedy", "sharpened"] = "greedy"
@@ -264,7 +262,6 @@ class TrainConfig:
             require(first < end, f"{flag} must be FIRST END with FIRST < END, got {first} {end}")
         disjoint = train[1] <= held_out[0] or held_out[1] <= train[0] or held_out == (0, 50)  # the published protocol
         require(disjoint, f"--train-init-states {train} and --eval-init-states {held_out} overlap (0 50 is allowed)")
-        require(phases.warmup or not phases.warmup_only, "--warmup-only and --no-warmup contradict each other")
         compares = loss.advantage in ("group", "rloo") or rollout.dynamic_sampling
         alone = "--advantage group, rloo and --dynamic-sampling compare the episodes of a group: --group-size 2 or more"
         require(rollout.group_size >= 2 or not compares, alone)
@@ -352,6 +349,15 @@ def from_dict(stored: Any, source: str) -> TrainConfig:
     for name in sorted(known ^ found):
         raise BadInput(f"{source}: {name} is missing, or no setting of this version of the program")
     return config
+
+
+def changed(config: TrainConfig, **settings: Any) -> TrainConfig:
+    """`config` with other values of some fields, whichever sections they are in, as flags change them."""
+    sections = {}
+    for part, section in vars(config).items():
+        sections[part] = replace(section, **{name: settings.pop(name) for name in vars(section) if name in settings})
+    assert not settings, f"no such settings: {settings}"
+    return TrainConfig(**sections)
 
 
 def differing_fields(a: TrainConfig, b: TrainConfig) -> dict[str, tuple[Any, Any]]:

@@ -18,7 +18,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 from contracts import BadInput, write_json
 from envs.tasks import cache_dir, libero_root
@@ -179,21 +178,8 @@ def _cuda_number(device: ctypes.c_void_p) -> int | None:
     return value.value if found else None
 
 
-class Renderer(NamedTuple):
-    """What draws the frames, as the driver calls itself."""
-
-    backend: str  # "egl" or "osmesa"
-    device: int | None  # EGL's number of it
-    vendor: str
-    name: str
-
-    @property
-    def in_software(self) -> bool:
-        return any(word in self.name.lower() for word in ("llvmpipe", "softpipe", "swrast", "software"))
-
-
-def find_renderer() -> Renderer:
-    """Make a GL context and name its driver: a question for `envs.worker.ask`."""
+def find_renderer() -> str:
+    """Make a GL context; returns its device and what the driver calls itself: a question for `envs.worker.ask`."""
     prepare()
     with render_device() as device:
         import mujoco
@@ -202,4 +188,4 @@ def find_renderer() -> Renderer:
         context = mujoco.GLContext(64, 64)
         context.make_current()
         vendor, name = (GL.glGetString(what).decode() for what in (GL.GL_VENDOR, GL.GL_RENDERER))
-    return Renderer(os.environ["MUJOCO_GL"], device, vendor, name)
+    return f"{'OSMesa' if device is None else f'EGL device {device}'}: {name} ({vendor})"

@@ -57,11 +57,6 @@ def phase_lengths(phases: PhaseConfig) -> tuple[int, int]:
     return (phases.warmup_steps, phases.transition_steps) if phases.warmup else (0, 0)
 
 
-def last_step(phases: PhaseConfig) -> int:
-    """Env step at which the run ends."""
-    return min(phases.total_steps, phases.warmup_steps) if phases.warmup_only else phases.total_steps
-
-
 def choose_teacher(config: TrainConfig, has_l1_head: bool) -> Teacher:
     """How the teacher decides, and why in words. Raises BadInput."""
     wanted, checkpoint = config.phases.teacher, config.model.checkpoint

@@ -23,10 +23,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from configs.cli import main_guard, parse_flags
-from configs.config import PhaseConfig
 from contracts import BadInput, first_line, read_json
 from rl.metrics import Successes
-from rl.phases import last_step
 from rl.results import Paired, aligned, count_pairs
 
 log = logging.getLogger("train")
@@ -74,8 +72,7 @@ class StoredRun:
 
     def status(self) -> str:
         """How far the run has come, in one line."""
-        phases = PhaseConfig(**{k: self.settings[k] for k in ("warmup", "warmup_only", "warmup_steps", "total_steps")})
-        is_finished = bool(self.evaluations) and self.evaluations[-1]["global_step"] >= last_step(phases)
+        is_finished = bool(self.evaluations) and self.evaluations[-1]["global_step"] >= self.settings["total_steps"]
         steps, updates = self.rows[-1]["global_step"] if self.rows else 0, sum("schedule/phase" in r for r in self.rows)
         hours = sum(row.get(key) or 0.0 for row in self.rows for key in WALL_TIME) / 3600
         return f"{'Finished' if is_finished else 'Not finished'}: {steps} env steps, {updates} updates, {hours:.1f} h"

@@ -30,7 +30,6 @@ CONTRADICTIONS = [
     ({"task": {"train_init_states": (0, 41)}}, "overlap"),
     ({"simulator": {"num_envs": 0}}, "--num-envs must be positive"),
     ({"phases": {"warmup_steps": -1}}, "--warmup-steps must not be negative"),
-    ({"phases": {"warmup": False, "warmup_only": True}}, "--warmup-only"),
     ({"phases": {"importance": "behaviour"}, "loss": {"ratio_level": "token"}}, "--ratio-level"),
     ({"rollout": {"temperature": 0.0}}, "--temperature must be positive"),
     ({"rollout": {"temperature": float("nan")}}, "--temperature"),
@@ -104,7 +103,7 @@ configurations = st.builds(
         }
     ),
     rollout=st.fixed_dictionaries({"group_success_bounds": st.tuples(st.floats(0, 0.5), st.floats(0.5, 1))}),
-    phases=st.fixed_dictionaries({"warmup_only": st.booleans()}),
+    phases=st.fixed_dictionaries({"warmup": st.booleans()}),
 )
 
 

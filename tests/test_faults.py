@@ -23,8 +23,6 @@ import numpy as np
 import pytest
 import torch
 
-import envs.libero
-import envs.pool
 import rl.checkpoints
 import rl.evaluation
 import rl.report
@@ -85,8 +83,8 @@ def use_fakes(monkeypatch) -> None:
         save_model_view=lambda *_: None,
     )
     monkeypatch.setitem(sys.modules, "preflight", preflight)
-    monkeypatch.setattr(envs.libero, "task_info", lambda _: [])
-    monkeypatch.setattr(envs.pool, "make_pool", lambda *_: FakePool(lambda *_: Script(env_steps=8, success=True)))
+    monkeypatch.setattr(train_grpo, "task_info", lambda _: [])
+    monkeypatch.setattr(train_grpo, "make_pool", lambda *_: FakePool(lambda *_: Script(env_steps=8, success=True)))
     monkeypatch.setattr(rl.run, "provenance", lambda argv: {"argv": list(argv), **FOUND})
     monkeypatch.setattr(rl.evaluation, "write_video", lambda path, frames: path.write_bytes(b"a video"))
     monkeypatch.setattr(rl.report, "write_report", lambda stored: stored.folder / "report" / "index.html")

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from configs.config import LossConfig, PhaseConfig, TrainConfig
 from contracts import BadInput
-from rl.phases import Phase, choose_teacher, last_step, phase_at, phase_lengths
+from rl.phases import Phase, choose_teacher, phase_at, phase_lengths
 
 steps = st.integers(0, 200)
 
@@ -42,12 +42,6 @@ def test_no_warmup_is_rl_from_step_0_whatever_the_lengths_say(step, warmup, tran
     assert phase_at(step, phases).phase is Phase.RL
     assert phase_at(step, phases).epsilon == 0.0
     assert phase_lengths(phases) == (0, 0)
-
-
-@given(warmup=steps, total=steps)
-def test_warmup_only_ends_where_the_warmup_or_the_run_ends(warmup, total):
-    assert last_step(PhaseConfig(warmup_steps=warmup, total_steps=total, warmup_only=True)) == min(warmup, total)
-    assert last_step(PhaseConfig(warmup_steps=warmup, total_steps=total)) == total
 
 
 @pytest.mark.parametrize(

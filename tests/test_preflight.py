@@ -21,7 +21,6 @@ from configs.config import (
 )
 from contracts import BadInput, Observation, SelfCheckError
 from envs.assets import SUBFOLDERS
-from envs.rendering import Renderer
 from envs.tasks import TaskInfo
 from envs.worker import NoAnswer
 from preflight import Checks, check_only, check_setup
@@ -252,11 +251,11 @@ def test_a_gpu_is_named_once_it_has_computed(monkeypatch):
 
 def test_the_renderer_is_named_and_software_beside_a_gpu_is_a_caution(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(preflight, "ask", answering(Renderer("egl", 1, "NVIDIA Corporation", "NVIDIA H100/PCIe")))
+    monkeypatch.setattr(preflight, "ask", answering("EGL device 1: NVIDIA H100/PCIe (NVIDIA Corporation)"))
     finding = preflight.check_rendering()
     assert finding == "EGL device 1: NVIDIA H100/PCIe (NVIDIA Corporation)"
     assert not isinstance(finding, Caution)
-    monkeypatch.setattr(preflight, "ask", answering(Renderer("osmesa", None, "Mesa", "llvmpipe")))
+    monkeypatch.setattr(preflight, "ask", answering("OSMesa: llvmpipe (Mesa)"))
     finding = preflight.check_rendering()
     assert isinstance(finding, Caution)
     assert "although there is a GPU; run: unset MUJOCO_GL" in finding
