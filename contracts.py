@@ -16,10 +16,7 @@ LONGEST_MESSAGE = 1500  # characters: longer ones are cut in the middle
 
 @dataclass(frozen=True)
 class Observation:
-    """What a policy decides on: a simulator makes it, preprocessing reads it. Stays on the CPU until the forward pass.
-
-    Images are RGB and upright, cameras in the order agentview, wrist.
-    """
+    """What a policy decides on; on the CPU until the forward pass. Images are RGB, upright, agentview before wrist."""
 
     images: np.ndarray  # uint8 (num_images, 256, 256, 3); once `prepared`, (num_images, S, S, 3) as the network sees it
     proprio: np.ndarray  # float64 (8,): eef position (m) 3, axis-angle (rad) 3, gripper joint positions (m) 2
@@ -28,11 +25,7 @@ class Observation:
 
 
 class BadInput(Exception):
-    """A flag, file, checkpoint, task or machine that the program cannot use.
-
-    The message is one line: what is wrong, what was found, what to do. The command lines print it without a
-    traceback and exit with code 2. Anything else that is raised is a fault of the program (exit code 1).
-    """
+    """What the user can repair, in one line: what is wrong, what was found, what to do. Exit code 2."""
 
     def __init__(self, message: str):
         # Names and values out of files may hold line breaks, escape sequences of terminals, or megabytes.
@@ -81,10 +74,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def resolve_pointer(path: Path) -> Path:
-    """The folder that `checkpoints/best` or `latest` means: a text file that holds the name of a folder beside it.
-
-    Every other path is returned as it is; the pointers of old runs, symbolic links, need nothing.
-    """
+    """The folder beside it that the text file `checkpoints/best` or `latest` names; every other path as it is."""
     if path.is_file() and path.stat().st_size < 100:
         name = path.read_bytes().decode(errors="replace").strip()
         if re.fullmatch(r"step_\d+", name):

@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from configs.cli import main_guard, parse_eval
 from configs.config import EvalConfig, Suite
@@ -149,8 +149,8 @@ def settings_of(config: EvalConfig, policy: Policy) -> dict[str, Any]:
         raise BadInput(f"--mode l1: {checkpoint} ships no action head")
     if mode == "auto":
         is_adapter = (resolve_pointer(Path(checkpoint)) / "adapter_config.json").is_file()  # trained on tokens
-        deterministic: Literal["greedy", "l1"] = "greedy" if policy.action_head is None or is_adapter else "l1"
-        mode = deterministic if config.temperature is None else "sample"
+        mode = "greedy" if policy.action_head is None or is_adapter else "l1"
+        mode = "sample" if config.temperature is not None else mode
     return {
         "checkpoint": checkpoint,
         "weights": weights_fingerprint(policy),  # `best` is a pointer that moves

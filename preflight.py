@@ -1,7 +1,6 @@
 """The checks before the first episode: each finding is one line, with the command that repairs it where one is needed.
 
-A training run makes them and stops at the first failure. `--check-only` makes all that a failure before them leaves
-possible, and shows all findings.
+A training run stops at the first failure; `--check-only` makes all that it leaves possible, and shows all findings.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import torch
 
 from configs.config import ModelConfig, RunConfig, TaskConfig, TrainConfig, UpdateConfig, require
 from contracts import BadInput, Observation, SelfCheckError, first_line
-from envs.assets import describe_assets, is_lowpoly
+from envs.assets import describe_assets
 from envs.libero import EnvSpec, task_info
 from envs.pool import Pool, WorkerPool
 from envs.rendering import GPU_BYTES_PER_RENDERER, REPAIR, check_versions, find_renderer, simulator_versions
@@ -41,7 +40,6 @@ from vla.tokens import normalisation_of, select_key, suites_named
 
 log = logging.getLogger("train")
 GIB = 2**30
-FIRST_FRAME_S = 120.0  # until --check-only gives the simulator up
 MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an empty frame has none
 SIMULATOR_GIB = 0.8  # of a worker process (docs/RESULTS.md, soak)
 COPIES_IN_CHECKPOINT = 3  # of every trained number, float32: itself and AdamW's two moments
@@ -51,11 +49,7 @@ STATUSES = ("ok", "warning", "FAILED", "skipped")
 
 
 class Checks:
-    """Makes checks one after the other and remembers their findings.
-
-    The first failure is raised. With `show_all` it is a finding like others, and all are printed as they are made: a
-    crash that takes the program along leaves those before it on the screen. Of several ranks the first prints.
-    """
+    """Makes checks and remembers their findings. A failure is raised, or printed, with `show_all`, like all else."""
 
     def __init__(self, show_all: bool = False) -> None:
         self.findings: list[tuple[str, str, str]] = []  # name, status, text
@@ -63,10 +57,7 @@ class Checks:
         self._print = show_all and os.environ.get("RANK", "0") == "0"
 
     def make(self, name: str, check: Callable[[], Any], *needs: Any) -> Any:
-        """Make a check, which returns its finding or a pair of a value and its finding; returns that finding or value.
-
-        None when it fails, or is skipped because one of `needs` is None: what should have given that has failed.
-        """
+        """Make a check; returns its value, if it gives one, or its finding. None: it failed, or one of `needs` did."""
         started, value, status, text = time.perf_counter(), None, "skipped", "what it needs has failed"
         if all(need is not None for need in needs):
             try:
@@ -98,11 +89,8 @@ class Checks:
         require(not failed, f"{len(failed)} of {len(self.findings)} checks FAILED; {' '.join(failed[:1])}")
 
 
-# What is Any below is None where the check that should have given it has failed.
-
-
 def check_machine(checks: Checks, config: TrainConfig) -> tuple[Any, Any]:
-    """What can be checked before the policy is loaded: whether there is a device for it, and whether LIBERO runs."""
+    """What needs no policy. Returns whether there is a device for one, and whether LIBERO runs (None: no)."""
     versions = checks.make("versions", check_installed)
     device = checks.make("device", lambda: check_device(config.model))
     renderer = checks.make("rendering", check_rendering)
@@ -110,14 +98,11 @@ def check_machine(checks: Checks, config: TrainConfig) -> tuple[Any, Any]:
     return device, versions and renderer
 
 
-def check_setup(
-    checks: Checks, config: TrainConfig, policy: Policy, pool: Pool, tasks: Sequence[TaskInfo]
-) -> Observation:
+def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool) -> Observation:
     """Before a run; returns the first observation of the first task. Raises the first failure."""
     check_checkpoint(checks, config, policy.info)
     checks.make("disk", lambda: check_disk(config.run, policy))
-    checks.make("tasks", lambda: check_tasks(config.task, tasks))
-    observation = checks.make("first frame", lambda: check_first_frame(pool, config.task, tasks))
+    observation = checks.make("first frame", lambda: check_first_frame(pool, config.task))
     check_policy(checks, config, policy, observation, config.update.micro_batch_size)
     return observation
 
@@ -133,19 +118,18 @@ def check_only(config: TrainConfig) -> None:
     micro_batch_size = checks.make("micro-batch", lambda: fit_micro_batch(config, policy), policy)
     checks.make("disk", lambda: check_disk(config.run, policy), policy)
     found = checks.make("tasks", lambda: find_tasks(config, info.num_images if info else 1))
-    observation = checks.make("first frame", lambda: first_frame_apart(config.task, *found), found, can_simulate)
+    observation = checks.make("first frame", lambda: first_frame_apart(config.task, found[0]), found, can_simulate)
     check_policy(checks, config, policy, observation, micro_batch_size)
     checks.conclude()
 
 
 def check_checkpoint(checks: Checks, config: TrainConfig, info: Any) -> Any:
-    """Whether the checkpoint is one of the suite, by its statistics and its name, and of what will be seen."""
     checks.make("looks", lambda: check_looks(info, config.simulator.assets), info)
     return checks.make("suite", lambda: check_suite(info, config.model, config.task.task_suite), info)
 
 
 def check_policy(checks: Checks, config: TrainConfig, policy: Any, observation: Any, micro_batch_size: Any) -> None:
-    """Ask the policy what no error message would ever tell, and learn something that is undone (`rl.selfcheck`)."""
+    """Ask the policy what no error message would ever tell (`rl.selfcheck`)."""
     seen = observation or (policy and selfcheck.made_up_observation(policy))
     # After an L1 teacher's warmup nothing is left of the checkpoint's token logits.
     has_l1_warmup = policy and policy.action_head and config.phases.teacher != "greedy" and config.phases.warmup
@@ -174,10 +158,8 @@ def check_device(model: ModelConfig) -> str:
     try:
         torch.ones(2, device=device).sum().item()
     except RuntimeError as error:
-        raise BadInput(
-            f"{name} does not compute ({first_line(error)}): see nvidia-smi, or choose another GPU by "
-            "CUDA_VISIBLE_DEVICES; where torch has no code for it, run: pip install --upgrade torch torchvision timm"
-        ) from None
+        repair = "see nvidia-smi; where torch has no code for it, run: pip install --upgrade torch torchvision timm"
+        raise BadInput(f"{name} does not compute ({first_line(error)}): {repair}") from None
     return f"{name}, {torch.cuda.get_device_properties(device).total_memory / GIB:.0f} GiB"
 
 
@@ -232,28 +214,29 @@ def check_suite(info: CheckpointInfo, model: ModelConfig, task_suite: str) -> st
 
 def check_looks(info: CheckpointInfo, assets: str) -> str:
     """Whether the policy will see what it was trained on, as far as its folder tells."""
-    looks, is_known = describe_assets(assets), (info.folder / OUR_PICTURES).is_file() or not is_lowpoly(assets)
+    looks, is_known = describe_assets(assets), (info.folder / OUR_PICTURES).is_file() or assets != "lowpoly"
     unknown = "and nothing in the checkpoint's folder says that it was trained on them: most need --assets official"
     return looks if is_known else Caution(f"{looks}, {unknown}")
 
 
-def check_tasks(task: TaskConfig, tasks: Sequence[TaskInfo]) -> str:
-    """The tasks, and that each has the initial states that the configuration uses."""
+def find_tasks(config: TrainConfig, num_images: int) -> tuple[tuple[EnvSpec, list[TaskInfo]], str]:
+    """The simulators' recipe and the tasks, each of which has the initial states that the configuration uses."""
+    task, simulator = config.task, config.simulator
+    assets, bddl_file, cap = simulator.assets, simulator.bddl_file, simulator.max_env_steps
+    spec = EnvSpec(task.task_suite, task.task_ids, num_images, assets, bddl_file, cap)
     needed, lower = max(task.train_init_states[1], task.eval_init_states[1]), "--train-init-states, --eval-init-states"
-    for info in tasks:
+    for info in (tasks := task_info(spec)):
         few = f"task {info.task_id} ({info.name}) has only {info.num_init_states} initial states: lower {lower}"
         require(needed <= info.num_init_states, few)
-    return "; ".join(f"{info.task_id} {info.instruction}" for info in tasks)
+    return (spec, tasks), "; ".join(f"{info.task_id} {info.instruction}" for info in tasks)
 
 
-def check_first_frame(pool: Pool, task: TaskConfig, tasks: Sequence[TaskInfo]) -> tuple[Observation, str]:
-    pool.reset(0, tasks[0].task_id, task.train_init_states[0])
+def check_first_frame(pool: Pool, task: TaskConfig) -> tuple[Observation, str]:
+    pool.reset(0, task.task_ids[0], task.train_init_states[0])
     ((_, result),) = pool.ready()
     if result.observation is None:
-        raise BadInput(
-            f"the simulator failed at its first reset (task {tasks[0].task_id}: {result.error}), look at the messages "
-            "above; run: pip install mujoco==3.3.0 && pip install --no-deps -r requirements-simulator.txt"
-        )
+        repair = "look at the messages above; run: pip install --no-deps -r requirements-simulator.txt"
+        raise BadInput(f"the simulator failed at its first reset (task {task.task_ids[0]}: {result.error}), {repair}")
     images = result.observation.images
     contrast = min(float(image.std()) for image in images)
     finding = f"{len(images)} camera(s), {images.shape[2]} x {images.shape[1]} pixels, contrast {contrast:.1f}"
@@ -262,16 +245,10 @@ def check_first_frame(pool: Pool, task: TaskConfig, tasks: Sequence[TaskInfo]) -
     return result.observation, finding
 
 
-def first_frame_apart(task: TaskConfig, spec: EnvSpec, tasks: Sequence[TaskInfo]) -> tuple[Observation, str]:
+def first_frame_apart(task: TaskConfig, spec: EnvSpec) -> tuple[Observation, str]:
     """The same in a process of its own: a simulator that hangs or crashes is a finding, too."""
-    with WorkerPool(spec, 1, build_timeout_s=FIRST_FRAME_S) as pool:
-        return check_first_frame(pool, task, tasks)
-
-
-def find_tasks(config: TrainConfig, num_images: int) -> tuple[tuple[EnvSpec, list[TaskInfo]], str]:
-    spec = env_spec(config, num_images)
-    tasks = task_info(spec)
-    return (spec, tasks), check_tasks(config.task, tasks)
+    with WorkerPool(spec, 1) as pool:
+        return check_first_frame(pool, task)
 
 
 def load_weights(config: TrainConfig) -> tuple[Policy, str]:
@@ -287,22 +264,13 @@ def fit_micro_batch(config: TrainConfig, policy: Policy) -> tuple[int, str]:
     return size, f"{size} decisions at a time"
 
 
-def load_policy(
-    model: ModelConfig, task_suite: str, update: UpdateConfig = TrainConfig.update, seed: int = 0
-) -> Policy:
+def load_policy(model: ModelConfig, suite: str, update: UpdateConfig = TrainConfig.update, seed: int = 0) -> Policy:
     """The pretrained policy with fresh adapters, or a trained one. Raises BadInput."""
     return Policy.load(
-        str(model.checkpoint), task_suite=task_suite, unnorm_key=model.unnorm_key, device=model.device,
+        str(model.checkpoint), task_suite=suite, unnorm_key=model.unnorm_key, device=model.device,
         dtype=model.dtype, compile=model.compile, memory_budget=model.memory_budget,
         lora_rank=update.lora_rank, lora_alpha=update.lora_alpha, seed=seed,
     )  # fmt: skip
-
-
-def env_spec(config: TrainConfig, num_images: int) -> EnvSpec:
-    task, simulator = config.task, config.simulator
-    return EnvSpec(
-        task.task_suite, task.task_ids, num_images, simulator.assets, simulator.bddl_file, simulator.max_env_steps
-    )
 
 
 def weights_fingerprint(policy: Policy) -> str:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from configs.cli import main_guard, parse_train
 from configs.config import TrainConfig
-from envs.libero import task_info
 from envs.pool import Pool, make_pool
 from rl.metrics import advantage_metrics, progress_bar, rollout_metrics, system_metrics, update_line
 from rl.phases import TeacherMode, choose_teacher, phase_at
@@ -61,12 +60,11 @@ def main(argv: Sequence[str]) -> None:
     micro_batch_size, _ = preflight.fit_micro_batch(config, policy)
     config = replace(config, update=replace(config.update, micro_batch_size=micro_batch_size))
     teacher = choose_teacher(config, policy.action_head is not None)
-    spec = preflight.env_spec(config, policy.num_images)
-    tasks = task_info(spec)
+    (spec, tasks), _ = preflight.find_tasks(config, policy.num_images)
     learner = make_learner(policy, config, ranks)
 
     with make_pool(spec, config.simulator.num_envs, policy.prepare) as pool:
-        observation = preflight.check_setup(checks, config, policy, pool, tasks)
+        observation = preflight.check_setup(checks, config, policy, pool)
         if command.resume is None:
             state, run = TrainerState(ranks=ranks.size), start_run(config, argv, ranks)
         else:

@@ -74,10 +74,7 @@ def parse_eval(argv: Sequence[str]) -> EvalConfig:
 
 
 def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None = None) -> T:
-    """`argv` as an instance of the dataclass `kind`, its sections without prefixes. Exits on --help.
-
-    tyro's error boxes become BadInput, in one line: the sentence without the box's title and the flag's help text.
-    """
+    """`argv` as an instance of the dataclass `kind`, its sections without prefixes. tyro's error boxes are BadInput."""
     box = io.StringIO()
     options: dict[str, Any] = {} if default is None else {"default": default}
     try:
@@ -92,10 +89,7 @@ def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None
 
 
 def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
-    """Run a program's `main(argv)`; returns 0 (done, or time is up), 2 (the user can repair it) or 130 (interrupted).
-
-    Signals end the program at once, until `rl.run.interruptible` takes over. Any other exception is a fault (1).
-    """
+    """Run `main(argv)` of a program; returns 0 (done, time is up), 2 (the user can repair it) or 130 (interrupted)."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         program += f", rank {os.environ['RANK']}"
 
@@ -103,7 +97,7 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
         os.write(2, f"{program}: interrupted\n".encode())
         os._exit(130)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM):  # they end the program, until `rl.run.interruptible` takes over
         if signal.getsignal(number) != signal.SIG_IGN:  # as SIGINT is in a shell's background job
             signal.signal(number, leave)
     try:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -311,17 +311,13 @@ class EvalConfig:
         for section in (self, self.model, self.simulator):
             check_numbers(section)
         require(bool(self.task_suite), "--task-suite names no suite")
-        is_one_task = len(self.suites) == 1 and self.task_ids in (None, (0,))
-        require(
-            is_one_task or self.simulator.bddl_file is None, "--bddl-file is one task: one --task-suite, no --task-ids"
-        )
-        values = vars(self) | vars(self.simulator)
+        fits_bddl = self.simulator.bddl_file is None or (len(self.suites) == 1 and self.task_ids in (None, (0,)))
+        require(fits_bddl, "--bddl-file is one task: one --task-suite, no --task-ids")
+        values, defaults = vars(self) | vars(self.simulator), vars(EvalConfig) | vars(SimulatorConfig)
         fixed = ("trials", "first_init_state", "temperature", "task_ids", "max_env_steps", "bddl_file")
-        changed = [name for name in fixed if values[name] != DEFAULTS[name]] + ["mode"] * (self.mode == "sample")
+        changed = [name for name in fixed if values[name] != defaults[name]] + ["mode"] * (self.mode == "sample")
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
-        greedy = (
-            f"--protocol {self.protocol} is all tasks of a suite, 50 initial states each, greedy: leave out {flags}"
-        )
+        greedy = f"--protocol libero is all tasks of a suite, 50 initial states each, greedy: leave out {flags}"
         require(self.protocol is None or not changed, greedy)
 
     @property
@@ -330,7 +326,6 @@ class EvalConfig:
         return tuple(dict.fromkeys(suite for suites in named for suite in suites))
 
 
-DEFAULTS = {field.name: field.default for kind in (EvalConfig, SimulatorConfig) for field in fields(kind)}
 to_dict = asdict  # of a configuration: what config.json holds
 
 

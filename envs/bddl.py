@@ -1,7 +1,6 @@
-"""Read a BDDL file as what it is: text from anywhere, checked before LIBERO sees it.
+"""Check a BDDL file, text from anywhere, before LIBERO sees it.
 
-LIBERO's reader evaluates the numbers of a :yaw_rotation as Python, and answers most mistakes with a KeyError. Here is
-checked what is evaluated and what is named; what needs LIBERO's objects at hand shows when `envs.libero` builds them.
+LIBERO evaluates the numbers of a :yaw_rotation as Python, and overlooks names of things that are not there.
 """
 
 import re
@@ -33,7 +32,7 @@ def read_instruction(path: Path) -> str:
 def _instruction(expression: Any) -> str:
     for rotation in _groups(expression, ":yaw_rotation"):
         if not all(map(NUMBER.fullmatch, _words(rotation[1:]))):
-            raise BadInput(f"{_shown(rotation)} needs plain numbers: LIBERO evaluates them")
+            raise BadInput(f"({' '.join(_words(rotation))}) needs plain numbers: LIBERO evaluates them")
     sections = {group[0]: group[1:] for group in expression[1:]}
     if missing := [name for name in SECTIONS if not sections.get(name)]:
         raise BadInput(f"it has no ({missing[0]} ...)")
@@ -47,7 +46,7 @@ def _instruction(expression: Any) -> str:
         for fact in facts[section]:
             if unknown := [name for name in fact[1:] if name not in known]:
                 names = ", ".join(sorted(known))
-                raise BadInput(f"{section} {_shown(fact)} names {unknown[0]}, but the file has only {names}")
+                raise BadInput(f"{section} ({' '.join(_words(fact))}) names {unknown[0]}; there are {names}")
     placed = {fact[1] for fact in facts[":init"]}
     if lost := [name for name in objects if name not in placed]:
         raise BadInput(f":init does not say where {lost[0]} is (add: (On {lost[0]} REGION))")
@@ -70,7 +69,3 @@ def _groups(expression: Any, name: str) -> Iterator[list]:
 
 def _words(expression: Any) -> list[str]:
     return [word for part in expression for word in _words(part)] if isinstance(expression, list) else [expression]
-
-
-def _shown(expression: Any) -> str:
-    return f"({' '.join(map(_shown, expression))})" if isinstance(expression, list) else str(expression)

@@ -1,8 +1,7 @@
 """Exact speed-ups of LIBERO's env: the same numbers and pixels for a fraction of the work.
 
-Everything here changes single instances, never a class or module, so that LIBERO's own env can run beside ours;
-tests/test_libero.py compares the two bit for bit. `domain` is LIBERO's env under its wrapper (`BDDLBaseDomain`, built
-with hard_reset=False). Import this after `envs.rendering.prepare`.
+It changes single instances, never a class or module: tests/test_libero.py compares LIBERO's own env beside it, bit for
+bit. `domain` is LIBERO's `BDDLBaseDomain`, hard_reset=False. Import this after `envs.rendering.prepare`.
 """
 
 import math
@@ -25,9 +24,8 @@ MARGIN = 1e-3  # metres, far above the rounding of the single-precision pipeline
 def lean_physics(sim: Any) -> Iterator[None]:
     """Within this block `sim` (MjSim) computes positions and velocities once a physics step, not three times.
 
-    robosuite calls mj_forward at the start of a step, again in its controller, and then mj_step, which begins with the
-    same computation once more. Only the last stage, the constraint forces, has to be repeated: each solution is the
-    start of the next (`qacc_warmstart`), so leaving one out would change the last bits of the trajectory.
+    robosuite calls mj_forward, mj_forward again in its controller, and mj_step, which begins with the same. Only the
+    constraint forces have to be repeated: each solution is the start of the next (`qacc_warmstart`), to the last bit.
     """
     model, data = sim.model._model, sim.data._data
     is_fresh = False  # positions and velocities belong to the current state
@@ -51,8 +49,7 @@ def lean_physics(sim: Any) -> Iterator[None]:
 class CameraGate:
     """Makes a domain observe only what is read, and render only the cameras that are `wanted` and what they see.
 
-    The observables stay enabled: they are sampled at the same physics step as LIBERO's. Disabling them instead would
-    shift their clock and so give other images. An image that is not wanted is a black one.
+    An image that is not wanted is black. To disable its observable would shift its clock and so give other images.
     """
 
     def __init__(self, domain: Any) -> None:
@@ -90,8 +87,7 @@ class CameraGate:
 def only_what_is_in_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> Iterator[None]:
     """Within this block geoms outside the square view of `camera` are in a group that is not drawn.
 
-    MuJoCo sends all geoms to the renderer, which drops triangle by triangle what is out of view: for the wrist camera
-    most of the arm. Mirrors and shadows show what the camera itself cannot see: with them all geoms stay.
+    MuJoCo leaves them to the renderer, triangle by triangle. All stay if mirrors or shadows show what is out of view.
     """
     materials = model.geom_matid[model.geom_matid >= 0]
     shows_all = model.light_castshadow.any() or model.mat_reflectance[materials].any()
@@ -119,8 +115,8 @@ def out_of_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> np.n
 def soft_reset(domain: Any) -> Callable[[], None]:
     """A reset of `domain` without rebuilding its model (0.1 s instead of 1 s), with the outcome of LIBERO's hard reset.
 
-    Four things of the past would survive robosuite's own soft reset: where the fixtures stood, the gripper's last
-    command, and by way of `qacc_warmstart` the number and the states of the forward passes that a hard reset makes.
+    robosuite's soft reset keeps where the fixtures stood, the gripper's last command, and `qacc_warmstart`, which
+    depends on the number and the states of the forward passes that a hard reset makes.
     """
     as_loaded = mujoco.MjModel.from_xml_string(domain.model.get_xml())  # the sim's model has placed fixtures
     body_pos, body_quat = as_loaded.body_pos.copy(), as_loaded.body_quat.copy()
@@ -148,11 +144,10 @@ def soft_reset(domain: Any) -> Callable[[], None]:
 def lean_control(domain: Any) -> Callable[[np.ndarray, bool], None]:
     """The robot's controller with the numbers of robosuite's and a quarter of its Python, as `_pre_action` of `domain`.
 
-    robosuite looks up names and limits and computes the same Jacobian four times in each of the 25 physics steps of an
-    env step. Here they are looked up once an episode, and the Jacobian is computed once a physics step. Every product
-    has the operands, the order and the memory layout of the original: another layout would choose another BLAS routine
-    and so other last bits. It knows what LIBERO uses: one Panda arm, OSC_POSE control with fixed impedance, uncoupled,
-    no interpolation. The next reset makes a new controller.
+    Names and limits are looked up once an episode, the Jacobian is computed once a physics step instead of four times.
+    Every product has the operands, the order and the memory layout of the original: another layout would choose another
+    BLAS routine and so other last bits. For what LIBERO uses: one Panda arm, OSC_POSE control with fixed impedance,
+    uncoupled, no interpolation. The next reset makes a new controller.
     """
     sim, robot = domain.sim, domain.robots[0]
     model, data = sim.model._model, sim.data._data

@@ -1,8 +1,7 @@
 """One LIBERO task as an env that executes whole chunks of actions and renders only what the policy reads.
 
-An episode: reset (seeded placement of fixtures, initial state, 10 settling steps), then chunks until the task's
-success predicate holds or the suite's step limit is reached. `LiberoEnv` plays episodes; `Simulator`, beneath it, is
-LIBERO's own env, driven one env step at a time.
+An episode: reset (seeded placement of fixtures, initial state, 10 settling steps), then chunks until success or the
+step limit. `LiberoEnv` plays episodes; `Simulator`, beneath it, is LIBERO's own env, driven one env step at a time.
 """
 
 import atexit
@@ -47,10 +46,11 @@ class EnvSpec:
     max_env_steps: int | None = None  # None: the suite's
 
     def __post_init__(self) -> None:
-        if self.bddl_file is None:
-            tasks.check_task_ids(self.task_suite, self.task_ids)
-        elif self.task_suite not in MAX_ENV_STEPS or tuple(self.task_ids) != (0,):
-            raise BadInput(f"a BDDL file is task id 0 with the step limit of a suite: {', '.join(MAX_ENV_STEPS)}")
+        names = tasks.task_names(self.task_suite) if self.bddl_file is None else ("the BDDL file's",)
+        if not self.task_ids or not all(0 <= task_id < len(names) for task_id in self.task_ids):
+            listing = ", ".join(f"{task_id} {name}" for task_id, name in enumerate(names))
+            found = ", ".join(map(str, self.task_ids)) or "none"
+            raise BadInput(f"task ids are 0..{len(names) - 1}, found {found}; there are: {listing}")
 
 
 @dataclass(frozen=True)
@@ -83,9 +83,7 @@ class LiberoEnv:
     """One task. The simulator behind it is built by the first reset, and again by the next one after a fault."""
 
     def __init__(self, spec: EnvSpec, task_id: int) -> None:
-        self.spec = spec
-        self.task_id = task_id
-        self.files = task_files(spec, task_id)
+        self.spec, self.task_id, self.files = spec, task_id, task_files(spec, task_id)
         self._init_states = tasks.load_init_states(self.files.init_states) if self.files.init_states else None
         self.instruction = self.files.instruction
         self.max_env_steps = spec.max_env_steps or MAX_ENV_STEPS[spec.task_suite]
@@ -95,12 +93,8 @@ class LiberoEnv:
         self._running = False
 
     def reset(self, init_state_id: int, seed: int = 0, record: bool = False, observe: bool = True) -> ChunkResult:
-        """Start an episode; its first observation depends on the arguments only, not on what happened before.
-
-        Without `observe` nothing is rendered. Raises BadInput for what the user can repair.
-        """
-        if not 0 <= init_state_id < self.num_init_states:
-            raise BadInput(f"initial state {init_state_id} of {self.files.name}: it has 0..{self.num_init_states - 1}")
+        """Start an episode, as a function of the arguments alone; render only if `observe`. Raises BadInput."""
+        assert 0 <= init_state_id < self.num_init_states, f"initial state {init_state_id} of {self.num_init_states}"
         self._running, self._recording, self._env_steps = True, record, 0
         return self._guarded(lambda: self._start(init_state_id, seed, observe), observe)
 
@@ -113,7 +107,7 @@ class LiberoEnv:
     @property
     def domain(self) -> Any:
         """LIBERO's own env beneath, with the true poses of all objects."""
-        assert self._simulator is not None, "there is no simulator yet: reset first"
+        assert self._simulator is not None, "reset first"
         return self._simulator.domain
 
     def close(self) -> None:
@@ -210,19 +204,14 @@ class Simulator:
         self.domain.reward = lambda action: 0.0  # LIBERO's costs a second check of success, which nobody reads
 
     def reset(self, seed: int, state: np.ndarray | None = None) -> None:
-        """Place everything by `seed` alone; then set the `state` (1 + nq + nv,): time, positions, velocities.
-
-        Cabinet, stove and other fixtures are no part of a state.
-        """
+        """Place everything by `seed`, then set the `state` (1 + nq + nv,), of which no cabinet or stove is a part."""
         self.gate.wanted = ()
         _first_placement(self._soft_reset, seed)
         if state is not None:
             size = 1 + self.domain.sim.model.nq + self.domain.sim.model.nv
             if len(state) != size:
-                raise BadInput(
-                    f"the initial states hold {len(state)} numbers each, this task {size}: they, or the assets, are of "
-                    "another version of it (python -m workshop.make_init_states makes those of your own task)"
-                )
+                found = f"the initial states hold {len(state)} numbers each, this task {size}"
+                raise BadInput(f"{found}: make those of your own task anew (python -m workshop.make_init_states)")
             self._wrapper.set_init_state(state)
 
     def step(self, action: np.ndarray, wanted: Sequence[str] = ()) -> Outcome:
@@ -279,7 +268,5 @@ def _build_libero(bddl: Path, assets: Path, cameras: list[str]) -> Any:
     except Exception as fault:  # files that are missing, or a mistake in the task that envs.bddl cannot see
         if not is_own and not isinstance(fault, OSError | ValueError):
             raise
-        raise BadInput(
-            f"LIBERO cannot build {bddl} with the assets of {assets} ({type(fault).__name__}: {fault}); in a file of "
-            "your own compare the categories of its objects, and the regions of :init and :goal, with LIBERO's files"
-        ) from fault
+        found = f"LIBERO cannot build {bddl} with the assets of {assets} ({type(fault).__name__}: {fault})"
+        raise BadInput(f"{found}; compare its categories and regions with those of LIBERO's files") from fault

@@ -1,7 +1,7 @@
 """Envs side by side: the only door by which rollouts and evaluation use the simulator.
 
-A pool has slots. Each slot runs one episode at a time: `reset` and `step` start work, `ready` hands out results as they
-come. A fault of the simulator is the `error` of its episode; the slot recovers with the next reset.
+Each slot of a pool runs one episode at a time: `reset` and `step` start work, `ready` hands out results as they come. A
+fault of the simulator is the `error` of its episode; the slot recovers with the next reset.
 """
 
 import logging
@@ -19,6 +19,7 @@ from envs.rendering import check_versions
 from envs.worker import NoAnswer, Worker
 
 log = logging.getLogger(__name__)
+RESET_TIMEOUT_S = 300.0  # of a worker, which may have to build the simulator
 KEPT_ENVS = 3  # of different tasks, per slot: building one takes seconds, keeping it some 100 MB
 
 EnvFactory = Callable[[EnvSpec, int], Any]  # makes something like a LiberoEnv
@@ -46,10 +47,7 @@ def make_pool(spec: EnvSpec, num_envs: int, prepare: Prepare | None = None) -> "
 
 
 class SlotEnv:
-    """Executes requests on the env of the task that was last asked for, and keeps those of a few tasks before it.
-
-    With `prepare` the observations come back prepared: that costs a simulator's time, not the policy's.
-    """
+    """Executes requests on the env of the task that was last asked for, and keeps those of a few tasks before it."""
 
     def __init__(self, spec: EnvSpec, make_env: EnvFactory, prepare: Prepare | None = None) -> None:
         self._spec, self._make_env, self._prepare = spec, make_env, prepare
@@ -96,10 +94,7 @@ class Pool:
         self._start(slot, actions)
 
     def ready(self, timeout_s: float | None = None) -> Results:
-        """Results that are there, at least one if any slot is at work, but not waiting longer than `timeout_s`.
-
-        Raises BadInput that an env met.
-        """
+        """Results that are there, at least one if any slot is at work and none has to wait longer than `timeout_s`."""
         results = self._results(timeout_s)
         for slot, result in results:
             self._requests[slot] = None
@@ -124,29 +119,24 @@ class Pool:
 
 
 class WorkerPool(Pool):
-    """One worker process a slot. A worker that dies or misses its deadline is replaced, its episode an error.
-
-    Every wait is bounded: `build_timeout_s` for a reset (which may build the simulator), `step_timeout_s` for a chunk.
-    After `recycle_after` episodes a worker is replaced by a fresh one, against memory that creeps up.
-    """
+    """A worker process a slot; a new one after death or delay (an error), and after `recycle_after` episodes."""
 
     def __init__(
         self, spec: EnvSpec, num_envs: int, make_env: EnvFactory = LiberoEnv, prepare: Prepare | None = None,
-        build_timeout_s: float = 300.0, step_timeout_s: float = 120.0, recycle_after: int = 200,
+        step_timeout_s: float = 120.0, recycle_after: int = 200,
     ) -> None:  # fmt: skip
         super().__init__(spec, make_env, prepare, num_envs)
-        self._build_timeout_s, self._step_timeout_s = build_timeout_s, step_timeout_s
-        self._recycle_after = recycle_after
+        self._step_timeout_s, self._recycle_after = step_timeout_s, recycle_after
         self._workers = [Worker(SlotEnv, *self._recipe) for _ in range(num_envs)]
         self._episodes = [0] * num_envs  # of the slot's present worker
 
     def _start(self, slot: int, request: Request) -> None:
         super()._start(slot, request)
         if is_reset := isinstance(request, Reset):
-            if self._episodes[slot] >= self._recycle_after:
+            if self._episodes[slot] >= self._recycle_after:  # against memory that creeps up
                 self._replace(slot)
             self._episodes[slot] += 1
-        self._workers[slot].request(request, timeout_s=self._build_timeout_s if is_reset else self._step_timeout_s)
+        self._workers[slot].request(request, timeout_s=RESET_TIMEOUT_S if is_reset else self._step_timeout_s)
 
     def _results(self, timeout_s: float | None) -> Results:
         at_work = {slot: w for slot, w in enumerate(self._workers) if self._requests[slot] is not None}

@@ -1,7 +1,6 @@
-"""Everything that must be true before MuJoCo, robosuite and LIBERO are imported, and which device then draws.
+"""What must be true before MuJoCo, robosuite and LIBERO are imported, and which device then draws.
 
-They read environment variables at import, write into HOME and /tmp, ask a question on stdin and die of each other's
-libraries. `prepare` settles all of it, in the process that builds an env.
+They read environment variables at import, write into HOME and /tmp, and ask a question on stdin: `prepare` settles it.
 """
 
 import ctypes
@@ -29,8 +28,7 @@ BACKENDS = {  # render backend -> shared libraries it needs, Debian packages tha
 IN_CONTAINERS = "in a container with an NVIDIA GPU start it with NVIDIA_DRIVER_CAPABILITIES=all"
 REPAIR = f"run: apt-get install {BACKENDS['egl'][1]}; {IN_CONTAINERS}; or try MUJOCO_GL=osmesa"
 INSTALL_SIMULATOR = "pip install --no-deps -r requirements-simulator.txt"
-# GPU memory of one simulator's EGL context with a LIBERO scene: 1.0 GiB for 8 of them on an H200.
-GPU_BYTES_PER_RENDERER = 130 * 2**20
+GPU_BYTES_PER_RENDERER = 130 * 2**20  # of its EGL context, with a LIBERO scene: 1.0 GiB for 8 of them on an H200
 # Where libraries keep what they would otherwise write into the user's home; the drivers' shader caches outlive a run.
 HOME_WRITERS = {
     "MPLCONFIGDIR": "matplotlib",  # LIBERO imports it
@@ -66,8 +64,7 @@ def choose_backend() -> str:
         try:
             ctypes.CDLL(library)
         except OSError:
-            missing = f"render backend {backend}: system library {library} is missing"
-            raise BadInput(f"{missing}; run: apt-get install {packages}") from None
+            raise BadInput(f"system library {library} is missing; run: apt-get install {packages}") from None
     return backend
 
 
@@ -79,8 +76,7 @@ def check_versions() -> str | None:
     release = tuple(int(part) for part in re.findall(r"\d+", mujoco)[:3])
     repair = "run: pip install mujoco==3.3.0"
     if release >= (3, 4):
-        contacts = "a bowl no longer settles into a ramekin: 98 % -> 12 % success"
-        raise BadInput(f"mujoco {mujoco} changes the contacts of LIBERO's tasks ({contacts}); {repair}")
+        raise BadInput(f"mujoco {mujoco} changes the contacts of LIBERO's tasks (98 % -> 12 % success); {repair}")
     if (3, 2, 7) <= release <= (3, 3, 2):
         return None
     return f"mujoco {mujoco} draws or simulates LIBERO differently from 3.2.7 .. 3.3.2, and 3.3.0 is tested; {repair}"
@@ -121,11 +117,9 @@ def _quiet_robosuite() -> None:
 
 @contextmanager
 def render_device() -> Iterator[int | None]:
-    """Within this block robosuite and MuJoCo are imported for, and make GL contexts on, the right EGL device.
-
-    robosuite asserts that MUJOCO_EGL_DEVICE_ID is in CUDA_VISIBLE_DEVICES, which the learner needs back afterwards.
-    """
+    """Within this block robosuite and MuJoCo are imported for, and make GL contexts on, the right EGL device."""
     device = choose_egl_device() if os.environ["MUJOCO_GL"] == "egl" else None
+    # robosuite asserts that the second is in the first, which the learner needs back afterwards.
     names = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID")
     saved = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, str(device or 0)))
@@ -138,10 +132,7 @@ def render_device() -> Iterator[int | None]:
 
 
 def choose_egl_device() -> int:
-    """EGL's own number of the device to render on: MUJOCO_EGL_DEVICE_ID, else that of the GPU where the learner runs.
-
-    That is CUDA's number LOCAL_RANK. Without it the first device (on a machine without GPU: Mesa's software renderer).
-    """
+    """EGL's number of the device to render on: MUJOCO_EGL_DEVICE_ID, else that of the learner's GPU, else 0 (Mesa)."""
     from mujoco.egl import egl_ext
     from OpenGL.error import GLError
 

@@ -1,7 +1,4 @@
-"""LIBERO's suites, tasks, step limits and initial states, read from the installed package's files without importing it.
-
-Importing LIBERO's own benchmark module would ask a question on stdin, load torch and print.
-"""
+"""LIBERO's suites, tasks and initial states, read from its files: its own module asks questions and imports torch."""
 
 import importlib.util
 import os
@@ -10,7 +7,6 @@ import re
 import runpy
 import tempfile
 import zipfile
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -46,10 +42,7 @@ class TaskFiles:
 
 
 def cache_dir() -> Path:
-    """The folder outside run folders that the simulator's side writes to: $VLA_GRPO_CACHE, else ~/.cache/vla-grpo.
-
-    Where that cannot be written (read-only homes of clusters and containers), one in the system's temporary folder.
-    """
+    """Where the simulator's side writes: $VLA_GRPO_CACHE, else ~/.cache/vla-grpo, else a folder in /tmp."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vla-grpo")
     wanted = Path(os.environ.get("VLA_GRPO_CACHE") or home).absolute()
     for folder in (wanted, Path(tempfile.gettempdir(), f"vla-grpo-{os.getuid()}")):
@@ -80,36 +73,21 @@ def task_names(task_suite: str) -> tuple[str, ...]:
     return tuple(task_map[task_suite])
 
 
-def check_task_ids(task_suite: str, task_ids: Sequence[int]) -> None:
-    names = task_names(task_suite)
-    if not task_ids or not all(0 <= task_id < len(names) for task_id in task_ids):
-        listing = ", ".join(f"{task_id} {name}" for task_id, name in enumerate(names))
-        found = ", ".join(map(str, task_ids)) or "none"
-        raise BadInput(f"task ids of {task_suite} are 0..{len(names) - 1}, found {found}; there are: {listing}")
-
-
-def instruction_of(name: str) -> str:
-    """The instruction that LIBERO's benchmark derives from a task name: `KITCHEN_SCENE3_turn_on_it` -> `turn on it`."""
-    return re.sub(r"^[A-Z_]+SCENE\d+_", "", name).replace("_", " ")
-
-
 def suite_task(task_suite: str, task_id: int) -> TaskFiles:
     name = task_names(task_suite)[task_id]
+    instruction = re.sub(r"^[A-Z_]+SCENE\d+_", "", name).replace("_", " ")  # as LIBERO's benchmark derives it
     bddl = libero_root() / "bddl_files" / task_suite / f"{name}.bddl"
-    return TaskFiles(name, instruction_of(name), bddl, _libero_init_states(bddl))
+    return TaskFiles(name, instruction, bddl, libero_root() / "init_files" / task_suite / f"{name}.pruned_init")
 
 
 def bddl_task(bddl_file: str) -> TaskFiles:
     """A task by its BDDL file; its initial states lie beside it (`.pruned_init`) or where LIBERO keeps its own."""
     bddl = Path(bddl_file).absolute()
     instruction = read_instruction(bddl)
-    is_libero_own = bddl.is_relative_to(libero_root() / "bddl_files")
-    stored = _libero_init_states(bddl) if is_libero_own else bddl.with_suffix(".pruned_init")
+    stored = bddl.with_suffix(".pruned_init")
+    if bddl.is_relative_to(libero_root()):
+        stored = libero_root() / "init_files" / bddl.parent.name / stored.name
     return TaskFiles(bddl.stem, instruction, bddl, stored if stored.is_file() else None)
-
-
-def _libero_init_states(bddl: Path) -> Path:
-    return libero_root() / "init_files" / bddl.parent.name / bddl.with_suffix(".pruned_init").name
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -122,12 +100,9 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def load_init_states(path: Path) -> np.ndarray:
-    """Initial states (num_states, 1 + nq + nv) float64: time, qpos and qvel of the simulation, one state per row.
-
-    A `.pruned_init` file is a numpy array that was written by torch.save: a pickle in a zip archive.
-    """
+    """Initial states (num_states, 1 + nq + nv) float64: time, qpos and qvel of the simulation, one state per row."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(path) as archive:  # an array that was written by torch.save
             (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
             states = _ArrayUnpickler(archive.open(name)).load()
         if states.dtype != np.float64 or states.ndim != 2 or not states.size or not np.isfinite(states).all():

@@ -35,9 +35,9 @@ class NoAnswer(Exception):
 
 
 class Worker:
-    """Our handle on a process that makes a function, `make(*recipe)`, and calls it for every request.
+    """Our handle on a process that makes a function, `make(*recipe)`, and calls it for one request at a time.
 
-    At most one request is under way (`deadline` is finite then). The process dies with the thread that made it.
+    `deadline` is finite while one is under way. The process dies with the thread that made it.
     """
 
     def __init__(self, make: Callable[..., Callable], *recipe: object) -> None:

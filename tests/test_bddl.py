@@ -47,7 +47,7 @@ def test_numbers_are_plain_numbers_because_libero_evaluates_them(said, expressio
         ("(:goal", "(:gaol", "has no (:goal"),
         ("(:language turn on the stove)", "(:language)", "has no (:language"),
         ("turnon flat_stove_1", "turnon flat_stove_2", ":goal (turnon flat_stove_2) names flat_stove_2"),
-        ("(turnon flat_stove_1)", "turnon", ":goal turnon names"),
+        ("(turnon flat_stove_1)", "turnon", ":goal (turnon) names"),
         ("(on plate_1 main_table_plate_region)", "", "does not say where plate_1 is"),
         ("main_table_plate_region)", "main_table_dish_region)", "names main_table_dish_region"),
     ],

@@ -76,14 +76,13 @@ def use_fakes(monkeypatch) -> None:
         check_machine=lambda *_: None,
         check_only=lambda *_: None,
         check_setup=lambda *_: observation(1.0, 2.0, 3.0),
-        env_spec=lambda *_: None,
+        find_tasks=lambda *_: ((None, []), ""),
         fit_micro_batch=lambda config, _: (config.update.micro_batch_size, ""),
         load_policy=lambda *_: FakePolicy(adapter_scale=0.1),
         log_setup=lambda *_: None,
         save_model_view=lambda *_: None,
     )
     monkeypatch.setitem(sys.modules, "preflight", preflight)
-    monkeypatch.setattr(train_grpo, "task_info", lambda _: [])
     monkeypatch.setattr(train_grpo, "make_pool", lambda *_: FakePool(lambda *_: Script(env_steps=8, success=True)))
     monkeypatch.setattr(rl.run, "provenance", lambda argv: {"argv": list(argv), **FOUND})
     monkeypatch.setattr(rl.evaluation, "write_video", lambda path, frames: path.write_bytes(b"a video"))

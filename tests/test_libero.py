@@ -222,13 +222,6 @@ def test_success_ends_the_chunk_at_the_step_where_libero_sees_it():
     env.close()
 
 
-def test_an_initial_state_that_does_not_exist_is_refused():
-    env = LiberoEnv(EnvSpec(SUITE, (TASK,)), TASK)
-    for init_state_id in (50, -1):
-        with pytest.raises(BadInput, match=r"initial state -?\d+ of pick_up_the_black_bowl.*0\.\.49"):
-            env.reset(init_state_id)
-
-
 def test_assets_that_lack_an_object_are_refused(tmp_path):
     for folder in find_assets("lowpoly").iterdir():
         (tmp_path / folder.name).symlink_to(folder)

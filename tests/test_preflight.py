@@ -21,7 +21,6 @@ from configs.config import (
 )
 from contracts import BadInput, Observation, SelfCheckError
 from envs.assets import SUBFOLDERS
-from envs.tasks import TaskInfo
 from envs.worker import NoAnswer
 from preflight import Checks, check_only, check_setup
 from rl import selfcheck
@@ -31,7 +30,6 @@ from tests.small_checkpoint import make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
 
 GIB = 2**30
-TASK = TaskInfo(0, "pick_up_the_bowl", "pick up the bowl", 220, 50)
 POLICY_CHECKS = {"attention", "images", "token head", "log-probs", "learning"}
 GPU = torch.device("cuda")
 
@@ -145,12 +143,12 @@ def test_every_finding_is_one_line(capsys, caplog):
 @pytest.mark.usefixtures("_fake_probes")
 def test_a_good_setup_gives_the_first_observation_of_the_first_training_state(policy, pool, config, capsys):
     config, checks = replace(config, task=TaskConfig(train_init_states=(7, 40))), Checks()
-    observation = check_setup(checks, config, policy, pool, [TASK])
+    observation = check_setup(checks, config, policy, pool)
     assert pool.started == [(0, 7)]
     assert np.array_equal(observation.images, seen().images)
     assert all(p.grad is None for _, p in policy.named_trainable_parameters())
     assert {name for name, _, _ in checks.findings} == POLICY_CHECKS | {
-        "suite", "looks", "disk", "tasks", "first frame",
+        "suite", "looks", "disk", "first frame",
     }  # fmt: skip
     assert capsys.readouterr().out == ""
 
@@ -177,7 +175,7 @@ def test_a_token_head_is_needed_unless_an_l1_teacher_warms_up(
         evaluation=EvaluationConfig(allow_zero_baseline=allowed),
     )
     policy.action_head = head
-    check_setup(Checks(), config, policy, pool, [TASK])
+    check_setup(Checks(), config, policy, pool)
     assert [bool(needs) for needs in asked] == [needed]
 
 
@@ -322,17 +320,17 @@ def test_looks_that_the_checkpoint_may_never_have_seen_are_a_caution(info, tmp_p
 
 
 def test_a_task_needs_all_initial_states_that_are_configured():
-    tasks = [TASK, replace(TASK, task_id=3, num_init_states=49)]
-    assert preflight.check_tasks(TaskConfig(), tasks[:1]) == "0 pick up the bowl"
-    with pytest.raises(BadInput, match=r"task 3 .* has only 49 initial states: lower --train-init-states"):
-        preflight.check_tasks(TaskConfig(), tasks)
+    _, finding = preflight.find_tasks(TrainConfig(TaskConfig("libero_goal", (7,))), num_images=1)
+    assert finding == "7 turn on the stove"
+    with pytest.raises(BadInput, match=r"task 7 .* has only 50 initial states: lower --train-init-states"):
+        preflight.find_tasks(TrainConfig(TaskConfig("libero_goal", (7,), eval_init_states=(40, 51))), num_images=1)
 
 
 def test_a_simulator_that_fails_at_once_or_draws_nothing_is_bad_input(pool):
     pool_of_faults = FakePool(lambda *_: Script(8, faults=1), num_slots=1)
     with pytest.raises(BadInput, match=r"failed at its first reset \(task 0: planted fault\).*pip install"):
-        preflight.check_first_frame(pool_of_faults, TaskConfig(), [TASK])
-    _, finding = preflight.check_first_frame(pool, TaskConfig(), [TASK])
+        preflight.check_first_frame(pool_of_faults, TaskConfig())
+    _, finding = preflight.check_first_frame(pool, TaskConfig())
     assert finding.startswith("2 camera(s), 8 x 8 pixels, contrast ")
     dark = seen()
     dark.images[1] = 30  # even if one camera works
@@ -340,7 +338,7 @@ def test_a_simulator_that_fails_at_once_or_draws_nothing_is_bad_input(pool):
         reset=lambda *_: None, ready=lambda: [(0, SimpleNamespace(error=None, observation=dark))]
     )
     with pytest.raises(BadInput, match=r"rendered frame is empty: .*MUJOCO_GL=osmesa"):
-        preflight.check_first_frame(dark_pool, TaskConfig(), [TASK])
+        preflight.check_first_frame(dark_pool, TaskConfig())
 
 
 def test_the_fingerprint_changes_with_every_trained_number():
