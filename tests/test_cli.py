@@ -3,7 +3,6 @@
 import ast
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -46,14 +45,12 @@ def run_folder(tmp_path) -> Path:
 # presets and flags
 
 
-@pytest.mark.parametrize("preset", ["libero_10", "tiny", "smoke"])
-def test_a_preset_is_taken_as_it_is(preset):
-    command = parse_train(["--preset", preset])
-    assert (command.config, command.preset) == (PRESETS[preset], preset)
+def test_a_preset_is_taken_as_it_is():
+    command = parse_train(["--preset", "tiny"])
+    assert (command.config, command.preset) == (PRESETS["tiny"], "tiny")
 
 
-@pytest.mark.parametrize("spelling", [["--task-suite", "libero_goal"], ["--task-suite=libero_goal"],
-                                      ["--task_suite", "libero_goal"], ["--task_suite=libero_goal"]])  # fmt: skip
+@pytest.mark.parametrize("spelling", [["--task-suite", "libero_goal"], ["--task_suite=libero_goal"]])
 def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling):
     assert parse_train([]).config == PRESETS["libero_spatial"]
     assert parse_train(spelling).config == PRESETS["libero_goal"]
@@ -65,14 +62,10 @@ def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling)
     [
         (["--check-only", "--task-id", "3"], {"task_ids": (3,)}),
         (["--task-ids", "0", "1", "2"], {"task_ids": (0, 1, 2)}),
-        (["--no-warmup"], {"warmup": False}),
-        (["--temperature", "1.6"], {"temperature": 1.6}),
+        (["--no-warmup", "--data-parallel"], {"warmup": False, "data_parallel": True}),
         (["--advantage", "group", "--group-size", "8"], {"advantage": "group", "group_size": 8}),
         (["--eval-init-states", "0", "50"], {"eval_init_states": (0, 50)}),
-        (["--target-kl", "0.1"], {"target_kl": 0.1}),
-        (["--micro-batch-size", "2"], {"micro_batch_size": 2}),
-        (["--data-parallel"], {"data_parallel": True}),
-        (["--lr", "1e-5", "--gradient-checkpointing", "off"], {"lr": 1e-5, "gradient_checkpointing": "off"}),
+        (["--target-kl", "0.1", "--micro-batch-size", "2"], {"target_kl": 0.1, "micro_batch_size": 2}),
     ],
 )
 def test_flags_are_flat_and_change_one_field_each(argv, expected):
@@ -83,9 +76,7 @@ def test_flags_are_flat_and_change_one_field_each(argv, expected):
     ("argv", "said"),
     [
         (["--no-such-flag", "1"], "--no-such-flag"),
-        (["stray"], "stray"),
         (["--lr", "fast"], "fast"),
-        (["--teacher", "expert"], "expert"),
         (["--task-suite", "libero_spatail"], "libero_spatail"),
         (["--eval-init-states", "3"], "--eval-init-states"),
         (["--preset", "tinny"], "choose one of libero_spatial"),
@@ -116,13 +107,11 @@ def test_an_evaluation_is_by_default_the_published_protocol():
     [
         ([], "--checkpoint is missing"),
         ([*CHECKPOINT, "--trials", "0"], "--trials must be positive"),
-        ([*CHECKPOINT, "--first-init-state", "-1"], "--first-init-state must not be negative"),
         ([*CHECKPOINT, "--task-suite", "libero"], "libero"),
         ([*CHECKPOINT, "--bddl-file", "x.bddl", "--task-id", "3"], "--bddl-file is one task"),
         *(
             ([*CHECKPOINT, "--protocol", "libero", *flags], f"leave out {flags[0]}")
-            for flags in (["--trials", "5"], ["--temperature", "1"], ["--mode", "sample"], ["--task-ids", "0"],
-                          ["--max-env-steps", "10"])
+            for flags in (["--trials", "5"], ["--mode", "sample"], ["--max-env-steps", "10"])
         ),
     ],
 )  # fmt: skip
@@ -230,19 +219,7 @@ def test_a_reader_that_has_gone_is_no_complaint():
 
 # help
 
-COMMANDS = ("train_grpo", "eval", "rl.report", "vla.merge")
 HEAVY = ("torch", "transformers", "timm", "peft", "mujoco", "robosuite", "libero", "wandb", "matplotlib", "scipy")
-# What a number may be counted in; the help text of each numeric flag names one of them ...
-UNITS = (
-    "env steps", "episodes", "decisions", "optimizer step", "passes", "hours", "milliseconds", "gib", "nats", "states",
-    "simulators", "observations", "checkpoints", "task ids", "units of the return", "0 to 1", "share", "norm",
-    "id of the initial state",
-)  # fmt: skip
-# ... unless it is a number without one.
-DIMENSIONLESS = {
-    "--seed", "--lora-rank", "--lora-alpha", "--temperature", "--distill-temperature", "--distill-student-temperature",
-    "--clip-high", "--value-coef",
-}  # fmt: skip
 PROGRAM = """
 import runpy, sys
 sys.path.insert(0, {root!r})
@@ -261,19 +238,6 @@ def run(module: str, *argv: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=300)
 
 
-def entries(module: str) -> dict[str, str]:
-    """Flag -> all that the help says about it."""
-    found: dict[str, str] = {}
-    for line in run(module, "--help").stdout.splitlines():
-        inside = line.strip("│").rstrip()
-        if re.match(r" --[a-z]", inside):
-            flag = inside.split()[0].rstrip(",")
-            found[flag] = ""
-        if line.startswith("│") and found:
-            found[flag] += inside + " "
-    return {flag: re.sub(r"\s+", " ", text.replace("─", "")) for flag, text in found.items()}
-
-
 @pytest.mark.parametrize("module", ["train_grpo", "eval"])
 def test_help_and_wrong_flags_are_answered_without_heavy_imports(module):
     asked, refused = run(module, "--help"), run(module, "--no-such-flag")
@@ -281,17 +245,6 @@ def test_help_and_wrong_flags_are_answered_without_heavy_imports(module):
     assert asked.stdout.splitlines()[-1] == "imported:"
     assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "imported:\n", 1)
     assert "--no-such-flag" in refused.stderr or "Missing" in refused.stderr
-
-
-@pytest.mark.parametrize("module", COMMANDS)
-def test_every_flag_says_what_it_is_and_its_default_and_every_number_has_a_unit(module):
-    assert entries(module)
-    for flag, text in entries(module).items():
-        assert re.search(r"\(default: .*\)|\(required\)", text), flag
-        said = re.sub(r"\(default: [^()]*\)|\(required\)|--\S+|\S*[A-Z]{3,}\S*|\{\S+\}", "", text)
-        assert len(re.findall(r"[a-z]{2,}", said)) >= 2, (flag, text)
-        if re.search(r"\b(INT|FLOAT)\b", text) and flag not in DIMENSIONLESS:
-            assert any(unit in text.lower() for unit in UNITS), (flag, text)
 
 
 def test_flags_have_no_prefix_and_stand_in_groups():

@@ -21,10 +21,10 @@ def one_line(program: str, code: int, errors: str) -> str:
     return lines[0]
 
 
-def refused(*argv: str, program: str = "train_grpo.py", **options) -> str:
+def refused(*argv: str, **options) -> str:
     """The one line with which a command line refuses to run."""
-    done = run_command(program, *argv, **options)
-    return one_line(program, done.returncode, done.stderr)
+    done = run_command("train_grpo.py", *argv, **options)
+    return one_line("train_grpo.py", done.returncode, done.stderr)
 
 
 @pytest.fixture
@@ -40,16 +40,7 @@ def refused_later(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
-    [
-        (["--task-suite", "libero_spatiall"], "libero_spatial"),
-        (["--preset", "tinny"], "libero_90, tiny, smoke"),
-        (["--warmup-steps", "-1"], "--warmup-steps must not be negative, got -1"),
-        (["--n-steps", "many"], "--n-steps"),
-        (["--tempature", "1"], "--temperature"),
-        (["--advantage", "group", "--group-size", "1"], "--group-size"),
-        (["--resume", "/nowhere"], "not a run folder"),
-    ],
+    ("flags", "said"), [(["--preset", "tinny"], "libero_90, tiny, smoke"), (["--tempature", "1"], "--temperature")]
 )
 def test_wrong_flag(flags, said):
     assert said in refused(*flags)
@@ -108,10 +99,6 @@ def test_damaged_training_state_is_named_and_left_alone(refused_later, smoke, tm
     before = (run / "metrics.jsonl").read_bytes()
     assert "trainer.pt" in refused_later("--resume", str(run))
     assert (run / "metrics.jsonl").read_bytes() == before
-
-
-def test_evaluation_without_a_checkpoint_says_so():
-    assert "--checkpoint is missing" in refused(program="eval.py")
 
 
 def test_evaluation_with_causal_attention_plays_no_episode(refused_later, monkeypatch, checkpoint, tmp_path):

@@ -91,16 +91,6 @@ def test_killed_run_with_everything_on_resumes_to_the_same_result(smoke, tmp_pat
     assert all(torch.equal(states[0]["critic"][name], states[1]["critic"][name]) for name in states[0]["critic"])
 
 
-def test_resume_with_other_flags_is_refused_and_names_them(straight):
-    before = (straight / "metrics.jsonl").read_bytes()
-    refused = run_command("train_grpo.py", "--resume", str(straight), "--lr", "0.5", "--group-size", "4")
-    assert refused.returncode == 2
-    assert "lr (run: 0.0002, now: 0.5)" in refused.stderr
-    assert "group_size (run: 1, now: 4)" in refused.stderr
-    assert len(refused.stderr.strip().splitlines()) == 1
-    assert (straight / "metrics.jsonl").read_bytes() == before
-
-
 def test_sigterm_leaves_the_newest_checkpoint_and_exit_code_130(smoke, tmp_path):
     flags = [*flags_into(smoke, tmp_path), "--warmup-steps", "100000", "--total-steps", "100000"]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
