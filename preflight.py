@@ -1,6 +1,6 @@
 """The checks before the first episode: each finding is one line, with the command that repairs it where one is needed.
 
-A training run stops at the first failure; `--check-only` makes all that it leaves possible, and shows all findings.
+A training run stops at the first failure; `--check-only` goes on with all that it leaves possible.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Exact speed-ups of LIBERO's env: the same numbers and pixels for a fraction of the work.
 
-It changes single instances, never a class or module: tests/test_libero.py compares LIBERO's own env beside it, bit for
-bit. `domain` is LIBERO's `BDDLBaseDomain`, hard_reset=False. Import this after `envs.rendering.prepare`.
+Single instances are changed, never a class or module: LIBERO's own env can run beside ours, as in tests/test_libero.py.
+`domain` is LIBERO's `BDDLBaseDomain`, built with hard_reset=False. Import this after `envs.rendering.prepare`.
 """
 
 import math

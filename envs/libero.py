@@ -204,7 +204,7 @@ class Simulator:
         self.domain.reward = lambda action: 0.0  # LIBERO's costs a second check of success, which nobody reads
 
     def reset(self, seed: int, state: np.ndarray | None = None) -> None:
-        """Place everything by `seed`, then set the `state` (1 + nq + nv,), of which no cabinet or stove is a part."""
+        """Place everything by `seed`; then set the `state` (1 + nq + nv,): time, qpos, qvel, but of no fixture."""
         self.gate.wanted = ()
         _first_placement(self._soft_reset, seed)
         if state is not None:

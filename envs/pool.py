@@ -94,7 +94,7 @@ class Pool:
         self._start(slot, actions)
 
     def ready(self, timeout_s: float | None = None) -> Results:
-        """Results that are there, at least one if any slot is at work and none has to wait longer than `timeout_s`."""
+        """Results that are there; waits for one if any slot is at work, at most `timeout_s`. Raises BadInput."""
         results = self._results(timeout_s)
         for slot, result in results:
             self._requests[slot] = None
@@ -119,7 +119,7 @@ class Pool:
 
 
 class WorkerPool(Pool):
-    """A worker process a slot; a new one after death or delay (an error), and after `recycle_after` episodes."""
+    """One worker process a slot, replaced when it dies or misses its deadline (its episode: an error) or grows old."""
 
     def __init__(
         self, spec: EnvSpec, num_envs: int, make_env: EnvFactory = LiberoEnv, prepare: Prepare | None = None,

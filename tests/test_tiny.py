@@ -10,11 +10,9 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from tests.small_checkpoint import make_small_checkpoint
-from vla.checkpoint import inspect_checkpoint
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
 from vla.prompt import load_tokenizer, prompt, prompt_ids
-from workshop.tiny import main
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
 PROMPTS = json.loads((GOLDEN.parent / "prompts.json").read_text())
@@ -66,15 +64,6 @@ def test_every_option_makes_a_policy_that_acts(tmp_path, num_images, proprio):
     acted = policy.act(synthetic_observations(num_images, policy.statistics.proprio, count=2))
     assert acted.actions.shape == (2, 8, 7)
     assert np.isfinite(acted.actions).all()
-
-
-def test_command_line_writes_a_checkpoint(tmp_path):
-    sizes = ["--llm-dim", "16", "--llm-heads", "2", "--vision-dim", "16", "--image-size", "40"]
-    flags = ["--out", str(tmp_path / "small"), "--num-images", "1", "--no-proprio"]
-    main([*flags, *sizes])
-    info = inspect_checkpoint(tmp_path / "small")
-    assert (info.num_images, info.uses_proprio, info.config.llama.hidden_size) == (1, False, 16)
-    assert info.config.vits[0].image_size == 40
 
 
 @pytest.fixture(scope="module")
