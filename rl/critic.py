@@ -60,7 +60,7 @@ def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discou
     advantages = torch.zeros_like(values)
     for row in reversed(range(len(values))):
         if batch.steps_to_end[row] == 0:
-            advantages[row] = trajectories[int(batch.trajectory[row])].success_return - values[row]
+            advantages[row] = float(trajectories[int(batch.trajectory[row])].success) - values[row]
         else:
             delta = discount * values[row + 1] - values[row]
             advantages[row] = delta + discount * gae_lambda * advantages[row + 1]

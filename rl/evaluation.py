@@ -17,7 +17,7 @@ from configs.config import TrainConfig
 from contracts import BadInput, Observation, SelfCheckError, first_line, write_json
 from rl.checkpoints import TrainerState, mark_best
 from rl.curriculum import evaluation_episodes
-from rl.metrics import Successes, count, progress_bar
+from rl.metrics import Successes, count, progress_bar, task_rates
 from rl.phases import TeacherMode, phase_at
 from rl.ranks import ALONE, Ranks, shared_rollout
 from rl.rollout import Behaviour, Randomness, Rollout
@@ -34,22 +34,20 @@ log = logging.getLogger("train")
 
 def evaluate(
     policy: Policy, pool: Pool, episodes: Sequence[Episode], mode: Mode, temperature: float = 1.0, seed: int = 0, *,
-    by_teacher: bool = False, max_batch: int | None = None, ranks: Ranks = ALONE, **watching: Any,
+    by_teacher: bool = False, ranks: Ranks = ALONE, **options: Any,
 ) -> Rollout:  # fmt: skip
-    """Play the given episodes by the code that training rollouts use, divided among the ranks.
+    """Play the given episodes by the code of training rollouts, divided among the ranks; mode "l1" is the teacher's.
 
-    mode "l1" is the teacher's alone. watching: as `rl.rollout.rollout` takes it. The random stream depends on the seed
-    and the episode only, so every evaluation of a run draws the same numbers: a difference comes from the policy.
+    `options`: as `rl.rollout.rollout` takes them. The random stream depends on the seed and the episode only, so every
+    evaluation of a run draws the same numbers: a difference comes from the policy.
     """
     behaviour = Behaviour(
         epsilon=1.0 if by_teacher or mode == "l1" else 0.0, temperature=temperature,
         teacher_mode="l1" if mode == "l1" else "greedy", student_mode="sample" if mode == "sample" else "greedy",
         keep_observations=False,
     )  # fmt: skip
-    return shared_rollout(
-        ranks, policy, pool, episodes,
-        behaviour=behaviour, randomness=Randomness(seed, "evaluation"), max_batch=max_batch, **watching,
-    )  # fmt: skip
+    stream = Randomness(seed, "evaluation")
+    return shared_rollout(ranks, policy, pool, episodes, behaviour=behaviour, randomness=stream, **options)
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,8 @@ class Validation:
     def metrics(self) -> dict[str, float]:
         found = {"eval/gap": self.teacher.rate - self.student.rate}
         for actor in ("teacher", "student", "student_sampled"):
-            found |= getattr(self, actor).metrics(f"eval/{actor}_success")
-            played = self.played.get(actor, ())
-            tasks = sorted({t.episode.task_id for t in played})
-            for task_id in tasks if len(tasks) > 1 else ():
-                of_task = count([t for t in played if t.episode.task_id == task_id])
-                found[f"eval/{actor}_success_task_{task_id}"] = of_task.rate
+            name = f"eval/{actor}_success"
+            found |= getattr(self, actor).metrics(name) | task_rates(name, self.played.get(actor, ()))
         return found
 
 
@@ -177,7 +171,7 @@ def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
 def remember_teacher(
     path: Path, policy: Policy, observation: Observation, teacher_mode: TeacherMode, write: bool = True
 ) -> None:
-    """Store an observation and the teacher's chunk for it, for `check_teacher`."""
+    """Store an observation and the teacher's chunk for it."""
     with policy.teacher():
         tokens = policy.act([observation], mode=teacher_mode).tokens[0]
     if write:

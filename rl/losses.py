@@ -21,7 +21,6 @@ ADVANTAGE_LIMIT = 10.0  # |A| is clamped to this
 LOGRATIO_LIMIT = 5.0
 FIRST_ACTION_TOKEN = 31744  # index v of the last axis is token id 31744 + v
 
-
 # Sums over the decisions of a micro-batch (maxima where the name ends so), on the policy's device, without gradient.
 Statistics = dict[str, Tensor]
 
@@ -32,7 +31,7 @@ def compute_advantages(batch: Batch, trajectories: Sequence[Trajectory], config:
     `absolute` is the return itself, discounted per decision from the last one backwards: failures give no gradient and
     cost no compute. The relative kinds give every decision of a trajectory the same value.
     """
-    returns = torch.tensor([t.success_return for t in trajectories])
+    returns = torch.tensor([float(t.success) for t in trajectories])
     groups = torch.tensor([t.episode.group for t in trajectories])
     if config.advantage == "absolute":
         advantages = returns[batch.trajectory] * config.discount**batch.steps_to_end

@@ -41,9 +41,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("train")
 
-# A rank that waits this long takes the others for dead. Ranks wait for the slowest rollout and for rank 0's disk.
 BYTES_PER_MESSAGE = 2**25  # of gradients
-PATIENCE = timedelta(minutes=30)
+PATIENCE = timedelta(minutes=30)  # then the others are taken for dead; the slowest rollout and rank 0's disk take less
 GRACE_S = 30.0  # for ranks to end by themselves (closing wandb) after one has stopped; then they are ended
 
 
@@ -63,12 +62,6 @@ class Ranks:
     def is_main(self) -> bool:
         """Whether this rank logs, and writes files."""
         return self.rank == 0
-
-    @property
-    def launcher(self) -> str:
-        """What starts as many processes. Those of --data-parallel have no torchrun id."""
-        plain = self.size == 1 or "TORCHELASTIC_RUN_ID" not in os.environ
-        return "python" if plain else f"accelerate launch --num_processes {self.size}"
 
     def gather(self, value: T) -> list[T]:
         """Every rank's value; also a point at which all ranks wait for one another."""
@@ -98,9 +91,8 @@ class Ranks:
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replace each gradient by its sum over the ranks, in place: recorded passes know where a gradient lies.
 
-        In flat parts: one message for each of 878 tensors takes 35 ms instead of 7 on two H200s, and a full GPU has no
-        room for a copy of all. A rank without a gradient adds zeros; where no rank has one, none appears: AdamW would
-        decay its parameter.
+        In flat parts: tensor by tensor (878) it takes 35 ms instead of 7 on two H200s, and a full GPU has no room for a
+        copy of all. Where no rank has a gradient, none appears: AdamW would decay its parameter.
         """
         if self.size == 1:
             return
@@ -116,7 +108,7 @@ class Ranks:
                 torch._foreach_copy_(part, _unflatten_dense_tensors(flat, part))
 
     def check_same_parameters(self, parameters: Sequence[nn.Parameter]) -> None:
-        """All ranks hold the same float32 parameters, bit for bit (sums of their bits as integers agree)."""
+        """All ranks hold the same float32 parameters: the sums of their bits as integers agree."""
         if self.size == 1:
             return
         own = torch.stack([p.detach().view(torch.int32).sum(dtype=torch.int64) for p in parameters]).tolist()
@@ -151,7 +143,7 @@ def shared_rollout(
 ) -> Rollout:
     """`rl.rollout.rollout`, its episodes divided among the ranks, of which all get every trajectory (frames: its own).
 
-    `n_steps` is the total over all ranks: each plays whole groups of its own until it has an equal part of it.
+    Of the total `n_steps` each rank plays an equal part, in whole groups.
     """
     if ranks.size == 1:
         return rollout(policy, pool, episodes, n_steps=n_steps, **options)
@@ -185,11 +177,11 @@ def start_ranks() -> None:
 def run_as_ranks(command: Sequence[str], size: int) -> int:
     """Run `size` processes of one command, each told its rank; returns the first exit code that is not 0.
 
-    They get this process's signals, end soon after one of them has failed, and die with this process.
+    They get this process's signals, end soon after one has failed, and die with this process.
     """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    common = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # as torchrun
+    common = {"OMP_NUM_THREADS": "1"} | os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # as torchrun
     common |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     die_with_launcher = partial(ctypes.CDLL(None).prctl, 1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     ranks: list[subprocess.Popen] = []

@@ -7,6 +7,7 @@ loses the episodes that were under way. It is its own journal: an evaluation tha
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from contracts import BadInput, read_json, write_json
 from envs.tasks import TaskInfo
 from rl.metrics import Successes
 
-FORMAT, VERSION = "vla-grpo evaluation", 1
+KIND = {"format": "vla-grpo evaluation", "version": 1}
 
 
 @dataclass(frozen=True)
@@ -42,20 +43,15 @@ class Paired:
 
     @property
     def difference(self) -> float:
-        """Success rate after minus before."""
         return (self.only_after - self.only_before) / self.n
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the difference: method 10 of Newcombe, Statistics in Medicine 17 (1998) 2635-2650.
-
-        The Wilson intervals of the two rates, squared and added, less twice the product with the correlation phi, whose
-        numerator is corrected for continuity where it is positive.
-        """
+        """95 % interval of the difference: method 10 of Newcombe, Statistics in Medicine 17 (1998) 2635-2650."""
         before, after, n = self.before, self.after, self.n
         margins = after.k * (n - after.k) * before.k * (n - before.k)
         determinant = self.both * self.neither - self.only_after * self.only_before
-        corrected = max(determinant - n / 2, 0.0) if determinant > 0 else determinant
+        corrected = max(determinant - n / 2, 0.0) if determinant > 0 else determinant  # for continuity
         phi = corrected / math.sqrt(margins) if margins else 0.0
 
         def reach(one: float, other: float) -> float:
@@ -80,9 +76,8 @@ class Paired:
 
 def count_pairs(pairs: Iterable[tuple[bool, bool]]) -> Paired:
     """Count (success before, success after) of episodes that both policies played."""
-    pairs = list(pairs)
-    cells = ((True, True), (True, False), (False, True), (False, False))
-    return Paired(*(pairs.count(cell) for cell in cells))
+    counts = Counter(pairs)
+    return Paired(*(counts[cell] for cell in ((True, True), (True, False), (False, True), (False, False))))
 
 
 # the plan
@@ -109,9 +104,9 @@ class Plan:
 def make_plan(
     tasks: Mapping[str, Sequence[TaskInfo]], trials: int, first_init_state: int, head: Mapping[str, Any]
 ) -> Plan:
-    """Trial i starts from initial state `first_init_state` + i; after the last state it starts over with the first.
+    """Trial i of every task of a suite, from initial state `first_init_state` + i, before trial i + 1 of any.
 
-    Trial i of every task of a suite comes before trial i + 1 of any: a look at an unfinished file covers all tasks.
+    After the last state it starts over with the first.
     """
     keys = []
     for suite, of_suite in tasks.items():
@@ -167,8 +162,7 @@ def save_results(results: Results, plan: Plan, before: Results | None = None) ->
         }
         suites[suite] = {**outcome(suite), "tasks": of_tasks}
     document = {
-        "format": FORMAT,
-        "version": VERSION,
+        **KIND,
         "complete": results.episodes.keys() >= set(plan.keys),
         "settings": results.settings,
         "compared_with": None if before is None else {"file": str(before.path), **before.settings},
@@ -187,8 +181,8 @@ def save_results(results: Results, plan: Plan, before: Results | None = None) ->
 def read_results(path: Path) -> Results:
     """Read a results file. Raises BadInput."""
     stored = read_json(path)
-    if (stored.get("format"), stored.get("version")) != (FORMAT, VERSION):
-        raise BadInput(f"{path}: no results file of eval.py, version {VERSION}; name another")
+    if not stored.items() >= KIND.items():
+        raise BadInput(f"{path}: no results file of eval.py, version {KIND['version']}; name another")
     try:
         episodes = {Key(*(e[name] for name in Key._fields)): e for e in stored["episodes"]}
         return Results(path, stored["settings"], episodes)
@@ -197,18 +191,17 @@ def read_results(path: Path) -> Results:
 
 
 def open_results(path: Path, settings: Mapping[str, Any], plan: Plan, other: Results | None = None) -> Results:
-    """The results in `path`, to go on with, or new ones, which will be compared with `other`.
+    """The results in `path`, to go on with, or new ones. Raises BadInput where the file is of another evaluation.
 
-    Raises BadInput where the file is of another evaluation, or a difference need not come from the policies.
+    Or where a difference from `other`, with which they will be compared, need not come from the policies.
     """
     if other is not None:
-        refused = f"--compare-with {other.path}: it"
         for name in ("temperature", "assets", "bddl_sha256", "mode"):
             old, new = other.settings.get(name), settings[name]
             if old != new and (name != "mode" or "sample" in (old, new)):  # the L1 head is as deterministic as greedy
-                raise BadInput(f"{refused} was evaluated with {name} {old}, this with {new}")
+                raise BadInput(f"--compare-with {other.path} was evaluated with {name} {old}, this with {new}")
         if other.episodes.keys().isdisjoint(plan.keys):
-            raise BadInput(f"{refused} has no episode (task, initial state) in common with this")
+            raise BadInput(f"--compare-with {other.path} has no episode (task, initial state) in common with this")
     if not path.exists():
         return Results(path, settings)
     results = read_results(path)
@@ -222,7 +215,7 @@ def open_results(path: Path, settings: Mapping[str, Any], plan: Plan, other: Res
 
 
 def results_table(results: Results, plan: Plan, before: Results | None = None) -> list[str]:
-    """A line for each task, each suite and all; with `before`, of the episodes that both have, and what has changed."""
+    """A line for each task, each suite and all; with `before`, what has changed on the episodes that both have."""
 
     def row(label: str, instruction: str, *part: Any) -> tuple[str, ...]:
         if before is None:
@@ -233,17 +226,12 @@ def results_table(results: Results, plan: Plan, before: Results | None = None) -
         won_and_lost = f"{pairs.n}: +{pairs.only_after} -{pairs.only_before}"
         return label, str(pairs.before), str(pairs.after), str(pairs), won_and_lost
 
-    heading = ("task", "success", "instruction"), ("task", "before", "after", "difference", "pairs")
-    rows: list[tuple[str, ...]] = [heading[before is not None]]
+    columns = ("success", "instruction") if before is None else ("before", "after", "difference", "pairs")
+    rows: list[tuple[str, ...]] = [("task", *columns)]
     for suite, tasks in plan.tasks.items():
         rows += [row(f"{suite} {task.task_id}", task.instruction, suite, task.task_id) for task in tasks]
         rows.append(row(f"{suite} all", "", suite))
     if len(plan.tasks) > 1:
         rows.append(row("all suites", ""))
-    return aligned(rows)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of a table as lines whose columns stand below one another."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

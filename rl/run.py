@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ class Run:
         mode, project = config.run.wandb_mode if ranks.is_main else "disabled", config.run.wandb_project
         self.wandb = WandbLog(mode, project, folder.name, folder, to_dict(config), wandb_id)
         self._metrics = (folder / "metrics.jsonl").open("ab", buffering=0) if ranks.is_main else None
-        self._seconds: dict[str, float] = {}  # spent since the last record
+        self._seconds: dict[str, float] = defaultdict(float)  # spent since the last record
         self._opened = time.monotonic()
 
     @contextlib.contextmanager
@@ -60,14 +61,13 @@ class Run:
         """Add the seconds of the block to `time/<part>` of the next record."""
         started = time.perf_counter()
         yield
-        key = f"time/{part}"
-        self._seconds[key] = self._seconds.get(key, 0.0) + time.perf_counter() - started
+        self._seconds[f"time/{part}"] += time.perf_counter() - started
 
     def record(self, global_step: int, update: int, metrics: Mapping[str, float]) -> None:
         """Append one JSON object to metrics.jsonl, flushed to the disk, and hand a copy to wandb."""
         numbers = {"global_step": global_step, "update": update, **metrics, **self._seconds}
         row = {key: value if math.isfinite(value) else None for key, value in numbers.items()}  # JSON has no NaN
-        self._seconds = {}
+        self._seconds.clear()
         if self._metrics is not None:
             write_all(self._metrics.fileno(), (json.dumps(row) + "\n").encode())
             self.wandb.log(row)
@@ -147,17 +147,13 @@ def provenance(argv: Sequence[str]) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError):
         commit = ""
     packages = [package.metadata for package in importlib.metadata.distributions()]  # each is read and parsed here
-    versions = sorted((known["Name"], known["Version"]) for known in packages)
-    machine = {
-        "system": platform.platform(),
-        "processor": platform.machine(),
-        "cpus": os.cpu_count(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-    }
+    versions = dict(sorted((known["Name"], known["Version"]) for known in packages))
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    machine = {"system": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count(), "gpus": gpus}
     return {
         "argv": list(argv),
         "git": {"commit": commit.removesuffix("-dirty"), "modified": commit.endswith("-dirty")} if commit else {},
-        "versions": {"python": platform.python_version(), **dict(versions)},
+        "versions": {"python": platform.python_version(), **versions},
         "machine": machine,
     }
 
@@ -205,7 +201,7 @@ def until_the_end(run: Run, ranks: Ranks) -> Iterator[None]:
         run.folder.stat()  # deleted in the last minutes, when what is written may fail?
     except BaseException as reason:
         if os.path.exists(run.checkpoints / "latest"):
-            log.warning("stopped; go on with: %s train_grpo.py --resume %s", ranks.launcher, run.folder)
+            log.warning("stopped; go on with: python train_grpo.py --resume %s", run.folder)
         problem = disk_problem(reason, run.folder) if isinstance(reason, OSError) else None
         if isinstance(reason, torch.OutOfMemoryError):
             problem = f"out of GPU memory ({first_line(reason)}): lower --micro-batch-size or --max-batch"
@@ -234,7 +230,7 @@ def disk_problem(error: OSError, run_folder: Path) -> str | None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write `data` and flush it to the disk; what fails raises OSError now, and nothing waits in a buffer."""
+    """Write `data` and flush it to the disk; raises OSError now, nothing waits in a buffer."""
     while data:
         data = data[os.write(descriptor, data) :]
     os.fsync(descriptor)

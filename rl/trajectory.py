@@ -48,16 +48,11 @@ class Trajectory:
 
     episode: Episode
     decisions: list[Decision] = field(default_factory=list)
-    success: bool = False
+    success: bool = False  # also its return: the reward is 1 at success, else 0
     env_steps: int = 0  # settling not counted
     frames: list[np.ndarray] = field(default_factory=list)  # (256, 256, 3) uint8 per env step when recorded
     seconds: float = 0.0  # from its reset to its end, waiting for the policy included
     fault: str | None = None  # of the simulator, in an earlier attempt at this episode
-
-    @property
-    def success_return(self) -> float:
-        """Undiscounted return of the sparse reward: 1 at success, else 0."""
-        return float(self.success)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class Learner:
 
 
 def make_learner(policy: Policy, config: TrainConfig, ranks: Ranks = ALONE) -> Learner:
-    """AdamW over the policy's trainable parameters, and in a group of its own over the critic's."""
+    """AdamW over the policy's trainable parameters, and in a second group over the critic's."""
     groups = [{"params": [parameter for _, parameter in policy.named_trainable_parameters()], "lr": config.update.lr}]
     critic = None
     if config.loss.advantage == "gae":
@@ -82,20 +82,18 @@ def update(
     learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig, number: int,
     on_decisions: Callable[[int], None] = lambda _: None,
 ) -> dict[str, float]:  # fmt: skip
-    """Minimise the phase's loss over `n_epochs` passes; returns the metrics. The batch has its advantages by now.
+    """Minimise the phase's loss over `n_epochs` passes; returns the metrics. Raises BadInput for a diverged training.
 
     The loss is divided by the minibatch's size, inactive rows included: the gradient is what it would be if they ran.
-    A minibatch without active rows takes no optimizer step (no momentum, no weight decay). Raises RuntimeError when the
-    first minibatch's ratios are not 1, and BadInput when the training has diverged.
-
-    All ranks come with the same batch, and each runs its share of a minibatch's active rows, perhaps none. After the
-    first minibatch the GPU is not waited for within an epoch: what its steps were is read at the end.
+    A minibatch without active rows takes no optimizer step (no momentum, no weight decay). All ranks come with the same
+    batch, and each runs its share of a minibatch's active rows, perhaps none. After the first minibatch the GPU is not
+    waited for within an epoch: what its steps were is read at the end.
     """
     started = time.perf_counter()
     policy, optimizer, ranks, settings = learner.policy, learner.optimizer, learner.ranks, config.update
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    imitates = phase.distils and settings.warmup_lr is not None  # that bears larger steps than reinforcement
-    optimizer.param_groups[0]["lr"] = settings.warmup_lr if imitates else settings.lr
+    warmup_lr = settings.warmup_lr if phase.distils else None  # imitation bears larger steps than reinforcement
+    optimizer.param_groups[0]["lr"] = settings.lr if warmup_lr is None else warmup_lr
     active, policy_learns = rows_that_learn(learner, batch, phase, config)
     data = complete(learner, batch, phase, config).to(policy.device)
     totals: dict[str, float] = {}
@@ -137,12 +135,9 @@ def update(
     taken = [norm for norm in norms if not math.isnan(norm)]
     if norms and not taken:
         raise _diverged(f"all {len(norms)} optimizer steps", number)
-    for name, parameter in policy.named_trainable_parameters():
-        if not torch.isfinite(parameter).all():
-            raise _diverged(f"steps after which {name} is not finite", number)
     decisions = totals.pop("decisions", 0)
-    totals.pop("ratio_error", None)
     metrics = {key: value if key.endswith("_max") else value / decisions for key, value in totals.items()}
+    metrics.pop("ratio_error", None)
     metrics |= {
         "train/grad_norm": sum(taken) / len(taken) if taken else 0.0,
         "train/optimizer_steps": len(taken),
@@ -163,8 +158,7 @@ def update(
 def rows_that_learn(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> tuple[Tensor, bool]:
     """(N,) bool, False for rows that cannot contribute a gradient and never run; and whether the policy learns at all.
 
-    Without any non-zero advantage the policy's loss is left out beside a critic's: a gradient of zeros would still let
-    AdamW's momentum and weight decay move the policy.
+    It does not beside a critic without any non-zero advantage: AdamW's momentum and weight decay would still move it.
     """
     everything = torch.ones(len(batch), dtype=torch.bool)
     if phase.distils or batch.advantages is None:
@@ -202,7 +196,7 @@ def accumulate_gradient(
 ) -> tuple[list[Statistics], int]:  # fmt: skip
     """The gradient of a minibatch's mean loss over `size` rows, one micro-batch (and one graph in memory) at a time.
 
-    Out of memory, it begins again, from no gradient, with a smaller micro-batch, whose size it returns.
+    Out of memory, it begins again with a smaller micro-batch, whose size it returns.
     """
     while True:
         statistics = []
@@ -224,17 +218,16 @@ def micro_batch_loss(
 ) -> tuple[Tensor, Statistics]:
     """What the phase minimises, summed over the rows of a micro-batch."""
     policy, critic, temperature = learner.policy, learner.critic, config.rollout.temperature
-    if phase.distils:
-        logits = policy.chunk_logits(micro.observations)
-        return distillation_loss(logits, micro, config.phases.distill_student_temperature)
-    if critic is None:
+    if phase.distils or critic is None:
         logits = policy.chunk_logits(micro.observations)
     else:
         logits, hidden = policy.chunk_outputs(micro.observations)
+    if phase.distils:
+        return distillation_loss(logits, micro, config.phases.distill_student_temperature)
     logprobs = policy.token_logprobs(logits, micro.tokens, temperature)
     in_mixture = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
-    epsilon = phase.epsilon if in_mixture else None
-    loss, statistics = ppo_loss(logits, logprobs, micro, config.loss, temperature, epsilon)
+    behaviour_epsilon = phase.epsilon if in_mixture else None
+    loss, statistics = ppo_loss(logits, logprobs, micro, config.loss, temperature, behaviour_epsilon)
     if critic is None:
         return loss, statistics
     of_values = value_loss(critic(hidden.detach()), micro, config.critic.value_clip)
@@ -264,8 +257,9 @@ def optimizer_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
 def merged(parts: Iterable[dict[str, float]]) -> dict[str, float]:
     """Statistics of several micro-batches, or ranks, as those of one."""
     whole: dict[str, float] = {}
-    for key, value in itertools.chain.from_iterable(part.items() for part in parts):
-        whole[key] = max(whole.get(key, -math.inf), value) if key.endswith("_max") else whole.get(key, 0.0) + value
+    for part in parts:
+        for key, value in part.items():
+            whole[key] = max(whole.get(key, value), value) if key.endswith("_max") else whole.get(key, 0.0) + value
     return whole
 
 
@@ -273,8 +267,7 @@ def _over_ranks(parts: Sequence[Statistics], ranks: Ranks) -> dict[str, float]:
     """Of all ranks' micro-batches; read from the device in one transfer."""
     found = [value for part in parts for value in part.values()]
     values = iter(torch.stack(found).tolist() if found else ())
-    own = merged({key: next(values) for key in part} for part in parts)
-    return merged(ranks.gather(own))
+    return merged(ranks.gather(merged({key: next(values) for key in part} for part in parts)))
 
 
 def check_first_ratio(first: dict[str, float]) -> float:

@@ -125,20 +125,6 @@ def test_the_log_and_wandb_get_the_results(folder, caplog):
     assert (summary["result/sampled_after"], summary["result/best_step"]) == (16 / 20, 200)
 
 
-def test_several_runs_on_the_command_line_are_compared(tmp_path, capsys):
-    runs = [str(store(tmp_path / name, ROWS, update__lr=lr)) for name, lr in ((r"a$\frac$b", 0.1), ("<i>", 0.25))]
-    main([*runs, "--out", str(tmp_path / "both.png")])
-    shown = capsys.readouterr().out
-    lines = [line.split() for line in shown.splitlines()]
-    assert [r"a$\frac$b", "<i>"] in lines
-    assert ["lr", "0.1", "0.25"] in lines
-    assert not any(line[:1] == ["seed"] for line in lines)  # equal
-    assert "sampled, last   16/20 = 80 % [58, 92]  16/20 = 80 % [58, 92]" in shown
-    assert imageio.imread(tmp_path / "both.png").ndim == 3
-    with pytest.raises(BadInput, match=r"both\.pnk: cannot be written \(.*not supported"):
-        main([*runs, "--out", str(tmp_path / "both.pnk")])
-
-
 # the run read back
 
 
@@ -187,7 +173,7 @@ def test_what_is_no_run_folder_is_refused_in_one_line(tmp_path, content):
 def test_every_panel_shows_the_recorded_numbers_against_env_steps():
     keys = [key for panel in PANELS for key in panel.metrics]
     rows = [update(step, 0, **{key: i + step for i, key in enumerate(keys)}) for step in (100, 200)]
-    figure = draw_curves({"run": rows})
+    figure = draw_curves(rows)
     drawn = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for a in figure.axes for line in a.lines]
     assert drawn == [[(100, i + 100), (200, i + 200)] for i in range(len(keys))]
     assert [axis.get_title() for axis in figure.axes] == [panel.title for panel in PANELS]
@@ -195,7 +181,7 @@ def test_every_panel_shows_the_recorded_numbers_against_env_steps():
 
 
 def test_success_has_intervals_as_bars_on_the_shades_of_the_phases():
-    axis = draw_curves({"run": ROWS}).axes[0]
+    axis = draw_curves(ROWS).axes[0]
     bars = {container.get_label(): container for container in axis.containers}
     assert set(bars) == {"teacher", "student, greedy", "student, sampled"}
     ((_, low), (_, high)) = bars["student, sampled"].lines[2][0].get_segments()[0]
@@ -203,9 +189,3 @@ def test_success_has_intervals_as_bars_on_the_shades_of_the_phases():
     spans = [(p.get_x(), p.get_x() + p.get_width(), p.get_facecolor()) for p in axis.patches]
     colours = [matplotlib.colors.to_rgba(colour) for colour in PHASE_COLOURS]
     assert spans == [(0, 100, colours[0]), (100, 200, colours[1]), (200, 300, colours[2])]
-
-
-def test_several_runs_share_the_axes():
-    figure = draw_curves({"one": ROWS, "two": ROWS})
-    for axis in figure.axes:
-        assert axis.get_legend_handles_labels()[1] == ["one", "two"]
