@@ -90,7 +90,7 @@ def save_checkpoint(
         kept = {*_steps(checkpoints)[-keep:], resolve_pointer(checkpoints / "best")}
         for folder in {*_steps(checkpoints)} - kept:
             shutil.rmtree(folder, ignore_errors=True)
-    learner.ranks.wait_for_all()
+    learner.ranks.gather(None)  # all wait for it
     return final
 
 

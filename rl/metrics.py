@@ -100,13 +100,9 @@ def rollout_metrics(
 
 def advantage_metrics(advantages: Tensor) -> dict[str, float]:
     """Of (N,) decision advantages."""
-    return {
-        "advantage/mean": advantages.mean().item(),
-        "advantage/std": advantages.std(unbiased=False).item(),
-        "advantage/min": advantages.min().item(),
-        "advantage/max": advantages.max().item(),
-        "advantage/nonzero_fraction": (advantages != 0).float().mean().item(),
-    }
+    found = {"mean": advantages.mean(), "std": advantages.std(unbiased=False), "min": advantages.min()}
+    found |= {"max": advantages.max(), "nonzero_fraction": (advantages != 0).float().mean()}
+    return {f"advantage/{name}": value.item() for name, value in found.items()}
 
 
 def system_metrics() -> dict[str, float]:

@@ -72,9 +72,6 @@ class Ranks:
             dist.all_gather_object(values, value, group=self.objects)
         return values
 
-    def wait_for_all(self) -> None:
-        self.gather(None)
-
     def from_main(self, value: T | None) -> T:
         """Rank 0's value; what the others pass is ignored."""
         return self.gather(value)[0]  # type: ignore[return-value]
@@ -121,7 +118,7 @@ class Ranks:
     def leave(self) -> None:
         """After the last common act."""
         if self.size > 1:
-            self.wait_for_all()
+            self.gather(None)
             dist.destroy_process_group()
 
     @contextlib.contextmanager
@@ -160,9 +157,6 @@ def shared_rollout(
         wall_s=max(part.wall_s for part in parts),
         errors=sum(part.errors for part in parts),
     )
-
-
-# Starting and meeting
 
 
 def start_ranks() -> None:

@@ -50,8 +50,6 @@ class Panel(NamedTuple):
 
 PANELS = [Panel(**panel) for panel in json.loads((TEMPLATES / "panels.json").read_text())]
 
-# the run
-
 
 @dataclass(frozen=True)
 class StoredRun:
@@ -135,9 +133,6 @@ def changes(run: StoredRun) -> list[Change]:
     return whole + of_tasks
 
 
-# its curves
-
-
 def series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
     """Env steps and values of a metric, where it was recorded."""
     present = [row for row in rows if row.get(key) is not None]
@@ -165,9 +160,6 @@ def draw_curves(rows: Sequence[Row]) -> Figure:
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")
     return figure
-
-
-# the page
 
 
 def write_report(run: StoredRun) -> Path:

@@ -80,9 +80,6 @@ def count_pairs(pairs: Iterable[tuple[bool, bool]]) -> Paired:
     return Paired(*(counts[cell] for cell in ((True, True), (True, False), (False, True), (False, False))))
 
 
-# the plan
-
-
 class Key(NamedTuple):
     """What makes two episodes of two evaluations a pair."""
 
@@ -117,9 +114,6 @@ def make_plan(
                     raise BadInput(f"{given} has only {task.num_init_states} of them")
                 keys.append(Key(suite, task.task_id, first_init_state + trial % states, trial // states))
     return Plan(tasks, keys, head)
-
-
-# the results file
 
 
 @dataclass(frozen=True)

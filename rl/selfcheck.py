@@ -112,10 +112,7 @@ def check_learning(policy: Policy, observation: Observation, micro_batch_size: i
             f"{finding}: the policy does not follow its parameters, training would lead nowhere; try --compile off or "
             "--dtype float32"
         )
-    if not on_gpu:
-        return finding
-    unused, total = (size / 2**30 for size in torch.cuda.mem_get_info(policy.device))
-    return f"{finding}; with {micro_batch_size} decisions {unused:.1f} of {total:.1f} GiB stay unused"
+    return finding
 
 
 def _gain_of_a_promising_step(policy: Policy, observations: Sequence[Observation]) -> float:

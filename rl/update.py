@@ -15,8 +15,7 @@ from torch import Tensor
 
 from configs.config import TrainConfig
 from contracts import BadInput, first_line
-from rl.critic import ValueHead, explained_variance, gae, predict_values, value_loss
-from rl.losses import Statistics, compute_advantages, decision_weights, distillation_loss, ppo_loss
+from rl import losses
 from rl.phases import Phase, PhaseState, phase_lengths
 from rl.ranks import ALONE, Ranks
 from rl.rollout import fewer_at_once, torch_generator
@@ -38,7 +37,7 @@ class Learner:
     """What is trained: the policy's adapters, with `--advantage gae` a critic, and their optimizer; and who trains."""
 
     policy: Policy
-    critic: ValueHead | None
+    critic: losses.ValueHead | None
     optimizer: torch.optim.Optimizer
     ranks: Ranks = ALONE  # every one of them has this learner, with the same numbers in it
 
@@ -48,7 +47,7 @@ def make_learner(policy: Policy, config: TrainConfig, ranks: Ranks = ALONE) -> L
     groups = [{"params": [parameter for _, parameter in policy.named_trainable_parameters()], "lr": config.update.lr}]
     critic = None
     if config.loss.advantage == "gae":
-        critic = ValueHead(policy.hidden_dim, config.run.seed).to(policy.device)
+        critic = losses.ValueHead(policy.hidden_dim, config.run.seed).to(policy.device)
         groups.append({"params": list(critic.parameters()), "lr": config.critic.value_lr})
     optimizer = make_optimizer(groups, config.update.weight_decay)
     policy.watch(optimizer)
@@ -68,14 +67,27 @@ def make_optimizer(groups: list[dict[str, Any]], weight_decay: float) -> torch.o
     return optimizer
 
 
+def predict_values(
+    policy: Policy, critic: losses.ValueHead, batch: Batch, micro_batch_size: int, ranks: Ranks = ALONE
+) -> Tensor:
+    """(N,) values of the rollout's observations before the update."""
+
+    @torch.no_grad()
+    def values_of(rows: Tensor) -> Tensor:
+        hidden = (policy.chunk_outputs(micro.observations)[1] for micro in batch[rows].split(micro_batch_size))
+        return torch.cat([critic(states) for states in hidden]).cpu()
+
+    return ranks.divide(len(batch), values_of)
+
+
 def estimate_advantages(
     learner: Learner, batch: Batch, trajectories: Sequence[Trajectory], config: TrainConfig
 ) -> tuple[Tensor, Tensor | None]:
     """(N,) advantages, by the configured rule or by a critic, and its (N,) values."""
     if learner.critic is None:
-        return compute_advantages(batch, trajectories, config.loss), None
+        return losses.compute_advantages(batch, trajectories, config.loss), None
     values = predict_values(learner.policy, learner.critic, batch, int(config.update.micro_batch_size), learner.ranks)
-    return gae(values, batch, trajectories, config.loss.discount, config.critic.gae_lambda), values
+    return losses.gae(values, batch, trajectories, config.loss.discount, config.critic.gae_lambda), values
 
 
 def update(
@@ -105,7 +117,7 @@ def update(
         order = torch.randperm(len(batch), generator=generator).split(settings.batch_size)
         rows = [minibatch[active[minibatch]] for minibatch in order]
         minibatches = data[torch.cat(rows)].split([len(minibatch) for minibatch in rows])
-        statistics: list[Statistics] = []
+        statistics: list[losses.Statistics] = []
         epoch_norms: list[Tensor] = []
         for minibatch, size in zip(minibatches, map(len, order), strict=True):
             on_decisions(size)
@@ -150,8 +162,8 @@ def update(
     }
     if first_ratio_error is not None:
         metrics["train/first_ratio_error"] = first_ratio_error
-    if batch.values is not None and batch.advantages is not None:
-        metrics["train/explained_variance"] = explained_variance(batch.values, batch.advantages + batch.values)
+    if batch.values is not None:
+        metrics["train/explained_variance"] = losses.explained_variance(batch.values, batch.advantages + batch.values)
     return metrics
 
 
@@ -161,7 +173,7 @@ def rows_that_learn(learner: Learner, batch: Batch, phase: PhaseState, config: T
     It does not beside a critic without any non-zero advantage: AdamW's momentum and weight decay would still move it.
     """
     everything = torch.ones(len(batch), dtype=torch.bool)
-    if phase.distils or batch.advantages is None:
+    if phase.distils:
         return everything, True
     regularised = config.loss.kl_coef > 0 or config.loss.entropy_coef > 0
     active = everything if regularised else batch.advantages != 0
@@ -175,7 +187,7 @@ def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainCon
     """The batch with what the losses need beside the advantages: weights, and the teacher's log-probs (N, A, V)."""
     temperature = config.phases.distill_temperature if config.phases.distill_target == "sharpened" else None
     if not phase.distils:
-        batch = replace(batch, weights=decision_weights(batch, config.loss.aggregation))
+        batch = replace(batch, weights=losses.decision_weights(batch, config.loss.aggregation))
         temperature = config.rollout.temperature if config.loss.kl_coef > 0 else None
     if temperature is None:
         return batch
@@ -193,7 +205,7 @@ def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainCon
 def accumulate_gradient(
     learner: Learner, minibatch: Batch, size: int, micro_batch_size: int, phase: PhaseState, config: TrainConfig,
     policy_learns: bool,
-) -> tuple[list[Statistics], int]:  # fmt: skip
+) -> tuple[list[losses.Statistics], int]:  # fmt: skip
     """The gradient of a minibatch's mean loss over `size` rows, one micro-batch (and one graph in memory) at a time.
 
     Out of memory, it begins again with a smaller micro-batch, whose size it returns.
@@ -215,7 +227,7 @@ def accumulate_gradient(
 
 def micro_batch_loss(
     learner: Learner, micro: Batch, phase: PhaseState, config: TrainConfig, policy_learns: bool
-) -> tuple[Tensor, Statistics]:
+) -> tuple[Tensor, losses.Statistics]:
     """What the phase minimises, summed over the rows of a micro-batch."""
     policy, critic, temperature = learner.policy, learner.critic, config.rollout.temperature
     if phase.distils or critic is None:
@@ -223,14 +235,14 @@ def micro_batch_loss(
     else:
         logits, hidden = policy.chunk_outputs(micro.observations)
     if phase.distils:
-        return distillation_loss(logits, micro, config.phases.distill_student_temperature)
+        return losses.distillation_loss(logits, micro, config.phases.distill_student_temperature)
     logprobs = policy.token_logprobs(logits, micro.tokens, temperature)
     in_mixture = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
     behaviour_epsilon = phase.epsilon if in_mixture else None
-    loss, statistics = ppo_loss(logits, logprobs, micro, config.loss, temperature, behaviour_epsilon)
+    loss, statistics = losses.ppo_loss(logits, logprobs, micro, config.loss, temperature, behaviour_epsilon)
     if critic is None:
         return loss, statistics
-    of_values = value_loss(critic(hidden.detach()), micro, config.critic.value_clip)
+    of_values = losses.value_loss(critic(hidden.detach()), micro, config.critic.value_clip)
     statistics["train/value_loss"] = of_values.detach()
     return config.critic.value_coef * of_values + (loss if policy_learns else 0), statistics
 
@@ -263,7 +275,7 @@ def merged(parts: Iterable[dict[str, float]]) -> dict[str, float]:
     return whole
 
 
-def _over_ranks(parts: Sequence[Statistics], ranks: Ranks) -> dict[str, float]:
+def _over_ranks(parts: Sequence[losses.Statistics], ranks: Ranks) -> dict[str, float]:
     """Of all ranks' micro-batches; read from the device in one transfer."""
     found = [value for part in parts for value in part.values()]
     values = iter(torch.stack(found).tolist() if found else ())

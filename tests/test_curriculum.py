@@ -145,7 +145,10 @@ def test_groups_are_kept_by_their_success_rate_each_by_its_own(successes, bounds
     mixed = [trajectory(1, success=i < 4, group=4, index=8 + i) for i in range(8)]
     played = Rollout(group + mixed, {}, wall_s=1.0, errors=0)
     config = RolloutConfig(n_steps=1, group_success_bounds=bounds)
-    assert informative_rollout(lambda *_, n_steps: played, lambda: [], config) == (played, (group if kept else []) + mixed)
+    assert informative_rollout(lambda *_, n_steps: played, lambda: [], config) == (
+        played,
+        (group if kept else []) + mixed,
+    )
 
 
 @pytest.mark.parametrize("num_slots", [1, 3])
