@@ -50,11 +50,8 @@ def evaluation_episodes(task_ids: Sequence[int], init_states: tuple[int, int], t
     return [Episode(index, *start) for index, start in enumerate(episodes)]
 
 
-# Curriculum: tasks that succeed about half of the time teach most.
-
-
 def task_probabilities(config: TrainConfig, success: Mapping[int, float]) -> dict[int, float] | None:
-    """A softmax of -|success - 0.5| / temperature, mixed with the uniform distribution; None without --curriculum."""
+    """Tasks that succeed half of the time teach most: softmax of -|success - 0.5| / temperature, mixed with uniform."""
     if not config.rollout.curriculum:
         return None
     task_ids = config.task.task_ids
@@ -64,16 +61,13 @@ def task_probabilities(config: TrainConfig, success: Mapping[int, float]) -> dic
     return dict(zip(task_ids, mixed.tolist(), strict=True))
 
 
-# Dynamic sampling: learn only from groups that can teach (DAPO, Yu et al. 2025, section 3.2), within a bound.
-
-
 def informative_rollout(
     play: Callable[..., Rollout], episodes: Callable[[], Iterator[Episode]], config: RolloutConfig
 ) -> tuple[Rollout, list[Trajectory]]:
-    """Play until the groups inside the bounds hold `n_steps` env steps, or `max_extra_steps` more are spent.
+    """Dynamic sampling (DAPO, Yu et al. 2025, section 3.2): learn only from groups that can teach, within a bound.
 
-    play(episodes, n_steps=N) is a rollout; episodes() gives the update's episodes from the first on. Returns all that
-    was played, and the trajectories of the kept groups.
+    Plays until the groups inside the bounds hold `n_steps` env steps, or `max_extra_steps` more are spent.
+    episodes() gives the update's episodes from the first on. Returns all that was played, and the kept groups.
     """
     played: list[Rollout] = []
     kept: list[Trajectory] = []

@@ -139,16 +139,12 @@ def check_baseline(config: TrainConfig, found: Validation) -> None:
 def write_evaluation(run: Run, global_step: int, found: Validation) -> None:
     """Write every episode's outcome and the filmed episodes. What fails here costs the files, never the run."""
     starts = len({t.episode.group for t in found.played["student"]})  # (task, initial state); trials repeat all of them
-    outcomes = {
-        actor: [
-            {
-                "task_id": t.episode.task_id, "init_state_id": t.episode.init_state_id,
-                "trial": t.episode.index // starts, "success": t.success, "env_steps": t.env_steps,
-            }
-            for t in played
-        ]
-        for actor, played in found.played.items()
-    }  # fmt: skip
+
+    def outcome(t: Trajectory) -> dict[str, Any]:
+        key = {"task_id": t.episode.task_id, "init_state_id": t.episode.init_state_id}
+        return key | {"trial": t.episode.index // starts, "success": t.success, "env_steps": t.env_steps}
+
+    outcomes = {actor: [outcome(t) for t in played] for actor, played in found.played.items()}
     try:
         (run.folder / "evaluations").mkdir(exist_ok=True)
         write_json(run.folder / "evaluations" / f"step_{global_step}.json", outcomes)

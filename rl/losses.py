@@ -1,7 +1,6 @@
 """The algorithm's mathematics: advantages, distillation, the clipped surrogate, KL, entropy, the critic.
 
-Dimension key: N decisions of the rollout, B of a micro-batch, A tokens of a chunk (56), V action-token ids (256), H
-hidden width of the language model.
+Dimension key: N decisions of the rollout, B of a micro-batch, A tokens of a chunk (56), V action-token ids (256).
 A decision's loss is the mean over its executed tokens: a sum over 56 would saturate the clip.
 """
 
@@ -208,7 +207,7 @@ class ValueHead(nn.Module):
         self.net = nn.Sequential(nn.LayerNorm(hidden_dim), first, nn.Tanh(), last)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(B, A, H) hidden states -> (B,) values."""
+        """(B, A, hidden_dim) hidden states -> (B,) values."""
         return self.net(hidden.float().mean(dim=1)).squeeze(-1)
 
 

@@ -1,8 +1,7 @@
 """The processes that train one policy together, how they are started, and the few things that they do in common.
 
-Every rank plays episodes of its own. Then all hold all trajectories and decide the same from them: which minibatches
-there are, when to stop, what to record. Only forward and backward passes are divided; their gradients are added up
-before the optimizer step. With one process every operation here is the identity.
+Every rank plays episodes of its own. Then all hold all trajectories and decide the same from them. Only forward and
+backward passes are divided, and their gradients added up. With one process every operation here is the identity.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from configs.config import PhaseConfig
 from contracts import BadInput, first_line, read_json
 from rl.metrics import Successes
 from rl.phases import last_step
-from rl.results import Paired, count_pairs
+from rl.results import Paired, compare
 
 log = logging.getLogger("train")
 
@@ -124,11 +124,11 @@ def changes(run: StoredRun) -> list[Change]:
     ):
         before, after = (Successes(int(r[f"{k}_k"]), int(r[f"{k}_n"])) for r, k in ((first, start), (last, end)))
         earlier, later = outcomes(first, start), outcomes(last, end)
-        pairs = {key: (earlier[key], later[key]) for key in sorted(earlier.keys() & later.keys())}
-        whole.append(Change(label, before, after, count_pairs(pairs.values()) if pairs else None))
-        tasks = sorted({task_id for task_id, _, _ in pairs}) if start == end else []
+        paired = compare(earlier, later)
+        whole.append(Change(label, before, after, paired if paired.n else None))
+        tasks = sorted({task_id for task_id, _, _ in earlier.keys() & later.keys()}) if start == end else []
         for task_id in tasks if len(tasks) > 1 else ():
-            paired = count_pairs(pair for key, pair in pairs.items() if key[0] == task_id)
+            paired = compare({key: success for key, success in earlier.items() if key[0] == task_id}, later)
             of_tasks.append(Change(f"task {task_id}, {label}", paired.before, paired.after, paired))
     return whole + of_tasks
 

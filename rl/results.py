@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,9 +74,9 @@ class Paired:
         return f"{100 * self.difference:+.0f} points [{100 * low:+.0f}, {100 * high:+.0f}], p = {self.p_value:.2g}"
 
 
-def count_pairs(pairs: Iterable[tuple[bool, bool]]) -> Paired:
-    """Count (success before, success after) of episodes that both policies played."""
-    counts = Counter(pairs)
+def compare(before: Mapping[Any, bool], after: Mapping[Any, bool]) -> Paired:
+    """Pair the episodes that both have played; each is a key with its success."""
+    counts = Counter((before[key], after[key]) for key in before.keys() & after.keys())
     return Paired(*(counts[cell] for cell in ((True, True), (True, False), (False, True), (False, False))))
 
 
@@ -129,32 +129,28 @@ class Results:
         return {key: e["success"] for key, e in self.episodes.items() if key[: len(part)] == part}
 
 
-def compare(before: Results, after: Results, *part: Any) -> Paired:
-    """Pair the episodes that both have."""
-    earlier, later = before.of(*part), after.of(*part)
-    return count_pairs((earlier[key], later[key]) for key in earlier.keys() & later.keys())
-
-
 def save_results(results: Results, plan: Plan, before: Results | None = None) -> None:
     """Write the file; with `before`, also the comparison."""
 
     def outcome(*part: Any) -> dict[str, Any]:
-        played = results.of(*part).values()
-        record: dict[str, Any] = Successes(sum(played), len(played)).metrics("success") if played else {"success_n": 0}
-        if before is not None and (pairs := compare(before, results, *part)).n:
+        played = results.of(*part)
+        record: dict[str, Any] = {"success_n": 0}
+        if played:
+            record = Successes(sum(played.values()), len(played)).metrics("success")
+        if before is not None and (pairs := compare(before.of(*part), played)).n:
             low, high = pairs.interval
             difference = {"difference": pairs.difference, "low": low, "high": high, "p_value": pairs.p_value}
             record["compared"] = {"n": pairs.n, **asdict(pairs), **difference}
         return record
 
-    suites: dict[str, Any] = {}
-    for suite, tasks in plan.tasks.items():
-        of_tasks = {
-            str(t.task_id): {"name": t.name, "instruction": t.instruction, "max_env_steps": t.max_env_steps}
-            | outcome(suite, t.task_id)
-            for t in tasks
-        }
-        suites[suite] = {**outcome(suite), "tasks": of_tasks}
+    def of_task(suite: str, t: TaskInfo) -> dict[str, Any]:
+        told = {"name": t.name, "instruction": t.instruction, "max_env_steps": t.max_env_steps}
+        return told | outcome(suite, t.task_id)
+
+    suites = {
+        suite: outcome(suite) | {"tasks": {str(task.task_id): of_task(suite, task) for task in tasks}}
+        for suite, tasks in plan.tasks.items()
+    }
     document = {
         **KIND,
         "complete": results.episodes.keys() >= set(plan.keys),
@@ -212,10 +208,11 @@ def results_table(results: Results, plan: Plan, before: Results | None = None) -
     """A line for each task, each suite and all; with `before`, what has changed on the episodes that both have."""
 
     def row(label: str, instruction: str, *part: Any) -> tuple[str, ...]:
+        played = results.of(*part)
         if before is None:
-            played = results.of(*part).values()
-            return label, str(Successes(sum(played), len(played))) if played else "not played", instruction
-        if (pairs := compare(before, results, *part)).n == 0:
+            rate = str(Successes(sum(played.values()), len(played))) if played else "not played"
+            return label, rate, instruction
+        if (pairs := compare(before.of(*part), played)).n == 0:
             return label, "", "", "no pairs", ""
         won_and_lost = f"{pairs.n}: +{pairs.only_after} -{pairs.only_before}"
         return label, str(pairs.before), str(pairs.after), str(pairs), won_and_lost

@@ -50,9 +50,9 @@ class Behaviour:
 def behaviour_in(phase: PhaseState, config: TrainConfig, teacher_mode: TeacherMode) -> Behaviour:
     """Who acts in the rollouts of a phase: teacher, epsilon-mixture, student."""
     return Behaviour(
-        epsilon=phase.epsilon,
-        temperature=config.rollout.temperature,
-        teacher_mode=teacher_mode,
+        phase.epsilon,
+        config.rollout.temperature,
+        teacher_mode,
         record_student_logprobs=phase.phase is not Phase.WARMUP,
         record_teacher_match=phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour",
     )
@@ -262,12 +262,8 @@ def decide(
             decisions[i] = Decision(observations[i], acted.tokens[row], by_teacher=True)
             actions[i], teacher_tokens[i] = acted.actions[row], acted.tokens[row]
     if rows := [i for i, teacher in enumerate(by_teacher) if not teacher]:
-        acted = policy.act(
-            [observations[i] for i in rows],
-            mode=behaviour.student_mode,
-            temperature=behaviour.temperature,
-            generators=[generators[i] for i in rows] if behaviour.student_mode == "sample" else None,
-        )
+        seen, draws = [observations[i] for i in rows], [generators[i] for i in rows]
+        acted = policy.act(seen, behaviour.student_mode, behaviour.temperature, draws)
         for row, i in enumerate(rows):
             decisions[i] = Decision(observations[i], acted.tokens[row], False, student_logprobs=acted.logprobs[row])
             actions[i] = acted.actions[row]
@@ -287,16 +283,16 @@ def decide(
 def fewer_at_once(policy: Policy, tried: int, reason: str, learning: bool) -> int:
     """How many decisions to send through the network at once after `tried` did not fit the GPU's memory.
 
-    Half of them; where one did not fit and is learnt from, one with all activations recomputed. Raises BadInput at the
-    end. Each update and rollout begins with the most again: another program may have taken the memory.
+    Half of them, at last one with all activations recomputed; else BadInput. Each update and rollout begins with the
+    most again: another program may have taken the memory.
     """
     torch.cuda.empty_cache()  # nothing on a CPU
     if tried > 1 or (learning and policy.recompute_everything()):
         how = f"{tried // 2} decisions at once" if tried > 1 else "all activations recomputed"
         log.warning("out of GPU memory (%s); the run goes on with %s", reason, how)
         return max(1, tried // 2)
-    smallest = "a decision with --max-batch 1:"
+    smallest = "a decision with --max-batch 1"
     if learning:
-        smallest = "an update with --micro-batch-size 1 and --gradient-checkpointing on: raise --memory-budget,"
-    advice = "lower --num-envs (simulators may render on the GPU), or close other programs on it"
-    raise BadInput(f"out of GPU memory ({reason}) in {smallest} {advice}")
+        smallest = "an update with --micro-batch-size 1 and --gradient-checkpointing on"
+    advice = "lower --num-envs (simulators may render on the GPU), raise --memory-budget, or close other programs on it"
+    raise BadInput(f"out of GPU memory ({reason}) in {smallest}: {advice}")
