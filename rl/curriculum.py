@@ -24,8 +24,7 @@ def training_episodes(
 ) -> Iterator[Episode]:
     """Endless groups of `group_size` episodes with one task and initial state each, a function of the arguments.
 
-    Tasks take turns, or are drawn with the given probabilities; within a task the training initial states are drawn
-    without replacement until all were used.
+    Tasks take turns, or are drawn by `probabilities`; a task's initial states are drawn until all were used.
     """
     rng = np.random.default_rng(seed_sequence(seed, "episodes", update))
     states = range(*task.train_init_states)

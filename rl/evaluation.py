@@ -71,10 +71,7 @@ def validate(
     policy: Policy, pool: Pool, config: TrainConfig, teacher_mode: TeacherMode, known_teacher: Successes | None,
     ranks: Ranks = ALONE,
 ) -> Validation:  # fmt: skip
-    """Evaluate student and teacher; the teacher never changes, so its result is taken from `known_teacher` if given.
-
-    Only sampled decisions are worth repeating. The first episode of teacher and greedy student is filmed.
-    """
+    """Evaluate student and teacher, which never changes: it plays only where no result of it is known."""
     task, played = config.task, {}
 
     def play(actor: str, mode: Mode, trials: int = 1) -> Successes:
@@ -101,10 +98,11 @@ def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
 
 def evaluate_and_record(
     config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState, teacher_mode: TeacherMode
-) -> Validation:
+) -> None:
     """Validate teacher and student, record, keep the best checkpoint, write videos. Raises what the checks raise."""
     policy = learner.policy
-    check_teacher(run.teacher_file, policy, teacher_mode, tolerated=0.0 if policy.dtype is torch.float32 else 0.1)
+    tolerated = 0.0 if policy.dtype is torch.float32 else 0.1  # on another GPU bfloat16 rounds near-ties differently
+    check_teacher(run.teacher_file, policy, teacher_mode, tolerated)
     teacher = None if state.teacher_k is None else Successes(state.teacher_k, state.teacher_n or 0)
     with run.timed("eval"):
         found = validate(policy, pool, config, teacher_mode, teacher, learner.ranks)
@@ -118,7 +116,6 @@ def evaluate_and_record(
     state.evaluated_at, state.teacher_k, state.teacher_n = state.global_step, found.teacher.k, found.teacher.n
     if config.evaluation.best_by == "evaluation" and state.improves(found.student.interval[0]):
         mark_best(run.checkpoints, learner, state, found.metrics())
-    return found
 
 
 def check_baseline(config: TrainConfig, found: Validation) -> None:
@@ -175,10 +172,7 @@ def remember_teacher(
 
 
 def check_teacher(path: Path, policy: Policy, teacher_mode: TeacherMode, tolerated: float = 0.0) -> None:
-    """The teacher never changes: it still answers the stored observation with the stored chunk, else SelfCheckError.
-
-    `tolerated`: share of tokens that may differ: on another GPU bfloat16 rounds near-ties differently.
-    """
+    """The teacher answers the stored observation with the stored chunk, up to a share of its tokens; SelfCheckError."""
     try:
         with np.load(path, allow_pickle=False) as file:
             instruction, prepared = str(file["instruction"]), bool(file["prepared"])

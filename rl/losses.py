@@ -48,10 +48,7 @@ def compute_advantages(batch: Batch, trajectories: Sequence[Trajectory], config:
 
 
 def standardised(returns: Tensor) -> Tensor:
-    """A_i = (R_i - mean) / (std + 1e-6), unbiased std; exactly 0 when all are equal (GRPO, Shao et al. 2024, eq. 3).
-
-    Eight episodes with one success: +2.4749 for it, -0.3536 for the others.
-    """
+    """A_i = (R_i - mean) / (std + 1e-6), unbiased std; exactly 0 when all are equal (GRPO, Shao et al. 2024, eq. 3)."""
     if len(returns) < 2 or bool((returns == returns[0]).all()):
         return torch.zeros_like(returns)
     return (returns - returns.mean()) / (returns.std() + EPSILON)
@@ -191,11 +188,8 @@ def entropy(logprobs: Tensor, executed: Tensor) -> Tensor:
     return masked_mean(-(logprobs.exp() * logprobs).sum(-1), executed)
 
 
-# The critic (`--advantage gae`): a value head on the policy's hidden state. The default path never runs it.
-
-
 class ValueHead(nn.Module):
-    """Expected return of an observation, from the mean hidden state over the chunk's action positions."""
+    """The critic (`--advantage gae`): expected return, from the mean hidden state over the chunk's action positions."""
 
     def __init__(self, hidden_dim: int, seed: int):
         super().__init__()

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -35,8 +35,6 @@ from rl.trajectory import Episode
 if TYPE_CHECKING:
     from envs.pool import Pool
     from vla.policy import Policy
-
-T = TypeVar("T")
 
 log = logging.getLogger("train")
 
@@ -62,7 +60,7 @@ class Ranks:
         """Whether this rank logs, and writes files."""
         return self.rank == 0
 
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: Any) -> list[Any]:
         """Every rank's value; also a point at which all ranks wait for one another."""
         if self.size == 1:
             return [value]
@@ -71,9 +69,9 @@ class Ranks:
             dist.all_gather_object(values, value, group=self.objects)
         return values
 
-    def from_main(self, value: T | None) -> T:
+    def from_main(self, value: Any) -> Any:
         """Rank 0's value; what the others pass is ignored."""
-        return self.gather(value)[0]  # type: ignore[return-value]
+        return self.gather(value)[0]
 
     def divide(self, count: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
         """`compute` of the rows 0 .. count - 1, a part of them on each rank: compute((n,) rows) -> (n, ...) on the CPU.
@@ -137,10 +135,7 @@ ALONE = Ranks()
 def shared_rollout(
     ranks: Ranks, policy: Policy, pool: Pool, episodes: Iterable[Episode], n_steps: int | None = None, **options: Any
 ) -> Rollout:
-    """`rl.rollout.rollout`, its episodes divided among the ranks, of which all get every trajectory (frames: its own).
-
-    Of the total `n_steps` each rank plays an equal part, in whole groups.
-    """
+    """`rl.rollout.rollout` divided among the ranks, each an equal part of `n_steps`: all get all trajectories."""
     if ranks.size == 1:
         return rollout(policy, pool, episodes, n_steps=n_steps, **options)
     by_group = n_steps is not None  # else every episode is played anyway: then single ones divide more evenly
@@ -168,10 +163,7 @@ def start_ranks() -> None:
 
 
 def run_as_ranks(command: Sequence[str], size: int) -> int:
-    """Run `size` processes of one command, each told its rank; returns the first exit code that is not 0.
-
-    They get this process's signals, end soon after one has failed, and die with this process.
-    """
+    """Run `size` processes of one command, each told its rank; returns the first exit code that is not 0."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     common = {"OMP_NUM_THREADS": "1"} | os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # as torchrun

@@ -1,7 +1,4 @@
-"""What a run has reached, from its folder alone: `python -m rl.report RUN`
-
-Writes RUN/report/index.html and curves.png anew and prints what has changed.
-"""
+"""What a run has reached, from its folder alone: `python -m rl.report RUN` writes its report/index.html anew."""
 
 from __future__ import annotations
 

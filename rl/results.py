@@ -101,10 +101,7 @@ class Plan:
 def make_plan(
     tasks: Mapping[str, Sequence[TaskInfo]], trials: int, first_init_state: int, head: Mapping[str, Any]
 ) -> Plan:
-    """Trial i of every task of a suite, from initial state `first_init_state` + i, before trial i + 1 of any.
-
-    After the last state it starts over with the first.
-    """
+    """Trial i of every task of a suite, from initial state `first_init_state` + i, before trial i + 1 of any."""
     keys = []
     for suite, of_suite in tasks.items():
         for trial in range(trials):
@@ -181,10 +178,7 @@ def read_results(path: Path) -> Results:
 
 
 def open_results(path: Path, settings: Mapping[str, Any], plan: Plan, other: Results | None = None) -> Results:
-    """The results in `path`, to go on with, or new ones. Raises BadInput where the file is of another evaluation.
-
-    Or where a difference from `other`, with which they will be compared, need not come from the policies.
-    """
+    """The results in `path`, to go on with, or new ones. `other`: what they will be compared with. Raises BadInput."""
     if other is not None:
         for name in ("temperature", "assets", "bddl_sha256", "mode"):
             old, new = other.settings.get(name), settings[name]

@@ -49,13 +49,11 @@ class Behaviour:
 
 def behaviour_in(phase: PhaseState, config: TrainConfig, teacher_mode: TeacherMode) -> Behaviour:
     """Who acts in the rollouts of a phase: teacher, epsilon-mixture, student."""
+    match = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
     return Behaviour(
-        phase.epsilon,
-        config.rollout.temperature,
-        teacher_mode,
-        record_student_logprobs=phase.phase is not Phase.WARMUP,
-        record_teacher_match=phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour",
-    )
+        phase.epsilon, config.rollout.temperature, teacher_mode,
+        record_student_logprobs=not phase.distils, record_teacher_match=match,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -269,7 +269,6 @@ class WandbLog:
         self._do("log a video", send)
 
     def conclude(self, summary: Mapping[str, float]) -> None:
-        """What a row of wandb's table of runs shows."""
         self._do("set its summary", lambda: self._run.summary.update(dict(summary)))
 
     def finish(self, exit_code: int = 0) -> None:

@@ -125,8 +125,7 @@ def _gain_of_a_promising_step(policy: Policy, observations: Sequence[Observation
     trained = [parameter for _, parameter in policy.named_trainable_parameters()]
     logits = policy.chunk_logits(observations)
     tokens = logits.argmin(-1).cpu() + FIRST_ACTION_TOKEN
-    objective = policy.token_logprobs(logits, tokens, 1.0).mean()
-    objective.neg().backward()
+    policy.token_logprobs(logits, tokens, 1.0).mean().neg().backward()
     gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
     slope = sum((g.square() / (g.abs() + ADAM_EPS)).sum().item() for g in gradients)
     lr = PROMISED_GAIN / slope if slope > 0 else 0.0

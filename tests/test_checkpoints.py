@@ -139,14 +139,6 @@ def test_a_missing_checkpoint_is_named_with_the_steps_that_are_there(checkpoints
         latest_checkpoint(checkpoints.parent)
 
 
-def test_what_is_not_ours_is_left_alone(checkpoints, learner):
-    for name in ("step_0-copy", "step_", ".cache"):
-        (checkpoints / name).mkdir()
-    for step in (1, 2):
-        save(checkpoints, learner, step, keep=1)
-    assert sorted(p.name for p in checkpoints.iterdir()) == [".cache", "latest", "step_", "step_0-copy", "step_2"]
-
-
 def test_the_links_of_an_old_run_and_other_paths_are_what_they_are(tmp_path):
     (tmp_path / "step_7").mkdir()
     (tmp_path / "best").symlink_to("step_7")

@@ -8,12 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.config import RolloutConfig, TaskConfig, TrainConfig
-from rl.curriculum import (
-    evaluation_episodes,
-    informative_rollout,
-    task_probabilities,
-    training_episodes,
-)
+from rl.curriculum import evaluation_episodes, informative_rollout, task_probabilities, training_episodes
 from rl.rollout import Behaviour, Randomness, Rollout, rollout
 from rl.trajectory import Episode
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, trajectory

@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from html.parser import HTMLParser
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,28 +29,6 @@ from rl.report import (
 from tests.stored_runs import ROWS, evaluation, store, store_episodes, update
 
 
-class Page(HTMLParser):
-    """Checks that tags are balanced; collects text and references."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.text, self.references, self.open = "", [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.references += [value for name, value in attributes if name in ("src", "href")]
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag, self.getpos()
-
-    def handle_data(self, data):
-        self.text += data
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A run over two tasks with outcomes, a picture and videos."""
@@ -65,42 +43,44 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(folder) -> Page:
+def page(folder) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         main([str(folder)])
     before_and_after, *_, path = shown.getvalue().splitlines()
     assert before_and_after.startswith("student, sampled: 4/20")
-    return Page(Path(path).read_text())
+    return Path(path).read_text()
 
 
 def test_the_page_refers_to_files_of_the_run_only(folder, page):
     # Curves and first frame, teacher and student of the first evaluation, the best and the last student.
-    assert len(page.references) == 6
-    assert all((folder / "report" / file).stat().st_size > 0 for file in page.references)
+    references = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert len(references) == 6
+    assert all((folder / "report" / file).stat().st_size > 0 for file in references)
 
 
 def test_rates_differences_command_and_machine_are_told(page):
     for row in (ROWS[0], ROWS[-1]):
         for key in (SAMPLED, GREEDY):
-            assert str(Successes(row[f"{key}_k"], row[f"{key}_n"])) in page.text
+            assert str(Successes(row[f"{key}_k"], row[f"{key}_n"])) in page
     # 12 of 20 more: 4 solved twice, 12 only after, 4 never, so 12 of 12 decided pairs, p = 2 / 2^12
-    assert "+60 points" in page.text
-    assert f"p = {2 / 2**12:.2g}, n = 20" in page.text
-    assert "task 4, student, sampled" in page.text
+    assert "+60 points" in page
+    assert f"p = {2 / 2**12:.2g}, n = 20" in page
+    assert "task 4, student, sampled" in page
     for part in ("--preset tiny --seed 3 --lr 0.001", "torch 2.15.0", "Some GPU", "0123456789ab, with local changes"):
-        assert part in page.text
-    assert "<run>" in page.text  # escaped: the parser saw no tag
+        assert part in page
+    assert "a &lt;run&gt;" in page
+    assert "<run>" not in page
 
 
 def test_what_was_not_recorded_is_named(page):
-    missing = page.text.split("Not recorded in this run: ")[1].split(".")[0]
+    missing = page.split("Not recorded in this run: ")[1].split(".")[0]
     assert "Critic" in missing
     assert "Distillation loss" not in missing
 
 
 @pytest.mark.parametrize("rows", [[], ROWS[:1]])
 def test_a_run_that_has_hardly_begun_has_a_report(tmp_path, rows):
-    text = Page(write_report(read_run(store(tmp_path, rows))).read_text()).text
+    text = write_report(read_run(store(tmp_path, rows))).read_text()
     assert "Not finished" in text
     assert ("No evaluation has been recorded yet." in text) == (not rows)
 

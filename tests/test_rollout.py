@@ -9,14 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts import BadInput
-from rl.rollout import (
-    MAX_ATTEMPTS,
-    Behaviour,
-    Randomness,
-    decide,
-    rollout,
-    torch_generator,
-)  # fmt: skip
+from rl.rollout import MAX_ATTEMPTS, Behaviour, Randomness, decide, rollout, torch_generator
 from rl.trajectory import Episode
 from tests.fakes import CHUNK_LENGTH, FIRST_ACTION_TOKEN, FakePolicy, FakePool, Script, random_observations
 
@@ -36,15 +29,8 @@ def lengths_script(*lengths: int):
 
 
 def play(pool, behaviour=STUDENT, n_steps=None, source=None, policy=None, randomness=RANDOMNESS, **options):
-    return rollout(
-        policy or FakePolicy(),
-        pool,
-        episodes() if source is None else source,
-        behaviour,
-        randomness,
-        n_steps=n_steps,
-        **options,
-    )
+    source = episodes() if source is None else source
+    return rollout(policy or FakePolicy(), pool, source, behaviour, randomness, n_steps=n_steps, **options)
 
 
 def played(collected) -> list[int]:
