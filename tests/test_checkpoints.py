@@ -1,6 +1,5 @@
 """Checkpoints: a failure at any moment leaves the previous one whole, and foreign files do no harm."""
 
-import json
 import os
 import random
 import shutil
@@ -154,20 +153,6 @@ def test_the_newest_are_kept_by_number_not_by_name_and_the_best_always(checkpoin
         save(checkpoints, learner, step, keep=2)
     assert sorted(p.name for p in checkpoints.glob("step_*")) == ["step_10", "step_100", "step_8"]
     assert resolve_pointer(checkpoints / "best").name == "step_8"
-
-
-def test_best_moves_only_to_a_higher_score(checkpoints, learner):
-    state = TrainerState()
-    best = []
-    for step, score in ((1, 0.2), (2, 0.5), (3, 0.5), (4, 0.4), (5, 0.6)):
-        save(checkpoints, learner, step)
-        state.global_step = step
-        if state.improves(score):
-            mark_best(checkpoints, learner, state, {"eval/student_success": score})
-        best.append(resolve_pointer(checkpoints / "best").name)
-    assert best == ["step_1", "step_2", "step_2", "step_2", "step_5"]
-    metadata = json.loads((resolve_pointer(checkpoints / "best") / "metadata.json").read_text())
-    assert metadata == {"global_step": 5, "score": 0.6, "eval/student_success": 0.6}
 
 
 class Payload:

@@ -26,7 +26,6 @@ from rl.evaluation import (
 )
 from rl.metrics import Successes
 from rl.report import read_metrics
-from rl.rollout import Behaviour, Randomness, rollout
 from rl.run import Run
 from rl.trajectory import Episode
 from rl.update import Learner
@@ -44,14 +43,6 @@ def test_every_evaluation_draws_the_same_numbers():
 
     assert tokens(0, 1) == tokens(0, 1) == tokens(0, 3)
     assert tokens(0, 1) != tokens(1, 1)
-
-
-def test_an_evaluation_draws_other_numbers_than_training():
-    episodes = [Episode(0, 0, 40, 0)]
-    pool = FakePool(lambda *_: Script(9))
-    (trained,) = rollout(FakePolicy(), pool, episodes, Behaviour(0.0, 1.0), Randomness(0, "rollout", 0)).trajectories
-    (evaluated,) = evaluate(FakePolicy(), pool, episodes, "sample", seed=0).trajectories
-    assert not torch.equal(trained.decisions[0].tokens, evaluated.decisions[0].tokens)
 
 
 # validate
