@@ -90,7 +90,7 @@ def train(
 ) -> None:
     """Warmup, transition and RL, from `state` to the last env step. Saves after every update."""
     from rl.checkpoints import save_checkpoint
-    from rl.curriculum import curriculum_metrics, informative_rollout, task_probabilities, training_episodes
+    from rl.curriculum import informative_rollout, task_probabilities, training_episodes
     from rl.evaluation import evaluate_and_record, evaluation_is_due
     from rl.ranks import shared_rollout
     from rl.rollout import Randomness, behaviour_in
@@ -124,7 +124,7 @@ def train(
             else:
                 played = rollout(episodes(), n_steps=config.rollout.n_steps)
                 trajectories = played.trajectories
-        metrics = rollout_metrics(played, phase, sum(ranks.gather(pool.restarts))) | curriculum_metrics(preferred)
+        metrics = rollout_metrics(played, phase, sum(ranks.gather(pool.restarts)), preferred)
 
         if trajectories:
             # 4. Advantages: the return of an episode, or how much better it was than others or than expected.

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 
 from contracts import BadInput, Observation, first_line, resolve_pointer, write_json
-from rl.curriculum import absorb_successes
+from rl.curriculum import UNKNOWN
 from rl.rollout import Rollout
 from rl.update import Learner
 
 TRAINER_FILE = "trainer.pt"
-RETURN_ALPHA = 0.99
+RETURN_ALPHA, TASK_ALPHA = 0.99, 0.9  # of the exponential averages, per episode
 
 
 @dataclass
@@ -53,10 +53,12 @@ class TrainerState:
         """Count an update: its env steps and its returns (exponential averages)."""
         self.global_step += played.env_steps
         self.update += 1
-        for value in (trajectory.success_return for trajectory in played.trajectories):
+        for trajectory in played.trajectories:
+            value, task_id = float(trajectory.success), trajectory.episode.task_id
             previous = value if self.return_average is None else self.return_average
             self.return_average = RETURN_ALPHA * previous + (1 - RETURN_ALPHA) * value
-        absorb_successes(self.task_success, played.trajectories)
+            of_task = self.task_success.get(task_id, UNKNOWN)
+            self.task_success[task_id] = TASK_ALPHA * of_task + (1 - TASK_ALPHA) * value
 
 
 def save_checkpoint(
@@ -65,9 +67,8 @@ def save_checkpoint(
 ) -> Path:  # fmt: skip
     """Rank 0 writes `checkpoints/step_N`, moves the pointer `latest` to it and deletes older ones beyond `keep`.
 
-    Raises OSError (disk full, folder gone) with the previous checkpoint untouched. `samples`: observations on which a
-    later merge of the adapter checks itself. `best`: metadata of a new best; that pointer moves before `latest`, which
-    says that all is done.
+    Raises OSError (disk full, folder gone) with the previous checkpoint untouched. `samples`: a later merge checks
+    itself on them. `best`: metadata of a new best; that pointer moves before `latest`, which says that all is done.
     """
     final = checkpoints / f"step_{state.global_step}"
     if learner.ranks.is_main:
@@ -89,21 +90,16 @@ def save_checkpoint(
         kept = {*_steps(checkpoints)[-keep:], resolve_pointer(checkpoints / "best")}
         for folder in {*_steps(checkpoints)} - kept:
             shutil.rmtree(folder, ignore_errors=True)
-    learner.ranks.wait_for_all()
+    learner.ranks.gather(None)  # all wait for it
     return final
 
 
 def _write(folder: Path, learner: Learner, state: TrainerState, samples: Sequence[Observation]) -> None:
-    """Write a checkpoint's files and flush them to the disk."""
     learner.policy.save_adapter(folder, samples)
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()  # which torch.load(weights_only=True) accepts
-    generators = {
-        "python": random.getstate(),
-        "numpy": numpy_state,
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-    }
+    generators = {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state()}
+    generators["cuda"] = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     stored = {"state": asdict(state), "optimizer": learner.optimizer.state_dict(), "random": generators}
     if learner.critic is not None:
         stored["critic"] = learner.critic.state_dict()
@@ -120,7 +116,6 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
         state = TrainerState(**stored["state"])
-        _check_finite(stored, str(path))
         learner.policy.load_adapter(folder)
         if learner.critic is not None:
             learner.critic.load_state_dict(stored["critic"])
@@ -140,15 +135,6 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
     if state.ranks != learner.ranks.size:  # they would play other episodes
         raise BadInput(f"this run trains in {state.ranks} process(es), one a GPU: resume it with as many")
     return state
-
-
-def _check_finite(stored: Any, name: str) -> None:
-    """Raise BadInput, with its name, at the first tensor in a structure of dictionaries that is not finite."""
-    if isinstance(stored, torch.Tensor) and not torch.isfinite(stored).all():
-        raise BadInput(f"{name} holds NaN or infinity: the file is damaged or its training has diverged")
-    if isinstance(stored, dict):
-        for key, value in stored.items():
-            _check_finite(value, f"{name}: {key}")
 
 
 def mark_best(

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from configs.config import RolloutConfig, TaskConfig, TrainConfig
-from rl.rollout import Rollout, numpy_generator
+from rl.rollout import Rollout, seed_sequence
 from rl.trajectory import Episode, Trajectory
 
 log = logging.getLogger("train")
 
-SUCCESS_ALPHA = 0.9  # of the exponential average of a task's successes, per episode
 PREFERENCE_TEMPERATURE = 0.2
 FLOOR = 0.2  # share of the episodes that is spread evenly over the tasks: what is mastered or hopeless is still tried
 UNKNOWN = 0.5  # a task that was not played yet counts as worth most
@@ -26,10 +24,9 @@ def training_episodes(
 ) -> Iterator[Episode]:
     """Endless groups of `group_size` episodes with one task and initial state each, a function of the arguments.
 
-    Tasks take turns, or are drawn with the given probabilities; within a task the training initial states are drawn
-    without replacement until all were used.
+    Tasks take turns, or are drawn by `probabilities`; a task's initial states are drawn until all were used.
     """
-    rng = numpy_generator(seed, "episodes", update)
+    rng = np.random.default_rng(seed_sequence(seed, "episodes", update))
     states = range(*task.train_init_states)
     decks: dict[int, list[int]] = {task_id: [] for task_id in task.task_ids}
     groups = itertools.count()
@@ -52,11 +49,8 @@ def evaluation_episodes(task_ids: Sequence[int], init_states: tuple[int, int], t
     return [Episode(index, *start) for index, start in enumerate(episodes)]
 
 
-# Curriculum: tasks that succeed about half of the time teach most.
-
-
 def task_probabilities(config: TrainConfig, success: Mapping[int, float]) -> dict[int, float] | None:
-    """A softmax of -|success - 0.5| / temperature, mixed with the uniform distribution; None without --curriculum."""
+    """Tasks that succeed half of the time teach most: softmax of -|success - 0.5| / temperature, mixed with uniform."""
     if not config.rollout.curriculum:
         return None
     task_ids = config.task.task_ids
@@ -66,39 +60,26 @@ def task_probabilities(config: TrainConfig, success: Mapping[int, float]) -> dic
     return dict(zip(task_ids, mixed.tolist(), strict=True))
 
 
-def absorb_successes(success: dict[int, float], trajectories: Sequence[Trajectory]) -> None:
-    """Move each task's exponential average of successes by the episodes that were played, in their order."""
-    for trajectory in trajectories:
-        task_id = trajectory.episode.task_id
-        previous = success.get(task_id, UNKNOWN)
-        success[task_id] = SUCCESS_ALPHA * previous + (1 - SUCCESS_ALPHA) * trajectory.success_return
-
-
-def curriculum_metrics(probabilities: Mapping[int, float] | None) -> dict[str, float]:
-    """The probabilities under their wandb names."""
-    return {f"curriculum/probability_task_{task_id}": p for task_id, p in (probabilities or {}).items()}
-
-
-# Dynamic sampling: learn only from groups that can teach (DAPO, Yu et al. 2025, section 3.2), within a bound.
-
-
 def informative_rollout(
     play: Callable[..., Rollout], episodes: Callable[[], Iterator[Episode]], config: RolloutConfig
 ) -> tuple[Rollout, list[Trajectory]]:
-    """Play until the groups inside the bounds hold `n_steps` env steps, or `max_extra_steps` more are spent.
+    """Dynamic sampling (DAPO, Yu et al. 2025, section 3.2): learn only from groups that can teach, within a bound.
 
-    play(episodes, n_steps=N) is a rollout; episodes() gives the update's episodes from the first on. Returns all that
-    was played, and the trajectories of the kept groups.
+    Plays until the groups inside the bounds hold `n_steps` env steps, or `max_extra_steps` more are spent.
+    episodes() gives the update's episodes from the first on. Returns all that was played, and the kept groups.
     """
     played: list[Rollout] = []
     kept: list[Trajectory] = []
-    next_group, missing = 0, config.n_steps
+    next_group, missing, (low, high) = 0, config.n_steps, config.group_success_bounds
     while missing > 0:
         rest = (episode for episode in episodes() if episode.group >= next_group)
         part = play(rest, n_steps=missing)
         played.append(part)
-        kept += informative(part.trajectories, config.group_success_bounds)
-        next_group = 1 + max(t.episode.group for t in part.trajectories)
+        for _, members in itertools.groupby(part.trajectories, key=lambda t: t.episode.group):
+            trajectories = list(members)
+            if low <= sum(t.success for t in trajectories) / len(trajectories) <= high:
+                kept += trajectories
+        next_group = part.trajectories[-1].episode.group + 1
         extra = sum(p.env_steps for p in played) - config.n_steps
         lacking = config.n_steps - sum(t.env_steps for t in kept)
         missing = min(lacking, config.max_extra_steps - extra)
@@ -111,12 +92,3 @@ def informative_rollout(
         errors=sum(p.errors for p in played),
     )
     return whole, kept
-
-
-def informative(trajectories: Sequence[Trajectory], bounds: tuple[float, float]) -> list[Trajectory]:
-    """Trajectories of groups whose success rate lies within the bounds (inclusive)."""
-    groups: dict[int, list[Trajectory]] = defaultdict(list)
-    for trajectory in trajectories:
-        groups[trajectory.episode.group].append(trajectory)
-    low, high = bounds
-    return [t for group in groups.values() if low <= sum(t.success for t in group) / len(group) <= high for t in group]

@@ -17,7 +17,7 @@ from configs.config import TrainConfig
 from contracts import BadInput, Observation, SelfCheckError, first_line, write_json
 from rl.checkpoints import TrainerState, mark_best
 from rl.curriculum import evaluation_episodes
-from rl.metrics import Successes, count, progress_bar
+from rl.metrics import Successes, count, progress_bar, task_rates
 from rl.phases import TeacherMode, phase_at
 from rl.ranks import ALONE, Ranks, shared_rollout
 from rl.rollout import Behaviour, Randomness, Rollout
@@ -34,22 +34,20 @@ log = logging.getLogger("train")
 
 def evaluate(
     policy: Policy, pool: Pool, episodes: Sequence[Episode], mode: Mode, temperature: float = 1.0, seed: int = 0, *,
-    by_teacher: bool = False, max_batch: int | None = None, ranks: Ranks = ALONE, **watching: Any,
+    by_teacher: bool = False, ranks: Ranks = ALONE, **options: Any,
 ) -> Rollout:  # fmt: skip
-    """Play the given episodes by the code that training rollouts use, divided among the ranks.
+    """Play the given episodes by the code of training rollouts, divided among the ranks; mode "l1" is the teacher's.
 
-    mode "l1" is the teacher's alone. watching: as `rl.rollout.rollout` takes it. The random stream depends on the seed
-    and the episode only, so every evaluation of a run draws the same numbers: a difference comes from the policy.
+    `options`: as `rl.rollout.rollout` takes them. The random stream depends on the seed and the episode only, so every
+    evaluation of a run draws the same numbers: a difference comes from the policy.
     """
     behaviour = Behaviour(
         epsilon=1.0 if by_teacher or mode == "l1" else 0.0, temperature=temperature,
         teacher_mode="l1" if mode == "l1" else "greedy", student_mode="sample" if mode == "sample" else "greedy",
         keep_observations=False,
     )  # fmt: skip
-    return shared_rollout(
-        ranks, policy, pool, episodes,
-        behaviour=behaviour, randomness=Randomness(seed, "evaluation"), max_batch=max_batch, **watching,
-    )  # fmt: skip
+    stream = Randomness(seed, "evaluation")
+    return shared_rollout(ranks, policy, pool, episodes, behaviour=behaviour, randomness=stream, **options)
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,8 @@ class Validation:
     def metrics(self) -> dict[str, float]:
         found = {"eval/gap": self.teacher.rate - self.student.rate}
         for actor in ("teacher", "student", "student_sampled"):
-            found |= getattr(self, actor).metrics(f"eval/{actor}_success")
-            played = self.played.get(actor, ())
-            tasks = sorted({t.episode.task_id for t in played})
-            for task_id in tasks if len(tasks) > 1 else ():
-                of_task = count([t for t in played if t.episode.task_id == task_id])
-                found[f"eval/{actor}_success_task_{task_id}"] = of_task.rate
+            name = f"eval/{actor}_success"
+            found |= getattr(self, actor).metrics(name) | task_rates(name, self.played.get(actor, ()))
         return found
 
 
@@ -77,10 +71,7 @@ def validate(
     policy: Policy, pool: Pool, config: TrainConfig, teacher_mode: TeacherMode, known_teacher: Successes | None,
     ranks: Ranks = ALONE,
 ) -> Validation:  # fmt: skip
-    """Evaluate student and teacher; the teacher never changes, so its result is taken from `known_teacher` if given.
-
-    Only sampled decisions are worth repeating. The first episode of teacher and greedy student is filmed.
-    """
+    """Evaluate student and teacher, which never changes: it plays only where no result of it is known."""
     task, played = config.task, {}
 
     def play(actor: str, mode: Mode, trials: int = 1) -> Successes:
@@ -107,10 +98,11 @@ def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
 
 def evaluate_and_record(
     config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState, teacher_mode: TeacherMode
-) -> Validation:
+) -> None:
     """Validate teacher and student, record, keep the best checkpoint, write videos. Raises what the checks raise."""
     policy = learner.policy
-    check_teacher(run.teacher_file, policy, teacher_mode, tolerated=0.0 if policy.dtype is torch.float32 else 0.1)
+    tolerated = 0.0 if policy.dtype is torch.float32 else 0.1  # on another GPU bfloat16 rounds near-ties differently
+    check_teacher(run.teacher_file, policy, teacher_mode, tolerated)
     teacher = None if state.teacher_k is None else Successes(state.teacher_k, state.teacher_n or 0)
     with run.timed("eval"):
         found = validate(policy, pool, config, teacher_mode, teacher, learner.ranks)
@@ -124,7 +116,6 @@ def evaluate_and_record(
     state.evaluated_at, state.teacher_k, state.teacher_n = state.global_step, found.teacher.k, found.teacher.n
     if config.evaluation.best_by == "evaluation" and state.improves(found.student.interval[0]):
         mark_best(run.checkpoints, learner, state, found.metrics())
-    return found
 
 
 def check_baseline(config: TrainConfig, found: Validation) -> None:
@@ -145,16 +136,12 @@ def check_baseline(config: TrainConfig, found: Validation) -> None:
 def write_evaluation(run: Run, global_step: int, found: Validation) -> None:
     """Write every episode's outcome and the filmed episodes. What fails here costs the files, never the run."""
     starts = len({t.episode.group for t in found.played["student"]})  # (task, initial state); trials repeat all of them
-    outcomes = {
-        actor: [
-            {
-                "task_id": t.episode.task_id, "init_state_id": t.episode.init_state_id,
-                "trial": t.episode.index // starts, "success": t.success, "env_steps": t.env_steps,
-            }
-            for t in played
-        ]
-        for actor, played in found.played.items()
-    }  # fmt: skip
+
+    def outcome(t: Trajectory) -> dict[str, Any]:
+        key = {"task_id": t.episode.task_id, "init_state_id": t.episode.init_state_id}
+        return key | {"trial": t.episode.index // starts, "success": t.success, "env_steps": t.env_steps}
+
+    outcomes = {actor: [outcome(t) for t in played] for actor, played in found.played.items()}
     try:
         (run.folder / "evaluations").mkdir(exist_ok=True)
         write_json(run.folder / "evaluations" / f"step_{global_step}.json", outcomes)
@@ -177,7 +164,7 @@ def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
 def remember_teacher(
     path: Path, policy: Policy, observation: Observation, teacher_mode: TeacherMode, write: bool = True
 ) -> None:
-    """Store an observation and the teacher's chunk for it, for `check_teacher`."""
+    """Store an observation and the teacher's chunk for it."""
     with policy.teacher():
         tokens = policy.act([observation], mode=teacher_mode).tokens[0]
     if write:
@@ -185,10 +172,7 @@ def remember_teacher(
 
 
 def check_teacher(path: Path, policy: Policy, teacher_mode: TeacherMode, tolerated: float = 0.0) -> None:
-    """The teacher never changes: it still answers the stored observation with the stored chunk, else SelfCheckError.
-
-    `tolerated`: share of tokens that may differ: on another GPU bfloat16 rounds near-ties differently.
-    """
+    """The teacher answers the stored observation with the stored chunk, up to a share of its tokens; SelfCheckError."""
     try:
         with np.load(path, allow_pickle=False) as file:
             instruction, prepared = str(file["instruction"]), bool(file["prepared"])

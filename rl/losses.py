@@ -1,4 +1,4 @@
-"""The algorithm's mathematics: advantages, distillation, the clipped surrogate, KL and entropy. Pure functions.
+"""The algorithm's mathematics: advantages, distillation, the clipped surrogate, KL, entropy, the critic.
 
 Dimension key: N decisions of the rollout, B of a micro-batch, A tokens of a chunk (56), V action-token ids (256).
 A decision's loss is the mean over its executed tokens: a sum over 56 would saturate the clip.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from configs.config import LossConfig
 from rl.trajectory import Batch, Trajectory
@@ -19,8 +19,8 @@ from rl.trajectory import Batch, Trajectory
 EPSILON = 1e-6  # keeps the division by a standard deviation finite
 ADVANTAGE_LIMIT = 10.0  # |A| is clamped to this
 LOGRATIO_LIMIT = 5.0
+CRITIC_WIDTH = 256
 FIRST_ACTION_TOKEN = 31744  # index v of the last axis is token id 31744 + v
-
 
 # Sums over the decisions of a micro-batch (maxima where the name ends so), on the policy's device, without gradient.
 Statistics = dict[str, Tensor]
@@ -32,7 +32,7 @@ def compute_advantages(batch: Batch, trajectories: Sequence[Trajectory], config:
     `absolute` is the return itself, discounted per decision from the last one backwards: failures give no gradient and
     cost no compute. The relative kinds give every decision of a trajectory the same value.
     """
-    returns = torch.tensor([t.success_return for t in trajectories])
+    returns = torch.tensor([float(t.success) for t in trajectories])
     groups = torch.tensor([t.episode.group for t in trajectories])
     if config.advantage == "absolute":
         advantages = returns[batch.trajectory] * config.discount**batch.steps_to_end
@@ -48,10 +48,7 @@ def compute_advantages(batch: Batch, trajectories: Sequence[Trajectory], config:
 
 
 def standardised(returns: Tensor) -> Tensor:
-    """A_i = (R_i - mean) / (std + 1e-6), unbiased std; exactly 0 when all are equal (GRPO, Shao et al. 2024, eq. 3).
-
-    Eight episodes with one success: +2.4749 for it, -0.3536 for the others.
-    """
+    """A_i = (R_i - mean) / (std + 1e-6), unbiased std; exactly 0 when all are equal (GRPO, Shao et al. 2024, eq. 3)."""
     if len(returns) < 2 or bool((returns == returns[0]).all()):
         return torch.zeros_like(returns)
     return (returns - returns.mean()) / (returns.std() + EPSILON)
@@ -97,8 +94,6 @@ def ppo_loss(
     logits (B, A, V); logprobs (B, A) of the batch's tokens by the policy as it is now, at `temperature`.
     behaviour_epsilon: the transition's epsilon when the ratio is against the mixture that acted.
     """
-    assert micro.advantages is not None, "rl.update fills them"
-    assert micro.weights is not None
     executed, old_logprobs = micro.executed, micro.student_logprobs
     if behaviour_epsilon is not None:
         logratio = behaviour_logratio(logprobs, old_logprobs, executed, micro.matches_teacher, behaviour_epsilon)
@@ -191,3 +186,50 @@ def exact_kl(logprobs: Tensor, reference_logprobs: Tensor, executed: Tensor) -> 
 def entropy(logprobs: Tensor, executed: Tensor) -> Tensor:
     """(B,) mean over executed tokens of the entropy in nats of (B, A, V) log-probs."""
     return masked_mean(-(logprobs.exp() * logprobs).sum(-1), executed)
+
+
+class ValueHead(nn.Module):
+    """The critic (`--advantage gae`): expected return, from the mean hidden state over the chunk's action positions."""
+
+    def __init__(self, hidden_dim: int, seed: int):
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            first, last = nn.Linear(hidden_dim, CRITIC_WIDTH), nn.Linear(CRITIC_WIDTH, 1)
+        nn.init.zeros_(last.weight)  # the first values are 0: no advantage comes from noise
+        nn.init.zeros_(last.bias)
+        self.net = nn.Sequential(nn.LayerNorm(hidden_dim), first, nn.Tanh(), last)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(B, A, hidden_dim) hidden states -> (B,) values."""
+        return self.net(hidden.float().mean(dim=1)).squeeze(-1)
+
+
+def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discount: float, gae_lambda: float) -> Tensor:
+    """(N,) generalised advantage estimates (Schulman et al. 2016, eq. 16); one decision is one time step.
+
+    delta_t = r_t + discount * V_{t+1} - V_t with the sparse reward on the last decision and V = 0 behind it: an episode
+    that reaches its cap has failed for good. A_t = sum over k of (discount * lambda)^k delta_{t+k}.
+    """
+    advantages = torch.zeros_like(values)
+    for row in reversed(range(len(values))):
+        if batch.steps_to_end[row] == 0:
+            advantages[row] = float(trajectories[int(batch.trajectory[row])].success) - values[row]
+        else:
+            delta = discount * values[row + 1] - values[row]
+            advantages[row] = delta + discount * gae_lambda * advantages[row + 1]
+    return advantages.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
+
+
+def value_loss(predicted: Tensor, micro: Batch, clip: float) -> Tensor:
+    """Sum of half the larger of the squared errors with and without clipping the change of the value to +-clip."""
+    assert micro.values is not None, "rl.update.estimate_advantages gives them"
+    old, target = micro.values, micro.advantages + micro.values
+    bounded = old + (predicted - old).clamp(-clip, clip)
+    return (0.5 * torch.maximum((predicted - target) ** 2, (bounded - target) ** 2)).sum()
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> float:
+    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant; 0 for constant returns."""
+    variance = returns.var(unbiased=False)
+    return 0.0 if variance == 0 else (1 - (returns - values).var(unbiased=False) / variance).item()

@@ -6,11 +6,11 @@ import contextlib
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # eval.py answers --help without them
     from torch import Tensor
 
     from rl.rollout import Rollout
+    from rl.trajectory import Trajectory
 
 Z = 1.959963984540054  # of 95 % intervals
 
@@ -37,7 +38,11 @@ class Successes:
 
     @property
     def interval(self) -> tuple[float, float]:
-        return wilson_interval(self.k, self.n)
+        """Wilson's score interval of the rate, 95 % (Wilson 1927)."""
+        rate, n = self.rate, self.n
+        centre = (rate + Z * Z / (2 * n)) / (1 + Z * Z / n)
+        half = Z / (1 + Z * Z / n) * math.sqrt(rate * (1 - rate) / n + Z * Z / (4 * n * n))
+        return (0.0 if self.k == 0 else centre - half), (1.0 if self.k == n else centre + half)
 
     def __str__(self) -> str:
         low, high = self.interval
@@ -48,18 +53,15 @@ class Successes:
         return {name: self.rate, f"{name}_k": self.k, f"{name}_n": self.n, f"{name}_low": low, f"{name}_high": high}
 
 
-def count(trajectories: Sequence[Any]) -> Successes:
+def count(trajectories: Sequence[Trajectory]) -> Successes:
     return Successes(sum(t.success for t in trajectories), len(trajectories))
 
 
-def wilson_interval(k: int, n: int) -> tuple[float, float]:
-    """Wilson's score interval of a success rate, 95 % (Wilson 1927)."""
-    if n == 0:
-        return 0.0, 1.0
-    rate = k / n
-    centre = (rate + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    half = Z / (1 + Z * Z / n) * math.sqrt(rate * (1 - rate) / n + Z * Z / (4 * n * n))
-    return (0.0 if k == 0 else centre - half), (1.0 if k == n else centre + half)
+def task_rates(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The success rate of each task, where there are several."""
+    tasks = sorted({t.episode.task_id for t in trajectories})
+    of_task = {task: count([t for t in trajectories if t.episode.task_id == task]) for task in tasks}
+    return {f"{name}_task_{task}": found.rate for task, found in of_task.items()} if len(tasks) > 1 else {}
 
 
 @contextlib.contextmanager
@@ -71,18 +73,15 @@ def progress_bar(description: str, total: int | None, shown: bool = True) -> Ite
         yield lambda done: bar.advance(task, done)
 
 
-def rollout_metrics(played: Rollout, phase: PhaseState, restarts: int) -> dict[str, float]:
+def rollout_metrics(
+    played: Rollout, phase: PhaseState, restarts: int, preferred: Mapping[int, float] | None = None
+) -> dict[str, float]:
+    """`preferred`: with --curriculum, the probability of each task."""
     trajectories = played.trajectories
     by_teacher = [decision.by_teacher for trajectory in trajectories for decision in trajectory.decisions]
-    tasks = sorted({trajectory.episode.task_id for trajectory in trajectories})
-    per_task = {
-        f"rollout/success_rate_task_{task}": count([t for t in trajectories if t.episode.task_id == task]).rate
-        for task in tasks
-        if len(tasks) > 1
-    }
     return {
         "rollout/success_rate": count(trajectories).rate,
-        **per_task,
+        **task_rates("rollout/success_rate", trajectories),
         "rollout/episode_length": played.env_steps / len(trajectories),
         "rollout/trajectories": len(trajectories),
         "rollout/env_steps_per_s": played.env_steps / played.wall_s,
@@ -95,25 +94,22 @@ def rollout_metrics(played: Rollout, phase: PhaseState, restarts: int) -> dict[s
         "schedule/warmup_progress": phase.warmup_progress,
         "schedule/transition_progress": phase.transition_progress,
         **{f"time/{part}": seconds for part, seconds in played.times.items()},
+        **{f"curriculum/probability_task_{task_id}": p for task_id, p in (preferred or {}).items()},
     }
 
 
 def advantage_metrics(advantages: Tensor) -> dict[str, float]:
     """Of (N,) decision advantages."""
-    return {
-        "advantage/mean": advantages.mean().item(),
-        "advantage/std": advantages.std(unbiased=False).item(),
-        "advantage/min": advantages.min().item(),
-        "advantage/max": advantages.max().item(),
-        "advantage/nonzero_fraction": (advantages != 0).float().mean().item(),
-    }
+    found = {"mean": advantages.mean(), "std": advantages.std(unbiased=False), "min": advantages.min()}
+    found |= {"max": advantages.max(), "nonzero_fraction": (advantages != 0).float().mean()}
+    return {f"advantage/{name}": value.item() for name, value in found.items()}
 
 
 def system_metrics() -> dict[str, float]:
-    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
-    found = {"system/ram_gb": resident_pages * os.sysconf("SC_PAGE_SIZE") / 2**30}  # a curve that only rises is a leak
     import torch
 
+    resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    found = {"system/ram_gb": resident_pages * os.sysconf("SC_PAGE_SIZE") / 2**30}  # a curve that only rises is a leak
     if torch.cuda.is_available():
         found["system/gpu_mem_gb"] = torch.cuda.max_memory_allocated() / 2**30
         with contextlib.suppress(ModuleNotFoundError):  # of NVIDIA's library
@@ -130,9 +126,8 @@ def update_line(
     elif "train/policy_loss" in metrics:
         learning = "policy loss {train/policy_loss:+.4f}, KL {train/approx_kl:.4f}, clipped {train/clip_fraction:.2f}"
     successes = count(played.trajectories)
-    rollout, update, rest = (
-        timedelta(seconds=round(seconds)) for seconds in (played.wall_s, metrics.get("train/time_s", 0), max(0, eta_s))
-    )
+    seconds = played.wall_s, metrics.get("train/time_s", 0), max(0, eta_s)
+    rollout, update, rest = (timedelta(seconds=round(part)) for part in seconds)
     return (
         f"step {global_step}/{end}  {phase.phase.value:<10}  success {successes.k}/{successes.n}  "
         f"{learning.format_map(metrics)}  rollout {rollout}, update {update}, {rest} to go"

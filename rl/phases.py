@@ -28,7 +28,6 @@ class PhaseState:
 
     @property
     def distils(self) -> bool:
-        """Whether the student learns from the teacher's tokens, and not from returns."""
         return self.phase is Phase.WARMUP
 
 
@@ -38,11 +37,7 @@ class Teacher(NamedTuple):
 
 
 def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
-    """The phase at `global_step` env steps. Epsilon falls linearly from 1 to 0 over the transition.
-
-    >>> phase_at(27_500, PhaseConfig()).epsilon
-    0.5
-    """
+    """The phase at `global_step` env steps. Epsilon falls linearly from 1 to 0 over the transition."""
     warmup, transition = phase_lengths(phases)
     if global_step < warmup:
         return PhaseState(Phase.WARMUP, 1.0, global_step / warmup, 0.0, global_step)
@@ -62,12 +57,11 @@ def choose_teacher(config: TrainConfig, has_l1_head: bool) -> Teacher:
     wanted, checkpoint = config.phases.teacher, config.model.checkpoint
     if wanted == "l1" and not has_l1_head:
         raise BadInput(f"--teacher l1: {checkpoint} ships no action head; use --teacher greedy")
+    teacher = Teacher("greedy", "the checkpoint has no action head: its token logits were trained")
     if wanted != "auto":
         teacher = Teacher(wanted, "as asked by --teacher")
     elif has_l1_head:
         teacher = Teacher("l1", "the checkpoint was trained by regression: its token logits mean nothing")
-    else:
-        teacher = Teacher("greedy", "the checkpoint has no action head: its token logits were trained")
     if teacher.mode == "l1" and (config.phases.distill_target == "sharpened" or config.loss.kl_coef > 0):
         raise BadInput(
             "--distill-target sharpened and --kl-coef need the teacher's token distribution, and the L1 head has none; "

@@ -1,8 +1,7 @@
 """The processes that train one policy together, how they are started, and the few things that they do in common.
 
-Every rank plays episodes of its own. Then all hold all trajectories and decide the same from them: which minibatches
-there are, when to stop, what to record. Only forward and backward passes are divided; their gradients are added up
-before the optimizer step. With one process every operation here is the identity.
+Every rank plays episodes of its own. Then all hold all trajectories and decide the same from them. Only forward and
+backward passes are divided, and their gradients added up. With one process every operation here is the identity.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -37,13 +36,10 @@ if TYPE_CHECKING:
     from envs.pool import Pool
     from vla.policy import Policy
 
-T = TypeVar("T")
-
 log = logging.getLogger("train")
 
-# A rank that waits this long takes the others for dead. Ranks wait for the slowest rollout and for rank 0's disk.
 BYTES_PER_MESSAGE = 2**25  # of gradients
-PATIENCE = timedelta(minutes=30)
+PATIENCE = timedelta(minutes=30)  # then the others are taken for dead; the slowest rollout and rank 0's disk take less
 GRACE_S = 30.0  # for ranks to end by themselves (closing wandb) after one has stopped; then they are ended
 
 
@@ -64,13 +60,7 @@ class Ranks:
         """Whether this rank logs, and writes files."""
         return self.rank == 0
 
-    @property
-    def launcher(self) -> str:
-        """What starts as many processes. Those of --data-parallel have no torchrun id."""
-        plain = self.size == 1 or "TORCHELASTIC_RUN_ID" not in os.environ
-        return "python" if plain else f"accelerate launch --num_processes {self.size}"
-
-    def gather(self, value: T) -> list[T]:
+    def gather(self, value: Any) -> list[Any]:
         """Every rank's value; also a point at which all ranks wait for one another."""
         if self.size == 1:
             return [value]
@@ -79,12 +69,9 @@ class Ranks:
             dist.all_gather_object(values, value, group=self.objects)
         return values
 
-    def wait_for_all(self) -> None:
-        self.gather(None)
-
-    def from_main(self, value: T | None) -> T:
+    def from_main(self, value: Any) -> Any:
         """Rank 0's value; what the others pass is ignored."""
-        return self.gather(value)[0]  # type: ignore[return-value]
+        return self.gather(value)[0]
 
     def divide(self, count: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
         """`compute` of the rows 0 .. count - 1, a part of them on each rank: compute((n,) rows) -> (n, ...) on the CPU.
@@ -98,9 +85,8 @@ class Ranks:
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replace each gradient by its sum over the ranks, in place: recorded passes know where a gradient lies.
 
-        In flat parts: one message for each of 878 tensors takes 35 ms instead of 7 on two H200s, and a full GPU has no
-        room for a copy of all. A rank without a gradient adds zeros; where no rank has one, none appears: AdamW would
-        decay its parameter.
+        In flat parts: tensor by tensor (878) it takes 35 ms instead of 7 on two H200s, and a full GPU has no room for a
+        copy of all. Where no rank has a gradient, none appears: AdamW would decay its parameter.
         """
         if self.size == 1:
             return
@@ -116,7 +102,7 @@ class Ranks:
                 torch._foreach_copy_(part, _unflatten_dense_tensors(flat, part))
 
     def check_same_parameters(self, parameters: Sequence[nn.Parameter]) -> None:
-        """All ranks hold the same float32 parameters, bit for bit (sums of their bits as integers agree)."""
+        """All ranks hold the same float32 parameters: the sums of their bits as integers agree."""
         if self.size == 1:
             return
         own = torch.stack([p.detach().view(torch.int32).sum(dtype=torch.int64) for p in parameters]).tolist()
@@ -129,7 +115,7 @@ class Ranks:
     def leave(self) -> None:
         """After the last common act."""
         if self.size > 1:
-            self.wait_for_all()
+            self.gather(None)
             dist.destroy_process_group()
 
     @contextlib.contextmanager
@@ -149,10 +135,7 @@ ALONE = Ranks()
 def shared_rollout(
     ranks: Ranks, policy: Policy, pool: Pool, episodes: Iterable[Episode], n_steps: int | None = None, **options: Any
 ) -> Rollout:
-    """`rl.rollout.rollout`, its episodes divided among the ranks, of which all get every trajectory (frames: its own).
-
-    `n_steps` is the total over all ranks: each plays whole groups of its own until it has an equal part of it.
-    """
+    """`rl.rollout.rollout` divided among the ranks, each an equal part of `n_steps`: all get all trajectories."""
     if ranks.size == 1:
         return rollout(policy, pool, episodes, n_steps=n_steps, **options)
     by_group = n_steps is not None  # else every episode is played anyway: then single ones divide more evenly
@@ -170,9 +153,6 @@ def shared_rollout(
     )
 
 
-# Starting and meeting
-
-
 def start_ranks() -> None:
     """--data-parallel: run this very command once per visible GPU, and exit; a process that is a rank goes on."""
     if "WORLD_SIZE" in os.environ:
@@ -183,13 +163,10 @@ def start_ranks() -> None:
 
 
 def run_as_ranks(command: Sequence[str], size: int) -> int:
-    """Run `size` processes of one command, each told its rank; returns the first exit code that is not 0.
-
-    They get this process's signals, end soon after one of them has failed, and die with this process.
-    """
+    """Run `size` processes of one command, each told its rank; returns the first exit code that is not 0."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    common = {"OMP_NUM_THREADS": "1", **os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # as torchrun
+    common = {"OMP_NUM_THREADS": "1"} | os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # as torchrun
     common |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     die_with_launcher = partial(ctypes.CDLL(None).prctl, 1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     ranks: list[subprocess.Popen] = []

@@ -1,8 +1,4 @@
-"""What a run has reached, from its folder alone: `python -m rl.report RUN [RUN ...]`
-
-One run: writes RUN/report/index.html and curves.png anew and prints what has changed. Several: prints their results and
-the settings in which they differ, and draws their curves into one picture (--out).
-"""
+"""What a run has reached, from its folder alone: `python -m rl.report RUN` writes its report/index.html anew."""
 
 from __future__ import annotations
 
@@ -19,13 +15,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tyro
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from configs.cli import main_guard, parse_flags
 from contracts import BadInput, first_line, read_json
 from rl.metrics import Successes
-from rl.results import Paired, aligned, count_pairs
+from rl.results import Paired, compare
 
 log = logging.getLogger("train")
 
@@ -33,7 +28,6 @@ Row = Mapping[str, Any]  # of metrics.jsonl
 TEACHER, GREEDY, SAMPLED = "eval/teacher_success", "eval/student_success", "eval/student_sampled_success"
 WALL_TIME = ("rollout/time_s", "time/update", "time/eval", "time/checkpoint")
 PHASE_COLOURS = ["#e8b04018", "#4090e018", "#40c06018"]  # warmup, transition, RL; red, green, blue, opacity
-NOT_COMPARED = {"name", "output", "keep_checkpoints", "wandb_mode", "wandb_project"}
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -51,15 +45,13 @@ class Panel(NamedTuple):
 
 PANELS = [Panel(**panel) for panel in json.loads((TEMPLATES / "panels.json").read_text())]
 
-# the run
-
 
 @dataclass(frozen=True)
 class StoredRun:
     folder: Path
     rows: Sequence[Row]
-    settings: dict[str, Any]  # field name -> value, all sections together
-    provenance: dict[str, Any]  # argv, git, versions, machine
+    phases: PhaseConfig
+    provenance: dict[str, Any]  # argv, git, versions, machine (config.json)
 
     @property
     def evaluations(self) -> list[Row]:
@@ -72,7 +64,7 @@ class StoredRun:
 
     def status(self) -> str:
         """How far the run has come, in one line."""
-        is_finished = bool(self.evaluations) and self.evaluations[-1]["global_step"] >= self.settings["total_steps"]
+        is_finished = bool(self.evaluations) and self.evaluations[-1]["global_step"] >= self.phases.total_steps
         steps, updates = self.rows[-1]["global_step"] if self.rows else 0, sum("schedule/phase" in r for r in self.rows)
         hours = sum(row.get(key) or 0.0 for row in self.rows for key in WALL_TIME) / 3600
         return f"{'Finished' if is_finished else 'Not finished'}: {steps} env steps, {updates} updates, {hours:.1f} h"
@@ -82,18 +74,15 @@ def read_run(folder: Path) -> StoredRun:
     """Read a run folder, finished or not. Raises BadInput."""
     try:
         stored = read_json(folder / "config.json")
-        settings = {name: value for section in stored.pop("config").values() for name, value in section.items()}
-        return StoredRun(folder.resolve(), read_metrics(folder), settings, stored)
-    except (BadInput, KeyError, AttributeError) as problem:
+        phases = PhaseConfig(**stored["config"]["phases"])
+        return StoredRun(folder.resolve(), read_metrics(folder), phases, stored)
+    except (BadInput, OSError, KeyError, TypeError) as problem:
         raise BadInput(f"{folder} is not a run folder: {first_line(problem)}") from None
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """The records of metrics.jsonl; a last line that a kill cut short is left out. Raises BadInput."""
-    try:
-        lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    except OSError as error:
-        raise BadInput(f"{folder / 'metrics.jsonl'}: cannot be read ({error.strerror or error})") from None
+    """The records of metrics.jsonl; a last line that a kill cut short is left out."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
@@ -111,12 +100,9 @@ class Change(NamedTuple):
 
 
 def changes(run: StoredRun) -> list[Change]:
-    """Sampled and greedy student from the first to the last evaluation, the student against its teacher, each task.
-
-    Raises BadInput when the run has no evaluation yet.
-    """
+    """Sampled and greedy student from the first to the last evaluation, the student against its teacher, each task."""
     if not run.evaluations:
-        raise BadInput(f"{run.folder}: no evaluation has been recorded yet")
+        return []
     first, last = run.evaluations[0], run.evaluations[-1]
 
     def outcomes(row: Row, key: str) -> dict[tuple[int, int, int], bool]:
@@ -133,16 +119,13 @@ def changes(run: StoredRun) -> list[Change]:
     ):
         before, after = (Successes(int(r[f"{k}_k"]), int(r[f"{k}_n"])) for r, k in ((first, start), (last, end)))
         earlier, later = outcomes(first, start), outcomes(last, end)
-        pairs = {key: (earlier[key], later[key]) for key in sorted(earlier.keys() & later.keys())}
-        whole.append(Change(label, before, after, count_pairs(pairs.values()) if pairs else None))
-        tasks = sorted({task_id for task_id, _, _ in pairs}) if start == end else []
+        paired = compare(earlier, later)
+        whole.append(Change(label, before, after, paired if paired.n else None))
+        tasks = sorted({task_id for task_id, _, _ in earlier.keys() & later.keys()}) if start == end else []
         for task_id in tasks if len(tasks) > 1 else ():
-            paired = count_pairs(pair for key, pair in pairs.items() if key[0] == task_id)
+            paired = compare({key: success for key, success in earlier.items() if key[0] == task_id}, later)
             of_tasks.append(Change(f"task {task_id}, {label}", paired.before, paired.after, paired))
     return whole + of_tasks
-
-
-# its curves
 
 
 def series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
@@ -151,48 +134,27 @@ def series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
     return [row["global_step"] for row in present], [row[key] for row in present]
 
 
-def draw_curves(runs: Mapping[str, Sequence[Row]]) -> Figure:
-    """Every panel of PANELS that was recorded, against env steps; of several runs, by name, its first metric only."""
-    panels = [panel for panel in PANELS if any(panel.has_data(rows) for rows in runs.values())]
+def draw_curves(rows: Sequence[Row]) -> Figure:
+    """Every panel of PANELS that was recorded, against env steps, on the colours of the phases."""
+    panels = [panel for panel in PANELS if panel.has_data(rows)]
     height = max(1, math.ceil(len(panels) / 3))
     figure = Figure(figsize=(15, 3.2 * height), layout="constrained")
     for number, panel in enumerate(panels):
-        (first, first_label), *_ = panel.metrics.items()
-        title = panel.title if len(runs) == 1 else f"{panel.title}: {first_label}"
-        axis = figure.add_subplot(height, 3, number + 1, title=title, xlabel="env steps")
-        for name, rows in runs.items():
-            for key, label in panel.metrics.items() if len(runs) == 1 else ((first, name),):
-                steps, values = series(rows, key)
-                low, high = (series(rows, f"{key}_{end}")[1] for end in ("low", "high"))
-                errors = [np.subtract(values, low), np.subtract(high, values)] if low else None
-                axis.errorbar(steps, values, yerr=errors, label=label, marker="o", markersize=4, capsize=3)
-                if panel.log_scale and max(values, default=0) > 0:
-                    axis.set_yscale("log")
-        if len(runs) == 1:
-            shade_phases(axis, *runs.values())
+        axis = figure.add_subplot(height, 3, number + 1, title=panel.title, xlabel="env steps")
+        for key, label in panel.metrics.items():
+            steps, values = series(rows, key)
+            low, high = (series(rows, f"{key}_{end}")[1] for end in ("low", "high"))
+            errors = [np.subtract(values, low), np.subtract(high, values)] if low else None
+            axis.errorbar(steps, values, yerr=errors, label=label, marker="o", markersize=4, capsize=3)
+            if panel.log_scale and max(values, default=0) > 0:
+                axis.set_yscale("log")
+        start = 0
+        for step, phase in zip(*series(rows, "schedule/phase"), strict=True):
+            axis.axvspan(start, step, color=PHASE_COLOURS[int(phase)], linewidth=0)
+            start = step
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")
     return figure
-
-
-def shade_phases(axis: Axes, rows: Sequence[Row]) -> None:
-    """Colour the background by the phase of every update: warmup, transition, RL."""
-    start = 0
-    for row in rows:
-        if "schedule/phase" in row:
-            axis.axvspan(start, row["global_step"], color=PHASE_COLOURS[int(row["schedule/phase"])], linewidth=0)
-            start = row["global_step"]
-
-
-def save_curves(runs: Mapping[str, Sequence[Row]], path: Path) -> None:
-    escaped = {name.replace("$", r"\$"): rows for name, rows in runs.items()}  # matplotlib reads formulas between $
-    try:
-        draw_curves(escaped).savefig(path, dpi=90)
-    except (OSError, ValueError) as error:  # ValueError: no picture format that matplotlib knows
-        raise BadInput(f"{path}: cannot be written ({first_line(error)})") from None
-
-
-# the page
 
 
 def write_report(run: StoredRun) -> Path:
@@ -202,14 +164,12 @@ def write_report(run: StoredRun) -> Path:
     milestones = (run.evaluations[0], run.best_evaluation, run.evaluations[-1]) if run.evaluations else ()
     steps = dict.fromkeys(row["global_step"] for row in milestones)
     videos = [f"{actor}-step_{step}.mp4" for step in steps for actor in ("teacher", "student")]
-    templates = Environment(
-        loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )  # fmt: skip
+    loader = FileSystemLoader(TEMPLATES)
+    templates = Environment(loader=loader, autoescape=True, trim_blocks=True, undefined=StrictUndefined)
     text = templates.get_template("report.html").render(
         run=run,
         written=time.strftime("%Y-%m-%d %H:%M"),
-        changes=changes(run) if run.evaluations else [],
+        changes=changes(run),
         panels=PANELS,
         has_first_frame=(run.folder / "first_frame.png").is_file(),
         videos=[video for video in videos if (run.folder / "videos" / video).is_file()],
@@ -217,26 +177,9 @@ def write_report(run: StoredRun) -> Path:
     )
     page = run.folder / "report" / "index.html"
     page.parent.mkdir(exist_ok=True)
-    save_curves({run.folder.name: run.rows}, page.with_name("curves.png"))
+    draw_curves(run.rows).savefig(page.with_name("curves.png"), dpi=90)
     page.write_text(text)
     return page
-
-
-def comparison(runs: Sequence[StoredRun]) -> list[list[str]]:
-    """A table with the runs as columns: their results, and the settings in which they differ."""
-    results = [changes(run)[:2] for run in runs]  # sampled, greedy
-    table = [
-        ["", *(run.folder.name for run in runs)],
-        ["env steps", *(str(run.rows[-1]["global_step"]) for run in runs)],
-    ]
-    for number, label in enumerate(("sampled", "greedy")):
-        table.append([f"{label}, first", *(str(of_run[number].before) for of_run in results)])
-        table.append([f"{label}, last", *(str(of_run[number].after) for of_run in results)])
-    for name in dict.fromkeys(name for run in runs for name in run.settings if name not in NOT_COMPARED):
-        values = [str(run.settings.get(name)) for run in runs]
-        if len(set(values)) > 1:
-            table.append([name, *values])
-    return table
 
 
 def conclude(run: Any) -> None:
@@ -258,26 +201,16 @@ def conclude(run: Any) -> None:
 
 @dataclass(frozen=True)
 class ReportArgs:
-    """What a run has reached, from its folder alone; several runs are compared."""
+    """What a run has reached, from its folder alone."""
 
-    runs: tyro.conf.Positional[tuple[Path, ...]]
-    """Run folders."""
-    out: Path = Path("comparison.png")
-    """Picture of a comparison (of one run: its report/index.html and curves.png)."""
+    run: tyro.conf.Positional[Path]
+    """Run folder."""
 
 
 def main(argv: Sequence[str]) -> None:
-    arguments = parse_flags(ReportArgs, argv, prog="python -m rl.report")
-    if not arguments.runs:
-        raise BadInput("name at least one run folder")
-    runs = [read_run(folder) for folder in arguments.runs]
-    if len(runs) == 1:
-        print(*changes(runs[0])[:2] if runs[0].evaluations else ["no evaluation has been recorded yet"], sep="\n")
-        print(write_report(runs[0]))
-    else:
-        print(*aligned(comparison(runs)), sep="\n")
-        save_curves({run.folder.name: run.rows for run in runs}, arguments.out)
-        print(arguments.out)
+    run = read_run(parse_flags(ReportArgs, argv, prog="python -m rl.report").run)
+    print(*map(str, changes(run)[:2]), sep="\n")
+    print(write_report(run))
 
 
 if __name__ == "__main__":

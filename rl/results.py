@@ -7,7 +7,8 @@ loses the episodes that were under way. It is its own journal: an evaluation tha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from contracts import BadInput, read_json, write_json
 from envs.tasks import TaskInfo
 from rl.metrics import Successes
 
-FORMAT, VERSION = "vla-grpo evaluation", 1
+KIND = {"format": "vla-grpo evaluation", "version": 1}
 
 
 @dataclass(frozen=True)
@@ -42,20 +43,15 @@ class Paired:
 
     @property
     def difference(self) -> float:
-        """Success rate after minus before."""
         return (self.only_after - self.only_before) / self.n
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % interval of the difference: method 10 of Newcombe, Statistics in Medicine 17 (1998) 2635-2650.
-
-        The Wilson intervals of the two rates, squared and added, less twice the product with the correlation phi, whose
-        numerator is corrected for continuity where it is positive.
-        """
+        """95 % interval of the difference: method 10 of Newcombe, Statistics in Medicine 17 (1998) 2635-2650."""
         before, after, n = self.before, self.after, self.n
         margins = after.k * (n - after.k) * before.k * (n - before.k)
         determinant = self.both * self.neither - self.only_after * self.only_before
-        corrected = max(determinant - n / 2, 0.0) if determinant > 0 else determinant
+        corrected = max(determinant - n / 2, 0.0) if determinant > 0 else determinant  # for continuity
         phi = corrected / math.sqrt(margins) if margins else 0.0
 
         def reach(one: float, other: float) -> float:
@@ -78,14 +74,10 @@ class Paired:
         return f"{100 * self.difference:+.0f} points [{100 * low:+.0f}, {100 * high:+.0f}], p = {self.p_value:.2g}"
 
 
-def count_pairs(pairs: Iterable[tuple[bool, bool]]) -> Paired:
-    """Count (success before, success after) of episodes that both policies played."""
-    pairs = list(pairs)
-    cells = ((True, True), (True, False), (False, True), (False, False))
-    return Paired(*(pairs.count(cell) for cell in cells))
-
-
-# the plan
+def compare(before: Mapping[Any, bool], after: Mapping[Any, bool]) -> Paired:
+    """Pair the episodes that both have played; each is a key with its success."""
+    counts = Counter((before[key], after[key]) for key in before.keys() & after.keys())
+    return Paired(*(counts[cell] for cell in ((True, True), (True, False), (False, True), (False, False))))
 
 
 class Key(NamedTuple):
@@ -109,10 +101,7 @@ class Plan:
 def make_plan(
     tasks: Mapping[str, Sequence[TaskInfo]], trials: int, first_init_state: int, head: Mapping[str, Any]
 ) -> Plan:
-    """Trial i starts from initial state `first_init_state` + i; after the last state it starts over with the first.
-
-    Trial i of every task of a suite comes before trial i + 1 of any: a look at an unfinished file covers all tasks.
-    """
+    """Trial i of every task of a suite, from initial state `first_init_state` + i, before trial i + 1 of any."""
     keys = []
     for suite, of_suite in tasks.items():
         for trial in range(trials):
@@ -122,9 +111,6 @@ def make_plan(
                     raise BadInput(f"{given} has only {task.num_init_states} of them")
                 keys.append(Key(suite, task.task_id, first_init_state + trial % states, trial // states))
     return Plan(tasks, keys, head)
-
-
-# the results file
 
 
 @dataclass(frozen=True)
@@ -140,35 +126,30 @@ class Results:
         return {key: e["success"] for key, e in self.episodes.items() if key[: len(part)] == part}
 
 
-def compare(before: Results, after: Results, *part: Any) -> Paired:
-    """Pair the episodes that both have."""
-    earlier, later = before.of(*part), after.of(*part)
-    return count_pairs((earlier[key], later[key]) for key in earlier.keys() & later.keys())
-
-
 def save_results(results: Results, plan: Plan, before: Results | None = None) -> None:
     """Write the file; with `before`, also the comparison."""
 
     def outcome(*part: Any) -> dict[str, Any]:
-        played = results.of(*part).values()
-        record: dict[str, Any] = Successes(sum(played), len(played)).metrics("success") if played else {"success_n": 0}
-        if before is not None and (pairs := compare(before, results, *part)).n:
+        played = results.of(*part)
+        record: dict[str, Any] = {"success_n": 0}
+        if played:
+            record = Successes(sum(played.values()), len(played)).metrics("success")
+        if before is not None and (pairs := compare(before.of(*part), played)).n:
             low, high = pairs.interval
             difference = {"difference": pairs.difference, "low": low, "high": high, "p_value": pairs.p_value}
             record["compared"] = {"n": pairs.n, **asdict(pairs), **difference}
         return record
 
-    suites: dict[str, Any] = {}
-    for suite, tasks in plan.tasks.items():
-        of_tasks = {
-            str(t.task_id): {"name": t.name, "instruction": t.instruction, "max_env_steps": t.max_env_steps}
-            | outcome(suite, t.task_id)
-            for t in tasks
-        }
-        suites[suite] = {**outcome(suite), "tasks": of_tasks}
+    def of_task(suite: str, t: TaskInfo) -> dict[str, Any]:
+        told = {"name": t.name, "instruction": t.instruction, "max_env_steps": t.max_env_steps}
+        return told | outcome(suite, t.task_id)
+
+    suites = {
+        suite: outcome(suite) | {"tasks": {str(task.task_id): of_task(suite, task) for task in tasks}}
+        for suite, tasks in plan.tasks.items()
+    }
     document = {
-        "format": FORMAT,
-        "version": VERSION,
+        **KIND,
         "complete": results.episodes.keys() >= set(plan.keys),
         "settings": results.settings,
         "compared_with": None if before is None else {"file": str(before.path), **before.settings},
@@ -187,8 +168,8 @@ def save_results(results: Results, plan: Plan, before: Results | None = None) ->
 def read_results(path: Path) -> Results:
     """Read a results file. Raises BadInput."""
     stored = read_json(path)
-    if (stored.get("format"), stored.get("version")) != (FORMAT, VERSION):
-        raise BadInput(f"{path}: no results file of eval.py, version {VERSION}; name another")
+    if not stored.items() >= KIND.items():
+        raise BadInput(f"{path}: no results file of eval.py, version {KIND['version']}; name another")
     try:
         episodes = {Key(*(e[name] for name in Key._fields)): e for e in stored["episodes"]}
         return Results(path, stored["settings"], episodes)
@@ -197,18 +178,14 @@ def read_results(path: Path) -> Results:
 
 
 def open_results(path: Path, settings: Mapping[str, Any], plan: Plan, other: Results | None = None) -> Results:
-    """The results in `path`, to go on with, or new ones, which will be compared with `other`.
-
-    Raises BadInput where the file is of another evaluation, or a difference need not come from the policies.
-    """
+    """The results in `path`, to go on with, or new ones. `other`: what they will be compared with. Raises BadInput."""
     if other is not None:
-        refused = f"--compare-with {other.path}: it"
         for name in ("temperature", "assets", "bddl_sha256", "mode"):
             old, new = other.settings.get(name), settings[name]
             if old != new and (name != "mode" or "sample" in (old, new)):  # the L1 head is as deterministic as greedy
-                raise BadInput(f"{refused} was evaluated with {name} {old}, this with {new}")
+                raise BadInput(f"--compare-with {other.path} was evaluated with {name} {old}, this with {new}")
         if other.episodes.keys().isdisjoint(plan.keys):
-            raise BadInput(f"{refused} has no episode (task, initial state) in common with this")
+            raise BadInput(f"--compare-with {other.path} has no episode (task, initial state) in common with this")
     if not path.exists():
         return Results(path, settings)
     results = read_results(path)
@@ -222,28 +199,24 @@ def open_results(path: Path, settings: Mapping[str, Any], plan: Plan, other: Res
 
 
 def results_table(results: Results, plan: Plan, before: Results | None = None) -> list[str]:
-    """A line for each task, each suite and all; with `before`, of the episodes that both have, and what has changed."""
+    """A line for each task, each suite and all; with `before`, what has changed on the episodes that both have."""
 
     def row(label: str, instruction: str, *part: Any) -> tuple[str, ...]:
+        played = results.of(*part)
         if before is None:
-            played = results.of(*part).values()
-            return label, str(Successes(sum(played), len(played))) if played else "not played", instruction
-        if (pairs := compare(before, results, *part)).n == 0:
+            rate = str(Successes(sum(played.values()), len(played))) if played else "not played"
+            return label, rate, instruction
+        if (pairs := compare(before.of(*part), played)).n == 0:
             return label, "", "", "no pairs", ""
         won_and_lost = f"{pairs.n}: +{pairs.only_after} -{pairs.only_before}"
         return label, str(pairs.before), str(pairs.after), str(pairs), won_and_lost
 
-    heading = ("task", "success", "instruction"), ("task", "before", "after", "difference", "pairs")
-    rows: list[tuple[str, ...]] = [heading[before is not None]]
+    columns = ("success", "instruction") if before is None else ("before", "after", "difference", "pairs")
+    rows: list[tuple[str, ...]] = [("task", *columns)]
     for suite, tasks in plan.tasks.items():
         rows += [row(f"{suite} {task.task_id}", task.instruction, suite, task.task_id) for task in tasks]
         rows.append(row(f"{suite} all", "", suite))
     if len(plan.tasks) > 1:
         rows.append(row("all suites", ""))
-    return aligned(rows)
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows of a table as lines whose columns stand below one another."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

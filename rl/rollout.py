@@ -25,7 +25,6 @@ from rl.phases import Phase, PhaseState, TeacherMode
 from rl.trajectory import Decision, Episode, Trajectory
 
 if TYPE_CHECKING:
-    from envs.libero import ChunkResult
     from envs.pool import Pool
     from vla.policy import Policy
 
@@ -50,13 +49,11 @@ class Behaviour:
 
 def behaviour_in(phase: PhaseState, config: TrainConfig, teacher_mode: TeacherMode) -> Behaviour:
     """Who acts in the rollouts of a phase: teacher, epsilon-mixture, student."""
+    match = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
     return Behaviour(
-        epsilon=phase.epsilon,
-        temperature=config.rollout.temperature,
-        teacher_mode=teacher_mode,
-        record_student_logprobs=phase.phase is not Phase.WARMUP,
-        record_teacher_match=phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour",
-    )
+        phase.epsilon, config.rollout.temperature, teacher_mode,
+        record_student_logprobs=not phase.distils, record_teacher_match=match,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -71,15 +68,14 @@ class Randomness:
         return torch_generator(self.seed, self.purpose, self.update, episode.index, decision)
 
 
-def numpy_generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
-    """An independent numpy generator for each (seed, purpose, counters)."""
-    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *counters)))
+def seed_sequence(seed: int, purpose: str, *counters: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *counters))
 
 
 def torch_generator(seed: int, purpose: str, *counters: int) -> torch.Generator:
     """An independent torch CPU generator for each (seed, purpose, counters)."""
-    sequence = np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *counters))
-    return torch.Generator().manual_seed(int(sequence.generate_state(1, np.uint64)[0]) & (2**63 - 1))
+    state = seed_sequence(seed, purpose, *counters).generate_state(1, np.uint64)
+    return torch.Generator().manual_seed(int(state[0]) & (2**63 - 1))
 
 
 @dataclass
@@ -106,12 +102,10 @@ class Rollout:
 class _Running:
     """An attempt at an episode in a slot of the pool."""
 
-    trajectory: Trajectory
+    trajectory: Trajectory  # its last decision may be under way in the simulator
     attempt: int = 1
-    fault: str | None = None  # why it is not the first one
     started: float = field(default_factory=time.perf_counter)
     observation: Observation | None = None  # while the episode waits for a decision
-    decision: Decision | None = None  # under way in the simulator
 
 
 class _Schedule:
@@ -130,13 +124,13 @@ class _Schedule:
 
     def take(self) -> Episode | None:
         """The next episode to play, or None when nothing may start now."""
-        self.next = self.next or next(self.rest, None)
-        if self.next is None:
+        episode = self.next = self.next or next(self.rest, None)
+        if episode is None:
             return None
-        self.first_of_group.setdefault(self.next.group, len(self.lengths))
-        if not self.admits(self.next):
+        self.first_of_group.setdefault(episode.group, len(self.lengths))
+        if not self.admits(episode):
             return None
-        episode, self.next = self.next, None
+        self.next = None
         self.lengths[episode.index] = 0
         return episode
 
@@ -181,21 +175,26 @@ def rollout(
             times["sim"] += result.sim_s
             times["render"] += result.render_s
             times["preprocess"] += result.preprocess_s
-            now, episode = running[slot], running[slot].trajectory.episode
+            now, trajectory = running[slot], running[slot].trajectory
+            episode = trajectory.episode
             if result.error is not None:
                 if now.attempt == MAX_ATTEMPTS:
                     what = f"the simulator failed {MAX_ATTEMPTS} times on {episode.describe()}"
                     raise RuntimeError(f"{what}; last error: {result.error}")
                 errors += 1
-                running[slot] = _Running(Trajectory(episode), now.attempt + 1, result.error)
+                running[slot] = _Running(Trajectory(episode, fault=result.error), now.attempt + 1)
                 pool.reset(slot, episode.task_id, episode.init_state_id, record=record(episode))
                 continue
             on_steps(result.executed)
-            _absorb(now, result, behaviour.keep_observations)
-            schedule.lengths[episode.index] = result.env_steps
+            if trajectory.decisions:
+                trajectory.decisions[-1].executed = result.executed
+            trajectory.env_steps, trajectory.success = result.env_steps, result.success
+            trajectory.frames.extend(result.frames)
+            schedule.lengths[episode.index], now.observation = result.env_steps, result.observation
             if result.done:
-                finished.append(now.trajectory)
-                on_finished(now.trajectory)
+                trajectory.seconds = time.perf_counter() - now.started
+                finished.append(trajectory)
+                on_finished(trajectory)
                 del running[slot]
             else:
                 waiting.append(slot)
@@ -216,20 +215,6 @@ def rollout(
     return Rollout(kept, times, time.perf_counter() - started, errors)
 
 
-def _absorb(now: _Running, result: ChunkResult, keep_observations: bool) -> None:
-    """Write what the simulator did into the trajectory."""
-    trajectory = now.trajectory
-    if now.decision is not None:
-        now.decision.executed = result.executed
-        if not keep_observations and not trajectory.frames:  # a filmed episode is shown with all that was seen
-            now.decision.observation = None
-        trajectory.decisions.append(now.decision)
-    now.decision, now.observation = None, result.observation
-    trajectory.env_steps, trajectory.success = result.env_steps, result.success
-    trajectory.frames.extend(result.frames)
-    trajectory.seconds, trajectory.fault = time.perf_counter() - now.started, now.fault
-
-
 def _serve(
     policy: Policy, pool: Pool, served: dict[int, _Running], behaviour: Behaviour, randomness: Randomness
 ) -> str | None:
@@ -248,7 +233,9 @@ def _serve(
     finally:
         torch.set_num_threads(threads)
     for (slot, now), decision, chunk in zip(served.items(), decisions, actions, strict=True):
-        now.decision, now.observation = decision, None
+        if not behaviour.keep_observations:
+            decision.observation = None
+        now.trajectory.decisions.append(decision)
         pool.step(slot, chunk)
     return None
 
@@ -273,12 +260,8 @@ def decide(
             decisions[i] = Decision(observations[i], acted.tokens[row], by_teacher=True)
             actions[i], teacher_tokens[i] = acted.actions[row], acted.tokens[row]
     if rows := [i for i, teacher in enumerate(by_teacher) if not teacher]:
-        acted = policy.act(
-            [observations[i] for i in rows],
-            mode=behaviour.student_mode,
-            temperature=behaviour.temperature,
-            generators=[generators[i] for i in rows] if behaviour.student_mode == "sample" else None,
-        )
+        seen, draws = [observations[i] for i in rows], [generators[i] for i in rows]
+        acted = policy.act(seen, behaviour.student_mode, behaviour.temperature, draws)
         for row, i in enumerate(rows):
             decisions[i] = Decision(observations[i], acted.tokens[row], False, student_logprobs=acted.logprobs[row])
             actions[i] = acted.actions[row]
@@ -298,16 +281,16 @@ def decide(
 def fewer_at_once(policy: Policy, tried: int, reason: str, learning: bool) -> int:
     """How many decisions to send through the network at once after `tried` did not fit the GPU's memory.
 
-    Half of them; where one did not fit and is learnt from, one with all activations recomputed. Raises BadInput at the
-    end. Each update and rollout begins with the most again: another program may have taken the memory.
+    Half of them, at last one with all activations recomputed; else BadInput. Each update and rollout begins with the
+    most again: another program may have taken the memory.
     """
     torch.cuda.empty_cache()  # nothing on a CPU
     if tried > 1 or (learning and policy.recompute_everything()):
         how = f"{tried // 2} decisions at once" if tried > 1 else "all activations recomputed"
         log.warning("out of GPU memory (%s); the run goes on with %s", reason, how)
         return max(1, tried // 2)
-    smallest = "a decision with --max-batch 1:"
+    smallest = "a decision with --max-batch 1"
     if learning:
-        smallest = "an update with --micro-batch-size 1 and --gradient-checkpointing on: raise --memory-budget,"
-    advice = "lower --num-envs (simulators may render on the GPU), or close other programs on it"
-    raise BadInput(f"out of GPU memory ({reason}) in {smallest} {advice}")
+        smallest = "an update with --micro-batch-size 1 and --gradient-checkpointing on"
+    advice = "lower --num-envs (simulators may render on the GPU), raise --memory-budget, or close other programs on it"
+    raise BadInput(f"out of GPU memory ({reason}) in {smallest}: {advice}")

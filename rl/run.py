@@ -1,4 +1,4 @@
-"""A run's folder: configuration and provenance, metrics.jsonl, log, lock; and how a run stops and ends."""
+"""A run's folder: configuration and provenance, metrics.jsonl, wandb, log, lock; and how a run stops and ends."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ import torch
 from configs.config import TrainConfig, to_dict
 from contracts import BadInput, TimeIsUp, first_line, write_json
 from rl.ranks import ALONE, Ranks
-from rl.wandb_log import WandbLog
 
 log = logging.getLogger("train")
 
@@ -52,7 +52,7 @@ class Run:
         mode, project = config.run.wandb_mode if ranks.is_main else "disabled", config.run.wandb_project
         self.wandb = WandbLog(mode, project, folder.name, folder, to_dict(config), wandb_id)
         self._metrics = (folder / "metrics.jsonl").open("ab", buffering=0) if ranks.is_main else None
-        self._seconds: dict[str, float] = {}  # spent since the last record
+        self._seconds: dict[str, float] = defaultdict(float)  # spent since the last record
         self._opened = time.monotonic()
 
     @contextlib.contextmanager
@@ -60,14 +60,13 @@ class Run:
         """Add the seconds of the block to `time/<part>` of the next record."""
         started = time.perf_counter()
         yield
-        key = f"time/{part}"
-        self._seconds[key] = self._seconds.get(key, 0.0) + time.perf_counter() - started
+        self._seconds[f"time/{part}"] += time.perf_counter() - started
 
     def record(self, global_step: int, update: int, metrics: Mapping[str, float]) -> None:
         """Append one JSON object to metrics.jsonl, flushed to the disk, and hand a copy to wandb."""
         numbers = {"global_step": global_step, "update": update, **metrics, **self._seconds}
         row = {key: value if math.isfinite(value) else None for key, value in numbers.items()}  # JSON has no NaN
-        self._seconds = {}
+        self._seconds.clear()
         if self._metrics is not None:
             write_all(self._metrics.fileno(), (json.dumps(row) + "\n").encode())
             self.wandb.log(row)
@@ -147,17 +146,13 @@ def provenance(argv: Sequence[str]) -> dict[str, Any]:
     except (OSError, subprocess.SubprocessError):
         commit = ""
     packages = [package.metadata for package in importlib.metadata.distributions()]  # each is read and parsed here
-    versions = sorted((known["Name"], known["Version"]) for known in packages)
-    machine = {
-        "system": platform.platform(),
-        "processor": platform.machine(),
-        "cpus": os.cpu_count(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-    }
+    versions = dict(sorted((known["Name"], known["Version"]) for known in packages))
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    machine = {"system": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count(), "gpus": gpus}
     return {
         "argv": list(argv),
         "git": {"commit": commit.removesuffix("-dirty"), "modified": commit.endswith("-dirty")} if commit else {},
-        "versions": {"python": platform.python_version(), **dict(versions)},
+        "versions": {"python": platform.python_version(), **versions},
         "machine": machine,
     }
 
@@ -205,7 +200,7 @@ def until_the_end(run: Run, ranks: Ranks) -> Iterator[None]:
         run.folder.stat()  # deleted in the last minutes, when what is written may fail?
     except BaseException as reason:
         if os.path.exists(run.checkpoints / "latest"):
-            log.warning("stopped; go on with: %s train_grpo.py --resume %s", ranks.launcher, run.folder)
+            log.warning("stopped; go on with: python train_grpo.py --resume %s", run.folder)
         problem = disk_problem(reason, run.folder) if isinstance(reason, OSError) else None
         if isinstance(reason, torch.OutOfMemoryError):
             problem = f"out of GPU memory ({first_line(reason)}): lower --micro-batch-size or --max-batch"
@@ -234,7 +229,66 @@ def disk_problem(error: OSError, run_folder: Path) -> str | None:
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write `data` and flush it to the disk; what fails raises OSError now, and nothing waits in a buffer."""
+    """Write `data` and flush it to the disk; raises OSError now, nothing waits in a buffer."""
     while data:
         data = data[os.write(descriptor, data) :]
     os.fsync(descriptor)
+
+
+class WandbLog:
+    """wandb as a copy of metrics.jsonl: it never asks, and what fails there costs one line, never the run."""
+
+    def __init__(self, mode: str, project: str, name: str, folder: Path, config: Mapping, run_id: str | None):
+        self.id = run_id
+        self._run: Any = None
+        mode = resolve_mode(mode)
+        self._works = mode != "disabled"
+        self._do("start", lambda: self._start(mode=mode, project=project, name=name, dir=folder, config=dict(config)))
+
+    def _start(self, **options: Any) -> None:
+        import wandb
+
+        os.environ.setdefault("HOME", str(Path.home()))  # a container or a service manager may set none
+        # Seconds; what is not sent by then stays in the folder.
+        settings = wandb.Settings(silent=True, console="off", init_timeout=30, finish_timeout=60)
+        wandb.setup(settings)  # silent before there is a run, too: it does not ask for a key
+        self._run = wandb.init(**options, id=self.id, resume="allow" if self.id else None, settings=settings)
+        self.id = self._run.id
+        self._run.define_metric("global_step")
+        self._run.define_metric("*", step_metric="global_step")
+
+    def log(self, record: Mapping[str, Any]) -> None:
+        self._do("log", lambda: self._run.log(dict(record)))
+
+    def video(self, name: str, path: Path, global_step: int, caption: str = "") -> None:
+        def send() -> None:
+            import wandb
+
+            self._run.log({name: wandb.Video(str(path), caption=caption), "global_step": global_step})
+
+        self._do("log a video", send)
+
+    def conclude(self, summary: Mapping[str, float]) -> None:
+        self._do("set its summary", lambda: self._run.summary.update(dict(summary)))
+
+    def finish(self, exit_code: int = 0) -> None:
+        self._do("finish", lambda: self._run.finish(exit_code=exit_code))
+        self._works = False
+
+    def _do(self, what: str, act: Callable[[], Any]) -> None:
+        if not self._works:
+            return
+        try:
+            act()
+        except Exception as error:
+            self._works = False
+            log.warning("wandb could not %s (%s); metrics.jsonl has everything", what, first_line(error))
+
+
+def resolve_mode(mode: str) -> str:
+    """`auto` is what WANDB_MODE says, else online when a wandb login exists on this machine, else offline."""
+    if mode != "auto":
+        return mode
+    netrc = Path(os.environ.get("NETRC", os.path.expanduser("~/.netrc")))
+    has_login = bool(os.environ.get("WANDB_API_KEY")) or (netrc.is_file() and b"api.wandb.ai" in netrc.read_bytes())
+    return os.environ.get("WANDB_MODE") or ("online" if has_login else "offline")

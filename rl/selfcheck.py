@@ -1,7 +1,6 @@
 """Questions to a loaded policy whose wrong answers no error message would ever give.
 
-Each returns its finding in one sentence, or raises BadInput, or SelfCheckError where the program computes something
-else than it claims.
+Each returns its finding in one sentence or raises: SelfCheckError where the program computes other than it claims.
 """
 
 from __future__ import annotations
@@ -23,12 +22,10 @@ from vla.tokens import FIRST_ACTION_TOKEN, NUM_BINS
 
 SMALLEST_EFFECT = 1e-5  # relative to the largest logit; without any connection the effect is exactly 0
 SMALLEST_ACTION_MASS = 0.5  # a head trained on action tokens puts nearly all of its probability on them
-# Largest accepted |log-prob when sampling - log-prob when learning| of one token. In float32 both passes run the same
-# kernels; in bfloat16 kernels chosen by batch size or for the backward pass round differently.
+# Of |log-prob when sampling - log-prob when learning| of a token: in bfloat16 the kernels of the two round differently.
 LOGPROB_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 0.25}
 PROMISED_GAIN = 0.2  # of an optimizer step that is taken as a test, in nats: small, and more than bfloat16's noise
-# Of the promise. Seen: 0.90 to 1.06 with networks from 32 wide, and 0.4 or less where rounding swallowed adapters. In
-# bfloat16 networks 16 wide are too curved and noisy for the test (0.5 to 2.8), in float32 they are not (0.8 to 1.2).
+# Of the promise. Seen: 0.90 to 1.06 with networks from 32 wide, and 0.4 or less where rounding swallowed adapters.
 GAIN_LIMITS = (0.6, 1.6)
 REINSTALL = "a library of this installation is broken; run: pip install -r requirements.txt"
 
@@ -43,10 +40,7 @@ def made_up_observation(policy: Policy) -> Observation:
 
 @torch.no_grad()
 def attention_probe(policy: Policy) -> str:
-    """Change the last placeholder's embedding: the logits of the first slot, far before it, have to move.
-
-    Under a causal mask success falls from 98 % to 50-60 %.
-    """
+    """A changed last placeholder moves the first slot's logits. (Causal attention: 50-60 % success instead of 98.)"""
     network = policy.network
     inputs = policy.model_inputs([made_up_observation(policy)])
     embeddings, is_real = network.embed(*inputs)
@@ -72,10 +66,7 @@ def image_probe(policy: Policy) -> str:
 
 @torch.no_grad()
 def token_probe(policy: Policy, observation: Observation, must_be_trained: bool) -> str:
-    """The action tokens' share of the vocabulary's probability; small in a head that was never trained on them.
-
-    Such are those of checkpoints trained by L1 regression: reinforcement learning from them finds no success in days.
-    """
+    """The action tokens' share of the vocabulary's probability; small in heads of checkpoints trained by regression."""
     _, hidden = policy.chunk_outputs([observation])
     probabilities = policy.network.vocabulary_logits(hidden).softmax(-1)
     mass = probabilities[..., FIRST_ACTION_TOKEN : FIRST_ACTION_TOKEN + NUM_BINS].sum(-1).mean().item()
@@ -91,8 +82,7 @@ def token_probe(policy: Policy, observation: Observation, must_be_trained: bool)
 def check_logits_path(policy: Policy, observation: Observation, temperature: float) -> str:
     """Sampling and learning agree about the policy: the sampled tokens' log-probs are those that the update sees."""
     acted = policy.act([observation], "sample", temperature, [torch_generator(0, "self-check")])
-    with torch.enable_grad():
-        logits = policy.chunk_logits([observation])
+    logits = policy.chunk_logits([observation])  # with gradient, as the update's pass
     learned = policy.token_logprobs(logits, acted.tokens, temperature).detach().cpu()
     difference, limit = (learned - acted.logprobs).abs().max().item(), LOGPROB_LIMIT[policy.dtype]
     if not difference <= limit:
@@ -106,13 +96,11 @@ def check_logits_path(policy: Policy, observation: Observation, temperature: flo
 def check_learning(policy: Policy, observation: Observation, micro_batch_size: int) -> str:
     """Learn a micro-batch, the largest thing that happens: it fits into memory and leads where the gradient says.
 
-    A gradient may be right and lead nowhere: layers and recorded passes keep copies of the parameters, and rounding may
-    swallow what a step changes.
+    It may not: layers and recorded passes keep copies of the parameters, and rounding may swallow what a step changes.
     """
     on_gpu = policy.device.type == "cuda"
-    observations = [observation] * (micro_batch_size if on_gpu else 1)
     try:
-        gain = _gain_of_a_promising_step(policy, observations)
+        gain = _gain_of_a_promising_step(policy, [observation] * (micro_batch_size if on_gpu else 1))
     except torch.OutOfMemoryError as error:
         raise BadInput(
             f"out of GPU memory in one update of {micro_batch_size} decisions ({first_line(error)}); lower "
@@ -124,25 +112,20 @@ def check_learning(policy: Policy, observation: Observation, micro_batch_size: i
             f"{finding}: the policy does not follow its parameters, training would lead nowhere; try --compile off or "
             "--dtype float32"
         )
-    if not on_gpu:
-        return finding
-    unused, total = (size / 2**30 for size in torch.cuda.mem_get_info(policy.device))
-    return f"{finding}; with {micro_batch_size} decisions {unused:.1f} of {total:.1f} GiB stay unused"
+    return finding
 
 
 def _gain_of_a_promising_step(policy: Policy, observations: Sequence[Observation]) -> float:
     """What an optimizer step that promises PROMISED_GAIN brings; it and its opposite are taken back at once.
 
-    What is raised is the log-prob of the least likely tokens, whose gradient never vanishes. AdamW's first step moves a
-    parameter by lr * g / (|g| + eps), so the promised gain is lr * sum(g^2 / (|g| + eps)); half the difference between
-    both steps is free of the loss's curvature.
+    Raised is the log-prob of the least likely tokens, whose gradient never vanishes. AdamW's first step moves by
+    lr * g / (|g| + eps), so the promise is lr * sum(g^2 / (|g| + eps)); half the difference of both steps is free of
+    the loss's curvature.
     """
     trained = [parameter for _, parameter in policy.named_trainable_parameters()]
-    with torch.enable_grad():
-        logits = policy.chunk_logits(observations)
+    logits = policy.chunk_logits(observations)
     tokens = logits.argmin(-1).cpu() + FIRST_ACTION_TOKEN
-    objective = policy.token_logprobs(logits, tokens, 1.0).mean()
-    objective.neg().backward()
+    policy.token_logprobs(logits, tokens, 1.0).mean().neg().backward()
     gradients = [parameter.grad for parameter in trained if parameter.grad is not None]
     slope = sum((g.square() / (g.abs() + ADAM_EPS)).sum().item() for g in gradients)
     lr = PROMISED_GAIN / slope if slope > 0 else 0.0
@@ -153,8 +136,7 @@ def _gain_of_a_promising_step(policy: Policy, observations: Sequence[Observation
         policy.watch(optimizer)
         optimizer.step()
         del optimizer  # its moments need not fit beside the pass
-        with torch.enable_grad():  # the pass that the update makes
-            moved = policy.token_logprobs(policy.chunk_logits(observations), tokens, 1.0).mean().item()
+        moved = policy.token_logprobs(policy.chunk_logits(observations), tokens, 1.0).mean().item()
         with torch.no_grad():
             for parameter, value in zip(trained, before, strict=True):
                 parameter.copy_(value)

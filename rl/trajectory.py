@@ -48,16 +48,11 @@ class Trajectory:
 
     episode: Episode
     decisions: list[Decision] = field(default_factory=list)
-    success: bool = False
+    success: bool = False  # also its return: the reward is 1 at success, else 0
     env_steps: int = 0  # settling not counted
     frames: list[np.ndarray] = field(default_factory=list)  # (256, 256, 3) uint8 per env step when recorded
     seconds: float = 0.0  # from its reset to its end, waiting for the policy included
     fault: str | None = None  # of the simulator, in an earlier attempt at this episode
-
-    @property
-    def success_return(self) -> float:
-        """Undiscounted return of the sparse reward: 1 at success, else 0."""
-        return float(self.success)
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ class Batch:
     """Decisions of a rollout, one row each; no padded time axis.
 
     Two trajectories of 2 and 1 decisions give N = 3, M = 2, `trajectory` = [0, 0, 1], `steps_to_end` = [1, 0, 0].
-    The columns that `flatten` does not know are filled by `rl.update`.
+    What `flatten` does not know (advantages 0, weights 1, the last two) is filled in by `rl.update`.
     """
 
     observations: list[Observation]  # N observations
@@ -75,8 +70,8 @@ class Batch:
     matches_teacher: Tensor  # (N, A) bool
     trajectory: Tensor  # (N,) int64, row -> trajectory
     steps_to_end: Tensor  # (N,) int64, decisions that follow in the same trajectory
-    advantages: Tensor | None = None  # (N,) float32; None in the warmup
-    weights: Tensor | None = None  # (N,) float32, of the rows in the loss, with mean 1; None in the warmup
+    advantages: Tensor  # (N,) float32
+    weights: Tensor  # (N,) float32, of the rows in the loss, with mean 1
     values: Tensor | None = None  # (N,) float32, the critic's before the update; None without one
     teacher_logprobs: Tensor | None = None  # (N, A, V) float32, always on the CPU: it may be gigabytes
 
@@ -117,4 +112,6 @@ def flatten(trajectories: Sequence[Trajectory], action_dim: int) -> Batch:
         matches_teacher=torch.stack([false if d.matches_teacher is None else d.matches_teacher for d in decisions]),
         trajectory=torch.arange(len(lengths)).repeat_interleave(lengths),
         steps_to_end=torch.cat([torch.arange(len(t.decisions)).flip(0) for t in trajectories]),
+        advantages=torch.zeros(len(decisions)),
+        weights=torch.ones(len(decisions)),
     )

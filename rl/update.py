@@ -15,8 +15,7 @@ from torch import Tensor
 
 from configs.config import TrainConfig
 from contracts import BadInput, first_line
-from rl.critic import ValueHead, explained_variance, gae, predict_values, value_loss
-from rl.losses import Statistics, compute_advantages, decision_weights, distillation_loss, ppo_loss
+from rl import losses
 from rl.phases import Phase, PhaseState, phase_lengths
 from rl.ranks import ALONE, Ranks
 from rl.rollout import fewer_at_once, torch_generator
@@ -38,17 +37,17 @@ class Learner:
     """What is trained: the policy's adapters, with `--advantage gae` a critic, and their optimizer; and who trains."""
 
     policy: Policy
-    critic: ValueHead | None
+    critic: losses.ValueHead | None
     optimizer: torch.optim.Optimizer
     ranks: Ranks = ALONE  # every one of them has this learner, with the same numbers in it
 
 
 def make_learner(policy: Policy, config: TrainConfig, ranks: Ranks = ALONE) -> Learner:
-    """AdamW over the policy's trainable parameters, and in a group of its own over the critic's."""
+    """AdamW over the policy's trainable parameters, and in a second group over the critic's."""
     groups = [{"params": [parameter for _, parameter in policy.named_trainable_parameters()], "lr": config.update.lr}]
     critic = None
     if config.loss.advantage == "gae":
-        critic = ValueHead(policy.hidden_dim, config.run.seed).to(policy.device)
+        critic = losses.ValueHead(policy.hidden_dim, config.run.seed).to(policy.device)
         groups.append({"params": list(critic.parameters()), "lr": config.critic.value_lr})
     optimizer = make_optimizer(groups, config.update.weight_decay)
     policy.watch(optimizer)
@@ -68,34 +67,45 @@ def make_optimizer(groups: list[dict[str, Any]], weight_decay: float) -> torch.o
     return optimizer
 
 
+def predict_values(
+    policy: Policy, critic: losses.ValueHead, batch: Batch, micro_batch_size: int, ranks: Ranks = ALONE
+) -> Tensor:
+    """(N,) values of the rollout's observations before the update."""
+
+    @torch.no_grad()
+    def values_of(rows: Tensor) -> Tensor:
+        hidden = (policy.chunk_outputs(micro.observations)[1] for micro in batch[rows].split(micro_batch_size))
+        return torch.cat([critic(states) for states in hidden]).cpu()
+
+    return ranks.divide(len(batch), values_of)
+
+
 def estimate_advantages(
     learner: Learner, batch: Batch, trajectories: Sequence[Trajectory], config: TrainConfig
 ) -> tuple[Tensor, Tensor | None]:
     """(N,) advantages, by the configured rule or by a critic, and its (N,) values."""
     if learner.critic is None:
-        return compute_advantages(batch, trajectories, config.loss), None
+        return losses.compute_advantages(batch, trajectories, config.loss), None
     values = predict_values(learner.policy, learner.critic, batch, int(config.update.micro_batch_size), learner.ranks)
-    return gae(values, batch, trajectories, config.loss.discount, config.critic.gae_lambda), values
+    return losses.gae(values, batch, trajectories, config.loss.discount, config.critic.gae_lambda), values
 
 
 def update(
     learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig, number: int,
     on_decisions: Callable[[int], None] = lambda _: None,
 ) -> dict[str, float]:  # fmt: skip
-    """Minimise the phase's loss over `n_epochs` passes; returns the metrics. The batch has its advantages by now.
+    """Minimise the phase's loss over `n_epochs` passes; returns the metrics. Raises BadInput for a diverged training.
 
     The loss is divided by the minibatch's size, inactive rows included: the gradient is what it would be if they ran.
-    A minibatch without active rows takes no optimizer step (no momentum, no weight decay). Raises RuntimeError when the
-    first minibatch's ratios are not 1, and BadInput when the training has diverged.
-
-    All ranks come with the same batch, and each runs its share of a minibatch's active rows, perhaps none. After the
-    first minibatch the GPU is not waited for within an epoch: what its steps were is read at the end.
+    A minibatch without active rows takes no optimizer step (no momentum, no weight decay). All ranks come with the same
+    batch, and each runs its share of a minibatch's active rows, perhaps none. After the first minibatch the GPU is not
+    waited for within an epoch: what its steps were is read at the end.
     """
     started = time.perf_counter()
     policy, optimizer, ranks, settings = learner.policy, learner.optimizer, learner.ranks, config.update
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    imitates = phase.distils and settings.warmup_lr is not None  # that bears larger steps than reinforcement
-    optimizer.param_groups[0]["lr"] = settings.warmup_lr if imitates else settings.lr
+    warmup_lr = settings.warmup_lr if phase.distils else None  # imitation bears larger steps than reinforcement
+    optimizer.param_groups[0]["lr"] = settings.lr if warmup_lr is None else warmup_lr
     active, policy_learns = rows_that_learn(learner, batch, phase, config)
     data = complete(learner, batch, phase, config).to(policy.device)
     totals: dict[str, float] = {}
@@ -107,7 +117,7 @@ def update(
         order = torch.randperm(len(batch), generator=generator).split(settings.batch_size)
         rows = [minibatch[active[minibatch]] for minibatch in order]
         minibatches = data[torch.cat(rows)].split([len(minibatch) for minibatch in rows])
-        statistics: list[Statistics] = []
+        statistics: list[losses.Statistics] = []
         epoch_norms: list[Tensor] = []
         for minibatch, size in zip(minibatches, map(len, order), strict=True):
             on_decisions(size)
@@ -137,12 +147,9 @@ def update(
     taken = [norm for norm in norms if not math.isnan(norm)]
     if norms and not taken:
         raise _diverged(f"all {len(norms)} optimizer steps", number)
-    for name, parameter in policy.named_trainable_parameters():
-        if not torch.isfinite(parameter).all():
-            raise _diverged(f"steps after which {name} is not finite", number)
     decisions = totals.pop("decisions", 0)
-    totals.pop("ratio_error", None)
     metrics = {key: value if key.endswith("_max") else value / decisions for key, value in totals.items()}
+    metrics.pop("ratio_error", None)
     metrics |= {
         "train/grad_norm": sum(taken) / len(taken) if taken else 0.0,
         "train/optimizer_steps": len(taken),
@@ -155,19 +162,18 @@ def update(
     }
     if first_ratio_error is not None:
         metrics["train/first_ratio_error"] = first_ratio_error
-    if batch.values is not None and batch.advantages is not None:
-        metrics["train/explained_variance"] = explained_variance(batch.values, batch.advantages + batch.values)
+    if batch.values is not None:
+        metrics["train/explained_variance"] = losses.explained_variance(batch.values, batch.advantages + batch.values)
     return metrics
 
 
 def rows_that_learn(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> tuple[Tensor, bool]:
     """(N,) bool, False for rows that cannot contribute a gradient and never run; and whether the policy learns at all.
 
-    Without any non-zero advantage the policy's loss is left out beside a critic's: a gradient of zeros would still let
-    AdamW's momentum and weight decay move the policy.
+    It does not beside a critic without any non-zero advantage: AdamW's momentum and weight decay would still move it.
     """
     everything = torch.ones(len(batch), dtype=torch.bool)
-    if phase.distils or batch.advantages is None:
+    if phase.distils:
         return everything, True
     regularised = config.loss.kl_coef > 0 or config.loss.entropy_coef > 0
     active = everything if regularised else batch.advantages != 0
@@ -181,7 +187,7 @@ def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainCon
     """The batch with what the losses need beside the advantages: weights, and the teacher's log-probs (N, A, V)."""
     temperature = config.phases.distill_temperature if config.phases.distill_target == "sharpened" else None
     if not phase.distils:
-        batch = replace(batch, weights=decision_weights(batch, config.loss.aggregation))
+        batch = replace(batch, weights=losses.decision_weights(batch, config.loss.aggregation))
         temperature = config.rollout.temperature if config.loss.kl_coef > 0 else None
     if temperature is None:
         return batch
@@ -199,10 +205,10 @@ def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainCon
 def accumulate_gradient(
     learner: Learner, minibatch: Batch, size: int, micro_batch_size: int, phase: PhaseState, config: TrainConfig,
     policy_learns: bool,
-) -> tuple[list[Statistics], int]:  # fmt: skip
+) -> tuple[list[losses.Statistics], int]:  # fmt: skip
     """The gradient of a minibatch's mean loss over `size` rows, one micro-batch (and one graph in memory) at a time.
 
-    Out of memory, it begins again, from no gradient, with a smaller micro-batch, whose size it returns.
+    Out of memory, it begins again with a smaller micro-batch, whose size it returns.
     """
     while True:
         statistics = []
@@ -221,23 +227,22 @@ def accumulate_gradient(
 
 def micro_batch_loss(
     learner: Learner, micro: Batch, phase: PhaseState, config: TrainConfig, policy_learns: bool
-) -> tuple[Tensor, Statistics]:
+) -> tuple[Tensor, losses.Statistics]:
     """What the phase minimises, summed over the rows of a micro-batch."""
     policy, critic, temperature = learner.policy, learner.critic, config.rollout.temperature
-    if phase.distils:
-        logits = policy.chunk_logits(micro.observations)
-        return distillation_loss(logits, micro, config.phases.distill_student_temperature)
-    if critic is None:
+    if phase.distils or critic is None:
         logits = policy.chunk_logits(micro.observations)
     else:
         logits, hidden = policy.chunk_outputs(micro.observations)
+    if phase.distils:
+        return losses.distillation_loss(logits, micro, config.phases.distill_student_temperature)
     logprobs = policy.token_logprobs(logits, micro.tokens, temperature)
     in_mixture = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
-    epsilon = phase.epsilon if in_mixture else None
-    loss, statistics = ppo_loss(logits, logprobs, micro, config.loss, temperature, epsilon)
+    behaviour_epsilon = phase.epsilon if in_mixture else None
+    loss, statistics = losses.ppo_loss(logits, logprobs, micro, config.loss, temperature, behaviour_epsilon)
     if critic is None:
         return loss, statistics
-    of_values = value_loss(critic(hidden.detach()), micro, config.critic.value_clip)
+    of_values = losses.value_loss(critic(hidden.detach()), micro, config.critic.value_clip)
     statistics["train/value_loss"] = of_values.detach()
     return config.critic.value_coef * of_values + (loss if policy_learns else 0), statistics
 
@@ -264,17 +269,17 @@ def optimizer_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
 def merged(parts: Iterable[dict[str, float]]) -> dict[str, float]:
     """Statistics of several micro-batches, or ranks, as those of one."""
     whole: dict[str, float] = {}
-    for key, value in itertools.chain.from_iterable(part.items() for part in parts):
-        whole[key] = max(whole.get(key, -math.inf), value) if key.endswith("_max") else whole.get(key, 0.0) + value
+    for part in parts:
+        for key, value in part.items():
+            whole[key] = max(whole.get(key, value), value) if key.endswith("_max") else whole.get(key, 0.0) + value
     return whole
 
 
-def _over_ranks(parts: Sequence[Statistics], ranks: Ranks) -> dict[str, float]:
+def _over_ranks(parts: Sequence[losses.Statistics], ranks: Ranks) -> dict[str, float]:
     """Of all ranks' micro-batches; read from the device in one transfer."""
     found = [value for part in parts for value in part.values()]
     values = iter(torch.stack(found).tolist() if found else ())
-    own = merged({key: next(values) for key in part} for part in parts)
-    return merged(ranks.gather(own))
+    return merged(ranks.gather(merged({key: next(values) for key in part} for part in parts)))
 
 
 def check_first_ratio(first: dict[str, float]) -> float:

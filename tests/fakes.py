@@ -79,12 +79,9 @@ class FakePolicy(nn.Module):
 
     @torch.no_grad()
     def act(
-        self,
-        observations: Sequence[Any],
-        mode: str = "greedy",
-        temperature: float = 1.0,
+        self, observations: Sequence[Any], mode: str = "greedy", temperature: float = 1.0,
         generators: Sequence[torch.Generator] | None = None,
-    ) -> Acted:
+    ) -> Acted:  # fmt: skip
         self.modes.append((f"teacher {mode}" if self._is_teacher else f"student {mode}", len(observations)))
         logits = self._logits(observations)
         if mode == "sample":
@@ -257,13 +254,9 @@ class FakePool:
 
 
 def trajectory(
-    length: int,
-    success: bool = False,
-    group: int = 0,
-    index: int = 0,
-    task_id: int = 0,
+    length: int, success: bool = False, group: int = 0, index: int = 0, task_id: int = 0,
     last_executed: int | None = None,
-) -> Trajectory:
+) -> Trajectory:  # fmt: skip
     """A record of `length` decisions without contents; the last one executed `last_executed` of its actions."""
     executed = [CHUNK_LENGTH] * length
     executed[-1] = last_executed or CHUNK_LENGTH

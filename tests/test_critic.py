@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.config import CriticConfig, LossConfig, PhaseConfig, TrainConfig, UpdateConfig
-from rl.critic import ValueHead, explained_variance, gae, predict_values, value_loss
+from rl.losses import ValueHead, explained_variance, gae, value_loss
 from rl.phases import phase_at
 from rl.trajectory import flatten
-from rl.update import Learner, update
+from rl.update import Learner, predict_values, update
 from tests.fakes import ACTION_DIM, FakePolicy, acted_batch, parameters_of, trajectory
 
 HIDDEN = 5

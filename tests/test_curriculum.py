@@ -8,14 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.config import RolloutConfig, TaskConfig, TrainConfig
-from rl.curriculum import (
-    evaluation_episodes,
-    informative,
-    informative_rollout,
-    task_probabilities,
-    training_episodes,
-)
-from rl.rollout import Behaviour, Randomness, rollout
+from rl.curriculum import evaluation_episodes, informative_rollout, task_probabilities, training_episodes
+from rl.rollout import Behaviour, Randomness, Rollout, rollout
 from rl.trajectory import Episode
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, trajectory
 
@@ -144,8 +138,12 @@ def groups_of(trajectories) -> list[int]:
 def test_groups_are_kept_by_their_success_rate_each_by_its_own(successes, bounds, kept):
     group = [trajectory(1, success=i < successes, group=3, index=i) for i in range(8)]
     mixed = [trajectory(1, success=i < 4, group=4, index=8 + i) for i in range(8)]
-    both = [t for pair in zip(group, mixed, strict=True) for t in pair]
-    assert informative(both, bounds) == (group if kept else []) + mixed
+    played = Rollout(group + mixed, {}, wall_s=1.0, errors=0)
+    config = RolloutConfig(n_steps=1, group_success_bounds=bounds)
+    assert informative_rollout(lambda *_, n_steps: played, lambda: [], config) == (
+        played,
+        (group if kept else []) + mixed,
+    )
 
 
 @pytest.mark.parametrize("num_slots", [1, 3])

@@ -28,7 +28,6 @@ from rl.phases import phase_at
 from rl.rollout import Behaviour, Randomness, Rollout, behaviour_in, rollout
 from rl.trajectory import Episode, flatten
 from rl.update import Learner, estimate_advantages, make_learner, update
-from tests.fakes import parameters_of
 from tests.toy import CONTEXTS, EPISODE, ToyPolicy, ToyPool, pretrained_policy
 
 SEEDS = range(5)
@@ -91,19 +90,6 @@ def test_every_advantage_raises_sampled_success_from_below_40_to_above_90_percen
 
     assert success_of_the_pretrained(seed) < 0.4
     assert after > 0.9
-
-
-@pytest.mark.parametrize("advantage", ["absolute", "group", "rloo", "batch"])
-def test_a_policy_that_always_fails_learns_nothing(advantage):
-    config = settings(advantage)
-    learner = make_learner(pretrained_policy(0), config)
-    with torch.no_grad():
-        learner.policy.adapter += 1.0  # so that weight decay would show
-    before = parameters_of(learner.policy)
-    for number in range(3):
-        metrics = one_update(config, learner, ToyPool(hopeless=True), 0, number)
-        assert metrics["train/optimizer_steps"] == 0
-    assert all(torch.equal(a, b) for a, b in zip(before, parameters_of(learner.policy), strict=True))
 
 
 # warmup

@@ -143,7 +143,7 @@ def test_token_ratios_are_clipped_one_by_one_and_averaged_over_executed_tokens()
 
 def micro_batch(tokens: torch.Tensor, executed: torch.Tensor, teacher_logprobs: torch.Tensor | None = None) -> Batch:
     rows, no = torch.zeros(len(tokens), dtype=torch.int64), torch.zeros_like(executed)
-    return Batch([None] * len(tokens), tokens, executed, torch.zeros(tokens.shape), no, no[:, 0], rows, rows,
+    return Batch([None] * len(tokens), tokens, executed, torch.zeros(tokens.shape), no, rows, rows, rows, rows,
                  teacher_logprobs=teacher_logprobs)  # fmt: skip
 
 

@@ -50,23 +50,12 @@ def alone() -> dict:
 
 
 @pytest.mark.parametrize("case", UPDATES)
-def test_the_gradients_are_those_of_one_process_with_the_same_data(both, alone, case):
-    expected = alone[case]["gradients"]
-    assert len(expected) == len(both[0][case]["gradients"])
-    for found, gradient in zip(both[0][case]["gradients"], expected, strict=True):
+def test_an_update_is_that_of_one_process_with_the_same_data_and_the_same_bits_on_all_ranks(both, alone, case):
+    first, second, expected = both[0][case], both[1][case], alone[case]
+    for found, gradient in zip(first["gradients"], expected["gradients"], strict=True):
         torch.testing.assert_close(found, gradient)
-
-
-@pytest.mark.parametrize("case", UPDATES)
-def test_after_an_update_all_ranks_have_the_same_bits(both, case):
-    for first, second in zip(both[0][case]["parameters"], both[1][case]["parameters"], strict=True):
-        assert torch.equal(first, second)
-
-
-@pytest.mark.parametrize("case", UPDATES)
-def test_all_ranks_record_the_metrics_of_the_whole_minibatches(both, alone, case):
-    assert both[0][case]["metrics"] == both[1][case]["metrics"]
-    assert both[0][case]["metrics"] == pytest.approx(alone[case]["metrics"], rel=1e-4, abs=1e-7)
+    assert all(torch.equal(a, b) for a, b in zip(first["parameters"], second["parameters"], strict=True))
+    assert first["metrics"] == second["metrics"] == pytest.approx(expected["metrics"], rel=1e-4, abs=1e-7)
 
 
 def test_active_rows_are_divided(both):

@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from html.parser import HTMLParser
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,28 +29,6 @@ from rl.report import (
 from tests.stored_runs import ROWS, evaluation, store, store_episodes, update
 
 
-class Page(HTMLParser):
-    """Checks that tags are balanced; collects text and references."""
-
-    def __init__(self, text: str):
-        super().__init__()
-        self.text, self.references, self.open = "", [], []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag, attributes):
-        self.references += [value for name, value in attributes if name in ("src", "href")]
-        if tag not in ("meta", "img"):
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag, self.getpos()
-
-    def handle_data(self, data):
-        self.text += data
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A run over two tasks with outcomes, a picture and videos."""
@@ -65,42 +43,44 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def page(folder) -> Page:
+def page(folder) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         main([str(folder)])
     before_and_after, *_, path = shown.getvalue().splitlines()
     assert before_and_after.startswith("student, sampled: 4/20")
-    return Page(Path(path).read_text())
+    return Path(path).read_text()
 
 
 def test_the_page_refers_to_files_of_the_run_only(folder, page):
     # Curves and first frame, teacher and student of the first evaluation, the best and the last student.
-    assert len(page.references) == 6
-    assert all((folder / "report" / file).stat().st_size > 0 for file in page.references)
+    references = re.findall(r'(?:src|href)="([^"]*)"', page)
+    assert len(references) == 6
+    assert all((folder / "report" / file).stat().st_size > 0 for file in references)
 
 
 def test_rates_differences_command_and_machine_are_told(page):
     for row in (ROWS[0], ROWS[-1]):
         for key in (SAMPLED, GREEDY):
-            assert str(Successes(row[f"{key}_k"], row[f"{key}_n"])) in page.text
+            assert str(Successes(row[f"{key}_k"], row[f"{key}_n"])) in page
     # 12 of 20 more: 4 solved twice, 12 only after, 4 never, so 12 of 12 decided pairs, p = 2 / 2^12
-    assert "+60 points" in page.text
-    assert f"p = {2 / 2**12:.2g}, n = 20" in page.text
-    assert "task 4, student, sampled" in page.text
+    assert "+60 points" in page
+    assert f"p = {2 / 2**12:.2g}, n = 20" in page
+    assert "task 4, student, sampled" in page
     for part in ("--preset tiny --seed 3 --lr 0.001", "torch 2.15.0", "Some GPU", "0123456789ab, with local changes"):
-        assert part in page.text
-    assert "<run>" in page.text  # escaped: the parser saw no tag
+        assert part in page
+    assert "a &lt;run&gt;" in page
+    assert "<run>" not in page
 
 
 def test_what_was_not_recorded_is_named(page):
-    missing = page.text.split("Not recorded in this run: ")[1].split(".")[0]
+    missing = page.split("Not recorded in this run: ")[1].split(".")[0]
     assert "Critic" in missing
     assert "Distillation loss" not in missing
 
 
 @pytest.mark.parametrize("rows", [[], ROWS[:1]])
 def test_a_run_that_has_hardly_begun_has_a_report(tmp_path, rows):
-    text = Page(write_report(read_run(store(tmp_path, rows))).read_text()).text
+    text = write_report(read_run(store(tmp_path, rows))).read_text()
     assert "Not finished" in text
     assert ("No evaluation has been recorded yet." in text) == (not rows)
 
@@ -123,20 +103,6 @@ def test_the_log_and_wandb_get_the_results(folder, caplog):
     assert caplog.messages[0].startswith(before_and_after)
     (summary,) = concluded
     assert (summary["result/sampled_after"], summary["result/best_step"]) == (16 / 20, 200)
-
-
-def test_several_runs_on_the_command_line_are_compared(tmp_path, capsys):
-    runs = [str(store(tmp_path / name, ROWS, update__lr=lr)) for name, lr in ((r"a$\frac$b", 0.1), ("<i>", 0.25))]
-    main([*runs, "--out", str(tmp_path / "both.png")])
-    shown = capsys.readouterr().out
-    lines = [line.split() for line in shown.splitlines()]
-    assert [r"a$\frac$b", "<i>"] in lines
-    assert ["lr", "0.1", "0.25"] in lines
-    assert not any(line[:1] == ["seed"] for line in lines)  # equal
-    assert "sampled, last   16/20 = 80 % [58, 92]  16/20 = 80 % [58, 92]" in shown
-    assert imageio.imread(tmp_path / "both.png").ndim == 3
-    with pytest.raises(BadInput, match=r"both\.pnk: cannot be written \(.*not supported"):
-        main([*runs, "--out", str(tmp_path / "both.pnk")])
 
 
 # the run read back
@@ -187,7 +153,7 @@ def test_what_is_no_run_folder_is_refused_in_one_line(tmp_path, content):
 def test_every_panel_shows_the_recorded_numbers_against_env_steps():
     keys = [key for panel in PANELS for key in panel.metrics]
     rows = [update(step, 0, **{key: i + step for i, key in enumerate(keys)}) for step in (100, 200)]
-    figure = draw_curves({"run": rows})
+    figure = draw_curves(rows)
     drawn = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for a in figure.axes for line in a.lines]
     assert drawn == [[(100, i + 100), (200, i + 200)] for i in range(len(keys))]
     assert [axis.get_title() for axis in figure.axes] == [panel.title for panel in PANELS]
@@ -195,7 +161,7 @@ def test_every_panel_shows_the_recorded_numbers_against_env_steps():
 
 
 def test_success_has_intervals_as_bars_on_the_shades_of_the_phases():
-    axis = draw_curves({"run": ROWS}).axes[0]
+    axis = draw_curves(ROWS).axes[0]
     bars = {container.get_label(): container for container in axis.containers}
     assert set(bars) == {"teacher", "student, greedy", "student, sampled"}
     ((_, low), (_, high)) = bars["student, sampled"].lines[2][0].get_segments()[0]
@@ -203,9 +169,3 @@ def test_success_has_intervals_as_bars_on_the_shades_of_the_phases():
     spans = [(p.get_x(), p.get_x() + p.get_width(), p.get_facecolor()) for p in axis.patches]
     colours = [matplotlib.colors.to_rgba(colour) for colour in PHASE_COLOURS]
     assert spans == [(0, 100, colours[0]), (100, 200, colours[1]), (200, 300, colours[2])]
-
-
-def test_several_runs_share_the_axes():
-    figure = draw_curves({"one": ROWS, "two": ROWS})
-    for axis in figure.axes:
-        assert axis.get_legend_handles_labels()[1] == ["one", "two"]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from contracts import BadInput
 from envs.tasks import TaskInfo
 from eval import episode_of
-from rl.metrics import Successes, count, wilson_interval
+from rl.metrics import Successes, count
 from rl.results import Key, Paired, Results, make_plan, open_results, results_table, save_results
 from tests.fakes import trajectory
 
@@ -33,21 +33,22 @@ from tests.fakes import trajectory
     ],
 )
 def test_wilson_interval_has_published_values(k, n, low, high):
-    assert wilson_interval(k, n) == pytest.approx((low, high), abs=6e-5)
+    assert Successes(k, n).interval == pytest.approx((low, high), abs=6e-5)
 
 
 @given(n=st.integers(1, 2000), data=st.data())
 def test_wilson_interval_holds_the_rates_whose_score_test_accepts_the_outcome(n, data):
     k = data.draw(st.integers(0, n))
     z, rate = 1.959963984540054, k / n
-    for bound in wilson_interval(k, n):
+    for bound in Successes(k, n).interval:
         if 0 < bound < 1:  # at the bounds the score statistic is exactly z
             assert (rate - bound) ** 2 == pytest.approx(z * z * bound * (1 - bound) / n, abs=1e-9)
 
 
 def test_no_success_has_a_lower_bound_of_exactly_0_and_no_failure_an_upper_one_of_exactly_1():
     # Else a perfect evaluation lies "below" an equally perfect baseline.
-    assert [n for n in range(1, 101) if wilson_interval(0, n)[0] != 0 or wilson_interval(n, n)[1] != 1] == []
+    ends = [(Successes(0, n).interval[0], Successes(n, n).interval[1]) for n in range(1, 101)]
+    assert set(ends) == {(0.0, 1.0)}
 
 
 def test_successes_are_counted_and_reported_with_k_n_and_interval():
@@ -165,7 +166,7 @@ def test_the_file_has_k_n_and_interval_of_each_task_suite_and_all(tmp_path):
     stored = saved(results_in(tmp_path))
     goal = stored["suites"]["libero_goal"]
     assert (goal["tasks"]["0"]["success_k"], goal["tasks"]["1"]["success_k"]) == (1, 2)  # turns: 0 1 0 1 0 1
-    assert (stored["all"]["success_low"], stored["all"]["success_high"]) == wilson_interval(3, 6)
+    assert (stored["all"]["success_low"], stored["all"]["success_high"]) == Successes(3, 6).interval
     assert goal["success_n"] == 6
     assert stored["versions"] == {"mujoco": "3.3.0"}
     assert stored["complete"]

@@ -7,11 +7,9 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +18,7 @@ from configs.config import ModelConfig, RunConfig, TaskConfig, TrainConfig, from
 from contracts import BadInput, TimeIsUp
 from rl.ranks import ALONE
 from rl.report import read_metrics
-from rl.run import disk_problem, interruptible, only_writer, reopen_run, start_run, until_the_end
+from rl.run import disk_problem, interruptible, reopen_run, start_run, until_the_end
 
 ROOT = Path(__file__).parents[1]
 ARGV = ["--task-id", "0", "--seed", "7"]
@@ -95,24 +93,6 @@ def test_folders_that_cannot_be_written_are_refused(tmp_path):
         reopen_run(tmp_path / "file", config(tmp_path), 0, None)
 
 
-def test_timed_blocks_add_up_and_belong_to_the_next_record(monkeypatch, run):
-    now = iter([0.0, 1.0, 10.0, 12.5])
-    monkeypatch.setattr(time, "perf_counter", lambda: next(now))
-    for _ in range(2):
-        with run.timed("update"):
-            pass
-    run.record(1, 1, {})
-    run.record(2, 2, {})
-    assert [row.get("time/update") for row in read_metrics(run.folder)] == [3.5, None]
-
-
-def test_a_line_that_a_kill_cut_short_is_left_out(run):
-    run.record(1, 1, {})
-    with (run.folder / "metrics.jsonl").open("a") as metrics:
-        metrics.write('{"global_step": 2, "upd')
-    assert read_metrics(run.folder) == [{"global_step": 1, "update": 1}]
-
-
 def test_reopening_drops_records_after_the_checkpoint_and_appends(run):
     run.record(1, 1, {"rollout/success_rate": 0.5, "train/nan": float("nan")})
     assert read_metrics(run.folder) == [FIRST]  # on the disk while the run is open
@@ -141,22 +121,6 @@ def test_a_run_that_is_being_written_is_not_resumed(run):
         reopen_run(run.folder, run.config, 0, None)
     run.close()
     reopen_run(run.folder, run.config, 0, None).close()
-
-
-def test_a_lock_ends_with_its_process_however_that_ends(tmp_path):
-    program = "import os, sys; from pathlib import Path; from rl.run import only_writer\n" + (
-        "lock = only_writer(Path(sys.argv[1]), 'it'); print('held', flush=True); sys.stdin.read()"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path / "x")], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with holder:
-        assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(BadInput, match="it is being written"):
-            only_writer(tmp_path / "x", "it")
-        holder.kill()
-        holder.wait()
-    only_writer(tmp_path / "x", "it").release()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -229,14 +193,3 @@ def test_only_disks_are_blamed_and_elsewhere_only_for_what_disks_do(tmp_path, nu
     error = OSError(number, "reason", path and str(tmp_path / path))
     found = disk_problem(error, tmp_path)
     assert found == (f"{error.filename or tmp_path} cannot be written (reason): {MAKE_ROOM}" if is_said else None)
-
-
-def test_a_log_that_cannot_be_written_costs_the_line_only(monkeypatch, run, capsys):
-    def full(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    (handler,) = [h for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler)]
-    monkeypatch.setattr(handler, "stream", SimpleNamespace(write=full, flush=full))
-    logging.getLogger("train").info("a line")
-    assert capsys.readouterr() == ("a line\n", "")
-    monkeypatch.undo()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import wandb
 
-from rl.wandb_log import WandbLog, resolve_mode
+from rl.run import WandbLog, resolve_mode
 
 ROOT = Path(__file__).parents[1]
 
@@ -77,7 +77,7 @@ def test_a_failure_later_is_reported_once_and_ends_logging(monkeypatch, tmp_path
 
 
 def test_online_without_a_login_is_one_line_and_asks_nobody(tmp_path):
-    program = "import sys; from pathlib import Path; from rl.wandb_log import WandbLog\n" + (
+    program = "import sys; from pathlib import Path; from rl.run import WandbLog\n" + (
         "WandbLog('online', 'project', 'name', Path(sys.argv[1]), {}, None)"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
@@ -113,7 +113,7 @@ def test_disabled_does_not_touch_wandb(monkeypatch, tmp_path, caplog):
 def test_offline_writes_below_the_run_folder_only_and_nothing_to_the_terminal(tmp_path):
     """Also without HOME, which wandb's own process wants."""
     program = (
-        "from pathlib import Path; from rl.wandb_log import WandbLog; import sys\n"
+        "from pathlib import Path; from rl.run import WandbLog; import sys\n"
         "Path.home = lambda: Path(sys.argv[1]) / 'home'  # the account's\n"
         "log = WandbLog('offline', 'project', 'name', Path(sys.argv[1]) / 'run', {}, None)\n"
         "log.log({'global_step': 1}); log.finish()"

@@ -17,12 +17,12 @@ from torch import nn
 
 from configs.config import LossConfig, PhaseConfig, RolloutConfig, RunConfig, TaskConfig, TrainConfig, UpdateConfig
 from contracts import SelfCheckError
-from rl.critic import ValueHead, predict_values
 from rl.curriculum import evaluation_episodes, informative_rollout, training_episodes
+from rl.losses import ValueHead
 from rl.phases import phase_at
 from rl.ranks import Ranks, RanksLost, join_ranks, shared_rollout
 from rl.rollout import Behaviour, Randomness
-from rl.update import Learner, complete, update
+from rl.update import Learner, complete, predict_values, update
 from tests.fakes import FakePolicy, FakePool, Script, acted_batch, adamw, parameters_of
 
 LENGTHS = (3, 2, 3)
@@ -205,7 +205,7 @@ def main() -> None:
     found["unreached"] = unreached_parameters(ranks)
     found["drift"] = drift_found(ranks)
     found["written"] = written_by(ranks, folder)
-    ranks.wait_for_all()
+    ranks.gather(None)
     if not ranks.is_main:
         torch.save(found, folder / "rank_1.pt")
         os._exit(9)  # as a kill would

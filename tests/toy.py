@@ -90,11 +90,11 @@ class _Playing:
 
 
 class ToyPool(FakePool):
-    """The task in `num_slots` environments. With `hopeless` no episode is ever a success."""
+    """The task in 16 environments."""
 
-    def __init__(self, num_slots: int = 16, hopeless: bool = False):
-        super().__init__(lambda *_: Script(EPISODE), num_slots)
-        self._hopeless, self._playing = hopeless, {}
+    def __init__(self):
+        super().__init__(lambda *_: Script(EPISODE), num_slots=16)
+        self._playing = {}
 
     def reset(self, slot: int, task_id: int, init_state_id: int, seed: int = 0, record: bool = False) -> None:
         super().reset(slot, task_id, init_state_id)
@@ -110,8 +110,9 @@ class ToyPool(FakePool):
             now.env_steps += 1
             executed += 1
         done = now.env_steps == EPISODE
-        success = done and now.all_right and not self._hopeless
-        return FakeResult(None if done else _observe(now), bool(success), executed, now.env_steps, done)
+        return FakeResult(
+            None if done else _observe(now), bool(done and now.all_right), executed, now.env_steps, done
+        )  # fmt: skip
 
 
 def _observe(now: _Playing) -> Observation:

@@ -39,7 +39,6 @@ FOLLOWED = {
     ),
     "python train_grpo.py --resume runs/RUN": "--total-steps 32",
     "python -m rl.report runs/RUN": "",
-    "python -m rl.report runs/RUN_A runs/RUN_B": "",
     "python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --out results.json --num-envs 8": EVAL_SHORT,
     "python eval.py --checkpoint runs/RUN/checkpoints/best --compare-with CHECKPOINT --task-ids 0": EVAL_SHORT,
     "python -m vla.merge --adapter runs/RUN/checkpoints/best --out MERGED": "",
@@ -102,13 +101,8 @@ class User:
 
     def fill_in(self, line: str) -> str:
         """With the names of this user's runs and checkpoints."""
-        first, second = (
-            next((str(run.relative_to(self.clone)) for run in self.clone.glob(f"runs/*-{name}")), "none")
-            for name in ("first", "second")
-        )
-        names = {"runs/RUN_A": first, "runs/RUN_B": second, "runs/RUN": first, "PATH_OR_HUB_ID": TINY}
-        names["CHECKPOINT"] = TINY
-        for placeholder, name in names.items():
+        first = next((str(run.relative_to(self.clone)) for run in self.clone.glob("runs/*-first")), "none")
+        for placeholder, name in {"runs/RUN": first, "PATH_OR_HUB_ID": TINY, "CHECKPOINT": TINY}.items():
             line = line.replace(placeholder, name)
         return line
 
