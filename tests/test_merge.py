@@ -28,7 +28,7 @@ def _trained(base: Path, size: float = 0.05, **options) -> Policy:
 
 
 def _made_up(policy: Policy, count: int) -> list[Observation]:
-    return synthetic_observations(policy.num_images, policy.statistics.proprio, count, seed=3)
+    return synthetic_observations(policy.num_images, policy.statistics.proprio, count)
 
 
 @pytest.fixture(scope="module")
@@ -83,13 +83,6 @@ def test_merged_folder_is_a_plain_checkpoint_in_the_bases_shards_and_dtype(base,
     assert all(text in card for text in ("score: 0.75", str(base), "rank 4, alpha 8"))
     # The head is gone, since training changed what it reads; the number of images, once found out by it, is not.
     assert (after.num_images, after.uses_proprio, after.has_l1_head) == (2, True, False)
-
-
-def test_trained_proprio_projector_is_written_under_the_reference_names(policy, merged):
-    state = torch.load(merged / "proprio_projector--latest_checkpoint.pt", weights_only=True)
-    trained = policy.network.proprio_projector.state_dict()
-    assert state.keys() == {f"module.{key}" for key in trained}
-    assert all(torch.equal(state[f"module.{key}"], trained[key]) for key in trained)
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (6, 3, 2, 2)])

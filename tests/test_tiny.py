@@ -12,8 +12,7 @@ from transformers import AutoTokenizer
 from tests.small_checkpoint import make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
 from vla.policy import Policy
-from vla.preprocessing import synthetic_observations
-from vla.prompt import load_tokenizer, prompt, prompt_ids
+from vla.preprocessing import load_tokenizer, prompt, prompt_ids, synthetic_observations
 from workshop.tiny import main
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"

@@ -41,8 +41,8 @@ class MergeArgs:
 def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu") -> str:
     """Write the merged folder and return how well it agrees with the unmerged policy, in a sentence.
 
-    They are compared in the base's dtype, on the observations that training has left in the adapter folder. Raises
-    BadInput when anything does not fit, and when the two disagree; then there is no folder `out`.
+    They are compared in the base's dtype, on the observations that training has left in the adapter folder. When they
+    disagree there is no folder `out`.
     """
     import torch
 
@@ -52,8 +52,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     adapter = resolve_pointer(adapter)
     if out.exists():
         raise BadInput(f"--out {out} exists already: name a new folder")
-    base = base or checkpoint.base_of_adapter(adapter)
-    if base is None:
+    if (base := base or checkpoint.base_of_adapter(adapter)) is None:
         raise BadInput(f"--adapter {adapter} holds no adapter_config.json: give a folder of RUN/checkpoints")
     info = checkpoint.inspect_checkpoint(checkpoint.resolve_checkpoint(base))
     key, stored = next(iter(info.statistics)), next(iter(info.weights.values())).dtype
@@ -98,7 +97,7 @@ def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
         raise BadInput(f"--out {out.name}: {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free")
     for path, entries in files.items():
         merged = dict(weights.stream_tensors(entries))
-        for key in merged.keys() & {f"{target}.weight" for target in adapter.targets}:
+        for key in merged.keys() & {name.replace("lora_A", "weight") for name in adapter.tensors}:
             down, up = (adapter.tensors[key.removesuffix("weight") + matrix] for matrix in ("lora_A", "lora_B"))
             merged[key] = merged_weight(merged[key], down, up, adapter.alpha / adapter.rank)
         weights.write_tensors(out / path.name, merged)
@@ -115,9 +114,7 @@ def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
         weights.write_pt(out / (info.proprio_file.name if info.proprio_file else checkpoint.PROPRIO_FILE), state)
     results = folder / "metadata.json"  # of the training run
     rows = [f"* {key}: {value}" for key, value in (read_json(results) if results.is_file() else {}).items()]
-    card = (
-        f"OpenVLA-OFT policy: LoRA adapter {folder} (rank {adapter.rank}, alpha {adapter.alpha}) merged into its base"
-    )
+    card = f"OpenVLA-OFT policy: LoRA adapter {folder} (rank {adapter.rank}, alpha {adapter.alpha}) merged into"
     (out / "README.md").write_text("\n".join([f"{card} `{adapter.base_model}`.", "", *rows, ""]), encoding="utf-8")
 
 

@@ -27,9 +27,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
-from vla.lora_layers import LoraLinear
-from vla.prompt import EOS_ID, PAD_ID
-from vla.tokens import ACTION_TOKEN_IDS
+from vla.lora import LoraLinear
+from vla.tokens import ACTION_TOKEN_IDS, EOS_ID, PAD_ID
 
 if TYPE_CHECKING:
     from vla.checkpoint import ModelConfig, VitConfig
@@ -158,14 +157,11 @@ class ProprioProjector(nn.Module):
         """(B, proprio_dim) normalised -> (B, llm_dim)"""
         return self.fc2(F.gelu(self.fc1(proprio)))
 
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Tensor]) -> ProprioProjector:
-        """Raises KeyError or RuntimeError for other tensors."""
+    @staticmethod
+    def sizes(state: dict[str, Tensor]) -> tuple[int, int]:
+        """The arguments of the constructor, from a state dict."""
         llm_dim, proprio_dim = state["fc1.weight"].shape
-        with torch.device("meta"):
-            module = cls(proprio_dim, llm_dim)
-        module.load_state_dict(state, assign=True)
-        return module.eval()
+        return proprio_dim, llm_dim
 
 
 class ResidualBlock(nn.Module):
@@ -207,16 +203,13 @@ class L1RegressionHead(nn.Module):
         batch, num_tokens, llm_dim = hidden.shape
         return self.model(hidden.reshape(batch, num_tokens // self.action_dim, self.action_dim * llm_dim))
 
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Tensor]) -> L1RegressionHead:
-        """Raises KeyError or RuntimeError for other tensors."""
+    @staticmethod
+    def sizes(state: dict[str, Tensor]) -> tuple[int, int, int, int]:
+        """The arguments of the constructor, from a state dict."""
         hidden_dim, input_dim = state["model.fc1.weight"].shape
         action_dim = state["model.fc2.weight"].shape[0]
         num_blocks = len({key.split(".")[2] for key in state if key.startswith("model.mlp_resnet_blocks.")})
-        with torch.device("meta"):
-            module = cls(num_blocks, input_dim // action_dim, hidden_dim, action_dim)
-        module.load_state_dict(state, assign=True)
-        return module.eval()
+        return num_blocks, input_dim // action_dim, hidden_dim, action_dim
 
 
 class OpenVLAOFT(nn.Module):

@@ -24,20 +24,18 @@ from vla.checkpoint import (
     CheckpointInfo,
     base_and_adapter,
     check_dimensions,
-    folder_of_base,
     inspect_checkpoint,
     load_action_head,
     load_network,
+    resolve_checkpoint,
 )
 from vla.cuda_graphs import GraphedNetwork
 from vla.model import L1RegressionHead, OpenVLAOFT
-from vla.preprocessing import ImageProcessor, Inputs, write_observations
-from vla.prompt import load_tokenizer
+from vla.preprocessing import ImageProcessor, Inputs, load_tokenizer, write_observations
 from vla.tokens import (
     FIRST_ACTION_TOKEN,
     decode,
     encode,
-    normalisation_of,
     sample_tokens,
     select_key,
     to_env,
@@ -76,13 +74,12 @@ class Policy:
         self.base_fingerprint = fingerprint(info.weights.values())
         self.statistics = info.statistics[unnorm_key]
         self.action_dim = self.statistics.action.dim
-        self.chunk_length = info.chunk_length(self.action_dim)
+        self.chunk_length = info.config.chunk_length
         self.num_images, self.uses_proprio, self.kind = info.num_images, info.uses_proprio, info.kind
         self.hidden_dim: int = network.language_model.config.hidden_size  # D
         self._num_frozen = sum(math.prod(tensor.shape) for tensor in info.weights.values())
-        self._normalisation = normalisation_of(self.action_dim)
         proprio = self.statistics.proprio if info.uses_proprio else None
-        self.model_inputs = Inputs(processor, tokenizer, info.num_images, proprio, self._normalisation, self.device)
+        self.model_inputs = Inputs(processor, tokenizer, info.num_images, proprio, self.device)
         self.prepare, self.view = self.model_inputs.prepare, self.model_inputs.view
         self._pretrained_proprio = deepcopy(network.proprio_projector)  # the teacher's
         if network.proprio_projector is not None:
@@ -114,17 +111,17 @@ class Policy:
         if isinstance(dtype, str):
             automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
             dtype = {"auto": automatic, "bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
-        folder = folder_of_base(base, adapter)
+        folder = resolve_checkpoint(base)
         info = inspect_checkpoint(folder)
         key = select_key(info.statistics, task_suite, unnorm_key)
-        action_dim = info.statistics[key].action.dim
+        num_action_tokens = info.config.chunk_length * info.statistics[key].action.dim
         # Small files first: what is missing is missed before gigabytes are read.
         tokenizer, processor = load_tokenizer(folder), ImageProcessor.load(folder)
         if adapter is not None:
             trained = lora.read_adapter(Path(adapter))
             lora_rank, lora_alpha = trained.rank, trained.alpha
         try:
-            network = load_network(info, info.chunk_length(action_dim) * action_dim, device, dtype)
+            network = load_network(info, num_action_tokens, device, dtype)
             lora.add_lora(network, lora_rank, lora_alpha, seed)
             action_head = load_action_head(info, device, dtype)
         except torch.OutOfMemoryError as error:
@@ -178,7 +175,7 @@ class Policy:
     def actions(self, tokens: np.ndarray) -> np.ndarray:
         """Token ids (B, A) -> actions (B, chunk_length, action_dim) float64 in the env's units and conventions."""
         normalised = decode(tokens).reshape(len(tokens), self.chunk_length, self.action_dim)
-        actions = unnormalise(normalised, self.statistics.action, self._normalisation)
+        actions = unnormalise(normalised, self.statistics.action)
         # A last dimension that training did not normalise is a gripper, 0 or 1.
         return actions if self.statistics.action.mask[-1] else to_env(actions)
 
@@ -216,7 +213,11 @@ class Policy:
     def load_adapter(self, folder: str | Path) -> None:
         """Read what `save_adapter` wrote. Raises BadInput when it was trained on another base."""
         adapter = lora.read_adapter(Path(folder))
-        lora.check_base(adapter, self.base_fingerprint, self.base_model)
+        if adapter.base_fingerprint not in (None, self.base_fingerprint):
+            raise BadInput(
+                f"{folder}: this adapter was trained on other weights ({adapter.base_model}) than those of "
+                f"{self.base_model}, fingerprint {self.base_fingerprint[:12]}: give its own base"
+            )
         lora.fill_lora(self.network, adapter)
 
     def describe(self) -> list[tuple[str, str]]:

@@ -10,10 +10,9 @@ Source: openvla-oft @213c5ff, experiments/robot/openvla_utils.py and prismatic/e
 import io
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -21,11 +20,11 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from contracts import BadInput, Observation, first_line, read_json
-from vla.prompt import pad_prompts, prompt_ids
 from vla.resampling import centre_crop, lanczos_resize
-from vla.tokens import Normalisation, VectorStatistics, normalise_proprio
+from vla.tokens import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID, VectorStatistics, normalise_proprio
 
 COLUMNS = ("images", "proprio", "instructions", "prepared")  # of stored observations
 
@@ -41,7 +40,6 @@ class ImageProcessor:
 
     @classmethod
     def load(cls, folder: str | Path) -> "ImageProcessor":
-        """Read a checkpoint folder's preprocessor_config.json. Raises BadInput naming the file."""
         path = Path(folder) / "preprocessor_config.json"
         config = read_json(path)
         try:
@@ -69,7 +67,6 @@ class Inputs:
     tokenizer: Tokenizer
     num_images: int
     proprio: VectorStatistics | None  # None: the network does not read it
-    normalisation: Normalisation
     device: torch.device
 
     def __post_init__(self) -> None:
@@ -90,7 +87,7 @@ class Inputs:
         proprio = None
         if self.proprio is not None:
             states = np.stack([observation.proprio for observation in observations])
-            states = normalise_proprio(states, self.proprio, self.normalisation)
+            states = normalise_proprio(states, self.proprio)
             proprio = send(torch.from_numpy(states).float(), self.device)
         return pixels, send(ids, self.device), lengths, proprio
 
@@ -104,8 +101,6 @@ class Inputs:
 
 def model_input_images(frames: np.ndarray, image_size: int) -> np.ndarray:
     """uint8 (..., H, W, 3) RGB -> uint8 (..., S, S, 3): JPEG round trip, Lanczos resize to S, centre crop."""
-    if frames.dtype != np.uint8 or frames.ndim < 3 or frames.shape[-1] != 3:
-        raise ValueError(f"expected uint8 images (..., H, W, 3), found {frames.dtype} {frames.shape}")
     images = np.empty((*frames.shape[:-3], image_size, image_size, 3), dtype=np.uint8)
     for index in np.ndindex(frames.shape[:-3]):
         planes = np.ascontiguousarray(jpeg_round_trip(frames[index]).transpose(2, 0, 1))
@@ -116,8 +111,8 @@ def model_input_images(frames: np.ndarray, image_size: int) -> np.ndarray:
 def jpeg_round_trip(image: np.ndarray) -> np.ndarray:
     """uint8 (H, W, 3) -> the same after JPEG, quality 95, chroma 4:2:0: the training data were stored so.
 
-    Two libraries, because they must differ: TensorFlow encodes with the accurate DCT (as Pillow does; simplejpeg can
-    only encode with the fast one) and decodes with the fast DCT and smooth chroma (which only simplejpeg offers).
+    By two libraries: TensorFlow encodes with the accurate DCT, as Pillow does, and decodes with the fast DCT and smooth
+    chroma, which only simplejpeg offers.
     """
     file = io.BytesIO()
     Image.fromarray(image).save(file, "JPEG", quality=95, subsampling="4:2:0")
@@ -125,10 +120,7 @@ def jpeg_round_trip(image: np.ndarray) -> np.ndarray:
 
 
 def pixel_values(images: np.ndarray, processor: ImageProcessor) -> np.ndarray:
-    """uint8 (..., n, H, W, 3) -> float32 (..., 6n, S, S): per image DINOv2's 3 channels, then SigLIP's 3.
-
-    Images of another size than S x S are resized, aspect ratio not kept, with the processor's interpolation.
-    """
+    """uint8 (..., n, H, W, 3) -> float32 (..., 6n, S, S): per image DINOv2's 3 channels, then SigLIP's 3."""
     *batch, num_images, _, _, _ = images.shape
     size = processor.image_size
     pixels = np.empty((*batch, num_images, 2, 3, size, size), dtype=np.float32)
@@ -161,26 +153,22 @@ def normalised_levels(processor: ImageProcessor) -> np.ndarray:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A CPU tensor on `device`, without waiting for a GPU as a plain `.to(device)` does until all its work is done.
-
-    numpy copies in this thread, because to wake all of torch's takes longer (some 4 ms on 32 cores).
-    """
+    """A CPU tensor on `device`, without waiting for a GPU as a plain `.to(device)` does until all its work is done."""
     if device.type != "cuda":
         return tensor.to(device)
     pinned = torch.empty_like(tensor, pin_memory=True)
-    np.copyto(pinned.numpy(), tensor.numpy())
+    np.copyto(pinned.numpy(), tensor.numpy())  # in this thread: to wake all of torch's takes some 4 ms on 32 cores
     return pinned.to(device, non_blocking=True)
 
 
 def write_observations(path: Path, observations: Sequence[Observation]) -> None:
     """An .npz of some observations, all of one shape."""
-    columns = zip(*((o.images, o.proprio, o.instruction, o.prepared) for o in observations), strict=True)
-    arrays: dict[str, Any] = dict(zip(COLUMNS, map(np.stack, columns), strict=True))
-    np.savez_compressed(path, **arrays)
+    columns = zip(*map(astuple, observations), strict=True)
+    np.savez_compressed(path, **dict(zip(COLUMNS, map(np.stack, columns), strict=True)))
 
 
 def read_observations(path: Path) -> list[Observation]:
-    """What `write_observations` wrote. Raises BadInput when the file is broken."""
+    """What `write_observations` wrote."""
     try:
         with np.load(path, allow_pickle=False) as file:
             rows = zip(*(file[name] for name in COLUMNS), strict=True)
@@ -189,15 +177,47 @@ def read_observations(path: Path) -> list[Observation]:
         raise BadInput(f"{path}: holds no observations ({first_line(error)}): delete it") from error
 
 
-def synthetic_observations(
-    num_images: int, proprio: VectorStatistics | None, count: int = 8, seed: int = 0
-) -> list[Observation]:
+def synthetic_observations(num_images: int, proprio: VectorStatistics | None, count: int = 8) -> list[Observation]:
     """Smooth random images, and states within the ranges of `proprio`."""
-    random = np.random.default_rng(seed)
-    observations = []
+    random, observations = np.random.default_rng(0), []
     for _ in range(count):
         coarse = random.integers(0, 256, (num_images, 8, 8, 3), dtype=np.uint8)
         state = np.zeros(0) if proprio is None else random.uniform(proprio.q01, proprio.q99)
         instruction = "pick up the black bowl and place it on the plate"
         observations.append(Observation(coarse.repeat(32, axis=1).repeat(32, axis=2), state, instruction))
     return observations
+
+
+def prompt(instruction: str) -> str:
+    """The sentence around the instruction on which OpenVLA was trained. No system prompt, nothing stripped."""
+    return f"In: What action should the robot take to {instruction.lower()}?\nOut:"
+
+
+def prompt_ids(tokenizer: Tokenizer, instruction: str) -> list[int]:
+    """Token ids of the prompt, BOS first (whether the tokenizer would add it depends on its file) and 29871 last."""
+    ids = [BOS_ID, *tokenizer.encode(prompt(instruction), add_special_tokens=False).ids]
+    return ids if ids[-1] == EMPTY_TOKEN_ID else [*ids, EMPTY_TOKEN_ID]
+
+
+def pad_prompts(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Prompts (P_i,) -> ids (B, P), padded on the right, and their lengths (B,); None where all are equal: no mask."""
+    lengths = torch.tensor([len(ids) for ids in prompts])
+    ids = pad_sequence(list(prompts), batch_first=True, padding_value=PAD_ID)
+    return ids, lengths if bool((lengths != lengths[0]).any()) else None
+
+
+def load_tokenizer(folder: str | Path) -> Tokenizer:
+    path = Path(folder) / "tokenizer.json"
+    if not path.exists():
+        raise BadInput(f"{path} is missing: copy it from its source (AutoTokenizer makes it of a tokenizer.model)")
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more specific
+        raise BadInput(f"{path}: is not a usable tokenizer file ({error}); download or copy it again") from error
+    tokenizer.no_padding()  # both may be saved in the file, and would change the ids
+    tokenizer.no_truncation()
+    # The vocabulary of another model gives ids that this one reads as other words, and nothing else would tell.
+    for token_id, token in ((BOS_ID, "<s>"), (EOS_ID, "</s>"), (EMPTY_TOKEN_ID, "▁")):
+        if (found := tokenizer.id_to_token(token_id)) != token:
+            raise BadInput(f"{path}: id {token_id} is {found!r}, not {token!r}; the Llama-2 tokenizer is needed")
+    return tokenizer

@@ -51,10 +51,6 @@ def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
         raise BadInput(f"{path} is not a whole safetensors file ({error}): download it again") from error
 
 
-def read_metadata(path: Path) -> dict[str, str]:
-    return read_header(path)[1]
-
-
 def by_file(tensors: Iterable[StoredTensor]) -> dict[Path, list[StoredTensor]]:
     found: dict[Path, list[StoredTensor]] = {}
     for tensor in tensors:
