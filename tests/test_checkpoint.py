@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from huggingface_hub import constants
+from huggingface_hub import constants, save_torch_state_dict
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -31,7 +31,6 @@ from vla.checkpoint import (
     save_checkpoint,
 )
 from vla.model import L1RegressionHead, ProprioProjector
-from vla.weights import write_weights
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
 CPU = torch.device("cpu")
@@ -132,7 +131,7 @@ KEY = "language_model.model.layers.1.mlp.up_proj.weight"
 def _two_shards_without_the_second(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    write_weights(folder, tensors, torch.float32, max_bytes=3_000_000)
+    save_torch_state_dict(tensors, folder, max_shard_size=3_000_000)
     sorted(folder.glob("*.safetensors"))[1].unlink()
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
 
 from contracts import BadInput, Observation
@@ -13,7 +14,7 @@ from vla.checkpoint import inspect_checkpoint
 from vla.merge import judge, main, merge, merged_weight
 from vla.policy import Policy
 from vla.preprocessing import read_observations, synthetic_observations
-from vla.weights import write_tensors, write_weights
+from vla.weights import write_tensors
 
 SUITE = "libero_spatial"
 
@@ -37,7 +38,7 @@ def base(tmp_path_factory) -> Path:
     folder = make_small_checkpoint(tmp_path_factory.mktemp("base") / "checkpoint", l1_head=True)
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    write_weights(folder, tensors, torch.float32, max_bytes=3_000_000)
+    save_torch_state_dict(tensors, folder, max_shard_size=3_000_000)
     return folder
 
 

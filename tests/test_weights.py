@@ -1,12 +1,10 @@
 import errno
-import json
 import math
 import resource
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from contracts import BadInput
 from vla.weights import (
@@ -15,10 +13,8 @@ from vla.weights import (
     read_pt,
     read_tensors,
     stream_tensors,
-    weight_files,
     write_pt,
     write_tensors,
-    write_weights,
 )
 
 CPU = torch.device("cpu")
@@ -90,23 +86,6 @@ def test_fingerprint_tells_values_dtypes_and_shapes_apart(tmp_path, tensors, cha
     before = fingerprint(read_header(tmp_path / "x.safetensors")[0].values())
     write_tensors(tmp_path / "x.safetensors", tensors | {"a": change(tensors["a"])})
     assert fingerprint(read_header(tmp_path / "x.safetensors")[0].values()) != before
-
-
-def test_shards_are_cut_before_they_grow_too_large_and_the_index_names_them(tmp_path):
-    sizes = {"a": 3, "b": 2, "c": 4, "d": 9, "e": 1}
-    state = {name: torch.full((10 * size,), float(size)) for name, size in sizes.items()}
-    write_weights(tmp_path, state, torch.bfloat16, max_bytes=5 * 20)
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    assert index["metadata"]["total_size"] == 19 * 20
-    assert index["weight_map"].keys() == state.keys()
-    for name, file in index["weight_map"].items():
-        stored = load_file(tmp_path / file)
-        assert stored[name].dtype == torch.bfloat16
-        assert torch.equal(stored[name].float(), state[name])
-        assert len(stored) == 1 or sum(tensor.nbytes for tensor in stored.values()) <= 5 * 20
-    files = sorted(path.name for path in tmp_path.glob("*.safetensors"))
-    assert files == [f"model-{i + 1:05}-of-{len(files):05}.safetensors" for i in range(len(files))]
-    assert sorted(path.name for path in weight_files(tmp_path)) == files
 
 
 def test_pt_has_the_prefix_of_distributed_training_and_loses_it_when_read(tmp_path):

@@ -16,12 +16,13 @@ import torch
 from huggingface_hub import HfApi, snapshot_download
 from torch import Tensor
 from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from contracts import BadInput, first_line, read_json, resolve_pointer, write_json
 from vla.lora import CONFIG_FILE
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.tokens import BOS_ID, EOS_ID, PAD_ID, DatasetStatistics, load_statistics
-from vla.weights import StoredTensor, read_header, read_pt, stream_tensors, weight_files, write_pt, write_weights
+from vla.weights import StoredTensor, read_header, read_pt, stream_tensors, weight_files, write_pt, write_tensors
 
 # config.json's text_config names only what differs from these: Llama-2's sizes, with the rms_norm_eps that LlamaConfig
 # had when OpenVLA was released. Written out so that no library default can change what a checkpoint computes.
@@ -148,7 +149,7 @@ def resolve_checkpoint(name: str) -> Path:
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except Exception as error:  # the hub library lets errors of several HTTP libraries through
-        found = f"no such folder, nor in the download cache, and the hub gave {type(error).__name__}"
+        found = f"no such folder, not in the download cache, and the hub gave {type(error).__name__}"
         raise BadInput(f"checkpoint {name}: {found}: check name and network, or give a local folder") from error
 
 
@@ -159,9 +160,6 @@ def base_of_adapter(folder: Path) -> str | None:
         if not base:
             raise BadInput(f"{folder / CONFIG_FILE} names no base: give the base as checkpoint and this as adapter")
         return base
-    if (folder / "lora_adapter").is_dir() and not any(path.is_file() for path in weight_files(folder)):
-        program = "openvla-oft's vla-scripts/merge_lora_weights_and_save.py"
-        raise BadInput(f"{folder} holds an adapter (lora_adapter) and no weights: merge it first with {program}")
     return None
 
 
@@ -193,7 +191,8 @@ def load_network(info: CheckpointInfo, num_action_tokens: int, device: torch.dev
             raise BadInput(f"{where}: {key}: config.json implies shape {shape}, found {found}")
     state = {expected[key][0]: tensor for key, tensor in stream_tensors(stored.values(), device, dtype)}
     network.load_state_dict(state, strict=True, assign=True)
-    network.build_rotary_embedding(device)
+    with torch.device(device):  # checkpoints hold no RoPE frequencies; float32 whatever the weights' dtype is
+        network.language_model.model.rotary_emb = LlamaRotaryEmbedding(config=info.config.llama)
     if (proprio := read_proprio_state(info)) is not None:
         projector = _module_of(ProprioProjector, proprio, info.proprio_file or info.folder)
         network.proprio_projector = projector.to(device, torch.float32)
@@ -234,7 +233,7 @@ def _module_of(kind: Any, state: dict[str, Tensor], path: Path) -> Any:
 def check_dimensions(
     info: CheckpointInfo, unnorm_key: str, head: L1RegressionHead | None, projector: ProprioProjector | None
 ) -> None:
-    """Raises BadInput when head or projector fit neither the network nor the statistics of `unnorm_key`."""
+    """Raises BadInput when head or projector do not fit the network and the statistics of `unnorm_key`."""
     statistics, width = info.statistics[unnorm_key], info.config.llama.hidden_size
     dim, state_dim = statistics.action.dim, statistics.proprio.dim if statistics.proprio else None
     wanted = f"expected one for hidden size {width}, {dim} action and {state_dim} proprio dimensions: get its own file"
@@ -253,8 +252,8 @@ def save_checkpoint(
     write_json(folder / "config.json", config)
     generation = {"_from_model_config": True, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
     write_json(folder / "generation_config.json", generation | {"transformers_version": "4.40.1"})  # openvla-oft's
-    state = {file_key(k): t for k, t in network.state_dict().items() if not k.startswith(PROPRIO_PREFIX)}
-    write_weights(folder, state, dtype)
+    state = {name: tensor for name, tensor in network.state_dict().items() if not name.startswith(PROPRIO_PREFIX)}
+    write_tensors(folder / "model.safetensors", {file_key(name): x.to("cpu", dtype) for name, x in state.items()})
     for name, head in ((PROPRIO_FILE, network.proprio_projector), ("action_head--latest_checkpoint.pt", action_head)):
         if head is not None:
             write_pt(folder / name, head.state_dict())

@@ -16,6 +16,7 @@ network. Newer versions of peft mean something else by it.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,16 +38,11 @@ if TYPE_CHECKING:
 ADAPTED_PARTS = ("vision_backbone", "projector", "language_model")  # of the network; the proprio projector has none
 # Linear maps of one input: one product
 TOGETHER = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PROPRIO_FILE = "proprio_projector.safetensors"
 SAMPLES_FILE = "sample_observations.npz"  # of the run; a merge is checked on them
-# What evaluation reads besides weights; not every base has all of them.
-SMALL_FILES = (
-    "dataset_statistics.json", "preprocessor_config.json", "tokenizer.json", "tokenizer.model",
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-)  # fmt: skip
+SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.json")  # that evaluation reads, too
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
 
 
@@ -179,10 +175,7 @@ LoraLayer = LoraLinear | LoraConv2d
 
 
 class Adapters:
-    """A network's adapted layers, and what they keep of their adapters: s B in the stored weights, and A rounded.
-
-    All are written together: one by one takes 20 ms of Python. Holds views: for layers that stay on their device.
-    """
+    """A network's adapted layers, and views of what they keep of their adapters: s B in the weights, and A rounded."""
 
     def __init__(self, layers: list[tuple[str, LoraLayer]]):
         self.layers = layers
@@ -202,7 +195,7 @@ class Adapters:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Bring the copies up to date, if a matrix has changed since: before every forward pass."""
+        """Bring the copies up to date, all together: one by one takes 20 ms. Before every forward pass."""
         version = sum(matrix._version for matrix in self._matrices)  # each one only grows; see Policy.watch
         if version == self._version:
             return
@@ -312,13 +305,13 @@ def save_adapter_folder(
     write_tensors(folder / WEIGHTS_FILE, keyed, {"base_fingerprint": base_fingerprint})
     if network.proprio_projector is not None:
         write_tensors(folder / PROPRIO_FILE, network.proprio_projector.state_dict())
-    for name in SMALL_FILES:
-        if (base_folder / name).is_file():
-            shutil.copyfile(base_folder / name, folder / name)
+    for path in base_folder.iterdir():
+        if SMALL_FILES.fullmatch(path.name):
+            shutil.copyfile(path, folder / path.name)
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read an adapter in peft's format. Raises BadInput that names the file when it is not a plain LoRA adapter."""
+    """Read an adapter in peft's format. Raises BadInput when it is not a plain LoRA adapter."""
     path, config = folder / WEIGHTS_FILE, read_json(folder / CONFIG_FILE)
     rank, alpha, kind = (config.get(key) for key in ("r", "lora_alpha", "peft_type"))
     variants = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "bias")

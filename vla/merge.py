@@ -39,10 +39,9 @@ class MergeArgs:
 
 
 def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu") -> str:
-    """Write the merged folder and return how well it agrees with the unmerged policy, in a sentence.
+    """Write the merged folder, unless it disagrees with the unmerged policy; return how well it agrees, in a sentence.
 
-    They are compared in the base's dtype, on the observations that training has left in the adapter folder. When they
-    disagree there is no folder `out`.
+    They are compared in the base's dtype, on the observations that training has left in the adapter folder.
     """
     import torch
 
@@ -84,10 +83,9 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
 
 
 def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
-    """The base's weights, file by file with the adapter of `folder` added, its small files, and the trained projector.
+    """The base's weights with the adapter of `folder` added, its small files, and the trained projector.
 
-    The base's L1 head stays behind: it reads hidden states that training has changed. Since the head is also how the
-    number of images is found out, config.json states that number.
+    Its L1 head stays behind, for training has changed what it reads; config.json states the number of images instead.
     """
     from vla import checkpoint, lora, weights
 

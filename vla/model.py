@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
 
 from vla.lora import LoraLinear
 from vla.tokens import ACTION_TOKEN_IDS, EOS_ID, PAD_ID
@@ -85,10 +85,7 @@ class FusedVisionBackbone(nn.Module):
         self.num_blocks = len(self.featurizer.blocks) + len(self.fused_featurizer.blocks) - 2  # that are computed
 
     def forward(self, pixel_values: Tensor, run_block: Callable[[int, nn.Module, Tensor], Tensor]) -> Tensor:
-        """(B, 6 * images, S, S) -> (B, images * patches, dino_dim + siglip_dim)
-
-        run_block (number of the block in the order of computing, block, tokens) -> tokens
-        """
+        """(B, 6 * images, S, S) -> (B, images * patches, dino_dim + siglip_dim); see `_run` for run_block."""
         images = pixel_values.unflatten(1, (-1, 6)).flatten(0, 1)  # (B * images, 6, S, S)
         dino, siglip = side_by_side(
             partial(_patch_features, self.featurizer, images[:, :3], run_block, 0),
@@ -119,8 +116,7 @@ def side_by_side(
 ) -> tuple[Tensor, Tensor]:
     """Results of both; with `stream` the second is computed on it while the GPU computes the first.
 
-    Neither may free what the other reads. The second one's memory goes to later work on `stream` alone, which begins
-    by waiting for all before it.
+    Neither may free what the other reads. The second's memory goes to later work on `stream`, which waits first.
     """
     if stream is None:
         return first(), second()
@@ -244,19 +240,12 @@ class OpenVLAOFT(nn.Module):
         torch._functorch.config.activation_memory_budget = 0.8
         self._vit_block, self._llama_block = torch.compile(vit_block), torch.compile(llama_block)
 
-    def build_rotary_embedding(self, device: torch.device) -> None:
-        """Checkpoints hold no RoPE frequencies; they are computed in float32 whatever the weights' dtype is."""
-        llama = self.language_model.model
-        with torch.device(device):
-            llama.rotary_emb = LlamaRotaryEmbedding(config=llama.config)
-
     def forward(
         self, pixel_values: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None, proprio: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Logits of the action tokens 31744.. (B, A, 256) float32 and the hidden states (B, A, D) they come from.
 
-        pixel_values (B, 6 * images, S, S); prompt_ids (B, P), padded on the right; prompt_lengths (B,), or None when no
-        row is padded; proprio (B, proprio_dim) normalised.
+        pixel_values (B, 6 * images, S, S); prompt_ids (B, P) padded on the right, prompt_lengths (B,) None if none is.
         """
         embeddings, is_real = self.embed(pixel_values, prompt_ids, prompt_lengths, proprio)
         hidden = self.decode(embeddings, is_real, self.first_output_position(embeddings, prompt_ids, prompt_lengths))
@@ -273,7 +262,7 @@ class OpenVLAOFT(nn.Module):
         images = self.vision_backbone(pixel_values.to(self.dtype), partial(self._run, self._vit_block))
         parts = [self.projector(images)]
         if self.proprio_projector is not None:  # float32 in a network of any dtype
-            assert proprio is not None, "`Policy.model_inputs` gives it wherever there is a projector"
+            assert proprio is not None
             token = self.proprio_projector(proprio.to(self.proprio_projector.fc1.weight.dtype))
             parts.append(token[:, None].to(self.dtype))
         num_actions = self.num_action_tokens
@@ -307,7 +296,7 @@ class OpenVLAOFT(nn.Module):
         return llama.norm(hidden)
 
     def _run(self, forward: Callable[..., Tensor], number: int, *arguments: object) -> Tensor:
-        """A block's forward pass, its activations kept or recomputed."""
+        """The forward pass of block `number` in the order of computing, its activations kept or recomputed."""
         if number < self.recomputed_blocks and torch.is_grad_enabled():
             return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False)
         return forward(*arguments)

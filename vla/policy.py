@@ -98,10 +98,9 @@ class Policy:
         dtype: str | torch.dtype = "auto", lora_rank: int = 16, lora_alpha: int = 16, adapter: str | None = None,
         seed: int = 0, compile: Literal["auto", "on", "off"] = "auto", memory_budget: float | None = None,
     ) -> "Policy":  # fmt: skip
-        """Load a checkpoint (folder or hub id), put fresh adapters on it or the trained ones of folder `adapter`.
+        """A checkpoint (folder or hub id) with fresh adapters or those of `adapter`; or an adapter folder on its base.
 
-        checkpoint may itself be an adapter folder: then its base is loaded under it. compile: torch.compile, on a GPU
-        with whole passes as CUDA graphs; "auto": what pays, on a GPU. memory_budget: GiB of the GPU. Raises BadInput.
+        compile: torch.compile, on a GPU with whole passes as CUDA graphs; "auto": what pays. memory_budget: in GiB.
         """
         from vla.memory import limit_memory  # a module that knows policies
 
@@ -125,10 +124,8 @@ class Policy:
             lora.add_lora(network, lora_rank, lora_alpha, seed)
             action_head = load_action_head(info, device, dtype)
         except torch.OutOfMemoryError as error:
-            raise BadInput(
-                f"out of GPU memory while loading {checkpoint} ({first_line(error)}): close other programs on the GPU, "
-                "raise --memory-budget, or use a GPU with more memory"
-            ) from None
+            repair = "close other programs on the GPU, raise --memory-budget, or use a GPU with more memory"
+            raise BadInput(f"out of GPU memory while loading {checkpoint} ({first_line(error)}): {repair}") from None
         check_dimensions(info, key, action_head, network.proprio_projector)
         base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
         policy = cls(info, network, action_head, tokenizer, processor, key, base_model, compile)
@@ -158,9 +155,9 @@ class Policy:
             tokens = torch.from_numpy(encode(chunk)).flatten(1).to(hidden.device)
         logprobs = self.token_logprobs(logits, tokens, temperature).cpu()
         if not torch.isfinite(logprobs).all():
+            repair = "resume from an earlier checkpoint, and in a new run lower --lr"
             raise BadInput(
-                "the policy's logits are not finite: its training has diverged, or its weights are damaged; resume "
-                "from an earlier checkpoint, and in a new run lower --lr"
+                f"the policy's logits are not finite: training has diverged, or weights are damaged; {repair}"
             )
         return Acted(tokens.cpu(), logprobs, self.actions(tokens.cpu().numpy()))
 
@@ -214,10 +211,8 @@ class Policy:
         """Read what `save_adapter` wrote. Raises BadInput when it was trained on another base."""
         adapter = lora.read_adapter(Path(folder))
         if adapter.base_fingerprint not in (None, self.base_fingerprint):
-            raise BadInput(
-                f"{folder}: this adapter was trained on other weights ({adapter.base_model}) than those of "
-                f"{self.base_model}, fingerprint {self.base_fingerprint[:12]}: give its own base"
-            )
+            found = f"{folder}: this adapter was trained on other weights ({adapter.base_model})"
+            raise BadInput(f"{found} than those of {self.base_model}: give its own base")
         lora.fill_lora(self.network, adapter)
 
     def describe(self) -> list[tuple[str, str]]:
@@ -237,7 +232,7 @@ class Policy:
 
 
 def choose_device(wanted: str | torch.device, checkpoint: str | None = None) -> torch.device:
-    """`auto` and `cuda` are this process's GPU: of several ranks on a machine each has its own. Raises BadInput."""
+    """`auto` and `cuda` are this process's GPU: of several ranks on a machine each has its own."""
     name, num_gpus = str(wanted), torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto" and num_gpus == 0 and checkpoint is not None and _is_large(Path(checkpoint).expanduser()):
         raise BadInput(
@@ -257,7 +252,7 @@ def choose_device(wanted: str | torch.device, checkpoint: str | None = None) -> 
 
 
 def _is_large(checkpoint: Path) -> bool:
-    """Whether a base is too large for a CPU: a folder by its weights; a hub id, not to be downloaded first, always."""
+    """Whether a base is too large for a CPU: a folder by its weights, a hub id always."""
     if checkpoint.is_dir():
         return sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) > LARGE_CHECKPOINT_BYTES
     return not checkpoint.is_absolute() and len(checkpoint.parts) == 2 and checkpoint.parts[0] != "checkpoints"

@@ -101,8 +101,8 @@ def to_env(actions: np.ndarray) -> np.ndarray:
 def sample_tokens(logits: Tensor, temperature: float, generators: Sequence[torch.Generator] | None = None) -> Tensor:
     """One token id per position, (B, A) int64, from softmax(logits / temperature); logits (B, A, 256).
 
-    Inverts the distribution in float64 with numbers of one CPU generator per row (None: torch's default one), so a
-    row's draw is the same in every batch and on every device, up to the logits' own noise.
+    By numbers of one CPU generator per row (None: torch's default one): a row's draw is the same in every batch and on
+    every device, up to the logits' own noise.
     """
     batch, num_tokens, num_bins = logits.shape
     sources = generators or [torch.default_generator] * batch
@@ -121,10 +121,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor
 
 
 def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
-    """All statistics of a checkpoint folder by key: of dataset_statistics.json, or else of config.json's `norm_stats`.
-
-    {"<key>": {"action": {"min": [...], "max": [...], "q01": [...], "q99": [...], "mask": [...]}, "proprio": {...}}}
-    """
+    """A checkpoint folder's statistics by key: of dataset_statistics.json, or else of config.json's `norm_stats`."""
     path = Path(folder) / "dataset_statistics.json"
     entries, found = read_json(path) if path.exists() else None, {}
     try:
@@ -154,7 +151,7 @@ def _vector(entry: dict[str, Any]) -> VectorStatistics:
 def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = None) -> str:
     """The statistics key to use: `unnorm_key` if given, else `<suite>_no_noops`, `<suite>`, or the only key there is.
 
-    Unless that one names another LIBERO suite: the checkpoint would run, but with wrong ranges. Raises BadInput.
+    Unless that one names another LIBERO suite: the checkpoint would run, but with wrong ranges.
     """
     for key in (f"{task_suite}_no_noops", task_suite) if unnorm_key is None else (unnorm_key,):
         if key in keys:
