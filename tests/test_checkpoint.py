@@ -252,16 +252,6 @@ def test_everything_that_the_file_says_is_taken_and_numbers_may_be_integers(tmp_
     assert (llama.num_attention_heads, llama.num_key_value_heads) == (8, 2)
 
 
-def test_vision_overrides_reach_timm(tmp_path):
-    changes = {
-        "test_vit_overrides": [{"depth": 3}, {"patch_size": 16}],
-        "timm_override_act_layers": ["quick_gelu", None],
-    }
-    config = _read(tmp_path, **changes)
-    assert config.vits[0].overrides == {"act_layer": "quick_gelu", "depth": 3}
-    assert config.vits[1].overrides == {"patch_size": 16}
-
-
 # The hub
 
 

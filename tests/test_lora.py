@@ -27,7 +27,7 @@ from vla.lora import (
 )
 from vla.model import ACTION_ROWS, OpenVLAOFT, ProprioProjector
 from vla.policy import Policy
-from vla.weights import read_tensors, write_tensors
+from vla.weights import read_tensors
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 5e-2}}
@@ -321,14 +321,6 @@ def test_base_is_named_by_the_adapter_or_the_message_says_what_to_do(adapter_fol
     (adapter_folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
     with pytest.raises(BadInput, match="names no base"):
         base_of_adapter(adapter_folder)
-
-
-def test_projector_of_another_size_is_named(adapter_folder, base):
-    policy = Policy.load(str(base), task_suite="libero_spatial", lora_rank=2, lora_alpha=2)
-    state = read_tensors(adapter_folder / PROPRIO_FILE)
-    write_tensors(adapter_folder / PROPRIO_FILE, state | {"fc1.weight": torch.zeros(16, 9)})
-    with pytest.raises(BadInput, match=r"fc1\.weight: expected shape \(16, 8\), found \(16, 9\)"):
-        policy.load_adapter(adapter_folder)
 
 
 def test_adapter_with_proprio_does_not_fit_a_base_without(adapter_folder, base, tmp_path):
