@@ -152,7 +152,7 @@ BROKEN = {
     "other model": (lambda f: _edit_json(f / "config.json", model_type="llama"), ["config.json", "'llama'"]),
     "one vision transformer": (
         lambda f: _edit_json(f / "config.json", timm_model_ids=["vit_so400m_patch14_siglip_224"]),
-        ["config.json", "timm_model_ids"],
+        ["config.json: not a usable OpenVLA config"],
     ),
     "unknown vision transformer": (
         lambda f: _edit_json(f / "config.json", timm_model_ids=["vit_of_nobody", "vit_so400m_patch14_siglip_224"]),

@@ -59,15 +59,12 @@ def read_model_config(folder: Path) -> ModelConfig:
     raw = read_json(path)
     if (kind := raw.get("model_type")) != "openvla":
         raise BadInput(f"{path}: model_type is {kind!r}, expected 'openvla': give an OpenVLA-OFT checkpoint")
-    ids = raw.get("timm_model_ids")
-    if not isinstance(ids, list) or len(ids) != 2:
-        raise BadInput(f"{path}: timm_model_ids is {ids}, expected two vision transformers (DINOv2 + SigLIP)")
     sizes = raw.get("image_sizes", [224, 224])
     activations = raw.get("timm_override_act_layers", [None, None])
     overrides = raw.get("test_vit_overrides", [{}, {}])  # an addition of small checkpoints; real ones have none
     try:
         options = [({"act_layer": act} if act else {}) | more for act, more in zip(activations, overrides, strict=True)]
-        dino, siglip = (VitConfig(ids[i], sizes[i], options[i]) for i in range(2))
+        dino, siglip = map(VitConfig, raw["timm_model_ids"], sizes, options)
         llama = _llama_config(raw.get("text_config", {}))
     except Exception as error:  # transformers has exceptions of its own for fields of other types
         raise BadInput(f"{path}: not a usable OpenVLA config ({type(error).__name__}: {error})") from error

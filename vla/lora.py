@@ -209,8 +209,7 @@ class Adapters:
 def add_lora(network: OpenVLAOFT, rank: int, alpha: int, seed: int = 0) -> None:
     """Freeze the network and put adapters on every linear map and both patch embeddings, whether used or not.
 
-    They change nothing until trained: B is zero. A is normal with standard deviation 1 / rank ("gaussian" in peft),
-    drawn on the CPU in the order of the network, so that a seed means the same adapter on every device.
+    B is zero, A normal with standard deviation 1 / rank (peft's "gaussian"), drawn on the CPU: the same on any device.
     """
     network.requires_grad_(False)
     # Of leaves nothing is held: what is replaced is freed at once.

@@ -1,8 +1,8 @@
 """python -m vla.merge --adapter RUN/checkpoints/best --out FOLDER [--base FOLDER_OR_HUB_ID]
 
 Merging in other programs has ruined policies: adapters merged twice, into another base, or in bfloat16. Here the base
-is checked against the fingerprint that the adapter holds, the sum is computed in float32, and before the folder gets
-its name, merged and unmerged policy must decide alike. The merge itself takes one shard of memory.
+must have the fingerprint that the adapter holds, the sum is computed in float32, one shard at a time, and before the
+folder gets its name, merged and unmerged policy must decide alike.
 """
 
 from __future__ import annotations

@@ -79,8 +79,7 @@ class FusedVisionBackbone(nn.Module):
         dino, siglip = vits
         self.featurizer = _create_vit(dino)
         self.fused_featurizer = _create_vit(siglip)
-        # Where the second runs beside the first in passes without gradient, set by `vla.cuda_graphs`: the images of one
-        # or two observations are too few for all of a large GPU.
+        # Set by `vla.cuda_graphs`: the second runs beside the first, for few images do not fill a large GPU.
         self.second_stream: torch.cuda.Stream | None = None
         self.num_blocks = len(self.featurizer.blocks) + len(self.fused_featurizer.blocks) - 2  # that are computed
 

@@ -235,19 +235,15 @@ def choose_device(wanted: str | torch.device, checkpoint: str | None = None) -> 
     """`auto` and `cuda` are this process's GPU: of several ranks on a machine each has its own."""
     name, num_gpus = str(wanted), torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto" and num_gpus == 0 and checkpoint is not None and _is_large(Path(checkpoint).expanduser()):
-        raise BadInput(
-            f"{checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB, but torch {torch.__version__} sees none; on "
-            "this machine `make demo` trains a small policy (to force the CPU: --device cpu)"
-        )
+        found = f"{checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB, but torch {torch.__version__} sees none"
+        raise BadInput(f"{found}; `make demo` trains a small policy here (to force the CPU: --device cpu)")
     if name == "cpu" or (name == "auto" and num_gpus == 0):
         return torch.device("cpu")
     # With its number, because to some libraries "cuda" means the first.
     name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if name in ("auto", "cuda") else name
     if name not in {f"cuda:{index}" for index in range(num_gpus)}:
-        raise BadInput(
-            f"--device {wanted}: there is no {name}, torch sees {num_gpus} CUDA GPUs; check nvidia-smi and "
-            "CUDA_VISIBLE_DEVICES, start no more processes than there are GPUs, or use --device cpu"
-        )
+        repair = "check nvidia-smi and CUDA_VISIBLE_DEVICES, start no more processes than GPUs, or use --device cpu"
+        raise BadInput(f"--device {wanted}: there is no {name}, torch sees {num_gpus} CUDA GPUs; {repair}")
     return torch.device(name)
 
 

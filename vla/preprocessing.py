@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import simplejpeg
@@ -84,8 +85,7 @@ class Inputs:
         lengths = None if lengths is None else send(lengths, self.device)
         proprio = None
         if self.proprio is not None:
-            states = np.stack([observation.proprio for observation in observations])
-            states = normalise_proprio(states, self.proprio)
+            states = normalise_proprio(np.stack([o.proprio for o in observations]), self.proprio)
             proprio = send(torch.from_numpy(states).float(), self.device)
         return pixels, send(ids, self.device), lengths, proprio
 
@@ -255,7 +255,8 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 def write_observations(path: Path, observations: Sequence[Observation]) -> None:
     """An .npz of some observations, all of one shape."""
     columns = zip(*map(astuple, observations), strict=True)
-    np.savez_compressed(path, **dict(zip(COLUMNS, map(np.stack, columns), strict=True)))
+    arrays: dict[str, Any] = dict(zip(COLUMNS, map(np.stack, columns), strict=True))
+    np.savez_compressed(path, **arrays)
 
 
 def read_observations(path: Path) -> list[Observation]:

@@ -73,10 +73,7 @@ def unnormalise(actions: np.ndarray, statistics: VectorStatistics) -> np.ndarray
 
 
 def normalise(actions: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
-    """Actions (..., D) in the data set's units -> [-1, 1], float64, as the training data were normalised.
-
-    Dimensions outside the mask stay unclipped; those that never moved in the data set (min == max) become 0.
-    """
+    """Actions (..., D) in the data set's units -> [-1, 1], float64. Outside the mask unchanged; never moved: 0."""
     scaled = np.clip(_scaled(actions, statistics), -1.0, 1.0)
     return np.where(statistics.min == statistics.max, 0.0, np.where(statistics.mask, scaled, actions))
 
@@ -101,8 +98,7 @@ def to_env(actions: np.ndarray) -> np.ndarray:
 def sample_tokens(logits: Tensor, temperature: float, generators: Sequence[torch.Generator] | None = None) -> Tensor:
     """One token id per position, (B, A) int64, from softmax(logits / temperature); logits (B, A, 256).
 
-    By numbers of one CPU generator per row (None: torch's default one): a row's draw is the same in every batch and on
-    every device, up to the logits' own noise.
+    By one CPU generator per row (None: torch's default one), so that a row's draw does not depend on batch or device.
     """
     batch, num_tokens, num_bins = logits.shape
     sources = generators or [torch.default_generator] * batch
@@ -149,10 +145,7 @@ def _vector(entry: dict[str, Any]) -> VectorStatistics:
 
 
 def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = None) -> str:
-    """The statistics key to use: `unnorm_key` if given, else `<suite>_no_noops`, `<suite>`, or the only key there is.
-
-    Unless that one names another LIBERO suite: the checkpoint would run, but with wrong ranges.
-    """
+    """`unnorm_key` if given, else `<suite>_no_noops`, `<suite>`, or the only key, unless it names another suite."""
     for key in (f"{task_suite}_no_noops", task_suite) if unnorm_key is None else (unnorm_key,):
         if key in keys:
             return key
