@@ -36,7 +36,7 @@ from rl.selfcheck import Caution
 from vla.checkpoint import CheckpointInfo, base_and_adapter, inspect_checkpoint, resolve_checkpoint
 from vla.memory import fit_to_memory
 from vla.policy import Policy, choose_device
-from vla.tokens import normalisation_of, select_key, suites_named
+from vla.tokens import select_key, suites_named
 
 log = logging.getLogger("train")
 GIB = 2**30
@@ -203,7 +203,7 @@ def check_suite(info: CheckpointInfo, model: ModelConfig, task_suite: str) -> st
     key = select_key(info.statistics, task_suite, model.unnorm_key)
     base, _ = base_and_adapter(str(model.checkpoint), None)
     action = info.statistics[key].action
-    low, high = (" ".join(f"{v:.2f}" for v in bound) for bound in action.bounds(normalisation_of(action.dim)))
+    low, high = (" ".join(f"{v:.2f}" for v in bound) for bound in (action.q01, action.q99))
     finding = f"{key}: actions from [{low}] to [{high}]"
     for name, repair in ((key, "leave out --unnorm-key"), (Path(base).name, "use another --task-suite")):
         if suites_named(name) and task_suite not in suites_named(name):

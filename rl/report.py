@@ -18,6 +18,7 @@ import tyro
 from matplotlib.figure import Figure
 
 from configs.cli import main_guard, parse_flags
+from configs.config import PhaseConfig
 from contracts import BadInput, first_line, read_json
 from rl.metrics import Successes
 from rl.results import Paired, compare

@@ -128,22 +128,6 @@ def test_smaller_batches_are_warmed_up_before_the_first_is_recorded(network):
     assert seen == [1, 1, 2, 2, 3, 3, 4, 4]
 
 
-def test_recordings_make_room_for_new_warm_ups_with_gradient_only(network):
-    warm_ups(network)
-    x = torch.randn(3, 3)
-
-    def recordings_left_by(batch, with_gradient):
-        with torch.no_grad():
-            network.graphed(x[:1])
-        network.graphed._warm_up((x[:batch],), with_gradient)
-        return len(network.graphed._recordings)
-
-    assert recordings_left_by(3, with_gradient=False) == 1
-    assert recordings_left_by(2, with_gradient=True) == 0
-    assert recordings_left_by(2, with_gradient=True) == 1  # nothing is new to warm up
-    assert recordings_left_by(3, with_gradient=True) == 0
-
-
 def test_after_a_warm_up_without_enough_memory_every_size_is_warmed_up_anew(network):
     """It may have compiled something that smaller batches use from then on, and that has never run."""
     seen = warm_ups(network, memory_for=1)

@@ -16,19 +16,18 @@ from tests.test_checkpoint import PUBLIC
 from vla.checkpoint import base_of_adapter, inspect_checkpoint, load_network, read_model_config
 from vla.lora import (
     PROPRIO_FILE,
-    SMALL_FILES,
     Adapters,
-    adapters_disabled,
+    LoraConv2d,
+    LoraLinear,
     add_lora,
     fill_lora,
     named_adapters,
     read_adapter,
     save_adapter_folder,
 )
-from vla.lora_layers import LoraConv2d, LoraLinear
 from vla.model import ACTION_ROWS, OpenVLAOFT, ProprioProjector
 from vla.policy import Policy
-from vla.weights import read_tensors, write_tensors
+from vla.weights import read_tensors
 
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 5e-2}}
@@ -250,15 +249,11 @@ def test_gradient_reaches_adapters_that_are_used_and_nothing_else(network):
     assert all(p.grad is None for p in network.parameters() if not p.requires_grad)
 
 
-def test_rows_of_an_adapted_layer_are_those_of_the_whole_layer():
-    torch.manual_seed(0)
-    holder = nn.ModuleDict({"projector": nn.Sequential(nn.Linear(12, 40, bias=False))})
-    add_lora(holder, rank=4, alpha=8)
-    _train_a_little(holder, size=0.5)
-    layer, x, rows = holder["projector"][0], torch.randn(3, 5, 12), slice(10, 30)
-    torch.testing.assert_close(layer.rows(x, rows), layer(x)[..., rows])
-    with adapters_disabled(holder):
-        torch.testing.assert_close(layer.rows(x, rows), layer(x)[..., rows])
+@pytest.mark.parametrize("enabled", [True, False])
+def test_rows_of_an_adapted_layer_are_those_of_the_whole_layer(enabled):
+    layer, _ = make_layer((6,), bias=False)
+    layer.enabled, x = enabled, torch.randn(3, 5, 7)
+    torch.testing.assert_close(layer.rows(x, slice(1, 4)), layer(x)[..., 1:4])
 
 
 def test_peft_itself_loads_the_saved_adapter(network, folder, tmp_path):
@@ -311,9 +306,8 @@ def adapter_folder(base, tmp_path) -> Path:
 
 def test_folder_holds_the_adapter_the_projector_and_the_bases_small_files(adapter_folder, base):
     names = {path.name for path in adapter_folder.iterdir()}
-    small = {name for name in SMALL_FILES if (base / name).exists()}
+    small = {"dataset_statistics.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"}
     assert names == {"adapter_config.json", "adapter_model.safetensors", PROPRIO_FILE} | small
-    assert {"dataset_statistics.json", "preprocessor_config.json", "tokenizer.json"} <= small
     assert all((adapter_folder / name).read_bytes() == (base / name).read_bytes() for name in small)
     assert {tensor.dtype for tensor in read_tensors(adapter_folder / PROPRIO_FILE).values()} == {torch.float32}
 
@@ -327,17 +321,6 @@ def test_base_is_named_by_the_adapter_or_the_message_says_what_to_do(adapter_fol
     (adapter_folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
     with pytest.raises(BadInput, match="names no base"):
         base_of_adapter(adapter_folder)
-    (tmp_path / "lora_adapter").mkdir()
-    with pytest.raises(BadInput, match="merge it first"):
-        base_of_adapter(tmp_path)
-
-
-def test_projector_of_another_size_is_named(adapter_folder, base):
-    policy = Policy.load(str(base), task_suite="libero_spatial", lora_rank=2, lora_alpha=2)
-    state = read_tensors(adapter_folder / PROPRIO_FILE)
-    write_tensors(adapter_folder / PROPRIO_FILE, state | {"fc1.weight": torch.zeros(16, 9)})
-    with pytest.raises(BadInput, match=r"fc1\.weight: expected shape \(16, 8\), found \(16, 9\)"):
-        policy.load_adapter(adapter_folder)
 
 
 def test_adapter_with_proprio_does_not_fit_a_base_without(adapter_folder, base, tmp_path):

@@ -14,11 +14,8 @@ from vla.memory import GIB, Need, choose_plan, fit_to_memory, limit_memory
 NEEDS = [Need(0, int(2.58 * GIB), 0.0), Need(49, int(2.09 * GIB), 0.1), Need(81, int(0.38 * GIB), 1.0)]
 
 
-def test_nothing_is_recomputed_where_everything_fits():
+def test_nothing_is_recomputed_where_everything_fits_and_everything_where_only_that_does():
     assert choose_plan(NEEDS, 6 * GIB, batch_size=2) == (2, 0)
-
-
-def test_everything_is_recomputed_where_only_that_fits():
     assert choose_plan(NEEDS, 0.38 * GIB, batch_size=2) == (1, 81)
 
 

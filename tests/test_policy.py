@@ -267,22 +267,6 @@ def test_saved_adapter_gives_the_same_policy(folder, policy, observations, tmp_p
             assert torch.equal(other.chunk_logits(observations), policy.chunk_logits(observations))
 
 
-def test_adapter_of_another_base_is_refused(policy, tmp_path):
-    policy.save_adapter(tmp_path / "adapter")
-    other = make_small_checkpoint(tmp_path / "other", seed=1)
-    with pytest.raises(BadInput, match="trained on other weights"):
-        _load(other, adapter=str(tmp_path / "adapter"))
-
-
-def test_table_says_what_the_checkpoint_is(policy, folder):
-    table = dict(policy.describe())
-    assert table["checkpoint"] == str(folder)
-    assert (table["kind"], table["reads"]) == ("L1 regression, with an L1 head", "2 image(s) and proprio")
-    assert (table["statistics key"], table["chunk"]) == ("libero_spatial_no_noops", "8 x 7")
-    trainable = sum(parameter.numel() for _, parameter in policy.named_trainable_parameters())
-    assert table["trainable"].startswith(f"{trainable:,} in {len(policy.named_trainable_parameters())} tensors")
-
-
 # Memory, device, precision
 
 

@@ -11,7 +11,7 @@ from contracts import BadInput, Observation, write_json
 from tests.demo_episodes import FRAME_GAP, FRAMES, raw_images, write_demos
 from tests.small_checkpoint import SMALL, make_small_checkpoint
 from vla.policy import Policy
-from vla.resampling import centre_crop
+from vla.preprocessing import centre_crop
 from vla.tokens import FIRST_ACTION_TOKEN
 from workshop.sft import chunk_logits
 from workshop.sft_data import (

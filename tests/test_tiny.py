@@ -11,8 +11,7 @@ from transformers import AutoTokenizer
 
 from tests.small_checkpoint import make_small_checkpoint
 from vla.policy import Policy
-from vla.preprocessing import synthetic_observations
-from vla.prompt import load_tokenizer, prompt, prompt_ids
+from vla.preprocessing import load_tokenizer, prompt, prompt_ids, synthetic_observations
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
 PROMPTS = json.loads((GOLDEN.parent / "prompts.json").read_text())

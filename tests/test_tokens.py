@@ -27,26 +27,16 @@ from vla.tokens import (
     select_key,
     suites_named,
     to_env,
-    token_logprobs,
     unnormalise,
 )
 
 GOLDEN = Path(__file__).parent / "golden"
 RANDOMISED = settings(deadline=None, max_examples=100)
-KINDS = ("bounds_q99", "bounds")
 COMBINED = [f"{suite}_no_noops" for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10")]
 
 
-@pytest.fixture(scope="module")
-def tokenizer_golden():
-    with np.load(GOLDEN / "action_tokenizer.npz") as arrays:
-        return dict(arrays)
-
-
-@pytest.fixture(scope="module")
-def postprocess_golden():
-    with np.load(GOLDEN / "postprocess.npz") as arrays:
-        return dict(arrays)
+TOKENIZER, POSTPROCESS = np.load(GOLDEN / "action_tokenizer.npz"), np.load(GOLDEN / "postprocess.npz")
+STATISTICS = load_statistics(GOLDEN / "checkpoint")["libero_tiny_no_noops"]
 
 
 def statistics_of(dim: int, gripper: bool) -> VectorStatistics:
@@ -56,27 +46,26 @@ def statistics_of(dim: int, gripper: bool) -> VectorStatistics:
     return VectorStatistics(min=low, max=high, q01=q01, q99=q99, mask=mask)
 
 
-def test_bins_equal_reference(tokenizer_golden):
-    np.testing.assert_array_equal(BIN_EDGES, tokenizer_golden["bins"])
-    np.testing.assert_array_equal(BIN_CENTRES, tokenizer_golden["bin_centers"])
-    assert tokenizer_golden["action_token_begin_idx"] + 1 == ACTION_TOKEN_IDS.start  # the reference's is exclusive
+def test_bins_equal_reference():
+    np.testing.assert_array_equal(BIN_EDGES, TOKENIZER["bins"])
+    np.testing.assert_array_equal(BIN_CENTRES, TOKENIZER["bin_centers"])
+    assert TOKENIZER["action_token_begin_idx"] + 1 == ACTION_TOKEN_IDS.start  # the reference's is exclusive
     assert len(ACTION_TOKEN_IDS) == 256
 
 
 @pytest.mark.parametrize("dtype", ["f64", "f32"])
-def test_encode_equals_reference_at_edges_and_between(tokenizer_golden, dtype):
-    ids = encode(tokenizer_golden[f"encode_in_{dtype}"])
+def test_encode_equals_reference_at_edges_and_between(dtype):
+    ids = encode(TOKENIZER[f"encode_in_{dtype}"])
     assert ids.dtype == np.int64
-    np.testing.assert_array_equal(ids, tokenizer_golden[f"encode_ids_{dtype}"])
-    np.testing.assert_array_equal(encode(tokenizer_golden["chunk_in"]), tokenizer_golden["chunk_ids"])
+    np.testing.assert_array_equal(ids, TOKENIZER[f"encode_ids_{dtype}"])
+    np.testing.assert_array_equal(encode(TOKENIZER["chunk_in"]), TOKENIZER["chunk_ids"])
 
 
-def test_decode_equals_reference_also_outside_the_action_tokens(tokenizer_golden):
-    actions = decode(tokenizer_golden["decode_ids"])
+def test_decode_equals_reference_also_outside_the_action_tokens():
+    actions = decode(TOKENIZER["decode_ids"])
     assert actions.dtype == np.float64
-    np.testing.assert_array_equal(actions, tokenizer_golden["decode_actions"])
-    round_trip = decode(encode(tokenizer_golden["encode_in_f64"]))
-    np.testing.assert_array_equal(round_trip, tokenizer_golden["roundtrip_f64"])
+    np.testing.assert_array_equal(actions, TOKENIZER["decode_actions"])
+    np.testing.assert_array_equal(decode(encode(TOKENIZER["encode_in_f64"])), TOKENIZER["roundtrip_f64"])
 
 
 def test_every_id_but_the_lowest_survives_decode_and_encode():
@@ -98,28 +87,25 @@ def test_values_beyond_the_range_get_the_edge_ids():
 @pytest.mark.parametrize("case", ["case_a_1img", "case_b_2img_proprio"])
 @pytest.mark.parametrize("source", ["discrete", "l1"])
 def test_unnormalise_equals_reference(case, source):
-    statistics = load_statistics(GOLDEN / "checkpoint")["libero_tiny_no_noops"].action
-    with np.load(GOLDEN / f"{case}.npz") as arrays:
-        actions = unnormalise(arrays[f"normalized_actions_{source}"], statistics)
-        assert actions.dtype == np.float64
-        np.testing.assert_array_equal(actions, arrays[f"actions_{source}"])
+    arrays = np.load(GOLDEN / f"{case}.npz")
+    actions = unnormalise(arrays[f"normalized_actions_{source}"], STATISTICS.action)
+    assert actions.dtype == np.float64
+    np.testing.assert_array_equal(actions, arrays[f"actions_{source}"])
 
 
 @pytest.mark.parametrize("case", ["case_c_batch_1img", "case_d_batch_2img_proprio"])
 def test_tokens_of_a_batch_become_the_reference_actions(case):
-    statistics = load_statistics(GOLDEN / "checkpoint")["libero_tiny_no_noops"].action
-    with np.load(GOLDEN / f"{case}.npz") as arrays:
-        normalised = decode(arrays["responses"]).reshape(-1, 8, 7)
-        np.testing.assert_array_equal(normalised, arrays["normalized_actions"])
-        np.testing.assert_array_equal(unnormalise(normalised, statistics), arrays["actions"])
+    arrays = np.load(GOLDEN / f"{case}.npz")
+    normalised = decode(arrays["responses"]).reshape(-1, 8, 7)
+    np.testing.assert_array_equal(normalised, arrays["normalized_actions"])
+    np.testing.assert_array_equal(unnormalise(normalised, STATISTICS.action), arrays["actions"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", [(7,), (8, 7), (2, 25, 14), (0, 7)])
-def test_unnormalised_actions_normalise_back(kind, shape):
+def test_unnormalised_actions_normalise_back(shape):
     statistics = statistics_of(shape[-1], gripper=False)
     actions = np.random.default_rng(1).uniform(-1, 1, shape)
-    np.testing.assert_allclose(normalise(unnormalise(actions, statistics, kind), statistics, kind), actions, atol=1e-12)
+    np.testing.assert_allclose(normalise(unnormalise(actions, statistics), statistics), actions, atol=1e-12)
 
 
 def test_dimensions_outside_the_mask_pass_through_unclipped_the_others_are_clipped():
@@ -136,11 +122,8 @@ def test_a_dimension_that_never_moved_normalises_to_zero():
     assert normalise(np.array([9.0, 0.5]), statistics)[0] == 0.0
 
 
-def test_to_env_equals_reference(postprocess_golden):
-    np.testing.assert_array_equal(to_env(postprocess_golden["action_in"]), postprocess_golden["action_env"])
-
-
-def test_no_action_token_leaves_the_gripper_undecided():
+def test_to_env_equals_reference_and_no_action_token_leaves_the_gripper_undecided():
+    np.testing.assert_array_equal(to_env(POSTPROCESS["action_in"]), POSTPROCESS["action_env"])
     ids = np.arange(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)[:, None]
     assert set(to_env(decode(ids)).ravel()) == {-1.0, 1.0}
 
@@ -158,21 +141,13 @@ def write(folder: Path, content: object, name: str = "dataset_statistics.json") 
     return folder
 
 
-def one_line_error(folder: Path) -> str:
-    with pytest.raises(BadInput) as caught:
-        load_statistics(folder)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 def test_fields_are_those_of_the_file(entry):
-    statistics = load_statistics(GOLDEN / "checkpoint")["libero_tiny_no_noops"]
-    for vector, fields in ((statistics.action, entry["action"]), (statistics.proprio, entry["proprio"])):
+    for vector, fields in ((STATISTICS.action, entry["action"]), (STATISTICS.proprio, entry["proprio"])):
         for name in ("min", "max", "q01", "q99"):
             np.testing.assert_array_equal(getattr(vector, name), fields[name])
-    np.testing.assert_array_equal(statistics.action.mask, [True] * 6 + [False])
-    np.testing.assert_array_equal(statistics.proprio.mask, [True] * 8)  # the file has none
-    assert (statistics.action.dim, statistics.proprio.dim) == (7, 8)
+    np.testing.assert_array_equal(STATISTICS.action.mask, [True] * 6 + [False])
+    np.testing.assert_array_equal(STATISTICS.proprio.mask, [True] * 8)  # the file has none
+    assert (STATISTICS.action.dim, STATISTICS.proprio.dim) == (7, 8)
 
 
 def test_norm_stats_of_the_config_serve_only_without_a_statistics_file(tmp_path, entry):
@@ -186,19 +161,19 @@ def test_norm_stats_of_the_config_serve_only_without_a_statistics_file(tmp_path,
 @pytest.mark.parametrize(("field", "value"), [("q01", [0.0] * 6), ("max", [float("nan")] * 7), ("mask", [True] * 6)])
 def test_a_broken_field_is_named(tmp_path, entry, field, value):
     entry["action"][field] = value
-    message = one_line_error(write(tmp_path, {"some_key": entry}))
-    assert "dataset_statistics.json" in message
-    assert f"{field} is" in message
+    with pytest.raises(BadInput, match=rf"dataset_statistics\.json.*{field} is"):
+        load_statistics(write(tmp_path, {"some_key": entry}))
 
 
-@pytest.mark.parametrize("content", [[], {}, {"key": 3}, {"key": {}}, {"key": {"action": {"min": [0.0]}}}])
+@pytest.mark.parametrize("content", [[], {}, {"key": 3}, {"key": {"action": {"min": [0.0]}}}])
 def test_an_unexpected_structure_names_the_file(tmp_path, content):
-    assert "dataset_statistics.json" in one_line_error(write(tmp_path, content))
+    with pytest.raises(BadInput, match=r"dataset_statistics\.json"):
+        load_statistics(write(tmp_path, content))
 
 
 def test_a_folder_without_statistics_names_what_is_missing(tmp_path):
-    assert "config.json" in one_line_error(tmp_path)
-    assert "norm_stats" in one_line_error(write(tmp_path, {"model_type": "openvla"}, "config.json"))
+    with pytest.raises(BadInput, match=r"config\.json.*norm_stats"):
+        load_statistics(write(tmp_path, {"model_type": "openvla"}, "config.json"))
 
 
 @pytest.mark.parametrize(
@@ -235,10 +210,7 @@ def test_a_key_that_does_not_exist_is_refused_with_those_that_do(keys, suite, un
     [
         ("Openvla-oft-SFT-libero-spatial-traj1", {"libero_spatial"}),
         ("Openvla-oft-SFT-libero10-traj1", {"libero_10"}),
-        (
-            "openvla-7b-oft-finetuned-libero-spatial-object-goal-10",
-            {"libero_spatial", "libero_object", "libero_goal", "libero_10"},
-        ),
+        ("openvla-7b-oft-libero-spatial-goal-10", {"libero_spatial", "libero_goal", "libero_10"}),
         ("libero-long", {"libero_10"}),
         ("libero_4_task_suites_no_noops", set()),
         ("my-spatial-policy", set()),
@@ -249,13 +221,11 @@ def test_suites_are_read_from_names(name, suites):
 
 
 def test_proprio_equals_reference_with_and_without_mask():
-    statistics = load_statistics(GOLDEN / "checkpoint")["libero_tiny_no_noops"].proprio
-    with np.load(GOLDEN / "postprocess.npz") as golden:
-        raw, mask = golden["proprio_raw"], golden["proprio_mask"]
-        np.testing.assert_array_equal(normalise_proprio(raw, statistics), golden["proprio_normalized"])
-        masked = normalise_proprio(raw, dataclasses.replace(statistics, mask=mask))
-        np.testing.assert_array_equal(masked, golden["proprio_normalized_masked"])
-        assert (masked[:, ~mask] == np.clip(raw[:, ~mask], -1, 1)).all()
+    raw, mask = POSTPROCESS["proprio_raw"], POSTPROCESS["proprio_mask"]
+    np.testing.assert_array_equal(normalise_proprio(raw, STATISTICS.proprio), POSTPROCESS["proprio_normalized"])
+    masked = normalise_proprio(raw, dataclasses.replace(STATISTICS.proprio, mask=mask))
+    np.testing.assert_array_equal(masked, POSTPROCESS["proprio_normalized_masked"])
+    assert (masked[:, ~mask] == np.clip(raw[:, ~mask], -1, 1)).all()
 
 
 # Sampling
@@ -288,9 +258,3 @@ def test_frequencies_are_the_softmax_at_the_temperature(temperature):
     tokens = sample_tokens(logits.expand(1, 100_000, 256), temperature, _generators(0)) - FIRST_ACTION_TOKEN
     frequencies = torch.bincount(tokens[0], minlength=256)[[0, 3, 100, 255]] / 100_000
     np.testing.assert_allclose(frequencies, (raw / temperature).softmax(0), atol=0.007)
-
-
-def test_probabilities_of_all_tokens_sum_to_one(logits):
-    every_token = torch.arange(256).add(FIRST_ACTION_TOKEN).expand(6, 56, 256)
-    logprobs = torch.stack([token_logprobs(logits, every_token[..., v], 1.6) for v in range(256)], dim=-1)
-    np.testing.assert_allclose(logprobs.exp().sum(-1), 1.0, rtol=1e-5)

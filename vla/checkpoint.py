@@ -16,17 +16,16 @@ import torch
 from huggingface_hub import HfApi, snapshot_download
 from torch import Tensor
 from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from contracts import BadInput, first_line, read_json, resolve_pointer, write_json
 from vla.lora import CONFIG_FILE
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
-from vla.prompt import BOS_ID, EOS_ID, PAD_ID
-from vla.tokens import DatasetStatistics, load_statistics
-from vla.weights import StoredTensor, read_header, read_pt, stream_tensors, weight_files, write_pt, write_weights
+from vla.tokens import BOS_ID, EOS_ID, PAD_ID, DatasetStatistics, load_statistics
+from vla.weights import StoredTensor, read_header, read_pt, stream_tensors, weight_files, write_pt, write_tensors
 
-# The architecture in config.json's text_config, which names only what differs from these. They are Llama-2's sizes, but
-# with the rms_norm_eps that LlamaConfig had when OpenVLA was released; written out here so that no library default can
-# change what a checkpoint computes. What else a file says is how it was written, or fixed by this program.
+# config.json's text_config names only what differs from these: Llama-2's sizes, with the rms_norm_eps that LlamaConfig
+# had when OpenVLA was released. Written out so that no library default can change what a checkpoint computes.
 LLAMA_DEFAULTS: dict[str, Any] = {
     "vocab_size": 32064, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "head_dim": None,
     "num_attention_heads": 32, "num_key_value_heads": None, "hidden_act": "silu", "max_position_embeddings": 2048,
@@ -52,32 +51,27 @@ class ModelConfig:
     vits: tuple[VitConfig, VitConfig]  # DINOv2, SigLIP
     llama: LlamaConfig
     num_images: int | None  # None: the file doesn't say
-    chunk_length: int | None  # None: the file doesn't say
+    chunk_length: int  # actions per decision
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Raises BadInput that names the file when it is missing, broken or of another kind of model."""
     path = folder / "config.json"
     raw = read_json(path)
     if (kind := raw.get("model_type")) != "openvla":
         raise BadInput(f"{path}: model_type is {kind!r}, expected 'openvla': give an OpenVLA-OFT checkpoint")
-    ids = raw.get("timm_model_ids")
-    if not isinstance(ids, list) or len(ids) != 2:
-        raise BadInput(f"{path}: timm_model_ids is {ids}, expected two vision transformers (DINOv2 + SigLIP)")
     sizes = raw.get("image_sizes", [224, 224])
     activations = raw.get("timm_override_act_layers", [None, None])
     overrides = raw.get("test_vit_overrides", [{}, {}])  # an addition of small checkpoints; real ones have none
     try:
         options = [({"act_layer": act} if act else {}) | more for act, more in zip(activations, overrides, strict=True)]
-        dino, siglip = (VitConfig(ids[i], sizes[i], options[i]) for i in range(2))
-        llama = llama_config(raw.get("text_config", {}))
+        dino, siglip = map(VitConfig, raw["timm_model_ids"], sizes, options)
+        llama = _llama_config(raw.get("text_config", {}))
     except Exception as error:  # transformers has exceptions of its own for fields of other types
         raise BadInput(f"{path}: not a usable OpenVLA config ({type(error).__name__}: {error})") from error
-    return ModelConfig((dino, siglip), llama, raw.get("num_images_in_input"), raw.get("num_action_chunks"))
+    return ModelConfig((dino, siglip), llama, raw.get("num_images_in_input"), raw.get("num_action_chunks") or 8)
 
 
-def llama_config(text_config: dict[str, Any]) -> LlamaConfig:
-    """text_config of the checkpoint, completed with LLAMA_DEFAULTS."""
+def _llama_config(text_config: dict[str, Any]) -> LlamaConfig:
     fields = LLAMA_DEFAULTS | {k: v for k, v in text_config.items() if k in LLAMA_DEFAULTS and v is not None}
     # JSON writes 1.0 as 1, too; transformers refuses integers.
     fields |= {name: float(fields[name]) for name in ("rms_norm_eps", "rope_theta")}
@@ -112,16 +106,9 @@ class CheckpointInfo:
             return "L1 regression"
         return "action tokens, after RL" if self.proprio_weights else "action tokens"
 
-    def chunk_length(self, action_dim: int) -> int:
-        """Actions per decision; by default the reference's for LIBERO's one arm, or two arms (ALOHA, RoboTwin)."""
-        return self.config.chunk_length or (25 if action_dim == 14 else 8)
-
 
 def inspect_checkpoint(folder: Path, num_images: int | None = None) -> CheckpointInfo:
-    """Find out what a folder is without reading weights. Raises BadInput that names the file that is wrong.
-
-    num_images overrides what the folder says. Public ones don't say, but were all trained as the last line here has it.
-    """
+    """num_images overrides what the folder says. Public ones don't say, but were trained as the code below has it."""
     config = read_model_config(folder)
     tensors = {name: tensor for path in weight_files(folder) for name, tensor in read_header(path)[0].items()}
     files: dict[str, Path | None] = {}
@@ -133,18 +120,11 @@ def inspect_checkpoint(folder: Path, num_images: int | None = None) -> Checkpoin
         files[module] = found[0] if found else None
     if files["vision_backbone"] or files["noisy_action_projector"]:
         raise BadInput(f"{folder} was trained with FiLM or a diffusion head, which this program does not support")
-    proprio_weights = {key: tensor for key, tensor in tensors.items() if key.startswith(PROPRIO_PREFIX)}
-    both = files["action_head"] and (files["proprio_projector"] or proprio_weights)
-    return CheckpointInfo(
-        folder=folder,
-        config=config,
-        statistics=load_statistics(folder),
-        weights={key: tensor for key, tensor in tensors.items() if key not in proprio_weights},
-        proprio_weights=proprio_weights,
-        proprio_file=files["proprio_projector"],
-        action_head_file=files["action_head"],
-        num_images=num_images or config.num_images or (2 if both else 1),
-    )
+    proprio_weights = {key: tensors.pop(key) for key in list(tensors) if key.startswith(PROPRIO_PREFIX)}
+    proprio_file, head_file = files["proprio_projector"], files["action_head"]
+    num_images = num_images or config.num_images or (2 if head_file and (proprio_file or proprio_weights) else 1)
+    statistics = load_statistics(folder)
+    return CheckpointInfo(folder, config, statistics, tensors, proprio_weights, proprio_file, head_file, num_images)
 
 
 def resolve_checkpoint(name: str) -> Path:
@@ -152,7 +132,9 @@ def resolve_checkpoint(name: str) -> Path:
     if (folder := Path(name).expanduser()).is_dir():
         return folder
     if not _HUB_ID.fullmatch(name):
-        raise BadInput(f"checkpoint {name}: no such folder: give a checkpoint folder or a hub id (owner/name)")
+        raise BadInput(
+            f"checkpoint {name}: no such folder: give a folder, or a hub id (owner/name); adapters need a base"
+        )
     try:
         cached = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
         if all(path.is_file() for path in weight_files(cached)):
@@ -169,35 +151,23 @@ def resolve_checkpoint(name: str) -> Path:
 
 
 def base_of_adapter(folder: Path) -> str | None:
-    """The base (folder or hub id) that an adapter folder names; None when the folder is no adapter. Raises BadInput."""
+    """The base (folder or hub id) that an adapter folder names; None when the folder is no adapter."""
     if (folder / CONFIG_FILE).is_file():
         base = read_json(folder / CONFIG_FILE).get("base_model_name_or_path")
         if not base:
             raise BadInput(f"{folder / CONFIG_FILE} names no base: give the base as checkpoint and this as adapter")
         return base
-    if (folder / "lora_adapter").is_dir() and not any(path.is_file() for path in weight_files(folder)):
-        program = "openvla-oft's vla-scripts/merge_lora_weights_and_save.py"
-        raise BadInput(f"{folder} holds an adapter (lora_adapter) and no weights: merge it first with {program}")
     return None
 
 
 def base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | None]:
-    """A checkpoint that is itself an adapter folder becomes its base and that adapter. Raises BadInput."""
+    """A checkpoint that is itself an adapter folder becomes its base and that adapter."""
     folder = resolve_pointer(Path(checkpoint).expanduser())
-    base = base_of_adapter(folder)
-    if base is None:
+    if (base := base_of_adapter(folder)) is None:
         return checkpoint, adapter
     if adapter is not None:
         raise BadInput(f"{checkpoint} is itself an adapter: give its base as the checkpoint")
     return base, str(folder)
-
-
-def folder_of_base(base: str, adapter: str | None) -> Path:
-    """The local folder of a base (folder or hub id). Raises BadInput, which says where an adapter's base is named."""
-    try:
-        return resolve_checkpoint(base)
-    except BadInput as problem:
-        raise BadInput(str(problem) if adapter is None else f"base of {adapter}: {problem}") from None
 
 
 def load_network(info: CheckpointInfo, num_action_tokens: int, device: torch.device, dtype: torch.dtype) -> OpenVLAOFT:
@@ -210,28 +180,24 @@ def load_network(info: CheckpointInfo, num_action_tokens: int, device: torch.dev
         raise BadInput(f"{path}: no network can be built from it ({first_line(error)})") from error
     # Old versions of transformers stored the rotary frequencies; they are computed here.
     stored = {name: tensor for name, tensor in info.weights.items() if not name.endswith("rotary_emb.inv_freq")}
-    expected = {file_key(name): tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-    for name in sorted(expected.keys() | stored.keys()):
-        found = stored[name].shape if name in stored else None
-        if expected.get(name) != found:
-            where = info.folder if found is None else stored[name].path
-            raise BadInput(f"{where}: {name}: config.json implies shape {expected.get(name)}, found {found}")
-    state = {module_key(key): tensor for key, tensor in stream_tensors(stored.values(), device, dtype)}
+    expected = {file_key(name): (name, tuple(tensor.shape)) for name, tensor in network.state_dict().items()}
+    for key in sorted(expected.keys() | stored.keys()):
+        shape, found = expected[key][1] if key in expected else None, stored[key].shape if key in stored else None
+        if shape != found:
+            where = info.folder if found is None else stored[key].path
+            raise BadInput(f"{where}: {key}: config.json implies shape {shape}, found {found}")
+    state = {expected[key][0]: tensor for key, tensor in stream_tensors(stored.values(), device, dtype)}
     network.load_state_dict(state, strict=True, assign=True)
-    network.build_rotary_embedding(device)
+    with torch.device(device):  # checkpoints hold no RoPE frequencies; float32 whatever the weights' dtype is
+        network.language_model.model.rotary_emb = LlamaRotaryEmbedding(config=info.config.llama)
     if (proprio := read_proprio_state(info)) is not None:
         projector = _module_of(ProprioProjector, proprio, info.proprio_file or info.folder)
         network.proprio_projector = projector.to(device, torch.float32)
     return network.requires_grad_(False).eval()
 
 
-def module_key(key: str) -> str:
-    """LayerScale's parameter is `scale_factor` in files, since old transformers rewrote "gamma"; in timm, gamma."""
-    return re.sub(r"^(vision_backbone\..*\.ls[12])\.scale_factor$", r"\1.gamma", key)
-
-
 def file_key(name: str) -> str:
-    """The inverse of `module_key`."""
+    """LayerScale's parameter, timm's `gamma`, is `scale_factor` in files: old transformers rewrote "gamma"."""
     return re.sub(r"^(vision_backbone\..*\.ls[12])\.gamma$", r"\1.scale_factor", name)
 
 
@@ -253,7 +219,10 @@ def load_action_head(info: CheckpointInfo, device: torch.device, dtype: torch.dt
 
 def _module_of(kind: Any, state: dict[str, Tensor], path: Path) -> Any:
     try:
-        return kind.from_state_dict(state)
+        with torch.device("meta"):
+            module = kind(*kind.sizes(state))
+        module.load_state_dict(state, assign=True)
+        return module.eval()
     except (KeyError, RuntimeError, ValueError) as error:
         raise BadInput(f"{path}: not a {kind.__name__}, tensors {sorted(state)[:3]}...: get the file again") from error
 
@@ -261,7 +230,7 @@ def _module_of(kind: Any, state: dict[str, Tensor], path: Path) -> Any:
 def check_dimensions(
     info: CheckpointInfo, unnorm_key: str, head: L1RegressionHead | None, projector: ProprioProjector | None
 ) -> None:
-    """Raises BadInput when head or projector fit neither the network nor the statistics of `unnorm_key`."""
+    """Raises BadInput when head or projector do not fit the network and the statistics of `unnorm_key`."""
     statistics, width = info.statistics[unnorm_key], info.config.llama.hidden_size
     dim, state_dim = statistics.action.dim, statistics.proprio.dim if statistics.proprio else None
     wanted = f"expected one for hidden size {width}, {dim} action and {state_dim} proprio dimensions: get its own file"
@@ -272,20 +241,16 @@ def check_dimensions(
 
 
 def save_checkpoint(
-    folder: Path,
-    network: OpenVLAOFT,
-    config: dict[str, Any],
-    *,
-    dtype: torch.dtype = torch.bfloat16,
+    folder: Path, network: OpenVLAOFT, config: dict[str, Any], *, dtype: torch.dtype = torch.bfloat16,
     action_head: L1RegressionHead | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write config.json, generation_config.json, weights (without adapters) and heads, these in their own dtypes."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
     generation = {"_from_model_config": True, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
     write_json(folder / "generation_config.json", generation | {"transformers_version": "4.40.1"})  # openvla-oft's
-    state = {file_key(k): t for k, t in network.state_dict().items() if not k.startswith(PROPRIO_PREFIX)}
-    write_weights(folder, state, dtype)
+    state = {name: tensor for name, tensor in network.state_dict().items() if not name.startswith(PROPRIO_PREFIX)}
+    write_tensors(folder / "model.safetensors", {file_key(name): x.to("cpu", dtype) for name, x in state.items()})
     for name, head in ((PROPRIO_FILE, network.proprio_projector), ("action_head--latest_checkpoint.pt", action_head)):
         if head is not None:
             write_pt(folder / name, head.state_dict())

@@ -1,9 +1,8 @@
 """The network's passes as CUDA graphs: recorded once per shape, replayed afterwards without Python.
 
 A 7B forward pass is some 3,000 kernels; to launch them from Python takes as long as to run them for one observation.
-Recordings, of a forward pass or of forward and backward, share one pool of memory, in which every replay overwrites
-what the one before it has computed: results are copied out at once, and a backward pass must follow its own forward
-pass.
+Recordings, of forward or of forward and backward, share one pool of memory, in which a replay overwrites what the one
+before it computed: results are copied out at once, and a backward pass must follow its own forward pass.
 
 Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog), torch.cuda.make_graphed_callables.
 """
@@ -101,8 +100,7 @@ class GraphedNetwork:
     def _warm_up(self, inputs: Inputs, with_gradient: bool) -> None:
         """Passes that are not recorded: they compile, and find out which parameters get a gradient.
 
-        They take memory beside that of the recordings, with gradient much: all smaller batches are warmed up together
-        with the first one, and what has been recorded until then is given up.
+        With gradient they take much memory beside the recordings, which are given up, and warm all smaller batches up.
         """
         counts = range(1, len(inputs[0]) + 1) if with_gradient else (len(inputs[0]),)
         parts = [tuple(None if x is None else x[:count] for x in inputs) for count in counts]

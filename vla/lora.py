@@ -1,5 +1,14 @@
 """LoRA adapters on every linear map of a network, and the folder that holds a trained policy.
 
+Source: Hu et al. 2021, arXiv:2106.09685. A linear map with its adapter is one matrix product,
+
+    y = W x + b + s B (A x)  =  [W | s B] [x ; A x] + b,        s = alpha / rank
+
+for which the frozen weight has room for s B behind its last column. Several linear maps of one input (q, k, v; gate,
+up) are one layer with several adapters: A's are stacked, B's stand in blocks. Adapters are float32; the products run in
+the frozen weight's dtype. What an adapter adds joins the frozen product before that is rounded: a sum of two bfloat16
+numbers loses the smaller one if it is less than half of the other's last digit, and what an optimizer step adds is.
+
 openvla-oft trains with peft 0.11 and "all-linear", which there meant every nn.Linear plus every module that shares a
 linear layer's last name: both patch embeddings (convolutions called `proj`) and `lm_head`, 439 modules in the 7B
 network. Newer versions of peft mean something else by it.
@@ -7,19 +16,21 @@ network. Newer versions of peft mean something else by it.
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from contracts import BadInput, read_json
-from vla.lora_layers import LoraConv2d, LoraLayer, LoraLinear
-from vla.weights import read_metadata, read_tensors, write_tensors
+from vla.weights import read_header, read_tensors, write_tensors
 
 if TYPE_CHECKING:
     from vla.model import OpenVLAOFT
@@ -27,24 +38,144 @@ if TYPE_CHECKING:
 ADAPTED_PARTS = ("vision_backbone", "projector", "language_model")  # of the network; the proprio projector has none
 # Linear maps of one input: one product
 TOGETHER = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
-
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PROPRIO_FILE = "proprio_projector.safetensors"
 SAMPLES_FILE = "sample_observations.npz"  # of the run; a merge is checked on them
-# What evaluation reads besides weights; not every base has all of them.
-SMALL_FILES = (
-    "dataset_statistics.json", "preprocessor_config.json", "tokenizer.json", "tokenizer.model",
-    "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-)  # fmt: skip
+SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.json")  # that evaluation reads, too
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
 
 
-class Adapters:
-    """A network's adapted layers, and what they keep of their adapters: s B in the stored weights, and A rounded.
+class LoraLinear(nn.Module):
+    """One or several linear maps of the same input, with an adapter on each."""
 
-    All are written together: one by one takes 20 ms of Python. Holds views: for layers that stay on their device.
-    """
+    def __init__(self, bases: Sequence[nn.Linear], rank: int, alpha: int):
+        super().__init__()
+        first = bases[0].weight
+        self.in_features = bases[0].in_features
+        self.out_features = [base.out_features for base in bases]
+        self.rank, self.alpha, self.scale = rank, alpha, alpha / rank
+        self.enabled = True
+        # (first, one past last) output row of every map
+        self.blocks = tuple(pairwise(accumulate(self.out_features, initial=0)))
+        rows, ranks = sum(self.out_features), len(bases) * rank
+        # [W | s B]; the columns of B are filled by `Adapters`.
+        weight = first.new_zeros(rows, self.in_features + ranks)
+        torch.cat([base.weight.detach() for base in bases], out=weight[:, : self.in_features])
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        biases = [base.bias.detach() for base in bases if base.bias is not None]
+        self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
+        self.lora_A = nn.Parameter(torch.zeros(ranks, self.in_features, device=first.device))
+        self.lora_B = nn.Parameter(torch.zeros(rows, rank, device=first.device))
+        # A as the products want it, filled by `Adapters`: to round it in every forward pass is a kernel of every layer.
+        self.rounded_A: Tensor | None
+        rounded = None if first.dtype == torch.float32 else torch.zeros_like(self.lora_A, dtype=first.dtype)
+        self.register_buffer("rounded_A", rounded, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., in_features) -> (..., sum of out_features)"""
+        if not self.enabled:
+            return F.linear(x, self.weight[:, : self.in_features], self.bias)
+        rounded = self.lora_A if self.rounded_A is None else self.rounded_A
+        if torch.compiler.is_compiling() and not torch.is_grad_enabled():
+            # A `torch.cat` of x and A x copies x. For one of x and zeros torch.compile copies nothing that it computes
+            # itself, and A x then takes the zeros' place (an assignment to a slice would copy all).
+            wide = torch.cat([x, x.new_zeros(*x.shape[:-1], len(rounded))], dim=-1)
+            torch.ops.vla_grpo.append_product(wide, rounded)
+            return F.linear(wide, self.weight, self.bias)
+        return _Augmented.apply(
+            x, self.lora_A, self.lora_B, rounded.detach(), self.weight, self.bias, self.blocks, self.scale
+        )
+
+    def rows(self, x: Tensor, rows: slice) -> Tensor:
+        """`self(x)[..., rows]` of a map without bias in float32, the frozen product rounded as in the reference."""
+        base = F.linear(x, self.weight[rows, : self.in_features]).float()
+        if not self.enabled:
+            return base
+        return base + F.linear(F.linear(x.float(), self.lora_A), self.lora_B[rows]) * self.scale
+
+    def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(A (rank, in_features), B (out_features, rank)) of every map, as views."""
+        for i, (start, end) in enumerate(self.blocks):
+            yield self.lora_A[i * self.rank : (i + 1) * self.rank], self.lora_B[start:end]
+
+
+class _Augmented(torch.autograd.Function):
+    """[W | s B] [x ; A x] + b, with gradients to x, A and B, and none to the frozen W and b."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, down: Tensor, up: Tensor, rounded: Tensor, weight: Tensor, bias: Tensor | None,
+        blocks: tuple[tuple[int, int], ...], scale: float,
+    ) -> Tensor:  # fmt: skip
+        """down (ranks, in_features) A, up (rows, rank) B; rounded: A in the dtype of x."""
+        low = F.linear(x, rounded)
+        ctx.save_for_backward(x, low, rounded, weight)
+        ctx.blocks, ctx.scale, ctx.rank, ctx.dtype = blocks, scale, up.shape[1], up.dtype
+        return F.linear(torch.cat([x, low], dim=-1), weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, low, rounded, weight = ctx.saved_tensors
+        inputs, split = grad @ weight, weight.shape[1] - low.shape[-1]
+        flat_grad, flat_low = grad.flatten(0, -2), low.flatten(0, -2)
+        ups = [
+            flat_grad[:, start:end].T @ flat_low[:, i * ctx.rank : (i + 1) * ctx.rank]
+            for i, (start, end) in enumerate(ctx.blocks)
+        ]
+        up = (torch.cat(ups) * ctx.scale).to(ctx.dtype)
+        low_grad = inputs[..., split:]
+        down = (low_grad.flatten(0, -2).T @ x.flatten(0, -2)).to(ctx.dtype)
+        return inputs[..., :split] + low_grad @ rounded, down, up, None, None, None, None, None
+
+
+# By the tag it may get rows that are padded in memory. (`torch.library.custom_op` takes tags from torch 2.7 on.)
+torch.library.define(
+    "vla_grpo::append_product", "(Tensor(a!) wide, Tensor downs) -> ()", tags=(torch.Tag.needs_fixed_stride_order,)
+)
+
+
+@torch.library.impl("vla_grpo::append_product", "CompositeExplicitAutograd")
+def append_product(wide: Tensor, downs: Tensor) -> None:
+    """The last R columns of `wide` (..., K + R) become the product of its first K and `downs` (R, K), transposed."""
+    rows, split = wide.view(-1, wide.shape[-1]), downs.shape[1]
+    torch.mm(rows[:, :split], downs.T, out=rows[:, split:])
+
+
+@torch.library.register_fake("vla_grpo::append_product")
+def _without_result(wide: Tensor, downs: Tensor) -> None:
+    pass
+
+
+class LoraConv2d(nn.Module):
+    """A patch embedding with its adapter: A is a convolution of the same patches, B is 1 x 1."""
+
+    def __init__(self, base: nn.Conv2d, rank: int, alpha: int):
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.rank, self.alpha, self.scale = rank, alpha, alpha / rank
+        self.enabled = True
+        self.lora_A = nn.Parameter(torch.zeros(rank, *base.weight.shape[1:], device=base.weight.device))
+        self.lora_B = nn.Parameter(torch.zeros(base.out_channels, rank, 1, 1, device=base.weight.device))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, out_channels, patches down, patches across)"""
+        base, exact = self.base_layer, images.float()  # a ten thousandth of the network's work
+        bias = None if base.bias is None else base.bias.float()
+        features = F.conv2d(exact, base.weight.float(), bias, base.stride)
+        if self.enabled:
+            features = features + F.conv2d(F.conv2d(exact, self.lora_A, stride=base.stride), self.lora_B * self.scale)
+        return features.to(images.dtype)
+
+    def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield self.lora_A, self.lora_B
+
+
+LoraLayer = LoraLinear | LoraConv2d
+
+
+class Adapters:
+    """A network's adapted layers, and views of what they keep of their adapters: s B in the weights, and A rounded."""
 
     def __init__(self, layers: list[tuple[str, LoraLayer]]):
         self.layers = layers
@@ -64,7 +195,7 @@ class Adapters:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Bring the copies up to date, if a matrix has changed since: before every forward pass."""
+        """Bring the copies up to date, all together: one by one takes 20 ms. Before every forward pass."""
         version = sum(matrix._version for matrix in self._matrices)  # each one only grows; see Policy.watch
         if version == self._version:
             return
@@ -75,11 +206,10 @@ class Adapters:
         self._version = version
 
 
-def add_lora(network: nn.Module, rank: int, alpha: int, seed: int = 0) -> None:
+def add_lora(network: OpenVLAOFT, rank: int, alpha: int, seed: int = 0) -> None:
     """Freeze the network and put adapters on every linear map and both patch embeddings, whether used or not.
 
-    They change nothing until trained: B is zero. A is normal with standard deviation 1 / rank ("gaussian" in peft),
-    drawn on the CPU in the order of the network, so that a seed means the same adapter on every device.
+    B is zero, A normal with standard deviation 1 / rank (peft's "gaussian"), drawn on the CPU: the same on any device.
     """
     network.requires_grad_(False)
     # Of leaves nothing is held: what is replaced is freed at once.
@@ -89,7 +219,7 @@ def add_lora(network: nn.Module, rank: int, alpha: int, seed: int = 0) -> None:
             _adapt_children(parent, rank, alpha)
     # Kept, for to search all modules takes milliseconds.
     layers = [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLayer)]
-    network.adapters = Adapters(layers)  # type: ignore[assignment]
+    network.adapters = Adapters(layers)
     generator = torch.Generator().manual_seed(seed)
     for name, matrix in named_adapters(network).items():
         if name.endswith(".lora_A") and not matrix.is_meta:
@@ -120,16 +250,10 @@ def _adapt_children(parent: nn.Module, rank: int, alpha: int) -> None:
         torch.cuda.empty_cache()  # what was replaced has other sizes than what comes next
 
 
-def lora_layers(network: nn.Module) -> list[tuple[str, LoraLayer]]:
-    """(name, layer) of all layers that `add_lora` has made."""
-    adapters: Adapters | None = vars(network).get("adapters")
-    return [] if adapters is None else adapters.layers
-
-
-def named_adapters(network: nn.Module) -> dict[str, Tensor]:
+def named_adapters(network: OpenVLAOFT) -> dict[str, Tensor]:
     """A and B of all adapted maps, by "<name of the map in the base network>.lora_A" and so on, as views."""
     found: dict[str, Tensor] = {}
-    for name, layer in lora_layers(network):
+    for name, layer in network.adapters.layers:
         parent, _, child = name.rpartition(".")
         for member, (down, up) in zip(TOGETHER.get(child, (child,)), layer.adapters(), strict=True):
             full_name = f"{parent}.{member}".lstrip(".")
@@ -138,9 +262,9 @@ def named_adapters(network: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def adapters_disabled(network: nn.Module) -> Iterator[None]:
+def adapters_disabled(network: OpenVLAOFT) -> Iterator[None]:
     """The base network without its adapters. May be nested; what was disabled before stays disabled after."""
-    layers = [layer for _, layer in lora_layers(network) if layer.enabled]
+    layers = [layer for _, layer in network.adapters.layers if layer.enabled]
     for layer in layers:
         layer.enabled = False
     try:
@@ -161,10 +285,6 @@ class Adapter:
     base_fingerprint: str | None  # `vla.weights.fingerprint` of that checkpoint; None: trained by another program
     tensors: dict[str, Tensor]  # named as by `named_adapters`
 
-    @property
-    def targets(self) -> list[str]:
-        return [name.removesuffix(".lora_A") for name in self.tensors if name.endswith(".lora_A")]
-
 
 def save_adapter_folder(
     folder: Path, network: OpenVLAOFT, base_folder: Path, base_model: str, base_fingerprint: str
@@ -184,13 +304,13 @@ def save_adapter_folder(
     write_tensors(folder / WEIGHTS_FILE, keyed, {"base_fingerprint": base_fingerprint})
     if network.proprio_projector is not None:
         write_tensors(folder / PROPRIO_FILE, network.proprio_projector.state_dict())
-    for name in SMALL_FILES:
-        if (base_folder / name).is_file():
-            shutil.copyfile(base_folder / name, folder / name)
+    for path in base_folder.iterdir():
+        if SMALL_FILES.fullmatch(path.name):
+            shutil.copyfile(path, folder / path.name)
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """Read an adapter in peft's format. Raises BadInput that names the file when it is not a plain LoRA adapter."""
+    """Read an adapter in peft's format. Raises BadInput when it is not a plain LoRA adapter."""
     path, config = folder / WEIGHTS_FILE, read_json(folder / CONFIG_FILE)
     rank, alpha, kind = (config.get(key) for key in ("r", "lora_alpha", "peft_type"))
     variants = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "bias")
@@ -207,16 +327,7 @@ def read_adapter(folder: Path) -> Adapter:
         if matrix not in ("lora_A", "lora_B") or down is None or up is None or not len(down) == up.shape[1] == rank:
             raise BadInput(f"{path}: {name} is not of a pair lora_A and lora_B of rank {rank}, as {CONFIG_FILE} says")
     base = config.get("base_model_name_or_path")
-    return Adapter(folder, rank, alpha, base, read_metadata(path).get("base_fingerprint"), tensors)
-
-
-def check_base(adapter: Adapter, base_fingerprint: str, base: str) -> None:
-    """Raises BadInput when the adapter was trained on other weights than those with this fingerprint."""
-    if adapter.base_fingerprint is not None and adapter.base_fingerprint != base_fingerprint:
-        raise BadInput(
-            f"{adapter.folder}: this adapter was trained on other weights ({adapter.base_model}, fingerprint "
-            f"{adapter.base_fingerprint[:12]}) than {base} (fingerprint {base_fingerprint[:12]}): give its own base"
-        )
+    return Adapter(folder, rank, alpha, base, read_header(path)[1].get("base_fingerprint"), tensors)
 
 
 def fill_lora(network: OpenVLAOFT, adapter: Adapter) -> None:

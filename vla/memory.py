@@ -1,7 +1,4 @@
-"""How an update fits into a GPU's memory: the micro-batch and how many blocks recompute their activations.
-
-Nothing of this changes a gradient beyond rounding. What a sample needs is measured on the GPU at hand, not computed.
-"""
+"""How an update fits into a GPU's memory: the micro-batch, and how many blocks recompute their activations."""
 
 import logging
 from collections.abc import Sequence
@@ -71,9 +68,7 @@ def measure_needs(policy: Policy, observation: Observation) -> list[Need]:
     network, needs = policy.network, list[Need]()
     sizes = [sum(p.numel() for p in part.parameters()) for part in (network.vision_backbone, network.language_model)]
     share_of_vision = sizes[0] / sum(sizes)  # both see about as many tokens
-    for blocks, share in (
-        (network.num_blocks, 1.0), (network.vision_backbone.num_blocks, share_of_vision), (0, 0.0)
-    ):  # fmt: skip
+    for blocks, share in ((network.num_blocks, 1.0), (network.vision_backbone.num_blocks, share_of_vision), (0, 0.0)):
         network.recomputed_blocks = blocks
         try:
             needs.insert(0, Need(blocks, _peak_of_one(policy, observation), share))
@@ -95,10 +90,9 @@ def _peak_of_one(policy: Policy, observation: Observation) -> int:
 
 
 def choose_plan(needs: Sequence[Need], free_bytes: float, batch_size: int) -> tuple[int, int]:
-    """(Micro-batch, blocks that recompute) of the fastest plan that fits. Raises BadInput when nothing does.
+    """(Micro-batch, blocks that recompute) of the fastest plan that fits, by the time that was seen on an H200.
 
-    By what was seen on an H200, time is (2 + share) * (0.8 + 0.4 / micro-batch). Between two measured needs both bytes
-    and share are in proportion.
+    Between two measured needs both bytes and share are in proportion.
     """
     if not needs:
         raise BadInput(f"out of GPU memory in one update of one decision, see --gradient-checkpointing: {ADVICE}")

@@ -1,8 +1,8 @@
 """python -m vla.merge --adapter RUN/checkpoints/best --out FOLDER [--base FOLDER_OR_HUB_ID]
 
 Merging in other programs has ruined policies: adapters merged twice, into another base, or in bfloat16. Here the base
-is checked against the fingerprint that the adapter holds, the sum is computed in float32, and before the folder gets
-its name, merged and unmerged policy must decide alike. The merge itself takes one shard of memory.
+must have the fingerprint that the adapter holds, the sum is computed in float32, one shard at a time, and before the
+folder gets its name, merged and unmerged policy must decide alike.
 """
 
 from __future__ import annotations
@@ -39,10 +39,9 @@ class MergeArgs:
 
 
 def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu") -> str:
-    """Write the merged folder and return how well it agrees with the unmerged policy, in a sentence.
+    """Write the merged folder, unless it disagrees with the unmerged policy; return how well it agrees, in a sentence.
 
-    They are compared in the base's dtype, on the observations that training has left in the adapter folder. Raises
-    BadInput when anything does not fit, and when the two disagree; then there is no folder `out`.
+    They are compared in the base's dtype, on the observations that training has left in the adapter folder.
     """
     import torch
 
@@ -52,8 +51,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     adapter = resolve_pointer(adapter)
     if out.exists():
         raise BadInput(f"--out {out} exists already: name a new folder")
-    base = base or checkpoint.base_of_adapter(adapter)
-    if base is None:
+    if (base := base or checkpoint.base_of_adapter(adapter)) is None:
         raise BadInput(f"--adapter {adapter} holds no adapter_config.json: give a folder of RUN/checkpoints")
     info = checkpoint.inspect_checkpoint(checkpoint.resolve_checkpoint(base))
     key, stored = next(iter(info.statistics)), next(iter(info.weights.values())).dtype
@@ -85,10 +83,9 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
 
 
 def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
-    """The base's weights, file by file with the adapter of `folder` added, its small files, and the trained projector.
+    """The base's weights with the adapter of `folder` added, its small files, and the trained projector.
 
-    The base's L1 head stays behind: it reads hidden states that training has changed. Since the head is also how the
-    number of images is found out, config.json states that number.
+    Its L1 head stays behind, for training has changed what it reads; config.json states the number of images instead.
     """
     from vla import checkpoint, lora, weights
 
@@ -98,7 +95,7 @@ def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
         raise BadInput(f"--out {out.name}: {needed / 1e9:.1f} GB are needed, {free / 1e9:.1f} GB are free")
     for path, entries in files.items():
         merged = dict(weights.stream_tensors(entries))
-        for key in merged.keys() & {f"{target}.weight" for target in adapter.targets}:
+        for key in merged.keys() & {name.replace("lora_A", "weight") for name in adapter.tensors}:
             down, up = (adapter.tensors[key.removesuffix("weight") + matrix] for matrix in ("lora_A", "lora_B"))
             merged[key] = merged_weight(merged[key], down, up, adapter.alpha / adapter.rank)
         weights.write_tensors(out / path.name, merged)
@@ -115,9 +112,7 @@ def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
         weights.write_pt(out / (info.proprio_file.name if info.proprio_file else checkpoint.PROPRIO_FILE), state)
     results = folder / "metadata.json"  # of the training run
     rows = [f"* {key}: {value}" for key, value in (read_json(results) if results.is_file() else {}).items()]
-    card = (
-        f"OpenVLA-OFT policy: LoRA adapter {folder} (rank {adapter.rank}, alpha {adapter.alpha}) merged into its base"
-    )
+    card = f"OpenVLA-OFT policy: LoRA adapter {folder} (rank {adapter.rank}, alpha {adapter.alpha}) merged into"
     (out / "README.md").write_text("\n".join([f"{card} `{adapter.base_model}`.", "", *rows, ""]), encoding="utf-8")
 
 

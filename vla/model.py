@@ -25,11 +25,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
 
-from vla.lora_layers import LoraLinear
-from vla.prompt import EOS_ID, PAD_ID
-from vla.tokens import ACTION_TOKEN_IDS
+from vla.lora import LoraLinear
+from vla.tokens import ACTION_TOKEN_IDS, EOS_ID, PAD_ID
 
 if TYPE_CHECKING:
     from vla.checkpoint import ModelConfig, VitConfig
@@ -80,16 +79,12 @@ class FusedVisionBackbone(nn.Module):
         dino, siglip = vits
         self.featurizer = _create_vit(dino)
         self.fused_featurizer = _create_vit(siglip)
-        # Where the second runs beside the first in passes without gradient, set by `vla.cuda_graphs`: the images of one
-        # or two observations are too few for all of a large GPU.
+        # Set by `vla.cuda_graphs`: the second runs beside the first, for few images do not fill a large GPU.
         self.second_stream: torch.cuda.Stream | None = None
         self.num_blocks = len(self.featurizer.blocks) + len(self.fused_featurizer.blocks) - 2  # that are computed
 
     def forward(self, pixel_values: Tensor, run_block: Callable[[int, nn.Module, Tensor], Tensor]) -> Tensor:
-        """(B, 6 * images, S, S) -> (B, images * patches, dino_dim + siglip_dim)
-
-        run_block (number of the block in the order of computing, block, tokens) -> tokens
-        """
+        """(B, 6 * images, S, S) -> (B, images * patches, dino_dim + siglip_dim); see `_run` for run_block."""
         images = pixel_values.unflatten(1, (-1, 6)).flatten(0, 1)  # (B * images, 6, S, S)
         dino, siglip = side_by_side(
             partial(_patch_features, self.featurizer, images[:, :3], run_block, 0),
@@ -120,8 +115,7 @@ def side_by_side(
 ) -> tuple[Tensor, Tensor]:
     """Results of both; with `stream` the second is computed on it while the GPU computes the first.
 
-    Neither may free what the other reads. The second one's memory goes to later work on `stream` alone, which begins
-    by waiting for all before it.
+    Neither may free what the other reads. The second's memory goes to later work on `stream`, which waits first.
     """
     if stream is None:
         return first(), second()
@@ -158,14 +152,11 @@ class ProprioProjector(nn.Module):
         """(B, proprio_dim) normalised -> (B, llm_dim)"""
         return self.fc2(F.gelu(self.fc1(proprio)))
 
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Tensor]) -> ProprioProjector:
-        """Raises KeyError or RuntimeError for other tensors."""
+    @staticmethod
+    def sizes(state: dict[str, Tensor]) -> tuple[int, int]:
+        """The arguments of the constructor, from a state dict."""
         llm_dim, proprio_dim = state["fc1.weight"].shape
-        with torch.device("meta"):
-            module = cls(proprio_dim, llm_dim)
-        module.load_state_dict(state, assign=True)
-        return module.eval()
+        return proprio_dim, llm_dim
 
 
 class ResidualBlock(nn.Module):
@@ -207,16 +198,13 @@ class L1RegressionHead(nn.Module):
         batch, num_tokens, llm_dim = hidden.shape
         return self.model(hidden.reshape(batch, num_tokens // self.action_dim, self.action_dim * llm_dim))
 
-    @classmethod
-    def from_state_dict(cls, state: dict[str, Tensor]) -> L1RegressionHead:
-        """Raises KeyError or RuntimeError for other tensors."""
+    @staticmethod
+    def sizes(state: dict[str, Tensor]) -> tuple[int, int, int, int]:
+        """The arguments of the constructor, from a state dict."""
         hidden_dim, input_dim = state["model.fc1.weight"].shape
         action_dim = state["model.fc2.weight"].shape[0]
         num_blocks = len({key.split(".")[2] for key in state if key.startswith("model.mlp_resnet_blocks.")})
-        with torch.device("meta"):
-            module = cls(num_blocks, input_dim // action_dim, hidden_dim, action_dim)
-        module.load_state_dict(state, assign=True)
-        return module.eval()
+        return num_blocks, input_dim // action_dim, hidden_dim, action_dim
 
 
 class OpenVLAOFT(nn.Module):
@@ -251,19 +239,12 @@ class OpenVLAOFT(nn.Module):
         torch._functorch.config.activation_memory_budget = 0.8
         self._vit_block, self._llama_block = torch.compile(vit_block), torch.compile(llama_block)
 
-    def build_rotary_embedding(self, device: torch.device) -> None:
-        """Checkpoints hold no RoPE frequencies; they are computed in float32 whatever the weights' dtype is."""
-        llama = self.language_model.model
-        with torch.device(device):
-            llama.rotary_emb = LlamaRotaryEmbedding(config=llama.config)
-
     def forward(
         self, pixel_values: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None, proprio: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """Logits of the action tokens 31744.. (B, A, 256) float32 and the hidden states (B, A, D) they come from.
 
-        pixel_values (B, 6 * images, S, S); prompt_ids (B, P), padded on the right; prompt_lengths (B,), or None when no
-        row is padded; proprio (B, proprio_dim) normalised.
+        pixel_values (B, 6 * images, S, S); prompt_ids (B, P) padded on the right, prompt_lengths (B,) None if none is.
         """
         embeddings, is_real = self.embed(pixel_values, prompt_ids, prompt_lengths, proprio)
         hidden = self.decode(embeddings, is_real, self.first_output_position(embeddings, prompt_ids, prompt_lengths))
@@ -280,7 +261,7 @@ class OpenVLAOFT(nn.Module):
         images = self.vision_backbone(pixel_values.to(self.dtype), partial(self._run, self._vit_block))
         parts = [self.projector(images)]
         if self.proprio_projector is not None:  # float32 in a network of any dtype
-            assert proprio is not None, "`Policy.model_inputs` gives it wherever there is a projector"
+            assert proprio is not None
             token = self.proprio_projector(proprio.to(self.proprio_projector.fc1.weight.dtype))
             parts.append(token[:, None].to(self.dtype))
         num_actions = self.num_action_tokens
@@ -314,7 +295,7 @@ class OpenVLAOFT(nn.Module):
         return llama.norm(hidden)
 
     def _run(self, forward: Callable[..., Tensor], number: int, *arguments: object) -> Tensor:
-        """A block's forward pass, its activations kept or recomputed."""
+        """The forward pass of block `number` in the order of computing, its activations kept or recomputed."""
         if number < self.recomputed_blocks and torch.is_grad_enabled():
             return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False)
         return forward(*arguments)

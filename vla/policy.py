@@ -24,20 +24,18 @@ from vla.checkpoint import (
     CheckpointInfo,
     base_and_adapter,
     check_dimensions,
-    folder_of_base,
     inspect_checkpoint,
     load_action_head,
     load_network,
+    resolve_checkpoint,
 )
 from vla.cuda_graphs import GraphedNetwork
 from vla.model import L1RegressionHead, OpenVLAOFT
-from vla.preprocessing import ImageProcessor, Inputs, write_observations
-from vla.prompt import load_tokenizer
+from vla.preprocessing import ImageProcessor, Inputs, load_tokenizer, write_observations
 from vla.tokens import (
     FIRST_ACTION_TOKEN,
     decode,
     encode,
-    normalisation_of,
     sample_tokens,
     select_key,
     to_env,
@@ -76,13 +74,12 @@ class Policy:
         self.base_fingerprint = fingerprint(info.weights.values())
         self.statistics = info.statistics[unnorm_key]
         self.action_dim = self.statistics.action.dim
-        self.chunk_length = info.chunk_length(self.action_dim)
+        self.chunk_length = info.config.chunk_length
         self.num_images, self.uses_proprio, self.kind = info.num_images, info.uses_proprio, info.kind
         self.hidden_dim: int = network.language_model.config.hidden_size  # D
         self._num_frozen = sum(math.prod(tensor.shape) for tensor in info.weights.values())
-        self._normalisation = normalisation_of(self.action_dim)
         proprio = self.statistics.proprio if info.uses_proprio else None
-        self.model_inputs = Inputs(processor, tokenizer, info.num_images, proprio, self._normalisation, self.device)
+        self.model_inputs = Inputs(processor, tokenizer, info.num_images, proprio, self.device)
         self.prepare, self.view = self.model_inputs.prepare, self.model_inputs.view
         self._pretrained_proprio = deepcopy(network.proprio_projector)  # the teacher's
         if network.proprio_projector is not None:
@@ -101,10 +98,9 @@ class Policy:
         dtype: str | torch.dtype = "auto", lora_rank: int = 16, lora_alpha: int = 16, adapter: str | None = None,
         seed: int = 0, compile: Literal["auto", "on", "off"] = "auto", memory_budget: float | None = None,
     ) -> "Policy":  # fmt: skip
-        """Load a checkpoint (folder or hub id), put fresh adapters on it or the trained ones of folder `adapter`.
+        """A checkpoint (folder or hub id) with fresh adapters or those of `adapter`; or an adapter folder on its base.
 
-        checkpoint may itself be an adapter folder: then its base is loaded under it. compile: torch.compile, on a GPU
-        with whole passes as CUDA graphs; "auto": what pays, on a GPU. memory_budget: GiB of the GPU. Raises BadInput.
+        compile: torch.compile, on a GPU with whole passes as CUDA graphs; "auto": what pays. memory_budget: in GiB.
         """
         from vla.memory import limit_memory  # a module that knows policies
 
@@ -114,24 +110,22 @@ class Policy:
         if isinstance(dtype, str):
             automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
             dtype = {"auto": automatic, "bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
-        folder = folder_of_base(base, adapter)
+        folder = resolve_checkpoint(base)
         info = inspect_checkpoint(folder)
         key = select_key(info.statistics, task_suite, unnorm_key)
-        action_dim = info.statistics[key].action.dim
+        num_action_tokens = info.config.chunk_length * info.statistics[key].action.dim
         # Small files first: what is missing is missed before gigabytes are read.
         tokenizer, processor = load_tokenizer(folder), ImageProcessor.load(folder)
         if adapter is not None:
             trained = lora.read_adapter(Path(adapter))
             lora_rank, lora_alpha = trained.rank, trained.alpha
         try:
-            network = load_network(info, info.chunk_length(action_dim) * action_dim, device, dtype)
+            network = load_network(info, num_action_tokens, device, dtype)
             lora.add_lora(network, lora_rank, lora_alpha, seed)
             action_head = load_action_head(info, device, dtype)
         except torch.OutOfMemoryError as error:
-            raise BadInput(
-                f"out of GPU memory while loading {checkpoint} ({first_line(error)}): close other programs on the GPU, "
-                "raise --memory-budget, or use a GPU with more memory"
-            ) from None
+            repair = "close other programs on the GPU, raise --memory-budget, or use a GPU with more memory"
+            raise BadInput(f"out of GPU memory while loading {checkpoint} ({first_line(error)}): {repair}") from None
         check_dimensions(info, key, action_head, network.proprio_projector)
         base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
         policy = cls(info, network, action_head, tokenizer, processor, key, base_model, compile)
@@ -161,9 +155,9 @@ class Policy:
             tokens = torch.from_numpy(encode(chunk)).flatten(1).to(hidden.device)
         logprobs = self.token_logprobs(logits, tokens, temperature).cpu()
         if not torch.isfinite(logprobs).all():
+            repair = "resume from an earlier checkpoint, and in a new run lower --lr"
             raise BadInput(
-                "the policy's logits are not finite: its training has diverged, or its weights are damaged; resume "
-                "from an earlier checkpoint, and in a new run lower --lr"
+                f"the policy's logits are not finite: training has diverged, or weights are damaged; {repair}"
             )
         return Acted(tokens.cpu(), logprobs, self.actions(tokens.cpu().numpy()))
 
@@ -178,7 +172,7 @@ class Policy:
     def actions(self, tokens: np.ndarray) -> np.ndarray:
         """Token ids (B, A) -> actions (B, chunk_length, action_dim) float64 in the env's units and conventions."""
         normalised = decode(tokens).reshape(len(tokens), self.chunk_length, self.action_dim)
-        actions = unnormalise(normalised, self.statistics.action, self._normalisation)
+        actions = unnormalise(normalised, self.statistics.action)
         # A last dimension that training did not normalise is a gripper, 0 or 1.
         return actions if self.statistics.action.mask[-1] else to_env(actions)
 
@@ -216,7 +210,9 @@ class Policy:
     def load_adapter(self, folder: str | Path) -> None:
         """Read what `save_adapter` wrote. Raises BadInput when it was trained on another base."""
         adapter = lora.read_adapter(Path(folder))
-        lora.check_base(adapter, self.base_fingerprint, self.base_model)
+        if adapter.base_fingerprint not in (None, self.base_fingerprint):
+            found = f"{folder}: this adapter was trained on other weights ({adapter.base_model})"
+            raise BadInput(f"{found} than those of {self.base_model}: give its own base")
         lora.fill_lora(self.network, adapter)
 
     def describe(self) -> list[tuple[str, str]]:
@@ -236,27 +232,23 @@ class Policy:
 
 
 def choose_device(wanted: str | torch.device, checkpoint: str | None = None) -> torch.device:
-    """`auto` and `cuda` are this process's GPU: of several ranks on a machine each has its own. Raises BadInput."""
+    """`auto` and `cuda` are this process's GPU: of several ranks on a machine each has its own."""
     name, num_gpus = str(wanted), torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto" and num_gpus == 0 and checkpoint is not None and _is_large(Path(checkpoint).expanduser()):
-        raise BadInput(
-            f"{checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB, but torch {torch.__version__} sees none; on "
-            "this machine `make demo` trains a small policy (to force the CPU: --device cpu)"
-        )
+        found = f"{checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB, but torch {torch.__version__} sees none"
+        raise BadInput(f"{found}; `make demo` trains a small policy here (to force the CPU: --device cpu)")
     if name == "cpu" or (name == "auto" and num_gpus == 0):
         return torch.device("cpu")
     # With its number, because to some libraries "cuda" means the first.
     name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if name in ("auto", "cuda") else name
     if name not in {f"cuda:{index}" for index in range(num_gpus)}:
-        raise BadInput(
-            f"--device {wanted}: there is no {name}, torch sees {num_gpus} CUDA GPUs; check nvidia-smi and "
-            "CUDA_VISIBLE_DEVICES, start no more processes than there are GPUs, or use --device cpu"
-        )
+        repair = "check nvidia-smi and CUDA_VISIBLE_DEVICES, start no more processes than GPUs, or use --device cpu"
+        raise BadInput(f"--device {wanted}: there is no {name}, torch sees {num_gpus} CUDA GPUs; {repair}")
     return torch.device(name)
 
 
 def _is_large(checkpoint: Path) -> bool:
-    """Whether a base is too large for a CPU: a folder by its weights; a hub id, not to be downloaded first, always."""
+    """Whether a base is too large for a CPU: a folder by its weights, a hub id always."""
     if checkpoint.is_dir():
         return sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) > LARGE_CHECKPOINT_BYTES
     return not checkpoint.is_absolute() and len(checkpoint.parts) == 2 and checkpoint.parts[0] != "checkpoints"

@@ -13,7 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,8 @@ from torch import Tensor
 
 from contracts import BadInput, read_json
 
+BOS_ID, EOS_ID, PAD_ID = 1, 2, 32000
+EMPTY_TOKEN_ID = 29871  # "▁": ends every prompt of the training data, a by-product of tokenising "Out: " + actions
 VOCABULARY_SIZE = 32000  # of Llama-2; the rows above it (pad and filler) are never decoded
 NUM_BINS = 256
 ACTION_TOKEN_IDS = range(VOCABULARY_SIZE - NUM_BINS, VOCABULARY_SIZE)  # 31744 (value +1) .. 31999 (value -1)
@@ -29,32 +31,21 @@ BIN_EDGES = np.linspace(-1.0, 1.0, NUM_BINS)
 BIN_CENTRES = (BIN_EDGES[:-1] + BIN_EDGES[1:]) / 2.0
 RANGE_EPSILON = 1e-8  # added to every range by openvla-oft, so that a dimension that never moved can be divided by it
 _SUITE_OF_WORD = {"long": "libero_10"} | {w: f"libero_{w}" for w in ("spatial", "object", "goal", "10", "90")}
-# Which bounds became -1 and +1 in training: 1st and 99th percentile (LIBERO, Bridge), or minimum and maximum.
-Normalisation = Literal["bounds_q99", "bounds"]
-
-
-def normalisation_of(action_dim: int) -> Normalisation:
-    """The checkpoint doesn't say: single arms by percentiles, robots with two (ALOHA, RoboTwin) by the extremes."""
-    return "bounds" if action_dim == 14 else "bounds_q99"
 
 
 @dataclass(frozen=True, eq=False)
 class VectorStatistics:
-    """Of one vector, action or proprio. All arrays (D,) float64; mask (D,) bool, False = passes through unscaled."""
+    """Of one vector, action or proprio. Arrays (D,) float64: q01 and q99, 1st and 99th percentile, became -1 and +1."""
 
     min: np.ndarray
     max: np.ndarray
     q01: np.ndarray
     q99: np.ndarray
-    mask: np.ndarray
+    mask: np.ndarray  # (D,) bool, False = passes through unscaled
 
     @property
     def dim(self) -> int:
         return len(self.mask)
-
-    def bounds(self, kind: Normalisation) -> tuple[np.ndarray, np.ndarray]:
-        """The values (low, high), each (D,), that are mapped to -1 and +1."""
-        return (self.q01, self.q99) if kind == "bounds_q99" else (self.min, self.max)
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,31 +65,26 @@ def decode(ids: np.ndarray) -> np.ndarray:
     return BIN_CENTRES[np.clip(bins - 1, 0, NUM_BINS - 2)]
 
 
-def unnormalise(actions: np.ndarray, statistics: VectorStatistics, kind: Normalisation = "bounds_q99") -> np.ndarray:
+def unnormalise(actions: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
     """Actions (..., D) in [-1, 1] -> the data set's units, float64. Outside the mask (LIBERO's gripper) unchanged."""
-    low, high = statistics.bounds(kind)
+    low, high = statistics.q01, statistics.q99
     values = np.asarray(actions)  # 0.5 * (values + 1) stays float32 for the L1 head's float32, as in the original
     return np.where(statistics.mask, 0.5 * (values + 1.0) * (high - low + RANGE_EPSILON) + low, values)
 
 
-def normalise(actions: np.ndarray, statistics: VectorStatistics, kind: Normalisation = "bounds_q99") -> np.ndarray:
-    """Actions (..., D) in the data set's units -> [-1, 1], float64, as the training data were normalised.
-
-    Dimensions outside the mask stay unclipped; those that never moved in the data set (min == max) become 0.
-    """
-    scaled = np.clip(_scaled(actions, statistics, kind), -1.0, 1.0)
+def normalise(actions: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
+    """Actions (..., D) in the data set's units -> [-1, 1], float64. Outside the mask unchanged; never moved: 0."""
+    scaled = np.clip(_scaled(actions, statistics), -1.0, 1.0)
     return np.where(statistics.min == statistics.max, 0.0, np.where(statistics.mask, scaled, actions))
 
 
-def normalise_proprio(
-    proprio: np.ndarray, statistics: VectorStatistics, kind: Normalisation = "bounds_q99"
-) -> np.ndarray:
+def normalise_proprio(proprio: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
     """Robot state (..., D) -> [-1, 1], float64. The clip to [-1, 1] also holds for dimensions outside the mask."""
-    return np.clip(np.where(statistics.mask, _scaled(proprio, statistics, kind), proprio), -1.0, 1.0)
+    return np.clip(np.where(statistics.mask, _scaled(proprio, statistics), proprio), -1.0, 1.0)
 
 
-def _scaled(values: np.ndarray, statistics: VectorStatistics, kind: Normalisation) -> np.ndarray:
-    low, high = statistics.bounds(kind)
+def _scaled(values: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
+    low, high = statistics.q01, statistics.q99
     return 2.0 * (np.asarray(values, dtype=np.float64) - low) / (high - low + RANGE_EPSILON) - 1.0
 
 
@@ -112,11 +98,10 @@ def to_env(actions: np.ndarray) -> np.ndarray:
 def sample_tokens(logits: Tensor, temperature: float, generators: Sequence[torch.Generator] | None = None) -> Tensor:
     """One token id per position, (B, A) int64, from softmax(logits / temperature); logits (B, A, 256).
 
-    Inverts the distribution in float64 with numbers of one CPU generator per row (None: torch's default one), so a
-    row's draw is the same in every batch and on every device, up to the logits' own noise.
+    By one CPU generator per row (None: torch's default one), so that a row's draw does not depend on batch or device.
     """
     batch, num_tokens, num_bins = logits.shape
-    sources = generators if generators is not None else [torch.default_generator] * batch
+    sources = generators or [torch.default_generator] * batch
     uniform = torch.stack([torch.rand(num_tokens, dtype=torch.float64, generator=source) for source in sources])
     cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1)
     # The last sum is 1 up to rounding; scaling by it keeps every draw inside.
@@ -132,10 +117,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor
 
 
 def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
-    """All statistics of a checkpoint folder by key: of dataset_statistics.json, or else of config.json's `norm_stats`.
-
-    {"<key>": {"action": {"min": [...], "max": [...], "q01": [...], "q99": [...], "mask": [...]}, "proprio": {...}}}
-    """
+    """A checkpoint folder's statistics by key: of dataset_statistics.json, or else of config.json's `norm_stats`."""
     path = Path(folder) / "dataset_statistics.json"
     entries, found = read_json(path) if path.exists() else None, {}
     try:
@@ -163,10 +145,7 @@ def _vector(entry: dict[str, Any]) -> VectorStatistics:
 
 
 def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = None) -> str:
-    """The statistics key to use: `unnorm_key` if given, else `<suite>_no_noops`, `<suite>`, or the only key there is.
-
-    Unless that one names another LIBERO suite: the checkpoint would run, but with wrong ranges. Raises BadInput.
-    """
+    """`unnorm_key` if given, else `<suite>_no_noops`, `<suite>`, or the only key, unless it names another suite."""
     for key in (f"{task_suite}_no_noops", task_suite) if unnorm_key is None else (unnorm_key,):
         if key in keys:
             return key

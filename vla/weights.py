@@ -1,7 +1,4 @@
-"""Tensors on disk: safetensors files, whole or in shards with an index, and torch `.pt` state dicts.
-
-Nothing in a file is executed: the libraries' readers take tensors alone.
-"""
+"""Tensors on disk: safetensors files, whole or in shards with an index, and torch `.pt` state dicts."""
 
 import contextlib
 import hashlib
@@ -12,12 +9,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from contracts import BadInput, first_line, read_json, write_json
+from contracts import BadInput, first_line, read_json
 
 INDEX_FILE = "model.safetensors.index.json"
 CPU = torch.device("cpu")
@@ -49,10 +45,6 @@ def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
             return tensors, file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise BadInput(f"{path} is not a whole safetensors file ({error}): download it again") from error
-
-
-def read_metadata(path: Path) -> dict[str, str]:
-    return read_header(path)[1]
 
 
 def by_file(tensors: Iterable[StoredTensor]) -> dict[Path, list[StoredTensor]]:
@@ -92,16 +84,6 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
     path.chmod(0o644)
 
 
-def write_weights(folder: Path, state: dict[str, Tensor], dtype: torch.dtype, max_bytes: int = 5_000_000_000) -> None:
-    """One model.safetensors, or shards (four at 7B, as published) and their index. Peak memory is one shard."""
-    sizes = {name: torch.empty_like(tensor, dtype=dtype, device="meta") for name, tensor in state.items()}
-    plan = split_torch_state_dict_into_shards(sizes, max_shard_size=max_bytes)
-    for file, names in plan.filename_to_tensors.items():
-        write_tensors(folder / file, {name: state[name].detach().to("cpu", dtype) for name in names})
-    if plan.is_sharded:
-        write_json(folder / INDEX_FILE, {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename})
-
-
 def read_pt(path: Path) -> dict[str, Tensor]:
     """A `.pt` state dict on the CPU, without the prefix `module.` that distributed training adds to names."""
     try:
@@ -126,10 +108,7 @@ def _check_finite(tensor: Tensor, name: str, path: Path) -> None:
 
 
 def fingerprint(tensors: Iterable[StoredTensor]) -> str:
-    """A hash of a checkpoint's weights that is the same however they are spread over files.
-
-    Of every tensor's name, dtype, shape, and the first, middle and last 4 KiB: training changes nearly all values.
-    """
+    """A hash of every tensor's name, dtype, shape and first, middle and last 4 KiB, however spread over files."""
     tensors = sorted(tensors, key=lambda tensor: tensor.name)
     with contextlib.ExitStack() as stack:
         files = {path: stack.enter_context(safe_open(path, "pt")) for path in by_file(tensors)}

@@ -31,8 +31,7 @@ from contracts import BadInput, read_json, write_json
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint, load_network, resolve_checkpoint, save_checkpoint
 from vla.model import OpenVLAOFT
 from vla.policy import choose_device
-from vla.preprocessing import ImageProcessor
-from vla.prompt import load_tokenizer
+from vla.preprocessing import ImageProcessor, load_tokenizer
 from vla.tokens import ACTION_TOKEN_IDS, NUM_BINS, load_statistics
 from workshop.demo_files import ACTION_DIM, CHUNK_LENGTH, PROPRIO_DIM
 from workshop.sft_data import Frames, augment, dataset_statistics, make_frames, read_episodes, split_episodes
@@ -237,7 +236,7 @@ def load_trainable(info: CheckpointInfo, device: torch.device) -> OpenVLAOFT:
     """The network in float32. Raises BadInput when it decides on other things than demonstrations hold."""
     network = load_network(info, CHUNK_LENGTH * ACTION_DIM, device, torch.float32)
     projector = network.proprio_projector
-    chunk, proprio = info.chunk_length(ACTION_DIM), PROPRIO_DIM if projector is None else projector.proprio_dim
+    chunk, proprio = info.config.chunk_length, PROPRIO_DIM if projector is None else projector.proprio_dim
     if (chunk, proprio) != (CHUNK_LENGTH, PROPRIO_DIM):
         raise BadInput(
             f"--init {info.folder}: chunks of {chunk} actions and a robot state of {proprio} values; demonstrations "

@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from contracts import BadInput
-from vla.prompt import pad_prompts, prompt_ids
-from vla.resampling import CROP_AREA, centre_crop, lanczos_resize
+from vla.preprocessing import CROP_AREA, centre_crop, lanczos_resize, pad_prompts, prompt_ids
 from vla.tokens import FIRST_ACTION_TOKEN, DatasetStatistics, encode, normalise, normalise_proprio
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, decode_jpeg, list_episodes, read_episode
 

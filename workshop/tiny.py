@@ -19,7 +19,7 @@ from configs.cli import main_guard, parse_flags
 from contracts import BadInput, first_line, read_json, write_json
 from vla.checkpoint import read_model_config, save_checkpoint
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
-from vla.prompt import load_tokenizer
+from vla.preprocessing import load_tokenizer
 
 TEMPLATE = Path(__file__).parents[1] / "checkpoints" / "tiny-libero-spatial"
 
