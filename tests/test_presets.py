@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 
 from configs.config import Suite, TrainConfig, differing_fields
-from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
+from configs.presets import PRESETS
 from rl.phases import Phase, phase_at
 
 
@@ -14,11 +14,6 @@ def test_every_suite_has_a_preset_that_differs_from_the_defaults_only_in_what_it
     changed = differing_fields(TrainConfig(), PRESETS[suite])
     assert set(changed) <= {"task_suite", "checkpoint", "name"}
     assert PRESETS[suite].task.task_suite == suite
-
-
-def test_public_checkpoints_belong_to_their_suites():
-    for suite, checkpoint in PUBLIC_CHECKPOINTS.items():
-        assert suite.replace("_", "") in checkpoint.lower().replace("-", "").replace("_", "")
 
 
 @pytest.mark.parametrize("name", ["tiny", "smoke"])
