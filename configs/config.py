@@ -31,7 +31,7 @@ MAY_BE_0 = {
     "total_steps", "max_extra_steps", "group_success_bounds", "kl_coef", "entropy_coef", "gae_lambda",
     "value_warmup_steps", "weight_decay", "seed",
 }  # fmt: skip
-AT_MOST_1 = {"group_success_bounds", "discount", "clip_high", "gae_lambda"}
+AT_MOST_1 = {"group_success_bounds", "discount", "clip_low", "clip_high", "gae_lambda"}
 
 
 def check_numbers(section: Any) -> None:
@@ -147,14 +147,18 @@ class LossConfig:
     """Discount, 0 to 1, per decision, counted back from the last one (only with --advantage absolute or gae)."""
     ratio_level: Literal["chunk", "token"] = "chunk"
     """Clip the ratio of chunk log-probs (mean over tokens) or each token's ratio (SimpleVLA-RL)."""
+    clip_low: float = 0.2
+    """Distance of the ratio below 1 beyond which it earns no more where A < 0."""
     clip_high: float = 0.28
-    """Distance of the ratio from 1 beyond which it earns no more: upwards where A > 0, downwards where A < 0."""
+    """Distance of the ratio above 1 beyond which it earns no more where A > 0."""
+    dual_clip: float = 3.0
+    """Ratio above which it costs no more where A < 0 (Ye et al. 2020)."""
     kl_coef: float = 0.0
     """Weight of the exact KL divergence, in nats per token, from the teacher's distribution."""
     entropy_coef: float = 0.0
     """Weight of the bonus for entropy, in nats per token."""
-    aggregation: Literal["decision", "trajectory"] = "decision"
-    """Every decision, or every trajectory, weighs the same in the loss."""
+    aggregation: Literal["auto", "decision", "trajectory"] = "auto"
+    """All decisions (by executed token) or all trajectories weigh the same (auto: these for group, rloo and batch)."""
 
 
 @dataclass(frozen=True)
@@ -265,8 +269,17 @@ class TrainConfig:
         compares = loss.advantage in ("group", "rloo") or rollout.dynamic_sampling
         alone = "--advantage group, rloo and --dynamic-sampling compare the episodes of a group: --group-size 2 or more"
         require(rollout.group_size >= 2 or not compares, alone)
-        has_joint_ratio = phases.importance == "student" or loss.ratio_level == "chunk"
-        require(has_joint_ratio, "--importance behaviour, a ratio of chunk probabilities, needs --ratio-level chunk")
+        is_absolute, is_chunk = loss.advantage == "absolute", loss.ratio_level == "chunk"
+        joint = "--importance behaviour, a ratio of chunk probabilities, needs --ratio-level chunk --advantage absolute"
+        require(phases.importance == "student" or (is_absolute and is_chunk), joint)
+        falls = (
+            f"--advantage {loss.advantage} can be negative, and a chunk's mean ratio does not keep single tokens from"
+        )
+        require(is_absolute or not is_chunk, f"{falls} falling without bound: add --ratio-level token")
+        require(loss.dual_clip > 1, f"--dual-clip must be above 1, got {loss.dual_clip}")
+        ignored = f"--advantage {loss.advantage} ignores --discount: leave it out, or take --advantage absolute or gae"
+        require(loss.discount == 1 or loss.advantage in ("absolute", "gae"), ignored)
+        require(len(ids) > 1 or not rollout.curriculum, "--curriculum chooses among tasks: give several --task-ids")
         require("/" not in self.run.name, f"--name must be a plain word, got {self.run.name!r}")
 
 

@@ -1,7 +1,7 @@
 """The algorithm's mathematics: advantages, distillation, the clipped surrogate, KL, entropy, the critic.
 
 Dimension key: N decisions of the rollout, B of a micro-batch, A tokens of a chunk (56), V action-token ids (256).
-A decision's loss is the mean over its executed tokens: a sum over 56 would saturate the clip.
+A decision's loss is the mean over its executed tokens, as a sum over 56 would saturate the clip, times its weight.
 """
 
 from __future__ import annotations
@@ -59,15 +59,36 @@ def minus_mean_of_others(returns: Tensor) -> Tensor:
     return returns - (returns.sum() - returns) / (len(returns) - 1) if len(returns) > 1 else torch.zeros_like(returns)
 
 
-def decision_weights(batch: Batch, aggregation: str) -> Tensor:
-    """(N,) weights with mean 1: equal per decision, or so that the decisions of every trajectory add up to the same."""
-    if aggregation == "decision":
-        return torch.ones(len(batch))
-    lengths = torch.bincount(batch.trajectory)
-    return (len(batch) / len(lengths)) / lengths[batch.trajectory]
+def policy_advantages(batch: Batch) -> Tensor:
+    """(N,) what the surrogate multiplies: A, but max(A, 0) where the teacher decided.
+
+    Its chunk was not drawn from the student: a negative A would push the student off the teacher's mode.
+    """
+    return torch.where(batch.by_teacher, batch.advantages.clamp(min=0), batch.advantages)
 
 
-# Losses: SUMS over the micro-batch, the caller divides.
+def weighs_trajectories(config: LossConfig) -> bool:
+    """Whether all trajectories weigh the same: `auto` where they are compared, lest long failures outweigh."""
+    if config.aggregation == "auto":
+        return config.advantage in ("group", "rloo", "batch")
+    return config.aggregation == "trajectory"
+
+
+def decision_weights(batch: Batch, by_trajectory: bool, by_token: bool = True) -> Tensor:
+    """(N,) weights with mean 1, so that all trajectories, or all of the rollout, weigh the same by executed token.
+
+    They turn a mean over decisions of means over executed tokens into the mean over executed tokens of the rollout (the
+    mean of the trajectories' such means): a chunk that the episode's end has cut weighs as much less as it is shorter.
+    Not `by_token`: as if all chunks were whole, for a ratio of joint probabilities, which is no mean over tokens.
+    """
+    tokens = batch.executed.sum(-1) if by_token else torch.ones(len(batch))
+    if not by_trajectory:
+        return tokens * len(batch) / tokens.sum()
+    of_trajectory = torch.bincount(batch.trajectory, tokens)
+    return (tokens * len(batch) / of_trajectory[batch.trajectory] / len(of_trajectory)).float()
+
+
+# Losses: weighted SUMS over the micro-batch, the caller divides.
 
 
 def distillation_loss(logits: Tensor, micro: Batch, temperature: float = 1.0) -> tuple[Tensor, Statistics]:
@@ -79,9 +100,9 @@ def distillation_loss(logits: Tensor, micro: Batch, temperature: float = 1.0) ->
     else:
         target = micro.teacher_logprobs.to(logits.device, non_blocking=True)
         cross_entropy = -(target.exp() * logprobs).sum(-1)
-    loss = masked_mean(cross_entropy, micro.executed).sum()
+    loss = (micro.weights * masked_mean(cross_entropy, micro.executed)).sum()
     with torch.no_grad():
-        accuracy = masked_mean((logits.argmax(-1) == targets).float(), micro.executed).sum()
+        accuracy = (micro.weights * masked_mean((logits.argmax(-1) == targets).float(), micro.executed)).sum()
     return loss, {"distill/loss": loss.detach(), "distill/accuracy": accuracy}
 
 
@@ -102,7 +123,7 @@ def ppo_loss(
     else:
         logratio = logprobs - old_logprobs
     counted = executed if config.ratio_level == "token" else executed[:, :1]
-    surrogate, ratio, clipped = clipped_surrogate(logratio, micro.advantages, counted, config.clip_high)
+    surrogate, ratio = clipped_surrogate(logratio, policy_advantages(micro), counted, config)
     all_logprobs = F.log_softmax(logits / temperature, dim=-1)
     entropies, loss = entropy(all_logprobs, executed), surrogate
     if config.kl_coef > 0:
@@ -115,10 +136,10 @@ def ppo_loss(
     with torch.no_grad():
         drift = (chunk_logratio(logprobs, old_logprobs, executed).exp() - 1).abs()
         share = counted / counted.sum(-1, keepdim=True)
-        clipfrac = (clipped * share).sum()
+        outside = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) != ratio  # whatever A is, also where it is 0
         statistics = {
             "train/policy_loss": (micro.weights * surrogate).sum(),
-            "train/clip_fraction": clipfrac,
+            "train/clip_fraction": (outside * share).sum(),
             "train/approx_kl": approx_kl(logprobs, old_logprobs, executed).sum(),
             "train/ratio_mean": (ratio * share).sum(),
             "train/entropy": entropies.sum(),
@@ -131,20 +152,18 @@ def ppo_loss(
 
 
 def clipped_surrogate(
-    logratio: Tensor, advantages: Tensor, executed: Tensor, clip_high: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss -min(ratio * A, clip(ratio) * A) of each decision, its ratios and where the clip held.
+    logratio: Tensor, advantages: Tensor, executed: Tensor, config: LossConfig
+) -> tuple[Tensor, Tensor]:
+    """Loss -clip(ratio) * A of each decision (B,), and its ratios (B, L).
 
     logratio, executed (B, L): one column per ratio (L = 1 for chunk ratios, A for token ratios); advantages (B,).
-    A > 0 clips above 1 + clip_high, A < 0 below 1 - clip_high. PPO (Schulman et al. 2017, eq. 7) has bounds on the
-    other sides, too, but its minimum never takes them. Returns loss (B,), ratio (B, L), clipped (B, L) bool.
+    A > 0 clips above 1 + clip_high, A < 0 below 1 - clip_low (PPO's minimum never takes its bounds on the other sides,
+    Schulman et al. 2017, eq. 7) and above dual_clip, lest one unlikely token has a gradient of 100 (Ye et al. 2020).
     """
     ratio = logratio.clamp(-LOGRATIO_LIMIT, LOGRATIO_LIMIT).exp()
-    sign = advantages[:, None]
-    bounded = torch.where(sign > 0, ratio.clamp(max=1 + clip_high), ratio.clamp(min=1 - clip_high))
-    surrogate = torch.minimum(ratio * sign, bounded * sign)
-    clipped = (bounded * sign < ratio * sign) & executed
-    return -masked_mean(surrogate, executed), ratio, clipped
+    gains, loses = ratio.clamp(max=1 + config.clip_high), ratio.clamp(1 - config.clip_low, config.dual_clip)
+    bounded = torch.where(advantages[:, None] > 0, gains, loses)
+    return -masked_mean(bounded, executed) * advantages, ratio
 
 
 def masked_mean(values: Tensor, executed: Tensor) -> Tensor:

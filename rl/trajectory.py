@@ -68,6 +68,7 @@ class Batch:
     executed: Tensor  # (N, A) bool, True where the token's action was really executed
     student_logprobs: Tensor  # (N, A) float32, the student's at collection time (zeros in the warmup)
     matches_teacher: Tensor  # (N, A) bool
+    by_teacher: Tensor  # (N,) bool
     trajectory: Tensor  # (N,) int64, row -> trajectory
     steps_to_end: Tensor  # (N,) int64, decisions that follow in the same trajectory
     advantages: Tensor  # (N,) float32
@@ -110,6 +111,7 @@ def flatten(trajectories: Sequence[Trajectory], action_dim: int) -> Batch:
         executed=torch.arange(num_tokens)[None, :] < executed_tokens[:, None],
         student_logprobs=torch.stack([zeros if d.student_logprobs is None else d.student_logprobs for d in decisions]),
         matches_teacher=torch.stack([false if d.matches_teacher is None else d.matches_teacher for d in decisions]),
+        by_teacher=torch.tensor([d.by_teacher for d in decisions]),
         trajectory=torch.arange(len(lengths)).repeat_interleave(lengths),
         steps_to_end=torch.cat([torch.arange(len(t.decisions)).flip(0) for t in trajectories]),
         advantages=torch.zeros(len(decisions)),

@@ -30,6 +30,8 @@ SKIP_FACTOR = 1000.0  # x max_grad_norm: the step is skipped
 WARN_FACTOR = 100.0  # x max_grad_norm: the step is counted as a spike
 MAX_SKIPPED_IN_A_ROW = 20  # then the training has diverged
 MAX_UPDATES_WITHOUT_SIGNAL = 10
+OVER_ALL_ROWS = ("train/entropy", "train/approx_kl", "train/clip_fraction")  # at the end of an update, for SAMPLE_SIZE
+SAMPLE_SIZE = 256  # rows, active or not: so these can be compared between kinds of advantage
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,8 @@ def update(
     decisions = totals.pop("decisions", 0)
     metrics = {key: value if key.endswith("_max") else value / decisions for key, value in totals.items()}
     metrics.pop("ratio_error", None)
+    if not phase.distils:
+        metrics |= measure_sample(learner, data, micro_batch_size, phase, config, number)
     metrics |= {
         "train/grad_norm": sum(taken) / len(taken) if taken else 0.0,
         "train/optimizer_steps": len(taken),
@@ -176,7 +180,7 @@ def rows_that_learn(learner: Learner, batch: Batch, phase: PhaseState, config: T
     if phase.distils:
         return everything, True
     regularised = config.loss.kl_coef > 0 or config.loss.entropy_coef > 0
-    active = everything if regularised else batch.advantages != 0
+    active = everything if regularised else losses.policy_advantages(batch) != 0
     if learner.critic is None:
         return active, True
     value_only = phase.global_step < phase_lengths(config.phases)[0] + config.critic.value_warmup_steps
@@ -185,9 +189,12 @@ def rows_that_learn(learner: Learner, batch: Batch, phase: PhaseState, config: T
 
 def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
     """The batch with what the losses need beside the advantages: weights, and the teacher's log-probs (N, A, V)."""
-    temperature = config.phases.distill_temperature if config.phases.distill_target == "sharpened" else None
-    if not phase.distils:
-        batch = replace(batch, weights=losses.decision_weights(batch, config.loss.aggregation))
+    by_trajectory = losses.weighs_trajectories(config.loss) and not phase.distils
+    weights = losses.decision_weights(batch, by_trajectory, by_token=mixture_epsilon(phase, config) is None)
+    batch = replace(batch, weights=weights)
+    if phase.distils:
+        temperature = config.phases.distill_temperature if config.phases.distill_target == "sharpened" else None
+    else:
         temperature = config.rollout.temperature if config.loss.kl_coef > 0 else None
     if temperature is None:
         return batch
@@ -200,6 +207,12 @@ def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainCon
             return torch.cat([F.log_softmax(part / temperature, dim=-1).cpu() for part in logits])
 
     return replace(batch, teacher_logprobs=learner.ranks.divide(len(batch), logprobs_of))
+
+
+def mixture_epsilon(phase: PhaseState, config: TrainConfig) -> float | None:
+    """The transition's epsilon when the ratio is one of joint probabilities, against the mixture that acted."""
+    in_mixture = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
+    return phase.epsilon if in_mixture else None
 
 
 def accumulate_gradient(
@@ -237,14 +250,25 @@ def micro_batch_loss(
     if phase.distils:
         return losses.distillation_loss(logits, micro, config.phases.distill_student_temperature)
     logprobs = policy.token_logprobs(logits, micro.tokens, temperature)
-    in_mixture = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
-    behaviour_epsilon = phase.epsilon if in_mixture else None
-    loss, statistics = losses.ppo_loss(logits, logprobs, micro, config.loss, temperature, behaviour_epsilon)
+    epsilon = mixture_epsilon(phase, config)
+    loss, statistics = losses.ppo_loss(logits, logprobs, micro, config.loss, temperature, epsilon)
     if critic is None:
         return loss, statistics
     of_values = losses.value_loss(critic(hidden.detach()), micro, config.critic.value_clip)
     statistics["train/value_loss"] = of_values.detach()
     return config.critic.value_coef * of_values + (loss if policy_learns else 0), statistics
+
+
+@torch.no_grad()
+def measure_sample(
+    learner: Learner, batch: Batch, micro_batch_size: int, phase: PhaseState, config: TrainConfig, number: int
+) -> dict[str, float]:
+    """OVER_ALL_ROWS by the policy as it is now, over rows that are drawn from the whole rollout."""
+    generator, ranks = torch_generator(config.run.seed, "statistics", number), learner.ranks
+    rows = torch.randperm(len(batch), generator=generator)[:SAMPLE_SIZE]
+    own = batch[rows[ranks.rank :: ranks.size]].split(micro_batch_size)
+    found = _over_ranks([micro_batch_loss(learner, micro, phase, config, False)[1] for micro in own], ranks)
+    return {name: found[name] / len(rows) for name in OVER_ALL_ROWS}
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:

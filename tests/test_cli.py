@@ -63,7 +63,7 @@ def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling)
         (["--check-only", "--task-id", "3"], {"task_ids": (3,)}),
         (["--task-ids", "0", "1", "2"], {"task_ids": (0, 1, 2)}),
         (["--no-warmup", "--data-parallel"], {"warmup": False, "data_parallel": True}),
-        (["--advantage", "group", "--group-size", "8"], {"advantage": "group", "group_size": 8}),
+        (["--temperature", "1.6", "--group-size", "8"], {"temperature": 1.6, "group_size": 8}),
         (["--eval-init-states", "0", "50"], {"eval_init_states": (0, 50)}),
         (["--target-kl", "0.1", "--micro-batch-size", "2"], {"target_kl": 0.1, "micro_batch_size": 2}),
     ],

@@ -26,6 +26,13 @@ DEFAULT = TrainConfig()
         ({"num_envs": 0}, "--num-envs must be positive"),
         ({"warmup_steps": -1}, "--warmup-steps must not be negative"),
         ({"importance": "behaviour", "ratio_level": "token"}, "--ratio-level"),
+        ({"importance": "behaviour", "ratio_level": "token", "advantage": "gae"}, "--advantage absolute"),
+        ({"advantage": "gae"}, "add --ratio-level token"),
+        ({"advantage": "group", "group_size": 8}, "add --ratio-level token"),
+        ({"advantage": "batch", "ratio_level": "token", "discount": 0.9}, "--discount"),
+        ({"clip_low": 1.5}, "--clip-low"),
+        ({"dual_clip": 1.0}, "--dual-clip"),
+        ({"curriculum": True}, "--task-ids"),
         ({"temperature": float("nan")}, "--temperature"),
         ({"group_success_bounds": (0.1, 1.5)}, "--group-success-bounds"),
         ({"dynamic_sampling": True}, "--group-size"),
@@ -49,7 +56,8 @@ def test_contradictions_are_refused_in_one_line_that_names_the_flag(settings, sa
     [
         {"warmup_steps": 0, "transition_steps": 0, "total_steps": 0},
         {"eval_init_states": (0, 50)},  # the published protocol
-        {"advantage": "group", "group_size": 2, "dynamic_sampling": True, "group_success_bounds": (0.0, 1.0)},
+        {"advantage": "group", "group_size": 2, "ratio_level": "token", "dynamic_sampling": True},
+        {"advantage": "gae", "ratio_level": "token", "discount": 0.9, "group_success_bounds": (0.0, 1.0)},
         {"importance": "behaviour"},
     ],
 )

@@ -87,7 +87,7 @@ def critic_update(value_only=False, n_epochs=3, no_advantage=False):
     targets = torch.zeros(6) if no_advantage else (batch.trajectory == 0).float()
     batch = replace(batch, values=values, advantages=targets - values)
     config = TrainConfig(
-        loss=LossConfig(advantage="gae"),
+        loss=LossConfig(advantage="gae", ratio_level="token"),
         phases=PhaseConfig(warmup=False),
         critic=CriticConfig(value_clip=10.0, value_warmup_steps=8 if value_only else 0),
         update=UpdateConfig(n_epochs=n_epochs, batch_size=6, micro_batch_size=1, lr=1e-2),

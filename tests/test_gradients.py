@@ -25,7 +25,7 @@ from tests.fakes import FIRST_ACTION_TOKEN, FakePool, Script
 from tests.toy import BINS, ToyPolicy
 
 TEMPERATURE, DISCOUNT, EPSILON = 1.3, 0.9, 0.6
-CLIP_LOW, CLIP_HIGH = 0.1, 0.5  # far apart: ratios lie between them; the former must not matter
+CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.1, 0.5, 1.7
 GLOBAL_STEP = 140  # of the transition below: epsilon 0.6
 # Three groups of three episodes (env steps, success); the last group has no signal when compared with itself. Chunks
 # have 2 actions of 2 tokens, so most episodes end inside one.
@@ -44,13 +44,14 @@ class Case(NamedTuple):
     batch: Batch
 
 
-def make_case(advantage: str = "group", importance: str = "student", **loss: object) -> Case:
-    mixed = importance == "behaviour"
+def make_case(advantage: str = "group", importance: str = "student", mixed: bool = False, **loss: object) -> Case:
+    mixed = mixed or importance == "behaviour"
+    loss = {"ratio_level": "chunk" if advantage == "absolute" else "token"} | loss
     config = TrainConfig(
         phases=PhaseConfig(warmup=mixed, warmup_steps=100, transition_steps=100, importance=importance),
         rollout=RolloutConfig(group_size=GROUP, temperature=TEMPERATURE),
         loss=LossConfig(advantage=advantage, discount=DISCOUNT if advantage in ("absolute", "gae") else 1.0,
-            clip_high=CLIP_HIGH, **loss),
+            clip_low=CLIP_LOW, clip_high=CLIP_HIGH, dual_clip=DUAL_CLIP, **loss),
         critic=CriticConfig(gae_lambda=0.8),
         update=UpdateConfig(micro_batch_size=2),
     )  # fmt: skip
@@ -59,6 +60,7 @@ def make_case(advantage: str = "group", importance: str = "student", **loss: obj
     learner = make_learner(ToyPolicy(base, chunk_length=2, action_dim=2), config)
     if learner.critic is not None:  # values that are not 0
         torch.nn.init.normal_(learner.critic.net[-1].weight, std=0.03, generator=generator)
+        torch.nn.init.constant_(learner.critic.net[-1].bias, 0.8)
     phase = phase_at(GLOBAL_STEP, config.phases)
     trajectories = rollout(
         learner.policy, FakePool(lambda _, state: Script(*EPISODES[state]), num_slots=2),
@@ -109,7 +111,7 @@ def gradients(case: Case, **settings: object) -> list[Tensor]:
     return optimizer.gradients
 
 
-# SPEC sections 2, 4 and 5, written out one decision at a time
+# SPEC sections 2 to 5, written out one decision at a time
 
 
 def reference_advantages(case: Case, values: Sequence[float] | None) -> list[float]:
@@ -117,7 +119,7 @@ def reference_advantages(case: Case, values: Sequence[float] | None) -> list[flo
     returns = [float(t.success) for t in case.trajectories]
     advantages: list[float] = []
     for i, trajectory in enumerate(case.trajectories):
-        count = len(trajectory.decisions)
+        decisions, count = trajectory.decisions, len(trajectory.decisions)
         same_start = returns[i // GROUP * GROUP : i // GROUP * GROUP + GROUP]
         if kind == "absolute":
             own = [returns[i] * DISCOUNT ** (count - 1 - t) for t in range(count)]
@@ -131,7 +133,7 @@ def reference_advantages(case: Case, values: Sequence[float] | None) -> list[flo
             v = [*values[len(advantages) : len(advantages) + count], 0.0]
             errors = [(returns[i] if t == count - 1 else 0) + DISCOUNT * v[t + 1] - v[t] for t in range(count)]
             own = [sum((DISCOUNT * 0.8) ** (k - t) * errors[k] for k in range(t, count)) for t in range(count)]
-        advantages += own
+        advantages += [max(a, 0.0) if d.by_teacher else a for a, d in zip(own, decisions, strict=True)]
     return advantages
 
 
@@ -150,8 +152,10 @@ def reference_log_ratios(case: Case, row: int, new: Tensor, old: Tensor) -> list
     return (new - old).tolist()
 
 
-def bounds(advantage: float) -> tuple[float, float]:
-    return (1 - CLIP_LOW, 1 + CLIP_HIGH) if advantage > 0 else (1 - CLIP_HIGH, 1 + CLIP_LOW)
+def reference_surrogate(ratio: float, advantage: float) -> float:
+    clipped = min(max(ratio, 1 - CLIP_LOW), 1 + CLIP_HIGH)
+    loss = -min(ratio * advantage, clipped * advantage)
+    return min(loss, DUAL_CLIP * -advantage) if advantage < 0 else loss
 
 
 class Before(NamedTuple):
@@ -179,11 +183,18 @@ def before_the_jump(case: Case) -> Before:
 
 
 def reference_loss(case: Case, before: Before, logprobs: Tensor) -> float:
-    """Mean over decisions of surrogate + kl_coef KL - entropy_coef entropy."""
+    """Mean over executed tokens, or over trajectories of theirs, of surrogate + kl_coef KL - entropy_coef entropy.
+
+    Against the mixture the ratio is one of whole chunks: there it is the mean over decisions.
+    """
     loss, total = case.config.loss, 0.0
     starts = [0]
     for trajectory in case.trajectories:
         starts.append(starts[-1] + len(trajectory.decisions))
+    joint = case.config.phases.importance == "behaviour"
+    sizes = [[1 if joint else d.executed * 2 for d in t.decisions] for t in case.trajectories]
+    by_trajectory = loss.aggregation == "trajectory" or loss.advantage in ("group", "rloo", "batch")
+    by_trajectory = by_trajectory and loss.aggregation != "decision"
     for row, advantage in enumerate(before.advantages):
         own = case.batch.trajectory[row].item()
         decision = case.trajectories[own].decisions[row - starts[own]]
@@ -192,13 +203,11 @@ def reference_loss(case: Case, before: Before, logprobs: Tensor) -> float:
         now, then, teacher = logprobs[row, :n], before.logprobs[row, :n], before.teacher_logprobs[row, :n]
         log_ratios = reference_log_ratios(case, row, now.gather(1, columns)[:, 0], then.gather(1, columns)[:, 0])
         ratios = [math.exp(min(max(x, -5.0), 5.0)) for x in log_ratios]
-        low, high = bounds(advantage)
-        value = sum(-min(r * advantage, min(max(r, low), high) * advantage) for r in ratios) / len(ratios)
+        value = sum(reference_surrogate(r, advantage) for r in ratios) / len(ratios)
         value += loss.kl_coef * (now.exp() * (now - teacher)).sum().item() / n
         value -= loss.entropy_coef * -(now.exp() * now).sum().item() / n
-        decisions = len(case.trajectories[own].decisions)
-        weight = 1 / len(case.batch) if loss.aggregation == "decision" else 1 / len(case.trajectories) / decisions
-        total += weight * value
+        weight = 1 / len(sizes) / sum(sizes[own]) if by_trajectory else 1 / sum(map(sum, sizes))
+        total += weight * sizes[own][row - starts[own]] * value
     return total
 
 
@@ -224,10 +233,10 @@ def assert_some_ratios_are_clipped_but_none_is_at_a_kink(case: Case, before: Bef
         n = int(case.batch.executed[row].sum())
         columns = (case.batch.tokens[row, :n] - FIRST_ACTION_TOKEN)[:, None]
         now, then = (x[row, :n].gather(1, columns)[:, 0] for x in (logprobs, before.logprobs))
-        low, high = (math.log(bound) for bound in bounds(advantage))
+        low, high = (1 - CLIP_LOW, DUAL_CLIP) if advantage < 0 else (0.0, 1 + CLIP_HIGH)
         for log_ratio in reference_log_ratios(case, row, now, then):
-            assert min(abs(log_ratio - kink) for kink in (low, high, -5.0, 5.0)) > 1e-4
-            held.append(log_ratio > high if advantage > 0 else log_ratio < low)
+            assert min(abs(log_ratio - kink) for kink in (math.log(low or 1e-9), math.log(high), -5.0, 5.0)) > 1e-4
+            held.append(not low < math.exp(log_ratio) < high)
     assert any(held)
     assert not all(held)
 
@@ -248,20 +257,26 @@ def assert_is_the_gradient_of_the_reference(case: Case) -> None:
 # the gradient
 
 
-@pytest.mark.parametrize("ratio_level", ["chunk", "token"])
-@pytest.mark.parametrize("aggregation", ["decision", "trajectory"])
+@pytest.mark.parametrize("aggregation", ["auto", "decision", "trajectory"])
 @pytest.mark.parametrize("terms", [{"advantage": kind} for kind in ADVANTAGES] + [
-    {"advantage": "absolute", **terms}
+    {"advantage": "absolute", "ratio_level": ratio_level, **terms} for ratio_level in ("chunk", "token")
     for terms in ({"kl_coef": 0.3}, {"entropy_coef": 0.2}, {"kl_coef": 0.3, "entropy_coef": 0.2})
 ])  # fmt: skip
-def test_an_update_descends_the_mean_loss_over_all_decisions(terms, aggregation, ratio_level):
-    assert_is_the_gradient_of_the_reference(make_case(aggregation=aggregation, ratio_level=ratio_level, **terms))
+def test_an_update_descends_the_mean_loss_over_all_executed_tokens(terms, aggregation):
+    assert_is_the_gradient_of_the_reference(make_case(aggregation=aggregation, **terms))
 
 
 @pytest.mark.parametrize("aggregation", ["decision", "trajectory"])
 @pytest.mark.parametrize("advantage", ADVANTAGES)
-def test_so_it_does_when_the_ratio_is_against_the_mixture_that_acted(advantage, aggregation):
-    case = make_case(advantage, "behaviour", aggregation=aggregation, kl_coef=0.1)
+def test_so_it_does_in_the_transition_where_the_teachers_decisions_keep_max_a_0(advantage, aggregation):
+    case = make_case(advantage, mixed=True, aggregation=aggregation, ratio_level="token")
+    assert (case.batch.advantages[case.batch.by_teacher] < 0).any() == (advantage != "absolute")
+    assert_is_the_gradient_of_the_reference(case)
+
+
+@pytest.mark.parametrize("aggregation", ["decision", "trajectory"])
+def test_so_it_does_when_the_ratio_is_against_the_mixture_that_acted(aggregation):
+    case = make_case("absolute", "behaviour", aggregation=aggregation, kl_coef=0.1)
     assert case.phase.epsilon == pytest.approx(EPSILON)
     assert {d.by_teacher for t in case.trajectories for d in t.decisions} == {True, False}
     assert_is_the_gradient_of_the_reference(case)
@@ -270,11 +285,11 @@ def test_so_it_does_when_the_ratio_is_against_the_mixture_that_acted(advantage, 
 # what the gradient does not depend on
 
 VARIANTS = {
-    "chunk": {},
-    "token": {"ratio_level": "token"},
+    "chunk": {"advantage": "absolute"},
+    "decision": {"aggregation": "decision"},
     "trajectory": {"aggregation": "trajectory"},
     "kl and entropy": {"kl_coef": 0.3, "entropy_coef": 0.2},
-    "behaviour": {"importance": "behaviour"},
+    "behaviour": {"advantage": "absolute", "importance": "behaviour"},
     "gae": {"advantage": "gae"},
 }
 

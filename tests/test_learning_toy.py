@@ -40,7 +40,7 @@ def settings(advantage: str = "absolute", n_epochs: int = 4, lr: float = 0.05, *
         task=TaskConfig(train_init_states=(0, 40)),
         phases=PhaseConfig(**({"warmup": False} | phases)),
         rollout=RolloutConfig(n_steps=32 * EPISODE, group_size=8),
-        loss=LossConfig(advantage=advantage),
+        loss=LossConfig(advantage=advantage, ratio_level="chunk" if advantage == "absolute" else "token"),
         critic=CriticConfig(value_lr=1e-2),
         update=UpdateConfig(n_epochs=n_epochs, batch_size=16, micro_batch_size=16, lr=lr),
     )

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,11 +22,13 @@ from rl.losses import (
     distillation_loss,
     entropy,
     exact_kl,
+    policy_advantages,
+    weighs_trajectories,
 )
 from rl.trajectory import Batch, flatten
 from tests.fakes import ACTION_DIM, trajectory
 
-HIGH = 0.28
+DEFAULT = LossConfig()  # clip_low 0.2, clip_high 0.28, dual_clip 3
 B, A, V = 4, 6, 256
 EXECUTED = (6, 4, 2, 1)  # tokens of each row
 outcomes = st.lists(st.booleans(), min_size=1, max_size=24)
@@ -80,12 +83,35 @@ def test_magnitudes_are_clamped_to_10():
     assert values.min() == pytest.approx(-0.05, abs=1e-3)
 
 
-def test_aggregation_weighs_decisions_or_trajectories_equally():
-    batch = flatten([trajectory(1), trajectory(4), trajectory(7)], ACTION_DIM)
-    assert (decision_weights(batch, "decision") == 1).all()
-    weights = decision_weights(batch, "trajectory")
-    assert torch.zeros(3).index_add(0, batch.trajectory, weights).tolist() == pytest.approx([4.0, 4.0, 4.0])
-    assert weights.mean().item() == pytest.approx(1)  # so the learning rate keeps its meaning
+def test_weights_make_the_mean_over_executed_tokens_of_the_rollout_or_of_each_trajectory(generator):
+    batch = flatten([trajectory(1), trajectory(4, last_executed=1), trajectory(7, last_executed=3)], ACTION_DIM)
+    x = torch.rand(batch.executed.shape, generator=generator)  # of each token, whatever it is
+    of_decision = torch.stack([row[executed].mean() for row, executed in zip(x, batch.executed, strict=True)])
+    of_trajectory = [x[batch.trajectory == i][batch.executed[batch.trajectory == i]].mean() for i in range(3)]
+    for by_trajectory, expected in ((False, x[batch.executed].mean()), (True, sum(of_trajectory) / 3)):
+        weights = decision_weights(batch, by_trajectory)
+        assert (weights * of_decision).mean().item() == pytest.approx(expected.item(), rel=1e-6)
+        assert weights.mean().item() == pytest.approx(1)  # so the learning rate keeps its meaning
+    assert (decision_weights(batch, False, by_token=False) == 1).all()
+    whole = flatten([trajectory(1), trajectory(4), trajectory(7)], ACTION_DIM)
+    assert (decision_weights(whole, False) == 1).all()
+    assert decision_weights(whole, True).tolist() == pytest.approx([4.0] + [1.0] * 4 + [4 / 7] * 7)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "by_trajectory"), [("absolute", 0), ("gae", 0), ("group", 1), ("rloo", 1), ("batch", 1)]
+)
+def test_auto_aggregation_is_by_trajectory_where_trajectories_are_compared(advantage, by_trajectory):
+    assert weighs_trajectories(LossConfig(advantage=advantage)) == by_trajectory
+    assert weighs_trajectories(LossConfig(advantage=advantage, aggregation="trajectory"))
+    assert not weighs_trajectories(LossConfig(advantage=advantage, aggregation="decision"))
+
+
+def test_the_teachers_decisions_keep_no_negative_advantage():
+    played = [trajectory(2), trajectory(2)]
+    played[1].decisions[0].by_teacher = played[1].decisions[1].by_teacher = True
+    batch = replace(flatten(played, ACTION_DIM), advantages=torch.tensor([1.0, -1.0, 2.0, -2.0]))
+    assert policy_advantages(batch).tolist() == [1.0, -1.0, 2.0, 0.0]
 
 
 # clipped surrogate
@@ -105,25 +131,35 @@ def random_logprobs(generator: torch.Generator) -> torch.Tensor:
     return (2 * torch.randn(B, A, V, generator=generator)).log_softmax(-1)
 
 
-def surrogate_of(ratio: float, advantage: float) -> tuple[float, float, bool]:
-    """Loss of one decision, its derivative by the log-ratio, and whether the clip held."""
+def surrogate_of(ratio: float, advantage: float) -> tuple[float, float]:
+    """Loss of one decision, and its derivative by the log-ratio."""
     logratio = torch.tensor([[math.log(ratio)]], dtype=torch.float64, requires_grad=True)
     one = torch.ones(1, 1, dtype=torch.bool)
-    loss, _, clipped = clipped_surrogate(logratio, torch.tensor([advantage], dtype=torch.float64), one, HIGH)
+    loss, _ = clipped_surrogate(logratio, torch.tensor([advantage], dtype=torch.float64), one, DEFAULT)
     loss.sum().backward()
-    return loss.item(), logratio.grad.item(), bool(clipped)
+    return loss.item(), logratio.grad.item()
 
 
 @given(ratio=st.floats(0.01, 100), advantage=st.floats(-10, 10))
 def test_surrogate_is_the_formula_of_the_specification(ratio, advantage):
-    lower, upper = (1 - 0.2, 1 + 0.28) if advantage > 0 else (1 - 0.28, 1 + 0.2)
-    bounded = min(max(ratio, lower), upper)
-    assert surrogate_of(ratio, advantage)[0] == pytest.approx(-min(ratio * advantage, bounded * advantage), rel=1e-6)
+    objective = min(ratio * advantage, min(max(ratio, 1 - 0.2), 1 + 0.28) * advantage)
+    if advantage < 0:
+        objective = max(objective, 3.0 * advantage)  # Ye et al. 2020, eq. 5
+    assert surrogate_of(ratio, advantage)[0] == pytest.approx(-objective, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "slope"),  # of the loss by the log-ratio: -ratio * A where nothing bounds it
+    [(0.5, 2, -1), (1.2, 2, -2.4), (1.3, 2, 0), (0.75, -2, 0), (0.85, -2, 1.7), (2.9, -2, 5.8), (3.1, -2, 0)],
+)
+def test_gains_end_above_1_28_for_success_and_below_0_8_for_failure_and_the_price_above_3(ratio, advantage, slope):
+    assert surrogate_of(ratio, advantage)[1] == pytest.approx(slope)
 
 
 def test_log_ratios_are_clamped_to_5():
     logratio = torch.tensor([[-40.0], [-6.0], [4.0], [6.0], [1e4]], requires_grad=True)
-    loss, ratio, _ = clipped_surrogate(logratio, -torch.ones(5), torch.ones(5, 1, dtype=torch.bool), HIGH)
+    one, unbounded = torch.ones(5, 1, dtype=torch.bool), LossConfig(dual_clip=1000.0)
+    loss, ratio = clipped_surrogate(logratio, -torch.ones(5), one, unbounded)
     assert ratio.flatten().tolist() == pytest.approx([math.exp(v) for v in (-5, -5, 4, 5, 5)])
     loss.sum().backward()
     assert logratio.grad.flatten().tolist() == pytest.approx([0, 0, math.exp(4), 0, 0])
@@ -132,10 +168,9 @@ def test_log_ratios_are_clamped_to_5():
 def test_token_ratios_are_clipped_one_by_one_and_averaged_over_executed_tokens():
     logratio = torch.tensor([[1.5, 1.0, 0.5, 7.0]]).log()
     executed = torch.tensor([[True, True, True, False]])
-    loss, ratio, clipped = clipped_surrogate(logratio, torch.tensor([1.0]), executed, HIGH)
+    loss, ratio = clipped_surrogate(logratio, torch.tensor([1.0]), executed, DEFAULT)
     assert loss.item() == pytest.approx(-(1.28 + 1.0 + 0.5) / 3)
     assert ratio[0, :3].tolist() == pytest.approx([1.5, 1.0, 0.5])
-    assert clipped.tolist() == [[True, False, False, False]]
 
 
 # distillation
@@ -143,8 +178,8 @@ def test_token_ratios_are_clipped_one_by_one_and_averaged_over_executed_tokens()
 
 def micro_batch(tokens: torch.Tensor, executed: torch.Tensor, teacher_logprobs: torch.Tensor | None = None) -> Batch:
     rows, no = torch.zeros(len(tokens), dtype=torch.int64), torch.zeros_like(executed)
-    return Batch([None] * len(tokens), tokens, executed, torch.zeros(tokens.shape), no, rows, rows, rows, rows,
-                 teacher_logprobs=teacher_logprobs)  # fmt: skip
+    return Batch([None] * len(tokens), tokens, executed, torch.zeros(tokens.shape), no, no[:, 0], rows, rows, rows,
+                 executed.sum(-1) * len(tokens) / executed.sum(), teacher_logprobs=teacher_logprobs)  # fmt: skip
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1.6])
@@ -154,9 +189,11 @@ def test_distillation_is_cross_entropy_to_tokens_or_to_a_distribution(generator,
     for stored, target in ((None, columns), (teacher, teacher.exp())):
         micro = micro_batch(columns + FIRST_ACTION_TOKEN, executed, stored)
         loss, statistics = distillation_loss(logits, micro, temperature)
-        each = [F.cross_entropy(logits[b, :n] / temperature, target[b, :n]).item() for b, n in enumerate(EXECUTED)]
-        assert loss.item() == pytest.approx(sum(each), rel=1e-6)
-        assert statistics["distill/loss"] == pytest.approx(sum(each), rel=1e-6)
+        expected = F.cross_entropy(logits[executed] / temperature, target[executed]).item()  # mean over executed tokens
+        agreement = (logits.argmax(-1) == columns)[executed].float().mean().item()
+        assert loss.item() / B == pytest.approx(expected, rel=1e-6)
+        assert statistics["distill/loss"].item() / B == pytest.approx(expected, rel=1e-6)
+        assert statistics["distill/accuracy"].item() / B == pytest.approx(agreement, rel=1e-6)
 
 
 # divergences and entropy

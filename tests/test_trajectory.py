@@ -31,6 +31,7 @@ def test_what_was_recorded_about_the_decision_is_kept():
     batch = flatten([Trajectory(Episode(0, 0, 0, 0), [decision])], ACTION_DIM)
     assert torch.equal(batch.student_logprobs[0], logprobs)
     assert torch.equal(batch.matches_teacher[0], matches)
+    assert batch.by_teacher.tolist() == [True]
 
 
 def test_rows_are_picked_by_number_by_slice_and_in_parts():

@@ -11,7 +11,7 @@ from configs.config import LossConfig, PhaseConfig, RolloutConfig, TrainConfig, 
 from contracts import BadInput
 from rl.phases import phase_at
 from rl.update import Learner, check_signal, complete, make_learner, make_optimizer, update
-from tests.fakes import FakePolicy, acted_batch, adamw, parameters_of
+from tests.fakes import FIRST_ACTION_TOKEN, FakePolicy, acted_batch, adamw, parameters_of
 
 LENGTHS = (3, 2, 3)
 N = sum(LENGTHS)
@@ -129,7 +129,7 @@ def test_leaving_out_zero_advantages_gives_the_gradient_of_running_them(
     with_all = gradients(policy, batch, **settings)
     run = [g for g in with_all if g.any()]  # minibatches of zeros only take no step
     assert len(without) == len(run) > 0
-    assert rows_run == int((ADVANTAGES != 0).sum())
+    assert rows_run == int((ADVANTAGES != 0).sum()) + N  # all of them once, for the statistics
     for a, b in zip(without, run, strict=True):
         assert torch.equal(a, b)
 
@@ -264,6 +264,32 @@ def test_an_update_that_does_not_see_the_policy_that_acted_is_found_before_any_s
     assert equal(before, parameters_of(policy))
 
 
+# statistics
+
+
+@pytest.mark.parametrize("ratio_level", ["chunk", "token"])
+def test_entropy_kl_and_clip_fraction_are_those_of_all_rows_after_the_update(monkeypatch, policy, batch, ratio_level):
+    metrics = learn(policy, batch, n_epochs=3, lr=0.1, loss={"ratio_level": ratio_level})
+    with torch.no_grad():
+        now = policy.chunk_logits(batch.observations).log_softmax(-1)
+    new = now.gather(-1, (batch.tokens - FIRST_ACTION_TOKEN)[..., None]).squeeze(-1)
+    expected = {"entropy": 0.0, "approx_kl": 0.0, "clip_fraction": 0.0}
+    for row in range(N):
+        n = int(batch.executed[row].sum())
+        steps = new[row, :n] - batch.student_logprobs[row, :n]
+        ratios = (steps.mean(0, keepdim=True) if ratio_level == "chunk" else steps).exp()
+        expected["entropy"] += torch.distributions.Categorical(logits=now[row, :n]).entropy().mean().item() / N
+        expected["approx_kl"] += (steps.exp() - 1 - steps).mean().item() / N
+        expected["clip_fraction"] += ((ratios < 0.8) | (ratios > 1.28)).float().mean().item() / N
+    assert {name: metrics[f"train/{name}"] for name in expected} == pytest.approx(expected, rel=1e-4)
+    assert expected["clip_fraction"] > 0
+
+    monkeypatch.setattr("rl.update.SAMPLE_SIZE", 3)
+    policy.rows_run = 0
+    learn(policy, acted_batch(policy, LENGTHS))
+    assert policy.rows_run == int((ADVANTAGES != 0).sum()) + 3
+
+
 # want of memory
 
 
@@ -294,9 +320,10 @@ def test_what_a_minibatch_had_accumulated_before_does_not_count_twice(policy, ba
             raise torch.OutOfMemoryError(REASON)
 
     def chunk_logits(observations):
-        passed("forward")
         logits = logits_of(observations)
-        logits.register_hook(lambda _: passed("backward"))
+        if logits.requires_grad:
+            passed("forward")
+            logits.register_hook(lambda _: passed("backward"))
         return logits
 
     policy.chunk_logits = chunk_logits
@@ -340,7 +367,9 @@ def test_a_run_without_a_learning_signal_is_stopped_at_the_limit():
 @pytest.mark.parametrize(("warmup_lr", "in_warmup"), [(1e-3, 1e-3), (None, 2e-4)])
 def test_the_warmup_may_have_a_learning_rate_of_its_own_and_so_has_the_critic(policy, batch, warmup_lr, in_warmup):
     policy.hidden_dim = 4
-    learner = make_learner(policy, TrainConfig(loss=LossConfig(advantage="gae"), update=UpdateConfig(lr=0.5)))
+    learner = make_learner(
+        policy, TrainConfig(loss=LossConfig(advantage="gae", ratio_level="token"), update=UpdateConfig(lr=0.5))
+    )
     critics = learner.optimizer.param_groups[1]["lr"]
     for distil, expected in ((True, in_warmup), (False, 2e-4)):
         metrics = learn(policy, batch, optimizer=learner.optimizer, distil=distil, lr=2e-4, warmup_lr=warmup_lr)

@@ -54,7 +54,7 @@ class Odd(FakePolicy):
         if len(observations) > self.room:
             raise torch.OutOfMemoryError("no memory")
         logits = super().chunk_logits(observations)
-        if any(o is self.poison for o in observations):
+        if logits.requires_grad and any(o is self.poison for o in observations):
             logits.register_hook(lambda gradient: gradient * math.nan)
         return logits
 

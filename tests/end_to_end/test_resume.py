@@ -76,7 +76,7 @@ def test_a_run_killed_in_a_rollout_and_in_a_half_written_checkpoint_resumes_to_t
 def test_killed_run_with_everything_on_resumes_to_the_same_result(smoke, tmp_path):
     everything = [
         *smoke, "--task-ids", "0", "1", "--curriculum", "--advantage", "gae", "--value-warmup-steps", "16",
-        "--dynamic-sampling", "--group-size", "2", "--group-success-bounds", "0", "1", "--importance", "behaviour",
+        "--dynamic-sampling", "--group-size", "2", "--group-success-bounds", "0", "1", "--ratio-level", "token",
         "--warmup-steps", "0", "--total-steps", "64", "--eval-interval", "1000",
     ]  # fmt: skip
     straight, cut = flags_into(everything, tmp_path / "straight"), flags_into(everything, tmp_path / "killed")

@@ -8,6 +8,8 @@ from PIL import Image
 import train_grpo
 from tests.end_to_end.conftest import flags_into, latest_of, only_run, records_of, run_command
 
+GROUPS = ("--advantage", "group", "--ratio-level", "token", "--group-size", "4")
+
 
 @pytest.fixture(scope="module")
 def run(smoke):
@@ -49,7 +51,7 @@ def test_run_folder_is_complete(run):
 @pytest.mark.parametrize(
     ("flags", "phases"),
     [
-        (["--no-warmup", "--advantage", "group", "--group-size", "4", "--total-steps", "32"], [2]),
+        (["--no-warmup", *GROUPS, "--total-steps", "32"], [2]),
         (["--transition-steps", "0", "--importance", "behaviour", "--total-steps", "64"], [0, 2]),
     ],
 )
