@@ -224,7 +224,9 @@ def find_tasks(config: TrainConfig, num_images: int) -> tuple[tuple[EnvSpec, lis
     task, simulator = config.task, config.simulator
     assets, bddl_file, cap = simulator.assets, simulator.bddl_file, simulator.max_env_steps
     spec = EnvSpec(task.task_suite, task.task_ids, num_images, assets, bddl_file, cap)
-    needed, lower = max(task.train_init_states[1], task.eval_init_states[1]), "--train-init-states, --eval-init-states"
+    needed, lower = task.eval_init_states[1], "--train-init-states, --eval-init-states"
+    if isinstance(task.train_init_states, tuple):
+        needed = max(needed, task.train_init_states[1])
     for info in (tasks := task_info(spec)):
         few = f"task {info.task_id} ({info.name}) has only {info.num_init_states} initial states: lower {lower}"
         require(needed <= info.num_init_states, few)
@@ -232,7 +234,8 @@ def find_tasks(config: TrainConfig, num_images: int) -> tuple[tuple[EnvSpec, lis
 
 
 def check_first_frame(pool: Pool, task: TaskConfig) -> tuple[Observation, str]:
-    pool.reset(0, task.task_ids[0], task.train_init_states[0])
+    states = task.train_init_states
+    pool.reset(0, task.task_ids[0], states[0] if isinstance(states, tuple) else None)
     ((_, result),) = pool.ready()
     if result.observation is None:
         repair = "look at the messages above; run: pip install --no-deps -r requirements-simulator.txt"

@@ -111,7 +111,9 @@ def train(
         # 3. Roll out whole episodes: the teacher acts, then a mixture, then the student.
         started = time.perf_counter()
         preferred = task_probabilities(config, state.task_success)
-        episodes = partial(training_episodes, config.task, config.rollout.group_size, seed, state.update, preferred)
+        episodes = partial(
+            training_episodes, config.task, config.rollout.group_size, seed, state.update, state.drawn, preferred
+        )
         own_steps = config.rollout.n_steps // ranks.size
         with progress_bar(f"update {state.update + 1}: rollout", own_steps, shown=ranks.is_main) as on_steps:
             rollout = partial(

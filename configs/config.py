@@ -53,8 +53,9 @@ class TaskConfig:
     """LIBERO suite that the tasks belong to."""
     task_ids: Annotated[tuple[int, ...], TaskIds] = (0,)
     """Task ids within the suite; several ids train one policy on all of them."""
-    train_init_states: tuple[int, int] = (0, 40)
-    """First and one-past-last of the benchmark's initial states that training may use."""
+    train_init_states: tuple[int, int] | Literal["fresh"] = (0, 40)
+    """First and one-past-last of the benchmark's initial states that training may use, or `fresh`: LIBERO's placement
+    sampler draws another one for every group, and all of the benchmark's are held out."""
     eval_init_states: tuple[int, int] = (40, 50)
     """First and one-past-last of the initial states that evaluation uses (0 50: the published protocol)."""
 
@@ -260,6 +261,7 @@ class TrainConfig:
         for section in vars(self).values():
             check_numbers(section)
         ids, train, held_out = self.task.task_ids, self.task.train_init_states, self.task.eval_init_states
+        train = train if isinstance(train, tuple) else (-1, 0)  # fresh: none of the benchmark's
         phases, rollout, loss = self.phases, self.rollout, self.loss
         require(0 < len(ids) == len(set(ids)), f"--task-ids needs at least one task id, and none twice, got {ids}")
         for flag, (first, end) in (("--train-init-states", train), ("--eval-init-states", held_out)):

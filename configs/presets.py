@@ -19,7 +19,7 @@ TINY_CHECKPOINT = "checkpoints/tiny-libero-spatial"
 
 # What differs from the 7B's settings beside sizes follows docs/RESULTS.md, "Learning".
 _TINY = changed(
-    TrainConfig(), name="tiny", checkpoint=TINY_CHECKPOINT, train_init_states=(0, 30), eval_init_states=(30, 50),
+    TrainConfig(), name="tiny", checkpoint=TINY_CHECKPOINT, train_init_states="fresh", eval_init_states=(30, 50),
     warmup_steps=12_000, transition_steps=4_000, total_steps=40_000, n_steps=4_000,
     temperature=1.6, distill_student_temperature=1.6, ratio_level="token",
     n_epochs=4, batch_size=32, lr=2e-4, warmup_lr=1e-3, eval_interval=20_000, eval_trials=3,

@@ -1,13 +1,15 @@
 """One LIBERO task as an env that executes whole chunks of actions and renders only what the policy reads.
 
-An episode: reset (seeded placement of fixtures, initial state, 10 settling steps), then chunks until success or the
-step limit. `LiberoEnv` plays episodes; `Simulator`, beneath it, is LIBERO's own env, driven one env step at a time.
+An episode: reset (seeded placement of fixtures; a stored initial state, or a fresh one that the seed places, too; 10
+settling steps), then chunks until success or the step limit. `LiberoEnv` plays episodes; `Simulator`, beneath it, is
+LIBERO's own env, driven one env step at a time.
 """
 
 import atexit
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -27,6 +29,14 @@ CAMERAS = ("agentview", "robot0_eye_in_hand")  # a policy with n images reads th
 SETTLING_STEPS = 10  # initial states hold the objects some centimetres above the table
 SETTLING_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # no motion, gripper open
 MAX_PLACEMENT_TRIES = 100
+ARM_NOISE_RAD = 0.02  # standard deviation of the arm's joints in the benchmark's initial states (robosuite's default)
+# Objects of the benchmark's states settle by up to 17 cm, 6 cm sideways (off a plate's rim) and 30 degrees.
+MAX_DROP_M = 0.25
+MAX_SHIFT_M = 0.08
+MAX_TILT_DEG = 30.0
+MAX_SPEED = 0.05  # m/s, and 10 times it in rad/s
+Poses = Mapping[str, tuple[np.ndarray, np.ndarray]]  # of the objects: position (3,) in metres, rotation matrix (9,)
+Seed = int | tuple[int, int]
 Outcome = tuple[Mapping[str, np.ndarray], bool]  # of an env step: LIBERO's observations, success
 
 
@@ -92,9 +102,15 @@ class LiberoEnv:
         self._simulator: Simulator | None = None
         self._running = False
 
-    def reset(self, init_state_id: int, seed: int = 0, record: bool = False, observe: bool = True) -> ChunkResult:
-        """Start an episode, as a function of the arguments alone; render only if `observe`. Raises BadInput."""
-        assert 0 <= init_state_id < self.num_init_states, f"initial state {init_state_id} of {self.num_init_states}"
+    def reset(
+        self, init_state_id: int | None, seed: int = 0, record: bool = False, observe: bool = True
+    ) -> ChunkResult:  # fmt: skip
+        """Start an episode, as a function of the arguments alone; render only if `observe`. Raises BadInput.
+
+        With an initial state the seed places the fixtures; without one (None) everything: a fresh initial state.
+        """
+        known = range(self.num_init_states)
+        assert init_state_id is None or init_state_id in known, f"initial state {init_state_id} of {len(known)}"
         self._running, self._recording, self._env_steps = True, record, 0
         return self._guarded(lambda: self._start(init_state_id, seed, observe), observe)
 
@@ -118,16 +134,34 @@ class LiberoEnv:
             atexit.unregister(self.close)
             simulator.close()
 
-    def _start(self, init_state_id: int, seed: int, observe: bool) -> Outcome:
+    def _start(self, init_state_id: int | None, seed: int, observe: bool) -> Outcome:
         if self._simulator is None:
             self._simulator = Simulator(self.files.bddl, find_assets(self.spec.assets), self._cameras)
             atexit.register(self.close)
-        if self._init_states is None:  # LIBERO's sampler places the objects, too: another seed for every state
-            self._simulator.reset(seed * self.num_init_states + init_state_id)
-        else:
+        if init_state_id is not None and self._init_states is not None:
             self._simulator.reset(seed, self._init_states[init_state_id])
+            return self._settle(self._simulator, observe)
+        if init_state_id is not None:  # of a task without stored states: another seed for every state
+            seed = seed * self.num_init_states + init_state_id
+        problems = Counter[str]()
+        for draw in range(MAX_PLACEMENT_TRIES):
+            self._simulator.reset((seed, draw))
+            placed = self._simulator.object_poses()
+            try:
+                outcome = self._settle(self._simulator, observe)
+                problem = self._simulator.find_problem(placed)
+            except SimulatorFault as fault:
+                problem = str(fault)
+            if problem is None:
+                return outcome
+            problems[problem] += 1
+            self._frames.clear()
+        found = ", ".join(f"{number} x {problem}" for problem, number in problems.most_common())
+        raise BadInput(f"{self.files.bddl}: none of {MAX_PLACEMENT_TRIES} placements can be used ({found})")
+
+    def _settle(self, simulator: "Simulator", observe: bool) -> Outcome:
         for _ in range(SETTLING_STEPS - 1):
-            self._simulator.step(SETTLING_ACTION)
+            simulator.step(SETTLING_ACTION)
         return self._execute(SETTLING_ACTION[None], observe, count=0)[0], False
 
     def _execute(self, actions: np.ndarray, observe: bool, count: int = 1) -> Outcome:
@@ -203,16 +237,43 @@ class Simulator:
         self._lean_physics = lean.lean_physics
         self.domain.reward = lambda action: 0.0  # LIBERO's costs a second check of success, which nobody reads
 
-    def reset(self, seed: int, state: np.ndarray | None = None) -> None:
-        """Place everything by `seed`; then set the `state` (1 + nq + nv,): time, qpos, qvel, but of no fixture."""
+    def reset(self, seed: Seed, state: np.ndarray | None = None) -> None:
+        """Place everything by `seed`; then set the `state` (1 + nq + nv,): time, qpos, qvel, but of no fixture.
+
+        Without one the objects stay where they were placed, and the arm's joints are drawn as in the benchmark's.
+        """
         self.gate.wanted = ()
         _first_placement(self._soft_reset, seed)
-        if state is not None:
-            size = 1 + self.domain.sim.model.nq + self.domain.sim.model.nv
-            if len(state) != size:
-                found = f"the initial states hold {len(state)} numbers each, this task {size}"
-                raise BadInput(f"{found}: make those of your own task anew (python -m workshop.make_init_states)")
-            self._wrapper.set_init_state(state)
+        if state is None:
+            state = self.domain.sim.get_state().flatten()
+            state[1:8] += np.random.default_rng(seed).normal(0, ARM_NOISE_RAD, 7)
+        size = 1 + self.domain.sim.model.nq + self.domain.sim.model.nv
+        if len(state) != size:
+            found = f"the initial states hold {len(state)} numbers each, this task {size}"
+            raise BadInput(f"{found}: make those of your own task anew (python -m workshop.make_init_states)")
+        self._wrapper.set_init_state(state)
+
+    def object_poses(self) -> Poses:
+        data = self.domain.sim.data
+        bodies = {name: self.domain.obj_body_id[name] for name in self.domain.objects_dict}
+        return {name: (data.body_xpos[body].copy(), data.body_xmat[body].copy()) for name, body in bodies.items()}
+
+    def find_problem(self, placed: Poses) -> str | None:
+        """What speaks against objects that were `placed` and have settled since: no start of an episode."""
+        domain = self.domain
+        for name, (position, rotation) in self.object_poses().items():
+            x, y, z = position - placed[name][0]
+            if z < -MAX_DROP_M:
+                return f"{name} falls"
+            if math.hypot(x, y) > MAX_SHIFT_M:
+                return f"{name} is pushed away"
+            cosine = (placed[name][1] @ rotation - 1) / 2  # of the angle between them: trace(A^T B) = a . b
+            if math.degrees(math.acos(np.clip(cosine, -1, 1))) > MAX_TILT_DEG:
+                return f"{name} tips over"
+            velocity = np.abs(domain.sim.data.get_joint_qvel(domain.objects_dict[name].joints[-1]))  # (6,): m/s, rad/s
+            if velocity[:3].max() > MAX_SPEED or velocity[3:].max() > 10 * MAX_SPEED:
+                return f"{name} does not come to rest"
+        return "already solved" if domain._check_success() else None
 
     def step(self, action: np.ndarray, wanted: Sequence[str] = ()) -> Outcome:
         """One env step (25 physics steps); renders the `wanted` cameras. Returns LIBERO's observations, success."""
@@ -233,7 +294,7 @@ class Simulator:
         self._wrapper.close()
 
 
-def _first_placement(attempt: Callable[[], Any], seed: int) -> Any:
+def _first_placement(attempt: Callable[[], Any], seed: Seed) -> Any:
     """Repeat `attempt` until LIBERO's sampler finds room for all objects, as LIBERO's own reset does."""
     from robosuite.utils.errors import RandomizationError
 

@@ -28,7 +28,7 @@ Prepare = Callable[[np.ndarray], np.ndarray]  # frames (num_images, 256, 256, 3)
 
 class Reset(NamedTuple):
     task_id: int
-    init_state_id: int
+    init_state_id: int | None
     seed: int
     record: bool
 
@@ -85,8 +85,8 @@ class Pool:
         self._slot_env = SlotEnv(*self._recipe)
         self._requests: list[Request | None] = [None] * num_slots  # under way
 
-    def reset(self, slot: int, task_id: int, init_state_id: int, seed: int = 0, record: bool = False) -> None:
-        """Start an episode in a slot."""
+    def reset(self, slot: int, task_id: int, init_state_id: int | None, seed: int = 0, record: bool = False) -> None:
+        """Start an episode in a slot (`envs.libero.LiberoEnv.reset`)."""
         self._start(slot, Reset(task_id, init_state_id, seed, record))
 
     def step(self, slot: int, actions: np.ndarray) -> None:

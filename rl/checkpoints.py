@@ -39,6 +39,7 @@ class TrainerState:
     best_score: float | None = None
     return_average: float | None = None  # exponential average of the episodic return
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
+    drawn: dict[int, int] = field(default_factory=dict)  # groups that each task had: the cursor of training_episodes
     wandb_id: str | None = None
     ranks: int = 1  # processes that train together; which episodes they play depends on their number
 
@@ -50,7 +51,7 @@ class TrainerState:
         return is_better
 
     def absorb(self, played: Rollout) -> None:
-        """Count an update: its env steps and its returns (exponential averages)."""
+        """Count an update: its env steps, its returns (exponential averages), the initial states it drew."""
         self.global_step += played.env_steps
         self.update += 1
         for trajectory in played.trajectories:
@@ -59,6 +60,7 @@ class TrainerState:
             self.return_average = RETURN_ALPHA * previous + (1 - RETURN_ALPHA) * value
             of_task = self.task_success.get(task_id, UNKNOWN)
             self.task_success[task_id] = TASK_ALPHA * of_task + (1 - TASK_ALPHA) * value
+            self.drawn[task_id] = trajectory.episode.draw + 1  # trajectories come in the order of their episodes
 
 
 def save_checkpoint(

@@ -20,26 +20,36 @@ UNKNOWN = 0.5  # a task that was not played yet counts as worth most
 
 
 def training_episodes(
-    task: TaskConfig, group_size: int, seed: int, update: int, probabilities: Mapping[int, float] | None = None
-) -> Iterator[Episode]:
+    task: TaskConfig, group_size: int, seed: int, update: int, drawn: Mapping[int, int],
+    probabilities: Mapping[int, float] | None = None,
+) -> Iterator[Episode]:  # fmt: skip
     """Endless groups of `group_size` episodes with one task and initial state each, a function of the arguments.
 
-    Tasks take turns, or are drawn by `probabilities`; a task's initial states are drawn until all were used.
+    Tasks take turns, or are drawn by `probabilities`. `drawn`: groups that a task had in earlier updates; its initial
+    states are a deck over the whole run, shuffled anew when all were used, or fresh ones for each (update, group).
     """
-    rng = np.random.default_rng(seed_sequence(seed, "episodes", update))
-    states = range(*task.train_init_states)
-    decks: dict[int, list[int]] = {task_id: [] for task_id in task.task_ids}
-    groups = itertools.count()
-    while True:
+    rng = np.random.default_rng(seed_sequence(seed, "tasks", update))
+    draws = {task_id: drawn.get(task_id, 0) for task_id in task.task_ids}
+    for group in itertools.count():
         if probabilities is None:
-            turn = rng.permutation(task.task_ids).tolist()
+            turn = min(draws.values())
+            order = _shuffled(task.task_ids, seed, "turn", turn)
+            task_id = next(task_id for task_id in order if draws[task_id] == turn)
         else:
-            turn = [int(rng.choice(list(probabilities), p=list(probabilities.values())))]
-        for task_id in turn:
-            decks[task_id] = decks[task_id] or rng.permutation(states).tolist()
-            init_state_id, group = decks[task_id].pop(), next(groups)
-            for member in range(group_size):
-                yield Episode(group * group_size + member, task_id, init_state_id, group)
+            task_id = int(rng.choice(list(probabilities), p=list(probabilities.values())))
+        draw, init_state_id, placement = draws[task_id], None, 0
+        if isinstance(task.train_init_states, tuple):
+            states = range(*task.train_init_states)
+            init_state_id = _shuffled(states, seed, "deck", task_id, draw // len(states))[draw % len(states)]
+        else:
+            placement = int(seed_sequence(seed, "fresh", update, group).generate_state(1)[0])
+        draws[task_id] += 1
+        for member in range(group_size):
+            yield Episode(group * group_size + member, task_id, init_state_id, group, placement, draw)
+
+
+def _shuffled(items: Sequence[int], seed: int, purpose: str, *counters: int) -> list[int]:
+    return np.random.default_rng(seed_sequence(seed, purpose, *counters)).permutation(items).tolist()
 
 
 def evaluation_episodes(task_ids: Sequence[int], init_states: tuple[int, int], trials: int) -> list[Episode]:

@@ -164,7 +164,7 @@ def rollout(
         for slot in range(pool.num_slots):
             if slot not in running and (episode := schedule.take()) is not None:
                 running[slot] = _Running(Trajectory(episode))
-                pool.reset(slot, episode.task_id, episode.init_state_id, record=record(episode))
+                pool.reset(slot, episode.task_id, episode.init_state_id, episode.seed, record(episode))
         if not running:
             break
 
@@ -183,7 +183,7 @@ def rollout(
                     raise RuntimeError(f"{what}; last error: {result.error}")
                 errors += 1
                 running[slot] = _Running(Trajectory(episode, fault=result.error), now.attempt + 1)
-                pool.reset(slot, episode.task_id, episode.init_state_id, record=record(episode))
+                pool.reset(slot, episode.task_id, episode.init_state_id, episode.seed, record(episode))
                 continue
             on_steps(result.executed)
             if trajectory.decisions:

@@ -23,11 +23,14 @@ class Episode:
 
     index: int  # position in this rollout; with the update number it fixes all randomness of the episode
     task_id: int
-    init_state_id: int
+    init_state_id: int | None  # of the benchmark's initial states; None: a fresh one, placed by `seed`
     group: int  # episodes with one group number share task and initial state
+    seed: int = 0  # of LIBERO's placement sampler; with one of the benchmark's states it places the fixtures alone
+    draw: int = 0  # how many groups of its task the run had before this one
 
     def describe(self) -> str:
-        return f"task {self.task_id}, initial state {self.init_state_id}"
+        start = f"fresh ({self.seed})" if self.init_state_id is None else f"{self.init_state_id}"
+        return f"task {self.task_id}, initial state {start}"
 
 
 @dataclass

@@ -53,7 +53,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_everything_comes_back(checkpoints, learner):
     state = TrainerState(
-        512, 3, 1234, 0, 7, 10, 0.25, return_average=0.5, task_success={0: 0.5, 7: 0.75}, wandb_id="abc"
+        512, 3, 1234, 0, 7, 10, 0.25, return_average=0.5, task_success={0: 0.5, 7: 0.75}, drawn={7: 41}, wandb_id="abc"
     )  # fmt: skip
     save_checkpoint(checkpoints, learner, state, keep=2)
     other = untrained()

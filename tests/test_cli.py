@@ -65,6 +65,8 @@ def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling)
         (["--no-warmup", "--data-parallel"], {"warmup": False, "data_parallel": True}),
         (["--temperature", "1.6", "--group-size", "8"], {"temperature": 1.6, "group_size": 8}),
         (["--eval-init-states", "0", "50"], {"eval_init_states": (0, 50)}),
+        (["--train-init-states", "5", "40", "--preset", "libero_spatial"], {"train_init_states": (5, 40)}),
+        (["--train-init-states", "fresh"], {"train_init_states": "fresh"}),
         (["--target-kl", "0.1", "--micro-batch-size", "2"], {"target_kl": 0.1, "micro_batch_size": 2}),
     ],
 )
@@ -79,6 +81,7 @@ def test_flags_are_flat_and_change_one_field_each(argv, expected):
         (["--lr", "fast"], "fast"),
         (["--task-suite", "libero_spatail"], "libero_spatail"),
         (["--eval-init-states", "3"], "--eval-init-states"),
+        (["--train-init-states", "stale"], "--train-init-states"),
         (["--preset", "tinny"], "choose one of libero_spatial"),
         (["--preset", "libero_90"], "--checkpoint is missing"),
         (["--preset"], "--preset"),

@@ -58,6 +58,7 @@ def test_contradictions_are_refused_in_one_line_that_names_the_flag(settings, sa
         {"eval_init_states": (0, 50)},  # the published protocol
         {"advantage": "group", "group_size": 2, "ratio_level": "token", "dynamic_sampling": True},
         {"advantage": "gae", "ratio_level": "token", "discount": 0.9, "group_success_bounds": (0.0, 1.0)},
+        {"train_init_states": "fresh", "eval_init_states": (10, 45)},
         {"importance": "behaviour"},
     ],
 )
@@ -82,6 +83,7 @@ configurations = st.builds(
     micro_batch_size=st.just("auto") | st.integers(1, 2**63 - 1),
     group_success_bounds=st.tuples(st.floats(0, 0.5), st.floats(0.5, 1)),
     warmup=st.booleans(),
+    train_init_states=st.just("fresh") | st.just((0, 30)),
 )
 
 

@@ -1,4 +1,4 @@
-"""Which episodes are played: a function of (seed, update), fair to tasks, groups in one piece, none left out."""
+"""Which episodes are played: reproducible, fair to tasks and initial states over the run, groups in one piece."""
 
 import itertools
 from collections import Counter
@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.config import RolloutConfig, TaskConfig, TrainConfig
+from rl.checkpoints import TrainerState
 from rl.curriculum import evaluation_episodes, informative_rollout, task_probabilities, training_episodes
 from rl.rollout import Behaviour, Randomness, Rollout, rollout
-from rl.trajectory import Episode
+from rl.trajectory import Episode, Trajectory
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, trajectory
 
 GROUP = 4
@@ -21,18 +22,61 @@ tasks = st.builds(
 )
 
 
-def first_groups(task: TaskConfig, group_size: int, groups: int, seed: int = 0, update: int = 0) -> list[Episode]:
-    return list(itertools.islice(training_episodes(task, group_size, seed, update), groups * group_size))
+FRESH = TaskConfig(task_ids=(0, 1, 2), train_init_states="fresh")
+
+
+def first_groups(task: TaskConfig, group_size: int, groups: int, seed: int = 0, update: int = 0, **options):
+    episodes = training_episodes(task, group_size, seed, update, **({"drawn": {}} | options))
+    return list(itertools.islice(episodes, groups * group_size))
+
+
+def starts_of_updates(task: TaskConfig, updates: list[list[bool]], **options) -> list[tuple[int, int | None, int]]:
+    """Starts of all groups that were played: of each update those that are marked True."""
+    state, starts = TrainerState(), []
+    for played in updates:
+        episodes = first_groups(task, 2, len(played), update=state.update, drawn=state.drawn, **options)
+        trajectories = [Trajectory(episode) for episode in episodes if played[episode.group]]
+        starts += [(t.episode.task_id, t.episode.init_state_id, t.episode.seed) for t in trajectories[::2]]
+        state.absorb(Rollout(trajectories, {}, wall_s=1.0, errors=0))
+    return starts
 
 
 # the order of episodes
 
 
-def test_episodes_are_a_function_of_seed_and_update():
-    task = TaskConfig(task_ids=(0, 1, 2))
-    drawn = [first_groups(task, 1, 20, seed, update) for seed in range(3) for update in range(3)]
-    assert drawn[4] == first_groups(task, 1, 20, 1, 1)
-    assert all(a != b for i, a in enumerate(drawn) for b in drawn[:i])
+@pytest.mark.parametrize("probabilities", [None, {0: 0.1, 1: 0.2, 2: 0.7}])
+def test_episodes_are_a_function_of_the_arguments(probabilities):
+    for task in (TaskConfig(task_ids=(0, 1, 2)), FRESH):
+        first = first_groups(task, 1, 20, 1, probabilities=probabilities)
+        assert first == first_groups(task, 1, 20, 1, probabilities=probabilities)
+        assert first != first_groups(task, 1, 20, 2, probabilities=probabilities)
+
+
+@given(task=tasks, lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6))
+def test_updates_go_on_with_turns_and_decks_where_the_last_one_stopped(task, lengths):
+    whole = starts_of_updates(task, [[True] * sum(lengths)])
+    assert starts_of_updates(task, [[True] * length for length in lengths]) == whole
+
+
+@given(task=tasks, updates=st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, max_size=6))
+def test_no_state_is_played_twice_before_its_deck_is_used_up_whatever_ranks_leave_out(task, updates):
+    size, drawn = len(range(*task.train_init_states)), Counter()
+    state = TrainerState()
+    for played in updates:
+        groups = [e for e in first_groups(task, 1, len(played), drawn=state.drawn) if played[e.group]]
+        drawn.update((e.task_id, e.draw // size, e.init_state_id) for e in groups)
+        state.absorb(Rollout([Trajectory(episode) for episode in groups], {}, wall_s=1.0, errors=0))
+    assert set(drawn.values()) <= {1}
+
+
+def test_fresh_states_differ_from_group_to_group_and_from_update_to_update_and_are_shared_within_a_group():
+    episodes = first_groups(FRESH, 4, 10)
+    assert all(e.init_state_id is None and e.seed == episodes[4 * e.group].seed for e in episodes)
+    seeds = [seed for _, _, seed in starts_of_updates(FRESH, [[True] * 10] * 3)]
+    assert seeds[:10] == [e.seed for e in episodes[::4]]
+    assert len(set(seeds)) == 30
+    assert episodes[0].describe() == f"task {episodes[0].task_id}, initial state fresh ({seeds[0]})"
+    assert Episode(0, 3, 7, 0).describe() == "task 3, initial state 7"
 
 
 @given(task=tasks, group_size=st.integers(1, 4))
@@ -92,8 +136,7 @@ def test_tasks_near_half_success_are_preferred_by_a_softmax_of_the_distance():
 
 
 def test_drawn_tasks_follow_the_probabilities_and_groups_never_mix_tasks():
-    episodes = training_episodes(TaskConfig(task_ids=(4, 7)), 2, seed=0, update=0, probabilities={4: 0.8, 7: 0.2})
-    drawn = list(itertools.islice(episodes, 2000))
+    drawn = first_groups(TaskConfig(task_ids=(4, 7)), 2, 1000, probabilities={4: 0.8, 7: 0.2})
     assert sum(e.task_id == 4 for e in drawn) / len(drawn) == pytest.approx(0.8, abs=0.05)
     pairs = zip(drawn[::2], drawn[1::2], strict=True)
     assert all((a.task_id, a.init_state_id) == (b.task_id, b.init_state_id) for a, b in pairs)

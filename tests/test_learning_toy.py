@@ -50,7 +50,7 @@ def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, seed: int, 
     """Steps 1 and 3 to 5 of `train`; returns the metrics of the update."""
     phase = phase_at(number * config.rollout.n_steps, config.phases)
     played = rollout(
-        learner.policy, pool, training_episodes(config.task, config.rollout.group_size, seed, number),
+        learner.policy, pool, training_episodes(config.task, config.rollout.group_size, seed, number, {}),
         behaviour_in(phase, config, "greedy"), Randomness(seed, "rollout", number), config.rollout.n_steps,
     )  # fmt: skip
     batch = flatten(played.trajectories, learner.policy.action_dim)

@@ -7,7 +7,7 @@ import pytest
 
 from contracts import BadInput
 from envs.assets import find_assets
-from envs.libero import CAMERAS, SETTLING_ACTION, SETTLING_STEPS, EnvSpec, LiberoEnv, axis_angle, task_files
+from envs.libero import CAMERAS, SETTLING_ACTION, SETTLING_STEPS, EnvSpec, LiberoEnv, Simulator, axis_angle, task_files
 from envs.rendering import prepare
 from envs.tasks import load_init_states
 
@@ -28,10 +28,10 @@ def state_of(domain) -> np.ndarray:
     return np.concatenate([data.qpos, data.qvel, data.qacc_warmstart])
 
 
-def libero_rollout(suite, task_id, init_state, actions, with_images=False) -> list[Snapshot]:
+def libero_rollout(suite, task_id, init_state, actions, with_images=False, seed=0) -> list[Snapshot]:
     """The published protocol: seed, reset, set the initial state, settle, one action at a time, every frame rendered.
 
-    The first snapshot is the one after settling.
+    The first snapshot is the one after settling. Initial state None: as the seed places everything.
     """
     prepare()
     import libero.libero
@@ -43,8 +43,11 @@ def libero_rollout(suite, task_id, init_state, actions, with_images=False) -> li
         env = OffScreenRenderEnv(
             bddl_file_name=str(bddl), camera_heights=256, camera_widths=256, use_camera_obs=with_images
         )
-        env.seed(0)
+        env.seed(seed)
         env.reset()
+    if init_state is None:
+        init_state = env.get_sim_state()
+        init_state[1:8] += np.random.default_rng(seed).normal(0, 0.02, 7)
     env.set_init_state(init_state)
     snapshots = []
     for action in [SETTLING_ACTION] * SETTLING_STEPS + list(actions):
@@ -126,6 +129,94 @@ def test_fixtures_are_placed_by_the_seed_and_objects_by_the_initial_state(env):
     np.testing.assert_array_equal(fixtures, same_fixtures)
     assert np.abs(bowl - other_bowl).max() > 1e-4
     assert np.abs(fixtures - other_fixtures).max() > 1e-4
+
+
+@pytest.mark.parametrize("rejected", [0, 1])
+def test_a_fresh_state_is_liberos_own_placement_and_a_bad_one_is_replaced_by_the_next(
+    env, reference, actions, monkeypatch, rejected
+):
+    problems = iter(["bowl falls"] * rejected)
+    monkeypatch.setattr(env._simulator, "find_problem", lambda _: next(problems, None))
+    expected = libero_rollout(SUITE, TASK, None, actions[:8], with_images=True, seed=(5, rejected))
+    result = env.reset(None, seed=5, record=True)
+    assert_same_observation(result.observation, expected[0])
+    assert len(result.frames) == 1
+    np.testing.assert_array_equal(state_of(env.domain), expected[0].state)
+    assert_same_observation(env.step_chunk(actions[:8]).observation, expected[8])
+    assert np.abs(expected[0].state - reference[0].state).max() > 0.01
+    assert_same_observation(env.reset(INIT_STATE).observation, reference[0])  # no trace of it
+
+
+def lower_a_bowl(domain, joint, pose):
+    domain.sim.data.set_joint_qpos(joint, pose - np.array([0, 0, 0.3, 0, 0, 0, 0]))
+
+
+def shift_a_bowl(domain, joint, pose):
+    domain.sim.data.set_joint_qpos(joint, pose + np.array([0.1, 0, 0, 0, 0, 0, 0]))
+
+
+def lay_a_bowl_on_its_side(domain, joint, pose):
+    domain.sim.data.set_joint_qpos(joint, np.concatenate([pose[:3], [0.5, 0.5, 0.5, 0.5]]))
+
+
+def push_a_bowl(domain, joint, pose):
+    domain.sim.data.set_joint_qvel(joint, np.array([0.1, 0, 0, 0, 0, 0]))
+
+
+def put_a_bowl_on_the_plate(domain, joint, pose):
+    domain._check_success = lambda: True
+
+
+@pytest.mark.parametrize(
+    ("harm", "problem"),
+    [
+        (lower_a_bowl, "akita_black_bowl_1 falls"),
+        (shift_a_bowl, "akita_black_bowl_1 is pushed away"),
+        (lay_a_bowl_on_its_side, "akita_black_bowl_1 tips over"),
+        (push_a_bowl, "akita_black_bowl_1 does not come to rest"),
+        (put_a_bowl_on_the_plate, "already solved"),
+    ],
+)
+def test_a_start_with_a_fall_a_tilt_motion_or_a_goal_that_holds_is_found(env, monkeypatch, harm, problem):
+    env.reset(None, seed=1)
+    simulator, domain = env._simulator, env.domain
+    placed, joint = simulator.object_poses(), domain.objects_dict["akita_black_bowl_1"].joints[-1]
+    assert simulator.find_problem(placed) is None
+    monkeypatch.setattr(domain, "_check_success", domain._check_success)  # is put back
+    harm(domain, joint, domain.sim.data.get_joint_qpos(joint).copy())
+    domain.sim.forward()
+    assert simulator.find_problem(placed) == problem
+
+
+def test_a_task_without_a_usable_placement_is_bad_input(env, monkeypatch):
+    monkeypatch.setattr("envs.libero.MAX_PLACEMENT_TRIES", 2)
+    env.reset(INIT_STATE)
+    monkeypatch.setattr(env._simulator, "find_problem", lambda _: "cookies_1 falls")
+    with pytest.raises(BadInput, match=r"none of 2 placements can be used \(2 x cookies_1 falls\)"):
+        env.reset(None, seed=1)
+
+
+@pytest.mark.parametrize(("suite", "task_id"), [(SUITE, 0), ("libero_object", 0)])
+def test_fresh_states_lie_where_the_official_ones_do_and_rest_unsolved(suite, task_id):
+    files = task_files(EnvSpec(suite, (task_id,)), task_id)
+    simulator = Simulator(files.bddl, find_assets("lowpoly"), CAMERAS[:1])
+    official, fresh = load_init_states(files.init_states), []
+    for seed in range(10):
+        simulator.reset(seed)
+        fresh.append(simulator.domain.sim.get_state().flatten())
+    simulator.close()
+    low, high, seen_low, seen_high = (f(states, axis=0) for states in (official, fresh) for f in (np.min, np.max))
+    assert (seen_low > low - np.where(np.arange(len(low)) < 8, 0.03, 0.003)).all()  # rad of the arm, m of objects
+    assert (seen_high < high + np.where(np.arange(len(low)) < 8, 0.03, 0.003)).all()
+    assert (seen_high - seen_low >= 0.3 * (high - low)).all()
+
+    env = LiberoEnv(EnvSpec(suite, (task_id,), num_images=1), task_id)
+    for seed in range(3):
+        env.reset(None, seed, observe=False)
+        before = state_of(env.domain)[: env.domain.sim.model.nq]
+        assert not env.step_chunk(np.tile(SETTLING_ACTION, (8, 1)), observe=False).success
+        assert np.abs(state_of(env.domain)[: len(before)] - before)[7:].max() < 0.002
+    env.close()
 
 
 def test_numpys_global_generator_is_left_alone(env):

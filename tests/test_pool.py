@@ -156,13 +156,13 @@ def test_no_worker_outlives_the_pool():
 
 
 def play(pool, init_state_ids):
-    """Two chunks of an initial state's own actions; returns all results by initial state."""
+    """Two chunks of an initial state's own actions; returns all results by initial state, fresh ones by their seed."""
     waiting, playing, results = list(init_state_ids), {}, {i: [] for i in init_state_ids}
 
     def start(slot):
         if waiting:
             playing[slot] = waiting.pop(0)
-            pool.reset(slot, 0, playing[slot])
+            pool.reset(slot, 0, playing[slot] if playing[slot] < 50 else None, seed=playing[slot])
 
     for slot in range(pool.num_slots):
         start(slot)
@@ -182,7 +182,7 @@ def test_episodes_of_libero_do_not_depend_on_the_number_of_workers():
     outcomes = []
     for num_envs in (1, 2):
         with make_pool(spec, num_envs, every_fourth_pixel) as pool:
-            outcomes.append(play(pool, (5, 6, 7)))
+            outcomes.append(play(pool, (5, 6, 70, 71)))
     for inline, worker in zip(*([r for i in results for r in results[i]] for results in outcomes), strict=True):
         assert (inline.env_steps, inline.success, inline.error) == (worker.env_steps, worker.success, None)
         if not inline.done:

@@ -308,6 +308,8 @@ def test_looks_that_the_checkpoint_may_never_have_seen_are_a_caution(info, tmp_p
 def test_a_task_needs_all_initial_states_that_are_configured():
     _, finding = preflight.find_tasks(TrainConfig(TaskConfig("libero_goal", (7,))), num_images=1)
     assert finding == "7 turn on the stove"
+    fresh = TrainConfig(TaskConfig("libero_goal", (7,), train_init_states="fresh", eval_init_states=(0, 50)))
+    assert preflight.find_tasks(fresh, num_images=1)[1] == finding
     with pytest.raises(BadInput, match=r"task 7 .* has only 50 initial states: lower --train-init-states"):
         preflight.find_tasks(TrainConfig(TaskConfig("libero_goal", (7,), eval_init_states=(40, 51))), num_images=1)
 

@@ -93,7 +93,7 @@ def play(ranks: Ranks, pool: FakePool, episodes, n_steps: int | None, **options)
 
 def rollout_of(ranks: Ranks, num_slots: int = 1) -> dict[str, Any]:
     pool = FakePool(script, num_slots)
-    episodes = training_episodes(TaskConfig(train_init_states=(0, 40)), 2, seed=0, update=0)
+    episodes = training_episodes(TaskConfig(train_init_states=(0, 40)), 2, seed=0, update=0, drawn={})
     return {"started": pool.started, "trajectories": contents(play(ranks, pool, episodes, 120).trajectories)}
 
 
@@ -108,7 +108,7 @@ def sampled_dynamically(ranks: Ranks) -> list:
     config = RolloutConfig(n_steps=60, group_size=2, dynamic_sampling=True, group_success_bounds=(0.5, 1.0))
     played, kept = informative_rollout(
         lambda episodes, n_steps: play(ranks, FakePool(script), episodes, n_steps),
-        lambda: training_episodes(TaskConfig(train_init_states=(0, 40)), 2, seed=0, update=0),
+        lambda: training_episodes(TaskConfig(train_init_states=(0, 40)), 2, seed=0, update=0, drawn={}),
         config,
     )
     return [contents(played.trajectories), contents(kept)]

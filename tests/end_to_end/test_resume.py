@@ -77,7 +77,7 @@ def test_killed_run_with_everything_on_resumes_to_the_same_result(smoke, tmp_pat
     everything = [
         *smoke, "--task-ids", "0", "1", "--curriculum", "--advantage", "gae", "--value-warmup-steps", "16",
         "--dynamic-sampling", "--group-size", "2", "--group-success-bounds", "0", "1", "--ratio-level", "token",
-        "--warmup-steps", "0", "--total-steps", "64", "--eval-interval", "1000",
+        "--warmup-steps", "0", "--total-steps", "64", "--eval-interval", "1000", "--train-init-states", "0", "5",
     ]  # fmt: skip
     straight, cut = flags_into(everything, tmp_path / "straight"), flags_into(everything, tmp_path / "killed")
     train_grpo.main(straight)
@@ -87,7 +87,8 @@ def test_killed_run_with_everything_on_resumes_to_the_same_result(smoke, tmp_pat
     evaluated = metrics_of(only_run(straight))[-1]
     assert {"eval/student_success_task_0", "eval/student_sampled_success_task_1"} <= evaluated.keys()
     states = [torch.load(latest_of(only_run(f)) / "trainer.pt") for f in (straight, cut)]
-    assert states[0]["state"]["task_success"] == states[1]["state"]["task_success"]
+    assert all(states[0]["state"][cursor] == states[1]["state"][cursor] for cursor in ("task_success", "drawn"))
+    assert set(states[0]["state"]["drawn"]) == {0, 1}
     assert all(torch.equal(states[0]["critic"][name], states[1]["critic"][name]) for name in states[0]["critic"])
 
 
