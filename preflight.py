@@ -14,6 +14,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -31,12 +32,12 @@ from envs.rendering import GPU_BYTES_PER_RENDERER, REPAIR, check_versions, find_
 from envs.tasks import TaskInfo
 from envs.worker import NoAnswer, ask
 from rl import selfcheck
-from rl.phases import choose_teacher
+from rl.phases import Teacher, choose_teacher
 from rl.selfcheck import Caution
 from vla.checkpoint import CheckpointInfo, base_and_adapter, inspect_checkpoint, resolve_checkpoint
 from vla.memory import fit_to_memory
 from vla.policy import Policy, choose_device
-from vla.tokens import select_key, suites_named
+from vla.tokens import same_actions, select_key, suites_named
 
 log = logging.getLogger("train")
 GIB = 2**30
@@ -113,8 +114,8 @@ def check_only(config: TrainConfig) -> None:
     device, can_simulate = check_machine(checks, config)
     info = checks.make("checkpoint", lambda: find_checkpoint(config.model), device)
     suite = check_checkpoint(checks, config, info)
-    checks.make("teacher", lambda: ": ".join(choose_teacher(config, info.has_l1_head)), info)
     policy = checks.make("weights", lambda: load_weights(config), suite)
+    checks.make("teacher", lambda: ": ".join(load_teacher(config, policy)), policy)
     micro_batch_size = checks.make("micro-batch", lambda: fit_micro_batch(config, policy), policy)
     checks.make("disk", lambda: check_disk(config.run, policy), policy)
     found = checks.make("tasks", lambda: find_tasks(config, info.num_images if info else 1))
@@ -131,9 +132,10 @@ def check_checkpoint(checks: Checks, config: TrainConfig, info: Any) -> Any:
 def check_policy(checks: Checks, config: TrainConfig, policy: Any, observation: Any, micro_batch_size: Any) -> None:
     """Ask the policy what no error message would ever tell (`rl.selfcheck`)."""
     seen = observation or (policy and selfcheck.made_up_observation(policy))
-    # After an L1 teacher's warmup nothing is left of the checkpoint's token logits.
-    has_l1_warmup = policy and policy.action_head and config.phases.teacher != "greedy" and config.phases.warmup
-    needs_tokens = not (config.evaluation.allow_zero_baseline or has_l1_warmup)
+    # After the warmup of an L1 head, or of another checkpoint, nothing is left of the checkpoint's token logits.
+    phases, has_l1_head = config.phases, policy and policy.action_head is not None
+    relearns = phases.warmup and (phases.teacher_checkpoint or (has_l1_head and phases.teacher != "greedy"))
+    needs_tokens = not (config.evaluation.allow_zero_baseline or relearns)
     checks.make("attention", lambda: selfcheck.attention_probe(policy), policy)
     checks.make("images", lambda: selfcheck.image_probe(policy), policy)
     checks.make("token head", lambda: selfcheck.token_probe(policy, seen, needs_tokens), policy, observation)
@@ -274,6 +276,23 @@ def load_policy(model: ModelConfig, suite: str, update: UpdateConfig = TrainConf
         dtype=model.dtype, compile=model.compile, memory_budget=model.memory_budget,
         lora_rank=update.lora_rank, lora_alpha=update.lora_alpha, seed=seed,
     )  # fmt: skip
+
+
+def load_teacher(config: TrainConfig, policy: Policy) -> Teacher:
+    """Give the policy the teacher that --teacher names; how it decides, and why. Raises BadInput."""
+    checkpoint, model, adapter = config.phases.teacher_checkpoint, config.model, None
+    if checkpoint is not None:
+        try:
+            _, adapter = base_and_adapter(checkpoint, None)
+            if adapter is None or not policy.learn_from_adapter(adapter):
+                small = replace(config.update, lora_rank=1, lora_alpha=1)  # adapters that nobody trains
+                policy.learn_from(load_policy(replace(model, checkpoint=checkpoint), config.task.task_suite, small))
+        except BadInput as problem:
+            raise BadInput(f"--teacher {checkpoint}: {problem}") from None
+    with policy.teacher() as teacher:
+        has_l1_head = teacher.action_head is not None and adapter is None  # an adapter was trained on tokens
+        same_tokens = teacher is policy or same_actions(teacher.statistics.action, policy.statistics.action)
+        return choose_teacher(config, has_l1_head, same_tokens)
 
 
 def weights_fingerprint(policy: Policy) -> str:

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.cli import main_guard, parse_train
-from configs.config import TrainConfig
+from configs.config import TrainConfig, changed
+from contracts import resolve_pointer
 from envs.pool import Pool, make_pool
 from rl.metrics import advantage_metrics, progress_bar, rollout_metrics, system_metrics, update_line
-from rl.phases import TeacherMode, choose_teacher, phase_at
+from rl.phases import phase_at
 
 if TYPE_CHECKING:
     from rl.checkpoints import TrainerState
@@ -57,11 +58,12 @@ def main(argv: Sequence[str]) -> None:
     preflight.check_machine(checks, config)
     ranks = join_ranks(config.model.device)
     policy = preflight.load_policy(config.model, config.task.task_suite, config.update, config.run.seed)
+    config = changed(config, teacher=str(resolve_pointer(Path(config.phases.teacher))))  # `best` may move on
+    teacher = preflight.load_teacher(config, policy)
     micro_batch_size, _ = preflight.fit_micro_batch(config, policy)
-    config = replace(config, update=replace(config.update, micro_batch_size=micro_batch_size))
-    teacher = choose_teacher(config, policy.action_head is not None)
+    config = changed(config, micro_batch_size=micro_batch_size)
     (spec, tasks), _ = preflight.find_tasks(config, policy.num_images)
-    learner = make_learner(policy, config, ranks)
+    learner = make_learner(policy, config, ranks, teacher.mode)
 
     with make_pool(spec, config.simulator.num_envs, policy.prepare) as pool:
         observation = preflight.check_setup(checks, config, policy, pool)
@@ -78,16 +80,14 @@ def main(argv: Sequence[str]) -> None:
                 if ranks.is_main:
                     preflight.save_model_view(run.folder / "first_frame.png", observation, policy)
                 save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)
-            train(config, run, learner, pool, state, teacher.mode)
-            evaluate_and_record(config, run, learner, pool, state, teacher.mode)
+            train(config, run, learner, pool, state)
+            evaluate_and_record(config, run, learner, pool, state)
             if ranks.is_main:
                 conclude(run)
     ranks.leave()
 
 
-def train(
-    config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState, teacher_mode: TeacherMode
-) -> None:
+def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
     """Warmup, transition and RL, from `state` to the last env step. Saves after every update."""
     from rl.checkpoints import save_checkpoint
     from rl.curriculum import informative_rollout, task_probabilities, training_episodes
@@ -106,9 +106,9 @@ def train(
 
         # 2. Validate teacher and student on held-out initial states.
         if evaluation_is_due(config, state):
-            evaluate_and_record(config, run, learner, pool, state, teacher_mode)
+            evaluate_and_record(config, run, learner, pool, state)
 
-        # 3. Roll out whole episodes: the teacher acts, then a mixture, then the student.
+        # 3. Roll out whole episodes: the teacher acts (or the student already), then a mixture, then the student.
         started = time.perf_counter()
         preferred = task_probabilities(config, state.task_success)
         episodes = partial(
@@ -117,7 +117,7 @@ def train(
         own_steps = config.rollout.n_steps // ranks.size
         with progress_bar(f"update {state.update + 1}: rollout", own_steps, shown=ranks.is_main) as on_steps:
             rollout = partial(
-                shared_rollout, ranks, policy, pool, behaviour=behaviour_in(phase, config, teacher_mode),
+                shared_rollout, ranks, policy, pool, behaviour=behaviour_in(phase, config, learner.teacher_mode),
                 randomness=Randomness(seed, "rollout", state.update), max_batch=config.model.max_batch,
                 on_steps=on_steps,
             )  # fmt: skip

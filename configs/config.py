@@ -106,8 +106,11 @@ class PhaseConfig:
     """Env steps in which the teacher acts with a probability that falls linearly from 1 to 0."""
     total_steps: int = 100_000
     """Env steps of the whole run."""
-    teacher: Literal["auto", "greedy", "l1"] = "auto"
-    """The frozen teacher: the pretrained policy's argmax, or the checkpoint's L1 head (auto: that if it ships one)."""
+    warmup_actor: Literal["teacher", "student"] = "teacher"
+    """Who acts in the warmup. student: it learns what the teacher would do in the states that it comes to itself."""
+    teacher: str = "auto"
+    """The frozen teacher: `greedy`, the pretrained policy's argmax; `l1`, the checkpoint's L1 head; `auto`, that if it
+    ships one; or another CHECKPOINT (folder, hub id or trained adapter), a stronger policy with the same inputs."""
     distill_target: Literal["greedy", "sharpened"] = "greedy"
     """What the warmup matches: the teacher's tokens, or its distribution at --distill-temperature."""
     distill_temperature: float = 0.5
@@ -116,6 +119,11 @@ class PhaseConfig:
     """Temperature at which the student is matched: at --temperature its samples learn the target, at 1 its argmax."""
     importance: Literal["student", "behaviour"] = "student"
     """Denominator of PPO's ratio in the transition: the student's own probability, or that of the mixture at work."""
+
+    @property
+    def teacher_checkpoint(self) -> str | None:
+        """None: the checkpoint that is trained."""
+        return None if self.teacher in ("auto", "greedy", "l1") else self.teacher
 
 
 @dataclass(frozen=True)

@@ -96,11 +96,9 @@ def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
     return state.evaluated_at is None or state.global_step // interval > state.evaluated_at // interval
 
 
-def evaluate_and_record(
-    config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState, teacher_mode: TeacherMode
-) -> None:
+def evaluate_and_record(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
     """Validate teacher and student, record, keep the best checkpoint, write videos. Raises what the checks raise."""
-    policy = learner.policy
+    policy, teacher_mode = learner.policy, learner.teacher_mode
     tolerated = 0.0 if policy.dtype is torch.float32 else 0.1  # on another GPU bfloat16 rounds near-ties differently
     check_teacher(run.teacher_file, policy, teacher_mode, tolerated)
     teacher = None if state.teacher_k is None else Successes(state.teacher_k, state.teacher_n or 0)
@@ -119,8 +117,9 @@ def evaluate_and_record(
 
 
 def check_baseline(config: TrainConfig, found: Validation) -> None:
-    """Stop a run whose first actor never succeeds: sparse rewards cannot teach it. Warn of one that always does."""
-    teacher_first = phase_at(0, config.phases).epsilon > 0
+    """Stop a run whose first teacher or actor never succeeds: it cannot teach. Warn of one that always does."""
+    first = phase_at(0, config.phases)
+    teacher_first = first.distils or first.epsilon > 0
     actor, baseline = ("teacher", found.teacher) if teacher_first else ("sampled student", found.student_sampled)
     if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
         raise BadInput(
@@ -165,8 +164,7 @@ def remember_teacher(
     path: Path, policy: Policy, observation: Observation, teacher_mode: TeacherMode, write: bool = True
 ) -> None:
     """Store an observation and the teacher's chunk for it."""
-    with policy.teacher():
-        tokens = policy.act([observation], mode=teacher_mode).tokens[0]
+    tokens = policy.act_as_teacher([observation], teacher_mode).tokens[0]
     if write:
         np.savez_compressed(path, tokens=tokens.numpy(), **vars(observation))
 
@@ -180,8 +178,7 @@ def check_teacher(path: Path, policy: Policy, teacher_mode: TeacherMode, tolerat
             expected = file["tokens"]
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise BadInput(f"{path}: cannot be read ({first_line(error)}); restore it from a copy of the run") from None
-    with policy.teacher():
-        tokens = policy.act([observation], mode=teacher_mode).tokens[0].numpy()
+    tokens = policy.act_as_teacher([observation], teacher_mode).tokens[0].numpy()
     changed = int((tokens != expected).sum())
     if changed > tolerated * len(expected):
         raise SelfCheckError(

@@ -13,7 +13,7 @@ TeacherMode = Literal["greedy", "l1"]
 
 
 class Phase(Enum):
-    WARMUP = "warmup"  # the teacher acts, the student learns its tokens
+    WARMUP = "warmup"  # the student learns the teacher's tokens; one of them acts
     TRANSITION = "transition"  # the teacher acts with probability epsilon, PPO on the mixed experience
     RL = "rl"  # the student acts, PPO
 
@@ -21,7 +21,7 @@ class Phase(Enum):
 @dataclass(frozen=True)
 class PhaseState:
     phase: Phase
-    epsilon: float  # probability that the teacher decides: 1 in the warmup, 0 in RL
+    epsilon: float  # probability that the teacher decides: in the warmup 1 (0: --warmup-actor student), in RL 0
     warmup_progress: float  # 0..1
     transition_progress: float  # 0..1
     global_step: int
@@ -40,7 +40,8 @@ def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
     """The phase at `global_step` env steps. Epsilon falls linearly from 1 to 0 over the transition."""
     warmup, transition = phase_lengths(phases)
     if global_step < warmup:
-        return PhaseState(Phase.WARMUP, 1.0, global_step / warmup, 0.0, global_step)
+        epsilon = float(phases.warmup_actor == "teacher")
+        return PhaseState(Phase.WARMUP, epsilon, global_step / warmup, 0.0, global_step)
     if global_step < warmup + transition:
         progress = (global_step - warmup) / transition
         return PhaseState(Phase.TRANSITION, 1.0 - progress, 1.0, progress, global_step)
@@ -52,19 +53,24 @@ def phase_lengths(phases: PhaseConfig) -> tuple[int, int]:
     return (phases.warmup_steps, phases.transition_steps) if phases.warmup else (0, 0)
 
 
-def choose_teacher(config: TrainConfig, has_l1_head: bool) -> Teacher:
-    """How the teacher decides, and why in words. Raises BadInput."""
-    wanted, checkpoint = config.phases.teacher, config.model.checkpoint
+def choose_teacher(config: TrainConfig, has_l1_head: bool, has_same_tokens: bool = True) -> Teacher:
+    """How the teacher decides, and why in words; what is passed is of the checkpoint that teaches. Raises BadInput."""
+    wanted, other = config.phases.teacher, config.phases.teacher_checkpoint
+    name = other or "the checkpoint"
     if wanted == "l1" and not has_l1_head:
-        raise BadInput(f"--teacher l1: {checkpoint} ships no action head; use --teacher greedy")
-    teacher = Teacher("greedy", "the checkpoint has no action head: its token logits were trained")
-    if wanted != "auto":
-        teacher = Teacher(wanted, "as asked by --teacher")
-    elif has_l1_head:
-        teacher = Teacher("l1", "the checkpoint was trained by regression: its token logits mean nothing")
-    if teacher.mode == "l1" and (config.phases.distill_target == "sharpened" or config.loss.kl_coef > 0):
+        raise BadInput(f"--teacher l1: {config.model.checkpoint} ships no action head; use --teacher greedy")
+    mode: TeacherMode = "l1" if wanted == "l1" or (has_l1_head and wanted != "greedy") else "greedy"
+    why = f"{name} has no action head: its token logits were trained"
+    if wanted in ("greedy", "l1"):
+        why = "as asked by --teacher"
+    elif mode == "l1":
+        why = f"{name} was trained by regression: its token logits mean nothing"
+    if (mode == "l1" or not has_same_tokens) and (
+        config.phases.distill_target == "sharpened" or config.loss.kl_coef > 0
+    ):
+        reason = "the L1 head has none" if mode == "l1" else f"the tokens of {other} mean other actions"
         raise BadInput(
-            "--distill-target sharpened and --kl-coef need the teacher's token distribution, and the L1 head has none; "
-            "leave them out or use --teacher greedy"
+            f"--distill-target sharpened and --kl-coef need the teacher's token distribution, and {reason}; leave them "
+            "out or use --teacher greedy"
         )
-    return teacher
+    return Teacher(mode, why)

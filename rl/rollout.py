@@ -254,8 +254,7 @@ def decide(
     teacher_tokens: dict[int, Tensor] = {}
 
     if rows := [i for i, teacher in enumerate(by_teacher) if teacher or behaviour.record_teacher_match]:
-        with policy.teacher():
-            acted = policy.act([observations[i] for i in rows], mode=behaviour.teacher_mode)
+        acted = policy.act_as_teacher([observations[i] for i in rows], behaviour.teacher_mode)
         for row, i in enumerate(rows):
             decisions[i] = Decision(observations[i], acted.tokens[row], by_teacher=True)
             actions[i], teacher_tokens[i] = acted.actions[row], acted.tokens[row]

@@ -16,7 +16,7 @@ from torch import Tensor
 from configs.config import TrainConfig
 from contracts import BadInput, first_line
 from rl import losses
-from rl.phases import Phase, PhaseState, phase_lengths
+from rl.phases import Phase, PhaseState, TeacherMode, phase_lengths
 from rl.ranks import ALONE, Ranks
 from rl.rollout import fewer_at_once, torch_generator
 from rl.trajectory import Batch, Trajectory
@@ -42,9 +42,12 @@ class Learner:
     critic: losses.ValueHead | None
     optimizer: torch.optim.Optimizer
     ranks: Ranks = ALONE  # every one of them has this learner, with the same numbers in it
+    teacher_mode: TeacherMode = "greedy"  # how the policy's teacher decides
 
 
-def make_learner(policy: Policy, config: TrainConfig, ranks: Ranks = ALONE) -> Learner:
+def make_learner(
+    policy: Policy, config: TrainConfig, ranks: Ranks = ALONE, teacher_mode: TeacherMode = "greedy"
+) -> Learner:
     """AdamW over the policy's trainable parameters, and in a second group over the critic's."""
     groups = [{"params": [parameter for _, parameter in policy.named_trainable_parameters()], "lr": config.update.lr}]
     critic = None
@@ -53,7 +56,7 @@ def make_learner(policy: Policy, config: TrainConfig, ranks: Ranks = ALONE) -> L
         groups.append({"params": list(critic.parameters()), "lr": config.critic.value_lr})
     optimizer = make_optimizer(groups, config.update.weight_decay)
     policy.watch(optimizer)
-    return Learner(policy, critic, optimizer, ranks)
+    return Learner(policy, critic, optimizer, ranks, teacher_mode)
 
 
 def make_optimizer(groups: list[dict[str, Any]], weight_decay: float) -> torch.optim.AdamW:
@@ -188,10 +191,19 @@ def rows_that_learn(learner: Learner, batch: Batch, phase: PhaseState, config: T
 
 
 def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
-    """The batch with what the losses need beside the advantages: weights, and the teacher's log-probs (N, A, V)."""
+    """The batch with what the losses need beside the advantages: weights, teacher's tokens or log-probs (N, A, V)."""
+    policy, size = learner.policy, int(config.update.micro_batch_size)
     by_trajectory = losses.weighs_trajectories(config.loss) and not phase.distils
     weights = losses.decision_weights(batch, by_trajectory, by_token=mixture_epsilon(phase, config) is None)
     batch = replace(batch, weights=weights)
+    if phase.distils and phase.epsilon == 0:  # the student has acted, and learns what the teacher would have done
+
+        def tokens_of(rows: Tensor) -> Tensor:
+            parts = batch[rows].split(size)
+            answers = [policy.act_as_teacher(part.observations, learner.teacher_mode) for part in parts]
+            return torch.cat([answer.tokens for answer in answers])
+
+        batch = replace(batch, tokens=learner.ranks.divide(len(batch), tokens_of))
     if phase.distils:
         temperature = config.phases.distill_temperature if config.phases.distill_target == "sharpened" else None
     else:
@@ -201,9 +213,8 @@ def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainCon
 
     @torch.no_grad()
     def logprobs_of(rows: Tensor) -> Tensor:
-        with learner.policy.teacher():
-            parts = batch[rows].split(int(config.update.micro_batch_size))
-            logits = (learner.policy.chunk_logits(part.observations) for part in parts)
+        with policy.teacher() as teacher:
+            logits = (teacher.chunk_logits(part.observations) for part in batch[rows].split(size))
             return torch.cat([F.log_softmax(part / temperature, dim=-1).cpu() for part in logits])
 
     return replace(batch, teacher_logprobs=learner.ranks.divide(len(batch), logprobs_of))

@@ -54,6 +54,8 @@ class FakePolicy(nn.Module):
     device = torch.device("cpu")
     prepare = None
 
+    _teacher: FakePolicy | None = None  # None: itself without its adapter
+
     def __init__(self, seed: int = 0, sharpness: float = 2.0, adapter_scale: float = 0.0):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
@@ -99,11 +101,21 @@ class FakePolicy(nn.Module):
         columns = (tokens - FIRST_ACTION_TOKEN)[..., None]
         return (logits / temperature).log_softmax(-1).gather(-1, columns).squeeze(-1)
 
+    def act_as_teacher(self, observations: Sequence[Any], mode: str = "greedy") -> Acted:
+        with self.teacher() as teacher:
+            return teacher.act(observations, mode)
+
+    def learn_from(self, teacher: FakePolicy) -> None:
+        object.__setattr__(self, "_teacher", teacher)  # torch would make it a part of this module
+
     @contextmanager
-    def teacher(self) -> Iterator[None]:
+    def teacher(self) -> Iterator[FakePolicy]:
+        if self._teacher is not None:
+            yield self._teacher
+            return
         before, self._is_teacher = self._is_teacher, True
         try:
-            yield
+            yield self
         finally:
             self._is_teacher = before
 

@@ -109,7 +109,7 @@ def test_every_preset_can_be_stored(preset):
         ("update", "lr", "0.5", "update.lr is '0.5'"),
         ("update", "n_epochs", 1.5, "update.n_epochs is 1.5"),
         ("update", "batch_size", 0, "--batch-size must be positive"),
-        ("phases", "teacher", "expert", "phases.teacher is 'expert'"),
+        ("phases", "warmup_actor", "expert", "phases.warmup_actor is 'expert'"),
         ("task", "task_ids", ["0"], "task.task_ids.0 is '0'"),
         ("loss", "invented", 1, "loss.invented is missing, or no setting"),
     ],

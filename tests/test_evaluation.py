@@ -103,7 +103,7 @@ def evaluate_at(step: int, run, learner, state, successes: int, config=CONFIG) -
     state.global_step = step
     save_checkpoint(run.checkpoints, learner, state, keep=9)
     pool = FakePool(lambda _, init_state: Script(8, success=init_state < 40 + successes))
-    evaluate_and_record(config, run, learner, pool, state, "greedy")
+    evaluate_and_record(config, run, learner, pool, state)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def check(phases: PhaseConfig, teacher: int, sampled: int, allow: bool = False) 
 TRANSITION_ONLY = PhaseConfig(warmup_steps=0, transition_steps=100)  # epsilon starts at 1: the teacher acts first
 
 
-@pytest.mark.parametrize("phases", [PhaseConfig(), TRANSITION_ONLY])
+@pytest.mark.parametrize("phases", [PhaseConfig(), PhaseConfig(warmup_actor="student"), TRANSITION_ONLY])
 def test_a_hopeless_teacher_stops_a_run_that_it_begins(phases):
     with pytest.raises(BadInput, match=r"teacher succeeded in 0 of 10 .*--allow-zero-baseline"):
         check(phases, teacher=0, sampled=9)

@@ -12,8 +12,8 @@ from tests.fakes import FakePolicy, FakePool, FakeResult, random_observations
 from vla.policy import Policy
 
 POLICY_METHODS = [
-    "act", "chunk_logits", "token_logprobs", "teacher", "named_trainable_parameters", "save_adapter", "load_adapter",
-    "describe", "watch", "recompute_everything",
+    "act", "act_as_teacher", "chunk_logits", "token_logprobs", "teacher", "learn_from", "named_trainable_parameters",
+    "save_adapter", "load_adapter", "describe", "watch", "recompute_everything",
 ]  # fmt: skip
 
 

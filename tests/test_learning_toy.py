@@ -120,6 +120,25 @@ def test_in_the_warmup_the_sampled_student_comes_to_agree_with_the_teacher(targe
     assert all(later < earlier for earlier, later in pairwise(entropies))
 
 
+@pytest.mark.parametrize("seed", SEEDS)
+def test_acting_itself_the_student_comes_to_choose_what_another_checkpoint_would(seed):
+    config = settings(warmup=True, warmup_steps=10**6, warmup_actor="student")
+    learner = make_learner(pretrained_policy(seed), config)
+    student = learner.policy
+    teacher = ToyPolicy(-student.base, student.chunk_length, student.action_dim)  # what the student likes least
+    student.learn_from(teacher)
+    seen = flatten(play_sampled(student, seed).trajectories, student.action_dim)
+
+    def agreement() -> float:
+        same = student.act(seen.observations).tokens == teacher.act(seen.observations).tokens
+        return same[seen.executed].float().mean().item()
+
+    assert agreement() == 0
+    metrics = [one_update(config, learner, ToyPool(), seed, number) for number in range(UPDATES)]
+    assert agreement() == metrics[-1]["distill/accuracy"] == 1
+    assert not teacher.adapter.any()
+
+
 def smoothed(values: Sequence[float]) -> list[float]:
     """Means of three neighbours: what is measured is sampled."""
     return [sum(values[i : i + 3]) / 3 for i in range(len(values) - 2)]

@@ -36,6 +36,14 @@ def test_epsilon_starts_at_1_never_rises_and_falls_by_equal_amounts(warmup, tran
     assert phase_at(0, phases).epsilon == (1.0 if warmup + transition else 0.0)
 
 
+def test_with_the_student_as_its_actor_the_warmup_has_no_teachers_decisions_and_the_rest_stays():
+    lengths = {"warmup_steps": 100, "transition_steps": 100}
+    student, teacher = (PhaseConfig(warmup_actor=actor, **lengths) for actor in ("student", "teacher"))
+    assert [phase_at(step, student).epsilon for step in (0, 99, 100, 150, 200)] == [0, 0, 1, 0.5, 0]
+    assert phase_at(50, student).distils
+    assert all(phase_at(step, student) == phase_at(step, teacher) for step in range(100, 300, 7))
+
+
 @given(step=steps, warmup=steps, transition=steps)
 def test_no_warmup_is_rl_from_step_0_whatever_the_lengths_say(step, warmup, transition):
     phases = PhaseConfig(warmup=False, warmup_steps=warmup, transition_steps=transition)
@@ -51,6 +59,8 @@ def test_no_warmup_is_rl_from_step_0_whatever_the_lengths_say(step, warmup, tran
         ("auto", False, "greedy", "its token logits were trained"),
         ("greedy", True, "greedy", "as asked by --teacher"),
         ("l1", True, "l1", "as asked by --teacher"),
+        ("some/other", True, "l1", "some/other was trained by regression"),
+        ("some/other", False, "greedy", "some/other has no action head"),
     ],
 )
 def test_the_teacher_is_chosen_with_a_reason(wanted, has_l1_head, mode, why):
@@ -65,3 +75,7 @@ def test_a_teacher_that_cannot_be_is_refused():
     for needs_distribution in ({"phases": PhaseConfig(distill_target="sharpened")}, {"loss": LossConfig(kl_coef=0.1)}):
         with pytest.raises(BadInput, match="need the teacher's token distribution"):
             choose_teacher(TrainConfig(**needs_distribution), has_l1_head=True)
+    other = TrainConfig(phases=PhaseConfig(teacher="some/other"), loss=LossConfig(kl_coef=0.1))
+    assert choose_teacher(other, has_l1_head=False).mode == "greedy"
+    with pytest.raises(BadInput, match="the tokens of some/other mean other actions; leave them out"):
+        choose_teacher(other, has_l1_head=False, has_same_tokens=False)

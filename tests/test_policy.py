@@ -213,6 +213,69 @@ def test_teacher_between_forward_and_backward_leaves_the_gradient(policy, observ
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
+def test_a_trained_adapter_of_the_same_base_teaches_on_the_same_weights(folder, policy, observations, tmp_path):
+    trained = _load(folder, seed=7)
+    _train_a_little(trained)
+    trained.save_adapter(tmp_path / "adapter")
+    expected = trained.chunk_logits(observations).detach()
+    _train_a_little(policy)
+    _train_a_little(policy)
+    student = policy.chunk_logits(observations).detach()
+    assert policy.learn_from_adapter(str(tmp_path / "adapter"))
+    for _ in range(2):
+        assert torch.equal(policy.chunk_logits(observations), student)
+        with policy.teacher() as teacher, policy.teacher():
+            assert teacher is policy
+            assert torch.equal(policy.chunk_logits(observations), expected)
+    policy.chunk_logits(observations).square().mean().backward()
+    optimizer = torch.optim.AdamW([p for _, p in policy.named_trainable_parameters()], lr=1e-2)
+    policy.watch(optimizer)
+    optimizer.step()
+    assert not torch.equal(policy.chunk_logits(observations), student)
+    assert torch.equal(policy.act_as_teacher(observations).tokens, trained.act(observations).tokens)
+
+
+def test_an_adapter_of_another_base_or_rank_is_no_teacher_on_these_weights(folder, observations, tmp_path):
+    other = make_small_checkpoint(tmp_path / "other", l1_head=True, seed=5)
+    for name, trained in (
+        ("base", _load(other)),
+        ("rank", Policy.load(str(folder), task_suite=SUITE, device="cpu", lora_rank=2, lora_alpha=2)),
+    ):
+        _train_a_little(trained)
+        trained.save_adapter(tmp_path / name)
+        student = _load(folder)
+        before = student.chunk_logits(observations).detach()
+        assert not student.learn_from_adapter(str(tmp_path / name))
+        student.learn_from(_load(tmp_path / name))
+        assert torch.equal(student.act_as_teacher(observations).tokens, trained.act(observations).tokens)
+        assert torch.equal(student.chunk_logits(observations), before)
+
+
+def test_another_checkpoints_actions_become_the_students_nearest_tokens(policy, observations, tmp_path):
+    """Its statistics are its own: the same token means another action."""
+    teacher = _load(make_small_checkpoint(tmp_path / "other", seed=5))
+    action = teacher.statistics.action
+    teacher.statistics = replace(
+        teacher.statistics, action=replace(action, q01=0.5 * action.q01, q99=np.where(action.mask, 0.5 * action.q99, 1))
+    )
+    policy.learn_from(teacher)
+    for mode in ("greedy", "sample"):
+        torch.manual_seed(0)
+        taught = policy.act_as_teacher(observations, mode)
+        torch.manual_seed(0)
+        wanted = teacher.act(observations, mode)
+        assert not torch.equal(taught.tokens, wanted.tokens)
+        bin_width = (policy.statistics.action.q99 - policy.statistics.action.q01) / 255
+        assert (np.abs(taught.actions - wanted.actions) <= bin_width * (1 + 1e-6)).all()
+        np.testing.assert_array_equal(taught.actions, policy.actions(taught.tokens.numpy()))
+
+
+@pytest.mark.parametrize(("options", "found"), [({"num_images": 1}, "1 image"), ({"proprio": False}, "no proprio")])
+def test_a_teacher_that_reads_other_things_is_refused(policy, tmp_path, options, found):
+    with pytest.raises(BadInput, match=rf"reads .*{found}.*; the policy that it is to teach reads 2 image[^\n]*$"):
+        policy.learn_from(_load(make_small_checkpoint(tmp_path / "other", **options)))
+
+
 def test_l1_mode_acts_on_the_heads_chunk_rounded_to_tokens(policy, observations):
     with torch.no_grad():
         _, hidden = policy.network(*policy.model_inputs(observations))

@@ -18,11 +18,12 @@ from configs.config import (
     TaskConfig,
     TrainConfig,
     UpdateConfig,
+    changed,
 )
 from contracts import BadInput, Observation, SelfCheckError
 from envs.assets import SUBFOLDERS
 from envs.worker import NoAnswer
-from preflight import Checks, check_only, check_setup
+from preflight import Checks, check_only, check_setup, load_policy, load_teacher
 from rl import selfcheck
 from rl.selfcheck import Caution
 from tests.fakes import FakePolicy, FakePool, Script
@@ -161,6 +162,8 @@ def test_a_good_setup_gives_the_first_observation_of_the_first_training_state(po
         ("l1", "auto", True, False, False),
         ("l1", "greedy", True, False, True),
         ("l1", "auto", False, False, True),
+        (None, "some/other", True, False, False),
+        (None, "some/other", False, False, True),
     ],
 )
 @pytest.mark.usefixtures("_fake_probes")
@@ -177,6 +180,15 @@ def test_a_token_head_is_needed_unless_an_l1_teacher_warms_up(
     policy.action_head = head
     check_setup(Checks(), config, policy, pool)
     assert [bool(needs) for needs in asked] == [needed]
+
+
+def test_what_is_wrong_with_another_teacher_is_said_with_its_flag(checkpoint, config, tmp_path):
+    policy = load_policy(config.model, "libero_spatial")
+    teacher = make_small_checkpoint(tmp_path / "teacher", num_images=1)
+    for name, said in ((str(teacher), "it reads 1 image"), ("gredy", "no such folder")):
+        with pytest.raises(BadInput, match=f"--teacher {name}: .*{said}"):
+            load_teacher(changed(config, teacher=name), policy)
+    assert load_teacher(changed(config, teacher=str(checkpoint)), policy).mode == "greedy"
 
 
 # --check-only

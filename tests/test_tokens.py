@@ -27,6 +27,7 @@ from vla.tokens import (
     select_key,
     suites_named,
     to_env,
+    translate,
     unnormalise,
 )
 
@@ -106,6 +107,26 @@ def test_unnormalised_actions_normalise_back(shape):
     statistics = statistics_of(shape[-1], gripper=False)
     actions = np.random.default_rng(1).uniform(-1, 1, shape)
     np.testing.assert_allclose(normalise(unnormalise(actions, statistics), statistics), actions, atol=1e-12)
+
+
+def test_translated_ids_are_the_nearest_that_the_other_statistics_have():
+    theirs = statistics_of(7, gripper=True)
+    wider, shifted = (
+        dataclasses.replace(theirs, q01=theirs.q01 - 0.5, q99=theirs.q99 + more, min=theirs.min - 1)
+        for more in (0.5, -0.1)
+    )
+    ids = np.random.default_rng(1).choice(ACTION_TOKEN_IDS, size=(20, 8, 7))
+    ids[0] = FIRST_ACTION_TOKEN  # 1.0, which has a bin of its own
+    wanted = unnormalise(decode(ids), theirs)
+    for ours in (wider, shifted):
+        translated = translate(ids, theirs, ours)
+        every = unnormalise(decode(np.array(ACTION_TOKEN_IDS))[:, None], ours)  # (256, 7)
+        nearest = np.abs(every[:, None, None] - wanted).min(axis=0)
+        bin_width = (ours.q99 - ours.q01) / 255
+        found = np.abs(unnormalise(decode(translated), ours) - wanted)
+        assert (found <= nearest + bin_width)[..., :6].all()
+    np.testing.assert_array_equal(translate(ids, theirs, wider)[..., 6], ids[..., 6])  # the gripper has no statistics
+    np.testing.assert_array_equal(translate(ids, theirs, theirs), ids)
 
 
 def test_dimensions_outside_the_mask_pass_through_unclipped_the_others_are_clipped():

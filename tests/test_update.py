@@ -151,6 +151,20 @@ def test_the_teachers_distribution_is_that_of_its_temperature_and_not_of_the_mic
         assert torch.equal(found.teacher_logprobs, expected)
 
 
+@pytest.mark.parametrize("target", ["greedy", "sharpened"])
+def test_what_the_student_saw_is_labelled_with_its_teachers_tokens_where_the_student_acts(policy, batch, target):
+    teacher = FakePolicy(seed=7)
+    policy.learn_from(teacher)
+    expected = teacher.act(batch.observations).tokens
+    for actor, tokens in (("student", expected), ("teacher", batch.tokens)):
+        phases = PhaseConfig(warmup_actor=actor, distill_target=target)
+        config = TrainConfig(phases=phases, update=UpdateConfig(micro_batch_size=3))
+        found = complete(Learner(policy, None, adamw(policy)), batch, phase_at(0, phases), config)
+        assert torch.equal(found.tokens, tokens)
+        if target == "sharpened":
+            assert torch.equal(found.teacher_logprobs.argmax(-1) + FIRST_ACTION_TOKEN, expected)
+
+
 # degenerate rollouts
 
 

@@ -36,10 +36,12 @@ from vla.tokens import (
     FIRST_ACTION_TOKEN,
     decode,
     encode,
+    same_actions,
     sample_tokens,
     select_key,
     to_env,
     token_logprobs,
+    translate,
     unnormalise,
 )
 from vla.weights import fingerprint
@@ -85,6 +87,8 @@ class Policy:
         if network.proprio_projector is not None:
             network.proprio_projector.requires_grad_(True)
         self._trainable = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
+        # Another policy, or other values of the trainable parameters; None: as pretrained.
+        self._teacher: Policy | list[Tensor] | None = None
         self._forward: OpenVLAOFT | GraphedNetwork = network
         if compile != "off" and self.device.type == "cuda":
             self._forward = GraphedNetwork(network)
@@ -176,14 +180,70 @@ class Policy:
         # A last dimension that training did not normalise is a gripper, 0 or 1.
         return actions if self.statistics.action.mask[-1] else to_env(actions)
 
+    def act_as_teacher(self, observations: Sequence[Observation], mode: Mode = "greedy") -> Acted:
+        """What the teacher decides, in this policy's tokens: of another one's actions the nearest that they can say."""
+        with self.teacher() as teacher:
+            acted = teacher.act(observations, mode)
+        own, others = self.statistics.action, teacher.statistics.action
+        if same_actions(own, others):
+            return acted
+        shape = len(observations), self.chunk_length, self.action_dim
+        tokens = translate(acted.tokens.numpy().reshape(shape), others, own).reshape(len(observations), -1)
+        return Acted(torch.from_numpy(tokens), acted.logprobs, self.actions(tokens))
+
+    def learn_from(self, teacher: "Policy") -> None:
+        """Let another policy be the teacher. Raises BadInput unless it reads and decides the same things."""
+        own, others = (
+            f"{policy.num_images} image(s) of {policy.model_inputs.processor.image_size} pixels and "
+            f"{'' if policy.uses_proprio else 'no '}proprio, and decides {policy.chunk_length} x {policy.action_dim} "
+            f"numbers, normalised where {policy.statistics.action.mask.astype(int)} is 1"
+            for policy in (self, teacher)
+        )
+        if own != others:
+            raise BadInput(f"it reads {others}; the policy that it is to teach reads {own}: both must be the same")
+        self._teacher = teacher
+
+    def learn_from_adapter(self, folder: str) -> bool:
+        """Let a trained adapter of the same base and rank be the teacher, on the same weights; False: it is not one."""
+        adapter, layer = lora.read_adapter(Path(folder)), self.network.adapters.layers[0][1]
+        found = adapter.base_fingerprint, adapter.rank, adapter.alpha
+        if found != (self.base_fingerprint, layer.rank, layer.alpha):
+            return False
+        own = self._trained_values()
+        lora.fill_lora(self.network, adapter)
+        self._teacher = self._trained_values()
+        self._take_values(own)
+        return True
+
+    def _trained_values(self) -> list[Tensor]:
+        return [parameter.detach().clone() for _, parameter in self._trainable]
+
+    @torch.no_grad()
+    def _take_values(self, values: list[Tensor]) -> None:
+        torch._foreach_copy_([parameter for _, parameter in self._trainable], values)
+
     @contextmanager
-    def teacher(self) -> Iterator[None]:
-        """The pretrained policy: adapters off, pretrained proprio projector. May be nested; restores on exit."""
+    def teacher(self) -> Iterator["Policy"]:
+        """The policy that decides as the teacher: by default this one, adapters off, pretrained proprio projector.
+
+        May be nested; restores on exit.
+        """
+        if isinstance(self._teacher, Policy):
+            yield self._teacher
+            return
+        if self._teacher is not None:
+            own = self._trained_values()
+            self._take_values(self._teacher)
+            try:
+                yield self
+            finally:
+                self._take_values(own)
+            return
         before = self.network.proprio_projector
         self.network.proprio_projector = self._pretrained_proprio
         try:
             with lora.adapters_disabled(self.network):
-                yield
+                yield self
         finally:
             self.network.proprio_projector = before
 

@@ -88,6 +88,18 @@ def _scaled(values: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
     return 2.0 * (np.asarray(values, dtype=np.float64) - low) / (high - low + RANGE_EPSILON) - 1.0
 
 
+def same_actions(a: VectorStatistics, b: VectorStatistics) -> bool:
+    """Whether every token means the same action under both statistics."""
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("q01", "q99", "mask"))
+
+
+def translate(ids: np.ndarray, source: VectorStatistics, target: VectorStatistics) -> np.ndarray:
+    """Ids (..., D) under the statistics `source` -> those of the nearest actions that there are under `target`."""
+    values = np.where(ids == FIRST_ACTION_TOKEN, 1.0, decode(ids))  # the bin of 1.0 alone decodes as the one below it
+    nearest = normalise(unnormalise(values, source), target).round(9)  # 1.0 must not miss its bin
+    return np.where(source.mask, encode(nearest), ids)
+
+
 def to_env(actions: np.ndarray) -> np.ndarray:
     """LIBERO's gripper convention, float64 (..., D): the last dimension from 1 = open, 0 = close to -1 and +1."""
     env_actions = np.array(actions, dtype=np.float64)

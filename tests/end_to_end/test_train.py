@@ -6,6 +6,7 @@ import pytest
 from PIL import Image
 
 import train_grpo
+from contracts import TimeIsUp
 from tests.end_to_end.conftest import flags_into, latest_of, only_run, records_of, run_command
 
 GROUPS = ("--advantage", "group", "--ratio-level", "token", "--group-size", "4")
@@ -46,6 +47,20 @@ def test_run_folder_is_complete(run):
     assert {"teacher-step_0.mp4", "student-step_96.mp4"} <= {path.name for path in (run / "videos").iterdir()}
     assert "Finished: 96 env steps, 3 updates" in (run / "report" / "index.html").read_text()
     assert {path.name for path in (run / "evaluations").iterdir()} == {f"step_{n}.json" for n in (0, 64, 96)}
+
+
+def test_a_run_learns_from_the_adapter_of_another_in_its_own_states_and_finds_it_again(smoke, run, tmp_path):
+    pointer = run / "checkpoints" / "latest"
+    flags = [*flags_into(smoke, tmp_path), "--teacher", str(pointer), "--warmup-actor", "student"]
+    with pytest.raises(TimeIsUp):
+        train_grpo.main([*flags, "--max-hours", "1e-9"])
+    own = only_run(flags)
+    assert json.loads((own / "config.json").read_text())["config"]["phases"]["teacher"] == str(latest_of(run))
+    train_grpo.main(["--resume", str(own), "--max-hours", "100"])
+    updates = [row for row in records_of(own) if "schedule/phase" in row]
+    assert [row["schedule/phase"] for row in updates] == [0, 1, 2]
+    assert [row["rollout/teacher_fraction"] for row in updates][::2] == [0.0, 0.0]
+    assert 0 <= updates[0]["distill/accuracy"] < 1
 
 
 @pytest.mark.parametrize(
