@@ -180,7 +180,9 @@ def test_one_image_is_the_agentview_of_two_and_a_step_limit_cuts_a_chunk(referen
     env.close()
 
 
-@pytest.mark.parametrize(("suite", "task_id"), [("libero_goal", 7), ("libero_10", 8), ("libero_90", 0)])
+@pytest.mark.parametrize(
+    ("suite", "task_id"), [("libero_object", 4), ("libero_goal", 7), ("libero_10", 8), ("libero_90", 0)]
+)
 def test_states_are_liberos_to_the_bit_in_every_suite(suite, task_id):
     actions = random_actions(50, seed=task_id)
     expected = libero_rollout(suite, task_id, stored_state(suite, task_id, INIT_STATE), actions)
