@@ -111,7 +111,7 @@ class Policy:
             automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
             dtype = {"auto": automatic, "bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
         folder = resolve_checkpoint(base)
-        info = inspect_checkpoint(folder)
+        info = inspect_checkpoint(folder, adapter=adapter)
         key = select_key(info.statistics, task_suite, unnorm_key)
         num_action_tokens = info.config.chunk_length * info.statistics[key].action.dim
         # Small files first: what is missing is missed before gigabytes are read.
@@ -201,9 +201,10 @@ class Policy:
         parameters = [parameter for _, parameter in self._trainable]
         optimizer.register_step_post_hook(lambda *_: torch.autograd.graph.increment_version(parameters))
 
-    def save_adapter(self, folder: str | Path, samples: Sequence[Observation] = ()) -> None:
-        """Write what training has changed; samples: observations of the run, on which a later merge is checked."""
-        lora.save_adapter_folder(Path(folder), self.network, self.info.folder, self.base_model, self.base_fingerprint)
+    def save_adapter(self, folder: str | Path, samples: Sequence[Observation] = (), looks: str = "") -> None:
+        """Write what training has changed. Of the run: observations on which a later merge is checked; its pictures."""
+        base, seen = (self.info.folder, self.base_model, self.base_fingerprint), {*self.info.looks, looks} - {""}
+        lora.save_adapter_folder(Path(folder), self.network, *base, seen)
         if samples:
             write_observations(Path(folder) / lora.SAMPLES_FILE, samples)
 
