@@ -54,6 +54,7 @@ def main(argv: Sequence[str]) -> None:
         preflight.check_only(config)
         return
     checks = preflight.Checks()
+    config = checks.make("assets", lambda: preflight.choose_looks(config))
     preflight.check_machine(checks, config)
     ranks = join_ranks(config.model.device)
     policy = preflight.load_policy(config.model, config.task.task_suite, config.update, config.run.seed)

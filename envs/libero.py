@@ -18,7 +18,7 @@ import numpy as np
 
 from contracts import BadInput, Observation
 from envs import rendering, tasks
-from envs.assets import find_assets
+from envs.assets import find_pack
 from envs.tasks import MAX_ENV_STEPS, TaskFiles, TaskInfo, libero_root
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,7 @@ class LiberoEnv:
 
     def _start(self, init_state_id: int, seed: int, observe: bool) -> Outcome:
         if self._simulator is None:
-            self._simulator = Simulator(self.files.bddl, find_assets(self.spec.assets), self._cameras)
+            self._simulator = Simulator(self.files.bddl, find_pack(self.spec.assets).folder, self._cameras)
             atexit.register(self.close)
         if self._init_states is None:  # LIBERO's sampler places the objects, too: another seed for every state
             self._simulator.reset(seed * self.num_init_states + init_state_id)

@@ -15,12 +15,14 @@ from configs.config import (
     ModelConfig,
     PhaseConfig,
     RunConfig,
+    SimulatorConfig,
     TaskConfig,
     TrainConfig,
     UpdateConfig,
+    changed,
 )
 from contracts import BadInput, Observation, SelfCheckError
-from envs.assets import SUBFOLDERS
+from envs.assets import SUBFOLDERS, Pack
 from envs.worker import NoAnswer
 from preflight import Checks, check_only, check_setup
 from rl import selfcheck
@@ -67,6 +69,7 @@ def checkpoint(tmp_path_factory) -> Path:
 def config(checkpoint) -> TrainConfig:
     return TrainConfig(
         model=ModelConfig(checkpoint=str(checkpoint), device="cpu"),
+        simulator=SimulatorConfig(assets="lowpoly"),
         update=UpdateConfig(micro_batch_size=1),
         evaluation=EvaluationConfig(allow_zero_baseline=True),  # its head has random weights
     )
@@ -187,8 +190,8 @@ def test_check_only_makes_every_check(config, capsys):
     check_only(config)
     found = statuses(capsys.readouterr().out)
     assert set(found) == POLICY_CHECKS | {
-        "versions", "rendering", "host memory", "device", "checkpoint", "suite", "looks", "teacher", "weights",
-        "micro-batch", "disk", "tasks", "first frame",
+        "versions", "rendering", "host memory", "device", "assets", "checkpoint", "suite", "looks", "teacher",
+        "weights", "micro-batch", "disk", "tasks", "first frame",
     }  # fmt: skip
     assert set(found.values()) == {"ok"}
 
@@ -196,7 +199,7 @@ def test_check_only_makes_every_check(config, capsys):
 @pytest.mark.usefixtures("_fake_machine")
 def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(config, tmp_path, capsys):
     config = replace(config, model=replace(config.model, checkpoint=str(tmp_path)))
-    with pytest.raises(BadInput, match=rf"1 of 18 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
+    with pytest.raises(BadInput, match=rf"1 of 19 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
         check_only(config)
     found = statuses(capsys.readouterr().out)
     assert {found[name] for name in ("versions", "rendering", "device", "tasks", "first frame")} == {"ok"}
@@ -207,7 +210,7 @@ def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(config, tmp_path,
 @pytest.mark.parametrize("broken", ["check_rendering", "check_installed"])
 def test_a_simulator_that_cannot_run_leaves_the_policy(broken, config, monkeypatch, capsys):
     monkeypatch.setattr(preflight, broken, failing("broken; run: pip install"))
-    with pytest.raises(BadInput, match=r"1 of 18 checks FAILED; .*: broken; run: pip install"):
+    with pytest.raises(BadInput, match=r"1 of 19 checks FAILED; .*: broken; run: pip install"):
         check_only(config)
     found = statuses(capsys.readouterr().out)
     assert {found[name] for name in ("first frame", "token head")} == {"skipped"}
@@ -303,6 +306,28 @@ def test_looks_that_the_checkpoint_may_never_have_seen_are_a_caution(info, tmp_p
     for name in SUBFOLDERS:
         (tmp_path / name).mkdir()
     assert not isinstance(preflight.check_looks(info, str(tmp_path)), Caution)
+
+
+@pytest.mark.parametrize(
+    ("assets", "name", "device", "gpu", "installed", "expected"),
+    [
+        ("auto", "owner/openvla-7b", "cpu", False, False, "official"),  # which then says what to install
+        ("auto", "small", "auto", False, True, "lowpoly"),
+        ("auto", "small", "cpu", True, True, "lowpoly"),
+        ("auto", "small", "auto", True, True, "official"),
+        ("auto", "small", "auto", True, False, "lowpoly"),
+        ("lowpoly", "owner/openvla-7b", "cpu", False, True, "lowpoly"),
+    ],
+)
+def test_auto_is_official_and_low_poly_only_where_pictures_would_slow_a_small_policy_down(
+    assets, name, device, gpu, installed, expected, checkpoint, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(preflight, "installed_official", lambda: Path("/there") if installed else None)
+    monkeypatch.setattr(preflight, "find_pack", lambda assets: Pack("own", Path("/there"), assets))
+    name = str(checkpoint) if name == "small" else name
+    config, finding = preflight.choose_looks(changed(TrainConfig(), assets=assets, checkpoint=name, device=device))
+    assert (config.simulator.assets, finding) == (expected, f"own ({expected}): /there")
 
 
 def test_a_task_needs_all_initial_states_that_are_configured():

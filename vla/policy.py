@@ -235,7 +235,7 @@ class Policy:
 def choose_device(wanted: str | torch.device, checkpoint: str | None = None) -> torch.device:
     """`auto` and `cuda` are this process's GPU: of several ranks on a machine each has its own."""
     name, num_gpus = str(wanted), torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto" and num_gpus == 0 and checkpoint is not None and _is_large(Path(checkpoint).expanduser()):
+    if name == "auto" and num_gpus == 0 and checkpoint is not None and is_large(Path(checkpoint).expanduser()):
         found = f"{checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB, but torch {torch.__version__} sees none"
         raise BadInput(f"{found}; `make demo` trains a small policy here (to force the CPU: --device cpu)")
     if name == "cpu" or (name == "auto" and num_gpus == 0):
@@ -248,7 +248,7 @@ def choose_device(wanted: str | torch.device, checkpoint: str | None = None) -> 
     return torch.device(name)
 
 
-def _is_large(checkpoint: Path) -> bool:
+def is_large(checkpoint: Path) -> bool:
     """Whether a base is too large for a CPU: a folder by its weights, a hub id always."""
     if checkpoint.is_dir():
         return sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) > LARGE_CHECKPOINT_BYTES

@@ -26,7 +26,7 @@ import numpy as np
 
 from configs.cli import main_guard, parse_flags
 from contracts import BadInput, read_json, write_json
-from envs.assets import find_assets
+from envs.assets import find_pack
 from envs.libero import EnvSpec, LiberoEnv, task_info
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg, episode_path, write_episode
 from workshop.expert import Expert
@@ -86,7 +86,7 @@ def collect(args: DemosArgs) -> Counter:
         write_json(args.out / "recipe.json", args.recipe())
     if (found := read_json(args.out / "recipe.json")) != args.recipe():
         raise BadInput(f"{args.out} holds demonstrations of other settings: {found}; use them or another --out")
-    find_assets(args.assets)  # made once, here, rather than by all workers at the same time
+    find_pack(args.assets)  # made once, here, rather than by all workers at the same time
     failed = failed_attempts(args.out / "attempts.jsonl")
     places = [(task_id, index) for task_id in args.task_ids for index in range(args.episodes)]
     places = [place for place in places if place not in failed and not episode_path(args.out, *place).exists()]
@@ -137,7 +137,7 @@ def attempt_of(args: DemosArgs, task_id: int, index: int) -> tuple[int, float, i
 
 @lru_cache(1)
 def _env(task_suite: str, assets: str, task_id: int) -> LiberoEnv:
-    return LiberoEnv(EnvSpec(task_suite, (task_id,), assets=str(find_assets(assets))), task_id)
+    return LiberoEnv(EnvSpec(task_suite, (task_id,), assets=str(find_pack(assets).folder)), task_id)
 
 
 def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
