@@ -67,9 +67,9 @@ def main(argv: Sequence[str]) -> None:
 
 def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Results:
     """Play the episodes that the results file still lacks, suite by suite. `other`: what they will be compared with."""
-    from preflight import load_policy
+    from preflight import check_looks, load_policy
     from rl.run import interruptible
-    from rl.selfcheck import attention_probe, image_probe
+    from rl.selfcheck import Caution, attention_probe, image_probe
     from vla.tokens import select_key
 
     model = config.model
@@ -84,6 +84,8 @@ def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Re
             save_results(results, plan)
             settings = results.settings
             print(f"{model.checkpoint}: {policy.kind}, {settings['mode']}; assets: {settings['assets']}")
+            if isinstance(looks := check_looks(policy.info, config.simulator.assets), Caution):
+                print(looks)
             if config.protocol is not None and not settings["assets"].startswith("official"):
                 print("published results were taken with LIBERO's own pictures: --assets official")
             if results.episodes:

@@ -45,7 +45,6 @@ MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an e
 SIMULATOR_GIB = 0.8  # of a worker process (docs/RESULTS.md, soak)
 COPIES_IN_CHECKPOINT = 3  # of every trained number, float32: itself and AdamW's two moments
 RESERVE_GIB = 0.5  # of the disk, for videos, records and the report
-OUR_PICTURES = "sft_run.json"  # the file of a checkpoint that `workshop.sft` has trained on pictures that we drew
 STATUSES = ("ok", "warning", "FAILED", "skipped")
 Config = TypeVar("Config", TrainConfig, EvalConfig)
 
@@ -199,7 +198,8 @@ def check_disk(run: RunConfig, policy: Policy) -> str:
 
 
 def find_checkpoint(model: ModelConfig) -> tuple[CheckpointInfo, str]:
-    info = inspect_checkpoint(resolve_checkpoint(base_and_adapter(str(model.checkpoint), None)[0]))
+    base, adapter = base_and_adapter(str(model.checkpoint), None)
+    info = inspect_checkpoint(resolve_checkpoint(base), adapter=adapter)
     reads = f"{info.num_images} image(s) and {'' if info.uses_proprio else 'no '}proprio"
     return info, f"{info.kind}; reads {reads}; {info.folder}"
 
@@ -230,11 +230,13 @@ def choose_looks(config: Config) -> tuple[Config, str]:
 
 
 def check_looks(info: CheckpointInfo, assets: str) -> str:
-    """Whether the policy will see what it was trained on, as far as its folder tells."""
-    looks = find_pack(assets)
-    is_known = (info.folder / OUR_PICTURES).is_file() or looks.name != "lowpoly"
-    unknown = "and nothing in the checkpoint's folder says that it was trained on them: most need --assets official"
-    return str(looks) if is_known else Caution(f"{looks}, {unknown}")
+    """Whether the policy will see what it was trained on: LIBERO's own, where its folder does not say."""
+    pack, known = find_pack(assets), info.looks or ("official",)
+    if pack.looks in known:
+        return str(pack)
+    repair = " or ".join(look if look in ("official", "lowpoly") else f"the folder of pack {look}" for look in known)
+    said = "" if info.looks else ", as most were: its folder does not say"
+    return Caution(f"{pack}, but the policy was trained on {' and '.join(known)}{said}; use --assets {repair}")
 
 
 def find_tasks(config: TrainConfig, num_images: int) -> tuple[tuple[EnvSpec, list[TaskInfo]], str]:

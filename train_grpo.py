@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from configs.cli import main_guard, parse_train
 from configs.config import TrainConfig
+from envs.assets import find_pack
 from envs.pool import Pool, make_pool
 from rl.metrics import advantage_metrics, progress_bar, rollout_metrics, system_metrics, update_line
 from rl.phases import TeacherMode, choose_teacher, phase_at
@@ -67,7 +68,8 @@ def main(argv: Sequence[str]) -> None:
     with make_pool(spec, config.simulator.num_envs, policy.prepare) as pool:
         observation = preflight.check_setup(checks, config, policy, pool)
         if command.resume is None:
-            state, run = TrainerState(ranks=ranks.size), start_run(config, argv, ranks)
+            looks = find_pack(config.simulator.assets).looks
+            state, run = TrainerState(ranks=ranks.size, looks=looks), start_run(config, argv, ranks)
         else:
             state = load_checkpoint(latest_checkpoint(Path(command.resume)), learner)
             run = reopen_run(Path(command.resume), config, state.metrics_bytes, state.wandb_id, ranks)

@@ -37,6 +37,11 @@ class Pack:
     folder: Path  # absolute
     digest: str
 
+    @property
+    def looks(self) -> str:
+        """What demonstrations, checkpoints and adapters record of the pictures that they were made on."""
+        return self.digest if self.name == "own" else self.name
+
     def __str__(self) -> str:
         return f"{self.name} ({self.digest})"
 

@@ -21,8 +21,8 @@ from configs.config import (
     UpdateConfig,
     changed,
 )
-from contracts import BadInput, Observation, SelfCheckError
-from envs.assets import SUBFOLDERS, Pack
+from contracts import BadInput, Observation, SelfCheckError, read_json, write_json
+from envs.assets import Pack
 from envs.worker import NoAnswer
 from preflight import Checks, check_only, check_setup
 from rl import selfcheck
@@ -61,7 +61,7 @@ def pool() -> FakePool:
 def checkpoint(tmp_path_factory) -> Path:
     """A checkpoint that was trained on our pictures."""
     folder = make_small_checkpoint(tmp_path_factory.mktemp("checkpoint") / "small")
-    (folder / preflight.OUR_PICTURES).write_text("{}")
+    write_json(folder / "config.json", read_json(folder / "config.json") | {"looks": ["lowpoly"]})
     return folder
 
 
@@ -296,16 +296,23 @@ def test_a_checkpoint_without_statistics_of_the_suite_is_refused(info):
         preflight.check_suite(info, ModelConfig("my-policy"), "libero_90")
 
 
-def test_looks_that_the_checkpoint_may_never_have_seen_are_a_caution(info, tmp_path, monkeypatch):
-    finding = preflight.check_looks(info, "lowpoly")
-    assert isinstance(finding, Caution)
-    assert "need --assets official" in finding
-    ours = replace(info, folder=tmp_path)
-    (tmp_path / preflight.OUR_PICTURES).write_text("{}")
-    assert not isinstance(preflight.check_looks(ours, "lowpoly"), Caution)
-    for name in SUBFOLDERS:
-        (tmp_path / name).mkdir()
-    assert not isinstance(preflight.check_looks(info, str(tmp_path)), Caution)
+@pytest.mark.parametrize(
+    ("trained_on", "shown", "advice"),
+    [
+        ((), "official", None),
+        ((), "lowpoly", "as most were: its folder does not say; use --assets official"),
+        (("lowpoly",), "official", "trained on lowpoly; use --assets lowpoly"),
+        (("official",), "own", "trained on official; use --assets official"),
+        (("12ab34cd",), "official", "use --assets the folder of pack 12ab34cd"),
+        (("12ab34cd",), "own", None),
+        (("lowpoly", "official"), "lowpoly", None),
+    ],
+)
+def test_pictures_that_the_policy_was_not_trained_on_are_a_caution(info, trained_on, shown, advice, monkeypatch):
+    monkeypatch.setattr(preflight, "find_pack", lambda _: Pack(shown, Path("/pack"), "12ab34cd"))
+    finding = preflight.check_looks(replace(info, looks=trained_on), shown)
+    assert isinstance(finding, Caution) is (advice is not None)
+    assert finding.endswith(advice or f"{shown} (12ab34cd)")
 
 
 @pytest.mark.parametrize(

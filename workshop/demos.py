@@ -136,8 +136,9 @@ def attempt_of(args: DemosArgs, task_id: int, index: int) -> tuple[int, float, i
 
 
 @lru_cache(1)
-def _env(task_suite: str, assets: str, task_id: int) -> LiberoEnv:
-    return LiberoEnv(EnvSpec(task_suite, (task_id,), assets=str(find_pack(assets).folder)), task_id)
+def _env_and_looks(task_suite: str, assets: str, task_id: int) -> tuple[LiberoEnv, str]:
+    pack = find_pack(assets)
+    return LiberoEnv(EnvSpec(task_suite, (task_id,), assets=str(pack.folder)), task_id), pack.looks
 
 
 def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
     """
     task_id, index = place
     init_state_id, noise_scale, first_frame, generator = attempt_of(args, task_id, index)
-    env = _env(args.task_suite, args.assets, task_id)
+    env, looks = _env_and_looks(args.task_suite, args.assets, task_id)
     noise = noise_bursts(noise_scale, env.max_env_steps, generator)
 
     def wants_frame(env_step: int) -> bool:
@@ -182,6 +183,7 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
             objects=np.array(objects, np.float32),
             instruction=env.instruction,
             env_steps=result.env_steps,
+            looks=looks,
             **drawn,
         )
         write_episode(episode_path(args.out, task_id, index), episode)
