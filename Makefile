@@ -1,5 +1,6 @@
 PYTHON ?= python3
-export PYTHON
+ASSETS ?= official
+export PYTHON ASSETS
 
 .PHONY: demo test lint venv system
 
@@ -14,9 +15,9 @@ lint: .venv/complete
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-venv: .venv/complete  ## the Python environment alone
+venv: .venv/complete  ## the Python environment alone; ASSETS=none leaves out LIBERO's own meshes and textures
 
-.venv/complete: requirements.txt requirements-simulator.txt
+.venv/complete: requirements.txt requirements-simulator.txt requirements-assets.txt
 	scripts/make_venv.sh
 
 system:

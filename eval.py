@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from configs.cli import main_guard, parse_eval
 from configs.config import EvalConfig, Suite
 from contracts import BadInput, first_line, resolve_pointer
-from envs.assets import describe_assets
+from envs.assets import find_pack
 from envs.libero import EnvSpec, task_info
 from envs.pool import make_pool
 from envs.tasks import task_names
@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # these take seconds to import: --help and wrong flags are an
 def main(argv: Sequence[str]) -> None:
     """Play what is missing of the plan, for one checkpoint or the two of a comparison, and print the results."""
     config = parse_eval(argv)
+    from preflight import choose_looks
     from rl.run import only_writer, provenance
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -46,6 +47,7 @@ def main(argv: Sequence[str]) -> None:
     tasks = {str(suite): task_info(recipe(config, suite)) for suite in config.suites}
     plan = make_plan(tasks, config.trials, config.first_init_state, {"protocol": config.protocol, **provenance(argv)})
 
+    config, _ = choose_looks(config)
     lock = only_writer(out.with_name(f".{out.name}.lock"), f"--out {out}")
     wanted = config.compare_with
     before = read_results(Path(wanted)) if wanted is not None and wanted.endswith(".json") else None
@@ -65,9 +67,9 @@ def main(argv: Sequence[str]) -> None:
 
 def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Results:
     """Play the episodes that the results file still lacks, suite by suite. `other`: what they will be compared with."""
-    from preflight import load_policy
+    from preflight import check_looks, load_policy
     from rl.run import interruptible
-    from rl.selfcheck import attention_probe, image_probe
+    from rl.selfcheck import Caution, attention_probe, image_probe
     from vla.tokens import select_key
 
     model = config.model
@@ -82,7 +84,9 @@ def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Re
             save_results(results, plan)
             settings = results.settings
             print(f"{model.checkpoint}: {policy.kind}, {settings['mode']}; assets: {settings['assets']}")
-            if config.protocol is not None and config.simulator.assets != "official":
+            if isinstance(looks := check_looks(policy.info, config.simulator.assets), Caution):
+                print(looks)
+            if config.protocol is not None and not settings["assets"].startswith("official"):
                 print("published results were taken with LIBERO's own pictures: --assets official")
             if results.episodes:
                 print(f"{out}: {len(results.episodes)} of {len(plan.keys)} episodes are there already", flush=True)
@@ -157,7 +161,7 @@ def settings_of(config: EvalConfig, policy: Policy) -> dict[str, Any]:
         "mode": mode,
         "temperature": (config.temperature or 1.0) if mode == "sample" else None,
         "seed": config.seed,
-        "assets": describe_assets(config.simulator.assets),
+        "assets": str(find_pack(config.simulator.assets)),
         "bddl_sha256": None if bddl is None else hashlib.sha256(Path(bddl).read_bytes()).hexdigest(),
         "device": policy.device.type,
         "dtype": str(policy.dtype).removeprefix("torch."),

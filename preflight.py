@@ -17,15 +17,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import imageio.v2 as imageio
 import numpy as np
 import torch
 
-from configs.config import ModelConfig, RunConfig, TaskConfig, TrainConfig, UpdateConfig, require
+from configs.config import EvalConfig, ModelConfig, RunConfig, TaskConfig, TrainConfig, UpdateConfig, require
 from contracts import BadInput, Observation, SelfCheckError, first_line
-from envs.assets import describe_assets
+from envs.assets import find_pack, installed_official
 from envs.libero import EnvSpec, task_info
 from envs.pool import Pool, WorkerPool
 from envs.rendering import GPU_BYTES_PER_RENDERER, REPAIR, check_versions, find_renderer, simulator_versions
@@ -36,7 +36,7 @@ from rl.phases import Teacher, choose_teacher
 from rl.selfcheck import Caution
 from vla.checkpoint import CheckpointInfo, base_and_adapter, inspect_checkpoint, resolve_checkpoint
 from vla.memory import fit_to_memory
-from vla.policy import Policy, choose_device
+from vla.policy import Policy, choose_device, is_large
 from vla.tokens import same_actions, select_key, suites_named
 
 log = logging.getLogger("train")
@@ -45,8 +45,8 @@ MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an e
 SIMULATOR_GIB = 0.8  # of a worker process (docs/RESULTS.md, soak)
 COPIES_IN_CHECKPOINT = 3  # of every trained number, float32: itself and AdamW's two moments
 RESERVE_GIB = 0.5  # of the disk, for videos, records and the report
-OUR_PICTURES = "sft_run.json"  # the file of a checkpoint that `workshop.sft` has trained on pictures that we drew
 STATUSES = ("ok", "warning", "FAILED", "skipped")
+Config = TypeVar("Config", TrainConfig, EvalConfig)
 
 
 class Checks:
@@ -111,21 +111,25 @@ def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool)
 def check_only(config: TrainConfig) -> None:
     """Make all checks and print a line for each. Raises BadInput if one failed."""
     checks = Checks(show_all=True)
+    chosen = checks.make("assets", lambda: choose_looks(config))
+    config = chosen or config
     device, can_simulate = check_machine(checks, config)
     info = checks.make("checkpoint", lambda: find_checkpoint(config.model), device)
-    suite = check_checkpoint(checks, config, info)
+    suite = check_checkpoint(checks, config, info, chosen)
     policy = checks.make("weights", lambda: load_weights(config), suite)
     checks.make("teacher", lambda: ": ".join(load_teacher(config, policy)), policy)
     micro_batch_size = checks.make("micro-batch", lambda: fit_micro_batch(config, policy), policy)
     checks.make("disk", lambda: check_disk(config.run, policy), policy)
     found = checks.make("tasks", lambda: find_tasks(config, info.num_images if info else 1))
-    observation = checks.make("first frame", lambda: first_frame_apart(config.task, found[0]), found, can_simulate)
+    observation = checks.make(
+        "first frame", lambda: first_frame_apart(config.task, found[0]), found, can_simulate and chosen
+    )
     check_policy(checks, config, policy, observation, micro_batch_size)
     checks.conclude()
 
 
-def check_checkpoint(checks: Checks, config: TrainConfig, info: Any) -> Any:
-    checks.make("looks", lambda: check_looks(info, config.simulator.assets), info)
+def check_checkpoint(checks: Checks, config: TrainConfig, info: Any, has_looks: Any = True) -> Any:
+    checks.make("looks", lambda: check_looks(info, config.simulator.assets), info, has_looks)
     return checks.make("suite", lambda: check_suite(info, config.model, config.task.task_suite), info)
 
 
@@ -195,7 +199,8 @@ def check_disk(run: RunConfig, policy: Policy) -> str:
 
 
 def find_checkpoint(model: ModelConfig) -> tuple[CheckpointInfo, str]:
-    info = inspect_checkpoint(resolve_checkpoint(base_and_adapter(str(model.checkpoint), None)[0]))
+    base, adapter = base_and_adapter(str(model.checkpoint), None)
+    info = inspect_checkpoint(resolve_checkpoint(base), adapter=adapter)
     reads = f"{info.num_images} image(s) and {'' if info.uses_proprio else 'no '}proprio"
     return info, f"{info.kind}; reads {reads}; {info.folder}"
 
@@ -214,11 +219,25 @@ def check_suite(info: CheckpointInfo, model: ModelConfig, task_suite: str) -> st
     return finding
 
 
+def choose_looks(config: Config) -> tuple[Config, str]:
+    """The configuration with the looks that `--assets auto` stands for, and which they are. Raises BadInput."""
+    assets, model = config.simulator.assets, config.model
+    if assets == "auto":  # a 7B knows LIBERO's own; to a small policy they cost two thirds of its speed, but on a GPU
+        is_small = not is_large(Path(base_and_adapter(str(model.checkpoint), None)[0]).expanduser())
+        has_gpu = model.device != "cpu" and torch.cuda.is_available()
+        assets = "lowpoly" if is_small and not (has_gpu and installed_official()) else "official"
+    pack = find_pack(assets)
+    return replace(config, simulator=replace(config.simulator, assets=assets)), f"{pack}: {pack.folder}"
+
+
 def check_looks(info: CheckpointInfo, assets: str) -> str:
-    """Whether the policy will see what it was trained on, as far as its folder tells."""
-    looks, is_known = describe_assets(assets), (info.folder / OUR_PICTURES).is_file() or assets != "lowpoly"
-    unknown = "and nothing in the checkpoint's folder says that it was trained on them: most need --assets official"
-    return looks if is_known else Caution(f"{looks}, {unknown}")
+    """Whether the policy will see what it was trained on: LIBERO's own, where its folder does not say."""
+    pack, known = find_pack(assets), info.looks or ("official",)
+    if pack.looks in known:
+        return str(pack)
+    repair = " or ".join(look if look in ("official", "lowpoly") else f"the folder of pack {look}" for look in known)
+    said = "" if info.looks else ", as most were: its folder does not say"
+    return Caution(f"{pack}, but the policy was trained on {' and '.join(known)}{said}; use --assets {repair}")
 
 
 def find_tasks(config: TrainConfig, num_images: int) -> tuple[tuple[EnvSpec, list[TaskInfo]], str]:
@@ -316,7 +335,7 @@ def log_setup(
         ("update", f"{config.update.batch_size} decisions a step, {config.update.micro_batch_size} at a time"),
         ("teacher", ": ".join(teacher)),
         *((f"task {task.task_id}", f"{task.instruction} (at most {task.max_env_steps} env steps)") for task in tasks),
-        ("assets", describe_assets(config.simulator.assets)),
+        ("assets", str(find_pack(config.simulator.assets))),
         ("run folder", str(folder)),
         ("checks", checks.summary()),
         *(("warning", f"{name}: {text}") for name, status, text in checks.findings if status == "warning"),

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from configs.cli import main_guard, parse_train
 from configs.config import TrainConfig, changed
 from contracts import resolve_pointer
+from envs.assets import find_pack
 from envs.pool import Pool, make_pool
 from rl.metrics import advantage_metrics, progress_bar, rollout_metrics, system_metrics, update_line
 from rl.phases import phase_at
@@ -55,6 +56,7 @@ def main(argv: Sequence[str]) -> None:
         preflight.check_only(config)
         return
     checks = preflight.Checks()
+    config = checks.make("assets", lambda: preflight.choose_looks(config))
     preflight.check_machine(checks, config)
     ranks = join_ranks(config.model.device)
     policy = preflight.load_policy(config.model, config.task.task_suite, config.update, config.run.seed)
@@ -68,7 +70,8 @@ def main(argv: Sequence[str]) -> None:
     with make_pool(spec, config.simulator.num_envs, policy.prepare) as pool:
         observation = preflight.check_setup(checks, config, policy, pool)
         if command.resume is None:
-            state, run = TrainerState(ranks=ranks.size), start_run(config, argv, ranks)
+            looks = find_pack(config.simulator.assets).looks
+            state, run = TrainerState(ranks=ranks.size, looks=looks), start_run(config, argv, ranks)
         else:
             state = load_checkpoint(latest_checkpoint(Path(command.resume)), learner)
             run = reopen_run(Path(command.resume), config, state.metrics_bytes, state.wandb_id, ranks)

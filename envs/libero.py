@@ -20,7 +20,7 @@ import numpy as np
 
 from contracts import BadInput, Observation
 from envs import rendering, tasks
-from envs.assets import find_assets
+from envs.assets import find_pack
 from envs.tasks import MAX_ENV_STEPS, TaskFiles, TaskInfo, libero_root
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class LiberoEnv:
 
     def _start(self, init_state_id: int | None, seed: int, observe: bool) -> Outcome:
         if self._simulator is None:
-            self._simulator = Simulator(self.files.bddl, find_assets(self.spec.assets), self._cameras)
+            self._simulator = Simulator(self.files.bddl, find_pack(self.spec.assets).folder, self._cameras)
             atexit.register(self.close)
         if init_state_id is not None and self._init_states is not None:
             self._simulator.reset(seed, self._init_states[init_state_id])

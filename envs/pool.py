@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from envs.assets import find_assets
+from envs.assets import find_pack
 from envs.libero import ChunkResult, EnvSpec, LiberoEnv
 from envs.rendering import check_versions
 from envs.worker import NoAnswer, Worker
@@ -42,7 +42,7 @@ def make_pool(spec: EnvSpec, num_envs: int, prepare: Prepare | None = None) -> "
     if caution := check_versions():
         log.warning(caution)
     # Found (and, for "lowpoly", generated) once, here, rather than by all workers at the same time.
-    spec = replace(spec, assets=str(find_assets(spec.assets)))
+    spec = replace(spec, assets=str(find_pack(spec.assets).folder))
     return Pool(spec, prepare=prepare) if num_envs == 1 else WorkerPool(spec, num_envs, prepare=prepare)
 
 

@@ -42,6 +42,7 @@ class TrainerState:
     drawn: dict[int, int] = field(default_factory=dict)  # groups that each task had: the cursor of training_episodes
     wandb_id: str | None = None
     ranks: int = 1  # processes that train together; which episodes they play depends on their number
+    looks: str = ""  # the pictures that it trains on: see CheckpointInfo
 
     def improves(self, score: float | None) -> bool:
         """Whether a score beats every earlier one of the run; if so, it is the one to beat from now on."""
@@ -97,7 +98,7 @@ def save_checkpoint(
 
 
 def _write(folder: Path, learner: Learner, state: TrainerState, samples: Sequence[Observation]) -> None:
-    learner.policy.save_adapter(folder, samples)
+    learner.policy.save_adapter(folder, samples, state.looks)
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()  # which torch.load(weights_only=True) accepts
     generators = {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state()}

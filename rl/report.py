@@ -59,6 +59,10 @@ class StoredRun:
         return [row for row in self.rows if GREEDY in row]
 
     @property
+    def looks(self) -> str:
+        return self.provenance.get("looks", "not kept by this run")
+
+    @property
     def best_evaluation(self) -> Row:
         """The one with the highest lower bound of the greedy student, the first of equals: as `checkpoints/best`."""
         return max(self.evaluations, key=lambda row: row[f"{GREEDY}_low"])
@@ -210,7 +214,7 @@ class ReportArgs:
 
 def main(argv: Sequence[str]) -> None:
     run = read_run(parse_flags(ReportArgs, argv, prog="python -m rl.report").run)
-    print(*map(str, changes(run)[:2]), sep="\n")
+    print(f"assets: {run.looks}", *map(str, changes(run)[:2]), sep="\n")
     print(write_report(run))
 
 

@@ -218,5 +218,6 @@ def results_table(results: Results, plan: Plan, before: Results | None = None) -
         rows.append(row(f"{suite} all", "", suite))
     if len(plan.tasks) > 1:
         rows.append(row("all suites", ""))
+    rows[0] = (*rows[0][:-1], f"{rows[0][-1]}; assets: {results.settings['assets']}")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

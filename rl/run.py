@@ -25,7 +25,8 @@ import filelock
 import torch
 
 from configs.config import TrainConfig, to_dict
-from contracts import BadInput, TimeIsUp, first_line, write_json
+from contracts import BadInput, TimeIsUp, first_line, read_json, write_json
+from envs.assets import find_pack
 from rl.ranks import ALONE, Ranks
 
 log = logging.getLogger("train")
@@ -103,7 +104,9 @@ def start_run(config: TrainConfig, argv: Sequence[str], ranks: Ranks = ALONE) ->
                 break
         for part in ("checkpoints", "videos", "report"):
             (folder / part).mkdir()
-        write_json(folder / "config.json", {"config": to_dict(config), "ranks": ranks.size, **provenance(argv)})
+        looks = str(find_pack(config.simulator.assets))
+        settings = {"config": to_dict(config), "looks": looks, "ranks": ranks.size}
+        write_json(folder / "config.json", settings | provenance(argv))
         log_to_terminal(folder / LOG_FILE)
     except OSError as error:
         reason = error.strerror or error
@@ -115,10 +118,16 @@ def start_run(config: TrainConfig, argv: Sequence[str], ranks: Ranks = ALONE) ->
 def reopen_run(
     folder: Path, config: TrainConfig, metrics_bytes: int, wandb_id: str | None, ranks: Ranks = ALONE
 ) -> Run:
-    """Open the folder of a run that goes on; records after the checkpoint (`metrics_bytes`) are played again."""
+    """Open the folder of a run that goes on; records after the checkpoint (`metrics_bytes`) are played again.
+
+    Raises BadInput when another program writes it, and for other looks than the run has seen, wherever they lie.
+    """
     if not ranks.is_main:
         return Run(folder, config, ranks)
     lock = only_writer(folder / ".lock", f"--resume {folder}: the run")
+    looks, stored = str(find_pack(config.simulator.assets)), read_json(folder / "config.json").get("looks")
+    if stored not in (looks, None):
+        raise BadInput(f"--resume {folder}: the run has seen assets {stored}, not {looks}: name those with --assets")
     with (folder / "metrics.jsonl").open("a") as metrics:
         metrics.truncate(min(metrics_bytes, metrics.tell()))
     log_to_terminal(folder / LOG_FILE)

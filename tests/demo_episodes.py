@@ -36,6 +36,7 @@ def make_episode(episode: int, frames: int = FRAMES, instruction: str = INSTRUCT
         actions=actions.astype(np.float32),
         objects=rng.normal(size=(frames, 6)).astype(np.float32),
         env_steps=steps - 8,
+        looks=("lowpoly", "")[episode % 2],  # of old files nothing is known
     )
 
 

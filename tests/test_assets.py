@@ -1,7 +1,11 @@
+import shutil
+import sys
+from pathlib import Path
+
 import pytest
 
 from contracts import BadInput
-from envs.assets import SUBFOLDERS, describe_assets, find_assets
+from envs.assets import INSTALL_ASSETS, OFFICIAL, PACKAGES, SUBFOLDERS, find_pack, installed_official
 
 
 @pytest.fixture
@@ -11,39 +15,87 @@ def folder(tmp_path):
     return tmp_path / "assets"
 
 
-def test_default_is_the_bundled_pack():
-    pack = find_assets("lowpoly")
-    assert pack.is_absolute()
-    assert all((pack / name).is_dir() for name in SUBFOLDERS)
-    assert "low-poly" in describe_assets("lowpoly")
+@pytest.fixture
+def _nothing_installed(monkeypatch, tmp_path):
+    monkeypatch.delenv("LIBERO_ASSETS", raising=False)
+    monkeypatch.setattr("envs.assets.PACKAGES", "no_such_package")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
-def test_a_folder_is_used_and_named_and_a_wrong_one_refused_with_what_it_lacks(folder, tmp_path):
-    assert find_assets(str(folder)) == folder
-    assert str(folder) in describe_assets(str(folder))
+@pytest.fixture
+def copy(tmp_path):
+    return shutil.copytree(find_pack("lowpoly").folder, tmp_path / "copy")
+
+
+def test_the_low_poly_pack_has_what_libero_asks_for():
+    pack = find_pack("lowpoly")
+    assert pack.name == "lowpoly"
+    assert pack.folder.is_absolute()
+    assert all((pack.folder / path).is_file() for path in OFFICIAL)
+
+
+def test_a_wrong_folder_is_refused_with_what_it_lacks(folder, tmp_path):
+    assert (find_pack(str(folder)).name, find_pack(str(folder)).folder) == ("own", folder)
     (folder / "scenes").rmdir()
     with pytest.raises(BadInput, match="lacks scenes"):
-        find_assets(str(folder))
+        find_pack(str(folder))
     with pytest.raises(BadInput, match="does not exist"):
-        find_assets(str(tmp_path / "none"))
+        find_pack(str(tmp_path / "none"))
 
 
-def test_official_assets_in_hf_liberos_cache_are_used(folder, monkeypatch, tmp_path):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / ".cache" / "libero").mkdir(parents=True)
-    folder.rename(tmp_path / ".cache" / "libero" / "assets")
-    assert find_assets("official") == tmp_path / ".cache" / "libero" / "assets"
+def test_a_pack_is_its_content_wherever_it_lies(copy):
+    pack, original = find_pack(str(copy)), find_pack("lowpoly")
+    assert (pack.name, pack.digest, pack.folder) == ("lowpoly", original.digest, copy)
+    texture = copy / "textures" / "smooth_light_gray_plaster.png"
+    texture.write_bytes(texture.read_bytes() + b"0")
+    other = find_pack(str(copy))
+    assert other.name == "own"
+    assert other.digest != original.digest
+    texture.unlink()
+    with pytest.raises(BadInput, match=rf"{copy} lacks .*smooth_light_gray_plaster\.png, which scenes/\w+\.xml names"):
+        find_pack(str(copy))
 
 
-def test_official_assets_without_network_are_one_line_of_advice(monkeypatch, tmp_path):
+@pytest.mark.parametrize("above", [".", PACKAGES])
+def test_a_folder_one_level_too_high_is_understood(folder, tmp_path, above):
+    (tmp_path / "high" / above).mkdir(parents=True)
+    inside = folder.rename(tmp_path / "high" / above / "assets")
+    assert find_pack(str(tmp_path / "high")).folder == inside
+
+
+@pytest.mark.usefixtures("_nothing_installed")
+def test_official_is_the_variable_then_the_packages_then_hf_liberos_cache(folder, monkeypatch, tmp_path):
+    assert installed_official() is None
+    cached = tmp_path / "home" / ".cache" / "libero" / "assets"
+    shutil.copytree(folder, cached)
+    assert find_pack("official").folder == cached
+    monkeypatch.setattr("envs.assets.PACKAGES", "namespace_of_packages")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *sys.path])
+    packaged = shutil.copytree(folder, tmp_path / "site" / "namespace_of_packages" / "assets")
+    assert find_pack("official").folder == packaged
+    monkeypatch.setenv("LIBERO_ASSETS", str(folder))
+    assert find_pack("official").folder == folder
+
+
+@pytest.mark.usefixtures("_nothing_installed")
+def test_without_packages_and_network_one_line_says_what_to_type(monkeypatch):
     import huggingface_hub
 
-    def offline(**arguments):
+    def offline(*_, **__):
         raise ConnectionError("Name or service not known")
 
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(BadInput, match=r"ConnectionError.*lowpoly") as refusal:
-        find_assets("official")
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", offline)
+    with pytest.raises(BadInput, match=rf"ConnectionError.*run: {INSTALL_ASSETS}; .*lowpoly") as refusal:
+        find_pack("official")
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.skipif(installed_official() is None, reason="LIBERO's own meshes are not installed (ASSETS=none)")
+def test_liberos_own_files_are_known_by_their_content_in_parts_too(tmp_path):
+    pack = find_pack("official")
+    assert pack.name == "official"
+    some = [path for path in OFFICIAL if Path(path).parts[0] != "scenes" or "floor" in path]
+    for path in some:
+        shutil.copytree((pack.folder / path).parent, (tmp_path / path).parent, dirs_exist_ok=True)
+    part = find_pack(str(tmp_path))
+    assert (part.name, part.digest) == ("official", pack.digest)

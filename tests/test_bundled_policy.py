@@ -34,6 +34,7 @@ def test_it_is_a_token_policy_of_the_published_format(policy):
     assert policy.action_head is None
     assert (policy.num_images, policy.uses_proprio, policy.unnorm_key) == (1, True, "libero_spatial_no_noops")
     assert (policy.chunk_length, policy.action_dim) == (8, 7)
+    assert policy.info.looks == ("lowpoly",)
 
 
 def test_it_solves_held_out_initial_states_of_the_real_task(policy):

@@ -96,7 +96,7 @@ def test_a_cut_while_writing_leaves_the_previous_checkpoint_whole(monkeypatch, c
     torn_write = lambda path, data: (path.open("wb").write(data[: len(data) // 2]), cut())  # noqa: E731
     target, replacement = {
         "write": ((Path, "write_bytes"), torn_write),
-        "save_adapter": ((learner.policy, "save_adapter"), lambda folder, _: (Path(folder).mkdir(), cut())),
+        "save_adapter": ((learner.policy, "save_adapter"), lambda folder, *_: (Path(folder).mkdir(), cut())),
         "fsync": ((os, "fsync"), cut),
         "rename": ((Path, "rename"), cut),
         "pointer": ((os, "replace"), cut),

@@ -141,7 +141,8 @@ def test_other_flags_are_refused_with_both_values(run_folder):
 def test_where_a_run_ends_how_it_is_watched_and_what_is_in_memory_may_change(run_folder):
     argv = ["--resume", str(run_folder), "--total-steps", "9999", "--wandb-mode", "offline", "--keep-checkpoints", "5",
             "--no-allow-zero-baseline", "--wandb-project", "other", "--max-hours", "3", "--micro-batch-size", "1",
-            "--max-batch", "1", "--gradient-checkpointing", "on", "--memory-budget", "24"]  # fmt: skip
+            "--max-batch", "1", "--gradient-checkpointing", "on", "--memory-budget", "24",
+            "--assets", "folder"]  # fmt: skip
     assert set(differing_fields(PRESETS["smoke"], parse_train(argv).config)) == CHANGEABLE_ON_RESUME
 
 

@@ -30,6 +30,7 @@ def episode() -> DemoEpisode:
         actions=generator.uniform(-1, 1, (21, 7)).astype(np.float32),
         objects=generator.normal(size=(3, 6)).astype(np.float32),
         env_steps=16,
+        looks="official",
     )
 
 
@@ -38,7 +39,7 @@ def test_an_episode_comes_back_as_it_was_written(tmp_path, episode):
     write_episode(path, episode)
     again = read_episode(path)
     assert path.name == "episode_07_000012.npz"
-    for name in ("task_id", "init_state_id", "instruction", "noise_scale", "jpegs", "env_steps"):
+    for name in ("task_id", "init_state_id", "instruction", "noise_scale", "jpegs", "env_steps", "looks"):
         assert getattr(again, name) == getattr(episode, name)
     for name in ARRAYS:
         np.testing.assert_array_equal(getattr(again, name), getattr(episode, name))
@@ -50,6 +51,13 @@ def broken(path, **changes) -> None:
     with np.load(path) as archive:
         arrays = {name: archive[name] for name in archive.files} | changes
     np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
+
+
+def test_a_file_of_before_looks_were_recorded_is_read(tmp_path, episode):
+    path = episode_path(tmp_path, 0, 0)
+    write_episode(path, episode)
+    broken(path, looks=None)
+    assert read_episode(path).looks == ""
 
 
 @pytest.mark.parametrize(

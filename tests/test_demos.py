@@ -56,7 +56,7 @@ def test_executing_the_labels_and_the_noise_leads_through_the_frames_to_success(
     assert result.success
     assert abs(result.env_steps - episode.env_steps) <= 1
     assert (episode.task_id, episode.init_state_id) == (0, init_state_id)
-    assert episode.instruction == env.instruction
+    assert (episode.instruction, episode.looks) == (env.instruction, "lowpoly")
 
 
 def test_no_frame_has_noise_in_its_chunk_although_the_episode_has(folder):

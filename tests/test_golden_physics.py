@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from envs.assets import find_assets
+from envs.assets import find_pack
 from envs.libero import SETTLING_ACTION, SETTLING_STEPS
 from envs.rendering import prepare
 from envs.tasks import load_init_states, suite_task
@@ -44,7 +44,7 @@ def test_trajectories_are_those_of_the_official_assets(suite, task_id, monkeypat
     import libero.libero
     from libero.libero.envs.env_wrapper import ControlEnv
 
-    monkeypatch.setattr(libero.libero, "_assets_path_cache", str(find_assets("lowpoly")))
+    monkeypatch.setattr(libero.libero, "_assets_path_cache", str(find_pack("lowpoly").folder))
     env = ControlEnv(str(task.bddl), use_camera_obs=False, has_offscreen_renderer=False, ignore_done=True)
     env.seed(0)
     env.reset()

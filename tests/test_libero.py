@@ -1,18 +1,26 @@
 """LiberoEnv against LIBERO's own OffScreenRenderEnv, stepped one action at a time in the same process."""
 
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
+import imageio.v2 as imageio
 import numpy as np
 import pytest
 
 from contracts import BadInput
-from envs.assets import find_assets
+from envs.assets import find_pack, installed_official
 from envs.libero import CAMERAS, SETTLING_ACTION, SETTLING_STEPS, EnvSpec, LiberoEnv, Simulator, axis_angle, task_files
 from envs.rendering import prepare
 from envs.tasks import load_init_states
+from vla.preprocessing import jpeg_round_trip, lanczos_resize
 
 SUITE, TASK = "libero_spatial", 4  # a drawer is open there: one more thing that a reset draws at random
 INIT_STATE = 7
+GOLDEN = Path(__file__).parent / "golden"
+needs_official = pytest.mark.skipif(
+    installed_official() is None, reason="LIBERO's own meshes are not installed (make venv ASSETS=none)"
+)
 
 
 @dataclass
@@ -28,7 +36,9 @@ def state_of(domain) -> np.ndarray:
     return np.concatenate([data.qpos, data.qvel, data.qacc_warmstart])
 
 
-def libero_rollout(suite, task_id, init_state, actions, with_images=False, seed=0) -> list[Snapshot]:
+def libero_rollout(
+    suite, task_id, init_state, actions, with_images=False, assets="lowpoly", seed=0
+) -> list[Snapshot]:  # fmt: skip
     """The published protocol: seed, reset, set the initial state, settle, one action at a time, every frame rendered.
 
     The first snapshot is the one after settling. Initial state None: as the seed places everything.
@@ -38,7 +48,7 @@ def libero_rollout(suite, task_id, init_state, actions, with_images=False, seed=
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(libero.libero, "_assets_path_cache", str(find_assets("lowpoly")))
+        patch.setattr(libero.libero, "_assets_path_cache", str(find_pack(assets).folder))
         bddl = task_files(EnvSpec(suite, (task_id,)), task_id).bddl
         env = OffScreenRenderEnv(
             bddl_file_name=str(bddl), camera_heights=256, camera_widths=256, use_camera_obs=with_images
@@ -77,15 +87,26 @@ def actions():
     return random_actions(24)
 
 
-@pytest.fixture(scope="module")
-def reference(actions):
-    return libero_rollout(SUITE, TASK, stored_state(SUITE, TASK, INIT_STATE), actions, with_images=True)
+@pytest.fixture(scope="module", params=["lowpoly", pytest.param("official", marks=needs_official)])
+def pack(request):
+    return request.param
+
+
+@cache
+def reference_on(pack) -> list[Snapshot]:
+    state = stored_state(SUITE, TASK, INIT_STATE)
+    return libero_rollout(SUITE, TASK, state, random_actions(24), with_images=True, assets=pack)
 
 
 @pytest.fixture(scope="module")
-def env(reference):
+def reference(pack):
+    return reference_on(pack)
+
+
+@pytest.fixture(scope="module")
+def env(pack, reference):
     """One built env for many tests: nothing that they do may change what the next reset gives."""
-    env = LiberoEnv(EnvSpec(SUITE, (TASK,)), TASK)
+    env = LiberoEnv(EnvSpec(SUITE, (TASK,), assets=pack), TASK)
     yield env
     env.close()
 
@@ -107,6 +128,35 @@ def test_chunks_give_the_frames_and_states_of_liberos_own_loop(env, reference, a
         np.testing.assert_array_equal(state_of(env.domain), expected.state)
         assert result.success == expected.success
         assert (result.executed, result.env_steps, result.done, result.error) == (8, start + 8, False, None)
+
+
+@needs_official
+def test_looks_move_nothing():
+    for ours, official in zip(reference_on("lowpoly"), reference_on("official"), strict=True):
+        np.testing.assert_array_equal(ours.state, official.state)
+        assert (ours.images != official.images).any()
+
+
+@needs_official
+def test_official_pictures_are_those_that_the_public_checkpoints_know():
+    """The sample observation that openvla-oft publishes, and our own picture of it in cells of 14 x 14 pixels."""
+    sample = np.stack(np.split(imageio.imread(GOLDEN / "sample_observation.png"), 2, axis=1))  # (2, 224, 224, 3)
+
+    def pictures(pack):
+        env = LiberoEnv(EnvSpec("libero_spatial", (0,), assets=pack), 0)
+        frames = env.reset(0).observation.images
+        env.close()
+        planes = [np.ascontiguousarray(jpeg_round_trip(frame).transpose(2, 0, 1)) for frame in frames]
+        return np.stack([lanczos_resize(image, 224).transpose(1, 2, 0) for image in planes]).astype(float)
+
+    def grey_levels(pictures):
+        return np.abs(pictures - sample).mean(axis=(1, 2, 3))
+
+    official = pictures("official")
+    np.testing.assert_allclose(grey_levels(official), [2.19, 2.09], atol=0.3)
+    assert (grey_levels(pictures("lowpoly")) > 15).all()  # 28.5 and 19.1: what the figures above are to be read by
+    cells = official.reshape(2, 16, 14, 16, 14, 3).mean(axis=(2, 4))
+    np.testing.assert_allclose(cells, np.load(GOLDEN / "pictures.npz")["official"], atol=3.0)
 
 
 def test_frames_of_a_recording_are_liberos_at_every_step(env, reference, actions):
@@ -199,7 +249,7 @@ def test_a_task_without_a_usable_placement_is_bad_input(env, monkeypatch):
 @pytest.mark.parametrize(("suite", "task_id"), [(SUITE, 0), ("libero_object", 0)])
 def test_fresh_states_lie_where_the_official_ones_do_and_rest_unsolved(suite, task_id):
     files = task_files(EnvSpec(suite, (task_id,)), task_id)
-    simulator = Simulator(files.bddl, find_assets("lowpoly"), CAMERAS[:1])
+    simulator = Simulator(files.bddl, find_pack("lowpoly").folder, CAMERAS[:1])
     official, fresh = load_init_states(files.init_states), []
     for seed in range(10):
         simulator.reset(seed)
@@ -258,8 +308,8 @@ def test_two_envs_in_one_process_render_their_own_scenes(env, reference, actions
     assert_same_observation(env.step_chunk(actions[8:16]).observation, reference[16])
 
 
-def test_one_image_is_the_agentview_of_two_and_a_step_limit_cuts_a_chunk(reference):
-    env = LiberoEnv(EnvSpec(SUITE, (TASK,), num_images=1, max_env_steps=11), TASK)
+def test_one_image_is_the_agentview_of_two_and_a_step_limit_cuts_a_chunk(pack, reference):
+    env = LiberoEnv(EnvSpec(SUITE, (TASK,), num_images=1, assets=pack, max_env_steps=11), TASK)
     result = env.reset(INIT_STATE)
     np.testing.assert_array_equal(result.observation.images, reference[0].images[:1])
     np.testing.assert_array_equal(result.observation.proprio, reference[0].proprio)
@@ -271,7 +321,9 @@ def test_one_image_is_the_agentview_of_two_and_a_step_limit_cuts_a_chunk(referen
     env.close()
 
 
-@pytest.mark.parametrize(("suite", "task_id"), [("libero_goal", 7), ("libero_10", 8), ("libero_90", 0)])
+@pytest.mark.parametrize(
+    ("suite", "task_id"), [("libero_object", 4), ("libero_goal", 7), ("libero_10", 8), ("libero_90", 0)]
+)
 def test_states_are_liberos_to_the_bit_in_every_suite(suite, task_id):
     actions = random_actions(50, seed=task_id)
     expected = libero_rollout(suite, task_id, stored_state(suite, task_id, INIT_STATE), actions)
@@ -314,7 +366,7 @@ def test_success_ends_the_chunk_at_the_step_where_libero_sees_it():
 
 
 def test_assets_that_lack_an_object_are_refused(tmp_path):
-    for folder in find_assets("lowpoly").iterdir():
+    for folder in find_pack("lowpoly").folder.iterdir():
         (tmp_path / folder.name).symlink_to(folder)
     (tmp_path / "articulated_objects").unlink()
     (tmp_path / "articulated_objects").mkdir()

@@ -32,6 +32,12 @@ from vla.weights import read_tensors
 CPU = torch.device("cpu")
 TOLERANCE = {torch.float32: {"rtol": 1e-5, "atol": 1e-5}, torch.bfloat16: {"rtol": 2e-2, "atol": 5e-2}}
 RANK, ALPHA = 3, 5
+KEYS_OF_PEFT_0_11_1 = {  # the version that openvla-oft pins: the fields of its LoraConfig, and a TypeError for others
+    "peft_type", "auto_mapping", "base_model_name_or_path", "revision", "task_type", "inference_mode", "r",
+    "target_modules", "lora_alpha", "lora_dropout", "fan_in_fan_out", "bias", "use_rslora", "modules_to_save",
+    "init_lora_weights", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern", "megatron_config",
+    "megatron_core", "loftq_config", "use_dora", "layer_replication",
+}  # fmt: skip
 
 
 # Layers compute W x + b + alpha / rank * B (A x), and its gradient, for every map that they hold
@@ -260,6 +266,7 @@ def test_peft_itself_loads_the_saved_adapter(network, folder, tmp_path):
     add_lora(network, rank=4, alpha=8)
     _train_a_little(network)
     save_adapter_folder(tmp_path, network, folder, str(folder), "f" * 64)
+    assert json.loads((tmp_path / "adapter_config.json").read_text()).keys() <= KEYS_OF_PEFT_0_11_1
     base = _network(folder)
     theirs = PeftModel.from_pretrained(base, str(tmp_path))
     inputs = _inputs(network)

@@ -50,7 +50,7 @@ def policy(base) -> Policy:
 @pytest.fixture(scope="module")
 def adapter(policy, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "best"
-    policy.save_adapter(folder, samples=_made_up(policy, 2))
+    policy.save_adapter(folder, _made_up(policy, 2), looks="official")
     (folder / "metadata.json").write_text(json.dumps({"global_step": 512, "score": 0.75}))
     return folder
 
@@ -84,6 +84,15 @@ def test_merged_folder_is_a_plain_checkpoint_in_the_bases_shards_and_dtype(base,
     assert all(text in card for text in ("score: 0.75", str(base), "rank 4, alpha 8"))
     # The head is gone, since training changed what it reads; the number of images, once found out by it, is not.
     assert (after.num_images, after.uses_proprio, after.has_l1_head) == (2, True, False)
+
+
+def test_looks_travel_from_run_to_run_and_into_the_merged_folder(base, adapter, merged, tmp_path):
+    assert (inspect_checkpoint(base).looks, inspect_checkpoint(merged).looks) == ((), ("official",))
+    further = Policy.load(str(adapter), task_suite=SUITE)
+    assert further.info.looks == ("official",)
+    further.save_adapter(tmp_path / "further", looks="lowpoly")
+    merge(tmp_path / "further", tmp_path / "out")
+    assert inspect_checkpoint(tmp_path / "out").looks == ("lowpoly", "official")
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (6, 3, 2, 2)])

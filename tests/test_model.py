@@ -241,10 +241,11 @@ def test_training_loss_and_all_gradients_are_the_references(name, networks):
         _assert_close(ours[key.removeprefix("grad_ce__")], case[key], 1e-4 * np.abs(case[key]).max())
 
 
-def test_l1_loss_gradients_are_the_references(networks, action_head):
-    case = Case("f_train_2img_proprio")
-    network = networks[True]
-    golden = json.loads((GOLDEN / "case_f_train_2img_proprio_grad_norms.json").read_text())["l1_loss"]
+@pytest.mark.parametrize("name", TRAINING_CASES)
+def test_l1_loss_gradients_are_the_references(name, networks, action_head):
+    case = Case(name)
+    network = networks[case.uses_proprio]
+    golden = json.loads((GOLDEN / f"case_{name}_grad_norms.json").read_text())["l1_loss"]
     with _trainable(network, action_head):
         _, hidden = network(*case.inputs)
         loss = F.l1_loss(action_head(hidden), torch.from_numpy(case["actions"]))

@@ -1,19 +1,23 @@
 """The policy through its only door: what acting and learning see of it, the teacher, saving, and its device."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from contracts import BadInput, Observation
+from tests.llama_like import llama_like_tokenizer
 from tests.small_checkpoint import make_small_checkpoint
 from vla.policy import LARGE_CHECKPOINT_BYTES, Policy, choose_device
 from vla.preprocessing import synthetic_observations
-from vla.tokens import BIN_CENTRES
+from vla.tokens import BIN_CENTRES, decode, to_env
 
 BUNDLED = Path(__file__).resolve().parent.parent / "checkpoints" / "tiny-libero-spatial"
+GOLDEN = Path(__file__).parent / "golden"
 SUITE = "libero_spatial"
 SHORT, LONG = "turn on the stove", "pick up the black bowl between the plate and the ramekin and place it on the plate"
 
@@ -45,6 +49,32 @@ def _train_a_little(policy: Policy) -> None:
     for _, parameter in policy.named_trainable_parameters():
         with torch.no_grad():
             parameter += 0.05 * torch.randn(parameter.shape, generator=generator)
+
+
+@pytest.mark.parametrize("name", ["a_1img", "b_2img_proprio", "c_batch_1img", "d_batch_2img_proprio"])
+def test_decisions_are_the_references_from_observations_to_actions(name, tmp_path):
+    """Of openvla-oft and SimpleVLA-RL (tests/golden/README.md), by the tolerances of tests/test_model.py."""
+    case, uses_proprio = np.load(GOLDEN / f"case_{name}.npz"), name.endswith("proprio")
+    unused = shutil.ignore_patterns() if uses_proprio else shutil.ignore_patterns("proprio_projector*")
+    folder = shutil.copytree(GOLDEN / "checkpoint", tmp_path / "checkpoint", ignore=unused)
+    llama_like_tokenizer().save(str(folder / "tokenizer.json"))
+    policy, count = Policy.load(str(folder), task_suite=SUITE, device="cpu"), len(case["image_index"])
+    images = [[Image.open(GOLDEN / "images" / f"model_input_{i}.png") for i in row] for row in case["image_index"]]
+    states = np.atleast_2d(case["proprio_raw"]) if uses_proprio else np.zeros((count, 8))
+    tasks = np.atleast_1d(case["tasks" if "tasks" in case else "task"])
+    rows = zip(map(np.stack, images), states, map(str, tasks), [True] * count, strict=True)
+    observations, temperature = [Observation(*row) for row in rows], float(case.get("temperature", 1.0))
+
+    logits = policy.chunk_logits(observations).detach().numpy()
+    np.testing.assert_allclose(logits, case["logits_31744_32000"], rtol=0, atol=2e-4)
+    acted = policy.act(observations, "greedy", temperature)
+    np.testing.assert_array_equal(acted.tokens, case["greedy_last256"])
+    if "responses" in case:
+        np.testing.assert_array_equal(acted.actions, to_env(case["actions"]))
+        np.testing.assert_allclose(acted.logprobs, case["logp_greedy"], rtol=0, atol=8e-5)
+    chunk = case["normalized_actions_l1"].reshape(count, 56)
+    rounded = decode(policy.act(observations, "l1").tokens)
+    assert np.abs(rounded - np.clip(chunk, -1, 1)).max() <= 1 / 255 + 2e-4  # half a bin
 
 
 @pytest.mark.parametrize("fused", [False, True])

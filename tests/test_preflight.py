@@ -15,13 +15,14 @@ from configs.config import (
     ModelConfig,
     PhaseConfig,
     RunConfig,
+    SimulatorConfig,
     TaskConfig,
     TrainConfig,
     UpdateConfig,
     changed,
 )
-from contracts import BadInput, Observation, SelfCheckError
-from envs.assets import SUBFOLDERS
+from contracts import BadInput, Observation, SelfCheckError, read_json, write_json
+from envs.assets import Pack
 from envs.worker import NoAnswer
 from preflight import Checks, check_only, check_setup, load_policy, load_teacher
 from rl import selfcheck
@@ -60,7 +61,7 @@ def pool() -> FakePool:
 def checkpoint(tmp_path_factory) -> Path:
     """A checkpoint that was trained on our pictures."""
     folder = make_small_checkpoint(tmp_path_factory.mktemp("checkpoint") / "small")
-    (folder / preflight.OUR_PICTURES).write_text("{}")
+    write_json(folder / "config.json", read_json(folder / "config.json") | {"looks": ["lowpoly"]})
     return folder
 
 
@@ -68,6 +69,7 @@ def checkpoint(tmp_path_factory) -> Path:
 def config(checkpoint) -> TrainConfig:
     return TrainConfig(
         model=ModelConfig(checkpoint=str(checkpoint), device="cpu"),
+        simulator=SimulatorConfig(assets="lowpoly"),
         update=UpdateConfig(micro_batch_size=1),
         evaluation=EvaluationConfig(allow_zero_baseline=True),  # its head has random weights
     )
@@ -199,8 +201,8 @@ def test_check_only_makes_every_check(config, capsys):
     check_only(config)
     found = statuses(capsys.readouterr().out)
     assert set(found) == POLICY_CHECKS | {
-        "versions", "rendering", "host memory", "device", "checkpoint", "suite", "looks", "teacher", "weights",
-        "micro-batch", "disk", "tasks", "first frame",
+        "versions", "rendering", "host memory", "device", "assets", "checkpoint", "suite", "looks", "teacher",
+        "weights", "micro-batch", "disk", "tasks", "first frame",
     }  # fmt: skip
     assert set(found.values()) == {"ok"}
 
@@ -208,7 +210,7 @@ def test_check_only_makes_every_check(config, capsys):
 @pytest.mark.usefixtures("_fake_machine")
 def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(config, tmp_path, capsys):
     config = replace(config, model=replace(config.model, checkpoint=str(tmp_path)))
-    with pytest.raises(BadInput, match=rf"1 of 18 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
+    with pytest.raises(BadInput, match=rf"1 of 19 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
         check_only(config)
     found = statuses(capsys.readouterr().out)
     assert {found[name] for name in ("versions", "rendering", "device", "tasks", "first frame")} == {"ok"}
@@ -219,7 +221,7 @@ def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(config, tmp_path,
 @pytest.mark.parametrize("broken", ["check_rendering", "check_installed"])
 def test_a_simulator_that_cannot_run_leaves_the_policy(broken, config, monkeypatch, capsys):
     monkeypatch.setattr(preflight, broken, failing("broken; run: pip install"))
-    with pytest.raises(BadInput, match=r"1 of 18 checks FAILED; .*: broken; run: pip install"):
+    with pytest.raises(BadInput, match=r"1 of 19 checks FAILED; .*: broken; run: pip install"):
         check_only(config)
     found = statuses(capsys.readouterr().out)
     assert {found[name] for name in ("first frame", "token head")} == {"skipped"}
@@ -305,16 +307,45 @@ def test_a_checkpoint_without_statistics_of_the_suite_is_refused(info):
         preflight.check_suite(info, ModelConfig("my-policy"), "libero_90")
 
 
-def test_looks_that_the_checkpoint_may_never_have_seen_are_a_caution(info, tmp_path, monkeypatch):
-    finding = preflight.check_looks(info, "lowpoly")
-    assert isinstance(finding, Caution)
-    assert "need --assets official" in finding
-    ours = replace(info, folder=tmp_path)
-    (tmp_path / preflight.OUR_PICTURES).write_text("{}")
-    assert not isinstance(preflight.check_looks(ours, "lowpoly"), Caution)
-    for name in SUBFOLDERS:
-        (tmp_path / name).mkdir()
-    assert not isinstance(preflight.check_looks(info, str(tmp_path)), Caution)
+@pytest.mark.parametrize(
+    ("trained_on", "shown", "advice"),
+    [
+        ((), "official", None),
+        ((), "lowpoly", "as most were: its folder does not say; use --assets official"),
+        (("lowpoly",), "official", "trained on lowpoly; use --assets lowpoly"),
+        (("official",), "own", "trained on official; use --assets official"),
+        (("12ab34cd",), "official", "use --assets the folder of pack 12ab34cd"),
+        (("12ab34cd",), "own", None),
+        (("lowpoly", "official"), "lowpoly", None),
+    ],
+)
+def test_pictures_that_the_policy_was_not_trained_on_are_a_caution(info, trained_on, shown, advice, monkeypatch):
+    monkeypatch.setattr(preflight, "find_pack", lambda _: Pack(shown, Path("/pack"), "12ab34cd"))
+    finding = preflight.check_looks(replace(info, looks=trained_on), shown)
+    assert isinstance(finding, Caution) is (advice is not None)
+    assert finding.endswith(advice or f"{shown} (12ab34cd)")
+
+
+@pytest.mark.parametrize(
+    ("assets", "name", "device", "gpu", "installed", "expected"),
+    [
+        ("auto", "owner/openvla-7b", "cpu", False, False, "official"),  # which then says what to install
+        ("auto", "small", "auto", False, True, "lowpoly"),
+        ("auto", "small", "cpu", True, True, "lowpoly"),
+        ("auto", "small", "auto", True, True, "official"),
+        ("auto", "small", "auto", True, False, "lowpoly"),
+        ("lowpoly", "owner/openvla-7b", "cpu", False, True, "lowpoly"),
+    ],
+)
+def test_auto_is_official_and_low_poly_only_where_pictures_would_slow_a_small_policy_down(
+    assets, name, device, gpu, installed, expected, checkpoint, monkeypatch
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    monkeypatch.setattr(preflight, "installed_official", lambda: Path("/there") if installed else None)
+    monkeypatch.setattr(preflight, "find_pack", lambda assets: Pack("own", Path("/there"), assets))
+    name = str(checkpoint) if name == "small" else name
+    config, finding = preflight.choose_looks(changed(TrainConfig(), assets=assets, checkpoint=name, device=device))
+    assert (config.simulator.assets, finding) == (expected, f"own ({expected}): /there")
 
 
 def test_a_task_needs_all_initial_states_that_are_configured():

@@ -1,6 +1,8 @@
 """Against the original image chain, processor and tokenizer (tests/golden), and invariances of the batch."""
 
+import ctypes
 import json
+import platform
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +15,8 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from contracts import BadInput, Observation
+from tests.llama_like import llama_like_tokenizer
+from vla import preprocessing
 from vla.preprocessing import (
     ImageProcessor,
     centre_crop,
@@ -191,6 +195,15 @@ def test_lanczos_agrees_with_pillow_in_floating_point(height, width, size):
     assert (difference > 0).mean() < 1e-3
 
 
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is another C library")
+@pytest.mark.parametrize(("num_in", "num_out"), [(256, 224), (256, 120), (256, 112), (60, 224), (512, 224)])
+def test_lanczos_weights_are_those_with_the_sine_of_glibc_which_tensorflow_calls(num_in, num_out, monkeypatch):
+    ours, sinf = lanczos_weights(num_in, num_out), ctypes.CDLL("libm.so.6").sinf
+    sinf.restype, sinf.argtypes = ctypes.c_float, [ctypes.c_float]
+    monkeypatch.setattr(preprocessing, "_sine", np.vectorize(sinf, otypes=[np.float32]))
+    np.testing.assert_array_equal(ours, lanczos_weights(num_in, num_out))
+
+
 @pytest.mark.parametrize(("num_in", "num_out"), [(256, 224), (256, 56), (50, 224), (224, 224), (3, 5)])
 def test_lanczos_weights_sum_to_one_and_are_symmetric(num_in, num_out):
     weights = lanczos_weights(num_in, num_out)
@@ -245,6 +258,12 @@ def test_prompt_and_ids_equal_reference(case):
     ids = prompt_ids(SimpleNamespace(encode=encode), case["task"])
     assert ids == case["eval_ids_with_29871"]
     assert ids == case["train_input_ids"][: len(ids)]  # so the policy reads what it was trained on
+
+
+@pytest.mark.parametrize("case", PROMPTS["cases"], ids=lambda case: repr(case["task"]))
+def test_ids_of_a_llama_like_tokenizer_equal_reference(case, tmp_path):
+    llama_like_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    assert prompt_ids(load_tokenizer(tmp_path), case["task"]) == case["eval_ids_with_29871"]
 
 
 def test_empty_token_is_not_appended_twice():

@@ -228,6 +228,7 @@ def test_what_was_played_otherwise_is_not_compared(tmp_path, other):
 
 def test_the_table_has_a_line_per_task_and_a_sum(tmp_path):
     lines = results_table(results_in(tmp_path), PLAN)
+    assert lines[0].endswith("instruction; assets: low-poly")
     assert lines[1] == "libero_goal 0    1/3 = 33 % [6, 79]   do 0"
     assert lines[-1] == "libero_goal all  3/6 = 50 % [19, 81]"
 

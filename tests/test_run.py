@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.config import ModelConfig, RunConfig, TaskConfig, TrainConfig, from_dict
+from configs.config import ModelConfig, RunConfig, SimulatorConfig, TaskConfig, TrainConfig, from_dict
 from contracts import BadInput, TimeIsUp
+from envs.assets import find_pack
 from rl.ranks import ALONE
 from rl.report import read_metrics
 from rl.run import disk_problem, interruptible, reopen_run, start_run, until_the_end
@@ -40,6 +41,7 @@ def _logging_as_it_was():
 def config(folder: Path, **task) -> TrainConfig:
     return TrainConfig(
         task=TaskConfig(**task),
+        simulator=SimulatorConfig(assets="lowpoly"),
         model=ModelConfig(checkpoint="checkpoints/x"),
         run=RunConfig(name="trial", output=str(folder), wandb_mode="disabled", seed=7),
     )
@@ -121,6 +123,16 @@ def test_a_run_that_is_being_written_is_not_resumed(run):
         reopen_run(run.folder, run.config, 0, None)
     run.close()
     reopen_run(run.folder, run.config, 0, None).close()
+
+
+def test_a_run_goes_on_with_the_looks_that_it_has_seen_wherever_they_lie(run, tmp_path):
+    run.close()
+    copy = shutil.copytree(find_pack("lowpoly").folder, tmp_path / "copy")
+    moved = replace(run.config, simulator=SimulatorConfig(assets=str(copy)))
+    reopen_run(run.folder, moved, 0, None).close()
+    (copy / "textures" / "smooth_light_gray_plaster.png").write_bytes(b"")
+    with pytest.raises(BadInput, match=r"the run has seen assets lowpoly \(\w+\), not own"):
+        reopen_run(run.folder, moved, 0, None)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

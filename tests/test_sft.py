@@ -93,6 +93,7 @@ def test_the_folder_is_a_checkpoint_like_any_other(demos, tmp_path):
     info = inspect_checkpoint(out)
     assert (info.kind, info.num_images, info.uses_proprio) == ("action tokens", 2, True)  # without init's L1 head
     assert list(info.statistics) == ["libero_spatial_no_noops"]
+    assert (inspect_checkpoint(init).looks, info.looks) == ((), ("lowpoly",))
     assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
 
 

@@ -136,6 +136,23 @@ def test_dimensions_outside_the_mask_pass_through_unclipped_the_others_are_clipp
     assert (normalise(100 * actions, statistics)[:, :-1] == 1.0).all()
 
 
+@pytest.mark.parametrize(
+    "mask", ["1111111", "0000000", "0110101", "1011110", None]
+)  # None: without one, all are scaled
+def test_every_dimension_follows_its_own_place_in_the_mask(mask, entry, tmp_path):
+    entry["action"]["mask"] = mask and [bit == "1" for bit in mask]
+    if mask is None:
+        del entry["action"]["mask"]
+    statistics = load_statistics(write(tmp_path, {"key": entry}))["key"].action
+    chunk = np.random.default_rng(0).uniform(-1, 1, (8, 7))
+    actions = unnormalise(chunk, statistics)
+    for i, bit in enumerate(mask or "1111111"):
+        low, high = entry["action"]["q01"][i], entry["action"]["q99"][i]
+        expected = chunk[:, i] if bit == "0" else 0.5 * (chunk[:, i] + 1) * (high - low + 1e-8) + low
+        np.testing.assert_array_equal(actions[:, i], expected)
+    np.testing.assert_allclose(normalise(actions, statistics), chunk, atol=1e-12)
+
+
 def test_a_dimension_that_never_moved_normalises_to_zero():
     low, high = np.array([0.3, -1.0]), np.array([0.3, 1.0])  # the first is constant
     statistics = VectorStatistics(min=low, max=high, q01=low, q99=high, mask=np.array([True, True]))

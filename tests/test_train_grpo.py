@@ -14,6 +14,7 @@ from configs.config import (
     PhaseConfig,
     RolloutConfig,
     RunConfig,
+    SimulatorConfig,
     TaskConfig,
     TrainConfig,
     UpdateConfig,
@@ -30,6 +31,7 @@ NOT_REPEATABLE = ("time", "per_s", "system/")
 def config(folder: Path, total_steps: int, warmup_actor: str) -> TrainConfig:
     return TrainConfig(
         task=TaskConfig(task_ids=(0, 1)),
+        simulator=SimulatorConfig(assets="lowpoly"),
         phases=PhaseConfig(warmup_actor=warmup_actor, warmup_steps=100, transition_steps=100, total_steps=total_steps),
         rollout=RolloutConfig(n_steps=40, curriculum=True),
         update=UpdateConfig(n_epochs=2, batch_size=4, micro_batch_size=2, lr=1e-3),

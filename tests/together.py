@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from configs.config import LossConfig, PhaseConfig, RolloutConfig, RunConfig, TaskConfig, TrainConfig, UpdateConfig
+from configs.config import LossConfig, PhaseConfig, RolloutConfig, TaskConfig, TrainConfig, UpdateConfig, changed
 from contracts import SelfCheckError
 from rl.curriculum import evaluation_episodes, informative_rollout, training_episodes
 from rl.losses import ValueHead
@@ -188,7 +188,8 @@ def written_by(ranks: Ranks, folder: Path) -> dict[str, Any]:
     state = TrainerState(ranks=ranks.size, best_score=1.0)
     sys.addaudithook(lambda event, arguments: watch(event, arguments) if watching else None)
     watching = True
-    run = start_run(TrainConfig(run=RunConfig(output=str(folder / "runs"), wandb_mode="disabled")), [], ranks)
+    config = changed(TrainConfig(), assets="lowpoly", output=str(folder / "runs"), wandb_mode="disabled")
+    run = start_run(config, [], ranks)
     run.record(0, 0, {"rank": ranks.rank})
     save_checkpoint(run.checkpoints, learner, state, keep=2)
     mark_best(run.checkpoints, learner, state, {})

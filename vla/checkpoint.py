@@ -19,7 +19,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from contracts import BadInput, first_line, read_json, resolve_pointer, write_json
-from vla.lora import CONFIG_FILE
+from vla.lora import CONFIG_FILE, read_looks
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.tokens import BOS_ID, EOS_ID, PAD_ID, DatasetStatistics, load_statistics
 from vla.weights import StoredTensor, read_header, read_pt, stream_tensors, weight_files, write_pt, write_tensors
@@ -52,6 +52,7 @@ class ModelConfig:
     llama: LlamaConfig
     num_images: int | None  # None: the file doesn't say
     chunk_length: int  # actions per decision
+    looks: tuple[str, ...]  # see CheckpointInfo
 
 
 def read_model_config(folder: Path) -> ModelConfig:
@@ -68,7 +69,8 @@ def read_model_config(folder: Path) -> ModelConfig:
         llama = _llama_config(raw.get("text_config", {}))
     except Exception as error:  # transformers has exceptions of its own for fields of other types
         raise BadInput(f"{path}: not a usable OpenVLA config ({type(error).__name__}: {error})") from error
-    return ModelConfig((dino, siglip), llama, raw.get("num_images_in_input"), raw.get("num_action_chunks") or 8)
+    chunk_length, looks = raw.get("num_action_chunks") or 8, tuple(raw.get("looks") or ())
+    return ModelConfig((dino, siglip), llama, raw.get("num_images_in_input"), chunk_length, looks)
 
 
 def _llama_config(text_config: dict[str, Any]) -> LlamaConfig:
@@ -91,6 +93,9 @@ class CheckpointInfo:
     proprio_file: Path | None
     action_head_file: Path | None
     num_images: int
+    # The pictures that it was trained on: "official", "lowpoly", the digest of another pack. (): not recorded, as in
+    # public checkpoints, which were trained on LIBERO's own.
+    looks: tuple[str, ...]
 
     @property
     def uses_proprio(self) -> bool:
@@ -107,8 +112,11 @@ class CheckpointInfo:
         return "action tokens, after RL" if self.proprio_weights else "action tokens"
 
 
-def inspect_checkpoint(folder: Path, num_images: int | None = None) -> CheckpointInfo:
-    """num_images overrides what the folder says. Public ones don't say, but were trained as the code below has it."""
+def inspect_checkpoint(folder: Path, num_images: int | None = None, adapter: str | None = None) -> CheckpointInfo:
+    """num_images overrides what the folder says. Public ones don't say, but were trained as the code below has it.
+
+    adapter: the folder of one that was trained on top of it, and thereby on further pictures.
+    """
     config = read_model_config(folder)
     tensors = {name: tensor for path in weight_files(folder) for name, tensor in read_header(path)[0].items()}
     files: dict[str, Path | None] = {}
@@ -124,7 +132,10 @@ def inspect_checkpoint(folder: Path, num_images: int | None = None) -> Checkpoin
     proprio_file, head_file = files["proprio_projector"], files["action_head"]
     num_images = num_images or config.num_images or (2 if head_file and (proprio_file or proprio_weights) else 1)
     statistics = load_statistics(folder)
-    return CheckpointInfo(folder, config, statistics, tensors, proprio_weights, proprio_file, head_file, num_images)
+    looks = tuple(sorted({*config.looks, *(read_looks(Path(adapter)) if adapter else ())}))
+    return CheckpointInfo(
+        folder, config, statistics, tensors, proprio_weights, proprio_file, head_file, num_images, looks
+    )
 
 
 def resolve_checkpoint(name: str) -> Path:

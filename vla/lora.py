@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from contracts import BadInput, read_json
+from contracts import BadInput, read_json, write_json
 from vla.weights import read_header, read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -287,21 +287,22 @@ class Adapter:
 
 
 def save_adapter_folder(
-    folder: Path, network: OpenVLAOFT, base_folder: Path, base_model: str, base_fingerprint: str
-) -> None:
+    folder: Path, network: OpenVLAOFT, base_folder: Path, base_model: str, base_fingerprint: str,
+    looks: Collection[str] = (),
+) -> None:  # fmt: skip
     """Write what training has changed, in the format of peft's PeftModel.from_pretrained, and what it takes to run."""
-    from peft import LoraConfig  # a second
-
     tensors, layer = named_adapters(network), network.adapters.layers[0][1]
-    config = LoraConfig(
-        r=layer.rank, lora_alpha=layer.alpha, init_lora_weights="gaussian", base_model_name_or_path=base_model,
-        target_modules=[name.removesuffix(".lora_A") for name in tensors if name.endswith(".lora_A")],
-        inference_mode=True,
-    )  # fmt: skip
+    # What is left out has peft's default. Version 0.11.1, openvla-oft's, refuses a file with keys of newer versions.
+    config = {
+        "peft_type": "LORA", "r": layer.rank, "lora_alpha": layer.alpha, "init_lora_weights": "gaussian",
+        "target_modules": [name.removesuffix(".lora_A") for name in tensors if name.endswith(".lora_A")],
+        "base_model_name_or_path": base_model, "inference_mode": True,
+    }  # fmt: skip
     folder.mkdir(parents=True, exist_ok=True)
-    config.save_pretrained(str(folder))
+    write_json(folder / CONFIG_FILE, config)
     keyed = {f"{KEY_PREFIX}{name}.weight": tensor for name, tensor in tensors.items()}
-    write_tensors(folder / WEIGHTS_FILE, keyed, {"base_fingerprint": base_fingerprint})
+    metadata = {"base_fingerprint": base_fingerprint, "looks": " ".join(sorted({*looks}))}
+    write_tensors(folder / WEIGHTS_FILE, keyed, metadata)
     if network.proprio_projector is not None:
         write_tensors(folder / PROPRIO_FILE, network.proprio_projector.state_dict())
     for path in base_folder.iterdir():
@@ -328,6 +329,11 @@ def read_adapter(folder: Path) -> Adapter:
             raise BadInput(f"{path}: {name} is not of a pair lora_A and lora_B of rank {rank}, as {CONFIG_FILE} says")
     base = config.get("base_model_name_or_path")
     return Adapter(folder, rank, alpha, base, read_header(path)[1].get("base_fingerprint"), tensors)
+
+
+def read_looks(folder: Path) -> list[str]:
+    """The pictures that an adapter, and its base as far as that is known, was trained on: see CheckpointInfo."""
+    return read_header(folder / WEIGHTS_FILE)[1].get("looks", "").split()
 
 
 def fill_lora(network: OpenVLAOFT, adapter: Adapter) -> None:

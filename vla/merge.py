@@ -53,7 +53,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
         raise BadInput(f"--out {out} exists already: name a new folder")
     if (base := base or checkpoint.base_of_adapter(adapter)) is None:
         raise BadInput(f"--adapter {adapter} holds no adapter_config.json: give a folder of RUN/checkpoints")
-    info = checkpoint.inspect_checkpoint(checkpoint.resolve_checkpoint(base))
+    info = checkpoint.inspect_checkpoint(checkpoint.resolve_checkpoint(base), adapter=str(adapter))
     key, stored = next(iter(info.statistics)), next(iter(info.weights.values())).dtype
     dtype = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored, torch.float32)
     options: dict[str, Any] = {"task_suite": key, "unnorm_key": key, "device": device, "dtype": dtype, "compile": "off"}
@@ -105,7 +105,8 @@ def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
     if (out / weights.INDEX_FILE).exists():
         weight_map = {key: tensor.path.name for key, tensor in info.weights.items()}
         write_json(out / weights.INDEX_FILE, {"metadata": {"total_size": needed}, "weight_map": weight_map})
-    write_json(out / "config.json", read_json(out / "config.json") | {"num_images_in_input": info.num_images})
+    changes = {"num_images_in_input": info.num_images, "looks": info.looks}
+    write_json(out / "config.json", read_json(out / "config.json") | changes)
     trained = folder / lora.PROPRIO_FILE
     state = weights.read_tensors(trained) if trained.is_file() else checkpoint.read_proprio_state(info)
     if state is not None:

@@ -115,7 +115,7 @@ class Policy:
             automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
             dtype = {"auto": automatic, "bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
         folder = resolve_checkpoint(base)
-        info = inspect_checkpoint(folder)
+        info = inspect_checkpoint(folder, adapter=adapter)
         key = select_key(info.statistics, task_suite, unnorm_key)
         num_action_tokens = info.config.chunk_length * info.statistics[key].action.dim
         # Small files first: what is missing is missed before gigabytes are read.
@@ -261,9 +261,10 @@ class Policy:
         parameters = [parameter for _, parameter in self._trainable]
         optimizer.register_step_post_hook(lambda *_: torch.autograd.graph.increment_version(parameters))
 
-    def save_adapter(self, folder: str | Path, samples: Sequence[Observation] = ()) -> None:
-        """Write what training has changed; samples: observations of the run, on which a later merge is checked."""
-        lora.save_adapter_folder(Path(folder), self.network, self.info.folder, self.base_model, self.base_fingerprint)
+    def save_adapter(self, folder: str | Path, samples: Sequence[Observation] = (), looks: str = "") -> None:
+        """Write what training has changed. Of the run: observations on which a later merge is checked; its pictures."""
+        base, seen = (self.info.folder, self.base_model, self.base_fingerprint), {*self.info.looks, looks} - {""}
+        lora.save_adapter_folder(Path(folder), self.network, *base, seen)
         if samples:
             write_observations(Path(folder) / lora.SAMPLES_FILE, samples)
 
@@ -294,7 +295,7 @@ class Policy:
 def choose_device(wanted: str | torch.device, checkpoint: str | None = None) -> torch.device:
     """`auto` and `cuda` are this process's GPU: of several ranks on a machine each has its own."""
     name, num_gpus = str(wanted), torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto" and num_gpus == 0 and checkpoint is not None and _is_large(Path(checkpoint).expanduser()):
+    if name == "auto" and num_gpus == 0 and checkpoint is not None and is_large(Path(checkpoint).expanduser()):
         found = f"{checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB, but torch {torch.__version__} sees none"
         raise BadInput(f"{found}; `make demo` trains a small policy here (to force the CPU: --device cpu)")
     if name == "cpu" or (name == "auto" and num_gpus == 0):
@@ -307,7 +308,7 @@ def choose_device(wanted: str | torch.device, checkpoint: str | None = None) -> 
     return torch.device(name)
 
 
-def _is_large(checkpoint: Path) -> bool:
+def is_large(checkpoint: Path) -> bool:
     """Whether a base is too large for a CPU: a folder by its weights, a hub id always."""
     if checkpoint.is_dir():
         return sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) > LARGE_CHECKPOINT_BYTES

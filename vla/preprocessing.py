@@ -27,6 +27,8 @@ from contracts import BadInput, Observation, first_line, read_json
 from vla.tokens import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID, VectorStatistics, normalise_proprio
 
 CROP_AREA = 0.9
+SINE = (-0.16666654943701084, 0.008332178146138854, -0.00019517298981385725)  # of x^3, x^5, x^7: for `_sine`
+COSINE = (-0.49999999725108224, 0.041666623324344516, -0.001388676379437604, 2.4390450703564542e-05)  # of x^2 to x^8
 COLUMNS = ("images", "proprio", "instructions", "prepared")  # of stored observations
 
 
@@ -177,8 +179,18 @@ def lanczos_weights(num_in: int, num_out: int) -> np.ndarray:
 
 
 def _sine(x: np.ndarray) -> np.ndarray:
-    """Correctly rounded float32, as the C library's is; NumPy's float32 sine depends on the processor."""
-    return np.sin(x.astype(np.float64)).astype(np.float32)
+    """float32 (at most 120) as by sinf of glibc 2.28 and newer, which TensorFlow calls: not always the nearest float32.
+
+    Source of the polynomials, in float64: glibc, sysdeps/ieee754/flt-32/s_sincosf.h.
+    """
+    quarters = np.rint(x.astype(np.float64) * (2 / np.pi))
+    r = x - quarters * (np.pi / 2)
+    square = r * r
+    sine = r + r * square * SINE[0] + r * square * square * (SINE[1] + square * SINE[2])
+    fourth = square * square
+    cosine = 1 + square * COSINE[0] + fourth * COSINE[1] + fourth * square * (COSINE[2] + square * COSINE[3])
+    turned = np.where(quarters % 2 == 1, cosine, sine)
+    return np.where(quarters % 4 >= 2, -turned, turned).astype(np.float32)
 
 
 def centre_crop(planes: np.ndarray) -> np.ndarray:

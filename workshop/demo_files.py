@@ -37,6 +37,7 @@ class DemoEpisode:
     instruction: str
     noise_scale: float
     env_steps: int  # until success
+    looks: str = ""  # of the images: "official", "lowpoly" or the digest of another pack; "": not recorded
 
     def __post_init__(self) -> None:
         frames, steps = len(self.jpegs), len(self.actions)

@@ -26,7 +26,7 @@ import numpy as np
 
 from configs.cli import main_guard, parse_flags
 from contracts import BadInput, read_json, write_json
-from envs.assets import find_assets
+from envs.assets import find_pack
 from envs.libero import EnvSpec, LiberoEnv, task_info
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg, episode_path, write_episode
 from workshop.expert import Expert
@@ -86,7 +86,7 @@ def collect(args: DemosArgs) -> Counter:
         write_json(args.out / "recipe.json", args.recipe())
     if (found := read_json(args.out / "recipe.json")) != args.recipe():
         raise BadInput(f"{args.out} holds demonstrations of other settings: {found}; use them or another --out")
-    find_assets(args.assets)  # made once, here, rather than by all workers at the same time
+    find_pack(args.assets)  # made once, here, rather than by all workers at the same time
     failed = failed_attempts(args.out / "attempts.jsonl")
     places = [(task_id, index) for task_id in args.task_ids for index in range(args.episodes)]
     places = [place for place in places if place not in failed and not episode_path(args.out, *place).exists()]
@@ -136,8 +136,9 @@ def attempt_of(args: DemosArgs, task_id: int, index: int) -> tuple[int, float, i
 
 
 @lru_cache(1)
-def _env(task_suite: str, assets: str, task_id: int) -> LiberoEnv:
-    return LiberoEnv(EnvSpec(task_suite, (task_id,), assets=str(find_assets(assets))), task_id)
+def _env_and_looks(task_suite: str, assets: str, task_id: int) -> tuple[LiberoEnv, str]:
+    pack = find_pack(assets)
+    return LiberoEnv(EnvSpec(task_suite, (task_id,), assets=str(pack.folder)), task_id), pack.looks
 
 
 def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
@@ -147,7 +148,7 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
     """
     task_id, index = place
     init_state_id, noise_scale, first_frame, generator = attempt_of(args, task_id, index)
-    env = _env(args.task_suite, args.assets, task_id)
+    env, looks = _env_and_looks(args.task_suite, args.assets, task_id)
     noise = noise_bursts(noise_scale, env.max_env_steps, generator)
 
     def wants_frame(env_step: int) -> bool:
@@ -182,6 +183,7 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
             objects=np.array(objects, np.float32),
             instruction=env.instruction,
             env_steps=result.env_steps,
+            looks=looks,
             **drawn,
         )
         write_episode(episode_path(args.out, task_id, index), episode)

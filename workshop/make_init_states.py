@@ -20,7 +20,7 @@ import tyro
 
 from configs.cli import main_guard, parse_flags
 from contracts import BadInput
-from envs.assets import find_assets
+from envs.assets import find_pack
 from envs.libero import SETTLING_ACTION, SETTLING_STEPS, Simulator, SimulatorFault
 from envs.tasks import bddl_task, libero_root
 
@@ -48,7 +48,7 @@ def make_init_states(bddl: Path, count: int) -> str:
     if out.exists():
         raise BadInput(f"{out} exists; move it away to make another")
     states, rejected = [], Counter[str]()
-    simulator = Simulator(task.bddl, find_assets("lowpoly"), ("agentview",))
+    simulator = Simulator(task.bddl, find_pack("lowpoly").folder, ("agentview",))
     try:
         for seed in range(count * TRIES_PER_STATE):
             try:

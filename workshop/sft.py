@@ -104,6 +104,7 @@ def fine_tune(args: SftArgs) -> Path:
         processor, tokenizer = ImageProcessor.load(init.folder), load_tokenizer(init.folder)
         network = load_trainable(init, device)
         episodes = read_episodes(args.demos, init.num_images, processor.image_size)
+        looks = {*init.looks, *(episode.looks for episode, _ in episodes)} - {""}
         train_episodes, held_out_episodes = split_episodes(episodes, args.holdout, args.seed)
         args.out.mkdir(parents=True)
         entries = {key: dataset_statistics([episode for episode, _ in episodes])}
@@ -123,7 +124,7 @@ def fine_tune(args: SftArgs) -> Path:
         print(f"{sum(p.numel() for p in network.parameters()):,} parameters, {len(frames.targets)} frames")
         del episodes, train_episodes, held_out_episodes  # gigabytes of images, which the frames have now
         run["steps"] = train(network, frames, held_out, processor, args)
-        save_policy(args.out, network, init, entries, getattr(torch, args.save_dtype))
+        save_policy(args.out, network, init, entries, getattr(torch, args.save_dtype), sorted(looks))
     write_json(args.out / SFT_RUN_FILE, run | {"seconds": time.monotonic() - started})
     if held_out is not None:
         saved = load_trainable(inspect_checkpoint(args.out), device)
@@ -246,8 +247,9 @@ def load_trainable(info: CheckpointInfo, device: torch.device) -> OpenVLAOFT:
 
 
 def save_policy(
-    folder: Path, network: OpenVLAOFT, init: CheckpointInfo, statistics: dict[str, Any], dtype: torch.dtype
-) -> None:
+    folder: Path, network: OpenVLAOFT, init: CheckpointInfo, statistics: dict[str, Any], dtype: torch.dtype,
+    looks: list[str],
+) -> None:  # fmt: skip
     """A whole checkpoint folder: weights in `dtype`, `statistics` {key: entry}, the other files those of `init`.
 
     An L1 head of `init` stays behind: it reads hidden states that training has changed. As the head is also how the
@@ -255,7 +257,7 @@ def save_policy(
     """
     config = read_json(init.folder / "config.json")
     name = str(dtype).removeprefix("torch.")
-    changes = {"num_images_in_input": init.num_images, "norm_stats": statistics, "torch_dtype": name}
+    changes = {"num_images_in_input": init.num_images, "norm_stats": statistics, "torch_dtype": name, "looks": looks}
     text_config = config.get("text_config", {}) | {"torch_dtype": name}
     save_checkpoint(folder, network, config | changes | {"text_config": text_config}, dtype=dtype)
     for file in init.folder.iterdir():  # the others are written anew

@@ -83,6 +83,7 @@ def make_tiny_checkpoint(out: Path, dtype: torch.dtype = torch.float32, **option
     processor["tvf_resize_params"] = [params | {"size": side} for params in processor["tvf_resize_params"]]
     write_json(out / "preprocessor_config.json", processor)
     config = read_json(TEMPLATE / "config.json") | {"num_images_in_input": args.num_images, "norm_stats": statistics}
+    config["looks"] = []  # random weights
     vit = {"patch_size": size.patch_size, "embed_dim": size.vision_dim, "depth": size.vision_depth}
     config |= {"image_sizes": side, "test_vit_overrides": [vit | {"num_heads": size.vision_heads}] * 2}
     llm, heads = config["text_config"], size.llm_heads

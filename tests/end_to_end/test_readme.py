@@ -27,11 +27,9 @@ RANDOM_WEIGHTS = "--device cpu --allow-zero-baseline --assets lowpoly"
 # The commands in the order in which they are followed, and what is appended to each.
 FOLLOWED = {
     "make demo": f"FLAGS='{SHORT} --name demo --wandb-mode disabled'",
-    "python train_grpo.py --task-id 0 --assets official --check-only": RANDOM_WEIGHTS,
-    "python train_grpo.py --task-id 0 --assets official": f"{SHORT} {RANDOM_WEIGHTS} --name first",
-    "python train_grpo.py --task-suite libero_goal --task-ids 0 1 2 --assets official": (
-        f"{RANDOM_WEIGHTS} --check-only"
-    ),
+    "python train_grpo.py --task-id 0 --check-only": RANDOM_WEIGHTS,
+    "python train_grpo.py --task-id 0": f"{SHORT} {RANDOM_WEIGHTS} --name first",
+    "python train_grpo.py --task-suite libero_goal --task-ids 0 1 2": f"{RANDOM_WEIGHTS} --check-only",
     "python train_grpo.py --checkpoint PATH_OR_HUB_ID --task-id 0": "--check-only",
     "python train_grpo.py --preset tiny --num-envs 3": f"{SHORT} --num-envs 3 --name second --wandb-mode disabled",
     "python train_grpo.py --task-id 0 --data-parallel --batch-size 32": (
@@ -82,7 +80,7 @@ class User:
             (self.clone / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.clone / name)
         (self.clone / ".venv").symlink_to(sys.prefix)
-        for name in ("requirements.txt", "requirements-simulator.txt"):
+        for name in ("requirements.txt", "requirements-simulator.txt", "requirements-assets.txt"):
             os.utime(self.clone / name, (0, 0))  # the environment is up to date
         for suite in ("spatial", "goal"):
             repository = home / "cache" / "hub" / f"models--Haozhan72--Openvla-oft-SFT-libero-{suite}-traj1"
@@ -117,7 +115,7 @@ def test_command_of_the_readme_works(user, command):
 def test_the_published_protocol_begins_and_stops_in_good_order(user):
     """Of a checkpoint with statistics of all suites: one of those in the cache."""
     command = PROTOCOL.replace("CHECKPOINT", "Haozhan72/Openvla-oft-SFT-libero-spatial-traj1")
-    begun = f"{command} --num-envs 1 --device cpu --out protocol.json"
+    begun = f"{command} --num-envs 1 --device cpu --assets lowpoly --out protocol.json"
     until_it_has_begun = "while [ ! -e protocol.json ] && kill -0 $!; do sleep 0.2; done"
     done = user.types(f"{{ {begun} & {until_it_has_begun}; kill $!; wait $!; }}")
     assert done.returncode == 130, done.stdout + done.stderr

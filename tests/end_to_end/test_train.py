@@ -8,6 +8,7 @@ from PIL import Image
 import train_grpo
 from contracts import TimeIsUp
 from tests.end_to_end.conftest import flags_into, latest_of, only_run, records_of, run_command
+from vla.lora import read_looks
 
 GROUPS = ("--advantage", "group", "--ratio-level", "token", "--group-size", "4")
 
@@ -43,6 +44,7 @@ def test_run_folder_is_complete(run):
     assert latest.name == "step_96"
     for name in ("adapter_model.safetensors", "adapter_config.json", "proprio_projector.safetensors", "trainer.pt"):
         assert (latest / name).stat().st_size > 0
+    assert read_looks(latest) == ["lowpoly"]
     assert Image.open(run / "report" / "curves.png").size[0] > 500
     assert {"teacher-step_0.mp4", "student-step_96.mp4"} <= {path.name for path in (run / "videos").iterdir()}
     assert "Finished: 96 env steps, 3 updates" in (run / "report" / "index.html").read_text()
