@@ -35,7 +35,7 @@ def test_the_number_of_processes_does_not_change_a_byte(folder, tmp_path):
 
 
 def test_executing_the_labels_and_the_noise_leads_through_the_frames_to_success(folder):
-    init_state_id, noise_scale, _, generator = attempt_of(_args(), 0, 1)
+    (init_state_id, _), noise_scale, _, generator = attempt_of(_args(), 0, 1)
     episode, noise = read_episode(episode_path(folder, 0, 1)), noise_bursts(noise_scale, 220, generator)
     executed = episode.actions[: episode.env_steps].astype(np.float64)
     executed[:, :6] = np.clip(executed[:, :6] + noise[: episode.env_steps], -1, 1)
@@ -112,6 +112,14 @@ def test_flags_that_cannot_be_are_bad_input(tmp_path, flags):
         main(["--out", str(tmp_path / "new"), "--episodes", "1", *flags])
 
 
-def test_initial_states_and_noise_scales_meet_equally_often_and_the_held_out_ones_never():
-    attempts = [attempt_of(DemosArgs(OUT), 0, index)[:2] for index in range(160)]
-    assert Counter(attempts) == dict.fromkeys(product(range(40), DemosArgs(OUT).noise_scales), 1)
+def test_initial_states_and_noise_scales_meet_equally_often():
+    args = DemosArgs(OUT, init_states=(0, 40))
+    attempts = [attempt_of(args, 0, index)[:2] for index in range(160)]
+    starts = [(state, 0) for state in range(40)]
+    assert Counter(attempts) == dict.fromkeys(product(starts, args.noise_scales), 1)
+
+
+def test_without_initial_states_every_episode_has_a_fresh_one():
+    starts = [attempt_of(DemosArgs(OUT), task_id, index)[0] for task_id in range(2) for index in range(50)]
+    assert {state for state, _ in starts} == {None}
+    assert len({seed for _, seed in starts}) == 100

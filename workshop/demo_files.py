@@ -33,7 +33,7 @@ class DemoEpisode:
     actions: np.ndarray  # (T, 7) float32 in env units (gripper -1 open, +1 close), T >= frame_steps[-1] + CHUNK_LENGTH
     objects: np.ndarray  # (F, 6) float32: position of the object to move and of its target (m)
     task_id: int
-    init_state_id: int
+    init_state_id: int  # of the benchmark; -1: a fresh one
     instruction: str
     noise_scale: float
     env_steps: int  # until success

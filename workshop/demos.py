@@ -3,9 +3,8 @@
 python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 --episodes 200 --num-envs 16
 
 The same command goes on where it was stopped. Episode i of a task is the same whatever else is collected, by however
-many processes. Failed ones are dropped, and remembered in attempts.jsonl. The initial states 40 .. 49 are held out for
-evaluation unless --init-states says otherwise. How often the expert succeeds: --episodes 50 --init-states 0 50
---noise-scales 0. File format: workshop/demo_files.py.
+many processes. Failed ones are dropped, and remembered in attempts.jsonl. How often the expert succeeds on the states of the
+benchmark: --episodes 50 --init-states 0 50 --noise-scales 0. File format: workshop/demo_files.py.
 """
 
 import json
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -38,6 +37,13 @@ BURST_STEPS = (3, 9)  # env steps of noise: the least, and one more than the mos
 CLEAN_STEPS = (12, 33)  # between two bursts; at least the chunk of a frame, with some room for the frame
 
 
+class Start(NamedTuple):
+    """What `LiberoEnv.reset` starts from."""
+
+    init_state_id: int | None
+    seed: int
+
+
 @dataclass(frozen=True)
 class DemosArgs:
     """Collect demonstrations of the scripted expert: noisy episodes, labelled with what the expert wanted."""
@@ -52,8 +58,9 @@ class DemosArgs:
     """Simulators: 1 steps inline, N > 1 run in worker processes, an episode in each."""
     task_suite: str = "libero_spatial"
     """LIBERO suite that the tasks belong to."""
-    init_states: tuple[int, int] = (0, 40)
-    """First and one-past-last of the benchmark's initial states; by default the last ten of a task are held out."""
+    init_states: tuple[int, int] | Literal["fresh"] = "fresh"
+    """`fresh`: LIBERO's placement sampler draws one for every episode, and the benchmark's are all held out; or first
+    and one-past-last of the benchmark's initial states."""
     noise_scales: tuple[float, ...] = (0.3, 0.6, 0.9, 1.2)
     """Standard deviations, as shares of full action, of the bursts of noise on the executed moves; the episodes take
     them in turn."""
@@ -76,7 +83,7 @@ def collect(args: DemosArgs) -> Counter:
     A fault of the simulator is no failure of the expert: its episode is played again by the next collection.
     """
     stored = min(task.num_init_states for task in task_info(EnvSpec(args.task_suite, args.task_ids)))
-    first, end = args.init_states
+    first, end = (0, 1) if args.init_states == "fresh" else args.init_states
     if not 0 <= first < end <= stored:
         raise BadInput(f"--init-states {first} {end}: the tasks have 0 .. {stored}; END is left out")
     if min(args.frame_every, args.num_envs) < 1 or min((*args.noise_scales, args.seed), default=-1) < 0:
@@ -121,18 +128,23 @@ def failed_attempts(journal: Path) -> set[tuple[int, int]]:
     return failed
 
 
-def attempt_of(args: DemosArgs, task_id: int, index: int) -> tuple[int, float, int, np.random.Generator]:
-    """The episode `index` of a task: initial state, noise scale, env step of the first frame, generator of the noise.
+def attempt_of(args: DemosArgs, task_id: int, index: int) -> tuple[Start, float, int, np.random.Generator]:
+    """The episode `index` of a task: its start, noise scale, env step of the first frame, generator of the noise.
 
-    A function of the arguments alone. The initial states take turns, and from round to round each meets another of the
-    noise scales.
+    A function of the arguments alone. The benchmark's initial states take turns, and from round to round each meets
+    another of the noise scales.
     """
-    first, end = args.init_states
-    round_, place = divmod(index, end - first)
     generator = np.random.default_rng([args.seed, task_id, index])
+    if args.init_states == "fresh":
+        placement = int(np.random.default_rng([args.seed, task_id, index, 1]).integers(2**32))
+        round_, place, start = 0, index, Start(None, placement)
+    else:
+        first, end = args.init_states
+        round_, place = divmod(index, end - first)
+        start = Start(first + place, 0)
     noise_scale = args.noise_scales[(round_ + place) % len(args.noise_scales)]
     first_frame = int(generator.integers(min(args.frame_every, CLEAN_STEPS[0] - CHUNK_LENGTH + 1)))
-    return first + place, noise_scale, first_frame, generator
+    return start, noise_scale, first_frame, generator
 
 
 @lru_cache(1)
@@ -144,10 +156,10 @@ def _env_and_looks(task_suite: str, assets: str, task_id: int) -> tuple[LiberoEn
 def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
     """Play an episode (task id, index) and write it if it succeeds; returns its line of the journal.
 
-    Rendered only where a frame is wanted. Fixtures stand where training and evaluation put them: the reset's seed is 0.
+    Rendered only where a frame is wanted. In the benchmark's states fixtures stand where evaluation puts them.
     """
     task_id, index = place
-    init_state_id, noise_scale, first_frame, generator = attempt_of(args, task_id, index)
+    (init_state_id, seed), noise_scale, first_frame, generator = attempt_of(args, task_id, index)
     env, looks = _env_and_looks(args.task_suite, args.assets, task_id)
     noise = noise_bursts(noise_scale, env.max_env_steps, generator)
 
@@ -156,7 +168,7 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
         return is_due and not noise[env_step : env_step + CHUNK_LENGTH].any()
 
     frames, proprio, objects, steps, labels = [], [], [], [], []
-    result = env.reset(init_state_id, observe=wants_frame(0))
+    result = env.reset(init_state_id, seed, observe=wants_frame(0))
     if result.error is None:
         expert = Expert(env.domain)
     while not result.done:
@@ -170,7 +182,8 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
         executed = labels[-1].copy()
         executed[:6] = np.clip(executed[:6] + noise[result.env_steps], -1.0, 1.0)  # the gripper obeys
         result = env.step_chunk(executed[None], observe=wants_frame(result.env_steps + 1))
-    drawn: Any = {"task_id": task_id, "init_state_id": init_state_id, "noise_scale": noise_scale}
+    stored = -1 if init_state_id is None else init_state_id
+    drawn: Any = {"task_id": task_id, "init_state_id": stored, "noise_scale": noise_scale}
     if result.success:
         # The last frame lies up to `frame_every` env steps before success, so its chunk of actions reaches beyond it:
         # the expert's answer to the final state (to let go of the bowl) fills it up.
