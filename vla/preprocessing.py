@@ -46,6 +46,8 @@ class ImageProcessor:
         path = Path(folder) / "preprocessor_config.json"
         config = read_json(path)
         try:
+            if config.get("image_resize_strategy", "resize-naive") != "resize-naive" or config.get("tvf_do_letterbox"):
+                raise ValueError("images are resized by another strategy than 'resize-naive'")
             size = config["input_sizes"][0][1]
             # Released checkpoints carry means and stds twice: as published, and rounded to bfloat16 in
             # `tvf_normalize_params`, which are those that the original processor applies.
