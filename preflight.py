@@ -28,7 +28,7 @@ from contracts import BadInput, Observation, SelfCheckError, first_line
 from envs.assets import find_pack, installed_official
 from envs.libero import EnvSpec, task_info
 from envs.pool import Pool, WorkerPool
-from envs.rendering import GPU_BYTES_PER_RENDERER, REPAIR, check_versions, find_renderer, simulator_versions
+from envs.rendering import REPAIR, check_versions, find_renderer, simulator_versions
 from envs.tasks import TaskInfo
 from envs.worker import NoAnswer, ask
 from rl import selfcheck
@@ -42,7 +42,6 @@ from vla.tokens import select_key, suites_named
 log = logging.getLogger("train")
 GIB = 2**30
 MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an empty frame has none
-SIMULATOR_GIB = 0.8  # of a worker process (docs/RESULTS.md, soak)
 COPIES_IN_CHECKPOINT = 3  # of every trained number, float32: itself and AdamW's two moments
 RESERVE_GIB = 0.5  # of the disk, for videos, records and the report
 STATUSES = ("ok", "warning", "FAILED", "skipped")
@@ -95,7 +94,7 @@ def check_machine(checks: Checks, config: TrainConfig) -> tuple[Any, Any]:
     versions = checks.make("versions", check_installed)
     device = checks.make("device", lambda: check_device(config.model))
     renderer = checks.make("rendering", check_rendering)
-    checks.make("host memory", lambda: check_host_memory(config.simulator.num_envs))
+    checks.make("host memory", lambda: check_host_memory(config.simulator.num_envs, config.simulator.assets))
     return device, versions and renderer
 
 
@@ -179,9 +178,14 @@ def check_rendering() -> str:
     return Caution(f"{finding} {slow}; {REPAIR}") if in_software and torch.cuda.is_available() else finding
 
 
-def check_host_memory(num_envs: int) -> str:
+def simulator_gib(assets: str) -> tuple[float, float]:
+    """Main memory of a simulator, and what it takes of a GPU (8 low-poly ones 1.0 GiB on an H200, 15 others 8.3)."""
+    return (0.8, 0.13) if assets == "lowpoly" else (1.9, 0.55)
+
+
+def check_host_memory(num_envs: int, assets: str) -> str:
     available_kib = re.findall(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[0]
-    free, needed = int(available_kib) / 2**20, num_envs * SIMULATOR_GIB
+    free, needed = int(available_kib) / 2**20, num_envs * simulator_gib(assets)[0]
     finding = f"{free:.1f} GiB are free, {num_envs} simulator(s) will take about {needed:.1f}"
     return Caution(f"{finding}: lower --num-envs") if free < needed else finding
 
@@ -278,7 +282,7 @@ def load_weights(config: TrainConfig) -> tuple[Policy, str]:
 
 
 def fit_micro_batch(config: TrainConfig, policy: Policy) -> tuple[int, str]:
-    update, others = config.update, config.simulator.num_envs * GPU_BYTES_PER_RENDERER
+    update, others = config.update, config.simulator.num_envs * int(simulator_gib(config.simulator.assets)[1] * GIB)
     share = -(-update.batch_size // int(os.environ.get("WORLD_SIZE", "1")))
     size = fit_to_memory(policy, update.gradient_checkpointing, update.micro_batch_size, share, others)
     return size, f"{size} decisions at a time"

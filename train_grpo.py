@@ -54,8 +54,8 @@ def main(argv: Sequence[str]) -> None:
     if command.check_only:
         preflight.check_only(config)
         return
+    config, _ = preflight.choose_looks(config)
     checks = preflight.Checks()
-    config = checks.make("assets", lambda: preflight.choose_looks(config))
     preflight.check_machine(checks, config)
     ranks = join_ranks(config.model.device)
     policy = preflight.load_policy(config.model, config.task.task_suite, config.update, config.run.seed)

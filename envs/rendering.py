@@ -28,7 +28,6 @@ BACKENDS = {  # render backend -> shared libraries it needs, Debian packages tha
 IN_CONTAINERS = "in a container with an NVIDIA GPU start it with NVIDIA_DRIVER_CAPABILITIES=all"
 REPAIR = f"run: apt-get install {BACKENDS['egl'][1]}; {IN_CONTAINERS}; or try MUJOCO_GL=osmesa"
 INSTALL_SIMULATOR = "pip install --no-deps -r requirements-simulator.txt"
-GPU_BYTES_PER_RENDERER = 130 * 2**20  # of its EGL context, with a LIBERO scene: 1.0 GiB for 8 of them on an H200
 # Where libraries keep what they would otherwise write into the user's home; the drivers' shader caches outlive a run.
 HOME_WRITERS = {
     "MPLCONFIGDIR": "matplotlib",  # LIBERO imports it

@@ -49,7 +49,9 @@ def store(folder: Path, rows: list[dict], argv: list[str] = ARGV, **settings) ->
         section, field = name.split("__")
         config[section][field] = value
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"config": config, **PROVENANCE, "argv": argv}))
+    (folder / "config.json").write_text(
+        json.dumps({"config": config, "looks": "official (0123abcd)", **PROVENANCE, "argv": argv})
+    )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 

@@ -30,6 +30,7 @@ import rl.rollout
 import rl.run
 import train_grpo
 from configs.cli import main_guard
+from configs.config import changed
 from configs.presets import TINY_CHECKPOINT
 from contracts import resolve_pointer
 from tests.fakes import FakePolicy, FakePool, Script, observation
@@ -72,6 +73,7 @@ def _fakes(monkeypatch) -> Iterator[None]:
 def use_fakes(monkeypatch) -> None:
     """Let train_grpo.py run on a policy of a few hundred numbers and scripted episodes."""
     preflight = SimpleNamespace(
+        choose_looks=lambda config: (changed(config, assets="lowpoly"), ""),
         Checks=lambda *_: None,
         check_machine=lambda *_: None,
         check_only=lambda *_: None,

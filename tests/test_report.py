@@ -46,7 +46,8 @@ def folder(tmp_path_factory):
 def page(folder) -> str:
     with contextlib.redirect_stdout(io.StringIO()) as shown:
         main([str(folder)])
-    before_and_after, *_, path = shown.getvalue().splitlines()
+    looks, before_and_after, *_, path = shown.getvalue().splitlines()
+    assert looks == "assets: official (0123abcd)"
     assert before_and_after.startswith("student, sampled: 4/20")
     return Path(path).read_text()
 
@@ -66,7 +67,8 @@ def test_rates_differences_command_and_machine_are_told(page):
     assert "+60 points" in page
     assert f"p = {2 / 2**12:.2g}, n = 20" in page
     assert "task 4, student, sampled" in page
-    for part in ("--preset tiny --seed 3 --lr 0.001", "torch 2.15.0", "Some GPU", "0123456789ab, with local changes"):
+    for part in ("--preset tiny --seed 3 --lr 0.001", "torch 2.15.0", "Some GPU", "0123456789ab, with local changes",
+                 "Assets: official (0123abcd)"):  # fmt: skip
         assert part in page
     assert "a &lt;run&gt;" in page
     assert "<run>" not in page
