@@ -3,7 +3,7 @@
 python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 --episodes 200 --num-envs 16
 
 The same command goes on where it was stopped. Episode i of a task is the same whatever else is collected, by however
-many processes. Failed ones are dropped, and remembered in attempts.jsonl. How often the expert succeeds in the states of
+many processes. Failed ones are dropped, and remembered in attempts.jsonl. How often it succeeds in the states of
 evaluations: --episodes 50 --init-states 0 50 --noise-scales 0. File format: workshop/demo_files.py.
 """
 
