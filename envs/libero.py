@@ -32,7 +32,7 @@ MAX_PLACEMENT_TRIES = 100
 ARM_NOISE_RAD = 0.02  # standard deviation of the arm's joints in the benchmark's initial states (robosuite's default)
 # Objects of the benchmark's states settle by up to 17 cm, 6 cm sideways (off a plate's rim) and 30 degrees.
 MAX_DROP_M = 0.25
-MAX_SHIFT_M = 0.08
+MAX_SHIFT_M = 0.06
 MAX_TILT_DEG = 30.0
 MAX_SPEED = 0.05  # m/s, and 10 times it in rad/s
 Poses = Mapping[str, tuple[np.ndarray, np.ndarray]]  # of the objects: position (3,) in metres, rotation matrix (9,)
