@@ -33,6 +33,7 @@ from configs.cli import main_guard
 from configs.config import changed
 from configs.presets import TINY_CHECKPOINT
 from contracts import resolve_pointer
+from rl.phases import Teacher
 from tests.fakes import FakePolicy, FakePool, Script, observation
 
 ROOT = Path(__file__).parents[1]
@@ -81,6 +82,7 @@ def use_fakes(monkeypatch) -> None:
         find_tasks=lambda *_: ((None, []), ""),
         fit_micro_batch=lambda config, _: (config.update.micro_batch_size, ""),
         load_policy=lambda *_: FakePolicy(adapter_scale=0.1),
+        load_teacher=lambda *_: Teacher("greedy", ""),
         log_setup=lambda *_: None,
         save_model_view=lambda *_: None,
     )
