@@ -226,10 +226,12 @@ def check_suite(info: CheckpointInfo, model: ModelConfig, task_suite: str) -> st
 def choose_looks(config: Config) -> tuple[Config, str]:
     """The configuration with the looks that `--assets auto` stands for, and which they are. Raises BadInput."""
     assets, model = config.simulator.assets, config.model
-    if assets == "auto":  # a 7B knows LIBERO's own; to a small policy they cost two thirds of its speed, but on a GPU
-        is_small = not is_large(Path(base_and_adapter(str(model.checkpoint), None)[0]).expanduser())
-        has_gpu = model.device != "cpu" and torch.cuda.is_available()
-        assets = "lowpoly" if is_small and not (has_gpu and installed_official()) else "official"
+    if assets == "auto":  # a 7B knows LIBERO's own; on a CPU they cost a small policy two thirds of its speed
+        assets = "official"
+        if not is_large(Path(base_and_adapter(str(model.checkpoint), None)[0]).expanduser()):
+            has_gpu = model.device != "cpu" and torch.cuda.is_available()
+            knows_official = find_checkpoint(model)[0].looks in ((), ("official",), ("lowpoly", "official"))
+            assets = "official" if has_gpu and installed_official() and knows_official else "lowpoly"
     pack = find_pack(assets)
     return replace(config, simulator=replace(config.simulator, assets=assets)), f"{pack}: {pack.folder}"
 

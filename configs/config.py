@@ -68,7 +68,7 @@ class SimulatorConfig:
     """Simulators (of each rank): 1 steps inline in this process, N > 1 run in worker processes."""
     assets: str = "auto"
     """What objects look like: `official` (LIBERO's), `lowpoly` (ours) or a folder (auto: official; for a small policy
-    low-poly, unless there is a GPU and official is installed)."""
+    low-poly, unless it knows official, which is installed, and there is a GPU)."""
     bddl_file: str | None = None
     """A BDDL file of your own in place of the suite's tasks (see docs/OWN_TASKS.md; None: those)."""
     max_env_steps: int | None = None

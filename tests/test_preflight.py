@@ -327,19 +327,21 @@ def test_pictures_that_the_policy_was_not_trained_on_are_a_caution(info, trained
 
 
 @pytest.mark.parametrize(
-    ("assets", "name", "device", "gpu", "installed", "expected"),
+    ("assets", "name", "known", "device", "gpu", "installed", "expected"),
     [
-        ("auto", "owner/openvla-7b", "cpu", False, False, "official"),  # which then says what to install
-        ("auto", "small", "auto", False, True, "lowpoly"),
-        ("auto", "small", "cpu", True, True, "lowpoly"),
-        ("auto", "small", "auto", True, True, "official"),
-        ("auto", "small", "auto", True, False, "lowpoly"),
-        ("lowpoly", "owner/openvla-7b", "cpu", False, True, "lowpoly"),
+        ("auto", "owner/openvla-7b", (), "cpu", False, False, "official"),  # which then says what to install
+        ("auto", "small", (), "auto", False, True, "lowpoly"),
+        ("auto", "small", (), "cpu", True, True, "lowpoly"),
+        ("auto", "small", ("lowpoly", "official"), "auto", True, True, "official"),
+        ("auto", "small", ("lowpoly",), "auto", True, True, "lowpoly"),
+        ("auto", "small", (), "auto", True, False, "lowpoly"),
+        ("lowpoly", "owner/openvla-7b", (), "cpu", False, True, "lowpoly"),
     ],
 )
 def test_auto_is_official_and_low_poly_only_where_pictures_would_slow_a_small_policy_down(
-    assets, name, device, gpu, installed, expected, checkpoint, monkeypatch
+    assets, name, known, device, gpu, installed, expected, checkpoint, info, monkeypatch
 ):
+    monkeypatch.setattr(preflight, "find_checkpoint", lambda _: (replace(info, looks=known), ""))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(preflight, "installed_official", lambda: Path("/there") if installed else None)
     monkeypatch.setattr(preflight, "find_pack", lambda assets: Pack("own", Path("/there"), assets))
