@@ -205,7 +205,8 @@ class FakePool:
         self._busy: list[int] = []
         self._order = None if order_seed is None else np.random.default_rng(order_seed)
 
-    def reset(self, slot: int, task_id: int, init_state_id: int, seed: int = 0, record: bool = False) -> None:
+    def reset(self, slot: int, task_id: int, init_state_id: int | None, seed: int = 0, record: bool = False) -> None:
+        init_state_id = seed % 1000 if init_state_id is None else init_state_id
         assert slot not in self._busy, "the slot is still at work"
         key = (task_id, init_state_id)
         self.started.append(key)

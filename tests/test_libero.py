@@ -180,11 +180,11 @@ def test_fixtures_are_placed_by_the_seed_and_objects_by_the_initial_state(env):
 
 @pytest.mark.parametrize("rejected", [0, 1])
 def test_a_fresh_state_is_liberos_own_placement_and_a_bad_one_is_replaced_by_the_next(
-    env, reference, actions, monkeypatch, rejected
+    env, pack, reference, actions, monkeypatch, rejected
 ):
     problems = iter(["bowl falls"] * rejected)
     monkeypatch.setattr(env._simulator, "find_problem", lambda _: next(problems, None))
-    expected = libero_rollout(SUITE, TASK, None, actions[:8], with_images=True, seed=(5, rejected))
+    expected = libero_rollout(SUITE, TASK, None, actions[:8], with_images=True, assets=pack, seed=(5, rejected))
     result = env.reset(None, seed=5, record=True)
     assert_same_observation(result.observation, expected[0])
     assert len(result.frames) == 1
