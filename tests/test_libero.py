@@ -178,6 +178,7 @@ def test_fixtures_are_placed_by_the_seed_and_objects_by_the_initial_state(env):
     assert np.abs(fixtures - other_fixtures).max() > 1e-4
 
 
+@lowpoly_only
 @pytest.mark.parametrize("rejected", [0, 1])
 def test_a_fresh_state_is_liberos_own_placement_and_a_bad_one_is_replaced_by_the_next(
     env, pack, reference, actions, monkeypatch, rejected
@@ -266,6 +267,7 @@ def test_fresh_states_lie_where_the_official_ones_do_and_rest_unsolved(suite, ta
     env.close()
 
 
+@lowpoly_only
 def test_numpys_global_generator_is_left_alone(env):
     np.random.seed(5)  # noqa: NPY002
     env.reset(0)
