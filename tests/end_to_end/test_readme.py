@@ -21,7 +21,7 @@ SHORT = (
     "--total-steps 16 --warmup-steps 16 --transition-steps 0 --n-steps 16 --max-env-steps 16 --n-epochs 1 "
     "--eval-init-states 40 41 --allow-zero-baseline --num-envs 1"
 )
-EVAL_SHORT = "--num-envs 1 --trials 1 --video none --device cpu"
+EVAL_SHORT = "--num-envs 1 --trials 1 --video none --device cpu --max-env-steps 16"
 # Of a 7B preset: no GPU is asked for, no success expected, nothing downloaded.
 RANDOM_WEIGHTS = "--device cpu --allow-zero-baseline --assets lowpoly"
 # The commands in the order in which they are followed, and what is appended to each.
