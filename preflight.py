@@ -230,8 +230,8 @@ def choose_looks(config: Config) -> tuple[Config, str]:
         assets = "official"
         if not is_large(Path(base_and_adapter(str(model.checkpoint), None)[0]).expanduser()):
             has_gpu = model.device != "cpu" and torch.cuda.is_available()
-            knows_official = find_checkpoint(model)[0].looks in ((), ("official",), ("lowpoly", "official"))
-            assets = "official" if has_gpu and installed_official() and knows_official else "lowpoly"
+            known = find_checkpoint(model)[0].looks or ("official",)
+            assets = "official" if has_gpu and installed_official() and "official" in known else "lowpoly"
     pack = find_pack(assets)
     return replace(config, simulator=replace(config.simulator, assets=assets)), f"{pack}: {pack.folder}"
 
