@@ -193,34 +193,6 @@ def test_a_fault_keeps_its_traceback(monkeypatch):
         exit_code(monkeypatch, raising(ZeroDivisionError()))
 
 
-GUARDED = """
-import os, signal, sys
-sys.path.insert(0, {root!r})
-from configs.cli import main_guard
-sys.exit(main_guard("program.py", lambda _: {body}))
-"""
-
-
-def run_guarded(body: str, **options) -> subprocess.CompletedProcess:
-    program = GUARDED.format(root=str(ROOT), body=body)
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, **options)
-
-
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_signal_ends_a_program_that_has_nothing_to_save_at_once(name):
-    done = run_guarded(f"(signal.raise_signal(signal.{name}), print('went on'))")
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "program.py: interrupted\n")
-
-
-def test_a_reader_that_has_gone_is_no_complaint():
-    reader, writer = os.pipe()
-    os.close(reader)
-    program = GUARDED.format(root=str(ROOT), body="print('nobody reads this')")
-    done = subprocess.run([sys.executable, "-c", program], stdout=writer, stderr=subprocess.PIPE, timeout=300)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (0, b"")
-
-
 # help
 
 HEAVY = ("torch", "transformers", "timm", "peft", "mujoco", "robosuite", "libero", "wandb", "matplotlib", "scipy")

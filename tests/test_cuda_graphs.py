@@ -118,34 +118,3 @@ def test_recordings_are_given_up_when_their_memory_is_missing(network):
     network.graphed._record = short_of_memory
     torch.testing.assert_close(network.graphed(x[:1])[0], network.toy(x[:1])[0])
     assert len(network.graphed._recordings) == 1
-
-
-def test_smaller_batches_are_warmed_up_before_the_first_is_recorded(network):
-    seen = warm_ups(network)
-    network.graphed._warm_up((torch.randn(3, 3),), with_gradient=True)
-    network.graphed._warm_up((torch.randn(2, 3),), with_gradient=True)
-    network.graphed._warm_up((torch.randn(4, 3),), with_gradient=False)
-    assert seen == [1, 1, 2, 2, 3, 3, 4, 4]
-
-
-def test_after_a_warm_up_without_enough_memory_every_size_is_warmed_up_anew(network):
-    """It may have compiled something that smaller batches use from then on, and that has never run."""
-    seen = warm_ups(network, memory_for=1)
-    with pytest.raises(torch.OutOfMemoryError):
-        network.graphed._warm_up((torch.randn(3, 3),), with_gradient=True)
-    network.graphed._warm_up((torch.randn(1, 3),), with_gradient=True)
-    network.graphed._warm_up((torch.randn(1, 3),), with_gradient=True)
-    assert seen == [1, 1, 2, 1, 1]
-
-
-def warm_ups(network, memory_for=99):
-    """Batch sizes of the passes that are made from now on to warm up."""
-    seen = []
-
-    def one_pass(inputs, _):
-        seen.append(len(inputs[0]))
-        if seen[-1] > memory_for:
-            raise torch.OutOfMemoryError("no memory")
-
-    network.graphed._one_pass = one_pass
-    return seen

@@ -79,16 +79,6 @@ def test_fresh_states_differ_from_group_to_group_and_from_update_to_update_and_a
     assert Episode(0, 3, 7, 0).describe() == "task 3, initial state 7"
 
 
-@given(task=tasks, group_size=st.integers(1, 4))
-def test_groups_are_consecutive_and_share_task_and_initial_state(task, group_size):
-    episodes = first_groups(task, group_size, 10)
-    assert [e.index for e in episodes] == list(range(10 * group_size))
-    for number, (group, members) in enumerate(itertools.groupby(episodes, key=lambda e: e.group)):
-        starts = [(e.task_id, e.init_state_id) for e in members]
-        assert group == number
-        assert starts == starts[:1] * group_size
-
-
 @given(task=tasks)
 def test_tasks_take_turns_and_initial_states_repeat_only_after_all_were_used(task):
     states = range(*task.train_init_states)

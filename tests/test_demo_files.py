@@ -2,41 +2,23 @@ import numpy as np
 import pytest
 
 from contracts import BadInput
+from tests.demo_episodes import make_episode
 from vla.preprocessing import jpeg_round_trip
-from workshop.demo_files import (
-    DemoEpisode,
-    decode_jpeg,
-    encode_jpeg,
-    episode_path,
-    read_episode,
-    write_episode,
-)
+from workshop.demo_files import decode_jpeg, encode_jpeg, episode_path, read_episode, write_episode
 
 ARRAYS = ("proprio", "frame_steps", "actions", "objects")
 
 
-@pytest.fixture(scope="module")
-def episode() -> DemoEpisode:
-    generator = np.random.default_rng(0)
-    images = generator.integers(0, 256, (3, 2, 32, 32, 3), np.uint8)
-    return DemoEpisode(
-        task_id=7,
-        init_state_id=39,
-        instruction="pick up the black bowl on the stove",
-        noise_scale=0.3,
-        jpegs=[[encode_jpeg(image) for image in frame] for frame in images],
-        proprio=generator.normal(size=(3, 8)).astype(np.float32),
-        frame_steps=np.array([1, 5, 13]),
-        actions=generator.uniform(-1, 1, (21, 7)).astype(np.float32),
-        objects=generator.normal(size=(3, 6)).astype(np.float32),
-        env_steps=16,
-        looks="official",
-    )
-
-
-def test_an_episode_comes_back_as_it_was_written(tmp_path, episode):
-    path = episode_path(tmp_path / "new folder", 7, 12)
+@pytest.fixture
+def written(tmp_path):
+    """(path, the episode in it)."""
+    path, episode = episode_path(tmp_path / "new folder", 7, 12), make_episode(0)
     write_episode(path, episode)
+    return path, episode
+
+
+def test_an_episode_comes_back_as_it_was_written(written):
+    path, episode = written
     again = read_episode(path)
     assert path.name == "episode_07_000012.npz"
     for name in ("task_id", "init_state_id", "instruction", "noise_scale", "jpegs", "env_steps", "looks"):
@@ -53,32 +35,20 @@ def broken(path, **changes) -> None:
     np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
 
 
-def test_a_file_of_before_looks_were_recorded_is_read(tmp_path, episode):
-    path = episode_path(tmp_path, 0, 0)
-    write_episode(path, episode)
-    broken(path, looks=None)
-    assert read_episode(path).looks == ""
+def test_a_file_of_before_looks_were_recorded_is_read(written):
+    broken(written[0], looks=None)
+    assert read_episode(written[0]).looks == ""
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{"proprio": None}, {"proprio": np.zeros((2, 8), np.float32)}, {"actions": np.zeros((20, 7), np.float32)}],
-    ids=["missing", "short", "no chunk for a frame"],
+    "damage",
+    [{"proprio": None}, {"proprio": np.zeros((2, 8), np.float32)}, {"actions": np.zeros((20, 7), np.float32)}, b"text"],
+    ids=["missing", "short", "no chunk for a frame", "no archive"],
 )
-def test_contents_that_do_not_fit_are_bad_input(tmp_path, episode, changes):
-    path = episode_path(tmp_path, 0, 0)
-    write_episode(path, episode)
-    broken(path, **changes)
-    with pytest.raises(BadInput, match=r"episode_00_000000\.npz"):
-        read_episode(path)
-
-
-@pytest.mark.parametrize("content", [b"", b"no archive", None], ids=["empty", "text", "cut short"])
-def test_damaged_files_are_bad_input(tmp_path, episode, content):
-    path = episode_path(tmp_path, 0, 0)
-    write_episode(path, episode)
-    path.write_bytes(path.read_bytes()[:-100] if content is None else content)
-    with pytest.raises(BadInput, match=r"episode_00_000000\.npz"):
+def test_damaged_files_are_bad_input(written, damage):
+    path, _ = written
+    path.write_bytes(damage) if isinstance(damage, bytes) else broken(path, **damage)
+    with pytest.raises(BadInput, match=r"episode_07_000012\.npz"):
         read_episode(path)
 
 

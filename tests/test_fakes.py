@@ -2,8 +2,8 @@
 
 import dataclasses
 import inspect
+from itertools import product
 
-import pytest
 import torch
 
 from envs.libero import ChunkResult
@@ -17,19 +17,14 @@ POLICY_METHODS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("method", POLICY_METHODS)
-def test_policy_methods_take_the_real_arguments(method):
-    assert list(inspect.signature(getattr(FakePolicy, method)).parameters) == list(
-        inspect.signature(getattr(Policy, method)).parameters
-    )
+POOL_METHODS = ["reset", "step", "ready", "close"]
 
 
-@pytest.mark.parametrize("real", [Pool, WorkerPool])
-@pytest.mark.parametrize("method", ["reset", "step", "ready", "close"])
-def test_pool_methods_take_the_real_arguments(real, method):
-    assert list(inspect.signature(getattr(FakePool, method)).parameters) == list(
-        inspect.signature(getattr(real, method)).parameters
-    )
+def test_methods_take_the_real_arguments():
+    for fake, reals, methods in ((FakePolicy, [Policy], POLICY_METHODS), (FakePool, [Pool, WorkerPool], POOL_METHODS)):
+        for real, method in product(reals, methods):
+            taken, expected = (inspect.signature(getattr(kind, method)).parameters for kind in (fake, real))
+            assert list(taken) == list(expected), method
 
 
 def test_results_have_the_real_fields():

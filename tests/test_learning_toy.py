@@ -5,13 +5,10 @@ One setting for all seeds and all advantages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 
 import pytest
-import torch
 
 from configs.config import (
     CriticConfig,
@@ -30,7 +27,7 @@ from rl.trajectory import Episode, flatten
 from rl.update import Learner, estimate_advantages, make_learner, update
 from tests.toy import CONTEXTS, EPISODE, ToyPolicy, ToyPool, pretrained_policy
 
-SEEDS = range(5)
+SEEDS = range(2)
 UPDATES = 10
 ADVANTAGES = ("absolute", "group", "rloo", "batch", "gae")
 
@@ -95,34 +92,10 @@ def test_every_advantage_raises_sampled_success_from_below_40_to_above_90_percen
 # warmup
 
 
-def agreement_and_entropy(policy: ToyPolicy, seed: int) -> tuple[float, float]:
-    """Share of the tokens that the student sampled and executed which are the teacher's, and its entropy in nats."""
-    batch = flatten(play_sampled(policy, seed).trajectories, policy.action_dim)
-    with torch.no_grad():
-        logprobs = policy.chunk_logits(batch.observations).log_softmax(-1)
-    entropies = -(logprobs.exp() * logprobs).sum(-1)
-    return batch.matches_teacher[batch.executed].float().mean().item(), entropies[batch.executed].mean().item()
-
-
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("target", ["greedy", "sharpened"])
-def test_in_the_warmup_the_sampled_student_comes_to_agree_with_the_teacher(target, seed):
-    slow = {"n_epochs": 1, "lr": 0.03}  # so that the way there is seen
-    config = settings(**slow, warmup=True, warmup_steps=10**6, distill_target=target, distill_temperature=0.25)
-    learner = make_learner(pretrained_policy(seed), config)
-    curve = [agreement_and_entropy(learner.policy, seed)]
-    for number in range(8):
-        one_update(config, learner, ToyPool(), seed, number)
-        curve.append(agreement_and_entropy(learner.policy, seed))
-    agreements, entropies = (smoothed(values) for values in zip(*curve, strict=True))
-
-    assert all(later > earlier for earlier, later in pairwise(agreements))
-    assert all(later < earlier for earlier, later in pairwise(entropies))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_acting_itself_the_student_comes_to_choose_what_another_checkpoint_would(seed):
-    config = settings(warmup=True, warmup_steps=10**6, warmup_actor="student")
+@pytest.mark.parametrize(("actor", "target"), [("teacher", "greedy"), ("teacher", "sharpened"), ("student", "greedy")])
+def test_in_the_warmup_the_student_comes_to_choose_what_its_teacher_would(actor, target, seed):
+    config = settings(warmup=True, warmup_steps=10**6, warmup_actor=actor, distill_target=target)
     learner = make_learner(pretrained_policy(seed), config)
     student = learner.policy
     teacher = ToyPolicy(-student.base, student.chunk_length, student.action_dim)  # what the student likes least
@@ -137,8 +110,3 @@ def test_acting_itself_the_student_comes_to_choose_what_another_checkpoint_would
     metrics = [one_update(config, learner, ToyPool(), seed, number) for number in range(UPDATES)]
     assert agreement() == pytest.approx(metrics[-1]["distill/accuracy"]) == 1
     assert not teacher.adapter.any()
-
-
-def smoothed(values: Sequence[float]) -> list[float]:
-    """Means of three neighbours: what is measured is sampled."""
-    return [sum(values[i : i + 3]) / 3 for i in range(len(values) - 2)]

@@ -267,16 +267,6 @@ def test_fresh_states_lie_where_the_official_ones_do_and_rest_unsolved(suite, ta
     env.close()
 
 
-@lowpoly_only
-def test_numpys_global_generator_is_left_alone(env):
-    np.random.seed(5)  # noqa: NPY002
-    env.reset(0)
-    env.step_chunk(random_actions(2))
-    after = np.random.random()  # noqa: NPY002
-    np.random.seed(5)  # noqa: NPY002
-    assert after == np.random.random()  # noqa: NPY002
-
-
 def make_unstable(domain):
     domain.sim.data.qvel[:] = 1e12
 

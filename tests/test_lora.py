@@ -85,22 +85,6 @@ def test_output_and_gradients_are_those_of_the_definition(sizes, bias):
     torch.testing.assert_close(got, torch.autograd.grad((expected * weighting).sum(), theirs))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])  # the latter stands for all that A is rounded to
-@pytest.mark.parametrize("matrix", ["lora_A", "lora_B"])
-def test_a_change_of_the_adapters_is_seen_after_a_refresh(dtype, matrix):
-    layers = [make_layer(sizes, dtype=dtype) for sizes in ((4,), (4, 6, 5))]
-    stored = refreshed(*(layer for layer, _ in layers))
-    x = torch.randn(4, 7, dtype=dtype)
-    with torch.no_grad():
-        for layer, bases in layers:
-            before = layer(x)
-            getattr(layer, matrix).add_(1)
-            stored.refresh()
-            assert not torch.equal(layer(x), before)
-            expected = formula(bases, x, layer.lora_A.to(dtype), layer.lora_B.to(dtype))
-            torch.testing.assert_close(layer(x).float(), expected.float())  # the adapters have no more digits
-
-
 def test_convolution_is_the_linear_layer_of_its_patches():
     torch.manual_seed(0)
     base = nn.Conv2d(3, 6, kernel_size=4, stride=4)
@@ -134,17 +118,6 @@ def test_what_an_adapter_adds_is_not_swallowed_by_rounding(kind):
             refreshed(layer)
         added = (layer(x).double() - before).mean().item()
     assert added == pytest.approx(tiny, rel=0.2)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_compiled_pass_without_gradient_is_the_same(bias):
-    """It puts A x beside x in place."""
-    layer, _ = make_layer(bias=bias)
-    x = torch.randn(2, 5, 7)
-    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(x), layer(x))
-    torch.testing.assert_close(compiled(x), layer(x))  # with gradient
 
 
 @pytest.mark.parametrize("padding", [0, 6])
@@ -241,25 +214,6 @@ def test_initialisation_is_a_function_of_the_seed(folder):
     assert not any(torch.equal(first[name], other[name]) for name in first)
     values = torch.cat([tensor.flatten() for tensor in first.values()])
     assert values.std().item() == pytest.approx(1 / 4, rel=0.02)
-
-
-def test_gradient_reaches_adapters_that_are_used_and_nothing_else(network):
-    add_lora(network, rank=4, alpha=4)
-    _train_a_little(network)
-    network(*_inputs(network))[0].square().sum().backward()
-    without = {name for name, p in network.named_parameters() if p.requires_grad and p.grad is None}
-    assert all(
-        "attn_pool" in name or ".blocks.2." in name for name in without
-    )  # the pooling and the last of 3 vision blocks
-    assert len(without) == 2 * (5 + 4 + 4)
-    assert all(p.grad is None for p in network.parameters() if not p.requires_grad)
-
-
-@pytest.mark.parametrize("enabled", [True, False])
-def test_rows_of_an_adapted_layer_are_those_of_the_whole_layer(enabled):
-    layer, _ = make_layer((6,), bias=False)
-    layer.enabled, x = enabled, torch.randn(3, 5, 7)
-    torch.testing.assert_close(layer.rows(x, slice(1, 4)), layer(x)[..., 1:4])
 
 
 def test_peft_itself_loads_the_saved_adapter(network, folder, tmp_path):

@@ -48,16 +48,6 @@ def advantages(kind: str, successes, groups=None, lengths=None, discount=1.0) ->
 
 
 # Published numbers for n = 8 and k successes: (advantage of a success, of a failure).
-GRPO_TABLE = {1: (2.4749, -0.3536), 2: (1.6202, -0.5401), 4: (0.9354, -0.9354), 7: (0.3536, -2.4749)}
-
-
-@pytest.mark.parametrize(("successes", "expected"), GRPO_TABLE.items())
-def test_group_advantages_of_eight_episodes(successes, expected):
-    values = advantages("group", [1] * successes + [0] * (8 - successes))
-    assert values[:successes] == pytest.approx(expected[0], abs=5e-5)
-    assert values[successes:] == pytest.approx(expected[1], abs=5e-5)
-
-
 @given(outcomes)
 def test_relative_advantages_follow_their_closed_forms(successes):
     returns = np.array(successes, dtype=np.float64)
@@ -165,14 +155,6 @@ def test_log_ratios_are_clamped_to_5():
     assert logratio.grad.flatten().tolist() == pytest.approx([0, 0, math.exp(4), 0, 0])
 
 
-def test_token_ratios_are_clipped_one_by_one_and_averaged_over_executed_tokens():
-    logratio = torch.tensor([[1.5, 1.0, 0.5, 7.0]]).log()
-    executed = torch.tensor([[True, True, True, False]])
-    loss, ratio = clipped_surrogate(logratio, torch.tensor([1.0]), executed, DEFAULT)
-    assert loss.item() == pytest.approx(-(1.28 + 1.0 + 0.5) / 3)
-    assert ratio[0, :3].tolist() == pytest.approx([1.5, 1.0, 0.5])
-
-
 # distillation
 
 
@@ -206,13 +188,6 @@ def test_exact_kl_and_entropy_are_those_of_torch_distributions(generator, execut
     for b, n in enumerate(EXECUTED):
         assert exact_kl(logprobs, reference, executed)[b] == pytest.approx(expected_kl[b, :n].mean().item(), rel=1e-4)
         assert entropy(logprobs, executed)[b] == pytest.approx(expected_entropy[b, :n].mean().item(), rel=1e-5)
-
-
-@given(st.one_of(st.floats(-20, 20, width=32), st.floats(-0.001953125, 0.001953125, width=32)))
-def test_approx_kl_is_never_negative_and_0_without_a_step(step):
-    old, one = torch.zeros(1, 1), torch.ones(1, 1, dtype=torch.bool)
-    assert approx_kl(old + step, old, one).item() >= 0
-    assert approx_kl(old, old, one).item() == 0
 
 
 @pytest.mark.parametrize("logratio", [1e-5, 1e-4, -1e-3])

@@ -11,7 +11,7 @@ from contracts import BadInput, Observation
 from tests.small_checkpoint import make_small_checkpoint
 from vla import merge as merge_module
 from vla.checkpoint import inspect_checkpoint
-from vla.merge import judge, main, merge, merged_weight
+from vla.merge import judge, merge, merged_weight
 from vla.policy import Policy
 from vla.preprocessing import read_observations, synthetic_observations
 from vla.weights import write_tensors
@@ -191,11 +191,3 @@ def test_agreement_is_measured_on_the_stored_observations(adapter, tmp_path, mon
     stored = read_observations(adapter / "sample_observations.npz")
     assert len(seen) == 3 * len(stored)  # with the adapter, without, merged
     assert all((shown.images == stored[i % 2].images).all() for i, shown in enumerate(seen))
-
-
-def test_command_line_merges_what_a_pointer_names(adapter, tmp_path, capsys):
-    shutil.copytree(adapter, tmp_path / "step_8")
-    (tmp_path / "best").write_text("step_8")
-    main(["--adapter", str(tmp_path / "best"), "--out", str(tmp_path / "out"), "--device", "cpu"])
-    assert "agree on 100.0%" in capsys.readouterr().out
-    assert inspect_checkpoint(tmp_path / "out").weights

@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from tests.test_lora import _inputs, _network, _train_a_little, folder  # noqa: F401 (a fixture)
 from vla.checkpoint import file_key, inspect_checkpoint, load_action_head, load_network
 from vla.lora import adapters_disabled, add_lora
-from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector, llama_block, side_by_side
+from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector, llama_block
 from vla.preprocessing import ImageProcessor, pixel_values
 from vla.tokens import PAD_ID, decode, unnormalise
 
@@ -324,34 +324,4 @@ def test_full_size_heads_have_the_published_parameters():
     assert sum(p.numel() for p in head.parameters()) == 151_117_831
 
 
-@pytest.mark.parametrize(("kind", "sizes"), [(ProprioProjector, (8, 12)), (L1RegressionHead, (2, 12, 20, 7))])
-def test_sizes_are_read_from_the_tensors(kind, sizes):
-    assert kind.sizes(kind(*sizes).state_dict()) == sizes
-
-
 # What waits for what, when a GPU computes two things at the same time
-
-
-def test_the_second_begins_after_all_before_it_and_ends_before_all_after_it(monkeypatch):
-    log = []
-
-    class Stream(str):  # of a GPU that is not there
-        def wait_stream(self, other):
-            log.append(f"{self} waits for {other}")
-
-    current = [Stream("main")]
-
-    @contextmanager
-    def on(stream):
-        current.append(stream)
-        yield
-        current.pop()
-
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda: current[-1])
-    monkeypatch.setattr(torch.cuda, "stream", on)
-    first, second = (partial(lambda name: log.append(f"{current[-1]} computes {name}"), name) for name in "ab")
-    side_by_side(first, second, Stream("other"))
-    assert log == ["other waits for main", "other computes b", "main computes a", "main waits for other"]
-    log.clear()
-    side_by_side(first, second, None)
-    assert log == ["main computes a", "main computes b"]

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import imageio.v2 as imageio
-import matplotlib
 import numpy as np
 import pytest
 
@@ -17,7 +16,6 @@ from rl.metrics import Successes
 from rl.report import (
     GREEDY,
     PANELS,
-    PHASE_COLOURS,
     SAMPLED,
     changes,
     conclude,
@@ -74,12 +72,6 @@ def test_rates_differences_command_and_machine_are_told(page):
     assert "<run>" not in page
 
 
-def test_what_was_not_recorded_is_named(page):
-    missing = page.split("Not recorded in this run: ")[1].split(".")[0]
-    assert "Critic" in missing
-    assert "Distillation loss" not in missing
-
-
 @pytest.mark.parametrize("rows", [[], ROWS[:1]])
 def test_a_run_that_has_hardly_begun_has_a_report(tmp_path, rows):
     text = write_report(read_run(store(tmp_path, rows))).read_text()
@@ -133,13 +125,6 @@ def test_a_run_is_finished_when_it_was_evaluated_at_its_last_step(tmp_path, tota
     assert read_run(store(tmp_path, ROWS, phases__total_steps=total_steps)).status().startswith(words)
 
 
-def test_a_record_that_a_kill_cut_short_is_left_out(tmp_path):
-    folder = store(tmp_path, ROWS)
-    with (folder / "metrics.jsonl").open("a") as file:
-        file.write('{"global_step": 4')
-    assert read_run(folder).rows == ROWS
-
-
 @pytest.mark.parametrize("content", [None, "{", '{"config": 3}', "{}"])
 def test_what_is_no_run_folder_is_refused_in_one_line(tmp_path, content):
     if content is not None:
@@ -160,14 +145,3 @@ def test_every_panel_shows_the_recorded_numbers_against_env_steps():
     assert drawn == [[(100, i + 100), (200, i + 200)] for i in range(len(keys))]
     assert [axis.get_title() for axis in figure.axes] == [panel.title for panel in PANELS]
     assert all(panel.reading.endswith(".") for panel in PANELS)
-
-
-def test_success_has_intervals_as_bars_on_the_shades_of_the_phases():
-    axis = draw_curves(ROWS).axes[0]
-    bars = {container.get_label(): container for container in axis.containers}
-    assert set(bars) == {"teacher", "student, greedy", "student, sampled"}
-    ((_, low), (_, high)) = bars["student, sampled"].lines[2][0].get_segments()[0]
-    assert (low, high) == pytest.approx((0.0807, 0.4160), abs=1e-3)  # Wilson's interval of 4 of 20
-    spans = [(p.get_x(), p.get_x() + p.get_width(), p.get_facecolor()) for p in axis.patches]
-    colours = [matplotlib.colors.to_rgba(colour) for colour in PHASE_COLOURS]
-    assert spans == [(0, 100, colours[0]), (100, 200, colours[1]), (200, 300, colours[2])]

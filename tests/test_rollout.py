@@ -48,16 +48,6 @@ def contents(collected) -> list:
 # which episodes
 
 
-@pytest.mark.parametrize(
-    ("lengths", "n_steps", "expected"),
-    [((10,), 30, 3), ((10,), 31, 4), ((10,), 1, 1), ((25, 3, 3), 26, 2), ((5, 7), 24, 4), ((40,), 30, 1)],
-)
-def test_one_slot_starts_episodes_until_n_steps_are_reached_and_finishes_the_last(lengths, n_steps, expected):
-    collected = play(FakePool(lengths_script(*lengths)), n_steps=n_steps)
-    assert played(collected) == list(range(expected))
-    assert collected.env_steps == sum(lengths[i % len(lengths)] for i in range(expected)) >= n_steps
-
-
 @settings(max_examples=60)
 @given(
     lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8),
@@ -203,19 +193,6 @@ def test_the_teacher_decides_with_probability_epsilon(epsilon):
     decisions, _ = decide(FakePolicy(), random_observations(1) * count, generators, Behaviour(epsilon, 1.0))
     share = sum(d.by_teacher for d in decisions) / count
     assert abs(share - epsilon) < 4 * (epsilon * (1 - epsilon) / count) ** 0.5
-
-
-def test_a_decisions_draw_does_not_depend_on_the_batch_around_it():
-    observations, behaviour = random_observations(6), Behaviour(0.4, 1.0, record_student_logprobs=True)
-
-    def fresh():
-        return [RANDOMNESS.generator(Episode(i, 0, 0, 0), 0) for i in range(6)]
-
-    together, _ = decide(FakePolicy(), observations, fresh(), behaviour)
-    for i, generator in enumerate(fresh()):
-        (alone,), _ = decide(FakePolicy(), observations[i : i + 1], [generator], behaviour)
-        assert torch.equal(alone.tokens, together[i].tokens)
-        assert torch.equal(alone.student_logprobs, together[i].student_logprobs)
 
 
 @given(max_batch=st.integers(1, 5), orders=st.integers(0, 99))

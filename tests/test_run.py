@@ -172,13 +172,6 @@ def test_the_log_says_why_a_run_ended_and_how_to_go_on(run):
     assert logged == f"stopped; go on with: python train_grpo.py --resume {run.folder}\ninterrupted\n"
 
 
-def test_a_fault_of_the_program_keeps_its_traceback(run):
-    raised, logged = end_with(run, ZeroDivisionError("a bug"))
-    assert raised == "ZeroDivisionError: a bug"
-    assert logged.startswith("Traceback (most recent call last):")
-    assert logged.endswith("ZeroDivisionError: a bug\n")
-
-
 def test_a_full_gpu_is_one_line(run):
     raised, logged = end_with(run, torch.OutOfMemoryError("CUDA out of memory\nand more"))
     assert raised.startswith("BadInput: out of GPU memory (CUDA out of memory): lower --micro-batch-size")

@@ -70,14 +70,6 @@ def test_the_policy_acts_as_the_demonstrations_that_it_memorised(demos, memorise
     np.testing.assert_array_equal(actions[..., 6], labels[..., 6])
 
 
-@torch.no_grad()
-def test_an_argmax_over_the_whole_vocabulary_finds_the_same_tokens(demos, memorised):
-    policy = Policy.load(str(memorised), task_suite="libero_spatial")
-    logits, hidden = policy.chunk_outputs(_observations(demos[1]))
-    everywhere = policy.network.vocabulary_logits(hidden).argmax(-1)
-    assert torch.equal(everywhere, logits.argmax(-1) + FIRST_ACTION_TOKEN)
-
-
 def test_the_folder_is_a_checkpoint_like_any_other(demos, tmp_path):
     init = make_small_checkpoint(tmp_path / "init", l1_head=True)
     out = fine_tune(_args(demos[0], tmp_path / "out", init=str(init), size=TinySize(), holdout=0.5))

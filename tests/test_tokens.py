@@ -102,13 +102,6 @@ def test_tokens_of_a_batch_become_the_reference_actions(case):
     np.testing.assert_array_equal(unnormalise(normalised, STATISTICS.action), arrays["actions"])
 
 
-@pytest.mark.parametrize("shape", [(7,), (8, 7), (2, 25, 14), (0, 7)])
-def test_unnormalised_actions_normalise_back(shape):
-    statistics = statistics_of(shape[-1], gripper=False)
-    actions = np.random.default_rng(1).uniform(-1, 1, shape)
-    np.testing.assert_allclose(normalise(unnormalise(actions, statistics), statistics), actions, atol=1e-12)
-
-
 def test_translated_ids_are_the_nearest_that_the_other_statistics_have():
     theirs = statistics_of(7, gripper=True)
     wider, shifted = (

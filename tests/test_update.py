@@ -358,17 +358,6 @@ def test_where_one_decision_does_not_fit_its_activations_are_recomputed(caplog, 
 # whole updates
 
 
-def test_an_update_is_a_function_of_seed_and_update_number(policy, batch):
-    def result(seed, number):
-        own = copy.deepcopy(policy)
-        learn(own, batch, seed=seed, number=number, batch_size=2, n_epochs=2)
-        return own.bias.detach()
-
-    assert torch.equal(result(0, 0), result(0, 0))
-    assert not torch.equal(result(0, 0), result(0, 1))
-    assert not torch.equal(result(0, 0), result(1, 0))
-
-
 def test_a_run_without_a_learning_signal_is_stopped_at_the_limit():
     check_signal(9)
     with pytest.raises(BadInput, match="no learning signal"):

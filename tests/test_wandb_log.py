@@ -102,14 +102,6 @@ def test_records_go_through_with_env_steps_as_x_axis_and_a_resumed_run_keeps_its
     assert (arguments["id"], arguments["resume"]) == ("fake-id", "allow")
 
 
-def test_disabled_does_not_touch_wandb(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(wandb, "init", broken)
-    log = open_log(tmp_path, "disabled")
-    log.log({"global_step": 1})
-    log.finish()
-    assert caplog.messages == list(tmp_path.iterdir()) == []
-
-
 def test_offline_writes_below_the_run_folder_only_and_nothing_to_the_terminal(tmp_path):
     """Also without HOME, which wandb's own process wants."""
     program = (
