@@ -7,5 +7,5 @@ from hypothesis import settings
 torch.set_num_threads(1)
 
 # No deadline: it would make a test depend on how busy the machine is. Derandomised: a failure here repeats anywhere.
-settings.register_profile("suite", deadline=None, derandomize=True)
+settings.register_profile("suite", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("suite")

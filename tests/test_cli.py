@@ -45,11 +45,6 @@ def run_folder(tmp_path) -> Path:
 # presets and flags
 
 
-def test_a_preset_is_taken_as_it_is():
-    command = parse_train(["--preset", "tiny"])
-    assert (command.config, command.preset) == (PRESETS["tiny"], "tiny")
-
-
 @pytest.mark.parametrize("spelling", [["--task-suite", "libero_goal"], ["--task_suite=libero_goal"]])
 def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling):
     assert parse_train([]).config == PRESETS["libero_spatial"]
@@ -221,14 +216,6 @@ def test_help_and_wrong_flags_are_answered_without_heavy_imports(module):
     assert asked.stdout.splitlines()[-1] == "imported:"
     assert (refused.returncode, refused.stdout, len(refused.stderr.splitlines())) == (2, "imported:\n", 1)
     assert "--no-such-flag" in refused.stderr or "Missing" in refused.stderr
-
-
-def test_flags_have_no_prefix_and_stand_in_groups():
-    text = run("train_grpo", "--help").stdout
-    assert "--task.task-ids" not in text
-    assert "--config" not in text
-    for group in ("rollout options", "loss options", "model options"):
-        assert group in text
 
 
 # effects

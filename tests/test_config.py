@@ -3,12 +3,13 @@
 import json
 from collections import Counter
 from dataclasses import fields
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.config import EvalConfig, TrainConfig, changed, differing_fields, from_dict, to_dict
+from configs.config import EvalConfig, Suite, TrainConfig, changed, differing_fields, from_dict, to_dict
 from configs.presets import PRESETS
 from contracts import BadInput
 
@@ -95,6 +96,12 @@ def through_json(config: TrainConfig) -> TrainConfig:
 def test_a_trip_through_json_changes_nothing(config):
     assert through_json(config) == config
     assert differing_fields(config, through_json(config)) == {}
+
+
+@pytest.mark.parametrize("suite", get_args(Suite))
+def test_every_suite_has_a_preset_that_differs_from_the_defaults_only_in_what_it_runs_on(suite):
+    assert set(differing_fields(DEFAULT, PRESETS[suite])) <= {"task_suite", "checkpoint", "name"}
+    assert PRESETS[suite].task.task_suite == suite
 
 
 @pytest.mark.parametrize("preset", PRESETS)

@@ -117,9 +117,3 @@ def test_initial_states_and_noise_scales_meet_equally_often():
     attempts = [attempt_of(args, 0, index)[:2] for index in range(160)]
     starts = [(state, 0) for state in range(40)]
     assert Counter(attempts) == dict.fromkeys(product(starts, args.noise_scales), 1)
-
-
-def test_without_initial_states_every_episode_has_a_fresh_one():
-    starts = [attempt_of(DemosArgs(OUT), task_id, index)[0] for task_id in range(2) for index in range(50)]
-    assert {state for state, _ in starts} == {None}
-    assert len({seed for _, seed in starts}) == 100

@@ -84,7 +84,7 @@ def stored_state(suite, task_id, index):
 
 @pytest.fixture(scope="module")
 def actions():
-    return random_actions(24)
+    return random_actions(16)
 
 
 @pytest.fixture(scope="module", params=["lowpoly", pytest.param("official", marks=needs_official)])
@@ -98,7 +98,7 @@ lowpoly_only = pytest.mark.parametrize("pack", ["lowpoly"], indirect=True)  # of
 @cache
 def reference_on(pack) -> list[Snapshot]:
     state = stored_state(SUITE, TASK, INIT_STATE)
-    return libero_rollout(SUITE, TASK, state, random_actions(24), with_images=True, assets=pack)
+    return libero_rollout(SUITE, TASK, state, random_actions(16), with_images=True, assets=pack)
 
 
 @pytest.fixture(scope="module")
@@ -195,43 +195,26 @@ def test_a_fresh_state_is_liberos_own_placement_and_a_bad_one_is_replaced_by_the
     assert_same_observation(env.reset(INIT_STATE).observation, reference[0])  # no trace of it
 
 
-def lower_a_bowl(domain, joint, pose):
-    domain.sim.data.set_joint_qpos(joint, pose - np.array([0, 0, 0.3, 0, 0, 0, 0]))
-
-
-def shift_a_bowl(domain, joint, pose):
-    domain.sim.data.set_joint_qpos(joint, pose + np.array([0.1, 0, 0, 0, 0, 0, 0]))
-
-
-def lay_a_bowl_on_its_side(domain, joint, pose):
-    domain.sim.data.set_joint_qpos(joint, np.concatenate([pose[:3], [0.5, 0.5, 0.5, 0.5]]))
-
-
-def push_a_bowl(domain, joint, pose):
-    domain.sim.data.set_joint_qvel(joint, np.array([0.1, 0, 0, 0, 0, 0]))
-
-
-def put_a_bowl_on_the_plate(domain, joint, pose):
-    domain._check_success = lambda: True
-
-
 @pytest.mark.parametrize(
-    ("harm", "problem"),
+    ("move", "velocity", "problem"),
     [
-        (lower_a_bowl, "akita_black_bowl_1 falls"),
-        (shift_a_bowl, "akita_black_bowl_1 is pushed away"),
-        (lay_a_bowl_on_its_side, "akita_black_bowl_1 tips over"),
-        (push_a_bowl, "akita_black_bowl_1 does not come to rest"),
-        (put_a_bowl_on_the_plate, "already solved"),
+        (lambda pose: pose - np.array([0, 0, 0.3, 0, 0, 0, 0]), 0.0, "akita_black_bowl_1 falls"),
+        (lambda pose: pose + np.array([0.1, 0, 0, 0, 0, 0, 0]), 0.0, "akita_black_bowl_1 is pushed away"),
+        (lambda pose: np.array([*pose[:3], 0.5, 0.5, 0.5, 0.5]), 0.0, "akita_black_bowl_1 tips over"),
+        (lambda pose: pose, 0.1, "akita_black_bowl_1 does not come to rest"),
+        (None, 0.0, "already solved"),
     ],
 )
-def test_a_start_with_a_fall_a_tilt_motion_or_a_goal_that_holds_is_found(env, monkeypatch, harm, problem):
+def test_a_start_with_a_fall_a_tilt_motion_or_a_goal_that_holds_is_found(env, monkeypatch, move, velocity, problem):
     env.reset(None, seed=1)
     simulator, domain = env._simulator, env.domain
     placed, joint = simulator.object_poses(), domain.objects_dict["akita_black_bowl_1"].joints[-1]
     assert simulator.find_problem(placed) is None
-    monkeypatch.setattr(domain, "_check_success", domain._check_success)  # is put back
-    harm(domain, joint, domain.sim.data.get_joint_qpos(joint).copy())
+    if move is None:
+        monkeypatch.setattr(domain, "_check_success", lambda: True)
+    else:
+        domain.sim.data.set_joint_qpos(joint, move(domain.sim.data.get_joint_qpos(joint).copy()))
+        domain.sim.data.set_joint_qvel(joint, np.array([velocity, 0, 0, 0, 0, 0]))
     domain.sim.forward()
     assert simulator.find_problem(placed) == problem
 

@@ -72,12 +72,6 @@ def test_a_gradient_that_one_rank_finds_broken_is_skipped_by_all(both):
         assert all(torch.isfinite(p).all() for p in found["poisoned"]["parameters"])
 
 
-def test_a_parameter_that_no_rank_reaches_keeps_no_gradient(both):
-    for found in both:
-        shared, of_one, of_none = found["unreached"]
-        assert (shared.tolist(), of_one.tolist(), of_none) == ([3.0, 3.0], [5.0, 5.0], None)
-
-
 def test_values_and_teacher_distributions_are_computed_in_parts_and_known_to_all(both, alone):
     for first, second, expected in zip(both[0]["values"], both[1]["values"], alone["values"], strict=True):
         assert torch.equal(first, second)

@@ -170,16 +170,6 @@ assert os.path.isdir(os.path.dirname(os.environ["MESA_SHADER_CACHE_DIR"]))  # Me
 print("episode ran")
 """  # the env is not closed: leaving it to the interpreter's exit must be quiet, too
 
-TORCH_FIRST = """
-import torch
-from envs.libero import EnvSpec, LiberoEnv
-
-env = LiberoEnv(EnvSpec("libero_spatial", (0,), num_images=1), 0)
-assert env.reset(0).error is None
-torch.optim.AdamW([torch.nn.Parameter(torch.ones(3))])  # imports triton
-print("episode ran")
-"""
-
 
 @pytest.fixture
 def folders(tmp_path):
@@ -211,8 +201,3 @@ def test_a_home_that_cannot_be_written_will_do(folders):
     temporary = folders["tmp"]
     assert run(EPISODE, folders | {"home": "/proc"}) == (0, "episode ran\n", "")
     assert [folder.name for folder in temporary.iterdir()] == [f"vla-grpo-{os.getuid()}"]
-
-
-def test_torch_and_mesa_live_in_one_process(folders):
-    """Mesa's LLVM loaded before triton would be a segmentation fault."""
-    assert run(TORCH_FIRST, folders, VLA_GRPO_CACHE=str(cache_dir())) == (0, "episode ran\n", "")

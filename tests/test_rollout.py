@@ -148,33 +148,23 @@ def test_the_warmup_is_all_teacher_and_records_its_greedy_tokens_only():
     assert {mode for mode, _ in policy.modes} == {"teacher greedy"}
 
 
-def test_the_students_logprobs_are_recorded_for_the_teachers_decisions_too():
-    policy = FakePolicy(adapter_scale=0.5)
-    behaviour = Behaviour(0.5, 1.6, record_student_logprobs=True)
-    observations = random_observations(40)
+def test_the_students_logprobs_and_agreement_with_the_teacher_are_recorded_for_every_decision():
+    policy = FakePolicy(sharpness=10.0, adapter_scale=0.5)  # so sharp that samples often agree with the argmax
+    behaviour = Behaviour(0.5, 1.6, record_student_logprobs=True, record_teacher_match=True)
     generators = [torch.Generator().manual_seed(i) for i in range(40)]
-    decisions, _ = decide(policy, observations, generators, behaviour)
-    assert {d.by_teacher for d in decisions} == {True, False}
-    for d in decisions:
-        logits = policy.chunk_logits([d.observation])
-        expected = policy.token_logprobs(logits, d.tokens[None], 1.6)[0]
-        assert torch.equal(d.student_logprobs, expected)
-        assert not d.student_logprobs.requires_grad
-
-
-def test_agreement_with_the_teachers_chunk_is_recorded_for_every_decision():
-    policy = FakePolicy(sharpness=20.0)  # so sharp that samples often agree with the argmax
-    behaviour = Behaviour(0.3, 1.0, record_student_logprobs=True, record_teacher_match=True)
-    generators = [torch.Generator().manual_seed(i) for i in range(30)]
-    decisions, _ = decide(policy, random_observations(30), generators, behaviour)
+    decisions, _ = decide(policy, random_observations(40), generators, behaviour)
     share = []
     for d in decisions:
         with policy.teacher():
             greedy = policy.act([d.observation]).tokens[0]
         assert torch.equal(d.matches_teacher, d.tokens == greedy)
+        expected = policy.token_logprobs(policy.chunk_logits([d.observation]), d.tokens[None], 1.6)[0]
+        assert torch.equal(d.student_logprobs, expected)
+        assert not d.student_logprobs.requires_grad
         if not d.by_teacher:
             share.append(d.matches_teacher.float().mean().item())
     assert all(d.matches_teacher.all() for d in decisions if d.by_teacher)
+    assert 0 < len(share) < 40
     assert 0 < np.mean(share) < 1
 
 

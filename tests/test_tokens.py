@@ -7,9 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 
 from contracts import BadInput
 from vla.tokens import (
@@ -32,7 +29,6 @@ from vla.tokens import (
 )
 
 GOLDEN = Path(__file__).parent / "golden"
-RANDOMISED = settings(deadline=None, max_examples=100)
 COMBINED = [f"{suite}_no_noops" for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10")]
 
 
@@ -73,16 +69,6 @@ def test_every_id_but_the_lowest_survives_decode_and_encode():
     ids = np.arange(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)
     expected = np.maximum(ids, ACTION_TOKEN_IDS.start + 1)  # 31744 shares the centre of 31745
     np.testing.assert_array_equal(encode(decode(ids)), expected)
-
-
-@RANDOMISED
-@given(hnp.arrays(np.float64, hnp.array_shapes(max_dims=3, max_side=8), elements=st.floats(-1, 1)))
-def test_round_trip_moves_a_value_by_at_most_half_a_bin(actions):
-    assert np.abs(decode(encode(actions)) - actions).max() <= 1 / 255 + 1e-15
-
-
-def test_values_beyond_the_range_get_the_edge_ids():
-    assert encode(np.array([1.0, 1.5, np.inf, -1.0, -1e300])).tolist() == [31744, 31744, 31744, 31999, 31999]
 
 
 @pytest.mark.parametrize("case", ["case_a_1img", "case_b_2img_proprio"])

@@ -4,8 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.trajectory import Decision, Episode, Trajectory, flatten
-from tests.fakes import ACTION_DIM, CHUNK_LENGTH, NUM_TOKENS, observation, trajectory
+from rl.trajectory import flatten
+from tests.fakes import ACTION_DIM, CHUNK_LENGTH, NUM_TOKENS, trajectory
 
 
 @given(st.lists(st.tuples(st.integers(1, 6), st.integers(1, CHUNK_LENGTH)), min_size=1, max_size=6))
@@ -23,15 +23,6 @@ def test_rows_positions_and_executed_tokens_for_any_lengths(shapes):
             row += 1
     assert row == len(batch)
     assert int(batch.executed.sum()) == ACTION_DIM * sum(t.env_steps for t in trajectories)
-
-
-def test_what_was_recorded_about_the_decision_is_kept():
-    logprobs, matches = torch.arange(NUM_TOKENS) - 20.0, torch.arange(NUM_TOKENS) % 3 == 0
-    decision = Decision(observation(1, 2, 3), torch.arange(NUM_TOKENS), True, logprobs, matches, executed=1)
-    batch = flatten([Trajectory(Episode(0, 0, 0, 0), [decision])], ACTION_DIM)
-    assert torch.equal(batch.student_logprobs[0], logprobs)
-    assert torch.equal(batch.matches_teacher[0], matches)
-    assert batch.by_teacher.tolist() == [True]
 
 
 def test_rows_are_picked_by_number_by_slice_and_in_parts():

@@ -12,7 +12,6 @@ from vla.weights import (
     read_header,
     read_pt,
     read_tensors,
-    write_pt,
     write_tensors,
 )
 
@@ -76,14 +75,6 @@ def test_fingerprint_tells_values_dtypes_and_shapes_apart(tmp_path, tensors, cha
     before = fingerprint(read_header(tmp_path / "x.safetensors")[0].values())
     write_tensors(tmp_path / "x.safetensors", tensors | {"a": change(tensors["a"])})
     assert fingerprint(read_header(tmp_path / "x.safetensors")[0].values()) != before
-
-
-def test_pt_has_the_prefix_of_distributed_training_and_loses_it_when_read(tmp_path):
-    write_pt(tmp_path / "x.pt", {"fc1.weight": torch.ones(2, requires_grad=True)})
-    state = torch.load(tmp_path / "x.pt", weights_only=True)
-    assert list(state) == ["module.fc1.weight"]
-    assert not state["module.fc1.weight"].requires_grad
-    assert list(read_pt(tmp_path / "x.pt")) == ["fc1.weight"]
 
 
 class _Payload:

@@ -150,16 +150,6 @@ def results(ranks: Ranks) -> dict[str, Any]:
     }
 
 
-def unreached_parameters(ranks: Ranks) -> list[torch.Tensor | None]:
-    """Gradients after the sum of: one that both ranks have, one that only rank 0 has, one that nobody has."""
-    parameters = [nn.Parameter(torch.zeros(2)) for _ in range(3)]
-    parameters[0].grad = torch.full((2,), 1.0 + ranks.rank)
-    if ranks.is_main:
-        parameters[1].grad = torch.full((2,), 5.0)
-    ranks.sum_gradients(parameters)
-    return [p.grad for p in parameters]
-
-
 def drift_found(ranks: Ranks) -> str:
     parameter = nn.Parameter(torch.ones(3))
     ranks.check_same_parameters([parameter])
@@ -203,7 +193,6 @@ def main() -> None:
     torch.set_num_threads(1)
     ranks = join_ranks("cpu")
     found = results(ranks)
-    found["unreached"] = unreached_parameters(ranks)
     found["drift"] = drift_found(ranks)
     found["written"] = written_by(ranks, folder)
     ranks.gather(None)

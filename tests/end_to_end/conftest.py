@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from workshop.tiny import make_tiny_checkpoint
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -23,9 +25,7 @@ def run_command(*argv: str, stdin=subprocess.DEVNULL, **options) -> subprocess.C
 def checkpoint(tmp_path_factory) -> str:
     """A small random checkpoint in the real folder format."""
     folder = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    made = run_command("-m", "workshop.tiny", "--out", str(folder))
-    assert made.returncode == 0, made.stderr
-    return str(folder)
+    return str(make_tiny_checkpoint(folder))
 
 
 @pytest.fixture(scope="module")

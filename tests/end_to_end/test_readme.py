@@ -18,10 +18,10 @@ from workshop.tiny import make_tiny_checkpoint
 
 TINY = "checkpoints/tiny-libero-spatial"
 SHORT = (
-    "--total-steps 16 --warmup-steps 16 --transition-steps 0 --n-steps 16 --max-env-steps 16 --n-epochs 1 "
-    "--eval-init-states 40 41 --allow-zero-baseline --num-envs 1"
+    "--total-steps 8 --warmup-steps 8 --transition-steps 0 --n-steps 8 --max-env-steps 8 --n-epochs 1 "
+    "--eval-init-states 40 41 --eval-trials 1 --allow-zero-baseline --num-envs 1"
 )
-EVAL_SHORT = "--num-envs 1 --trials 1 --video none --device cpu --max-env-steps 16"
+EVAL_SHORT = "--num-envs 1 --trials 1 --video none --device cpu --max-env-steps 8"
 # Of a 7B preset: no GPU is asked for, no success expected, nothing downloaded.
 RANDOM_WEIGHTS = "--device cpu --allow-zero-baseline --assets lowpoly"
 # The commands in the order in which they are followed, and what is appended to each.
@@ -31,17 +31,17 @@ FOLLOWED = {
     "python train_grpo.py --task-id 0": f"{SHORT} {RANDOM_WEIGHTS} --name first",
     "python train_grpo.py --task-suite libero_goal --task-ids 0 1 2": f"{RANDOM_WEIGHTS} --check-only",
     "python train_grpo.py --checkpoint PATH_OR_HUB_ID --task-id 0": "--check-only",
-    "python train_grpo.py --preset tiny --num-envs 3": f"{SHORT} --num-envs 3 --name second --wandb-mode disabled",
+    "python train_grpo.py --preset tiny --num-envs 3": f"{SHORT} --num-envs 2 --name second --wandb-mode disabled",
     "python train_grpo.py --task-id 0 --data-parallel --batch-size 32": (
         f"{SHORT} --checkpoint {TINY} --output runs/ranks --wandb-mode disabled"
     ),
-    "python train_grpo.py --resume runs/RUN": "--total-steps 32",
+    "python train_grpo.py --resume runs/RUN": "--total-steps 16",
     "python -m rl.report runs/RUN": "",
     "python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --out results.json --num-envs 8": EVAL_SHORT,
     "python eval.py --checkpoint runs/RUN/checkpoints/best --compare-with CHECKPOINT --task-ids 0": EVAL_SHORT,
     "python -m vla.merge --adapter runs/RUN/checkpoints/best --out MERGED": "",
     "python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 2 --episodes 15 --init-states 0 30 "
-    "--num-envs 2": "--task-ids 0 --episodes 2",
+    "--num-envs 2": "--task-ids 0 --episodes 2 --num-envs 1",
     "python -m workshop.sft --demos demonstrations/spatial --out checkpoints/mine --num-images 1 --llm-dim 96 "
     "--steps 800 --batch-size 128": "--steps 2 --batch-size 4",
     "python train_grpo.py --preset tiny --checkpoint checkpoints/mine --task-ids 0 1 2": (
@@ -115,7 +115,7 @@ def test_command_of_the_readme_works(user, command):
 def test_the_published_protocol_begins_and_stops_in_good_order(user):
     """Of a checkpoint with statistics of all suites: one of those in the cache."""
     command = PROTOCOL.replace("CHECKPOINT", "Haozhan72/Openvla-oft-SFT-libero-spatial-traj1")
-    begun = f"{command} --num-envs 1 --device cpu --assets lowpoly --out protocol.json"
+    begun = f"{command} --num-envs 2 --device cpu --assets lowpoly --out protocol.json"
     until_it_has_begun = "while [ ! -e protocol.json ] && kill -0 $!; do sleep 0.2; done"
     done = user.types(f"{{ {begun} & {until_it_has_begun}; kill $!; wait $!; }}")
     assert done.returncode == 130, done.stdout + done.stderr

@@ -38,55 +38,34 @@ def killed(where: str, count: int, *argv: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def straight(smoke):
-    train_grpo.main(smoke)
-    run = only_run(smoke)
-    assert records_of(run)[-2]["train/optimizer_steps"] > 0  # or equal weights would show nothing
-    return run
-
-
-def test_a_run_whose_time_is_up_and_that_is_extended_equals_the_straight_one(smoke, straight, tmp_path):
-    flags = flags_into(smoke, tmp_path)
-    with pytest.raises(TimeIsUp):
-        train_grpo.main([*flags, "--total-steps", "64", "--max-hours", "1e-9"])
-    run = only_run(flags)
-    assert latest_of(run).name == "step_32"
-    train_grpo.main(["--resume", str(run), "--max-hours", "100"])
-    assert latest_of(run).name == "step_64"
-    train_grpo.main(["--resume", str(run), "--max-hours", "100", "--total-steps", "96"])
-    assert_same_run(run, straight)
-
-
-def test_a_run_killed_in_a_rollout_and_in_a_half_written_checkpoint_resumes_to_the_same_result(
-    smoke, straight, tmp_path
-):
-    flags = flags_into(smoke, tmp_path)
-    killed("chunk", 12, *flags)
-    run = only_run(flags)
-    saved = latest_of(run)
-    killed("checkpoint", 1, "--resume", str(run))
-    assert list((run / "checkpoints").glob(".writing-*"))
-    assert latest_of(run) == saved
-    train_grpo.main(["--resume", str(run)])
-    assert_same_run(run, straight)
-    assert not list((run / "checkpoints").glob(".writing-*"))
-
-
-def test_killed_run_with_everything_on_resumes_to_the_same_result(smoke, tmp_path):
+def test_a_run_killed_in_a_rollout_and_in_a_half_written_checkpoint_resumes_to_the_same_result(smoke, tmp_path):
+    """And one whose time was up, that was extended and killed in an update; with everything on."""
     everything = [
         *smoke, "--task-ids", "0", "1", "--curriculum", "--advantage", "gae", "--value-warmup-steps", "16",
         "--dynamic-sampling", "--group-size", "2", "--group-success-bounds", "0", "1", "--ratio-level", "token",
-        "--warmup-steps", "0", "--total-steps", "64", "--eval-interval", "1000", "--train-init-states", "0", "5",
+        "--train-init-states", "0", "5", "--eval-interval", "1000",
     ]  # fmt: skip
-    straight, cut = flags_into(everything, tmp_path / "straight"), flags_into(everything, tmp_path / "killed")
-    train_grpo.main(straight)
-    killed("update", 3, *cut)
-    train_grpo.main(["--resume", str(only_run(cut))])
-    assert_same_run(only_run(cut), only_run(straight))
-    evaluated = metrics_of(only_run(straight))[-1]
-    assert {"eval/student_success_task_0", "eval/student_sampled_success_task_1"} <= evaluated.keys()
-    states = [torch.load(latest_of(only_run(f)) / "trainer.pt") for f in (straight, cut)]
+    flags, cut = flags_into(everything, tmp_path / "straight"), flags_into(everything, tmp_path / "cut")
+    train_grpo.main(flags)
+    straight = only_run(flags)
+    assert records_of(straight)[-2]["train/optimizer_steps"] > 0  # or equal weights would show nothing
+
+    with pytest.raises(TimeIsUp):
+        train_grpo.main([*cut, "--total-steps", "64", "--max-hours", "1e-9"])
+    run = only_run(cut)
+    saved, again = latest_of(run), ["--resume", str(run), "--total-steps", "96", "--max-hours", "100"]
+    assert saved.name == "step_32"
+    killed("chunk", 3, *again)
+    killed("checkpoint", 1, *again)
+    assert list((run / "checkpoints").glob(".writing-*"))
+    assert latest_of(run) == saved
+    killed("update", 4, *again)  # half of the last of three updates
+    assert latest_of(run).name == "step_64"
+    train_grpo.main(again)
+    assert_same_run(run, straight)
+    assert not list((run / "checkpoints").glob(".writing-*"))
+    assert {"eval/student_success_task_0", "eval/student_sampled_success_task_1"} <= metrics_of(run)[-1].keys()
+    states = [torch.load(latest_of(folder) / "trainer.pt") for folder in (straight, run)]
     assert all(states[0]["state"][cursor] == states[1]["state"][cursor] for cursor in ("task_success", "drawn"))
     assert set(states[0]["state"]["drawn"]) == {0, 1}
     assert all(torch.equal(states[0]["critic"][name], states[1]["critic"][name]) for name in states[0]["critic"])
