@@ -14,13 +14,6 @@ def test_every_message_is_one_printable_line(message):
     assert str(BadInput(message)).isprintable()
 
 
-def test_a_long_message_keeps_both_ends():
-    message = str(BadInput(f"/a/file: {'x' * 1_000_000}: do this"))
-    assert message.startswith("/a/file: ")
-    assert message.endswith(": do this")
-    assert len(message) < 2000
-
-
 def test_a_message_crosses_processes_unchanged():
     error = BadInput("a\nb")
     assert str(pickle.loads(pickle.dumps(error))) == str(error) == "a\\nb"

@@ -23,7 +23,6 @@ from rl.losses import (
     entropy,
     exact_kl,
     policy_advantages,
-    weighs_trajectories,
 )
 from rl.trajectory import Batch, flatten
 from tests.fakes import ACTION_DIM, trajectory
@@ -86,15 +85,6 @@ def test_weights_make_the_mean_over_executed_tokens_of_the_rollout_or_of_each_tr
     whole = flatten([trajectory(1), trajectory(4), trajectory(7)], ACTION_DIM)
     assert (decision_weights(whole, False) == 1).all()
     assert decision_weights(whole, True).tolist() == pytest.approx([4.0] + [1.0] * 4 + [4 / 7] * 7)
-
-
-@pytest.mark.parametrize(
-    ("advantage", "by_trajectory"), [("absolute", 0), ("gae", 0), ("group", 1), ("rloo", 1), ("batch", 1)]
-)
-def test_auto_aggregation_is_by_trajectory_where_trajectories_are_compared(advantage, by_trajectory):
-    assert weighs_trajectories(LossConfig(advantage=advantage)) == by_trajectory
-    assert weighs_trajectories(LossConfig(advantage=advantage, aggregation="trajectory"))
-    assert not weighs_trajectories(LossConfig(advantage=advantage, aggregation="decision"))
 
 
 def test_the_teachers_decisions_keep_no_negative_advantage():

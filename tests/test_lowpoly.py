@@ -4,7 +4,6 @@ That its trajectories are those of LIBERO's own assets is in test_golden_physics
 """
 
 import errno
-import multiprocessing
 import runpy
 from dataclasses import replace
 from hashlib import sha256
@@ -17,7 +16,7 @@ import pytest
 import workshop.lowpoly
 from contracts import BadInput
 from envs.tasks import libero_root
-from workshop.lowpoly import asset_mjcf, ensure_pack, look_of, pack_name, write_pack
+from workshop.lowpoly import asset_mjcf, ensure_pack, look_of, write_pack
 from workshop.lowpoly.facts import load_facts
 from workshop.lowpoly.rooms import TEXTURES
 
@@ -66,14 +65,6 @@ def test_the_pack_is_the_same_wherever_it_is_written(pack, tmp_path):
     assert ensure_pack(pack.parent) == pack
     files = "".join(f"{sha256(content).hexdigest()}  {name}\n" for name, content in sorted(_contents(pack).items()))
     assert sha256(files.encode()).hexdigest() == CONTENTS
-
-
-def test_processes_that_ask_at_once_get_one_whole_pack(pack, tmp_path):
-    with multiprocessing.get_context("spawn").Pool(3) as pool:
-        folders = pool.map(ensure_pack, [tmp_path] * 3)
-    assert set(folders) == {tmp_path / pack_name()}
-    assert list(tmp_path.iterdir()) == [tmp_path / pack_name()]  # no unfinished folder is left behind
-    assert _contents(folders[0]) == _contents(pack)
 
 
 def test_a_pack_that_could_not_be_finished_is_not_there(tmp_path, monkeypatch):

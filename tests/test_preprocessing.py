@@ -227,14 +227,6 @@ def test_ids_of_a_llama_like_tokenizer_equal_reference(case, tmp_path):
     assert prompt_ids(load_tokenizer(tmp_path), case["task"]) == case["eval_ids_with_29871"]
 
 
-def test_empty_token_is_not_appended_twice():
-    tokenizer = word_tokenizer({**SPECIAL, ":": EMPTY_TOKEN_ID})
-    ids = prompt_ids(tokenizer, "go")
-    assert ids[0] == BOS_ID
-    assert ids[-2:] != [EMPTY_TOKEN_ID, EMPTY_TOKEN_ID]
-    assert ids[-1] == EMPTY_TOKEN_ID
-
-
 def test_padding_and_truncation_saved_in_the_file_do_not_change_the_ids(tmp_path):
     tokenizer = word_tokenizer({**SPECIAL, "stove": 5})
     expected = prompt_ids(tokenizer, "turn on the stove")

@@ -135,14 +135,6 @@ def test_a_run_goes_on_with_the_looks_that_it_has_seen_wherever_they_lie(run, tm
         reopen_run(run.folder, moved, 0, None)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_first_signal_is_an_exception_and_the_handlers_come_back(number):
-    before = signal.getsignal(number)
-    with pytest.raises(KeyboardInterrupt), interruptible():
-        signal.raise_signal(number)
-    assert signal.getsignal(number) == before
-
-
 def test_the_second_signal_kills():
     def twice() -> None:
         with interruptible():

@@ -15,8 +15,6 @@ from vla.weights import (
     write_tensors,
 )
 
-CPU = torch.device("cpu")
-
 
 @pytest.fixture
 def tensors():

@@ -10,7 +10,6 @@ import torch
 from safetensors.torch import load_file
 
 import train_grpo
-from contracts import TimeIsUp
 from tests.end_to_end.conftest import ROOT, flags_into, latest_of, only_run, records_of, run_command
 
 # What may differ between two runs of the same computation: how long it took, how much memory.
@@ -38,41 +37,20 @@ def killed(where: str, count: int, *argv: str) -> None:
     assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
 
 
-def test_a_run_killed_in_a_rollout_and_in_a_half_written_checkpoint_resumes_to_the_same_result(smoke, tmp_path):
-    """And one whose time was up, that was extended and killed in an update; with everything on."""
-    everything = [
+@pytest.fixture(scope="module")
+def everything(smoke) -> list[str]:
+    """Flags of a run with everything on."""
+    return [
         *smoke, "--task-ids", "0", "1", "--curriculum", "--advantage", "gae", "--value-warmup-steps", "16",
         "--dynamic-sampling", "--group-size", "2", "--group-success-bounds", "0", "1", "--ratio-level", "token",
         "--train-init-states", "0", "5", "--eval-interval", "1000",
     ]  # fmt: skip
-    flags, cut = flags_into(everything, tmp_path / "straight"), flags_into(everything, tmp_path / "cut")
-    train_grpo.main(flags)
-    straight = only_run(flags)
-    assert records_of(straight)[-2]["train/optimizer_steps"] > 0  # or equal weights would show nothing
-
-    with pytest.raises(TimeIsUp):
-        train_grpo.main([*cut, "--total-steps", "64", "--max-hours", "1e-9"])
-    run = only_run(cut)
-    saved, again = latest_of(run), ["--resume", str(run), "--total-steps", "96", "--max-hours", "100"]
-    assert saved.name == "step_32"
-    killed("chunk", 3, *again)
-    killed("checkpoint", 1, *again)
-    assert list((run / "checkpoints").glob(".writing-*"))
-    assert latest_of(run) == saved
-    killed("update", 4, *again)  # half of the last of three updates
-    assert latest_of(run).name == "step_64"
-    train_grpo.main(again)
-    assert_same_run(run, straight)
-    assert not list((run / "checkpoints").glob(".writing-*"))
-    assert {"eval/student_success_task_0", "eval/student_sampled_success_task_1"} <= metrics_of(run)[-1].keys()
-    states = [torch.load(latest_of(folder) / "trainer.pt") for folder in (straight, run)]
-    assert all(states[0]["state"][cursor] == states[1]["state"][cursor] for cursor in ("task_success", "drawn"))
-    assert set(states[0]["state"]["drawn"]) == {0, 1}
-    assert all(torch.equal(states[0]["critic"][name], states[1]["critic"][name]) for name in states[0]["critic"])
 
 
-def test_sigterm_leaves_the_newest_checkpoint_and_exit_code_130(smoke, tmp_path):
-    flags = [*flags_into(smoke, tmp_path), "--warmup-steps", "100000", "--total-steps", "100000"]
+@pytest.fixture(scope="module")
+def terminated(everything, tmp_path_factory):
+    """The folder of a run that SIGTERM has stopped after its first update."""
+    flags = flags_into([*everything, "--total-steps", "1000"], tmp_path_factory.mktemp("terminated"))
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, "train_grpo.py", *flags], cwd=ROOT, env=environ, text=True, stdout=subprocess.PIPE,
@@ -86,7 +64,36 @@ def test_sigterm_leaves_the_newest_checkpoint_and_exit_code_130(smoke, tmp_path)
     assert process.returncode == 130
     assert errors.splitlines()[-1] == "train_grpo.py: interrupted"
     assert "Traceback" not in errors
-    run = only_run(flags)
-    assert rest.splitlines()[-1] == f"stopped; go on with: python train_grpo.py --resume {run}"
-    steps = [row["global_step"] for row in records_of(run) if "rollout/trajectories" in row]
-    assert latest_of(run).name == f"step_{steps[-1]}"
+    assert rest.splitlines()[-1] == f"stopped; go on with: python train_grpo.py --resume {only_run(flags)}"
+    return only_run(flags)
+
+
+def test_sigterm_leaves_the_newest_checkpoint_and_exit_code_130(terminated):
+    steps = [row["global_step"] for row in records_of(terminated) if "rollout/trajectories" in row]
+    assert latest_of(terminated).name == f"step_{steps[-1]}" == "step_32"
+
+
+def test_a_run_killed_in_a_rollout_and_in_a_half_written_checkpoint_resumes_to_the_same_result(
+    everything, terminated, tmp_path
+):
+    """After SIGTERM, with another end, and killed in an update, too."""
+    flags, run = flags_into(everything, tmp_path), terminated
+    train_grpo.main(flags)
+    straight = only_run(flags)
+    assert records_of(straight)[-2]["train/optimizer_steps"] > 0  # or equal weights would show nothing
+
+    saved, again = latest_of(run), ["--resume", str(run), "--total-steps", "96"]
+    killed("chunk", 3, *again)
+    killed("checkpoint", 1, *again)
+    assert list((run / "checkpoints").glob(".writing-*"))
+    assert latest_of(run) == saved
+    killed("update", 6, *again)  # two of the check before the run, two of the second update, two of the third
+    assert latest_of(run).name == "step_64"
+    train_grpo.main(again)
+    assert_same_run(run, straight)
+    assert not list((run / "checkpoints").glob(".writing-*"))
+    assert {"eval/student_success_task_0", "eval/student_sampled_success_task_1"} <= metrics_of(run)[-1].keys()
+    states = [torch.load(latest_of(folder) / "trainer.pt") for folder in (straight, run)]
+    assert all(states[0]["state"][cursor] == states[1]["state"][cursor] for cursor in ("task_success", "drawn"))
+    assert set(states[0]["state"]["drawn"]) == {0, 1}
+    assert all(torch.equal(states[0]["critic"][name], states[1]["critic"][name]) for name in states[0]["critic"])
