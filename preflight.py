@@ -183,7 +183,7 @@ def check_rendering() -> str:
 def simulator_gib(assets: str, num_tasks: int = 1) -> tuple[float, float]:
     """Main memory of a simulator, and what it takes of a GPU (8 low-poly ones 1.0 GiB on an H200, 15 others 8.3)."""
     more = min(num_tasks, KEPT_ENVS) - 1  # tasks that it keeps built
-    return (0.5 + 0.2 * more, 0.13) if assets == "lowpoly" else (1.2 + 0.7 * more, 0.55)
+    return (0.5 + 0.2 * more, 0.13) if assets == "lowpoly" else (1.2 + 0.6 * more, 0.55)
 
 
 def check_host_memory(num_envs: int, assets: str, num_tasks: int) -> str:
