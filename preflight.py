@@ -27,7 +27,7 @@ from configs.config import EvalConfig, ModelConfig, RunConfig, TaskConfig, Train
 from contracts import BadInput, Observation, SelfCheckError, first_line
 from envs.assets import find_pack, installed_official
 from envs.libero import EnvSpec, task_info
-from envs.pool import Pool, WorkerPool
+from envs.pool import KEPT_ENVS, Pool, WorkerPool
 from envs.rendering import REPAIR, check_versions, find_renderer, simulator_versions
 from envs.tasks import TaskInfo
 from envs.worker import NoAnswer, ask
@@ -94,7 +94,8 @@ def check_machine(checks: Checks, config: TrainConfig) -> tuple[Any, Any]:
     versions = checks.make("versions", check_installed)
     device = checks.make("device", lambda: check_device(config.model))
     renderer = checks.make("rendering", check_rendering)
-    checks.make("host memory", lambda: check_host_memory(config.simulator.num_envs, config.simulator.assets))
+    envs, tasks = config.simulator, len(config.task.task_ids)
+    checks.make("host memory", lambda: check_host_memory(envs.num_envs, envs.assets, tasks))
     return device, versions and renderer
 
 
@@ -179,14 +180,15 @@ def check_rendering() -> str:
     return Caution(f"{finding} {slow}; {REPAIR}") if in_software and torch.cuda.is_available() else finding
 
 
-def simulator_gib(assets: str) -> tuple[float, float]:
+def simulator_gib(assets: str, num_tasks: int = 1) -> tuple[float, float]:
     """Main memory of a simulator, and what it takes of a GPU (8 low-poly ones 1.0 GiB on an H200, 15 others 8.3)."""
-    return (0.8, 0.13) if assets == "lowpoly" else (1.9, 0.55)
+    more = min(num_tasks, KEPT_ENVS) - 1  # tasks that it keeps built
+    return (0.5 + 0.2 * more, 0.13) if assets == "lowpoly" else (1.2 + 0.6 * more, 0.55)
 
 
-def check_host_memory(num_envs: int, assets: str) -> str:
+def check_host_memory(num_envs: int, assets: str, num_tasks: int) -> str:
     available_kib = re.findall(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[0]
-    free, needed = int(available_kib) / 2**20, num_envs * simulator_gib(assets)[0]
+    free, needed = int(available_kib) / 2**20, num_envs * simulator_gib(assets, num_tasks)[0]
     finding = f"{free:.1f} GiB are free, {num_envs} simulator(s) will take about {needed:.1f}"
     return Caution(f"{finding}: lower --num-envs") if free < needed else finding
 

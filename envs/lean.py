@@ -1,23 +1,60 @@
 """Exact speed-ups of LIBERO's env: the same numbers and pixels for a fraction of the work.
 
-Single instances are changed, never a class or module: LIBERO's own env can run beside ours, as in tests/test_libero.py.
+Single instances are changed, a class only while one is built: LIBERO's own env can run beside ours, as in the tests.
 `domain` is LIBERO's `BDDLBaseDomain`, built with hard_reset=False. Import this after `envs.rendering.prepare`.
 """
 
+import ctypes
 import math
+import mmap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
+from unittest.mock import patch
+from xml.etree import ElementTree
 
 import mujoco
 import numpy as np
+from robosuite.utils.binding_utils import MjSim
 from robosuite.utils.control_utils import nullspace_torques, opspace_matrices, orientation_error
 
 PROPRIO_OBSERVABLES = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 HIDDEN_GROUP = mujoco.mjNGROUP - 1  # of geoms; robosuite draws groups 1 and 2
 MARGIN = 1e-3  # metres, far above the rounding of the single-precision pipeline that draws
+
+
+def lean_building() -> Any:
+    """A block in which robosuite loads its model by `load_lean`."""
+    return patch.object(MjSim, "from_xml_string", load_lean)
+
+
+def load_lean(xml: str) -> MjSim:
+    """MjSim.from_xml_string with every texture once: two bowls bring theirs twice, 50 MB here, more in a renderer."""
+    mjcf = ElementTree.fromstring(xml)
+    (assets,) = mjcf.findall("asset")
+    names: dict[frozenset, str] = {}  # all that a texture is -> the name of the first of them
+    for texture in assets.findall("texture[@name]"):
+        name = texture.get("name", "")
+        first = names.setdefault(frozenset(texture.attrib.items() - {("name", name)}), name)
+        if first != name:
+            assets.remove(texture)
+            for material in assets.findall(f"material[@texture='{name}']"):
+                material.set("texture", first)
+    sim = MjSim(mujoco.MjModel.from_xml_string(ElementTree.tostring(mjcf, "unicode")))
+    mujoco.MjModel.from_xml_string("<mujoco/>")  # MuJoCo keeps the source of what it compiled last
+    sim.as_loaded = sim.model.body_pos.copy(), sim.model.body_quat.copy()  # before fixtures are placed
+    return sim
+
+
+def release_memory(domain: Any) -> None:
+    """Give back what only building took; the textures, too: the renderer has its own, and the model's become zeros."""
+    libc, texels = ctypes.CDLL(None), domain.sim.model.tex_data
+    start = -(-texels.ctypes.data // mmap.PAGESIZE) * mmap.PAGESIZE
+    size = max(0, texels.ctypes.data + texels.nbytes - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), mmap.MADV_DONTNEED)
+    libc.malloc_trim(0)
 
 
 @contextmanager
@@ -118,13 +155,11 @@ def soft_reset(domain: Any) -> Callable[[], None]:
     robosuite's soft reset keeps where the fixtures stood, the gripper's last command, and `qacc_warmstart`, which
     depends on the number and the states of the forward passes that a hard reset makes.
     """
-    as_loaded = mujoco.MjModel.from_xml_string(domain.model.get_xml())  # the sim's model has placed fixtures
-    body_pos, body_quat = as_loaded.body_pos.copy(), as_loaded.body_quat.copy()
     sim, gripper = domain.sim, domain.robots[0].gripper
 
     def reset_data() -> None:
         """In place of MjSim.reset: what loading the model afresh and making a renderer for it would leave."""
-        sim.model.body_pos[:], sim.model.body_quat[:] = body_pos, body_quat
+        sim.model.body_pos[:], sim.model.body_quat[:] = sim.as_loaded
         mujoco.mj_resetData(sim.model._model, sim.data._data)
         sim.forward()
         sim.forward()

@@ -233,6 +233,7 @@ class Simulator:
 
         self.domain = self._wrapper.env  # LIBERO's `BDDLBaseDomain`
         self.gate = lean.CameraGate(self.domain)
+        lean.release_memory(self.domain)
         self._soft_reset = lean.soft_reset(self.domain)
         self._lean_physics = lean.lean_physics
         self.domain.reward = lambda action: 0.0  # LIBERO's costs a second check of success, which nobody reads
@@ -314,15 +315,19 @@ def _build_libero(bddl: Path, assets: Path, cameras: list[str]) -> Any:
     import mujoco
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 
+    from envs import lean
+
     # Without a handler MuJoCo writes its warnings into MUJOCO_LOG.TXT in the current folder.
     mujoco.set_mju_user_warning(lambda message: log.warning("mujoco: %s", message))
     libero.libero._assets_path_cache = str(assets)  # hf-libero ignores its config file here
     is_own = not bddl.is_relative_to(libero_root())
     frame = {"camera_names": cameras, "camera_heights": IMAGE_SIZE, "camera_widths": IMAGE_SIZE}
     try:
-        wrapper = _first_placement(  # it is never `done`: the step limit is the episode's
-            lambda: OffScreenRenderEnv(bddl_file_name=str(bddl), hard_reset=False, ignore_done=True, **frame), seed=0
-        )
+        with lean.lean_building():  # it is never `done`: the step limit is the episode's
+            wrapper = _first_placement(
+                lambda: OffScreenRenderEnv(bddl_file_name=str(bddl), hard_reset=False, ignore_done=True, **frame),
+                seed=0,
+            )
         if is_own:
             wrapper.env._check_success()  # a goal that LIBERO cannot evaluate would end every episode in an error
         return wrapper

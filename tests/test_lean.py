@@ -8,7 +8,7 @@ from envs import rendering
 from envs.libero import CAMERAS, IMAGE_SIZE, EnvSpec, LiberoEnv
 
 rendering.prepare()
-from envs.lean import lean_control, only_what_is_in_view, out_of_view  # noqa: E402 - needs `prepare`
+from envs.lean import lean_control, load_lean, only_what_is_in_view, out_of_view  # noqa: E402 - needs `prepare`
 
 # The camera is at the origin and looks down (-z) at a square view with a slope of 1 at each side.
 SCENE = """
@@ -102,3 +102,15 @@ def test_frames_are_those_of_the_whole_scene_wherever_the_arm_is(suite, task_id)
             np.testing.assert_array_equal(part, whole)
     env.close()
     assert min(hidden) > 10
+
+
+def test_a_texture_of_two_materials_is_loaded_once():
+    texture = '<texture name="{}" type="{}" builtin="flat" width="6" height="6"/><material name="{}" texture="{}"/>'
+    kinds = {"one": "2d", "same": "2d", "other": "cube"}
+    assets = "".join(texture.format(name, kind, name, name) for name, kind in kinds.items())
+    model = load_lean(f"<mujoco><asset>{assets}</asset></mujoco>").model
+    used = {
+        name: model.mat_texid[model._model.material(name).id, mujoco.mjtTextureRole.mjTEXROLE_RGB] for name in kinds
+    }
+    assert model.ntex == 2
+    assert used["one"] == used["same"] != used["other"]
