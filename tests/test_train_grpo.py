@@ -33,7 +33,7 @@ def config(folder: Path, total_steps: int, warmup_actor: str) -> TrainConfig:
         task=TaskConfig(task_ids=(0, 1)),
         simulator=SimulatorConfig(assets="lowpoly"),
         phases=PhaseConfig(warmup_actor=warmup_actor, warmup_steps=100, transition_steps=100, total_steps=total_steps),
-        rollout=RolloutConfig(n_steps=40, curriculum=True),
+        rollout=RolloutConfig(n_steps=40, curriculum=True, physics="fast"),
         update=UpdateConfig(n_epochs=2, batch_size=4, micro_batch_size=2, lr=1e-3),
         evaluation=EvaluationConfig(eval_interval=150),
         run=RunConfig(output=str(folder), wandb_mode="disabled"),
@@ -53,7 +53,10 @@ def trained(folder: Path, total_steps: int, actor: str, resume: bool = False) ->
         remember_teacher(run.teacher_file, policy, observation(0.1, 0.2, 0.3), "greedy")
         save_checkpoint(run.checkpoints, learner, state, settings.run.keep_checkpoints)
     script = lambda task, start: Script(5 + (7 * start + 3 * task) % 17, success=(start * 5 + task) % 3 == 0)  # noqa: E731
-    train_grpo.train(settings, run, learner, FakePool(script, num_slots=2, order_seed=1), state)
+    pool = FakePool(script, num_slots=2, order_seed=1)
+    train_grpo.train(settings, run, learner, pool, state)
+    is_held_out = [start >= 40 for _, start in pool.started]
+    assert [physics == "exact" for physics in pool.physics] == is_held_out  # evaluations are exact whatever trains
     run.close()
     return run.folder, policy
 
