@@ -18,16 +18,16 @@ WITHOUT_SENSORS = int(mujoco.mjtDisableBit.mjDSBL_SENSOR)  # nobody reads them
 
 
 @njit(cache=True)
-def osc_torques(hand: tuple, mass: np.ndarray, arm: tuple, goal: tuple) -> np.ndarray:
+def osc_torques(hand: tuple, arm: tuple, goal: tuple) -> np.ndarray:
     """Torques (7,) of robosuite's OperationalSpaceController (uncoupled), with solutions in place of inverses.
 
-    `hand`: position (3,), rotation (3, 3), Jacobians (3, 7) of both. `mass`: (7, 7). `arm`: positions, velocities, bias
-    (7,). `goal`: position (3,), rotation (3, 3), joints (7,), stiffness (6,), damping (6,).
+    `hand`: position (3,), rotation (3, 3), Jacobians (3, 7) of both. `arm`: positions, velocities, bias (7,), masses
+    (7, 7). `goal`: position (3,), rotation (3, 3), joints (7,), stiffness (6,), damping (6,).
     """
     position, rotation, jacobian_pos, jacobian_ori = hand
-    joints, velocity, bias = arm
+    joints, velocity, bias, masses = arm
     goal_position, goal_rotation, goal_joints, kp, kd = goal
-    jacobian = np.concatenate((jacobian_pos, jacobian_ori))
+    mass, jacobian = masses.copy(), np.concatenate((jacobian_pos, jacobian_ori))
     error = np.zeros(6)
     for i in range(3):
         error[i] = goal_position[i] - position[i]
@@ -45,6 +45,15 @@ def osc_torques(hand: tuple, mass: np.ndarray, arm: tuple, goal: tuple) -> np.nd
     return jacobian.T @ wrench + mass @ pull + bias
 
 
+@njit(cache=True)
+def command(motors: np.ndarray, limits: np.ndarray, fingers: np.ndarray, hand: tuple, arm: tuple, goal: tuple) -> None:
+    """Write the arm's torques, within `limits` (7, 2), and the fingers' commands (2,) to `motors` (9,)."""
+    torques = osc_torques(hand, arm, goal)
+    for i in range(7):
+        motors[i] = min(max(torques[i], limits[i, 0]), limits[i, 1])
+    motors[7:] = fingers
+
+
 def fast_step(domain: Any) -> Callable[[np.ndarray], tuple[Mapping[str, np.ndarray], bool]]:
     """`domain.step` for the episode that runs: an action (7,) to LIBERO's observations and success.
 
@@ -59,12 +68,12 @@ def fast_step(domain: Any) -> Callable[[np.ndarray], tuple[Mapping[str, np.ndarr
     joints, velocity, bias = data.qpos[c.qpos_index[0] : c.qpos_index[-1] + 1], data.qvel[arm], data.qfrc_bias[arm]
     jacobian_pos, jacobian_ori = np.zeros((3, model.nv)), np.zeros((3, model.nv))
     mass_matrix = np.zeros((model.nv, model.nv))
-    hand, state = (position, rotation, jacobian_pos[:, arm], jacobian_ori[:, arm]), (joints, velocity, bias)
-    motors = [*robot._ref_joint_actuator_indexes, *robot._ref_joint_gripper_actuator_indexes]
-    low, high = model.actuator_ctrlrange[motors].T
-    middle, reach = 0.5 * (high + low)[7:], 0.5 * (high - low)[7:]
+    hand_state = position, rotation, jacobian_pos[:, arm], jacobian_ori[:, arm]
+    arm_state = joints, velocity, bias, mass_matrix[arm, arm]
+    first, last = robot._ref_joint_actuator_indexes[0], robot._ref_joint_gripper_actuator_indexes[-1]
+    motors, limits = data.ctrl[first : last + 1], model.actuator_ctrlrange[first : last + 1]
+    middle, reach = limits[7:].mean(axis=1), np.ptp(limits[7:], axis=1) / 2
     substeps = 1 + np.arange(int(domain.control_timestep / domain.model_timestep))[:, None]
-    commands = np.empty(9)
 
     def step(action: np.ndarray) -> tuple[Mapping[str, np.ndarray], bool]:
         domain.timestep += 1
@@ -72,7 +81,7 @@ def fast_step(domain: Any) -> Callable[[np.ndarray], tuple[Mapping[str, np.ndarr
         fingers = np.clip(gripper.current_action + substeps * closing, -1.0, 1.0)
         gripper.current_action = fingers[-1]
         model.opt.disableflags |= WITHOUT_SENSORS
-        for substep, opening in enumerate(middle + reach * fingers):
+        for substep, finger_commands in enumerate(middle + reach * fingers):
             mujoco.mj_step1(model, data)
             if substep == 0:
                 c.ee_pos, c.ee_ori_mat, c.new_update = position.copy(), rotation.copy(), False
@@ -80,11 +89,9 @@ def fast_step(domain: Any) -> Callable[[np.ndarray], tuple[Mapping[str, np.ndarr
                 goal = c.goal_pos, c.goal_ori, c.initial_joint, c.kp, c.kd
             mujoco.mj_jacSite(model, data, jacobian_pos, jacobian_ori, site)
             mujoco.mj_fullM(model, mass_matrix, data.qM)
-            commands[:7] = osc_torques(hand, mass_matrix[arm, arm].copy(), state, goal)
-            commands[7:] = opening
-            data.ctrl[motors] = np.minimum(np.maximum(commands, low), high)
+            command(motors, limits, finger_commands, hand_state, arm_state, goal)
             mujoco.mj_step2(model, data)
-            domain._update_observables()
+            domain._update_observables()  # their clocks, started in the reset, say when they sample
         model.opt.disableflags &= ~WITHOUT_SENSORS
         c.new_update = True
         domain.cur_time += domain.control_timestep

@@ -1,0 +1,103 @@
+"""Fast physics beside exact: speed, deviation, and success of the scripted expert, as a Markdown table.
+
+    python -m benchmarks.physics --num-envs 30                       # 10 tasks of libero_spatial, 2,000 episodes
+    python -m benchmarks.physics --suites libero_object libero_goal libero_10 --episodes 1 --num-envs 30
+
+Deviation: the hand pushes about on the table at random, from a task's first benchmark state, in fast physics and in
+exact; and, as contacts multiply any difference, in exact physics with one joint turned by 1e-12 rad. They take turns,
+so that a busy machine slows all; nothing is rendered. The expert, without noise, plays the same fresh states in both;
+none are counted of tasks that it cannot play (it moves a black bowl onto a plate).
+"""
+
+import os
+import statistics
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+import numpy as np
+import tyro
+
+from contracts import BadInput
+from envs.assets import find_pack
+from envs.libero import EnvSpec, LiberoEnv
+from envs.tasks import task_names
+from rl.results import compare
+
+MARKS = (8, 80, 220)  # env steps; 220 is the least step limit of a suite
+BLOCK = 20  # episodes for which a simulator is built
+Task = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    suites: tuple[str, ...] = ("libero_spatial",)
+    task_ids: tuple[int, ...] = ()  # of each suite; none: all
+    episodes: int = 100  # fresh states per task, each played twice
+    num_envs: int = 1  # processes
+
+
+def make_env(task: Task) -> closing[LiberoEnv]:
+    return closing(LiberoEnv(EnvSpec(task[0], (task[1],), 1, str(find_pack("lowpoly").folder)), task[1]))
+
+
+def deviate(task: Task) -> str:
+    """At each mark the largest deviations so far; medians of the speeds, and their ratio."""
+    seconds, found, largest, generator = [], [], np.zeros((2, 2)), np.random.default_rng(0)
+    with make_env(task) as exact, make_env(task) as fast, make_env(task) as nudged:
+        for env, physics in ((exact, "exact"), (fast, "fast"), (nudged, "exact")):
+            env.reset(0, observe=False, physics=physics)
+        nudged.domain.sim.data.qpos[0] += 1e-12
+        bodies = [exact.domain.obj_body_id[name] for name in exact.domain.objects_dict]
+        for env_steps in range(4, MARKS[-1] + 1, 4):
+            push = np.tile(generator.uniform(-1, 1, 7) - [0, 0, 0.5, 0, 0, 0, 0], (4, 1))
+            seconds.append([env.step_chunk(push, observe=False).sim_s / 4 for env in (exact, fast, nudged)])
+            data = [env.domain.sim.data for env in (exact, fast, nudged)]
+            places = np.array([[d.get_site_xpos("gripper0_grip_site"), *d.body_xpos[bodies]] for d in data])
+            shifts = np.linalg.norm(places[1:] - places[0], axis=-1)  # (fast or nudged, hand and objects)
+            largest = np.maximum(largest, np.stack([shifts[:, 0], shifts[:, 1:].max(axis=1)], axis=1))
+            if env_steps in MARKS:
+                found.append("{:.2g}, {:.2g} ({:.2g}, {:.2g})".format(*(1000 * largest).ravel()))
+    ours, theirs, _ = map(statistics.median, zip(*seconds, strict=True))
+    return " | ".join([*found, f"{1 / ours:.0f}, {1 / theirs:.0f}: {ours / theirs:.2f}"])
+
+
+def play(task: Task, seeds: range) -> list[tuple[str, tuple[Task, int], bool]]:
+    """Physics, episode, success: of the expert's episodes, without faults and tasks that it cannot play."""
+    from workshop.expert import Expert  # imports mujoco, which the first env has to precede
+
+    ends = []
+    with make_env(task) as env:
+        for seed, physics in ((seed, physics) for seed in seeds for physics in ("exact", "fast")):
+            result = env.reset(None, seed, observe=False, physics=physics)
+            try:
+                expert = Expert(env.domain)
+            except BadInput:
+                break
+            while not result.done:
+                result = env.step_chunk(expert.decide()[1][None], observe=False)
+            ends += [(physics, (task, seed), result.success)] * (result.error is None)
+    return ends
+
+
+def main(arguments: Arguments) -> None:
+    find_pack("lowpoly")  # made once, here
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    tasks = [(suite, t) for suite in arguments.suites for t in arguments.task_ids or range(len(task_names(suite)))]
+    starts = range(0, arguments.episodes, BLOCK)
+    blocks = [(task, range(i, min(i + BLOCK, arguments.episodes))) for task in tasks for i in starts]
+    print("| task | mm hand, objects (nudged) after 8 env steps | 80 | 220 | env steps/s exact, fast: ratio | expert |")
+    print("|---|---|---|---|---|---|")
+    with ProcessPoolExecutor(arguments.num_envs, get_context("spawn")) as executor:
+        measured = executor.map(deviate, tasks)
+        ends = [end for part in executor.map(play, *zip(*blocks, strict=True)) for end in part]
+    for task, columns in (*zip(tasks, measured, strict=True), (None, "| | | ")):
+        exact, fast = ({k: s for p, k, s in ends if p == which and task in (None, k[0])} for which in ("exact", "fast"))
+        pair = compare(exact, fast)
+        expert = f"exact {pair.before}, fast {pair.after}: {pair}" if pair.n else "-"
+        print(f"| {' '.join(map(str, task or ['all']))} | {columns} | {expert} |")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Arguments))
