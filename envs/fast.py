@@ -75,6 +75,16 @@ def fast_step(domain: Any) -> Callable[[np.ndarray], tuple[Mapping[str, np.ndarr
     middle, reach = limits[7:].mean(axis=1), np.ptp(limits[7:], axis=1) / 2
     substeps = 1 + np.arange(int(domain.control_timestep / domain.model_timestep))[:, None]
 
+    def goal() -> tuple[np.ndarray, ...]:
+        return c.goal_pos, c.goal_ori, c.initial_joint, c.kp, c.kd
+
+    def measure() -> None:
+        mujoco.mj_jacSite(model, data, jacobian_pos, jacobian_ori, site)
+        mujoco.mj_fullM(model, mass_matrix, data.qM)
+
+    measure()
+    command(motors.copy(), limits, np.zeros(2), hand_state, arm_state, goal())  # compiled: a reset may take its time
+
     def step(action: np.ndarray) -> tuple[Mapping[str, np.ndarray], bool]:
         domain.timestep += 1
         closing = gripper.speed * np.array([-1.0, 1.0]) * np.sign(action[6])
@@ -86,10 +96,8 @@ def fast_step(domain: Any) -> Callable[[np.ndarray], tuple[Mapping[str, np.ndarr
             if substep == 0:
                 c.ee_pos, c.ee_ori_mat, c.new_update = position.copy(), rotation.copy(), False
                 c.set_goal(action[:6])
-                goal = c.goal_pos, c.goal_ori, c.initial_joint, c.kp, c.kd
-            mujoco.mj_jacSite(model, data, jacobian_pos, jacobian_ori, site)
-            mujoco.mj_fullM(model, mass_matrix, data.qM)
-            command(motors, limits, finger_commands, hand_state, arm_state, goal)
+            measure()
+            command(motors, limits, finger_commands, hand_state, arm_state, goal())
             mujoco.mj_step2(model, data)
             domain._update_observables()  # their clocks, started in the reset, say when they sample
         model.opt.disableflags &= ~WITHOUT_SENSORS
