@@ -72,7 +72,8 @@ def play(task: Task, seeds: range) -> list[tuple[str, tuple[Task, int], bool]]:
 
 
 def main(
-    suites: tuple[str, ...] = ("libero_spatial",), task_ids: tuple[int, ...] = (), episodes: int = 100, num_envs: int = 1
+    suites: tuple[str, ...] = ("libero_spatial",), task_ids: tuple[int, ...] = (), episodes: int = 100,
+    num_envs: int = 1,
 ) -> None:  # fmt: skip
     find_pack("lowpoly")  # made once, here
     tasks = [(suite, task_id) for suite in suites for task_id in task_ids or range(len(task_names(suite)))]
