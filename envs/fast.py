@@ -1,4 +1,4 @@
-"""Physics for training at less than half the cost: LIBERO's env step with one constraint solution a physics step.
+"""Physics for training at about half the cost: LIBERO's env step with one constraint solution a physics step.
 
 robosuite solves the constraints three times, each solution starting from the one before; here they are solved once, as
 MuJoCo's documentation has it for controllers (mj_step1, control, mj_step2), and the controller is compiled. The same
