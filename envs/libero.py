@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -37,6 +37,7 @@ MAX_TILT_DEG = 30.0
 MAX_SPEED = 0.05  # m/s, and 10 times it in rad/s
 Poses = Mapping[str, tuple[np.ndarray, np.ndarray]]  # of the objects: position (3,) in metres, rotation matrix (9,)
 Seed = int | tuple[int, int]
+Physics = Literal["exact", "fast"]  # LIBERO's to the bit, or `envs.fast`
 Outcome = tuple[Mapping[str, np.ndarray], bool]  # of an env step: LIBERO's observations, success
 
 
@@ -103,16 +104,21 @@ class LiberoEnv:
         self._running = False
 
     def reset(
-        self, init_state_id: int | None, seed: int = 0, record: bool = False, observe: bool = True
+        self, init_state_id: int | None, seed: int = 0, record: bool = False, observe: bool = True,
+        physics: Physics = "exact",
     ) -> ChunkResult:  # fmt: skip
         """Start an episode, as a function of the arguments alone; render only if `observe`. Raises BadInput.
 
         With an initial state the seed places the fixtures; without one (None) everything: a fresh initial state.
+        Settling is always exact: both kinds of `physics` start from the same state.
         """
         known = range(self.num_init_states)
         assert init_state_id is None or init_state_id in known, f"initial state {init_state_id} of {len(known)}"
         self._running, self._recording, self._env_steps = True, record, 0
-        return self._guarded(lambda: self._start(init_state_id, seed, observe), observe)
+        result = self._guarded(lambda: self._start(init_state_id, seed, observe), observe)
+        if physics == "fast" and self._simulator is not None:
+            self._simulator.hurry()
+        return result
 
     def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
         """Execute `actions` (n, 7) one after the other, up to success or the step limit; then observe, or don't."""
@@ -236,6 +242,7 @@ class Simulator:
         lean.release_memory(self.domain)
         self._soft_reset = lean.soft_reset(self.domain)
         self._lean_physics = lean.lean_physics
+        self._step: Callable[[np.ndarray], Outcome] = self._exact_step
         self.domain.reward = lambda action: 0.0  # LIBERO's costs a second check of success, which nobody reads
 
     def reset(self, seed: Seed, state: np.ndarray | None = None) -> None:
@@ -243,6 +250,7 @@ class Simulator:
 
         Without one the objects stay where they were placed, and the arm's joints are drawn as in the benchmark's.
         """
+        self._step = self._exact_step
         self.gate.wanted = ()
         _first_placement(self._soft_reset, seed)
         if state is None:
@@ -281,12 +289,22 @@ class Simulator:
         import mujoco
 
         self.gate.wanted = tuple(wanted)
-        with self._lean_physics(self.domain.sim):
-            raw, _, success, _ = self.domain.step(action)
+        raw, success = self._step(action)
         warnings, kinds = self.domain.sim.data._data.warning, mujoco.mjtWarning
         for kind in (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC, kinds.mjWARN_BADCTRL):
             if warnings[kind].number:  # MuJoCo resets a state that has become NaN or huge, and only warns
                 raise SimulatorFault(f"the simulation became unstable ({kind.name})")
+        return raw, success
+
+    def hurry(self) -> None:
+        """Step by `envs.fast` up to the next reset."""
+        from envs.fast import fast_step
+
+        self._step = fast_step(self.domain)
+
+    def _exact_step(self, action: np.ndarray) -> Outcome:
+        with self._lean_physics(self.domain.sim):
+            raw, _, success, _ = self.domain.step(action)
         return raw, bool(success)
 
     def close(self) -> None:

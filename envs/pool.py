@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from envs.assets import find_pack
-from envs.libero import ChunkResult, EnvSpec, LiberoEnv
+from envs.libero import ChunkResult, EnvSpec, LiberoEnv, Physics
 from envs.rendering import check_versions
 from envs.worker import NoAnswer, Worker
 
@@ -31,6 +31,7 @@ class Reset(NamedTuple):
     init_state_id: int | None
     seed: int
     record: bool
+    physics: Physics = "exact"
 
 
 Request = Reset | np.ndarray  # or the actions (n, 7) of a chunk
@@ -59,7 +60,7 @@ class SlotEnv:
             if env is None and len(self._envs) == KEPT_ENVS:
                 self._envs.pop(next(iter(self._envs))).close()
             self._envs[request.task_id] = env = env or self._make_env(self._spec, request.task_id)
-            result = env.reset(request.init_state_id, request.seed, request.record)
+            result = env.reset(request.init_state_id, request.seed, request.record, physics=request.physics)
         else:
             result = next(reversed(self._envs.values())).step_chunk(request)
         if self._prepare is None or result.observation is None:
@@ -85,9 +86,12 @@ class Pool:
         self._slot_env = SlotEnv(*self._recipe)
         self._requests: list[Request | None] = [None] * num_slots  # under way
 
-    def reset(self, slot: int, task_id: int, init_state_id: int | None, seed: int = 0, record: bool = False) -> None:
+    def reset(
+        self, slot: int, task_id: int, init_state_id: int | None, seed: int = 0, record: bool = False,
+        physics: Physics = "exact",
+    ) -> None:  # fmt: skip
         """Start an episode in a slot (`envs.libero.LiberoEnv.reset`)."""
-        self._start(slot, Reset(task_id, init_state_id, seed, record))
+        self._start(slot, Reset(task_id, init_state_id, seed, record, physics))
 
     def step(self, slot: int, actions: np.ndarray) -> None:
         """Start a chunk of actions (n, 7) in a slot whose episode is not over."""

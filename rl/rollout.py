@@ -44,6 +44,7 @@ class Behaviour:
     student_mode: Literal["sample", "greedy"] = "sample"
     record_student_logprobs: bool = False  # PPO needs them for every decision, also for the teacher's
     record_teacher_match: bool = False  # behaviour importance needs the teacher's chunk for every decision
+    physics: Literal["exact", "fast"] = "exact"  # of the simulators; evaluations leave it exact
     keep_observations: bool = True  # an evaluation of hundreds of episodes would fill the memory with images
 
 
@@ -52,7 +53,7 @@ def behaviour_in(phase: PhaseState, config: TrainConfig, teacher_mode: TeacherMo
     match = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
     return Behaviour(
         phase.epsilon, config.rollout.temperature, teacher_mode,
-        record_student_logprobs=not phase.distils, record_teacher_match=match,
+        record_student_logprobs=not phase.distils, record_teacher_match=match, physics=config.rollout.physics,
     )  # fmt: skip
 
 
@@ -160,11 +161,15 @@ def rollout(
     times = dict.fromkeys(("sim", "render", "preprocess", "infer", "wait"), 0.0)
     max_batch, errors = max_batch or pool.num_slots, 0
 
+    def reset(slot: int, episode: Episode) -> None:
+        start = episode.task_id, episode.init_state_id, episode.seed
+        pool.reset(slot, *start, record(episode), behaviour.physics)
+
     while True:
         for slot in range(pool.num_slots):
             if slot not in running and (episode := schedule.take()) is not None:
                 running[slot] = _Running(Trajectory(episode))
-                pool.reset(slot, episode.task_id, episode.init_state_id, episode.seed, record(episode))
+                reset(slot, episode)
         if not running:
             break
 
@@ -183,7 +188,7 @@ def rollout(
                     raise RuntimeError(f"{what}; last error: {result.error}")
                 errors += 1
                 running[slot] = _Running(Trajectory(episode, fault=result.error), now.attempt + 1)
-                pool.reset(slot, episode.task_id, episode.init_state_id, episode.seed, record(episode))
+                reset(slot, episode)
                 continue
             on_steps(result.executed)
             if trajectory.decisions:

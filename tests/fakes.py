@@ -198,6 +198,7 @@ class FakePool:
         self.num_slots = num_slots
         self.restarts = 0
         self.started: list[tuple[int, int]] = []  # (task, initial state) of every reset
+        self.physics: list[str] = []  # of every reset
         self.received: dict[tuple[int, int, int], list[np.ndarray]] = {}  # (task, initial state, attempt) -> actions
         self._script = script
         self._attempts: dict[tuple[int, int], int] = {}
@@ -205,11 +206,15 @@ class FakePool:
         self._busy: list[int] = []
         self._order = None if order_seed is None else np.random.default_rng(order_seed)
 
-    def reset(self, slot: int, task_id: int, init_state_id: int | None, seed: int = 0, record: bool = False) -> None:
+    def reset(
+        self, slot: int, task_id: int, init_state_id: int | None, seed: int = 0, record: bool = False,
+        physics: str = "exact",
+    ) -> None:  # fmt: skip
         init_state_id = seed % 1000 if init_state_id is None else init_state_id
         assert slot not in self._busy, "the slot is still at work"
         key = (task_id, init_state_id)
         self.started.append(key)
+        self.physics.append(physics)
         self._attempts[key] = attempt = self._attempts.get(key, 0) + 1
         self._slots[slot] = _Slot(task_id, init_state_id, self._script(*key), attempt, record)
         self._busy.append(slot)

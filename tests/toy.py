@@ -96,7 +96,7 @@ class ToyPool(FakePool):
         super().__init__(lambda *_: Script(EPISODE), num_slots=16)
         self._playing = {}
 
-    def reset(self, slot: int, task_id: int, init_state_id: int, seed: int = 0, record: bool = False) -> None:
+    def reset(self, slot: int, task_id: int, init_state_id: int, *options: object) -> None:
         super().reset(slot, task_id, init_state_id)
         self._playing[slot] = _Playing(init_state_id % CONTEXTS)
 

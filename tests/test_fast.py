@@ -1,0 +1,47 @@
+"""Fast physics: LIBERO's motor commands, motion and observations as long as nothing new is touched; no trace of it."""
+
+import numpy as np
+import pytest
+
+from envs.libero import EnvSpec, LiberoEnv
+
+ACTIONS = np.random.default_rng(0).uniform(-1.0, 1.0, (8, 7))  # far above the table
+
+
+@pytest.fixture(scope="module")
+def env():
+    env = LiberoEnv(EnvSpec("libero_spatial", (0,)), 0)
+    yield env
+    env.close()
+
+
+def played(env, physics):
+    """The motor commands (200, 9) of all physics steps of a chunk, and its result."""
+    import mujoco  # which an env has to precede
+
+    env.reset(0, physics=physics)
+    commands, physics_step = [], mujoco.mj_step2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mujoco, "mj_step2", lambda *sim: (commands.append(sim[1].ctrl.copy()), physics_step(*sim)))
+        result = env.step_chunk(ACTIONS)
+    return np.array(commands), result
+
+
+def test_a_chunk_in_the_air_is_libero_s(env):
+    exact, fast = played(env, "exact"), played(env, "fast")
+    assert exact[0].shape == (8 * 25, 9)
+    assert np.ptp(exact[0], axis=0).min() > 0.0  # every motor was moved
+    np.testing.assert_allclose(fast[0], exact[0], rtol=1e-6, atol=1e-9)
+    ours, theirs = fast[1].observation, exact[1].observation
+    np.testing.assert_allclose(ours.proprio, theirs.proprio, atol=1e-6)  # m, rad: of the same moment
+    assert (ours.images != theirs.images).mean() < 1e-3
+    assert not np.array_equal(fast[0], exact[0])  # else one of them was the other
+
+
+def test_an_exact_episode_is_the_same_after_a_fast_one(env):
+    before = played(env, "exact")
+    env.reset(1, physics="fast")
+    env.step_chunk(np.tile([0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0], (40, 1)))  # onto the table
+    after = played(env, "exact")
+    np.testing.assert_array_equal(before[0], after[0])
+    np.testing.assert_array_equal(before[1].observation.images, after[1].observation.images)
