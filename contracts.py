@@ -22,6 +22,7 @@ class Observation:
     proprio: np.ndarray  # float64 (8,): eef position (m) 3, axis-angle (rad) 3, gripper joint positions (m) 2
     instruction: str
     prepared: bool = False
+    state: np.ndarray | None = None  # float32 (D,): of the simulator, what a critic may know but no policy
 
 
 class BadInput(Exception):

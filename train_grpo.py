@@ -135,9 +135,9 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             # 4. Advantages: the return of an episode, or how much better it was than others or than expected.
             batch = flatten(trajectories, policy.action_dim)
             if not phase.distils:
-                advantages, values = estimate_advantages(learner, batch, trajectories, config)
-                batch = replace(batch, advantages=advantages, values=values)
-                metrics |= advantage_metrics(advantages)
+                advantages, of_critic = estimate_advantages(learner, batch, trajectories, config, state.update)
+                batch = replace(batch, advantages=advantages)
+                metrics |= advantage_metrics(advantages) | of_critic
 
             # 5. Epochs of minibatches: distillation_loss in the warmup, ppo_loss afterwards (rl/losses.py).
             title, decisions = f"update {state.update + 1}: learning", config.update.n_epochs * len(batch)

@@ -29,9 +29,9 @@ def require(condition: bool, message: str) -> None:
 MAY_BE_0 = {
     "task_ids", "train_init_states", "eval_init_states", "first_init_state", "warmup_steps", "transition_steps",
     "total_steps", "max_extra_steps", "group_success_bounds", "kl_coef", "entropy_coef", "gae_lambda",
-    "value_warmup_steps", "weight_decay", "seed",
+    "weight_decay", "seed", "noise_correlation",
 }  # fmt: skip
-AT_MOST_1 = {"group_success_bounds", "discount", "clip_low", "clip_high", "gae_lambda"}
+AT_MOST_1 = {"group_success_bounds", "discount", "clip_low", "clip_high", "gae_lambda", "noise_correlation"}
 
 
 def check_numbers(section: Any) -> None:
@@ -137,6 +137,8 @@ class RolloutConfig:
     """Sampling temperature of the student, by which its logits are divided; its log-probabilities use the same."""
     physics: Literal["exact", "fast"] = "exact"
     """Of training episodes. fast: about half of the time, not LIBERO's to the bit (evaluations stay exact)."""
+    noise_correlation: float = 0.0
+    """How alike the draws for one dimension of a chunk's actions are, 0 to 1 (0: drawn independently)."""
     group_size: int = 1
     """Episodes from each drawn (task, initial state)."""
     curriculum: bool = False
@@ -157,6 +159,8 @@ class LossConfig:
     """Advantage of a trajectory: its return, or that relative to its group or to the rollout; or by a critic (gae)."""
     discount: float = 1.0
     """Discount, 0 to 1, per decision, counted back from the last one (only with --advantage absolute or gae)."""
+    gae_lambda: float = 0.95
+    """Lambda of the generalised advantage estimate, 0 to 1, per decision (only with --advantage gae)."""
     ratio_level: Literal["chunk", "token"] = "chunk"
     """Clip the ratio of chunk log-probs (mean over tokens) or each token's ratio (SimpleVLA-RL)."""
     clip_low: float = 0.2
@@ -171,22 +175,6 @@ class LossConfig:
     """Weight of the bonus for entropy, in nats per token."""
     aggregation: Literal["auto", "decision", "trajectory"] = "auto"
     """All decisions (by executed token) or all trajectories weigh the same (auto: these for group, rloo and batch)."""
-
-
-@dataclass(frozen=True)
-class CriticConfig:
-    """The value head of --advantage gae."""
-
-    gae_lambda: float = 0.95
-    """Lambda of the generalised advantage estimate, 0 to 1, per decision."""
-    value_lr: float = 1e-4
-    """Learning rate of the value head, per optimizer step."""
-    value_coef: float = 0.5
-    """Weight of the value loss (squared return)."""
-    value_clip: float = 0.2
-    """Largest change of a value, in units of the return, that the value loss rewards within one update."""
-    value_warmup_steps: int = 0
-    """Env steps, after the warmup phase, in which only the value head learns."""
 
 
 @dataclass(frozen=True)
@@ -263,7 +251,6 @@ class TrainConfig:
     phases: PhaseConfig = PhaseConfig()
     rollout: RolloutConfig = RolloutConfig()
     loss: LossConfig = LossConfig()
-    critic: CriticConfig = CriticConfig()
     update: UpdateConfig = UpdateConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     run: RunConfig = RunConfig()
@@ -284,7 +271,8 @@ class TrainConfig:
         require(rollout.group_size >= 2 or not compares, alone)
         is_absolute, is_chunk = loss.advantage == "absolute", loss.ratio_level == "chunk"
         joint = "--importance behaviour, a ratio of chunk probabilities, needs --ratio-level chunk --advantage absolute"
-        require(phases.importance == "student" or (is_absolute and is_chunk), joint)
+        is_joint = is_absolute and is_chunk and rollout.noise_correlation == 0
+        require(phases.importance == "student" or is_joint, f"{joint} and no --noise-correlation")
         falls = (
             f"--advantage {loss.advantage} can be negative, and a chunk's mean ratio does not keep single tokens from"
         )

@@ -211,7 +211,15 @@ class LiberoEnv:
         images = np.stack([upright(raw[f"{camera}_image"]) for camera in self._cameras])
         hand, fingers = axis_angle(raw["robot0_eef_quat"]), raw["robot0_gripper_qpos"]
         proprio = np.concatenate([raw["robot0_eef_pos"], hand, fingers], dtype=np.float64)
-        return Observation(images, proprio, self.instruction)
+        return Observation(images, proprio, self.instruction, state=self._state(raw["robot0_eef_pos"]))
+
+    def _state(self, hand: np.ndarray) -> np.ndarray:
+        """All joint positions, the robot's speeds, the hand, what lies how far from it, and the share of time gone."""
+        simulator, data = self._simulator, self.domain.sim.data
+        assert simulator is not None, "an episode is running"
+        to_objects = [position - hand for position, _ in simulator.object_poses().values()]
+        gone = self._env_steps / self.max_env_steps
+        return np.concatenate([data.qpos, data.qvel[:9], hand, *to_objects, [gone]], dtype=np.float32)
 
 
 def upright(image: np.ndarray) -> np.ndarray:

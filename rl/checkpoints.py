@@ -103,9 +103,9 @@ def _write(folder: Path, learner: Learner, state: TrainerState, samples: Sequenc
     numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()  # which torch.load(weights_only=True) accepts
     generators = {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state()}
     generators["cuda"] = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    stored = {"state": asdict(state), "optimizer": learner.optimizer.state_dict(), "random": generators}
+    stored: dict[str, Any] = {"state": asdict(state), "optimizer": learner.optimizer.state_dict(), "random": generators}
     if learner.critic is not None:
-        stored["critic"] = learner.critic.state_dict()
+        stored["critic"] = learner.critic.episodes
     in_memory = io.BytesIO()  # torch's own writer does not say why a file cannot be written
     torch.save(stored, in_memory)
     (folder / TRAINER_FILE).write_bytes(in_memory.getbuffer())
@@ -121,7 +121,7 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
         state = TrainerState(**stored["state"])
         learner.policy.load_adapter(folder)
         if learner.critic is not None:
-            learner.critic.load_state_dict(stored["critic"])
+            learner.critic.episodes = stored["critic"]
         learner.optimizer.state.clear()  # first: a full GPU has no room for the moments of both
         learner.optimizer.load_state_dict(stored["optimizer"])
         generators = stored["random"]

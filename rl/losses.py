@@ -1,4 +1,4 @@
-"""The algorithm's mathematics: advantages, distillation, the clipped surrogate, KL, entropy, the critic.
+"""The algorithm's mathematics: advantages, distillation, the clipped surrogate, KL, entropy.
 
 Dimension key: N decisions of the rollout, B of a micro-batch, A tokens of a chunk (56), V action-token ids (256).
 A decision's loss is the mean over its executed tokens, as a sum over 56 would saturate the clip, times its weight.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from configs.config import LossConfig
 from rl.trajectory import Batch, Trajectory
@@ -19,7 +19,6 @@ from rl.trajectory import Batch, Trajectory
 EPSILON = 1e-6  # keeps the division by a standard deviation finite
 ADVANTAGE_LIMIT = 10.0  # |A| is clamped to this
 LOGRATIO_LIMIT = 5.0
-CRITIC_WIDTH = 256
 FIRST_ACTION_TOKEN = 31744  # index v of the last axis is token id 31744 + v
 
 # Sums over the decisions of a micro-batch (maxima where the name ends so), on the policy's device, without gradient.
@@ -36,7 +35,7 @@ def compute_advantages(batch: Batch, trajectories: Sequence[Trajectory], config:
     groups = torch.tensor([t.episode.group for t in trajectories])
     if config.advantage == "absolute":
         advantages = returns[batch.trajectory] * config.discount**batch.steps_to_end
-    elif config.advantage == "batch":
+    elif config.advantage in ("batch", "gae"):
         advantages = standardised(returns)[batch.trajectory]
     else:
         relative = standardised if config.advantage == "group" else minus_mean_of_others
@@ -207,28 +206,12 @@ def entropy(logprobs: Tensor, executed: Tensor) -> Tensor:
     return masked_mean(-(logprobs.exp() * logprobs).sum(-1), executed)
 
 
-class ValueHead(nn.Module):
-    """The critic (`--advantage gae`): expected return, from the mean hidden state over the chunk's action positions."""
-
-    def __init__(self, hidden_dim: int, seed: int):
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            first, last = nn.Linear(hidden_dim, CRITIC_WIDTH), nn.Linear(CRITIC_WIDTH, 1)
-        nn.init.zeros_(last.weight)  # the first values are 0: no advantage comes from noise
-        nn.init.zeros_(last.bias)
-        self.net = nn.Sequential(nn.LayerNorm(hidden_dim), first, nn.Tanh(), last)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """(B, A, hidden_dim) hidden states -> (B,) values."""
-        return self.net(hidden.float().mean(dim=1)).squeeze(-1)
-
-
 def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discount: float, gae_lambda: float) -> Tensor:
     """(N,) generalised advantage estimates (Schulman et al. 2016, eq. 16); one decision is one time step.
 
     delta_t = r_t + discount * V_{t+1} - V_t with the sparse reward on the last decision and V = 0 behind it: an episode
-    that reaches its cap has failed for good. A_t = sum over k of (discount * lambda)^k delta_{t+k}.
+    that reaches its cap has failed for good. A_t = sum over k of (discount * lambda)^k delta_{t+k}, standardised over
+    the rollout.
     """
     advantages = torch.zeros_like(values)
     for row in reversed(range(len(values))):
@@ -237,15 +220,7 @@ def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discou
         else:
             delta = discount * values[row + 1] - values[row]
             advantages[row] = delta + discount * gae_lambda * advantages[row + 1]
-    return advantages.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
-
-
-def value_loss(predicted: Tensor, micro: Batch, clip: float) -> Tensor:
-    """Sum of half the larger of the squared errors with and without clipping the change of the value to +-clip."""
-    assert micro.values is not None, "rl.update.estimate_advantages gives them"
-    old, target = micro.values, micro.advantages + micro.values
-    bounded = old + (predicted - old).clamp(-clip, clip)
-    return (0.5 * torch.maximum((predicted - target) ** 2, (bounded - target) ** 2)).sum()
+    return standardised(advantages).clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> float:

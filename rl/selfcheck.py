@@ -132,7 +132,7 @@ def _gain_of_a_promising_step(policy: Policy, observations: Sequence[Observation
 
     def after_a_step() -> float:
         before = [parameter.detach().to("cpu", copy=True) for parameter in trained]
-        optimizer = make_optimizer([{"params": trained, "lr": lr}], weight_decay=0.0)
+        optimizer = make_optimizer(trained, lr, weight_decay=0.0)
         policy.watch(optimizer)
         optimizer.step()
         del optimizer  # its moments need not fit beside the pass

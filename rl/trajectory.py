@@ -76,7 +76,6 @@ class Batch:
     steps_to_end: Tensor  # (N,) int64, decisions that follow in the same trajectory
     advantages: Tensor  # (N,) float32
     weights: Tensor  # (N,) float32, of the rows in the loss, with mean 1
-    values: Tensor | None = None  # (N,) float32, the critic's before the update; None without one
     teacher_logprobs: Tensor | None = None  # (N, A, V) float32, always on the CPU: it may be gigabytes
 
     def __len__(self) -> int:

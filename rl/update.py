@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,8 @@ from torch import Tensor
 from configs.config import TrainConfig
 from contracts import BadInput, first_line
 from rl import losses
-from rl.phases import Phase, PhaseState, TeacherMode, phase_lengths
+from rl.critic import Critic, predict_values
+from rl.phases import Phase, PhaseState, TeacherMode
 from rl.ranks import ALONE, Ranks
 from rl.rollout import fewer_at_once, torch_generator
 from rl.trajectory import Batch, Trajectory
@@ -36,10 +37,10 @@ SAMPLE_SIZE = 256  # rows, active or not: so these can be compared between kinds
 
 @dataclass(frozen=True)
 class Learner:
-    """What is trained: the policy's adapters, with `--advantage gae` a critic, and their optimizer; and who trains."""
+    """What is trained: the policy's adapters and their optimizer, with `--advantage gae` a critic; and who trains."""
 
     policy: Policy
-    critic: losses.ValueHead | None
+    critic: Critic | None
     optimizer: torch.optim.Optimizer
     ranks: Ranks = ALONE  # every one of them has this learner, with the same numbers in it
     teacher_mode: TeacherMode = "greedy"  # how the policy's teacher decides
@@ -48,51 +49,43 @@ class Learner:
 def make_learner(
     policy: Policy, config: TrainConfig, ranks: Ranks = ALONE, teacher_mode: TeacherMode = "greedy"
 ) -> Learner:
-    """AdamW over the policy's trainable parameters, and in a second group over the critic's."""
-    groups = [{"params": [parameter for _, parameter in policy.named_trainable_parameters()], "lr": config.update.lr}]
-    critic = None
-    if config.loss.advantage == "gae":
-        critic = losses.ValueHead(policy.hidden_dim, config.run.seed).to(policy.device)
-        groups.append({"params": list(critic.parameters()), "lr": config.critic.value_lr})
-    optimizer = make_optimizer(groups, config.update.weight_decay)
+    """AdamW over the policy's trainable parameters, and a critic that has seen nothing."""
+    parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
+    optimizer = make_optimizer(parameters, config.update.lr, config.update.weight_decay)
     policy.watch(optimizer)
+    critic = Critic() if config.loss.advantage == "gae" else None
     return Learner(policy, critic, optimizer, ranks, teacher_mode)
 
 
-def make_optimizer(groups: list[dict[str, Any]], weight_decay: float) -> torch.optim.AdamW:
+def make_optimizer(parameters: Sequence[Tensor], lr: float, weight_decay: float) -> torch.optim.AdamW:
     """Fused: one kernel for all parameters, and no other AdamW leaves out the steps that are marked as unusable.
 
     The moments are made now: in the first step, where AdamW would make them, they may find a GPU full of recorded
     passes, which give way to one another but not to an optimizer.
     """
-    optimizer = torch.optim.AdamW(groups, eps=ADAM_EPS, weight_decay=weight_decay, fused=True)
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+    optimizer = torch.optim.AdamW(parameters, lr, eps=ADAM_EPS, weight_decay=weight_decay, fused=True)
+    for parameter in parameters:
         moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
         optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
     return optimizer
 
 
-def predict_values(
-    policy: Policy, critic: losses.ValueHead, batch: Batch, micro_batch_size: int, ranks: Ranks = ALONE
-) -> Tensor:
-    """(N,) values of the rollout's observations before the update."""
-
-    @torch.no_grad()
-    def values_of(rows: Tensor) -> Tensor:
-        hidden = (policy.chunk_outputs(micro.observations)[1] for micro in batch[rows].split(micro_batch_size))
-        return torch.cat([critic(states) for states in hidden]).cpu()
-
-    return ranks.divide(len(batch), values_of)
-
-
 def estimate_advantages(
-    learner: Learner, batch: Batch, trajectories: Sequence[Trajectory], config: TrainConfig
-) -> tuple[Tensor, Tensor | None]:
-    """(N,) advantages, by the configured rule or by a critic, and its (N,) values."""
-    if learner.critic is None:
-        return losses.compute_advantages(batch, trajectories, config.loss), None
-    values = predict_values(learner.policy, learner.critic, batch, int(config.update.micro_batch_size), learner.ranks)
-    return losses.gae(values, batch, trajectories, config.loss.discount, config.critic.gae_lambda), values
+    learner: Learner, batch: Batch, trajectories: Sequence[Trajectory], config: TrainConfig, number: int
+) -> tuple[Tensor, dict[str, float]]:
+    """(N,) advantages, by the configured rule or by the critic, with its metrics. It remembers the rollout afterwards.
+
+    Those of a critic that has not seen an episode yet are those of `batch`.
+    """
+    critic, values = learner.critic, None
+    if critic is not None:
+        values = predict_values(critic, trajectories, config.run.seed, number)
+        critic.remember(trajectories)
+    if values is None:
+        return losses.compute_advantages(batch, trajectories, config.loss), {}
+    returns = torch.tensor([float(t.success) for t in trajectories])[batch.trajectory]
+    metrics = {"train/explained_variance": losses.explained_variance(values, returns)}
+    return losses.gae(values, batch, trajectories, config.loss.discount, config.loss.gae_lambda), metrics
 
 
 def update(
@@ -108,10 +101,10 @@ def update(
     """
     started = time.perf_counter()
     policy, optimizer, ranks, settings = learner.policy, learner.optimizer, learner.ranks, config.update
-    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    trained = optimizer.param_groups[0]["params"]
     warmup_lr = settings.warmup_lr if phase.distils else None  # imitation bears larger steps than reinforcement
     optimizer.param_groups[0]["lr"] = settings.lr if warmup_lr is None else warmup_lr
-    active, policy_learns = rows_that_learn(learner, batch, phase, config)
+    active = rows_that_learn(batch, phase, config)
     data = complete(learner, batch, phase, config).to(policy.device)
     totals: dict[str, float] = {}
     norms: list[float] = []
@@ -129,9 +122,7 @@ def update(
             if len(minibatch) == 0:
                 continue
             share = minibatch[ranks.rank :: ranks.size]
-            own, micro_batch_size = accumulate_gradient(
-                learner, share, size, micro_batch_size, phase, config, policy_learns
-            )
+            own, micro_batch_size = accumulate_gradient(learner, share, size, micro_batch_size, phase, config)
             if first_ratio_error is None and not phase.distils:
                 first_ratio_error = check_first_ratio(_over_ranks(own, ranks))
             ranks.sum_gradients(trained)
@@ -169,25 +160,14 @@ def update(
     }
     if first_ratio_error is not None:
         metrics["train/first_ratio_error"] = first_ratio_error
-    if batch.values is not None:
-        metrics["train/explained_variance"] = losses.explained_variance(batch.values, batch.advantages + batch.values)
     return metrics
 
 
-def rows_that_learn(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> tuple[Tensor, bool]:
-    """(N,) bool, False for rows that cannot contribute a gradient and never run; and whether the policy learns at all.
-
-    It does not beside a critic without any non-zero advantage: AdamW's momentum and weight decay would still move it.
-    """
-    everything = torch.ones(len(batch), dtype=torch.bool)
-    if phase.distils:
-        return everything, True
-    regularised = config.loss.kl_coef > 0 or config.loss.entropy_coef > 0
-    active = everything if regularised else losses.policy_advantages(batch) != 0
-    if learner.critic is None:
-        return active, True
-    value_only = phase.global_step < phase_lengths(config.phases)[0] + config.critic.value_warmup_steps
-    return everything, not value_only and bool(active.any())
+def rows_that_learn(batch: Batch, phase: PhaseState, config: TrainConfig) -> Tensor:
+    """(N,) bool, False for rows that cannot contribute a gradient and never run."""
+    if phase.distils or config.loss.kl_coef > 0 or config.loss.entropy_coef > 0:
+        return torch.ones(len(batch), dtype=torch.bool)
+    return losses.policy_advantages(batch) != 0
 
 
 def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
@@ -227,9 +207,8 @@ def mixture_epsilon(phase: PhaseState, config: TrainConfig) -> float | None:
 
 
 def accumulate_gradient(
-    learner: Learner, minibatch: Batch, size: int, micro_batch_size: int, phase: PhaseState, config: TrainConfig,
-    policy_learns: bool,
-) -> tuple[list[losses.Statistics], int]:  # fmt: skip
+    learner: Learner, minibatch: Batch, size: int, micro_batch_size: int, phase: PhaseState, config: TrainConfig
+) -> tuple[list[losses.Statistics], int]:
     """The gradient of a minibatch's mean loss over `size` rows, one micro-batch (and one graph in memory) at a time.
 
     Out of memory, it begins again with a smaller micro-batch, whose size it returns.
@@ -238,7 +217,7 @@ def accumulate_gradient(
         statistics = []
         try:
             for micro in minibatch.split(micro_batch_size):
-                loss_sum, of_micro = micro_batch_loss(learner, micro, phase, config, policy_learns)
+                loss_sum, of_micro = micro_batch_loss(learner, micro, phase, config)
                 (loss_sum / size).backward()
                 statistics.append(of_micro | {"decisions": loss_sum.new_full((), len(micro))})
             return statistics, micro_batch_size
@@ -250,24 +229,16 @@ def accumulate_gradient(
 
 
 def micro_batch_loss(
-    learner: Learner, micro: Batch, phase: PhaseState, config: TrainConfig, policy_learns: bool
+    learner: Learner, micro: Batch, phase: PhaseState, config: TrainConfig
 ) -> tuple[Tensor, losses.Statistics]:
     """What the phase minimises, summed over the rows of a micro-batch."""
-    policy, critic, temperature = learner.policy, learner.critic, config.rollout.temperature
-    if phase.distils or critic is None:
-        logits = policy.chunk_logits(micro.observations)
-    else:
-        logits, hidden = policy.chunk_outputs(micro.observations)
+    policy, temperature = learner.policy, config.rollout.temperature
+    logits = policy.chunk_logits(micro.observations)
     if phase.distils:
         return losses.distillation_loss(logits, micro, config.phases.distill_student_temperature)
     logprobs = policy.token_logprobs(logits, micro.tokens, temperature)
     epsilon = mixture_epsilon(phase, config)
-    loss, statistics = losses.ppo_loss(logits, logprobs, micro, config.loss, temperature, epsilon)
-    if critic is None:
-        return loss, statistics
-    of_values = losses.value_loss(critic(hidden.detach()), micro, config.critic.value_clip)
-    statistics["train/value_loss"] = of_values.detach()
-    return config.critic.value_coef * of_values + (loss if policy_learns else 0), statistics
+    return losses.ppo_loss(logits, logprobs, micro, config.loss, temperature, epsilon)
 
 
 @torch.no_grad()
@@ -278,27 +249,24 @@ def measure_sample(
     generator, ranks = torch_generator(config.run.seed, "statistics", number), learner.ranks
     rows = torch.randperm(len(batch), generator=generator)[:SAMPLE_SIZE]
     own = batch[rows[ranks.rank :: ranks.size]].split(micro_batch_size)
-    found = _over_ranks([micro_batch_loss(learner, micro, phase, config, False)[1] for micro in own], ranks)
+    found = _over_ranks([micro_batch_loss(learner, micro, phase, config)[1] for micro in own], ranks)
     return {name: found[name] / len(rows) for name in OVER_ALL_ROWS}
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
-    """An optimizer step with the gradient of each parameter group (policy; critic) scaled down to `max_norm`.
+    """An optimizer step with the gradient scaled down to `max_norm`.
 
-    Returns the policy's norm before that, on the device; NaN where the device has left the step out, because a norm is
-    not finite or beyond SKIP_FACTOR * max_norm. Fused AdamW knows such steps: torch.amp.GradScaler takes them so.
+    Returns its norm before that, on the device; NaN where the device has left the step out, because the norm is not
+    finite or beyond SKIP_FACTOR * max_norm. Fused AdamW knows such steps: torch.amp.GradScaler takes them so.
     """
-    norms = []
-    for group in optimizer.param_groups:
-        gradients = [p.grad for p in group["params"] if p.grad is not None]
-        norms.append(torch.nn.utils.get_total_norm(gradients).to(group["params"][0].device))
-        torch.nn.utils.clip_grads_with_norm_(group["params"], max_norm, norms[-1])
-    every_norm = torch.stack(norms)
-    is_usable = (every_norm <= SKIP_FACTOR * max_norm).all()  # False for NaN, too
+    parameters = optimizer.param_groups[0]["params"]
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).to(parameters[0].device)
+    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
+    is_usable = norm <= SKIP_FACTOR * max_norm  # False for NaN, too
     optimizer.grad_scale, optimizer.found_inf = None, (~is_usable).float()  # type: ignore[attr-defined]
     optimizer.step()
     del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-    return torch.where(is_usable, every_norm[0], torch.nan)
+    return torch.where(is_usable, norm, torch.nan)
 
 
 def merged(parts: Iterable[dict[str, float]]) -> dict[str, float]:

@@ -33,25 +33,19 @@ class ToyPolicy(FakePolicy):
         """base (F, A, 3); its dtype is that of everything."""
         nn.Module.__init__(self)
         self.chunk_length, self.action_dim, self.dtype = chunk_length, action_dim, base.dtype
-        self.hidden_dim = base.shape[0] + len(BINS)
         self.register_buffer("base", base)
         self.adapter = nn.Parameter(torch.zeros_like(base))
         self._is_teacher = False
 
     def chunk_logits(self, observations: Sequence[Any]) -> Tensor:
-        return self.chunk_outputs(observations)[0]
-
-    def chunk_outputs(self, observations: Sequence[Any]) -> tuple[Tensor, Tensor]:
-        """Logits (B, A, 256), and hidden states (B, A, hidden_dim) that depend on the observation and the adapter."""
         features = torch.from_numpy(np.stack([o.proprio for o in observations])).to(self.dtype)
         weights = self.base if self._is_teacher else self.base + self.adapter
         used = torch.einsum("bf,fav->bav", features, weights)
         everywhere = used.new_full((*used.shape[:2], NUM_BINS), NEVER)
-        logits = everywhere.index_copy(-1, torch.tensor(BINS), used)
-        return logits, torch.cat([features[:, None].expand(-1, used.shape[1], -1), used], dim=-1)
+        return everywhere.index_copy(-1, torch.tensor(BINS), used)
 
     @torch.no_grad()
-    def act(self, observations, mode="greedy", temperature=1.0, generators=None) -> Acted:
+    def act(self, observations, mode="greedy", temperature=1.0, generators=None, noise_correlation=0.0) -> Acted:
         logits = self.chunk_logits(observations)
         if mode == "sample":
             uniforms = torch.stack([torch.rand(logits.shape[1], generator=g, dtype=self.dtype) for g in generators])

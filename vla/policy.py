@@ -78,7 +78,6 @@ class Policy:
         self.action_dim = self.statistics.action.dim
         self.chunk_length = info.config.chunk_length
         self.num_images, self.uses_proprio, self.kind = info.num_images, info.uses_proprio, info.kind
-        self.hidden_dim: int = network.language_model.config.hidden_size  # D
         self._num_frozen = sum(math.prod(tensor.shape) for tensor in info.weights.values())
         proprio = self.statistics.proprio if info.uses_proprio else None
         self.model_inputs = Inputs(processor, tokenizer, info.num_images, proprio, self.device)
@@ -140,7 +139,7 @@ class Policy:
     @torch.no_grad()
     def act(
         self, observations: Sequence[Observation], mode: Mode = "greedy", temperature: float = 1.0,
-        generators: Sequence[torch.Generator] | None = None,
+        generators: Sequence[torch.Generator] | None = None, noise_correlation: float = 0.0,
     ) -> Acted:  # fmt: skip
         """Decide one chunk per observation.
 
@@ -151,7 +150,7 @@ class Policy:
         if mode == "greedy":
             tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
         elif mode == "sample":
-            tokens = sample_tokens(logits, temperature, generators)
+            tokens = sample_tokens(logits, temperature, generators, noise_correlation, self.action_dim)
         elif self.action_head is None:
             raise BadInput(f"{self.base_model} has no L1 head (action_head--*.pt): choose the greedy teacher")
         else:

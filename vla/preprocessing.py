@@ -10,7 +10,7 @@ Source: openvla-oft @213c5ff, experiments/robot/openvla_utils.py and prismatic/e
 import io
 import zipfile
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -267,8 +267,8 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def write_observations(path: Path, observations: Sequence[Observation]) -> None:
-    """An .npz of some observations, all of one shape."""
-    columns = zip(*map(astuple, observations), strict=True)
+    """An .npz of what a policy sees of some observations, all of one shape."""
+    columns = zip(*((o.images, o.proprio, o.instruction, o.prepared) for o in observations), strict=True)
     arrays: dict[str, Any] = dict(zip(COLUMNS, map(np.stack, columns), strict=True))
     np.savez_compressed(path, **arrays)
 
