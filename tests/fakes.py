@@ -28,7 +28,9 @@ FIRST_ACTION_TOKEN = 31744
 
 
 def observation(*features: float) -> Observation:
-    return Observation(np.zeros((1, 2, 2, 3), dtype=np.uint8), np.array(features, dtype=np.float64), "do it")
+    """The simulator's state is what the robot feels."""
+    images, proprio = np.zeros((1, 2, 2, 3), dtype=np.uint8), np.array(features, dtype=np.float64)
+    return Observation(images, proprio, "do it", state=proprio.astype(np.float32))
 
 
 def random_observations(count: int, seed: int = 0) -> list[Observation]:
@@ -145,7 +147,7 @@ class FakePolicy(nn.Module):
 
 
 def adamw(policy: FakePolicy, lr: float = 1e-2, weight_decay: float = 0.01) -> torch.optim.AdamW:
-    return make_optimizer([{"params": [p for _, p in policy.named_trainable_parameters()], "lr": lr}], weight_decay)
+    return make_optimizer([p for _, p in policy.named_trainable_parameters()], lr, weight_decay)
 
 
 def parameters_of(policy: FakePolicy) -> list[Tensor]:

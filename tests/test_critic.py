@@ -1,4 +1,6 @@
-"""The critic: GAE against a slow sum, the clipped value loss by hand, and when it leaves the policy alone."""
+"""The critic: GAE against a slow sum, and what it learns from the simulator's states of earlier rollouts."""
+
+from __future__ import annotations
 
 from dataclasses import replace
 
@@ -7,24 +9,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.config import CriticConfig, LossConfig, PhaseConfig, TrainConfig, UpdateConfig
-from rl.losses import ValueHead, explained_variance, gae, value_loss
-from rl.phases import phase_at
-from rl.trajectory import flatten
-from rl.update import Learner, predict_values, update
-from tests.fakes import ACTION_DIM, FakePolicy, acted_batch, parameters_of, trajectory
-
-HIDDEN = 5
-
-
-class PolicyWithHidden(FakePolicy):
-    """Adds hidden states (B, A, HIDDEN) that depend on the trainable bias."""
-
-    hidden_dim = HIDDEN
-
-    def chunk_outputs(self, observations):
-        logits = self.chunk_logits(observations)
-        return logits, logits[..., :HIDDEN] * 0.1
+from rl.critic import FORGET_AFTER, Critic, predict_values
+from rl.losses import explained_variance, gae, standardised
+from rl.trajectory import Trajectory, flatten
+from tests.fakes import ACTION_DIM, observation, trajectory
 
 
 def slow_gae(values, rewards, discount, gae_lambda):
@@ -36,12 +24,12 @@ def slow_gae(values, rewards, discount, gae_lambda):
 
 
 @given(
-    lengths=st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=1, max_size=4),
+    lengths=st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=2, max_size=4),
     discount=st.floats(0.5, 1.0),
     gae_lambda=st.floats(0.0, 1.0),
     seed=st.integers(0, 99),
 )
-def test_gae_is_the_sum_of_discounted_errors_within_each_episode(lengths, discount, gae_lambda, seed):
+def test_gae_is_the_sum_of_discounted_errors_within_each_episode_standardised(lengths, discount, gae_lambda, seed):
     trajectories = [trajectory(n, success, index=i, group=i) for i, (n, success) in enumerate(lengths)]
     batch = flatten(trajectories, ACTION_DIM)
     values = torch.rand(len(batch), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
@@ -50,24 +38,9 @@ def test_gae_is_the_sum_of_discounted_errors_within_each_episode(lengths, discou
         rewards = [0.0] * (n - 1) + [float(success)]
         expected += slow_gae(values[start : start + n].tolist(), rewards, discount, gae_lambda)
         start += n
+    expected = standardised(torch.tensor(expected, dtype=torch.float64)).tolist()
     found = gae(values, batch, trajectories, discount, gae_lambda)
     assert found.tolist() == pytest.approx(expected, abs=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("predicted", "target", "loss", "gradient"),
-    [
-        (0.1, 1.0, 0.5 * 0.9**2, -0.9),  # inside the clip
-        (0.9, 1.0, 0.5 * 0.8**2, 0.0),  # beyond it towards the target: the clipped error is larger
-        (0.9, -1.0, 0.5 * 1.9**2, 1.9),  # beyond it and away: the plain error is larger
-    ],
-)
-def test_value_loss_counts_the_worse_of_the_clipped_and_the_plain_error(predicted, target, loss, gradient):
-    micro = replace(flatten([trajectory(1)], ACTION_DIM), values=torch.zeros(1), advantages=torch.tensor([target]))
-    value = torch.tensor([predicted], requires_grad=True)
-    found = value_loss(value, micro, 0.2)
-    found.backward()
-    assert (found.item(), value.grad.item()) == pytest.approx((loss, gradient))
 
 
 def test_explained_variance():
@@ -78,36 +51,55 @@ def test_explained_variance():
     assert explained_variance(returns, torch.ones(4)) == 0.0
 
 
-def critic_update(value_only=False, n_epochs=3, no_advantage=False):
-    """Whether the policy moved, its values before, and the critic's error after an update with returns of 1 and 0."""
-    policy = PolicyWithHidden()
-    batch = acted_batch(policy, (3, 3))
-    critic = ValueHead(HIDDEN, seed=0)
-    values = predict_values(policy, critic, batch, 2)
-    targets = torch.zeros(6) if no_advantage else (batch.trajectory == 0).float()
-    batch = replace(batch, values=values, advantages=targets - values)
-    config = TrainConfig(
-        loss=LossConfig(advantage="gae", ratio_level="token"),
-        phases=PhaseConfig(warmup=False),
-        critic=CriticConfig(value_clip=10.0, value_warmup_steps=8 if value_only else 0),
-        update=UpdateConfig(n_epochs=n_epochs, batch_size=6, micro_batch_size=1, lr=1e-2),
-    )
-    before = parameters_of(policy)
-    groups = [{"params": list(policy.parameters())}, {"params": list(critic.parameters())}]
-    learner = Learner(policy, critic, torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1, fused=True))
-    update(learner, batch, phase_at(7, config.phases), config, number=0)
-    error = (predict_values(policy, critic, batch, 2) - targets).abs().mean().item()
-    moved = any(not torch.equal(a, b) for a, b in zip(before, parameters_of(policy), strict=True))
-    return moved, values, error
+def played(number: int, task_id: int = 0) -> list[Trajectory]:
+    """Episodes of three decisions: those of task 0 succeed where the first number is positive, of task 1 where not."""
+    found = []
+    for i in range(number):
+        x = (-1) ** i * (0.5 + i % 7 / 7)
+        of_task = trajectory(3, success=(x > 0) == (task_id == 0), task_id=task_id, index=i)
+        decisions = [replace(d, observation=observation(x, i % 5, *[1] * task_id)) for d in of_task.decisions]
+        found.append(replace(of_task, decisions=decisions))
+    return found
 
 
-def test_first_values_are_zero_and_the_critic_learns_the_returns():
-    _, values, error = critic_update(value_only=True, n_epochs=40)
-    assert values.tolist() == [0.0] * 6
-    assert error < 0.2
+def values_of(critic: Critic, trajectories: list[Trajectory], seed: int = 0) -> torch.Tensor | None:
+    return predict_values(critic, trajectories, seed, update=1)
 
 
-def test_the_policy_moves_unless_only_values_are_learnt_or_no_advantage_is_there_although_weights_decay():
-    assert critic_update()[0]
-    assert not critic_update(value_only=True)[0]
-    assert not critic_update(no_advantage=True)[0]
+@pytest.fixture
+def taught(monkeypatch) -> Critic:
+    monkeypatch.setattr("rl.critic.STEPS", 100)
+    critic = Critic()
+    critic.remember(played(40) + played(40, task_id=1))  # states of task 1 are one number longer
+    return critic
+
+
+def test_it_tells_success_from_the_state_for_each_task(taught):
+    for task_id in (0, 1):
+        new = played(9, task_id)
+        won = torch.tensor([float(t.success) for t in new]).repeat_interleave(3)
+        assert (values_of(taught, new) - won).abs().max() < 0.2
+
+
+def test_values_do_not_know_the_outcomes_they_are_compared_with(taught):
+    new = played(9)
+    lost = [replace(t, success=False) for t in new]
+    assert torch.equal(values_of(taught, new), values_of(taught, lost))
+    assert values_of(Critic(), new) is None
+
+
+def test_values_are_a_function_of_what_is_remembered_the_seed_and_the_update(taught):
+    torch.rand(3)  # what others draw does not matter
+    first = values_of(taught, played(9))
+    before = torch.get_rng_state()
+    assert torch.equal(values_of(taught, played(9)), first)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(values_of(taught, played(9), seed=1), first)
+
+
+def test_the_oldest_episodes_of_a_task_are_forgotten():
+    critic = Critic()
+    critic.remember(played(1, task_id=1))
+    for _ in range(2):
+        critic.remember(played(FORGET_AFTER - 10))
+    assert {task_id: len(of_task) for task_id, of_task in critic.episodes.items()} == {0: FORGET_AFTER, 1: 1}

@@ -11,7 +11,7 @@ import torch
 from configs.config import LossConfig, PhaseConfig, RolloutConfig, TrainConfig, UpdateConfig
 from contracts import BadInput
 from rl.phases import phase_at
-from rl.update import Learner, check_signal, complete, make_learner, make_optimizer, update
+from rl.update import Learner, check_signal, complete, make_optimizer, update
 from tests.fakes import FIRST_ACTION_TOKEN, FakePolicy, acted_batch, adamw, parameters_of
 
 LENGTHS = (3, 2, 3)
@@ -126,7 +126,7 @@ def test_leaving_out_zero_advantages_gives_the_gradient_of_running_them(
     settings = {"batch_size": batch_size, "micro_batch_size": 1, "loss": {"aggregation": aggregation}}
     policy.rows_run = 0
     without, rows_run = gradients(policy, batch, **settings), policy.rows_run
-    monkeypatch.setattr("rl.update.rows_that_learn", lambda *_: (torch.ones(N, dtype=torch.bool), True))
+    monkeypatch.setattr("rl.update.rows_that_learn", lambda *_: torch.ones(N, dtype=torch.bool))
     with_all = gradients(policy, batch, **settings)
     run = [g for g in with_all if g.any()]  # minibatches of zeros only take no step
     assert len(without) == len(run) > 0
@@ -366,22 +366,17 @@ def test_a_run_without_a_learning_signal_is_stopped_at_the_limit():
 
 
 @pytest.mark.parametrize(("warmup_lr", "in_warmup"), [(1e-3, 1e-3), (None, 2e-4)])
-def test_the_warmup_may_have_a_learning_rate_of_its_own_and_so_has_the_critic(policy, batch, warmup_lr, in_warmup):
-    policy.hidden_dim = 4
-    learner = make_learner(
-        policy, TrainConfig(loss=LossConfig(advantage="gae", ratio_level="token"), update=UpdateConfig(lr=0.5))
-    )
-    critics = learner.optimizer.param_groups[1]["lr"]
+def test_the_warmup_may_have_a_learning_rate_of_its_own(policy, batch, warmup_lr, in_warmup):
+    optimizer = adamw(policy, lr=0.5)
     for distil, expected in ((True, in_warmup), (False, 2e-4)):
-        metrics = learn(policy, batch, optimizer=learner.optimizer, distil=distil, lr=2e-4, warmup_lr=warmup_lr)
+        metrics = learn(policy, batch, optimizer=optimizer, distil=distil, lr=2e-4, warmup_lr=warmup_lr)
         assert metrics["train/lr"] == expected
-        assert learner.optimizer.param_groups[1]["lr"] == critics != expected
 
 
 def test_moments_are_there_before_the_first_step_and_steps_are_those_of_torchs_adamw():
     """So that want of memory is met where something can give way. A parameter without gradient stays as it is."""
     ready, lazy = ([torch.nn.Parameter(torch.linspace(-1, 1, 6)), torch.nn.Parameter(torch.ones(2))] for _ in range(2))
-    optimizer = make_optimizer([{"params": ready, "lr": 1e-2}], weight_decay=0.1)
+    optimizer = make_optimizer(ready, 1e-2, weight_decay=0.1)
     moments = {parameter: dict(state) for parameter, state in optimizer.state.items()}
     assert not any(tensor.any() for state in moments.values() for tensor in state.values())
     for each, parameters in (

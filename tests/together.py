@@ -18,11 +18,10 @@ from torch import nn
 from configs.config import LossConfig, PhaseConfig, RolloutConfig, TaskConfig, TrainConfig, UpdateConfig, changed
 from contracts import SelfCheckError
 from rl.curriculum import evaluation_episodes, informative_rollout, training_episodes
-from rl.losses import ValueHead
 from rl.phases import phase_at
 from rl.ranks import Ranks, RanksLost, join_ranks, shared_rollout
 from rl.rollout import Behaviour, Randomness
-from rl.update import Learner, complete, predict_values, update
+from rl.update import Learner, complete, update
 from tests.fakes import FakePolicy, FakePool, Script, acted_batch, adamw, parameters_of
 
 LENGTHS = (3, 2, 3)
@@ -121,17 +120,13 @@ def evaluation_of(ranks: Ranks) -> dict[str, Any]:
     return {"trajectories": contents(played.trajectories), "played": len(pool.started), "frames": frames}
 
 
-def learned_values(ranks: Ranks) -> list[torch.Tensor]:
-    """What is computed once per update, each rank a part of it."""
+def teachers_logprobs(ranks: Ranks) -> torch.Tensor:
+    """Computed once per update, each rank a part of it."""
     policy = FakePolicy(adapter_scale=0.2)
     batch = acted_batch(policy, LENGTHS)
-    policy.chunk_outputs = lambda seen: (None, policy.chunk_logits(seen))
-    critic = ValueHead(256, seed=0)
-    nn.init.ones_(critic.net[-1].weight)
-    learner = Learner(policy, critic, adamw(policy), ranks)
+    learner = Learner(policy, None, adamw(policy), ranks)
     config = TrainConfig(loss=LossConfig(kl_coef=0.1), update=UpdateConfig(micro_batch_size=1))
-    completed = complete(learner, batch, phase_at(0, PhaseConfig(warmup=False)), config)
-    return [predict_values(policy, critic, batch, 1, ranks), completed.teacher_logprobs]
+    return complete(learner, batch, phase_at(0, PhaseConfig(warmup=False)), config).teacher_logprobs
 
 
 def results(ranks: Ranks) -> dict[str, Any]:
@@ -146,7 +141,7 @@ def results(ranks: Ranks) -> dict[str, Any]:
         "rollout of three environments": rollout_of(ranks, num_slots=3),
         "dynamic sampling": sampled_dynamically(ranks),
         "evaluation": evaluation_of(ranks),
-        "values": learned_values(ranks),
+        "teacher": teachers_logprobs(ranks),
     }
 
 
