@@ -6,6 +6,7 @@ LIBERO's own env, driven one env step at a time.
 """
 
 import atexit
+import ctypes
 import logging
 import math
 import time
@@ -197,6 +198,8 @@ class LiberoEnv:
                 self.close()
             if isinstance(fault, BadInput):
                 raise
+            if isinstance(fault, ctypes.ArgumentError) and "KeyboardInterrupt" in str(fault):
+                raise KeyboardInterrupt from fault  # Ctrl-C while ctypes converted an argument of a call into GL
             log.warning("simulator fault in %s, env step %d", self.files.name, self._env_steps, exc_info=True)
             error = f"{type(fault).__name__}: {fault}"
         render_s = self._simulator.gate.seconds if self._simulator else 0.0

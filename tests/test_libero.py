@@ -1,5 +1,6 @@
 """LiberoEnv against LIBERO's own OffScreenRenderEnv, stepped one action at a time in the same process."""
 
+import ctypes
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -269,6 +270,16 @@ def test_a_fault_of_the_simulator_is_an_error_and_the_next_reset_recovers(env, r
     with pytest.raises(AssertionError, match="reset first"):
         env.step_chunk(random_actions(8))
     assert_same_observation(env.reset(INIT_STATE).observation, reference[0])
+
+
+def test_ctrl_c_within_a_call_into_gl_is_no_fault_of_the_simulator(env):
+    def interrupted() -> None:
+        raise ctypes.ArgumentError("argument 2: KeyboardInterrupt: ")  # what ctypes makes of it
+
+    env.reset(2)
+    env.domain._check_success = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        env.step_chunk(random_actions(8))
 
 
 def test_two_envs_in_one_process_render_their_own_scenes(env, reference, actions):
