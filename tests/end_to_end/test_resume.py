@@ -41,7 +41,7 @@ def killed(where: str, count: int, *argv: str) -> None:
 def everything(smoke) -> list[str]:
     """Flags of a run with everything on."""
     return [
-        *smoke, "--task-ids", "0", "1", "--curriculum", "--advantage", "gae", "--value-warmup-steps", "16",
+        *smoke, "--task-ids", "0", "1", "--curriculum", "--advantage", "gae",
         "--dynamic-sampling", "--group-size", "2", "--group-success-bounds", "0", "1", "--ratio-level", "token",
         "--train-init-states", "0", "5", "--eval-interval", "1000",
     ]  # fmt: skip
