@@ -1,6 +1,6 @@
 """What each part of the method is worth on the bundled small policy: variants x seeds of train_grpo.py.
 
-    python -m benchmarks.learning --variants default no-warmup --parallel 4 --num-envs 4 --out runs/learning
+    python -m benchmarks.learning --variants default gae --parallel 4 --num-envs 4 --out runs/learning
     python -m benchmarks.learning --list
 
 Every run has the same number of env steps and the settings of `--preset tiny`, except for the flags that its variant
@@ -23,35 +23,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GROUPS = ("--group-size", "8")
+PHASES = ("--warmup", "--advantage", "absolute")
 
 VARIANTS: dict[str, tuple[str, ...]] = {
     "default": (),
-    # phases
-    "no-warmup": ("--no-warmup",),
-    "warmup-only": ("--warmup-steps", "40000"),
-    "no-transition": ("--transition-steps", "0"),
-    # what the warmup matches
-    "sharpened-target": ("--distill-target", "sharpened"),
-    "student-at-1": ("--distill-student-temperature", "1"),
     # advantages
-    "batch": ("--advantage", "batch"),
-    "absolute-groups": GROUPS,
-    "group": ("--advantage", "group", *GROUPS),
     "rloo": ("--advantage", "rloo", *GROUPS),
-    # ratios
-    "chunk-ratio": ("--ratio-level", "chunk"),
-    "behaviour": ("--ratio-level", "chunk", "--importance", "behaviour"),
-    "no-clip-higher": ("--clip-high", "0.2"),
-    # temperatures
-    "t1.0": ("--temperature", "1.0", "--distill-student-temperature", "1.0"),
-    "t1.3": ("--temperature", "1.3", "--distill-student-temperature", "1.3"),
+    "group": ("--advantage", "group", *GROUPS),
+    "gae": ("--advantage", "gae"),
+    "absolute": ("--advantage", "absolute"),
+    # phases
+    "phases": PHASES,
+    "phases-batch": ("--warmup",),
+    "warmup-only": (*PHASES, "--warmup-steps", "40000"),
+    # exploration
+    "t0.4": ("--temperature", "0.4"),
+    "t1.0": ("--temperature", "1.0"),
+    "correlated-0.5": ("--noise-correlation", "0.5"),
+    "correlated-0.9": ("--noise-correlation", "0.9"),
+    # steps
+    "kl-loose": ("--lr", "6e-4"),
+    "exact-physics": ("--physics", "exact"),
 }
-
-# Several tasks at once need more experience: compared with each other, not with those above.
-LONGER = (
-    "--task-ids", "0", "1", "2", "--warmup-steps", "24000", "--transition-steps", "8000", "--total-steps", "80000",
-)  # fmt: skip
-VARIANTS |= {"three-tasks": LONGER, "three-tasks-curriculum": (*LONGER, "--curriculum")}
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import tyro
 
-from configs.config import CHANGEABLE_ON_RESUME, EvalConfig, TrainConfig, differing_fields, from_dict, require
-from configs.presets import PRESETS
+from configs.config import CHANGEABLE_ON_RESUME, EvalConfig, TrainConfig, changed, differing_fields, from_dict, require
+from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
 from contracts import BadInput, TimeIsUp, read_json
 
 T = TypeVar("T")
@@ -30,8 +30,8 @@ class Command:
 
     config: TrainConfig
     preset: str = "libero_spatial"
-    """Settings to start from: libero_spatial, libero_object, libero_goal, libero_10, libero_90 (7B), tiny (CPU), smoke
-    (seconds). Left out: the 7B preset of --task-suite."""
+    """Settings to start from: libero_spatial, libero_object, libero_goal, libero_10, libero_90 (7B), rl (7B, PPO alone
+    with large rollouts), tiny (CPU), smoke (seconds). Left out: the 7B preset of --task-suite."""
     resume: str | None = None
     """Run folder to continue (None: a new run)."""
     check_only: bool = False
@@ -48,7 +48,10 @@ def parse_train(argv: Sequence[str]) -> Command:
     if start.resume is None:
         preset = start.preset or (start.task_suite if start.task_suite in PRESETS else "libero_spatial")
         require(preset in PRESETS, f"unknown preset {preset!r}: choose one of {', '.join(PRESETS)}")
-        command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(PRESETS[preset], preset=preset))
+        default = PRESETS[preset]
+        if preset == "rl" and start.task_suite in PUBLIC_CHECKPOINTS:
+            default = changed(default, checkpoint=PUBLIC_CHECKPOINTS[start.task_suite])
+        command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(default, preset=preset))
         require(command.config.model.checkpoint is not None, NO_CHECKPOINT)
         return command
 
@@ -59,8 +62,8 @@ def parse_train(argv: Sequence[str]) -> Command:
     except BadInput as problem:
         raise BadInput(f"--resume {start.resume}: not a run folder of this version: {problem}") from None
     command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(stored))
-    changed = differing_fields(stored, command.config)
-    refused = [f"{name} (run: {a}, now: {b})" for name, (a, b) in changed.items() if name not in CHANGEABLE_ON_RESUME]
+    differing = differing_fields(stored, command.config)
+    refused = [f"{name} (run: {a}, now: {b})" for name, (a, b) in differing.items() if name not in CHANGEABLE_ON_RESUME]
     said = "; leave these flags out, or start a new run"
     require(not refused, f"--resume {start.resume}: the run has another configuration: {', '.join(refused)}{said}")
     return command

@@ -29,7 +29,7 @@ def require(condition: bool, message: str) -> None:
 MAY_BE_0 = {
     "task_ids", "train_init_states", "eval_init_states", "first_init_state", "warmup_steps", "transition_steps",
     "total_steps", "max_extra_steps", "group_success_bounds", "kl_coef", "entropy_coef", "gae_lambda",
-    "weight_decay", "seed", "noise_correlation",
+    "weight_decay", "seed", "noise_correlation", "eval_trials",
 }  # fmt: skip
 AT_MOST_1 = {"group_success_bounds", "discount", "clip_low", "clip_high", "gae_lambda", "noise_correlation"}
 
@@ -212,7 +212,8 @@ class EvaluationConfig:
     eval_interval: int = 5_000
     """Env steps between evaluations (also at step 0 and at the end)."""
     eval_trials: int = 1
-    """Sampled episodes per task and held-out initial state; greedy ones are played once, as they repeat themselves."""
+    """Sampled episodes per task and held-out initial state; greedy ones are played once, as they repeat themselves
+    (0: greedy ones alone)."""
     allow_zero_baseline: bool = False
     """Go on when the policy that acts first has no success in the first evaluation."""
     best_by: Literal["evaluation", "return"] = "evaluation"

@@ -56,15 +56,20 @@ class Validation:
 
     teacher: Successes
     student: Successes  # greedy
-    student_sampled: Successes
+    student_sampled: Successes | None  # None with --eval-trials 0
     played: dict[str, list[Trajectory]]  # "teacher" (only when it was played now), "student", "student_sampled"
 
     def metrics(self) -> dict[str, float]:
         found = {"eval/gap": self.teacher.rate - self.student.rate}
         for actor in ("teacher", "student", "student_sampled"):
-            name = f"eval/{actor}_success"
-            found |= getattr(self, actor).metrics(name) | task_rates(name, self.played.get(actor, ()))
+            name, successes = f"eval/{actor}_success", getattr(self, actor)
+            if successes is not None:
+                found |= successes.metrics(name) | task_rates(name, self.played.get(actor, ()))
         return found
+
+    def __str__(self) -> str:
+        rates = f"teacher {self.teacher}, student {self.student}"
+        return rates if self.student_sampled is None else f"{rates}, student sampled {self.student_sampled}"
 
 
 def validate(
@@ -84,10 +89,9 @@ def validate(
             ).trajectories  # fmt: skip
         return count(played[actor])
 
-    teacher = known_teacher or play("teacher", teacher_mode)
-    return Validation(
-        teacher, play("student", "greedy"), play("student_sampled", "sample", config.evaluation.eval_trials), played
-    )
+    teacher, student = known_teacher or play("teacher", teacher_mode), play("student", "greedy")
+    trials = config.evaluation.eval_trials
+    return Validation(teacher, student, play("student_sampled", "sample", trials) if trials else None, played)
 
 
 def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
@@ -105,8 +109,7 @@ def evaluate_and_record(config: TrainConfig, run: Run, learner: Learner, pool: P
     with run.timed("eval"):
         found = validate(policy, pool, config, teacher_mode, teacher, learner.ranks)
     run.record(state.global_step, state.update, found.metrics())
-    rates = f"teacher {found.teacher}, student {found.student}, student sampled {found.student_sampled}"
-    log.info("step %d  evaluation: %s", state.global_step, rates)
+    log.info("step %d  evaluation: %s", state.global_step, found)
     if learner.ranks.is_main:
         write_evaluation(run, state.global_step, found)
     if state.evaluated_at is None:
@@ -120,16 +123,22 @@ def check_baseline(config: TrainConfig, found: Validation) -> None:
     """Stop a run whose first teacher or actor never succeeds: it cannot teach. Warn of one that always does."""
     first = phase_at(0, config.phases)
     teacher_first = first.distils or first.epsilon > 0
-    actor, baseline = ("teacher", found.teacher) if teacher_first else ("sampled student", found.student_sampled)
+    if teacher_first:
+        actor, baseline = "teacher", found.teacher
+    elif found.student_sampled is not None:
+        actor, baseline = "sampled student", found.student_sampled
+    else:
+        actor, baseline = "student", found.student
     if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
         raise BadInput(
             f"the {actor} succeeded in 0 of {baseline.n} baseline episodes: a policy that never succeeds has nothing "
             "to learn from. Check that --checkpoint, --task-suite, --unnorm-key and --assets belong together, or go on "
             "with --allow-zero-baseline"
         )
-    if found.student_sampled.rate >= 0.95:
+    acting = found.student_sampled or found.student
+    if acting.rate >= 0.95:
         advice = "there is little room for improvement; choose other --task-ids, or a higher --temperature"
-        log.warning("the sampled student begins with %s: %s", found.student_sampled, advice)
+        log.warning("the student begins with %s: %s", acting, advice)
 
 
 def write_evaluation(run: Run, global_step: int, found: Validation) -> None:

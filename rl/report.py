@@ -122,6 +122,8 @@ def changes(run: StoredRun) -> list[Change]:
         ("student, greedy", GREEDY, GREEDY),
         ("teacher, then greedy student", TEACHER, GREEDY),
     ):
+        if f"{start}_k" not in first:  # no sampled episodes were asked for
+            continue
         before, after = (Successes(int(r[f"{k}_k"]), int(r[f"{k}_n"])) for r, k in ((first, start), (last, end)))
         earlier, later = outcomes(first, start), outcomes(last, end)
         paired = compare(earlier, later)

@@ -49,7 +49,8 @@ def run_folder(tmp_path) -> Path:
 def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling):
     assert parse_train([]).config == PRESETS["libero_spatial"]
     assert parse_train(spelling).config == PRESETS["libero_goal"]
-    assert parse_train(spelling).config.model.checkpoint == PUBLIC_CHECKPOINTS["libero_goal"]
+    for preset in ([], ["--preset", "rl"]):
+        assert parse_train([*spelling, *preset]).config.model.checkpoint == PUBLIC_CHECKPOINTS["libero_goal"]
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,14 @@ def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them():
     assert filmed == {"teacher": (6, 9), "student": (6, 9), "student_sampled": (12, 0)}
 
 
+def test_without_sampled_trials_only_greedy_episodes_are_played():
+    pool = solvable_on_task_0()
+    validation = validate(FakePolicy(), pool, small_config(eval_trials=0), "greedy", known_teacher=Successes(1, 6))
+    assert len(pool.started) == 6
+    assert str(validation) == "teacher 1/6 = 17 % [3, 56], student 3/6 = 50 % [19, 81]"
+    assert not any("sampled" in name for name in validation.metrics())
+
+
 # in a run
 
 CONFIG = TrainConfig(
