@@ -22,7 +22,7 @@ _TINY = changed(
     TrainConfig(), name="tiny", checkpoint=TINY_CHECKPOINT, train_init_states="fresh", eval_init_states=(0, 50),
     warmup=False, warmup_steps=12_000, transition_steps=4_000, total_steps=40_000, n_steps=3_000, physics="fast",
     advantage="batch", ratio_level="token", temperature=0.6, distill_student_temperature=0.6,
-    n_epochs=6, batch_size=128, lr=3e-4, warmup_lr=1e-3, target_kl=0.1, eval_interval=20_000, eval_trials=0,
+    n_epochs=6, batch_size=128, lr=3e-4, warmup_lr=1e-3, target_kl=0.1, eval_interval=40_000, eval_trials=0,
 )  # fmt: skip
 
 # How peers train a 7B (SimpleVLA-RL: 512 episodes an update in groups of 8, one epoch of four optimizer steps, all

@@ -31,6 +31,7 @@ FOLLOWED = {
     "python train_grpo.py --task-id 0": f"{SHORT} {RANDOM_WEIGHTS} --name first",
     "python train_grpo.py --task-suite libero_goal --task-ids 0 1 2": f"{RANDOM_WEIGHTS} --check-only",
     "python train_grpo.py --checkpoint PATH_OR_HUB_ID --task-id 0": "--check-only",
+    "python train_grpo.py --preset rl --task-id 0": f"{SHORT} {RANDOM_WEIGHTS} --check-only",
     "python train_grpo.py --preset tiny --num-envs 3": f"{SHORT} --num-envs 2 --name second --wandb-mode disabled",
     "python train_grpo.py --task-id 0 --data-parallel --batch-size 32": (
         f"{SHORT} --checkpoint {TINY} --output runs/ranks --wandb-mode disabled"
@@ -40,7 +41,7 @@ FOLLOWED = {
     "python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --out results.json --num-envs 8": EVAL_SHORT,
     "python eval.py --checkpoint runs/RUN/checkpoints/best --compare-with CHECKPOINT --task-ids 0": EVAL_SHORT,
     "python -m vla.merge --adapter runs/RUN/checkpoints/best --out MERGED": "",
-    "python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 2 --episodes 15 --init-states 0 30 "
+    "python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 2 --episodes 15 "
     "--num-envs 2": "--task-ids 0 --episodes 2 --num-envs 1",
     "python -m workshop.sft --demos demonstrations/spatial --out checkpoints/mine --num-images 1 --llm-dim 96 "
     "--steps 800 --batch-size 128": "--steps 2 --batch-size 4",
