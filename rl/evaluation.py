@@ -76,7 +76,10 @@ def validate(
     policy: Policy, pool: Pool, config: TrainConfig, teacher_mode: TeacherMode, known_teacher: Successes | None,
     ranks: Ranks = ALONE,
 ) -> Validation:  # fmt: skip
-    """Evaluate student and teacher, which never changes: it plays only where no result of it is known."""
+    """Evaluate student and teacher, which never changes: it plays only where no result of it is known.
+
+    Nor does a student that is its teacher still.
+    """
     task, played = config.task, {}
 
     def play(actor: str, mode: Mode, trials: int = 1) -> Successes:
@@ -89,8 +92,11 @@ def validate(
             ).trajectories  # fmt: skip
         return count(played[actor])
 
-    teacher, student = known_teacher or play("teacher", teacher_mode), play("student", "greedy")
-    trials = config.evaluation.eval_trials
+    teacher, trials = known_teacher or play("teacher", teacher_mode), config.evaluation.eval_trials
+    if teacher_mode == "greedy" and "teacher" in played and policy.is_teacher():
+        student, played["student"] = teacher, played["teacher"]
+    else:
+        student = play("student", "greedy")
     return Validation(teacher, student, play("student_sampled", "sample", trials) if trials else None, played)
 
 

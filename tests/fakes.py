@@ -121,6 +121,9 @@ class FakePolicy(nn.Module):
         finally:
             self._is_teacher = before
 
+    def is_teacher(self) -> bool:
+        return self._teacher is None and not self.adapter.any() and not self.bias.any()
+
     def recompute_everything(self) -> bool:
         return False
 

@@ -59,7 +59,7 @@ def solvable_on_task_0() -> FakePool:
 
 
 def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them():
-    pool, policy = solvable_on_task_0(), FakePolicy()
+    pool, policy = solvable_on_task_0(), FakePolicy(adapter_scale=0.1)
     validation = validate(policy, pool, small_config(eval_trials=2), "greedy", known_teacher=None)
     assert Counter(pool.started) == {(task, state): 1 + 1 + 2 for task in (0, 1) for state in (40, 41, 42)}
     assert validation.teacher == validation.student == Successes(3, 6)
@@ -72,6 +72,15 @@ def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them():
     ]
     filmed = {name: (len(played), len(played[0].frames)) for name, played in validation.played.items()}
     assert filmed == {"teacher": (6, 9), "student": (6, 9), "student_sampled": (12, 0)}
+
+
+@pytest.mark.parametrize(("scale", "mode", "started"), [(0.0, "greedy", 6), (0.1, "greedy", 12), (0.0, "l1", 12)])
+def test_a_student_that_is_its_teacher_still_is_not_played_beside_it(scale, mode, started):
+    pool = solvable_on_task_0()
+    validation = validate(FakePolicy(adapter_scale=scale), pool, small_config(eval_trials=0), mode, None)
+    assert len(pool.started) == started
+    assert validation.student == validation.teacher == Successes(3, 6)
+    assert len(validation.played["student"]) == 6
 
 
 def test_without_sampled_trials_only_greedy_episodes_are_played():

@@ -97,10 +97,10 @@ def test_after_an_optimizer_step_the_policy_is_that_of_its_new_parameters(policy
 
 
 def test_a_small_step_arrives_in_bfloat16():
-    """Where adapters are added to rounded outputs, as peft adds them, this share is not even positive."""
+    """Where adapters are added to rounded outputs, as peft adds them, this share is 0.03 to 0.25."""
     policy = Policy.load(str(BUNDLED), task_suite=SUITE, device="cpu", dtype="bfloat16")
     exact = Policy.load(str(BUNDLED), task_suite=SUITE, device="cpu", dtype="float32")
-    seen = synthetic_observations(policy.num_images, policy.statistics.proprio, 4)
+    seen = synthetic_observations(policy.num_images, policy.statistics.proprio, 8)
     moved = []
     for one in (exact, policy):
         before = one.chunk_logits(seen).detach()
@@ -108,10 +108,10 @@ def test_a_small_step_arrives_in_bfloat16():
         with torch.no_grad():
             for name, parameter in one.named_trainable_parameters():
                 if name.endswith("lora_B"):
-                    parameter += 1e-4 * torch.randn(parameter.shape, generator=generator).sign()
+                    parameter += 2e-4 * torch.randn(parameter.shape, generator=generator).sign()
         moved.append((one.chunk_logits(seen).detach() - before).flatten())
     share = (moved[0] @ moved[1] / moved[0].square().sum()).item()
-    assert share == pytest.approx(1, abs=0.2)
+    assert 0.5 < share < 1.5
 
 
 def _generators(count: int, seed: int = 0):
@@ -178,8 +178,10 @@ def test_surplus_images_are_ignored_and_missing_ones_refused_and_so_is_a_missing
 def test_teacher_never_changes(folder, observations):
     pretrained = _load(folder)
     before = pretrained.chunk_logits(observations).detach()
+    assert pretrained.is_teacher()
     for _ in range(2):
         _train_a_little(pretrained)
+        assert not pretrained.is_teacher()
         assert not torch.equal(pretrained.chunk_logits(observations), before)
         with torch.no_grad(), pretrained.teacher():
             assert torch.equal(pretrained.chunk_logits(observations), before)
@@ -208,6 +210,9 @@ def test_a_trained_adapter_of_the_same_base_teaches_on_the_same_weights(folder, 
     _train_a_little(trained)
     trained.save_adapter(tmp_path / "adapter")
     expected = trained.chunk_logits(observations).detach()
+    untrained = _load(folder)
+    assert untrained.learn_from_adapter(str(tmp_path / "adapter"))
+    assert not untrained.is_teacher()
     _train_a_little(policy)
     _train_a_little(policy)
     student = policy.chunk_logits(observations).detach()

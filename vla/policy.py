@@ -246,6 +246,15 @@ class Policy:
         finally:
             self.network.proprio_projector = before
 
+    def is_teacher(self) -> bool:
+        """Nothing is learned yet: greedy, this policy decides as its teacher, which is itself without adapters."""
+        if self._teacher is not None or any(p.any() for name, p in self._trainable if "lora_B" in name):
+            return False
+        projector, pretrained = self.network.proprio_projector, self._pretrained_proprio
+        if projector is None or pretrained is None:
+            return True
+        return all(map(torch.equal, projector.parameters(), pretrained.parameters()))
+
     def recompute_everything(self) -> bool:
         """Recompute the activations of all blocks from now on; False when that is what it does already."""
         before, self.network.recomputed_blocks = self.network.recomputed_blocks, self.network.num_blocks
