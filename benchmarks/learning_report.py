@@ -18,7 +18,7 @@ import matplotlib.pyplot as plt
 from rl.metrics import Successes
 
 GREEDY, TEACHER = "eval/student_success", "eval/teacher_success"
-WINDOW = 100  # episodes
+WINDOW = 50  # episodes
 LEVELS = (0.5, 0.75, 0.9)
 Row = dict[str, Any]
 
