@@ -42,7 +42,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "correlated-0.5": ("--noise-correlation", "0.5"),
     "correlated-0.9": ("--noise-correlation", "0.9"),
     # steps
-    "kl-loose": ("--lr", "6e-4"),
+    "lr-6e-4": ("--lr", "6e-4"),
     "exact-physics": ("--physics", "exact"),
 }
 
