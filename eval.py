@@ -132,7 +132,8 @@ def recipe(config: EvalConfig, suite: Suite, num_images: int = 1) -> EnvSpec:
     """The simulator's recipe for a suite. Raises BadInput for a task that does not exist."""
     simulator = config.simulator
     task_ids = (0,) if simulator.bddl_file else config.task_ids or tuple(range(len(task_names(suite))))
-    return EnvSpec(suite, task_ids, num_images, simulator.assets, simulator.bddl_file, simulator.max_env_steps)
+    cap, kept = simulator.max_env_steps, simulator.kept_tasks
+    return EnvSpec(suite, task_ids, num_images, simulator.assets, simulator.bddl_file, cap, kept)
 
 
 def episode_of(key: Key) -> Episode:

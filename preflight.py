@@ -23,11 +23,20 @@ import imageio.v2 as imageio
 import numpy as np
 import torch
 
-from configs.config import EvalConfig, ModelConfig, RunConfig, TaskConfig, TrainConfig, UpdateConfig, require
+from configs.config import (
+    EvalConfig,
+    ModelConfig,
+    RunConfig,
+    SimulatorConfig,
+    TaskConfig,
+    TrainConfig,
+    UpdateConfig,
+    require,
+)  # fmt: skip
 from contracts import BadInput, Observation, SelfCheckError, first_line
 from envs.assets import find_pack, installed_official
 from envs.libero import EnvSpec, task_info
-from envs.pool import KEPT_ENVS, Pool, WorkerPool
+from envs.pool import Pool, WorkerPool
 from envs.rendering import REPAIR, check_versions, find_renderer, simulator_versions
 from envs.tasks import TaskInfo
 from envs.worker import NoAnswer, ask
@@ -95,7 +104,7 @@ def check_machine(checks: Checks, config: TrainConfig) -> tuple[Any, Any]:
     device = checks.make("device", lambda: check_device(config.model))
     renderer = checks.make("rendering", check_rendering)
     envs, tasks = config.simulator, len(config.task.task_ids)
-    checks.make("host memory", lambda: check_host_memory(envs.num_envs, envs.assets, tasks))
+    checks.make("host memory", lambda: check_host_memory(envs, tasks))
     return device, versions and renderer
 
 
@@ -180,17 +189,19 @@ def check_rendering() -> str:
     return Caution(f"{finding} {slow}; {REPAIR}") if in_software and torch.cuda.is_available() else finding
 
 
-def simulator_gib(assets: str, num_tasks: int = 1) -> tuple[float, float]:
-    """Main memory of a simulator, and what it takes of a GPU (8 low-poly ones 1.0 GiB on an H200, 15 others 8.3)."""
-    more = min(num_tasks, KEPT_ENVS) - 1  # tasks that it keeps built
-    return (0.5 + 0.2 * more, 0.13) if assets == "lowpoly" else (1.2 + 0.6 * more, 0.55)
+def simulators_gib(simulator: SimulatorConfig, num_tasks: int) -> tuple[float, float]:
+    """Main memory of all simulators, and of a GPU (8 low-poly ones: 1.0 GiB, 15 official 8.3, 16 of 10 tasks 66)."""
+    built = min(num_tasks, simulator.kept_tasks)
+    lowpoly = simulator.assets == "lowpoly"
+    main, of_gpu = (0.3 + 0.2 * built, 0.13 * built) if lowpoly else (0.6 + 0.6 * built, 0.15 + 0.4 * built)
+    return simulator.num_envs * main, simulator.num_envs * of_gpu
 
 
-def check_host_memory(num_envs: int, assets: str, num_tasks: int) -> str:
+def check_host_memory(simulator: SimulatorConfig, num_tasks: int) -> str:
     available_kib = re.findall(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[0]
-    free, needed = int(available_kib) / 2**20, num_envs * simulator_gib(assets, num_tasks)[0]
-    finding = f"{free:.1f} GiB are free, {num_envs} simulator(s) will take about {needed:.1f}"
-    return Caution(f"{finding}: lower --num-envs") if free < needed else finding
+    free, needed = int(available_kib) / 2**20, simulators_gib(simulator, num_tasks)[0]
+    finding = f"{free:.1f} GiB are free, {simulator.num_envs} simulator(s) will take about {needed:.1f}"
+    return Caution(f"{finding}: lower --num-envs or --kept-tasks") if free < needed else finding
 
 
 def check_disk(run: RunConfig, policy: Policy) -> str:
@@ -251,8 +262,8 @@ def check_looks(info: CheckpointInfo, assets: str) -> str:
 def find_tasks(config: TrainConfig, num_images: int) -> tuple[tuple[EnvSpec, list[TaskInfo]], str]:
     """The simulators' recipe and the tasks, each of which has the initial states that the configuration uses."""
     task, simulator = config.task, config.simulator
-    assets, bddl_file, cap = simulator.assets, simulator.bddl_file, simulator.max_env_steps
-    spec = EnvSpec(task.task_suite, task.task_ids, num_images, assets, bddl_file, cap)
+    assets, bddl_file, cap, kept = simulator.assets, simulator.bddl_file, simulator.max_env_steps, simulator.kept_tasks
+    spec = EnvSpec(task.task_suite, task.task_ids, num_images, assets, bddl_file, cap, kept)
     needed, lower = task.eval_init_states[1], "--train-init-states, --eval-init-states"
     if isinstance(task.train_init_states, tuple):
         needed = max(needed, task.train_init_states[1])
@@ -290,7 +301,7 @@ def load_weights(config: TrainConfig) -> tuple[Policy, str]:
 
 
 def fit_micro_batch(config: TrainConfig, policy: Policy) -> tuple[int, str]:
-    update, others = config.update, config.simulator.num_envs * int(simulator_gib(config.simulator.assets)[1] * GIB)
+    update, others = config.update, int(simulators_gib(config.simulator, len(config.task.task_ids))[1] * GIB)
     share = -(-update.batch_size // int(os.environ.get("WORLD_SIZE", "1")))
     size = fit_to_memory(policy, update.gradient_checkpointing, update.micro_batch_size, share, others)
     return size, f"{size} decisions at a time"

@@ -73,6 +73,8 @@ class SimulatorConfig:
     """A BDDL file of your own in place of the suite's tasks (see docs/OWN_TASKS.md; None: those)."""
     max_env_steps: int | None = None
     """Episode cap in env steps (None: the suite's; spatial 220, object 280, goal 300, 10: 520, 90: 400)."""
+    kept_tasks: int = 3
+    """Of several tasks, how many each simulator keeps built: building one takes seconds, keeping one memory."""
 
 
 @dataclass(frozen=True)
@@ -289,7 +291,7 @@ class TrainConfig:
 # once, and where the same assets lie (`rl.run.reopen_run`). Everything else would break "resumed = straight".
 CHANGEABLE_ON_RESUME = {
     "total_steps", "max_hours", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints",
-    "micro_batch_size", "max_batch", "gradient_checkpointing", "memory_budget", "assets",
+    "micro_batch_size", "max_batch", "gradient_checkpointing", "memory_budget", "assets", "kept_tasks",
 }  # fmt: skip
 
 

@@ -56,6 +56,7 @@ class EnvSpec:
     assets: str = "lowpoly"  # "lowpoly", "official" or a folder
     bddl_file: str | None = None  # a task of one's own, as task id 0, with the step limit of task_suite
     max_env_steps: int | None = None  # None: the suite's
+    kept_tasks: int = 3  # of different tasks, per slot of a pool: building one takes seconds, keeping it 0.2 to 0.6 GiB
 
     def __post_init__(self) -> None:
         names = tasks.task_names(self.task_suite) if self.bddl_file is None else ("the BDDL file's",)

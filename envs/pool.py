@@ -20,7 +20,6 @@ from envs.worker import NoAnswer, Worker
 
 log = logging.getLogger(__name__)
 RESET_TIMEOUT_S = 300.0  # of a worker, which may have to build the simulator
-KEPT_ENVS = 3  # of different tasks, per slot: building one takes seconds, keeping it 0.2 GiB, or 0.6 official
 
 EnvFactory = Callable[[EnvSpec, int], Any]  # makes something like a LiberoEnv
 Prepare = Callable[[np.ndarray], np.ndarray]  # frames (num_images, 256, 256, 3) -> (num_images, S, S, 3), uint8
@@ -57,7 +56,7 @@ class SlotEnv:
     def __call__(self, request: Request) -> ChunkResult:
         if isinstance(request, Reset):
             env = self._envs.pop(request.task_id, None)
-            if env is None and len(self._envs) == KEPT_ENVS:
+            if env is None and len(self._envs) == self._spec.kept_tasks:
                 self._envs.pop(next(iter(self._envs))).close()
             self._envs[request.task_id] = env = env or self._make_env(self._spec, request.task_id)
             result = env.reset(request.init_state_id, request.seed, request.record, physics=request.physics)

@@ -101,15 +101,14 @@ class Plan:
 def make_plan(
     tasks: Mapping[str, Sequence[TaskInfo]], trials: int, first_init_state: int, head: Mapping[str, Any]
 ) -> Plan:
-    """Trial i of every task of a suite, from initial state `first_init_state` + i, before trial i + 1 of any."""
+    """Trial i of a task from initial state `first_init_state` + i; all of a task in a row, while it is built."""
     keys = []
     for suite, of_suite in tasks.items():
-        for trial in range(trials):
-            for task in of_suite:
-                if (states := task.num_init_states - first_init_state) <= 0:
-                    given = f"--first-init-state {first_init_state}: {suite} task {task.task_id}"
-                    raise BadInput(f"{given} has only {task.num_init_states} of them")
-                keys.append(Key(suite, task.task_id, first_init_state + trial % states, trial // states))
+        for task in of_suite:
+            if (states := task.num_init_states - first_init_state) <= 0:
+                given = f"--first-init-state {first_init_state}: {suite} task {task.task_id}"
+                raise BadInput(f"{given} has only {task.num_init_states} of them")
+            keys += [Key(suite, task.task_id, first_init_state + i % states, i // states) for i in range(trials)]
     return Plan(tasks, keys, head)
 
 

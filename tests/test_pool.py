@@ -1,5 +1,6 @@
 import os
 import signal
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from contracts import BadInput
 from envs import pool as pool_module
 from envs.libero import EnvSpec
-from envs.pool import KEPT_ENVS, Pool, Reset, SlotEnv, WorkerPool, make_pool
+from envs.pool import Pool, Reset, SlotEnv, WorkerPool, make_pool
 from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv, every_fourth_pixel
 
 SPEC = EnvSpec("libero_spatial", (0, 1, 2))
@@ -205,7 +206,7 @@ def test_one_env_is_inline_and_more_are_processes_and_a_simulator_that_differs_i
 def test_a_slot_keeps_the_envs_of_its_last_tasks_and_steps_the_last_one(monkeypatch):
     built, closed = [], []
     monkeypatch.setattr(FakeEnv, "close", lambda env: closed.append(env.task_id))
-    slot = SlotEnv(SPEC, lambda spec, task_id: built.append(task_id) or FakeEnv(spec, task_id))
+    slot = SlotEnv(replace(SPEC, kept_tasks=3), lambda spec, task_id: built.append(task_id) or FakeEnv(spec, task_id))
     for task_id in (0, 1, 0, 2, 0, 3, 0):
         for request in (Reset(task_id, WORK, 0, False), CHUNK):
             assert slot(request).observation.proprio[1] == task_id
@@ -213,4 +214,3 @@ def test_a_slot_keeps_the_envs_of_its_last_tasks_and_steps_the_last_one(monkeypa
     assert closed == [1]  # the one that was not used for longest
     slot.close()
     assert sorted(closed) == [0, 1, 2, 3]
-    assert KEPT_ENVS == 3

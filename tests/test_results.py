@@ -101,11 +101,11 @@ def test_the_published_protocol_is_every_initial_state_of_every_task_once():
     assert sorted(keys) == [Key("libero_goal", i, state, 0) for i in range(10) for state in range(50)]
 
 
-def test_every_task_comes_once_before_any_comes_twice_and_suites_come_one_after_the_other():
+def test_tasks_and_suites_come_one_after_the_other():
     plan = make_plan({"libero_goal": [task(0), task(3)], "libero_10": [task()]}, 2, 40, {})
     assert plan.keys == [
-        Key("libero_goal", 0, 40, 0), Key("libero_goal", 3, 40, 0),
-        Key("libero_goal", 0, 41, 0), Key("libero_goal", 3, 41, 0),
+        Key("libero_goal", 0, 40, 0), Key("libero_goal", 0, 41, 0),
+        Key("libero_goal", 3, 40, 0), Key("libero_goal", 3, 41, 0),
         Key("libero_10", 0, 40, 0), Key("libero_10", 0, 41, 0),
     ]  # fmt: skip
 
@@ -151,7 +151,7 @@ def saved(results: Results, before=None) -> dict:
 def test_the_file_has_k_n_and_interval_of_each_task_suite_and_all(tmp_path):
     stored = saved(results_in(tmp_path))
     goal = stored["suites"]["libero_goal"]
-    assert (goal["tasks"]["0"]["success_k"], goal["tasks"]["1"]["success_k"]) == (1, 2)  # turns: 0 1 0 1 0 1
+    assert (goal["tasks"]["0"]["success_k"], goal["tasks"]["1"]["success_k"]) == (2, 1)
     assert (stored["all"]["success_low"], stored["all"]["success_high"]) == Successes(3, 6).interval
     assert goal["success_n"] == 6
     assert stored["versions"] == {"mujoco": "3.3.0"}
@@ -193,8 +193,8 @@ def test_a_file_of_something_else_is_refused_in_one_line_and_left_alone(tmp_path
 
 
 def test_comparison_pairs_equal_episodes_only(tmp_path):
-    before = results_in(tmp_path, "0100", "before.json")  # task 0: 0 0, task 1: 1 0
-    stored = saved(results_in(tmp_path, "110100"), before)  # task 0: 1 0, task 1: 1 1 of those
+    before = results_in(tmp_path, "0100", "before.json")  # task 0: 0 1 0, task 1: 0
+    stored = saved(results_in(tmp_path, "110100"), before)  # task 0: 1 1 0, task 1: 1 of those
     compared = stored["all"]["compared"]
     assert (compared["n"], compared["both"], compared["only_after"], compared["neither"]) == (4, 1, 2, 1)
     assert stored["suites"]["libero_goal"]["tasks"]["1"]["compared"]["only_after"] == 1
@@ -215,7 +215,7 @@ def test_what_was_played_otherwise_is_not_compared(tmp_path, other):
 def test_the_table_has_a_line_per_task_and_a_sum(tmp_path):
     lines = results_table(results_in(tmp_path), PLAN)
     assert lines[0].endswith("instruction; assets: low-poly")
-    assert lines[1] == "libero_goal 0    1/3 = 33 % [6, 79]   do 0"
+    assert lines[1] == "libero_goal 0    2/3 = 67 % [21, 94]  do 0"
     assert lines[-1] == "libero_goal all  3/6 = 50 % [19, 81]"
 
 

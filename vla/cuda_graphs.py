@@ -100,9 +100,11 @@ class GraphedNetwork:
     def _warm_up(self, inputs: Inputs, with_gradient: bool) -> None:
         """Passes that are not recorded: they compile, and find out which parameters get a gradient.
 
-        With gradient they take much memory beside the recordings, which are given up, and warm all smaller batches up.
+        With gradient they take much memory beside the recordings, which are given up; compiled, they warm up all
+        smaller batches, too.
         """
-        counts = range(1, len(inputs[0]) + 1) if with_gradient else (len(inputs[0]),)
+        whole = len(inputs[0])
+        counts = range(1, whole + 1) if with_gradient and self.network.is_compiled else (whole,)
         parts = [tuple(None if x is None else x[:count] for x in inputs) for count in counts]
         cold = [part for part in parts if self._key(part, with_gradient) not in self._warm]
         if with_gradient and cold:

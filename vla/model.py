@@ -231,6 +231,10 @@ class OpenVLAOFT(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.language_model.model.embed_tokens.weight.dtype
 
+    @property
+    def is_compiled(self) -> bool:
+        return self._llama_block is not llama_block
+
     def compile_blocks(self) -> None:
         """Fuse the small operations of every block (torch.compile)."""
         # One compiled form per kind of block, student or teacher, with or without gradient, and shape.

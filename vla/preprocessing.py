@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import simplejpeg
 import torch
+import torch.nn.functional as F
 from PIL import Image
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -29,6 +30,7 @@ from vla.tokens import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID, VectorStatistics,
 CROP_AREA = 0.9
 SINE = (-0.16666654943701084, 0.008332178146138854, -0.00019517298981385725)  # of x^3, x^5, x^7: for `_sine`
 COSINE = (-0.49999999725108224, 0.041666623324344516, -0.001388676379437604, 2.4390450703564542e-05)  # of x^2 to x^8
+PROMPT_MULTIPLE = 16  # of padded prompts
 COLUMNS = ("images", "proprio", "instructions", "prepared")  # of stored observations
 
 
@@ -306,10 +308,15 @@ def prompt_ids(tokenizer: Tokenizer, instruction: str) -> list[int]:
 
 
 def pad_prompts(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Prompts (P_i,) -> ids (B, P), padded on the right, and their lengths (B,); None where all are equal: no mask."""
+    """Prompts (P_i,) -> ids (B, P), padded on the right, and their lengths (B,); None where all are equal: no mask.
+
+    Different ones are padded to a multiple of 16: what is recorded or compiled for one shape then serves most batches.
+    """
     lengths = torch.tensor([len(ids) for ids in prompts])
     ids = pad_sequence(list(prompts), batch_first=True, padding_value=PAD_ID)
-    return ids, lengths if bool((lengths != lengths[0]).any()) else None
+    if not (lengths != lengths[0]).any():
+        return ids, None
+    return F.pad(ids, (0, -ids.shape[1] % PROMPT_MULTIPLE), value=PAD_ID), lengths
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
