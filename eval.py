@@ -26,10 +26,12 @@ from configs.config import EvalConfig, Suite
 from contracts import BadInput, first_line, resolve_pointer
 from envs.assets import find_pack
 from envs.libero import EnvSpec, task_info
+from envs.perturb import KINDS, MAGNITUDES, NONE, from_label
 from envs.pool import make_pool
 from envs.tasks import task_names
 from rl.metrics import progress_bar
 from rl.results import Key, Plan, Results, make_plan, open_results, read_results, results_table, save_results
+from rl.robustness import draw_perturbations, perturbation_table
 
 if TYPE_CHECKING:  # these take seconds to import: --help and wrong flags are answered before
     from rl.trajectory import Episode, Trajectory
@@ -45,7 +47,8 @@ def main(argv: Sequence[str]) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     out = Path(config.out or time.strftime(f"runs/eval-%Y%m%d-%H%M%S-{os.getpid()}.json"))
     tasks = {str(suite): task_info(recipe(config, suite)) for suite in config.suites}
-    plan = make_plan(tasks, config.trials, config.first_init_state, {"protocol": config.protocol, **provenance(argv)})
+    head, labels = {"protocol": config.protocol, **provenance(argv)}, config.simulator.perturbations
+    plan = make_plan(tasks, config.trials, config.first_init_state, head, labels)
 
     config, _ = choose_looks(config)
     lock = only_writer(out.with_name(f".{out.name}.lock"), f"--out {out}")
@@ -62,6 +65,9 @@ def main(argv: Sequence[str]) -> None:
     if before is not None:
         print(f"\nbefore: {before.settings['checkpoint']} ({before.settings['mode']}), {before.path}")
         print(*results_table(results, plan, before), sep="\n")
+    if labels:
+        print("", *perturbation_table(results, labels, before), sep="\n")
+        print(f"picture: {draw_perturbations(results, labels, before, out.with_suffix('.png'))}")
     print(f"results: {out}")
 
 
@@ -108,7 +114,7 @@ def play_suite(
     """Play the `missing` episodes of one suite; each is in the file as soon as it has ended."""
     from rl.evaluation import evaluate
 
-    keys = {episode_of(key): key for key in missing}
+    keys = {episode_of(key, config.seed): key for key in missing}
     with (
         make_pool(recipe(config, suite, policy.num_images), config.simulator.num_envs, policy.prepare) as pool,
         progress_bar(f"{suite}: episodes", len(missing)) as on_episodes,
@@ -136,13 +142,20 @@ def recipe(config: EvalConfig, suite: Suite, num_images: int = 1) -> EnvSpec:
     return EnvSpec(suite, task_ids, num_images, simulator.assets, simulator.bddl_file, cap, kept)
 
 
-def episode_of(key: Key) -> Episode:
-    """The episode to play. Its number, and with it its random stream, is a function of the key alone."""
+def episode_of(key: Key, seed: int = 0) -> Episode:
+    """The episode to play. Its number, and with it its random stream, is a function of the key alone.
+
+    What a perturbation draws depends on the seed, the task and the initial state, and is alike for all magnitudes.
+    """
+    from rl.rollout import seed_sequence
     from rl.trajectory import Episode
 
     # Strides above the number of tasks of any suite (90) and of initial states of any task.
     index = (key.repeat * 10_000 + key.init_state_id) * 100 + key.task_id
-    return Episode(index, key.task_id, key.init_state_id, group=index)
+    (own_seed,) = seed_sequence(seed, "perturb", key.task_id, key.init_state_id).generate_state(1).tolist()
+    if change := from_label(key.perturbation, own_seed):
+        index += 10**9 * (1 + len(MAGNITUDES) * KINDS.index(change.kind) + change.magnitude)
+    return Episode(index, key.task_id, key.init_state_id, group=index, perturbation=change)
 
 
 def settings_of(config: EvalConfig, policy: Policy) -> dict[str, Any]:
@@ -176,7 +189,8 @@ def episode_record(config: EvalConfig, results: Results, key: Key, trajectory: T
     video = None
     if config.video == "all" or (config.video == "failures" and not trajectory.success):
         ending = (f"-repeat_{key.repeat}" if key.repeat else "") + ("-success" if trajectory.success else "-failure")
-        name = f"{key.task_suite}-task_{key.task_id}-init_state_{key.init_state_id}{ending}.mp4"
+        perturbed = "" if key.perturbation == NONE else f"-{key.perturbation}"
+        name = f"{key.task_suite}-task_{key.task_id}-init_state_{key.init_state_id}{perturbed}{ending}.mp4"
         video = f"{results.path.stem}-videos/{name}"
         try:
             write_video(results.path.parent / video, trajectory.frames)

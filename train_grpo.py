@@ -93,7 +93,7 @@ def main(argv: Sequence[str]) -> None:
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
     """Warmup, transition and RL, from `state` to the last env step. Saves after every update."""
     from rl.checkpoints import save_checkpoint
-    from rl.curriculum import informative_rollout, task_probabilities, training_episodes
+    from rl.curriculum import informative_rollout, perturbation_probabilities, task_probabilities, training_episodes
     from rl.evaluation import evaluate_and_record, evaluation_is_due
     from rl.ranks import shared_rollout
     from rl.rollout import Randomness, behaviour_in
@@ -115,8 +115,9 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         started = time.perf_counter()
         preferred = task_probabilities(config, state.task_success)
         episodes = partial(
-            training_episodes, config.task, config.rollout.group_size, seed, state.update, state.drawn, preferred
-        )
+            training_episodes, config.task, config.rollout.group_size, seed, state.update, state.drawn, preferred,
+            perturbation_probabilities(config, state.perturbed_success),
+        )  # fmt: skip
         own_steps = config.rollout.n_steps // ranks.size
         with progress_bar(f"update {state.update + 1}: rollout", own_steps, shown=ranks.is_main) as on_steps:
             rollout = partial(

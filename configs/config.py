@@ -13,6 +13,7 @@ import tyro
 from pydantic import TypeAdapter, ValidationError
 
 from contracts import BadInput
+from envs.perturb import KINDS, MAGNITUDES, Kind
 
 Suite = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
 TaskIds = tyro.conf.arg(aliases=["--task-id"])
@@ -43,6 +44,7 @@ def check_numbers(section: Any) -> None:
                 require(abs(x) < 2**63, f"{flag} must be a number of at most 64 bits, got {x}")  # not NaN, not inf
                 require(x > 0 or (x == 0 and name in MAY_BE_0), f"{flag} must {bound}, got {x}")
                 require(x <= 1 or name not in AT_MOST_1, f"{flag} must be at most 1, got {x}")
+                require(name != "magnitudes" or x in MAGNITUDES, f"{flag} are steps of 1 to {MAGNITUDES[-1]}, got {x}")
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,17 @@ class SimulatorConfig:
     """Episode cap in env steps (None: the suite's; spatial 220, object 280, goal 300, 10: 520, 90: 400)."""
     kept_tasks: int = 3
     """Of several tasks, how many each simulator keeps built: building one takes seconds, keeping one memory."""
+    perturb: tuple[Kind | Literal["all", "none"], ...] = ()
+    """Kinds of change to the world (docs/OWN_TASKS.md). Training: a group of episodes gets one of them, or none;
+    evaluation: each of them, at each magnitude, beside the unperturbed episode of the same initial state."""
+    magnitudes: tuple[int, ...] = (1, 3, 5)
+    """How far the changes of --perturb go, in steps of 1 to 5."""
+
+    @property
+    def perturbations(self) -> tuple[str, ...]:
+        """Labels of what --perturb and --magnitudes ask for."""
+        kinds = KINDS if "all" in self.perturb else tuple(kind for kind in self.perturb if kind not in ("all", "none"))
+        return tuple(f"{kind}-{magnitude}" for kind in dict.fromkeys(kinds) for magnitude in self.magnitudes)
 
 
 @dataclass(frozen=True)
@@ -144,7 +157,7 @@ class RolloutConfig:
     group_size: int = 1
     """Episodes from each drawn (task, initial state)."""
     curriculum: bool = False
-    """Prefer tasks that succeed about half of the time (else tasks take turns)."""
+    """Prefer tasks, and perturbations, that succeed about half of the time (else tasks take turns)."""
     dynamic_sampling: bool = False
     """Drop groups whose success rate lies outside --group-success-bounds and collect others in their place."""
     group_success_bounds: tuple[float, float] = (0.1, 0.9)
@@ -283,7 +296,9 @@ class TrainConfig:
         require(loss.dual_clip > 1, f"--dual-clip must be above 1, got {loss.dual_clip}")
         ignored = f"--advantage {loss.advantage} ignores --discount: leave it out, or take --advantage absolute or gae"
         require(loss.discount == 1 or loss.advantage in ("absolute", "gae"), ignored)
-        require(len(ids) > 1 or not rollout.curriculum, "--curriculum chooses among tasks: give several --task-ids")
+        has_choice = len(ids) > 1 or bool(self.simulator.perturbations)
+        chooses = "--curriculum chooses among tasks and perturbations: give several --task-ids, or --perturb"
+        require(has_choice or not rollout.curriculum, chooses)
         require("/" not in self.run.name, f"--name must be a plain word, got {self.run.name!r}")
 
 
@@ -318,7 +333,7 @@ class EvalConfig:
     temperature: float | None = None
     """Sampling temperature, by which the policy's logits are divided (None: 1, where --mode is sample)."""
     seed: int = 0
-    """Seed of sampling; it changes nothing where the policy is greedy."""
+    """Seed of sampling and of perturbations; it changes nothing else where the policy is greedy."""
     out: str | None = None
     """Results file (docs/RESULTS_JSON.md; None: a new one in runs/). The same command goes on where it was stopped."""
     video: Literal["none", "failures", "all"] = "none"

@@ -45,7 +45,15 @@ def load_lean(xml: str) -> MjSim:
     sim = MjSim(mujoco.MjModel.from_xml_string(ElementTree.tostring(mjcf, "unicode")))
     mujoco.MjModel.from_xml_string("<mujoco/>")  # MuJoCo keeps the source of what it compiled last
     sim.as_loaded = sim.model.body_pos.copy(), sim.model.body_quat.copy()  # before fixtures are placed
+    sim.texture_colours = [texture_colour(sim.model._model, texture) for texture in range(sim.model._model.ntex)]
     return sim
+
+
+def texture_colour(model: mujoco.MjModel, texture: int) -> np.ndarray:
+    """(3,) in 0 to 1: the mean of every hundredth pixel or so."""
+    start, channels = model.tex_adr[texture], model.tex_nchannel[texture]
+    size = model.tex_height[texture] * model.tex_width[texture] * channels
+    return model.tex_data[start : start + size].reshape(-1, channels)[::97, :3].mean(axis=0) / 255
 
 
 def release_memory(domain: Any) -> None:

@@ -20,8 +20,9 @@ from typing import Any, Literal
 import numpy as np
 
 from contracts import BadInput, Observation
-from envs import rendering, tasks
+from envs import perturb, rendering, tasks
 from envs.assets import find_pack
+from envs.perturb import Perturbation
 from envs.tasks import MAX_ENV_STEPS, TaskFiles, TaskInfo, libero_root
 
 log = logging.getLogger(__name__)
@@ -106,14 +107,15 @@ class LiberoEnv:
         self._running = False
 
     def reset(
-        self, init_state_id: int | None, seed: int = 0, record: bool = False, observe: bool = True,
-        physics: Physics = "exact",
+        self, init_state_id: int | None, seed: int = 0, record: bool = False, physics: Physics = "exact",
+        perturbation: Perturbation | None = None, observe: bool = True,
     ) -> ChunkResult:  # fmt: skip
         """Start an episode, as a function of the arguments alone; render only if `observe`. Raises BadInput.
 
         With an initial state the seed places the fixtures; without one (None) everything: a fresh initial state.
         Settling is always exact: both kinds of `physics` start from the same state.
         """
+        self._perturbation, self._told = perturbation, self.instruction
         known = range(self.num_init_states)
         assert init_state_id is None or init_state_id in known, f"initial state {init_state_id} of {len(known)}"
         self._running, self._recording, self._env_steps = True, record, 0
@@ -146,21 +148,25 @@ class LiberoEnv:
         if self._simulator is None:
             self._simulator = Simulator(self.files.bddl, find_pack(self.spec.assets).folder, self._cameras)
             atexit.register(self.close)
-        if init_state_id is not None and self._init_states is not None:
-            self._simulator.reset(seed, self._init_states[init_state_id])
-            return self._settle(self._simulator, observe)
-        if init_state_id is not None:  # of a task without stored states: another seed for every state
+        simulator, change = self._simulator, self._perturbation
+        stored = None if init_state_id is None or self._init_states is None else self._init_states[init_state_id]
+        is_known = stored is not None and (change is None or change.kind != "position")  # to be a start of an episode
+        if init_state_id is not None and stored is None:  # of a task without stored states: a seed for every state
             seed = seed * self.num_init_states + init_state_id
         problems = Counter[str]()
         for draw in range(MAX_PLACEMENT_TRIES):
-            self._simulator.reset((seed, draw))
-            placed = self._simulator.object_poses()
+            simulator.reset((seed, draw) if stored is None else seed, stored, change, draw)
+            if change is not None:
+                self._told = perturb.change_scene(simulator.domain, change, self.instruction)
+            placed = simulator.object_poses()
+            if is_known:
+                return self._settle(simulator, observe)
             try:
-                outcome = self._settle(self._simulator, observe)
-                problem = self._simulator.find_problem(placed)
+                outcome = self._settle(simulator, observe)
+                problem = simulator.find_problem(placed)
             except SimulatorFault as fault:
                 problem = str(fault)
-            if problem is None:
+            if problem is None or (stored is not None and draw == perturb.MAX_DRAWS):  # back where it was
                 return outcome
             problems[problem] += 1
             self._frames.clear()
@@ -213,9 +219,11 @@ class LiberoEnv:
     def _observation(self, raw: Mapping[str, np.ndarray]) -> Observation:
         """What the policy sees, by the conventions of the published OpenVLA-OFT evaluation."""
         images = np.stack([upright(raw[f"{camera}_image"]) for camera in self._cameras])
+        if self._perturbation is not None and self._perturbation.kind == "noise":
+            images = perturb.noisy(images, self._perturbation, self._env_steps)
         hand, fingers = axis_angle(raw["robot0_eef_quat"]), raw["robot0_gripper_qpos"]
         proprio = np.concatenate([raw["robot0_eef_pos"], hand, fingers], dtype=np.float64)
-        return Observation(images, proprio, self.instruction, state=self._state(raw["robot0_eef_pos"]))
+        return Observation(images, proprio, self._told, state=self._state(raw["robot0_eef_pos"]))
 
     def _state(self, hand: np.ndarray) -> np.ndarray:
         """All joint positions, the robot's speeds, the hand, what lies how far from it, and the share of time gone."""
@@ -253,17 +261,21 @@ class Simulator:
         self.gate = lean.CameraGate(self.domain)
         lean.release_memory(self.domain)
         self._soft_reset = lean.soft_reset(self.domain)
+        self._as_built, self._goal = perturb.remembered(self.domain), self.domain.parsed_problem["goal_state"]
         self._lean_physics = lean.lean_physics
         self._step: Callable[[np.ndarray], Outcome] = self._exact_step
         self.domain.reward = lambda action: 0.0  # LIBERO's costs a second check of success, which nobody reads
 
-    def reset(self, seed: Seed, state: np.ndarray | None = None) -> None:
+    def reset(
+        self, seed: Seed, state: np.ndarray | None = None, perturbation: Perturbation | None = None, draw: int = 0
+    ) -> None:
         """Place everything by `seed`; then set the `state` (1 + nq + nv,): time, qpos, qvel, but of no fixture.
 
         Without one the objects stay where they were placed, and the arm's joints are drawn as in the benchmark's.
         """
         self._step = self._exact_step
         self.gate.wanted = ()
+        perturb.restore(self.domain, self._as_built, self._goal)
         _first_placement(self._soft_reset, seed)
         if state is None:
             state = self.domain.sim.get_state().flatten()
@@ -272,6 +284,8 @@ class Simulator:
         if len(state) != size:
             found = f"the initial states hold {len(state)} numbers each, this task {size}"
             raise BadInput(f"{found}: make those of your own task anew (python -m workshop.make_init_states)")
+        if perturbation is not None and perturbation.magnitude > 0:
+            state = perturb.displaced(state, self.domain, perturbation, draw)
         self._wrapper.set_init_state(state)
 
     def object_poses(self) -> Poses:

@@ -15,6 +15,7 @@ import numpy as np
 
 from envs.assets import find_pack
 from envs.libero import ChunkResult, EnvSpec, LiberoEnv, Physics
+from envs.perturb import Perturbation
 from envs.rendering import check_versions
 from envs.worker import NoAnswer, Worker
 
@@ -31,6 +32,7 @@ class Reset(NamedTuple):
     seed: int
     record: bool
     physics: Physics = "exact"
+    perturbation: Perturbation | None = None
 
 
 Request = Reset | np.ndarray  # or the actions (n, 7) of a chunk
@@ -59,7 +61,7 @@ class SlotEnv:
             if env is None and len(self._envs) == self._spec.kept_tasks:
                 self._envs.pop(next(iter(self._envs))).close()
             self._envs[request.task_id] = env = env or self._make_env(self._spec, request.task_id)
-            result = env.reset(request.init_state_id, request.seed, request.record, physics=request.physics)
+            result = env.reset(*request[1:])
         else:
             result = next(reversed(self._envs.values())).step_chunk(request)
         if self._prepare is None or result.observation is None:
@@ -87,10 +89,10 @@ class Pool:
 
     def reset(
         self, slot: int, task_id: int, init_state_id: int | None, seed: int = 0, record: bool = False,
-        physics: Physics = "exact",
+        physics: Physics = "exact", perturbation: Perturbation | None = None,
     ) -> None:  # fmt: skip
         """Start an episode in a slot (`envs.libero.LiberoEnv.reset`)."""
-        self._start(slot, Reset(task_id, init_state_id, seed, record, physics))
+        self._start(slot, Reset(task_id, init_state_id, seed, record, physics, perturbation))
 
     def step(self, slot: int, actions: np.ndarray) -> None:
         """Start a chunk of actions (n, 7) in a slot whose episode is not over."""

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from contracts import BadInput, Observation, first_line, resolve_pointer, write_json
+from envs.perturb import label_of
 from rl.curriculum import UNKNOWN
 from rl.rollout import Rollout
 from rl.update import Learner
@@ -39,6 +40,7 @@ class TrainerState:
     best_score: float | None = None
     return_average: float | None = None  # exponential average of the episodic return
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
+    perturbed_success: dict[str, float] = field(default_factory=dict)  # the same per kind and magnitude
     drawn: dict[int, int] = field(default_factory=dict)  # groups that each task had: the cursor of training_episodes
     wandb_id: str | None = None
     ranks: int = 1  # processes that train together; which episodes they play depends on their number
@@ -59,8 +61,10 @@ class TrainerState:
             value, task_id = float(trajectory.success), trajectory.episode.task_id
             previous = value if self.return_average is None else self.return_average
             self.return_average = RETURN_ALPHA * previous + (1 - RETURN_ALPHA) * value
-            of_task = self.task_success.get(task_id, UNKNOWN)
+            label = label_of(trajectory.episode.perturbation)
+            of_task, of_label = self.task_success.get(task_id, UNKNOWN), self.perturbed_success.get(label, UNKNOWN)
             self.task_success[task_id] = TASK_ALPHA * of_task + (1 - TASK_ALPHA) * value
+            self.perturbed_success[label] = TASK_ALPHA * of_label + (1 - TASK_ALPHA) * value
             self.drawn[task_id] = trajectory.episode.draw + 1  # trajectories come in the order of their episodes
 
 

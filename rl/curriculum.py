@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from configs.config import RolloutConfig, TaskConfig, TrainConfig
+from envs.perturb import NONE, from_label
 from rl.rollout import Rollout, seed_sequence
 from rl.trajectory import Episode, Trajectory
 
@@ -21,12 +23,13 @@ UNKNOWN = 0.5  # a task that was not played yet counts as worth most
 
 def training_episodes(
     task: TaskConfig, group_size: int, seed: int, update: int, drawn: Mapping[int, int],
-    probabilities: Mapping[int, float] | None = None,
+    probabilities: Mapping[int, float] | None = None, perturbed: Mapping[str, float] | None = None,
 ) -> Iterator[Episode]:  # fmt: skip
-    """Endless groups of `group_size` episodes with one task and initial state each, a function of the arguments.
+    """Endless groups of `group_size` episodes with one task, initial state and perturbation each.
 
-    Tasks take turns, or are drawn by `probabilities`. `drawn`: groups that a task had in earlier updates; its initial
-    states are a deck over the whole run, shuffled anew when all were used, or fresh ones for each (update, group).
+    A function of the arguments. Tasks take turns, or are drawn by `probabilities`, perturbations by `perturbed`.
+    `drawn`: groups that a task had in earlier updates; its initial states are a deck over the whole run, shuffled anew
+    when all were used, or fresh ones for each (update, group).
     """
     rng = np.random.default_rng(seed_sequence(seed, "tasks", update))
     draws = {task_id: drawn.get(task_id, 0) for task_id in task.task_ids}
@@ -44,8 +47,13 @@ def training_episodes(
         else:
             placement = int(seed_sequence(seed, "fresh", update, group).generate_state(1)[0])
         draws[task_id] += 1
+        change = None
+        if perturbed is not None:
+            own_seed, choice = seed_sequence(seed, "perturb", update, group).generate_state(2).tolist()
+            label = np.random.default_rng(choice).choice(list(perturbed), p=list(perturbed.values()))
+            change = from_label(str(label), own_seed)
         for member in range(group_size):
-            yield Episode(group * group_size + member, task_id, init_state_id, group, placement, draw)
+            yield Episode(group * group_size + member, task_id, init_state_id, group, placement, draw, change)
 
 
 def _shuffled(items: Sequence[int], seed: int, purpose: str, *counters: int) -> list[int]:
@@ -60,14 +68,27 @@ def evaluation_episodes(task_ids: Sequence[int], init_states: tuple[int, int], t
 
 
 def task_probabilities(config: TrainConfig, success: Mapping[int, float]) -> dict[int, float] | None:
-    """Tasks that succeed half of the time teach most: softmax of -|success - 0.5| / temperature, mixed with uniform."""
-    if not config.rollout.curriculum:
-        return None
+    """With --curriculum; else None, and tasks take turns."""
     task_ids = config.task.task_ids
-    distance = np.array([abs(success.get(task_id, UNKNOWN) - 0.5) for task_id in task_ids])
+    return dict(zip(task_ids, preferences(task_ids, success), strict=True)) if config.rollout.curriculum else None
+
+
+def perturbation_probabilities(config: TrainConfig, success: Mapping[str, float]) -> dict[str, float] | None:
+    """Of none, and of every kind and magnitude of --perturb: kinds (none is one) alike, or by --curriculum."""
+    labels = (NONE, *config.simulator.perturbations)
+    if len(labels) == 1:
+        return None
+    shares = [1.0] + [1.0 / len(config.simulator.magnitudes)] * (len(labels) - 1)
+    if config.rollout.curriculum:
+        shares = preferences(labels, success)
+    return {label: share / sum(shares) for label, share in zip(labels, shares, strict=True)}
+
+
+def preferences(things: Sequence[Any], success: Mapping[Any, float]) -> list[float]:
+    """What succeeds half of the time teaches most: softmax of -|success - 0.5| / temperature, mixed with uniform."""
+    distance = np.array([abs(success.get(thing, UNKNOWN) - 0.5) for thing in things])
     preference = np.exp(-distance / PREFERENCE_TEMPERATURE)
-    mixed = FLOOR / len(task_ids) + (1 - FLOOR) * preference / preference.sum()
-    return dict(zip(task_ids, mixed.tolist(), strict=True))
+    return (FLOOR / len(things) + (1 - FLOOR) * preference / preference.sum()).tolist()
 
 
 def informative_rollout(

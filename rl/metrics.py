@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from envs.perturb import NONE
 from rl.phases import Phase, PhaseState
 
 if TYPE_CHECKING:  # eval.py answers --help without them
@@ -64,6 +65,14 @@ def task_rates(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float
     return {f"{name}_task_{task}": found.rate for task, found in of_task.items()} if len(tasks) > 1 else {}
 
 
+def kind_rates(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The success rate of each kind of perturbation, where there are any."""
+    changes = [t.episode.perturbation for t in trajectories]
+    kinds = [NONE if change is None else change.kind for change in changes]
+    of_kind = {kind: count([t for t, own in zip(trajectories, kinds, strict=True) if own == kind]) for kind in kinds}
+    return {f"{name}_{kind}": found.rate for kind, found in of_kind.items()} if {*kinds} != {NONE} else {}
+
+
 @contextlib.contextmanager
 def progress_bar(description: str, total: int | None, shown: bool = True) -> Iterator[Callable[[int], None]]:
     """A bar on a terminal, nothing in a log file. Yields a function to call with how many things were done since."""
@@ -82,6 +91,7 @@ def rollout_metrics(
     return {
         "rollout/success_rate": count(trajectories).rate,
         **task_rates("rollout/success_rate", trajectories),
+        **kind_rates("rollout/success_rate", trajectories),
         "rollout/episode_length": played.env_steps / len(trajectories),
         "rollout/trajectories": len(trajectories),
         "rollout/env_steps_per_s": played.env_steps / played.wall_s,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from contracts import BadInput, read_json, write_json
+from envs.perturb import NONE
 from envs.tasks import TaskInfo
 from rl.metrics import Successes
 
@@ -80,6 +81,10 @@ def compare(before: Mapping[Any, bool], after: Mapping[Any, bool]) -> Paired:
     return Paired(*(counts[cell] for cell in ((True, True), (True, False), (False, True), (False, False))))
 
 
+def successes(played: Mapping[Any, bool]) -> Successes:
+    return Successes(sum(played.values()), len(played))
+
+
 class Key(NamedTuple):
     """What makes two episodes of two evaluations a pair."""
 
@@ -87,6 +92,7 @@ class Key(NamedTuple):
     task_id: int
     init_state_id: int
     repeat: int  # 0, unless there are more trials than initial states
+    perturbation: str = NONE  # its label: envs.perturb
 
 
 @dataclass(frozen=True)
@@ -97,18 +103,28 @@ class Plan:
     keys: Sequence[Key]
     head: Mapping[str, Any]  # protocol, command line, versions
 
+    @property
+    def perturbations(self) -> list[str]:
+        """Labels, in the order in which they are played."""
+        return list(dict.fromkeys(key.perturbation for key in self.keys if key.perturbation != NONE))
+
 
 def make_plan(
-    tasks: Mapping[str, Sequence[TaskInfo]], trials: int, first_init_state: int, head: Mapping[str, Any]
-) -> Plan:
-    """Trial i of a task from initial state `first_init_state` + i; all of a task in a row, while it is built."""
+    tasks: Mapping[str, Sequence[TaskInfo]], trials: int, first_init_state: int, head: Mapping[str, Any],
+    perturbations: Sequence[str] = (),
+) -> Plan:  # fmt: skip
+    """Trial i of a task from initial state `first_init_state` + i; all of a task in a row, while it is built.
+
+    First unperturbed, then by every one of `perturbations`.
+    """
     keys = []
     for suite, of_suite in tasks.items():
         for task in of_suite:
             if (states := task.num_init_states - first_init_state) <= 0:
                 given = f"--first-init-state {first_init_state}: {suite} task {task.task_id}"
                 raise BadInput(f"{given} has only {task.num_init_states} of them")
-            keys += [Key(suite, task.task_id, first_init_state + i % states, i // states) for i in range(trials)]
+            starts = [(suite, task.task_id, first_init_state + i % states, i // states) for i in range(trials)]
+            keys += [Key(*start, label) for label in (NONE, *perturbations) for start in starts]
     return Plan(tasks, keys, head)
 
 
@@ -120,23 +136,24 @@ class Results:
     settings: Mapping[str, Any]  # what decides, beside the key, how an episode ends: equal throughout a file
     episodes: dict[Key, dict[str, Any]] = field(default_factory=dict)
 
-    def of(self, *part: Any) -> dict[Key, bool]:
-        """Key -> success, of a suite (`task_suite`), of a task (`task_suite, task_id`), or all."""
-        return {key: e["success"] for key, e in self.episodes.items() if key[: len(part)] == part}
+    def of(self, *part: Any, perturbation: str = NONE) -> dict[Key, bool]:
+        """Start -> success, of a suite (`task_suite`), of a task (`task_suite, task_id`), or all."""
+        found = {k: e["success"] for k, e in self.episodes.items() if k[: len(part)] == part}
+        return {k._replace(perturbation=NONE): won for k, won in found.items() if k.perturbation == perturbation}
 
 
 def save_results(results: Results, plan: Plan, before: Results | None = None) -> None:
     """Write the file; with `before`, also the comparison."""
 
-    def outcome(*part: Any) -> dict[str, Any]:
-        played = results.of(*part)
+    def outcome(*part: Any, perturbation: str = NONE) -> dict[str, Any]:
+        played = results.of(*part, perturbation=perturbation)
         record: dict[str, Any] = {"success_n": 0}
         if played:
-            record = Successes(sum(played.values()), len(played)).metrics("success")
-        if before is not None and (pairs := compare(before.of(*part), played)).n:
-            low, high = pairs.interval
-            difference = {"difference": pairs.difference, "low": low, "high": high, "p_value": pairs.p_value}
-            record["compared"] = {"n": pairs.n, **asdict(pairs), **difference}
+            record = successes(played).metrics("success")
+        if before is not None:
+            record |= pairs_record("compared", compare(before.of(*part, perturbation=perturbation), played))
+        if perturbation != NONE:
+            record |= pairs_record("against_unperturbed", compare(results.of(*part), played))
         return record
 
     def of_task(suite: str, t: TaskInfo) -> dict[str, Any]:
@@ -154,6 +171,7 @@ def save_results(results: Results, plan: Plan, before: Results | None = None) ->
         "compared_with": None if before is None else {"file": str(before.path), **before.settings},
         "all": outcome(),
         "suites": suites,
+        "perturbed": {label: outcome(perturbation=label) for label in plan.perturbations},
         "episodes": [results.episodes[key] for key in sorted(results.episodes)],
         **plan.head,
     }
@@ -164,13 +182,22 @@ def save_results(results: Results, plan: Plan, before: Results | None = None) ->
         raise BadInput(f"--out {results.path}: cannot be written ({error.strerror or error})") from None
 
 
+def pairs_record(name: str, pairs: Paired) -> dict[str, Any]:
+    if pairs.n == 0:
+        return {}
+    low, high = pairs.interval
+    difference = {"difference": pairs.difference, "low": low, "high": high, "p_value": pairs.p_value}
+    return {name: {"n": pairs.n, **asdict(pairs), **difference}}
+
+
 def read_results(path: Path) -> Results:
     """Read a results file. Raises BadInput."""
     stored = read_json(path)
     if not stored.items() >= KIND.items():
         raise BadInput(f"{path}: no results file of eval.py, version {KIND['version']}; name another")
     try:
-        episodes = {Key(*(e[name] for name in Key._fields)): e for e in stored["episodes"]}
+        old = {"perturbation": NONE}  # which files of earlier versions leave out
+        episodes = {Key(*((old | e)[name] for name in Key._fields)): e for e in stored["episodes"]}
         return Results(path, stored["settings"], episodes)
     except (KeyError, TypeError) as error:
         raise BadInput(f"{path}: damaged: a field is missing or unknown ({error})") from None
@@ -203,7 +230,7 @@ def results_table(results: Results, plan: Plan, before: Results | None = None) -
     def row(label: str, instruction: str, *part: Any) -> tuple[str, ...]:
         played = results.of(*part)
         if before is None:
-            rate = str(Successes(sum(played.values()), len(played))) if played else "not played"
+            rate = str(successes(played)) if played else "not played"
             return label, rate, instruction
         if (pairs := compare(before.of(*part), played)).n == 0:
             return label, "", "", "no pairs", ""

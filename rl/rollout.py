@@ -164,7 +164,7 @@ def rollout(
 
     def reset(slot: int, episode: Episode) -> None:
         start = episode.task_id, episode.init_state_id, episode.seed
-        pool.reset(slot, *start, record(episode), behaviour.physics)
+        pool.reset(slot, *start, record(episode), behaviour.physics, episode.perturbation)
 
     while True:
         for slot in range(pool.num_slots):

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from contracts import Observation
+from envs.perturb import Perturbation, label_of
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,12 @@ class Episode:
     group: int  # episodes with one group number share task and initial state
     seed: int = 0  # of LIBERO's placement sampler; with one of the benchmark's states it places the fixtures alone
     draw: int = 0  # how many groups of its task the run had before this one
+    perturbation: Perturbation | None = None
 
     def describe(self) -> str:
         start = f"fresh ({self.seed})" if self.init_state_id is None else f"{self.init_state_id}"
-        return f"task {self.task_id}, initial state {start}"
+        perturbed = "" if self.perturbation is None else f", {label_of(self.perturbation)}"
+        return f"task {self.task_id}, initial state {start}{perturbed}"
 
 
 @dataclass

@@ -17,7 +17,7 @@ class FakeEnv:
     def __init__(self, spec, task_id):
         self.spec, self.task_id = spec, task_id
 
-    def reset(self, init_state_id, seed, record, physics="exact"):
+    def reset(self, init_state_id, seed, record, physics="exact", perturbation=None):
         self.behaviour, self.env_steps = init_state_id, 0
         return self.result(executed=0)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts import Observation
+from envs.perturb import Perturbation
 from rl.trajectory import Batch, Decision, Episode, Trajectory, flatten
 from rl.update import make_optimizer
 
@@ -204,6 +205,7 @@ class FakePool:
         self.restarts = 0
         self.started: list[tuple[int, int]] = []  # (task, initial state) of every reset
         self.physics: list[str] = []  # of every reset
+        self.perturbations: list[Perturbation | None] = []  # of every reset
         self.received: dict[tuple[int, int, int], list[np.ndarray]] = {}  # (task, initial state, attempt) -> actions
         self._script = script
         self._attempts: dict[tuple[int, int], int] = {}
@@ -213,13 +215,14 @@ class FakePool:
 
     def reset(
         self, slot: int, task_id: int, init_state_id: int | None, seed: int = 0, record: bool = False,
-        physics: str = "exact",
+        physics: str = "exact", perturbation: Perturbation | None = None,
     ) -> None:  # fmt: skip
         init_state_id = seed % 1000 if init_state_id is None else init_state_id
         assert slot not in self._busy, "the slot is still at work"
         key = (task_id, init_state_id)
         self.started.append(key)
         self.physics.append(physics)
+        self.perturbations.append(perturbation)
         self._attempts[key] = attempt = self._attempts.get(key, 0) + 1
         self._slots[slot] = _Slot(task_id, init_state_id, self._script(*key), attempt, record)
         self._busy.append(slot)

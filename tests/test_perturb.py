@@ -1,0 +1,170 @@
+"""Perturbations: what each kind changes and leaves alone, on LIBERO's own simulator where it takes one."""
+
+import numpy as np
+import pytest
+
+from configs.config import SimulatorConfig, TrainConfig, changed
+from contracts import BadInput
+from envs.libero import EnvSpec, LiberoEnv
+from envs.perturb import (
+    APART_M,
+    KINDS,
+    NONE,
+    STACKED_M,
+    Perturbation,
+    from_label,
+    label_of,
+    noisy,
+    paraphrase,
+    scattered,
+)
+from envs.tasks import task_names
+from rl.curriculum import perturbation_probabilities, training_episodes
+
+INSTRUCTION = "pick up the black bowl on the ramekin and place it on the plate"
+
+
+@pytest.fixture(scope="module")
+def env():
+    env = LiberoEnv(EnvSpec("libero_spatial", (5,), num_images=1), 5)
+    yield env
+    env.close()
+
+
+def differing(a, b) -> set[str]:
+    """What a policy or critic can tell two observations by."""
+    return {
+        name
+        for name in ("images", "proprio", "state", "instruction")
+        if not np.array_equal(*(getattr(o, name) for o in (a, b)))
+    }
+
+
+def test_magnitude_0_of_every_kind_changes_nothing_nor_does_an_episode_after_a_perturbed_one(env):
+    plain = env.reset(3).observation
+    for kind in KINDS:
+        assert differing(env.reset(3, perturbation=Perturbation(kind, 0, 7)).observation, plain) == set()
+    goal = env.domain.parsed_problem["goal_state"]
+    for kind in KINDS:
+        env.reset(3, perturbation=Perturbation(kind, 5, 7))
+    assert differing(env.reset(3).observation, plain) == set()
+    assert env.domain.parsed_problem["goal_state"] == goal
+
+
+CHANGED = {
+    "camera": {"images"}, "light": {"images"}, "object": {"images"}, "noise": {"images"},
+    "language": {"instruction"}, "task": {"instruction"},
+    "robot": {"images", "proprio", "state"}, "position": {"images", "state"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kind_changes_what_it_says_alike_in_any_env_and_further_by_magnitude(env, kind):
+    plain = env.reset(3).observation
+    strong = env.reset(3, perturbation=Perturbation(kind, 5, 7)).observation
+    assert differing(strong, plain) == CHANGED[kind]
+    env.reset(1, perturbation=Perturbation("position", 3, 1))  # whatever was played in between
+    assert differing(env.reset(3, perturbation=Perturbation(kind, 5, 7)).observation, strong) == set()
+    if kind not in ("task", "language", "object"):
+        weak = env.reset(3, perturbation=Perturbation(kind, 1, 7)).observation
+        change = "images" if "state" not in CHANGED[kind] else "state"
+        near, far = (np.abs(getattr(o, change).astype(float) - getattr(plain, change)).sum() for o in (weak, strong))
+        assert 0 < near < far
+
+
+def test_no_object_falls_where_places_change_and_a_bowl_stays_on_its_ramekin(env):
+    for seed in range(3):
+        env.reset(seed, perturbation=Perturbation("position", 5, seed))
+        poses = {name: position for name, (position, _) in env._simulator.object_poses().items()}
+        bowl, ramekin = poses["akita_black_bowl_1"], poses["glazed_rim_porcelain_ramekin_1"]
+        assert np.linalg.norm((bowl - ramekin)[:2]) < 0.05
+        assert bowl[2] > ramekin[2]
+        assert min(position[2] for position in poses.values()) > 0.85  # the table
+
+
+def test_another_goal_names_objects_of_the_scene_is_not_solved_and_is_told(env):
+    told = [env.reset(3, perturbation=Perturbation("task", m)).observation.instruction for m in (1, 2)]
+    assert told == ["pick up the cookies and place it on the plate"] * 2 or len(set(told)) == 2
+    relation, thing, target = env.domain.parsed_problem["goal_state"][0]
+    assert thing in env.domain.objects_dict
+    assert (relation, target) == ("on", "plate_1")
+    assert thing != "akita_black_bowl_1"
+    assert not env.domain._check_success()
+
+
+def test_a_paraphrase_is_of_the_instruction_and_says_nothing_of_files_or_variants():
+    for name in (*task_names("libero_goal"), *task_names("libero_object")):
+        instruction = name.replace("_", " ")
+        told = [paraphrase(instruction, magnitude) for magnitude in range(6)]
+        assert told[0] == instruction
+        assert len(set(told)) == 6
+        content = set(instruction.split()) - {"the", "a", "pick", "up", "place", "put", "open", "turn", "on", "push"}
+        assert all(content <= set(sentence.replace(",", "").split()) for sentence in told)
+        assert not any(word in sentence for sentence in told for word in ("_", "language", "tmp", "view", "level"))
+
+
+def test_noise_is_another_at_every_step_and_the_same_for_the_same_step():
+    image, change = np.full((1, 32, 32, 3), 128, np.uint8), Perturbation("noise", 1, 5)
+    first = noisy(image, change, 0)
+    np.testing.assert_array_equal(noisy(image, change, 0), first)
+    assert (noisy(image, change, 8) != first).mean() > 0.9
+    assert (first - 128.0).std() == pytest.approx(0.08 * 255, rel=0.05)
+
+
+def test_stacks_move_as_one_by_the_radius_and_keep_apart():
+    rng = np.random.default_rng(0)
+    places = np.array([[0.0, 0.0], [0.01, 0.0], [0.2, 0.0], [0.2, 0.3]])
+    for _ in range(20):
+        moved = scattered(places, 0.1, rng)
+        steps = np.linalg.norm(moved - places, axis=1)
+        assert np.all(np.isclose(steps, 0.1) | (steps == 0))
+        np.testing.assert_allclose(moved[0] - places[0], moved[1] - places[1])
+        apart = [np.linalg.norm(moved[i] - moved[j]) for i, j in ((0, 2), (0, 3), (2, 3))]
+        assert min(apart) >= APART_M > STACKED_M
+
+
+def test_labels_name_kind_and_magnitude_and_none():
+    assert from_label(NONE, 4) is None
+    assert label_of(None) == NONE
+    change = Perturbation("camera", 3, 4)
+    assert from_label(label_of(change), 4) == change
+
+
+def test_flags_name_kinds_and_magnitudes():
+    assert SimulatorConfig(perturb=("none",)).perturbations == SimulatorConfig().perturbations == ()
+    assert SimulatorConfig(perturb=("noise", "noise"), magnitudes=(2,)).perturbations == ("noise-2",)
+    assert len(SimulatorConfig(perturb=("all",)).perturbations) == 3 * len(KINDS)
+    with pytest.raises(BadInput, match="--magnitudes are steps of 1 to 5, got 6"):
+        changed(TrainConfig(), perturb=("noise",), magnitudes=(6,))
+
+
+def episodes(config, success, count=400, update=0):
+    perturbed = perturbation_probabilities(config, success)
+    stream = training_episodes(config.task, 2, 0, update, {}, None, perturbed)
+    return [next(stream) for _ in range(count)]
+
+
+def test_a_group_trains_on_one_perturbation_drawn_by_seed_update_and_group():
+    config = changed(TrainConfig(), perturb=("camera", "light"), magnitudes=(1, 5))
+    drawn = episodes(config, {})
+    assert drawn == episodes(config, {})
+    assert drawn != episodes(config, {}, update=1)
+    assert all(a.perturbation == b.perturbation for a, b in zip(drawn[::2], drawn[1::2], strict=True))
+    labels = [label_of(e.perturbation) for e in drawn]
+    shares = {label: labels.count(label) / len(labels) for label in labels}
+    assert shares[NONE] == pytest.approx(1 / 3, abs=0.1)
+    assert shares["light-5"] == pytest.approx(1 / 6, abs=0.1)
+    assert len({e.perturbation.seed for e in drawn if e.perturbation}) > 50
+
+
+def test_without_the_flag_the_episodes_are_those_of_before():
+    assert perturbation_probabilities(TrainConfig(), {}) is None
+    assert all(e.perturbation is None for e in episodes(TrainConfig(), {}, 10))
+
+
+def test_the_curriculum_prefers_magnitudes_that_succeed_half_of_the_time():
+    config = changed(TrainConfig(), perturb=("camera",), magnitudes=(1, 3, 5), curriculum=True)
+    shares = perturbation_probabilities(config, {NONE: 1.0, "camera-1": 0.9, "camera-3": 0.5, "camera-5": 0.0})
+    assert max(shares, key=shares.get) == "camera-3"
+    assert sum(shares.values()) == pytest.approx(1)
+    assert min(shares.values()) >= 0.05
