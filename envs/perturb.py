@@ -22,7 +22,7 @@ MAGNITUDES = range(6)
 NONE = "none"  # the label of an unperturbed episode
 
 ORBIT_DEG = 5.0  # a step of the camera around what it looks at, and half as much up or down
-JOINTS_RAD = 0.06  # a step of the arm's 7 initial joints, all together (their norm)
+JOINTS_RAD = 0.1  # a step of the arm's 7 initial joints, all together (their norm)
 NOISE_STD = (0.0, 0.08, 0.12, 0.18, 0.26, 0.38)  # of white in pixels, as ImageNet-C has it (Hendrycks 2019)
 LIGHT_STOPS = 0.35  # a step of the strongest channel: twice as bright or half as bright is 1
 SHIFT_M = 0.02  # a step of every object that stands on the table

@@ -14,6 +14,7 @@ from envs.tasks import TaskInfo
 from eval import episode_of
 from rl.metrics import Successes, count
 from rl.results import Key, Paired, Results, make_plan, open_results, results_table, save_results
+from rl.robustness import draw_perturbations, perturbation_table
 from tests.fakes import trajectory
 
 # success rates
@@ -232,3 +233,32 @@ def test_a_results_file_that_does_not_fit_is_one_line(monkeypatch, tmp_path):
     with pytest.raises(BadInput, match=r"--out .*r\.json: cannot be written \(No space left on device\)"):
         save_results(Results(tmp_path / "r.json", SETTINGS), PLAN)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_perturbed_episodes_stand_apart_and_are_paired_with_the_same_starts_unperturbed(tmp_path):
+    plan = make_plan({"libero_goal": [task(0)]}, 2, 0, {}, ["camera-1", "camera-5"])
+    assert [key.perturbation for key in plan.keys] == ["none", "none", "camera-1", "camera-1", "camera-5", "camera-5"]
+    outcomes = dict(zip(plan.keys, (True, True, True, False, False, False), strict=True))
+    episodes = {key: {**key._asdict(), "success": won} for key, won in outcomes.items()}
+    results = Results(tmp_path / "results.json", SETTINGS, episodes)
+    save_results(results, plan)
+    stored = json.loads(results.path.read_text())
+    assert stored["all"]["success_k"] == stored["all"]["success_n"] == 2  # the unperturbed alone
+    camera = stored["perturbed"]["camera-5"]
+    assert (camera["success_k"], camera["against_unperturbed"]["only_before"]) == (0, 2)
+    assert open_results(results.path, SETTINGS, plan).episodes == episodes
+    lines = perturbation_table(results, plan.perturbations, results)
+    assert lines[2].startswith("camera-1      1/2 = 50 % [9, 91]")
+    assert len(lines) == 4
+    assert draw_perturbations(results, plan.perturbations, results, tmp_path / "picture.png").stat().st_size > 1000
+    assert len({episode_of(key).index for key in plan.keys}) == 6
+    assert len({episode_of(key).perturbation.seed for key in plan.keys if key.perturbation != "none"}) == 2  # by state
+
+
+def test_a_file_of_before_there_were_perturbations_is_read(tmp_path):
+    results = results_in(tmp_path)
+    stored = saved(results)
+    for episode in stored["episodes"]:
+        del episode["perturbation"]
+    results.path.write_text(json.dumps(stored))
+    assert open_results(results.path, SETTINGS, PLAN).episodes.keys() == results.episodes.keys()
