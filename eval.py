@@ -31,7 +31,6 @@ from envs.pool import make_pool
 from envs.tasks import task_names
 from rl.metrics import progress_bar
 from rl.results import Key, Plan, Results, make_plan, open_results, read_results, results_table, save_results
-from rl.robustness import draw_perturbations, perturbation_table
 
 if TYPE_CHECKING:  # these take seconds to import: --help and wrong flags are answered before
     from rl.trajectory import Episode, Trajectory
@@ -66,6 +65,8 @@ def main(argv: Sequence[str]) -> None:
         print(f"\nbefore: {before.settings['checkpoint']} ({before.settings['mode']}), {before.path}")
         print(*results_table(results, plan, before), sep="\n")
     if labels:
+        from rl.robustness import draw_perturbations, perturbation_table  # which takes matplotlib
+
         print("", *perturbation_table(results, labels, before), sep="\n")
         print(f"picture: {draw_perturbations(results, labels, before, out.with_suffix('.png'))}")
     print(f"results: {out}")
