@@ -2,6 +2,8 @@
 
     python -m workshop.sft --demos FOLDER --out FOLDER [--llm-dim 96 | --init CHECKPOINT] [--steps 6000]
 
+FOLDER: of workshop.demos, a LeRobot v3 dataset or RLDS data (workshop/foreign_demos.py).
+
 All parameters are trained: from random weights in the sizes given, or from a checkpoint. The output is a checkpoint
 folder like any other, with sft_metrics.jsonl and sft_run.json (how it was made). Ctrl-C saves what there is.
 
@@ -34,6 +36,7 @@ from vla.policy import choose_device
 from vla.preprocessing import ImageProcessor, load_tokenizer
 from vla.tokens import ACTION_TOKEN_IDS, NUM_BINS, load_statistics
 from workshop.demo_files import ACTION_DIM, CHUNK_LENGTH, PROPRIO_DIM
+from workshop.foreign_demos import Flip, find_demos
 from workshop.sft_data import Frames, augment, dataset_statistics, make_frames, read_episodes, split_episodes
 from workshop.tiny import TinySize, make_tiny_checkpoint
 
@@ -51,8 +54,8 @@ ACTION_NAMES = ("x", "y", "z", "roll", "pitch", "yaw", "gripper")
 class SftArgs:
     """Fine-tune an OpenVLA-OFT policy on demonstrations. All parameters are trained; meant for small policies."""
 
-    demos: tuple[Path, ...]
-    """Folders of demonstrations (episode_*.npz)."""
+    demos: tuple[str, ...]
+    """Folders of demonstrations (workshop.demos), LeRobot v3 datasets or RLDS folders; of the two also hub ids."""
     out: Path
     """Folder to write; must not exist."""
     init: str | None = None
@@ -60,8 +63,10 @@ class SftArgs:
     size: TinySize = field(default_factory=TinySize)
     num_images: Literal[1, 2] | None = None
     """Images per decision: 1 (agentview) or 2 (and wrist). None: what --init has, or 2."""
-    task_suite: str = "libero_spatial"
-    """Suite that the statistics are named after."""
+    flip: Flip = "none"
+    """How pictures of LeRobot and RLDS data must be mirrored to be upright as openvla's are. both: LIBERO's own."""
+    task_suite: str | None = None
+    """Suite that the statistics are named after (None: the LeRobot or RLDS dataset's name, else libero_spatial)."""
     holdout: float = 0.05
     """Share of the episodes that is kept from training, to be measured on."""
     steps: int = 6000
@@ -96,14 +101,15 @@ def fine_tune(args: SftArgs) -> Path:
     """Train, save and measure; returns the checkpoint folder. Raises BadInput for what the user can repair."""
     if args.out.exists():
         raise BadInput(f"--out {args.out} exists already: name a new folder")
-    device, key, started = choose_device(args.device), f"{args.task_suite}_no_noops", time.monotonic()
+    device, started = choose_device(args.device), time.monotonic()
+    folders, key = find_all(args.demos, args.task_suite)
     with tempfile.TemporaryDirectory() as scratch:
         random_weights: Any = {"seed": args.seed, "num_images": args.num_images or 2, "size": args.size}
         folder = resolve_checkpoint(args.init) if args.init else make_tiny_checkpoint(Path(scratch), **random_weights)
         init = inspect_checkpoint(folder, args.num_images)
         processor, tokenizer = ImageProcessor.load(init.folder), load_tokenizer(init.folder)
         network = load_trainable(init, device)
-        episodes = read_episodes(args.demos, init.num_images, processor.image_size)
+        episodes = read_episodes(folders, init.num_images, processor.image_size, args.flip)
         looks = {*init.looks, *(episode.looks for episode, _ in episodes)} - {""}
         train_episodes, held_out_episodes = split_episodes(episodes, args.holdout, args.seed)
         args.out.mkdir(parents=True)
@@ -130,6 +136,15 @@ def fine_tune(args: SftArgs) -> Path:
         saved = load_trainable(inspect_checkpoint(args.out), device)
         print(f"held out, weights as saved: {held_out_metrics(saved, held_out, processor, args.batch_size)}")
     return args.out
+
+
+def find_all(demos: Sequence[str], task_suite: str | None) -> tuple[list[Path], str]:
+    """The folders of the demonstrations, and the key of the statistics. Raises BadInput."""
+    folders, names = zip(*(find_demos(given) for given in demos), strict=True)
+    keys = {f"{task_suite}_no_noops"} if task_suite else {name or "libero_spatial_no_noops" for name in names}
+    if len(keys) > 1:
+        raise BadInput(f"--demos of several names ({', '.join(sorted(keys))}): name their suite with --task-suite")
+    return list(folders), keys.pop()
 
 
 def train(

@@ -7,8 +7,7 @@ and all without augmentation, get evaluation's centre crop here: pixel by pixel 
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,9 +18,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from contracts import BadInput
+from rl.metrics import progress_bar
 from vla.preprocessing import CROP_AREA, centre_crop, lanczos_resize, pad_prompts, prompt_ids
 from vla.tokens import FIRST_ACTION_TOKEN, DatasetStatistics, encode, normalise, normalise_proprio
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, decode_jpeg, list_episodes, read_episode
+from workshop.foreign_demos import Flip, is_foreign, open_foreign
 
 CROP_SIDE = CROP_AREA**0.5  # of the image's side
 T = TypeVar("T")
@@ -45,24 +46,43 @@ class Frames:
         return Frames(**chosen)
 
 
-def read_episodes(folders: Sequence[Path], num_images: int, image_size: int) -> list[tuple[DemoEpisode, Images]]:
-    paths = [path for folder in folders for path in list_episodes(folder)]
+def read_episodes(
+    folders: Sequence[Path], num_images: int, image_size: int, flip: Flip = "none"
+) -> list[tuple[DemoEpisode, Images]]:
+    """All episodes and their pictures, read one after the other; the files of the pictures are not kept.
+
+    Folders are our own or foreign (see workshop/foreign_demos.py, and there for `flip`). Raises BadInput.
+    """
+    found = []
     with ThreadPoolExecutor() as pool:  # decoding and resizing let go of Python's lock
-        return list(pool.map(partial(_read_episode, num_images=num_images, image_size=image_size), paths))
+        for folder in folders:
+            if is_foreign(folder):
+                number, episodes = open_foreign(folder, flip)
+            else:
+                paths = list_episodes(folder)
+                number, episodes = len(paths), ((str(path), read_episode(path)) for path in paths)
+            with progress_bar(f"reading {folder}", number) as on_episodes:
+                for where, episode in episodes:
+                    images = _images(where, episode, num_images, image_size, pool)
+                    found.append((replace(episode, jpegs=[[]] * len(images)), images))
+                    on_episodes(1)
+    return found
 
 
-def _read_episode(path: Path, num_images: int, image_size: int) -> tuple[DemoEpisode, Images]:
-    episode = read_episode(path)
-    if len(episode.jpegs[0]) < num_images:
-        raise BadInput(f"{path}: {len(episode.jpegs[0])} images per frame, --num-images {num_images} needs more")
-    images = np.empty((len(episode.jpegs), num_images, 3, image_size, image_size), dtype=np.uint8)
-    for frame, camera in np.ndindex(*images.shape[:2]):
-        try:
-            planes = decode_jpeg(episode.jpegs[frame][camera]).transpose(2, 0, 1)
-        except ValueError as fault:
-            raise BadInput(f"{path}: frame {frame} is no readable JPEG file: {fault}; collect it again") from fault
-        images[frame, camera] = lanczos_resize(np.ascontiguousarray(planes), image_size)
-    return episode, images
+def _images(where: str, episode: DemoEpisode, num_images: int, image_size: int, pool: ThreadPoolExecutor) -> Images:
+    if (cameras := len(episode.jpegs[0])) < num_images:
+        raise BadInput(f"{where}: {cameras} images per frame, --num-images {num_images} needs more")
+    files = [jpeg for frame in episode.jpegs for jpeg in frame[:num_images]]
+    try:
+        images = np.stack(list(pool.map(_resized, files, [image_size] * len(files))))
+    except ValueError as fault:
+        raise BadInput(f"{where}: no readable JPEG file: {fault}; collect it again") from fault
+    return images.reshape(-1, num_images, *images.shape[1:])
+
+
+def _resized(jpeg: bytes, size: int) -> np.ndarray:
+    """uint8 (3, S, S)"""
+    return lanczos_resize(np.ascontiguousarray(decode_jpeg(jpeg).transpose(2, 0, 1)), size)
 
 
 def from_env(actions: np.ndarray) -> np.ndarray:
@@ -110,7 +130,7 @@ def make_frames(
     chunks = [e.actions[e.frame_steps[:, None] + np.arange(CHUNK_LENGTH)] for e, _ in episodes]  # each (F, 8, 7)
     tokens = encode(normalise(from_env(np.concatenate(chunks)), statistics.action))
     prompts = {e.instruction: torch.tensor(prompt_ids(tokenizer, e.instruction)) for e, _ in episodes}
-    ids, lengths = pad_prompts([prompts[episode.instruction] for episode, _ in episodes for _ in episode.jpegs])
+    ids, lengths = pad_prompts([prompts[episode.instruction] for episode, images in episodes for _ in images])
     assert statistics.proprio is not None, "`dataset_statistics` has them"
     return Frames(
         images=torch.from_numpy(images).to(device),

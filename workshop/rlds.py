@@ -1,0 +1,131 @@
+"""RLDS folders as of openvla/modified_libero_rlds, without TensorFlow: an episode is a record of a TFRecord file.
+
+A record is a length (8 bytes), a checksum of it (4), the data, and a checksum of them (4). The data are a message
+tf.train.Example: names and lists of bytes, floats or integers, here of all steps of the episode one after the other.
+The checksum of the length is compared, which finds files that are cut or none at all; that of the data would take
+Python seconds a record.
+"""
+
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from contracts import BadInput, first_line
+from workshop.foreign_demos import StoredEpisode, choose_cameras
+
+POLYNOMIAL = 0x82F63B78  # of CRC-32C, its bits in reverse
+CRC_MASK = 0xA282EAD8  # TFRecord turns a checksum by 15 bits and adds this
+FIRST, TEXT = "steps/is_first", "steps/language_instruction"
+STATE, ACTION = "steps/observation/state", "steps/action"
+PICTURE_STARTS = (b"\xff\xd8", b"\x89P")  # of JPEG and PNG files
+
+Feature = list[memoryview] | np.ndarray  # bytes; float32 or int64 (N,)
+
+
+def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
+    """The episodes of all its splits one after the other. Raises BadInput for missing features and damaged files."""
+    paths = sorted(folder.glob("*.tfrecord*"))
+    for path in paths:
+        if shard := re.search(r"(.*)-\d+-of-(\d+)$", path.name):
+            found = sum(other.name.startswith(f"{shard[1]}-") for other in paths)
+            if found != int(shard[2]):
+                raise BadInput(f"{folder}: {found} of {int(shard[2])} files {shard[1]}-*: download the others")
+        try:
+            for number, record in enumerate(read_records(path)):
+                yield _episode(parse_example(record), f"{path}, record {number}", with_pictures)
+        except (LookupError, OSError, ValueError, struct.error) as fault:
+            raise BadInput(f"{path}: no readable TFRecord file ({first_line(fault)}): get it anew") from fault
+
+
+def _episode(example: dict[str, Feature], where: str, with_pictures: bool) -> StoredEpisode:
+    if missing := {FIRST, TEXT, STATE, ACTION} - example.keys():
+        found = ", ".join(sorted(example))
+        raise BadInput(f"{where}: no {', '.join(sorted(missing))} among its features: {found}: no RLDS data of LIBERO")
+    steps = len(example[FIRST])
+    files = {name: values for name, values in example.items() if isinstance(values, list) and values}
+    cameras = choose_cameras([name for name in files if bytes(files[name][0][:2]) in PICTURE_STARTS], where)
+    if short := [name for name in [*cameras, TEXT] if len(example[name]) != steps]:
+        raise ValueError(f"{len(example[short[0]])} of {steps} entries of {short[0]}")
+    pictures = [[bytes(example[name][step]) for name in cameras] for step in range(steps) if with_pictures]
+    proprio, actions = (np.array(example[name], np.float32).reshape(steps, -1) for name in (STATE, ACTION))
+    return StoredEpisode(where, pictures, proprio, actions, bytes(example[TEXT][0]).decode())
+
+
+def read_records(path: Path) -> Iterator[memoryview]:
+    """The data of every record; the file is mapped, so what nobody looks at is not read."""
+    data, start = np.memmap(path, np.uint8, "r").data, 0
+    while start < len(data):
+        length, checksum = struct.unpack_from("<QI", data, start)
+        if checksum != masked_crc32c(bytes(data[start : start + 8])):
+            raise ValueError(f"wrong checksum at byte {start}")
+        end = start + 12 + length
+        if end + 4 > len(data):
+            raise ValueError(f"it ends {end + 4 - len(data)} bytes too early")
+        yield data[start + 12 : end]
+        start = end + 4
+
+
+def masked_crc32c(data: bytes) -> int:
+    """TFRecord's checksum of a few bytes."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (POLYNOMIAL if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return ((crc >> 15 | crc << 17) + CRC_MASK) & 0xFFFFFFFF
+
+
+def parse_example(record: memoryview) -> dict[str, Feature]:
+    """The features of a tf.train.Example by name."""
+    found: dict[str, Feature] = {}
+    for _, features in _fields(record):
+        for _, entry in _fields(features):
+            key, feature = (value for _, value in sorted(_fields(entry), key=lambda field: field[0]))
+            for kind, values in _fields(feature):  # one of three lists
+                items = [item for _, item in _fields(values)]  # numbers: packed into one item, or each its own
+                if kind == 1:
+                    found[bytes(key).decode()] = items
+                elif kind == 2:
+                    found[bytes(key).decode()] = np.frombuffer(b"".join(items), "<f4")
+                else:
+                    found[bytes(key).decode()] = np.array([n for item in items for n in _varints(item)], np.int64)
+    return found
+
+
+def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """(number, content) of every field of a protobuf message; of a number, its bytes."""
+    start = 0
+    while start < len(message):
+        tag, start = _varint(message, start)
+        if tag & 7 == 2:  # bytes, a text, a message, packed numbers: the length first
+            length, start = _varint(message, start)
+            end = start + length
+        elif tag & 7 == 0:
+            end = _varint(message, start)[1]
+        else:
+            end = start + {1: 8, 5: 4}[tag & 7]
+        if end > len(message):
+            raise ValueError("a field that ends beyond its message")
+        yield tag >> 3, message[start:end]
+        start = end
+
+
+def _varint(message: memoryview, start: int) -> tuple[int, int]:
+    """(the number, where it ends): seven bits a byte, the lowest first, and a bit that says whether more follow."""
+    value, shift = 0, 0
+    while True:
+        byte = message[start]
+        value, shift, start = value | (byte & 127) << shift, shift + 7, start + 1
+        if byte < 128:
+            return value, start
+
+
+def _varints(packed: memoryview) -> Iterator[int]:
+    start = 0
+    while start < len(packed):
+        value, start = _varint(packed, start)
+        yield value - (1 << 64) if value >> 63 else value
