@@ -19,7 +19,8 @@ class Observation:
     """What a policy decides on; on the CPU until the forward pass. Images are RGB, upright, agentview before wrist."""
 
     images: np.ndarray  # uint8 (num_images, 256, 256, 3); once `prepared`, (num_images, S, S, 3) as the network sees it
-    proprio: np.ndarray  # float64 (8,): eef position (m) 3, axis-angle (rad) 3, gripper joint positions (m) 2
+    # float64 (8,): eef position (m) 3, axis-angle (rad) 3, gripper joint positions (m) 2. Meta-World: (4,), 3 and 1.
+    proprio: np.ndarray
     instruction: str
     prepared: bool = False
     state: np.ndarray | None = None  # float32 (D,): of the simulator, what a critic may know but no policy

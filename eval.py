@@ -25,9 +25,9 @@ from configs.cli import main_guard, parse_eval
 from configs.config import EvalConfig, Suite
 from contracts import BadInput, first_line, resolve_pointer
 from envs.assets import find_pack
-from envs.libero import EnvSpec, task_info
+from envs.libero import EnvSpec
 from envs.perturb import KINDS, MAGNITUDES, NONE, from_label
-from envs.pool import make_pool
+from envs.pool import make_pool, task_info
 from envs.tasks import task_names
 from rl.metrics import progress_bar
 from rl.results import Key, Plan, Results, make_plan, open_results, read_results, results_table, save_results

@@ -34,11 +34,11 @@ from configs.config import (
     require,
 )  # fmt: skip
 from contracts import BadInput, Observation, SelfCheckError, first_line
-from envs.assets import find_pack, installed_official
-from envs.libero import EnvSpec, task_info
-from envs.pool import Pool, WorkerPool
+from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
+from envs.libero import EnvSpec
+from envs.pool import Pool, WorkerPool, task_info
 from envs.rendering import REPAIR, check_versions, find_renderer, simulator_versions
-from envs.tasks import TaskInfo
+from envs.tasks import METAWORLD, TaskInfo
 from envs.worker import NoAnswer, ask
 from rl import selfcheck
 from rl.phases import Teacher, choose_teacher
@@ -192,8 +192,8 @@ def check_rendering() -> str:
 def simulators_gib(simulator: SimulatorConfig, num_tasks: int) -> tuple[float, float]:
     """Main memory of all simulators, and of a GPU (8 low-poly ones: 1.0 GiB, 15 official 8.3, 16 of 10 tasks 66)."""
     built = min(num_tasks, simulator.kept_tasks)
-    lowpoly = simulator.assets == "lowpoly"
-    main, of_gpu = (0.3 + 0.2 * built, 0.13 * built) if lowpoly else (0.6 + 0.6 * built, 0.15 + 0.4 * built)
+    light = simulator.assets in ("lowpoly", METAWORLD_LOOKS)
+    main, of_gpu = (0.3 + 0.2 * built, 0.13 * built) if light else (0.6 + 0.6 * built, 0.15 + 0.4 * built)
     return simulator.num_envs * main, simulator.num_envs * of_gpu
 
 
@@ -239,6 +239,9 @@ def check_suite(info: CheckpointInfo, model: ModelConfig, task_suite: str) -> st
 def choose_looks(config: Config) -> tuple[Config, str]:
     """The configuration with the looks that `--assets auto` stands for, and which they are. Raises BadInput."""
     assets, model = config.simulator.assets, config.model
+    suites = config.suites if isinstance(config, EvalConfig) else (config.task.task_suite,)
+    if METAWORLD in suites:
+        assets = METAWORLD_LOOKS
     if assets == "auto":  # a 7B knows LIBERO's own; on a CPU they cost a small policy two thirds of its speed
         assets = "official"
         if not is_large(Path(base_and_adapter(str(model.checkpoint), None)[0]).expanduser()):
@@ -254,7 +257,9 @@ def check_looks(info: CheckpointInfo, assets: str) -> str:
     pack, known = find_pack(assets), info.looks or ("official",)
     if pack.looks in known:
         return str(pack)
-    repair = " or ".join(look if look in ("official", "lowpoly") else f"the folder of pack {look}" for look in known)
+    repair = " or ".join(
+        look if look in ("official", "lowpoly", "metaworld") else f"the folder of pack {look}" for look in known
+    )
     said = "" if info.looks else ", as most were: its folder does not say"
     return Caution(f"{pack}, but the policy was trained on {' and '.join(known)}{said}; use --assets {repair}")
 

@@ -30,8 +30,8 @@ class Command:
 
     config: TrainConfig
     preset: str = "libero_spatial"
-    """Settings to start from: libero_spatial, libero_object, libero_goal, libero_10, libero_90 (7B), rl (7B, PPO alone
-    with large rollouts), tiny (CPU), smoke (seconds). Left out: the 7B preset of --task-suite."""
+    """Settings to start from: libero_spatial, libero_object, libero_goal, libero_10, libero_90, metaworld_mt50 (7B), rl
+    (7B, PPO alone with large rollouts), tiny (CPU), smoke (seconds). Left out: the 7B preset of --task-suite."""
     resume: str | None = None
     """Run folder to continue (None: a new run)."""
     check_only: bool = False

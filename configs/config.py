@@ -13,9 +13,11 @@ import tyro
 from pydantic import TypeAdapter, ValidationError
 
 from contracts import BadInput
+from envs.assets import METAWORLD_LOOKS
 from envs.perturb import KINDS, MAGNITUDES, Kind
+from envs.tasks import METAWORLD
 
-Suite = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
+Suite = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90", "metaworld_mt50"]
 TaskIds = tyro.conf.arg(aliases=["--task-id"])
 
 PUBLISHED_SUITES: tuple[Suite, ...] = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
@@ -52,7 +54,7 @@ class TaskConfig:
     """What is trained on."""
 
     task_suite: Suite = "libero_spatial"
-    """LIBERO suite that the tasks belong to."""
+    """Suite that the tasks belong to: one of LIBERO's, or Meta-World's fifty."""
     task_ids: Annotated[tuple[int, ...], TaskIds] = (0,)
     """Task ids within the suite; several ids train one policy on all of them."""
     train_init_states: tuple[int, int] | Literal["fresh"] = (0, 40)
@@ -64,17 +66,18 @@ class TaskConfig:
 
 @dataclass(frozen=True)
 class SimulatorConfig:
-    """How LIBERO is run; the same for training and evaluation."""
+    """How the simulator is run; the same for training and evaluation."""
 
     num_envs: int = 1
     """Simulators (of each rank): 1 steps inline in this process, N > 1 run in worker processes."""
     assets: str = "auto"
     """What objects look like: `official` (LIBERO's), `lowpoly` (ours) or a folder (auto: official; for a small policy
-    low-poly, unless it knows official, which is installed, and there is a GPU)."""
+    low-poly, unless it knows official, which is installed, and there is a GPU; Meta-World: its own)."""
     bddl_file: str | None = None
     """A BDDL file of your own in place of the suite's tasks (see docs/OWN_TASKS.md; None: those)."""
     max_env_steps: int | None = None
-    """Episode cap in env steps (None: the suite's; spatial 220, object 280, goal 300, 10: 520, 90: 400)."""
+    """Episode cap in env steps (None: the suite's; spatial 220, object 280, goal 300, 10: 520, 90: 400,
+    metaworld_mt50: 200)."""
     kept_tasks: int = 3
     """Of several tasks, how many each simulator keeps built: building one takes seconds, keeping one memory."""
     perturb: tuple[Kind | Literal["all", "none"], ...] = ()
@@ -88,6 +91,21 @@ class SimulatorConfig:
         """Labels of what --perturb and --magnitudes ask for."""
         kinds = KINDS if "all" in self.perturb else tuple(kind for kind in self.perturb if kind not in ("all", "none"))
         return tuple(f"{kind}-{magnitude}" for kind in dict.fromkeys(kinds) for magnitude in self.magnitudes)
+
+
+def check_simulator(simulator: SimulatorConfig, suites: tuple[Suite, ...], protocol: str | None = None) -> None:
+    """Meta-World is another simulator: what is LIBERO's alone is refused for it, and its looks for LIBERO."""
+    looks = simulator.assets
+    if METAWORLD not in suites:
+        require(looks != METAWORLD_LOOKS, f"--assets {looks} are no looks of {suites[0]}: leave it out")
+        return
+    require(len(suites) == 1, f"{METAWORLD} is no suite of LIBERO: give it a command of its own")
+    given = {
+        "--assets": looks not in ("auto", METAWORLD_LOOKS), "--bddl-file": simulator.bddl_file,
+        "--perturb": simulator.perturbations, "--protocol": protocol,
+    }  # fmt: skip
+    flags = " and ".join(flag for flag, value in given.items() if value)
+    require(not flags, f"{flags}: LIBERO's alone; leave it out for {METAWORLD}")
 
 
 @dataclass(frozen=True)
@@ -296,6 +314,7 @@ class TrainConfig:
         require(loss.dual_clip > 1, f"--dual-clip must be above 1, got {loss.dual_clip}")
         ignored = f"--advantage {loss.advantage} ignores --discount: leave it out, or take --advantage absolute or gae"
         require(loss.discount == 1 or loss.advantage in ("absolute", "gae"), ignored)
+        check_simulator(self.simulator, (self.task.task_suite,))
         has_choice = len(ids) > 1 or bool(self.simulator.perturbations)
         chooses = "--curriculum chooses among tasks and perturbations: give several --task-ids, or --perturb"
         require(has_choice or not rollout.curriculum, chooses)
@@ -321,7 +340,7 @@ class EvalConfig:
     protocol: Literal["libero"] | None = None
     """libero: the published one, all tasks, a greedy episode from each of 50 initial states (None: as flags say)."""
     task_suite: tuple[Suite | Literal["all"], ...] = ("libero_spatial",)
-    """LIBERO suites, one after the other; all: spatial, object, goal and 10, the four of the published tables."""
+    """Suites, one after the other; all: spatial, object, goal and 10, the four of the published tables."""
     task_ids: Annotated[tuple[int, ...] | None, TaskIds] = None
     """Task ids within each suite (None: all)."""
     trials: int = 50
@@ -343,6 +362,7 @@ class EvalConfig:
         for section in (self, self.model, self.simulator):
             check_numbers(section)
         require(bool(self.task_suite), "--task-suite names no suite")
+        check_simulator(self.simulator, self.suites, self.protocol)
         fits_bddl = self.simulator.bddl_file is None or (len(self.suites) == 1 and self.task_ids in (None, (0,)))
         require(fits_bddl, "--bddl-file is one task: one --task-suite, no --task-ids")
         values, defaults = vars(self) | vars(self.simulator), vars(EvalConfig) | vars(SimulatorConfig)

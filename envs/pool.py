@@ -15,8 +15,10 @@ import numpy as np
 
 from envs.assets import find_pack
 from envs.libero import ChunkResult, EnvSpec, LiberoEnv, Physics
+from envs.metaworld import MetaWorldEnv
 from envs.perturb import Perturbation
 from envs.rendering import check_versions
+from envs.tasks import METAWORLD, TaskInfo
 from envs.worker import NoAnswer, Worker
 
 log = logging.getLogger(__name__)
@@ -35,8 +37,19 @@ class Reset(NamedTuple):
     perturbation: Perturbation | None = None
 
 
-Request = Reset | np.ndarray  # or the actions (n, 7) of a chunk
+Request = Reset | np.ndarray  # or the actions (n, action_dim) of a chunk
 Results = list[tuple[int, ChunkResult]]  # by slot
+
+
+def make_env(spec: EnvSpec, task_id: int) -> LiberoEnv | MetaWorldEnv:
+    """The env of a task, by the simulator that its suite belongs to. Raises BadInput."""
+    return (MetaWorldEnv if spec.task_suite == METAWORLD else LiberoEnv)(spec, task_id)
+
+
+def task_info(spec: EnvSpec) -> list[TaskInfo]:
+    """The tasks of a recipe, without building a simulator. Raises BadInput."""
+    envs = [make_env(spec, task_id) for task_id in spec.task_ids]
+    return [TaskInfo(e.task_id, e.name, e.instruction, e.max_env_steps, e.num_init_states) for e in envs]
 
 
 def make_pool(spec: EnvSpec, num_envs: int, prepare: Prepare | None = None) -> "Pool":
@@ -79,7 +92,7 @@ class Pool:
     """One slot, in this process: `ready` does the work."""
 
     def __init__(
-        self, spec: EnvSpec, make_env: EnvFactory = LiberoEnv, prepare: Prepare | None = None, num_slots: int = 1
+        self, spec: EnvSpec, make_env: EnvFactory = make_env, prepare: Prepare | None = None, num_slots: int = 1
     ) -> None:
         self.num_slots = num_slots
         self.restarts = 0  # simulators rebuilt after a fault
@@ -95,7 +108,7 @@ class Pool:
         self._start(slot, Reset(task_id, init_state_id, seed, record, physics, perturbation))
 
     def step(self, slot: int, actions: np.ndarray) -> None:
-        """Start a chunk of actions (n, 7) in a slot whose episode is not over."""
+        """Start a chunk of actions (n, action_dim) in a slot whose episode is not over."""
         self._start(slot, actions)
 
     def ready(self, timeout_s: float | None = None) -> Results:
@@ -127,7 +140,7 @@ class WorkerPool(Pool):
     """One worker process a slot, replaced when it dies or misses its deadline (its episode: an error) or grows old."""
 
     def __init__(
-        self, spec: EnvSpec, num_envs: int, make_env: EnvFactory = LiberoEnv, prepare: Prepare | None = None,
+        self, spec: EnvSpec, num_envs: int, make_env: EnvFactory = make_env, prepare: Prepare | None = None,
         step_timeout_s: float = 120.0, recycle_after: int = 200,
     ) -> None:  # fmt: skip
         super().__init__(spec, make_env, prepare, num_envs)

@@ -1,4 +1,4 @@
-"""LIBERO's suites, tasks and initial states, read from its files: its own module asks questions and imports torch."""
+"""Suites, tasks and initial states; LIBERO's from its files: its own module asks questions and imports torch."""
 
 import importlib.util
 import os
@@ -19,6 +19,11 @@ from envs.bddl import read_instruction
 
 # Env steps after settling: the caps of the published OpenVLA and OpenVLA-OFT evaluations.
 MAX_ENV_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+METAWORLD = "metaworld_mt50"  # the suite whose tasks are not LIBERO's
+# Meta-World's task names, in the order of its benchmark of 50, and what a policy is told: Meta-World has no words.
+METAWORLD_TASKS = dict(
+    line.split(" ", 1) for line in Path(__file__).with_name("metaworld_tasks.txt").read_text().splitlines()
+)
 # What a pickled array names.
 ARRAY_NAMES = {"numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype", "_codecs.encode"}
 NUM_SAMPLED_INIT_STATES = 50  # of a BDDL file that comes without stored states: as many as a benchmark task has
@@ -67,8 +72,10 @@ def libero_root() -> Path:
 @cache
 def task_names(task_suite: str) -> tuple[str, ...]:
     """Names of a suite's tasks; the task id is the index."""
+    if task_suite == METAWORLD:
+        return tuple(METAWORLD_TASKS)
     if task_suite not in MAX_ENV_STEPS:
-        raise BadInput(f"unknown task suite {task_suite!r}; there are: {', '.join(MAX_ENV_STEPS)}")
+        raise BadInput(f"unknown task suite {task_suite!r}; there are: {', '.join((*MAX_ENV_STEPS, METAWORLD))}")
     task_map = runpy.run_path(str(libero_root() / "benchmark" / "libero_suite_task_map.py"))["libero_task_map"]
     return tuple(task_map[task_suite])
 

@@ -249,7 +249,7 @@ def _serve(
 def decide(
     policy: Policy, observations: Sequence[Observation], generators: Sequence[torch.Generator], behaviour: Behaviour
 ) -> tuple[list[Decision], np.ndarray]:
-    """One decision per observation, and the env-ready actions (B, chunk, 7).
+    """One decision per observation, and the env-ready actions (B, chunk, action_dim).
 
     Each first draws who makes it (when epsilon leaves that open), then the student's tokens, from its own generator.
     """

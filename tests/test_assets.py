@@ -99,3 +99,9 @@ def test_liberos_own_files_are_known_by_their_content_in_parts_too(tmp_path):
     (tmp_path / "turbosquid_objects").mkdir()
     part = find_pack(str(tmp_path))
     assert (part.name, part.digest) == ("official", pack.digest)
+
+
+def test_a_meta_world_that_is_not_installed_names_the_command(monkeypatch):
+    monkeypatch.setattr("envs.assets.importlib.util.find_spec", lambda _: None)
+    with pytest.raises(BadInput, match=r"pip install -r requirements-metaworld\.txt"):
+        find_pack("metaworld")

@@ -91,7 +91,13 @@ class Inputs:
         lengths = None if lengths is None else send(lengths, self.device)
         proprio = None
         if self.proprio is not None:
-            states = normalise_proprio(np.stack([o.proprio for o in observations]), self.proprio)
+            raw = np.stack([o.proprio for o in observations])
+            if raw.shape[1] != self.proprio.dim:
+                found = (
+                    f"the policy reads a robot state of {self.proprio.dim} numbers, the simulator has {raw.shape[1]}"
+                )
+                raise BadInput(f"{found}: use another --checkpoint")
+            states = normalise_proprio(raw, self.proprio)
             proprio = send(torch.from_numpy(states).float(), self.device)
         return pixels, send(ids, self.device), lengths, proprio
 

@@ -19,8 +19,7 @@ from PIL import Image
 from contracts import BadInput, first_line
 
 CHUNK_LENGTH = 8  # actions that belong to a frame
-ACTION_DIM = 7
-PROPRIO_DIM = 8
+LIBERO_SIZES, METAWORLD_SIZES = (7, 8), (4, 4)  # numbers of an action and of the robot's state
 
 
 @dataclass(frozen=True)
@@ -28,9 +27,9 @@ class DemoEpisode:
     """A successful episode. Action t is the expert's answer to the state after t executed (noisy) actions."""
 
     jpegs: list[list[bytes]]  # [F][cameras], agentview then wrist; (256, 256, 3), upright as Observation.images
-    proprio: np.ndarray  # (F, 8) float32: eef position (m), axis-angle, gripper joint positions
+    proprio: np.ndarray  # (F, 8 or 4) float32, as Observation.proprio
     frame_steps: np.ndarray  # (F,) int64, ascending: number of actions executed before each frame
-    actions: np.ndarray  # (T, 7) float32 in env units (gripper -1 open, +1 close), T >= frame_steps[-1] + CHUNK_LENGTH
+    actions: np.ndarray  # (T, 7 or 4) float32 in env units (gripper -1 open, 1 close), T >= last frame step + 8
     objects: np.ndarray  # (F, 6) float32: position of the object to move and of its target (m)
     task_id: int
     init_state_id: int  # of the benchmark; -1: a fresh one
@@ -41,7 +40,8 @@ class DemoEpisode:
 
     def __post_init__(self) -> None:
         frames, steps = len(self.jpegs), len(self.actions)
-        shapes = {"proprio": (frames, PROPRIO_DIM), "frame_steps": (frames,), "actions": (steps, ACTION_DIM)}
+        action_dim, proprio_dim = METAWORLD_SIZES if self.actions.shape[1:] == METAWORLD_SIZES[:1] else LIBERO_SIZES
+        shapes = {"proprio": (frames, proprio_dim), "frame_steps": (frames,), "actions": (steps, action_dim)}
         if wrong := [name for name, shape in shapes.items() if getattr(self, name).shape != shape]:
             raise ValueError(f"{wrong[0]} is {getattr(self, wrong[0]).shape}, not {shapes[wrong[0]]}")
         if not frames or steps < self.frame_steps[-1] + CHUNK_LENGTH:

@@ -1,10 +1,11 @@
-"""Collect demonstrations of the scripted expert: noisy episodes, labelled with what the expert wanted.
+"""Collect demonstrations of a scripted expert: noisy episodes, labelled with what the expert wanted.
 
 python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 --episodes 200 --num-envs 16
 
 The same command goes on where it was stopped. Episode i of a task is the same whatever else is collected, by however
 many processes. Failed ones are dropped, and remembered in attempts.jsonl. How often it succeeds in the states of
 evaluations: --episodes 50 --init-states 0 50 --noise-scales 0. File format: workshop/demo_files.py.
+LIBERO's expert is ours and knows libero_spatial; --task-suite metaworld_mt50 has Meta-World's, for all of its tasks.
 """
 
 import json
@@ -15,7 +16,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,10 +26,14 @@ import numpy as np
 
 from configs.cli import main_guard, parse_flags
 from contracts import BadInput, read_json, write_json
-from envs.assets import find_pack
-from envs.libero import EnvSpec, LiberoEnv, task_info
+from envs.assets import METAWORLD_LOOKS, find_pack
+from envs.libero import EnvSpec, LiberoEnv
+from envs.metaworld import MetaWorldEnv
+from envs.pool import make_env, task_info
+from envs.tasks import METAWORLD
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg, episode_path, write_episode
 from workshop.expert import Expert
+from workshop.metaworld_expert import MetaWorldExpert
 
 REPORT_EVERY_S = 10.0
 NOISE_RHO = 0.8  # of the noise of one env step, what is left in the next
@@ -57,7 +62,7 @@ class DemosArgs:
     num_envs: int = 1
     """Simulators: 1 steps inline, N > 1 run in worker processes, an episode in each."""
     task_suite: str = "libero_spatial"
-    """LIBERO suite that the tasks belong to."""
+    """Suite that the tasks belong to."""
     init_states: tuple[int, int] | Literal["fresh"] = "fresh"
     """`fresh`: LIBERO's placement sampler draws one for every episode, and the benchmark's are all held out; or first
     and one-past-last of the benchmark's initial states."""
@@ -69,12 +74,18 @@ class DemosArgs:
     seed: int = 0
     """Seed of everything random."""
     assets: str = "lowpoly"
-    """What objects look like: `lowpoly`, `official` or a folder."""
+    """What LIBERO's objects look like: `lowpoly`, `official` or a folder."""
 
     def recipe(self) -> dict[str, Any]:
         """Everything that the content of the folder depends on, besides tasks and number, as JSON has it."""
         others = ("out", "task_ids", "episodes", "num_envs")
         return json.loads(json.dumps({key: value for key, value in vars(self).items() if key not in others}))
+
+    def env_spec(self, task_ids: tuple[int, ...]) -> EnvSpec:
+        """All cameras of the suite's simulator."""
+        if self.task_suite == METAWORLD:
+            return EnvSpec(self.task_suite, task_ids, num_images=1, assets=METAWORLD_LOOKS)
+        return EnvSpec(self.task_suite, task_ids, assets=self.assets)
 
 
 def collect(args: DemosArgs) -> Counter:
@@ -82,7 +93,8 @@ def collect(args: DemosArgs) -> Counter:
 
     A fault of the simulator is no failure of the expert: its episode is played again by the next collection.
     """
-    stored = min(task.num_init_states for task in task_info(EnvSpec(args.task_suite, args.task_ids)))
+    spec = args.env_spec(args.task_ids)
+    stored = min(task.num_init_states for task in task_info(spec))
     first, end = (0, 1) if args.init_states == "fresh" else args.init_states
     if not 0 <= first < end <= stored:
         raise BadInput(f"--init-states {first} {end}: the tasks have 0 .. {stored}; END is left out")
@@ -93,7 +105,7 @@ def collect(args: DemosArgs) -> Counter:
         write_json(args.out / "recipe.json", args.recipe())
     if (found := read_json(args.out / "recipe.json")) != args.recipe():
         raise BadInput(f"{args.out} holds demonstrations of other settings: {found}; use them or another --out")
-    find_pack(args.assets)  # made once, here, rather than by all workers at the same time
+    find_pack(spec.assets)  # made once, here, rather than by all workers at the same time
     failed = failed_attempts(args.out / "attempts.jsonl")
     places = [(task_id, index) for task_id in args.task_ids for index in range(args.episodes)]
     places = [place for place in places if place not in failed and not episode_path(args.out, *place).exists()]
@@ -148,9 +160,9 @@ def attempt_of(args: DemosArgs, task_id: int, index: int) -> tuple[Start, float,
 
 
 @lru_cache(1)
-def _env_and_looks(task_suite: str, assets: str, task_id: int) -> tuple[LiberoEnv, str]:
-    pack = find_pack(assets)
-    return LiberoEnv(EnvSpec(task_suite, (task_id,), assets=str(pack.folder)), task_id), pack.looks
+def _env_and_looks(spec: EnvSpec) -> tuple[LiberoEnv | MetaWorldEnv, str]:
+    pack = find_pack(spec.assets)
+    return make_env(replace(spec, assets=str(pack.folder)), spec.task_ids[0]), pack.looks
 
 
 def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
@@ -160,8 +172,8 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
     """
     task_id, index = place
     (init_state_id, seed), noise_scale, first_frame, generator = attempt_of(args, task_id, index)
-    env, looks = _env_and_looks(args.task_suite, args.assets, task_id)
-    noise = noise_bursts(noise_scale, env.max_env_steps, generator)
+    env, looks = _env_and_looks(args.env_spec((task_id,)))
+    noise = noise_bursts(noise_scale, env.max_env_steps, generator, env.action_dim - 1)
 
     def wants_frame(env_step: int) -> bool:
         is_due = (env_step - first_frame) % args.frame_every == 0
@@ -170,17 +182,16 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
     frames, proprio, objects, steps, labels = [], [], [], [], []
     result = env.reset(init_state_id, seed, observe=wants_frame(0))
     if result.error is None:
-        expert = Expert(env.domain)
+        expert = MetaWorldExpert(env) if isinstance(env, MetaWorldEnv) else Expert(env.domain)
     while not result.done:
         if result.observation is not None:
-            state = expert.look()
             frames.append([encode_jpeg(image) for image in result.observation.images])
             proprio.append(result.observation.proprio)
-            objects.append(np.concatenate([state.bowl, state.plate]))
+            objects.append(expert.objects())
             steps.append(result.env_steps)
         labels.append(expert.decide()[1])
         executed = labels[-1].copy()
-        executed[:6] = np.clip(executed[:6] + noise[result.env_steps], -1.0, 1.0)  # the gripper obeys
+        executed[:-1] = np.clip(executed[:-1] + noise[result.env_steps], -1.0, 1.0)  # the gripper obeys
         result = env.step_chunk(executed[None], observe=wants_frame(result.env_steps + 1))
     stored = -1 if init_state_id is None else init_state_id
     drawn: Any = {"task_id": task_id, "init_state_id": stored, "noise_scale": noise_scale}
@@ -204,20 +215,20 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
     return drawn | {"index": index, "outcome": outcome, "env_steps": result.env_steps}
 
 
-def noise_bursts(scale: float, num_steps: int, generator: np.random.Generator) -> np.ndarray:
-    """What is added to the six motions of each env step, (num_steps, 6): bursts of noise, and zeros between them.
+def noise_bursts(scale: float, num_steps: int, generator: np.random.Generator, motions: int = 6) -> np.ndarray:
+    """What is added to the motions of each env step, (num_steps, motions): bursts of noise, and zeros between them.
 
     A burst is an Ornstein-Uhlenbeck process with a standard deviation of `scale` x NOISE_WEIGHTS. The quiet between
     the bursts is for the labels' sake: there a chunk of labels is what was executed, so it leads where it is meant to.
     Under steady noise the later labels of a chunk would correct pushes that the policy could not foresee.
     """
-    noise = np.zeros((num_steps, 6))
+    noise = np.zeros((num_steps, motions))
     step = int(generator.integers(*CLEAN_STEPS))
     while step < num_steps:
-        push = generator.standard_normal(6)
+        push = generator.standard_normal(motions)
         for _ in range(generator.integers(*BURST_STEPS)):
-            noise[step : step + 1] = scale * NOISE_WEIGHTS * push
-            push = NOISE_RHO * push + np.sqrt(1 - NOISE_RHO**2) * generator.standard_normal(6)
+            noise[step : step + 1] = scale * NOISE_WEIGHTS[:motions] * push
+            push = NOISE_RHO * push + np.sqrt(1 - NOISE_RHO**2) * generator.standard_normal(motions)
             step += 1
         step += int(generator.integers(*CLEAN_STEPS))
     return noise

@@ -22,7 +22,7 @@ from PIL import Image
 
 from contracts import BadInput, first_line
 from vla.checkpoint import HUB_TIMEOUT_S
-from workshop.demo_files import ACTION_DIM, CHUNK_LENGTH, PROPRIO_DIM, DemoEpisode, encode_jpeg
+from workshop.demo_files import CHUNK_LENGTH, LIBERO_SIZES, DemoEpisode, encode_jpeg
 
 Flip = Literal["none", "both", "horizontal", "vertical"]
 STRIDES = {"none": (1, 1), "both": (-1, -1), "horizontal": (1, -1), "vertical": (-1, 1)}  # of rows and columns
@@ -143,10 +143,10 @@ def open_foreign(folder: Path, flip: Flip) -> tuple[int, Iterator[tuple[str, Dem
 
 def check_numbers(episode: StoredEpisode) -> None:
     """Raises BadInput for states and actions that are not those of LIBERO's robot and env, as far as they tell."""
-    steps = len(episode.actions)
+    steps, (action_dim, proprio_dim) = len(episode.actions), LIBERO_SIZES
     for name, values, width, meaning in (
-        ("states", episode.proprio, PROPRIO_DIM, "hand position 3, axis-angle 3, finger joints 2"),
-        ("actions", episode.actions, ACTION_DIM, "motions 6, gripper 1"),
+        ("states", episode.proprio, proprio_dim, "hand position 3, axis-angle 3, finger joints 2"),
+        ("actions", episode.actions, action_dim, "motions 6, gripper 1"),
     ):
         if values.shape != (steps, width):
             found = f"{name} of shape {values.shape[1:]}"

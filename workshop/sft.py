@@ -1,4 +1,4 @@
-"""Supervised fine-tuning of an OpenVLA-OFT policy on demonstrations: cross-entropy on the 56 action tokens of a chunk.
+"""Supervised fine-tuning of an OpenVLA-OFT policy on demonstrations: cross-entropy on the action tokens of a chunk.
 
     python -m workshop.sft --demos FOLDER --out FOLDER [--llm-dim 96 | --init CHECKPOINT] [--steps 6000]
 
@@ -30,12 +30,13 @@ from torch.nn import functional as F
 
 from configs.cli import main_guard, parse_flags
 from contracts import BadInput, read_json, write_json
+from envs.tasks import METAWORLD
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint, load_network, resolve_checkpoint, save_checkpoint
 from vla.model import OpenVLAOFT
 from vla.policy import choose_device
 from vla.preprocessing import ImageProcessor, load_tokenizer
 from vla.tokens import ACTION_TOKEN_IDS, NUM_BINS, load_statistics
-from workshop.demo_files import ACTION_DIM, CHUNK_LENGTH, PROPRIO_DIM
+from workshop.demo_files import CHUNK_LENGTH, LIBERO_SIZES, METAWORLD_SIZES
 from workshop.foreign_demos import Flip, find_demos
 from workshop.sft_data import Frames, augment, dataset_statistics, make_frames, read_episodes, split_episodes
 from workshop.tiny import TinySize, make_tiny_checkpoint
@@ -103,17 +104,22 @@ def fine_tune(args: SftArgs) -> Path:
         raise BadInput(f"--out {args.out} exists already: name a new folder")
     device, started = choose_device(args.device), time.monotonic()
     folders, key = find_all(args.demos, args.task_suite)
+    is_metaworld = args.task_suite == METAWORLD
+    sizes = METAWORLD_SIZES if is_metaworld else LIBERO_SIZES
     with tempfile.TemporaryDirectory() as scratch:
         random_weights: Any = {"seed": args.seed, "num_images": args.num_images or 2, "size": args.size}
+        random_weights["metaworld"] = is_metaworld
         folder = resolve_checkpoint(args.init) if args.init else make_tiny_checkpoint(Path(scratch), **random_weights)
         init = inspect_checkpoint(folder, args.num_images)
         processor, tokenizer = ImageProcessor.load(init.folder), load_tokenizer(init.folder)
-        network = load_trainable(init, device)
+        network = load_trainable(init, device, sizes)
         episodes = read_episodes(folders, init.num_images, processor.image_size, args.flip)
+        if any((episode.actions.shape[1], episode.proprio.shape[1]) != sizes for episode, _ in episodes):
+            raise BadInput(f"--task-suite {args.task_suite}: the demonstrations are another simulator's")
         looks = {*init.looks, *(episode.looks for episode, _ in episodes)} - {""}
         train_episodes, held_out_episodes = split_episodes(episodes, args.holdout, args.seed)
         args.out.mkdir(parents=True)
-        entries = {key: dataset_statistics([episode for episode, _ in episodes])}
+        entries = {key: dataset_statistics([episode for episode, _ in episodes], not is_metaworld)}
         write_json(args.out / "dataset_statistics.json", entries)
         statistics = load_statistics(args.out)[key]
         frames = make_frames(train_episodes, statistics, tokenizer, device, cropped=not args.augment)
@@ -133,7 +139,7 @@ def fine_tune(args: SftArgs) -> Path:
         save_policy(args.out, network, init, entries, getattr(torch, args.save_dtype), sorted(looks))
     write_json(args.out / SFT_RUN_FILE, run | {"seconds": time.monotonic() - started})
     if held_out is not None:
-        saved = load_trainable(inspect_checkpoint(args.out), device)
+        saved = load_trainable(inspect_checkpoint(args.out), device, sizes)
         print(f"held out, weights as saved: {held_out_metrics(saved, held_out, processor, args.batch_size)}")
     return args.out
 
@@ -163,7 +169,7 @@ def train(
     optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=ADAM_BETAS, fused=True)
     device = frames.targets.device
     generator = torch.Generator(device).manual_seed(args.seed)
-    noise_scale = PROPRIO_NOISE * frames.proprio.std(0)  # (8,)
+    noise_scale = PROPRIO_NOISE * frames.proprio.std(0)  # (8,) or (4,)
     metrics: list[Tensor] = []
     started, step = time.monotonic(), 0
     try:
@@ -222,7 +228,7 @@ def action_loss(logits: Tensor, targets: Tensor, vocabulary_size: int) -> Tensor
 def match(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Token accuracy of the argmax, and its mean distance in bins along x, y, z."""
     found = logits.argmax(-1)
-    distance = (found - targets).abs().float().unflatten(1, (-1, ACTION_DIM))
+    distance = (found - targets).abs().float().unflatten(1, (CHUNK_LENGTH, -1))
     return (found == targets).float().mean(), distance[..., :3].mean()
 
 
@@ -234,9 +240,10 @@ def held_out_metrics(network: OpenVLAOFT, frames: Frames, processor: ImageProces
     accuracy, error = match(logits, frames.targets)
     nll = F.cross_entropy(logits.flatten(0, 1), frames.targets.flatten())
     logprobs = logits.log_softmax(-1)
-    entropy = -(logprobs.exp() * logprobs).sum(-1).unflatten(1, (-1, ACTION_DIM)).mean((0, 1))
+    entropy = -(logprobs.exp() * logprobs).sum(-1).unflatten(1, (CHUNK_LENGTH, -1)).mean((0, 1))
     metrics = {"nll": nll, "accuracy": accuracy, "xyz_bin_error": error}
-    metrics |= {f"entropy_{name}": value for name, value in zip(ACTION_NAMES, entropy, strict=True)}
+    names = (*ACTION_NAMES[: len(entropy) - 1], ACTION_NAMES[-1])
+    metrics |= {f"entropy_{name}": value for name, value in zip(names, entropy, strict=True)}
     return {f"held_out/{name}": value.item() for name, value in metrics.items()}
 
 
@@ -248,15 +255,16 @@ def learning_rate(step: int, args: SftArgs) -> float:
     return args.lr * warmup * (FINAL_LR + (1 - FINAL_LR) * cosine)
 
 
-def load_trainable(info: CheckpointInfo, device: torch.device) -> OpenVLAOFT:
-    """The network in float32. Raises BadInput when it decides on other things than demonstrations hold."""
-    network = load_network(info, CHUNK_LENGTH * ACTION_DIM, device, torch.float32)
+def load_trainable(info: CheckpointInfo, device: torch.device, sizes: tuple[int, int] = LIBERO_SIZES) -> OpenVLAOFT:
+    """The network in float32. Raises BadInput when it decides on other things than demonstrations of `sizes` hold."""
+    action_dim, proprio_dim = sizes
+    network = load_network(info, CHUNK_LENGTH * action_dim, device, torch.float32)
     projector = network.proprio_projector
-    chunk, proprio = info.config.chunk_length, PROPRIO_DIM if projector is None else projector.proprio_dim
-    if (chunk, proprio) != (CHUNK_LENGTH, PROPRIO_DIM):
+    chunk, proprio = info.config.chunk_length, proprio_dim if projector is None else projector.proprio_dim
+    if (chunk, proprio) != (CHUNK_LENGTH, proprio_dim):
         raise BadInput(
             f"--init {info.folder}: chunks of {chunk} actions and a robot state of {proprio} values; demonstrations "
-            f"have {CHUNK_LENGTH} and {PROPRIO_DIM}: give another checkpoint"
+            f"have {CHUNK_LENGTH} and {proprio_dim}: give another checkpoint"
         )
     return network
 

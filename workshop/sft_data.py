@@ -36,7 +36,7 @@ class Frames:
     """N frames and their targets, on one device."""
 
     images: Tensor  # (N, n, 3, S, S) uint8
-    proprio: Tensor  # (N, 8) float32, normalised
+    proprio: Tensor  # (N, 8 or 4) float32, normalised
     prompts: Tensor  # (N, P) int64, padded on the right
     prompt_lengths: Tensor | None  # (N,) int64; None where all are equal: then attention needs no mask
     targets: Tensor  # (N, A) int64 in 0..255: action token minus 31744, time-major
@@ -92,16 +92,20 @@ def from_env(actions: np.ndarray) -> np.ndarray:
     return dataset_actions
 
 
-def dataset_statistics(episodes: Sequence[DemoEpisode]) -> dict[str, Any]:
-    """One entry of dataset_statistics.json, computed as openvla-oft does: over all actions, gripper not scaled."""
-    actions = from_env(np.concatenate([episode.actions for episode in episodes]))
+def dataset_statistics(episodes: Sequence[DemoEpisode], binary_gripper: bool = True) -> dict[str, Any]:
+    """One entry of dataset_statistics.json, computed as openvla-oft does: over all actions, gripper not scaled.
+
+    A gripper that is not binary, but an effort, is an action dimension like the others.
+    """
+    actions = np.concatenate([episode.actions for episode in episodes]).astype(np.float64)
+    actions = from_env(actions) if binary_gripper else actions
     proprio = np.concatenate([episode.proprio for episode in episodes]).astype(np.float64)
     entry: dict[str, Any] = {"num_transitions": len(actions), "num_trajectories": len(episodes)}
     for name, values in (("action", actions), ("proprio", proprio)):
         q01, q99 = np.quantile(values, [0.01, 0.99], axis=0)
         rows = {"mean": values.mean(0), "std": values.std(0), "min": values.min(0), "max": values.max(0)}
         entry[name] = {row: numbers.tolist() for row, numbers in (rows | {"q01": q01, "q99": q99}).items()}
-    entry["action"]["mask"] = [True] * (actions.shape[1] - 1) + [False]
+    entry["action"]["mask"] = [True] * (actions.shape[1] - 1) + [not binary_gripper]
     return entry
 
 
@@ -127,8 +131,9 @@ def make_frames(
     if cropped:
         images = np.stack([[centre_crop(planes) for planes in frame] for frame in images])
     proprio = np.concatenate([episode.proprio for episode, _ in episodes])
-    chunks = [e.actions[e.frame_steps[:, None] + np.arange(CHUNK_LENGTH)] for e, _ in episodes]  # each (F, 8, 7)
-    tokens = encode(normalise(from_env(np.concatenate(chunks)), statistics.action))
+    chunks = np.concatenate([e.actions[e.frame_steps[:, None] + np.arange(CHUNK_LENGTH)] for e, _ in episodes])
+    actions = chunks if statistics.action.mask[-1] else from_env(chunks)  # (N, 8, 7 or 4); `Policy.actions` undoes it
+    tokens = encode(normalise(actions, statistics.action))
     prompts = {e.instruction: torch.tensor(prompt_ids(tokenizer, e.instruction)) for e, _ in episodes}
     ids, lengths = pad_prompts([prompts[episode.instruction] for episode, images in episodes for _ in images])
     assert statistics.proprio is not None, "`dataset_statistics` has them"

@@ -17,9 +17,11 @@ from torch import nn
 
 from configs.cli import main_guard, parse_flags
 from contracts import BadInput, first_line, read_json, write_json
+from envs.tasks import METAWORLD
 from vla.checkpoint import read_model_config, save_checkpoint
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.preprocessing import load_tokenizer
+from workshop.demo_files import CHUNK_LENGTH, LIBERO_SIZES, METAWORLD_SIZES
 
 TEMPLATE = Path(__file__).parents[1] / "checkpoints" / "tiny-libero-spatial"
 
@@ -60,6 +62,8 @@ class TinyArgs:
     """Images per decision: 1 (agentview) or 2 (and wrist)."""
     proprio: bool = True
     """Give the robot's state to the model."""
+    metaworld: bool = False
+    """Actions of 4 numbers and a robot state of 4, as Meta-World has them (LIBERO: 7 and 8)."""
     l1_head: bool = False
     """Add an L1 regression head, as checkpoints of the kind "L1 regression" have."""
     size: TinySize = field(default_factory=TinySize)
@@ -77,6 +81,10 @@ def make_tiny_checkpoint(out: Path, dtype: torch.dtype = torch.float32, **option
         shutil.copyfile(TEMPLATE / name, out / name)
     (entry,) = read_json(TEMPLATE / "dataset_statistics.json").values()
     statistics = {f"libero_{suite}_no_noops": entry for suite in ("spatial", "object", "goal", "10")}
+    if args.metaworld:
+        unit = dict.fromkeys(("min", "q01"), [-1.0] * 4) | dict.fromkeys(("max", "q99"), [1.0] * 4)
+        statistics = {METAWORLD: {"action": unit, "proprio": unit}}
+    action_dim, proprio_dim = METAWORLD_SIZES if args.metaworld else LIBERO_SIZES
     write_json(out / "dataset_statistics.json", statistics)
     processor = read_json(TEMPLATE / "preprocessor_config.json")
     processor |= {"input_sizes": [[3, *side]] * 2, "tvf_crop_params": [{"output_size": side}] * 2}
@@ -95,9 +103,9 @@ def make_tiny_checkpoint(out: Path, dtype: torch.dtype = torch.float32, **option
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(args.seed)
-            network = OpenVLAOFT(read_model_config(out), num_action_tokens=8 * 7)
-            network.proprio_projector = ProprioProjector(8, size.llm_dim) if args.proprio else None
-            head = L1RegressionHead(2, size.llm_dim, size.llm_dim, 7) if args.l1_head else None
+            network = OpenVLAOFT(read_model_config(out), num_action_tokens=CHUNK_LENGTH * action_dim)
+            network.proprio_projector = ProprioProjector(proprio_dim, size.llm_dim) if args.proprio else None
+            head = L1RegressionHead(2, size.llm_dim, size.llm_dim, action_dim) if args.l1_head else None
     except (ValueError, AssertionError, RuntimeError, ZeroDivisionError) as fault:
         raise BadInput(f"--size: no network can be built from {size} ({first_line(fault)})") from fault
     _initialise(network, load_tokenizer(out).get_vocab().values(), torch.Generator().manual_seed(args.seed))

@@ -1,0 +1,178 @@
+"""MetaWorldEnv against Meta-World's own env, stepped one action at a time and drawn by gymnasium."""
+
+import numpy as np
+import pytest
+
+from contracts import BadInput
+from envs.assets import find_pack
+from envs.libero import IMAGE_SIZE, EnvSpec
+from envs.metaworld import CAMERA, CAMERA_POSITION, NUM_INIT_STATES, STORED, MetaWorldEnv
+from envs.perturb import Perturbation
+from envs.pool import make_env, task_info
+from envs.rendering import prepare, render_device
+from envs.tasks import METAWORLD, METAWORLD_TASKS
+from workshop.metaworld_expert import MetaWorldExpert
+
+pytest.importorskip("metaworld")
+NAMES = list(METAWORLD_TASKS)
+REACH, DRAWER, DOOR = (NAMES.index(name) for name in ("reach-v3", "drawer-close-v3", "door-open-v3"))
+
+
+def new_env(task_id: int, **options) -> MetaWorldEnv:
+    env = make_env(EnvSpec(METAWORLD, (task_id,), num_images=1, **options), task_id)
+    assert isinstance(env, MetaWorldEnv)
+    return env
+
+
+@pytest.fixture
+def drawer():
+    env = new_env(DRAWER)
+    yield env
+    env.close()
+
+
+def pushes(count: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).uniform(-1, 1, (count, 4))
+
+
+def physics_of(env) -> np.ndarray:
+    data = env.domain.data
+    return np.concatenate([data.qpos, data.qvel, data.mocap_pos.ravel(), env.raw])
+
+
+@pytest.fixture
+def reference():
+    """Meta-World's env of the door task as its multi-task benchmark has it, drawn from the place where ours looks."""
+    prepare()
+    with render_device():
+        from metaworld.env_dict import ALL_V3_ENVIRONMENTS
+
+        view = {"render_mode": "rgb_array", "camera_name": CAMERA, "width": IMAGE_SIZE, "height": IMAGE_SIZE}
+        env = ALL_V3_ENVIRONMENTS["door-open-v3"](**view)
+        env.model.vis.quality.offsamples = 0
+        env.model.camera(CAMERA).pos = CAMERA_POSITION
+        env._partially_observable, env._freeze_rand_vec = False, False
+        env.seeded_rand_vec = env._set_task_called = True
+        del env.sawyer_observation_space
+        env.mujoco_renderer._get_viewer("rgb_array").scn.flags[0] = 0  # mjRND_SHADOW
+    yield env
+    env.close()
+
+
+def test_tasks_are_those_of_meta_worlds_benchmark_in_its_order():
+    prepare()
+    from metaworld.env_dict import MT50_V3
+
+    assert list(MT50_V3) == NAMES
+    infos = task_info(EnvSpec(METAWORLD, tuple(range(50)), num_images=1))
+    assert [info.name for info in infos] == NAMES
+    assert len({info.instruction for info in infos}) == 50
+    with pytest.raises(BadInput, match=r"0\.\.49, found 50; there are: 0 assembly-v3"):
+        EnvSpec(METAWORLD, (50,))
+
+
+def test_chunks_have_the_physics_and_the_picture_of_meta_worlds_own_env(reference):
+    ours = new_env(DOOR)
+    reference.np_random = np.random.default_rng([STORED, 7])
+    raw, _ = reference.reset()
+    result = ours.reset(7)
+    for seed in range(5):
+        np.testing.assert_array_equal(ours.raw, raw)
+        for name in ("qpos", "qvel", "mocap_pos"):
+            np.testing.assert_array_equal(getattr(ours.domain.data, name), getattr(reference.data, name))
+        np.testing.assert_array_equal(result.observation.images[0], reference.render()[::-1, ::-1])
+        np.testing.assert_array_equal(result.observation.proprio, raw[:4])
+        for action in pushes(8, seed):
+            raw, *_ = reference.step(action)
+        result = ours.step_chunk(pushes(8, seed))
+        assert (result.executed, result.env_steps) == (8, 8 * (seed + 1))
+    ours.close()
+
+
+@pytest.mark.parametrize("task_id", [REACH, DRAWER, DOOR])
+def test_meta_worlds_experts_succeed(task_id):
+    env = new_env(task_id)
+    for init_state_id in range(5):
+        result = env.reset(init_state_id, observe=False)
+        expert = MetaWorldExpert(env)
+        while not result.done:
+            result = env.step_chunk(expert.decide()[1][None], observe=False)
+        assert result.success, f"{env.name}, initial state {init_state_id}"
+        assert result.observation is None
+    env.close()
+
+
+@pytest.mark.parametrize("task_id", range(0, 50, 7))
+def test_an_episode_is_a_function_of_its_start_alone(task_id):
+    fresh, used = new_env(task_id), new_env(task_id)
+    used.reset(3, observe=False)
+    used.step_chunk(pushes(60), observe=False)
+    for env in (fresh, used):
+        env.reset(5, observe=False)
+    np.testing.assert_array_equal(physics_of(fresh), physics_of(used))
+    for env in (fresh, used):
+        env.step_chunk(pushes(40, 1), observe=False)
+    np.testing.assert_array_equal(physics_of(fresh), physics_of(used))
+    fresh.close()
+    used.close()
+
+
+def test_initial_states_differ_from_one_another_and_from_fresh_ones(drawer):
+    starts = [(i, 0) for i in range(NUM_INIT_STATES)] + [(None, seed) for seed in range(10)]
+    found = []
+    for start in starts:
+        drawer.reset(*start, observe=False)
+        found.append(drawer.domain._target_pos.tobytes())
+    assert len(set(found)) == len(starts)
+    drawer.reset(0, seed=9, observe=False)  # the seed is a fresh one's
+    assert drawer.domain._target_pos.tobytes() == found[0]
+
+
+def test_only_what_is_read_is_drawn(drawer, monkeypatch):
+    drawn = []
+    picture = MetaWorldEnv._picture
+    monkeypatch.setattr(MetaWorldEnv, "_picture", lambda self: drawn.append(self._env_steps) or picture(self))
+    result = drawer.reset(0)
+    assert result.observation.images.shape == (1, IMAGE_SIZE, IMAGE_SIZE, 3)
+    assert result.observation.instruction == "close the drawer"
+    assert result.observation.state.dtype == np.float32
+    drawer.step_chunk(np.zeros((8, 4)))
+    drawer.step_chunk(np.zeros((8, 4)), observe=False)
+    assert drawn == [0, 8]
+    drawer.reset(0, record=True, observe=False)
+    assert len(drawer.step_chunk(np.zeros((3, 4)), observe=False).frames) == 3
+
+
+def test_an_episode_ends_at_the_step_limit():
+    env = new_env(DRAWER, max_env_steps=12)
+    env.reset(0)
+    assert not env.step_chunk(np.zeros((8, 4))).done
+    result = env.step_chunk(np.zeros((8, 4)))
+    assert (result.executed, result.env_steps, result.done, result.success) == (4, 12, True, False)
+    with pytest.raises(AssertionError):
+        env.step_chunk(np.zeros((8, 4)))
+    env.close()
+
+
+def test_a_fault_ends_the_episode_and_the_next_reset_builds_anew(drawer):
+    expected = drawer.reset(0).observation
+    drawer.domain.data.qpos[0] = np.nan  # MuJoCo resets such a state and only warns
+    result = drawer.step_chunk(np.zeros((8, 4)))
+    assert result.done
+    assert not result.success
+    assert "unstable" in result.error
+    np.testing.assert_array_equal(drawer.reset(0).observation.images, expected.images)
+
+
+def test_what_meta_world_does_not_have_is_refused_in_one_line(drawer):
+    with pytest.raises(BadInput, match="--perturb"):
+        drawer.reset(0, perturbation=Perturbation("camera", 1))
+    drawer.reset(0, observe=False)
+    with pytest.raises(BadInput, match="7 numbers"):
+        drawer.step_chunk(np.zeros((8, 7)))
+    with pytest.raises(BadInput, match="2"):
+        make_env(EnvSpec(METAWORLD, (0,), num_images=2), 0)
+
+
+def test_its_looks_are_its_own():
+    assert find_pack("metaworld").looks == "metaworld"
