@@ -51,7 +51,8 @@ FOLLOWED = {
 }
 # 6,500 episodes, which are begun and interrupted.
 PROTOCOL = "python eval.py --checkpoint CHECKPOINT --protocol libero --task-suite all --num-envs 8"
-ELSEWHERE = {"make test", "source .venv/bin/activate"}  # CI itself is `make test`
+METAWORLD = "python train_grpo.py --task-suite metaworld_mt50 --task-id 18 --checkpoint PATH"  # test_metaworld.py
+ELSEWHERE = {"make test", "source .venv/bin/activate", METAWORLD}  # CI itself is `make test`
 
 
 def commands_of(page: Path) -> list[str]:
