@@ -131,7 +131,7 @@ class LiberoEnv:
         With an initial state the seed places the fixtures; without one (None) everything: a fresh initial state.
         Settling is always exact: both kinds of `physics` start from the same state.
         """
-        self._perturbation, self._told = perturbation, self.instruction
+        self._perturbation, self.instruction = perturbation, self.files.instruction
         known = range(self.num_init_states)
         assert init_state_id is None or init_state_id in known, f"initial state {init_state_id} of {len(known)}"
         self._running, self._recording, self._env_steps = True, record, 0
@@ -173,7 +173,7 @@ class LiberoEnv:
         for draw in range(MAX_PLACEMENT_TRIES):
             simulator.reset((seed, draw) if stored is None else seed, stored, change, draw)
             if change is not None:
-                self._told = perturb.change_scene(simulator.domain, change, self.instruction)
+                self.instruction = perturb.change_scene(simulator.domain, change, self.files.instruction)
             placed = simulator.object_poses()
             if is_known:
                 return self._settle(simulator, observe)
@@ -234,7 +234,7 @@ class LiberoEnv:
             images = perturb.noisy(images, self._perturbation, self._env_steps)
         hand, fingers = axis_angle(raw["robot0_eef_quat"]), raw["robot0_gripper_qpos"]
         proprio = np.concatenate([raw["robot0_eef_pos"], hand, fingers], dtype=np.float64)
-        return Observation(images, proprio, self._told, state=self._state(raw["robot0_eef_pos"]))
+        return Observation(images, proprio, self.instruction, state=self._state(raw["robot0_eef_pos"]))
 
     def _state(self, hand: np.ndarray) -> np.ndarray:
         """All joint positions, the robot's speeds, the hand, what lies how far from it, and the share of time gone."""

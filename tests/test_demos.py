@@ -10,8 +10,9 @@ import pytest
 import workshop.demos
 from contracts import BadInput
 from envs.libero import EnvSpec, LiberoEnv
+from envs.perturb import label_of
 from workshop.demo_files import CHUNK_LENGTH, decode_jpeg, encode_jpeg, episode_path, list_episodes, read_episode
-from workshop.demos import DemosArgs, attempt_of, collect, main, noise_bursts
+from workshop.demos import DemosArgs, attempt_of, change_of, collect, main, noise_bursts
 
 OUT = Path("unused")
 
@@ -117,3 +118,14 @@ def test_initial_states_and_noise_scales_meet_equally_often():
     attempts = [attempt_of(args, 0, index)[:2] for index in range(160)]
     starts = [(state, 0) for state in range(40)]
     assert Counter(attempts) == dict.fromkeys(product(starts, args.noise_scales), 1)
+
+
+def test_an_episode_draws_its_perturbation_from_its_place_and_without_the_flag_has_none(tmp_path):
+    plain = DemosArgs(tmp_path)
+    assert {change_of(plain, 0, index) for index in range(20)} == {None}
+    assert "perturb" not in plain.recipe()  # folders of before go on
+    varied = DemosArgs(tmp_path, perturb=("camera", "light"), magnitudes=(1, 5))
+    drawn = [change_of(varied, 0, index) for index in range(100)]
+    assert drawn == [change_of(varied, 0, index) for index in range(100)]
+    assert {label_of(change) for change in drawn} == {"none", "camera-1", "camera-5", "light-1", "light-5"}
+    assert varied.recipe()["magnitudes"] == [1, 5]

@@ -25,10 +25,12 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from configs.cli import main_guard, parse_flags
+from configs.config import SimulatorConfig
 from contracts import BadInput, read_json, write_json
 from envs.assets import METAWORLD_LOOKS, find_pack
 from envs.libero import EnvSpec, LiberoEnv
 from envs.metaworld import MetaWorldEnv
+from envs.perturb import NONE, Kind, Perturbation, from_label
 from envs.pool import make_env, task_info
 from envs.tasks import METAWORLD
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg, episode_path, write_episode
@@ -73,12 +75,16 @@ class DemosArgs:
     """Env steps between two frames, where the chunk of a frame is free of noise."""
     seed: int = 0
     """Seed of everything random."""
+    perturb: tuple[Kind, ...] = ()
+    """Kinds of change to LIBERO's world (docs/OWN_TASKS.md); every episode draws one of them, or none."""
+    magnitudes: tuple[int, ...] = (1, 3, 5)
+    """How far they go, in steps of 1 to 5."""
     assets: str = "lowpoly"
     """What LIBERO's objects look like: `lowpoly`, `official` or a folder."""
 
     def recipe(self) -> dict[str, Any]:
         """Everything that the content of the folder depends on, besides tasks and number, as JSON has it."""
-        others = ("out", "task_ids", "episodes", "num_envs")
+        others = ("out", "task_ids", "episodes", "num_envs", *(("perturb", "magnitudes") if not self.perturb else ()))
         return json.loads(json.dumps({key: value for key, value in vars(self).items() if key not in others}))
 
     def env_spec(self, task_ids: tuple[int, ...]) -> EnvSpec:
@@ -159,6 +165,13 @@ def attempt_of(args: DemosArgs, task_id: int, index: int) -> tuple[Start, float,
     return start, noise_scale, first_frame, generator
 
 
+def change_of(args: DemosArgs, task_id: int, index: int) -> Perturbation | None:
+    """How the world of an episode is perturbed, a function of the arguments alone."""
+    labels = (NONE, *SimulatorConfig(perturb=args.perturb, magnitudes=args.magnitudes).perturbations)
+    generator = np.random.default_rng([args.seed, task_id, index, 2])
+    return from_label(str(generator.choice(labels)), int(generator.integers(2**32)))
+
+
 @lru_cache(1)
 def _env_and_looks(spec: EnvSpec) -> tuple[LiberoEnv | MetaWorldEnv, str]:
     pack = find_pack(spec.assets)
@@ -180,7 +193,8 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
         return is_due and not noise[env_step : env_step + CHUNK_LENGTH].any()
 
     frames, proprio, objects, steps, labels = [], [], [], [], []
-    result = env.reset(init_state_id, seed, observe=wants_frame(0))
+    change = change_of(args, task_id, index)
+    result = env.reset(init_state_id, seed, perturbation=change, observe=wants_frame(0))
     if result.error is None:
         expert = MetaWorldExpert(env) if isinstance(env, MetaWorldEnv) else Expert(env.domain)
     while not result.done:
