@@ -32,7 +32,7 @@ from configs.config import (
     TrainConfig,
     UpdateConfig,
     require,
-)  # fmt: skip
+)
 from contracts import BadInput, Observation, SelfCheckError, first_line
 from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
 from envs.libero import EnvSpec

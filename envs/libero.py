@@ -272,7 +272,7 @@ class Simulator:
         self.gate = lean.CameraGate(self.domain)
         lean.release_memory(self.domain)
         self._soft_reset = lean.soft_reset(self.domain)
-        self._as_built, self._goal = perturb.remembered(self.domain), self.domain.parsed_problem["goal_state"]
+        self._as_built, self._goal = perturb.snapshot(self.domain), self.domain.parsed_problem["goal_state"]
         self._lean_physics = lean.lean_physics
         self._step: Callable[[np.ndarray], Outcome] = self._exact_step
         self.domain.reward = lambda action: 0.0  # LIBERO's costs a second check of success, which nobody reads

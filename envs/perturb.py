@@ -109,19 +109,19 @@ def scattered(places: np.ndarray, radius: float, rng: np.random.Generator) -> np
     return places
 
 
-def remembered(domain: Any) -> dict[str, np.ndarray]:
-    """What `change_scene` may change, as it is: for `restore`."""
+def snapshot(domain: Any) -> dict[str, np.ndarray]:
+    """What `change_scene` may change of the model, as it is: for `restore`."""
     model = domain.sim.model._model
     headlight = model.vis.headlight
     fields = {name: getattr(model, name).copy() for name in MODEL_FIELDS}
     return fields | {"ambient": headlight.ambient.copy(), "diffuse": headlight.diffuse.copy()}
 
 
-def restore(domain: Any, remembered: dict[str, np.ndarray], goal: list) -> None:
+def restore(domain: Any, as_built: dict[str, np.ndarray], goal: list) -> None:
     model = domain.sim.model._model
     for name in MODEL_FIELDS:
-        getattr(model, name)[:] = remembered[name]
-    model.vis.headlight.ambient[:], model.vis.headlight.diffuse[:] = remembered["ambient"], remembered["diffuse"]
+        getattr(model, name)[:] = as_built[name]
+    model.vis.headlight.ambient[:], model.vis.headlight.diffuse[:] = as_built["ambient"], as_built["diffuse"]
     domain.parsed_problem["goal_state"] = goal
 
 
@@ -188,21 +188,21 @@ def _recolour(domain: Any, perturbation: Perturbation) -> None:
 
 
 def _other_goal(domain: Any, magnitude: int) -> str:
-    """Another object of the scene is to go where the task's own should."""
-    goals = [fact for fact in domain.parsed_problem["goal_state"] if len(fact) == 3]
+    """Another object of the scene is to go where the task's own should (onto the last one if that is to go nowhere)."""
     categories = {name: thing.category_name for name, thing in domain.objects_dict.items()}
-    taken = {categories.get(word) for fact in goals for word in fact[1:]}
+    goals = [fact for fact in domain.parsed_problem["goal_state"] if len(fact) == 3] or [["on", "", [*categories][-1]]]
+    taken = {categories.get(_owner(word, domain)) for fact in goals for word in fact[1:]}
     others = sorted({category: name for name, category in categories.items() if category not in taken}.items())
-    if not goals or not others:
-        raise BadInput(
-            f"--perturb task: {domain.parsed_problem['language_instruction']}: no other object could go anywhere"
-        )
+    if not others:
+        told = " ".join(domain.parsed_problem["language_instruction"])
+        raise BadInput(f"--perturb task: there is no other object in the scene of {told!r}: leave task out")
     category, name = others[(magnitude - 1) % len(others)]
     relation, _, target = goals[0]
-    place = _owner(target, domain)
+    place = _owner(target, domain) if _owner(target, domain) in domain.obj_body_id else "table"  # a region of it
     domain.parsed_problem["goal_state"] = [[relation, name, target]]
     where = "in" if relation.lower() == "in" else "on"
-    return f"pick up the {category} and place it {where} the {place.rsplit('_', 1)[0]}".replace("_", " ")
+    named = re.sub(r"_\d+$", "", place)
+    return f"pick up the {category} and place it {where} the {named}".replace("_", " ")
 
 
 def _owner(name: str, domain: Any) -> str:

@@ -1,5 +1,7 @@
 """Perturbations: what each kind changes and leaves alone, on LIBERO's own simulator where it takes one."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -12,16 +14,16 @@ from envs.perturb import (
     NONE,
     STACKED_M,
     Perturbation,
+    change_scene,
     from_label,
     label_of,
     noisy,
     paraphrase,
     scattered,
 )
-from envs.tasks import task_names
+from envs.rendering import prepare
+from envs.tasks import suite_task, task_names
 from rl.curriculum import perturbation_probabilities, training_episodes
-
-INSTRUCTION = "pick up the black bowl on the ramekin and place it on the plate"
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +84,24 @@ def test_another_goal_names_another_object_of_the_scene_and_is_told(env):
         f"pick up the {thing} and place it on the plate" for thing in ("cookies", "glazed rim porcelain ramekin")
     ]
     assert env.domain.parsed_problem["goal_state"] == [["on", "glazed_rim_porcelain_ramekin_1", "plate_1"]]
+
+
+@pytest.mark.parametrize("suite", ["libero_object", "libero_goal"])
+def test_the_other_goal_of_every_task_is_neither_its_own_nor_a_thing_into_itself(suite):
+    prepare()
+    from libero.libero.envs.bddl_utils import robosuite_parse_problem
+
+    for task_id in range(10):
+        problem = robosuite_parse_problem(str(suite_task(suite, task_id).bddl))
+        objects = {name: SimpleNamespace(category_name=c) for c, names in problem["objects"].items() for name in names}
+        bodies = [*objects, *(name for names in problem["fixtures"].values() for name in names)]
+        own = problem["goal_state"]
+        domain = SimpleNamespace(parsed_problem=problem, objects_dict=objects, obj_body_id=bodies)
+        told = change_scene(domain, Perturbation("task", 1), "as it was")
+        (_, thing, target), category = problem["goal_state"][0], objects[problem["goal_state"][0][1]].category_name
+        assert problem["goal_state"] != own
+        assert told.startswith(f"pick up the {category.replace('_', ' ')} and place it")
+        assert not target.startswith(thing)
 
 
 def test_a_paraphrase_is_of_the_instruction_and_says_nothing_of_files_or_variants():
