@@ -1,7 +1,8 @@
 """Table and picture of what benchmarks/learning.py left: python -m benchmarks.learning_report OUT [--picture FILE]
 
-For every variant: greedy success of all its seeds before and after training with Wilson intervals, and after how many
-env steps and minutes of rollouts and updates the success of the last WINDOW training episodes has reached a level.
+For every variant: greedy success of all its seeds before and after training with Wilson intervals, after how many
+env steps and minutes of rollouts and updates the success of the last WINDOW training episodes has reached a level, and
+the success of the training episodes between two numbers of env steps (--between), all seeds and each.
 """
 
 from __future__ import annotations
@@ -37,15 +38,29 @@ class Variant:
     name: str
     seeds: list[list[Row]]  # rows of metrics.jsonl
 
+    def evaluated(self) -> list[list[Row]]:
+        """Per seed that was evaluated, the rows of its evaluations."""
+        return [found for rows in self.seeds if (found := [row for row in rows if GREEDY in row])]
+
     def greedy(self, which: int) -> Successes:
         """All seeds together; which: 0 for the first evaluation, -1 for the last one."""
-        rows = [[row for row in rows if GREEDY in row][which] for rows in self.seeds]
+        rows = [evaluated[which] for evaluated in self.evaluated()]
         return Successes(sum(int(row[f"{GREEDY}_k"]) for row in rows), sum(int(row[f"{GREEDY}_n"]) for row in rows))
 
     def gains(self) -> list[float]:
         """Per seed, of greedy success over the teacher, in points."""
-        ends = [[row for row in rows if GREEDY in row][-1] for rows in self.seeds]
-        return [100 * (row[GREEDY] - row[TEACHER]) for row in ends]
+        return [100 * (rows[-1][GREEDY] - rows[-1][TEACHER]) for rows in self.evaluated()]
+
+    def between(self, first: int, last: int) -> str:
+        """Success of the training episodes whose update ended after `first` env steps, up to `last`."""
+        seeds = []
+        for rows in self.seeds:
+            counted = [row for row in rows if first < row["global_step"] <= last and "rollout/success_rate" in row]
+            numbers = [int(row["rollout/trajectories"]) for row in counted]
+            successes = [round(row["rollout/success_rate"] * n) for row, n in zip(counted, numbers, strict=True)]
+            seeds.append(Successes(sum(successes), sum(numbers)))
+        each = ", ".join(f"{100 * seed.k / seed.n:.0f}" for seed in seeds)
+        return f"{Successes(sum(seed.k for seed in seeds), sum(seed.n for seed in seeds))} ({each})"
 
 
 def curve(rows: Sequence[Row]) -> list[Point]:
@@ -75,16 +90,18 @@ def read_variants(folder: Path) -> list[Variant]:
     return variants
 
 
-def table(variants: Sequence[Variant]) -> str:
-    levels = " | ".join(f"rollouts at {100 * level:.0f} %" for level in LEVELS)
-    lines = [f"| variant | greedy before | greedy after | above the teacher, points | env steps | {levels} |"]
-    lines.append("|---" * (5 + len(LEVELS)) + "|")
+def table(variants: Sequence[Variant], between: tuple[int, int]) -> str:
+    heads = ["variant", "greedy before", "greedy after", "above the teacher, points", "env steps"]
+    heads += [f"rollouts at {100 * level:.0f} %" for level in LEVELS]
+    heads.append(f"training episodes from {between[0]:,} to {between[1]:,} env steps")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for variant in variants:
         curves = [curve(rows) for rows in variant.seeds]
         gains = ", ".join(f"{gain:+.0f}" for gain in variant.gains())
         steps = ", ".join(f"{points[-1].env_steps:,}" for points in curves)
         cells = [variant.name, str(variant.greedy(0)), str(variant.greedy(-1)), gains, steps]
         cells += [", ".join(reached(points, level) for points in curves) for level in LEVELS]
+        cells.append(variant.between(*between))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -100,7 +117,8 @@ def draw(variants: Sequence[Variant], path: Path) -> None:
             axis.plot(
                 [row["global_step"] for row in evaluations], [row[GREEDY] for row in evaluations], "o", color=colour
             )
-            axis.axhline(evaluations[0][TEACHER], color="#999999", linestyle="--", linewidth=1)
+            for row in evaluations[:1]:
+                axis.axhline(row[TEACHER], color="#999999", linestyle="--", linewidth=1)
     axis.set(xlabel="env steps", ylabel="success rate", ylim=(-0.03, 1.03))
     axis.set_title("lines: training episodes; circles: greedy, held-out states; dashed: the teacher", fontsize=9)
     axis.legend(frameon=False)
@@ -112,9 +130,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning_report", description=__doc__.splitlines()[0])
     parser.add_argument("out", type=Path, help="folder that benchmarks.learning wrote")
     parser.add_argument("--picture", type=Path, help="PNG to write (default: OUT/learning.png)")
+    parser.add_argument("--between", type=int, nargs=2, default=(0, 10**9), help="env steps")
     arguments = parser.parse_args()
     variants = read_variants(arguments.out)
-    print(table(variants))
+    print(table(variants, tuple(arguments.between)))
     draw(variants, arguments.picture or arguments.out / "learning.png")
 
 
