@@ -239,24 +239,14 @@ def test_every_flag_is_read_somewhere():
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("parse", "suites", "flags", "said"),
     [
-        (["--perturb", "camera"], "--perturb: LIBERO's alone"),
-        (["--assets", "lowpoly"], "--assets: LIBERO's alone"),
-        (["--bddl-file", "x.bddl"], "--bddl-file: LIBERO's alone"),
+        *((parse, ["metaworld_mt50"], [flag, value], f"{flag}: LIBERO's alone") for parse in (parse_train, parse_eval)
+          for flag, value in (("--perturb", "camera"), ("--assets", "lowpoly"), ("--bddl-file", "x.bddl"))),
+        (parse_eval, ["metaworld_mt50"], ["--protocol", "libero"], "--protocol: LIBERO's alone"),
+        (parse_eval, ["libero_goal", "metaworld_mt50"], [], "a command of its own"),
+        (parse_train, ["libero_goal"], ["--assets", "metaworld"], "no looks of libero_goal"),
     ],
-)
-def test_what_is_liberos_alone_is_refused_for_meta_world(flags, said):
-    chosen = ["--task-suite", "metaworld_mt50", "--checkpoint", "x", *flags]
-    for parse in (parse_train, parse_eval):
-        with pytest.raises(BadInput, match=said):
-            parse(chosen)
-
-
-def test_meta_world_is_evaluated_by_itself_and_without_liberos_protocol():
-    with pytest.raises(BadInput, match="a command of its own"):
-        parse_eval(["--checkpoint", "x", "--task-suite", "libero_goal", "metaworld_mt50"])
-    with pytest.raises(BadInput, match="--protocol: LIBERO's alone"):
-        parse_eval(["--checkpoint", "x", "--task-suite", "metaworld_mt50", "--protocol", "libero"])
-    with pytest.raises(BadInput, match="no looks of libero_goal"):
-        parse_train(["--checkpoint", "x", "--task-suite", "libero_goal", "--assets", "metaworld"])
+)  # fmt: skip
+def test_what_is_of_another_simulator_is_refused(parse, suites, flags, said):
+    assert said in refusal(["--checkpoint", "x", "--task-suite", *suites, *flags], parse)

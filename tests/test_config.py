@@ -52,21 +52,6 @@ def test_contradictions_are_refused_in_one_line_that_names_the_flag(settings, sa
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"warmup_steps": 0, "transition_steps": 0, "total_steps": 0},
-        {"eval_init_states": (0, 50)},  # the published protocol
-        {"advantage": "group", "group_size": 2, "ratio_level": "token", "dynamic_sampling": True},
-        {"advantage": "gae", "ratio_level": "token", "discount": 0.9, "group_success_bounds": (0.0, 1.0)},
-        {"train_init_states": "fresh", "eval_init_states": (10, 45)},
-        {"importance": "behaviour"},
-    ],
-)
-def test_what_is_no_contradiction_is_accepted(settings):
-    changed(DEFAULT, **settings)
-
-
 def test_flags_are_unique_across_sections():
     names = Counter(f.name for section in vars(DEFAULT).values() for f in fields(section))
     assert [name for name, uses in names.items() if uses > 1] == []
@@ -92,7 +77,7 @@ def through_json(config: TrainConfig) -> TrainConfig:
     return from_dict(json.loads(json.dumps(to_dict(config))), "RUN/config.json")
 
 
-@given(configurations)
+@given(configurations | st.sampled_from(list(PRESETS.values())))
 def test_a_trip_through_json_changes_nothing(config):
     assert through_json(config) == config
     assert differing_fields(config, through_json(config)) == {}
@@ -102,11 +87,6 @@ def test_a_trip_through_json_changes_nothing(config):
 def test_every_suite_has_a_preset_that_differs_from_the_defaults_only_in_what_it_runs_on(suite):
     assert set(differing_fields(DEFAULT, PRESETS[suite])) <= {"task_suite", "checkpoint", "name"}
     assert PRESETS[suite].task.task_suite == suite
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_can_be_stored(preset):
-    assert through_json(PRESETS[preset]) == PRESETS[preset]
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,15 @@ def test_a_run_whose_folder_was_moved_stops_and_goes_on_in_its_new_place(
     assert resumes_to_the_same_result(elsewhere)
 
 
+def test_evaluations_are_exact_whatever_physics_trains(monkeypatch, tmp_path):
+    pool = FakePool(lambda *_: Script(env_steps=8, success=True))
+    monkeypatch.setattr(train_grpo, "make_pool", lambda *_: pool)
+    assert start(monkeypatch, tmp_path, "--physics", "fast", "--train-init-states", "0", "40") == 0
+    assert {(state >= 40, physics) for (_, state), physics in zip(pool.started, pool.physics, strict=True)} == {
+        (True, "exact"), (False, "fast"),
+    }  # fmt: skip
+
+
 def test_a_reader_that_has_gone_is_no_fault(monkeypatch, tmp_path):
     """As with `| tee log` after Ctrl-C, which ends tee, too."""
     reading, writing = os.pipe()
