@@ -59,11 +59,10 @@ def test_a_mistake_is_named(said, old, new, expected):
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xfe", b"(" * 5000, b"()", b"(define 1)", b"hello", b"(" * 40_000 + b")" * 40_000]
 )
-def test_what_is_no_bddl_at_all_is_refused_in_one_line(tmp_path, content):
+def test_what_is_no_bddl_at_all_is_refused(tmp_path, content):
     (tmp_path / "odd.bddl").write_bytes(content)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput, match=r"odd\.bddl"):
         read_instruction(tmp_path / "odd.bddl")
-    assert "\n" not in str(caught.value)
 
 
 REGION = "(:regions (r (:target flat_stove_1) (:yaw_rotation ((9**2 0)))))"

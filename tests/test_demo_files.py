@@ -35,11 +35,6 @@ def broken(path, **changes) -> None:
     np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
 
 
-def test_a_file_of_before_looks_were_recorded_is_read(written):
-    broken(written[0], looks=None)
-    assert read_episode(written[0]).looks == ""
-
-
 @pytest.mark.parametrize(
     "damage",
     [{"proprio": None}, {"proprio": np.zeros((2, 8), np.float32)}, {"actions": np.zeros((20, 7), np.float32)}, b"text"],

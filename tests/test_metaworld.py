@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from contracts import BadInput
-from envs.assets import find_pack
 from envs.libero import IMAGE_SIZE, EnvSpec
 from envs.metaworld import CAMERA, CAMERA_POSITION, NUM_INIT_STATES, STORED, MetaWorldEnv
 from envs.perturb import Perturbation
@@ -172,7 +171,3 @@ def test_what_meta_world_does_not_have_is_refused_in_one_line(drawer):
         drawer.step_chunk(np.zeros((8, 7)))
     with pytest.raises(BadInput, match="2"):
         make_env(EnvSpec(METAWORLD, (0,), num_images=2), 0)
-
-
-def test_its_looks_are_its_own():
-    assert find_pack("metaworld").looks == "metaworld"

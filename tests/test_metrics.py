@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rl.metrics import advantage_metrics, progress_bar, rollout_metrics, system_metrics, update_line
+from rl.metrics import progress_bar, rollout_metrics, system_metrics, update_line
 from rl.phases import Phase, PhaseState
 from rl.rollout import Rollout
 from tests.fakes import trajectory
@@ -49,12 +49,6 @@ def test_rollout_numbers(collected):
     assert found == pytest.approx(expected)
     collected.trajectories[:] = [t for t in collected.trajectories if t.episode.task_id == 4]
     assert not any("_task_" in name for name in rollout_metrics(collected, TRANSITION, 0))  # of one alone
-
-
-def test_advantage_numbers():
-    expected = {"mean": 0.0, "std": 0.5**0.5, "min": -1.0, "max": 1.0, "nonzero_fraction": 0.5}
-    found = advantage_metrics(torch.tensor([1.0, -1.0, 0.0, 0.0]))
-    assert found == pytest.approx({f"advantage/{name}": value for name, value in expected.items()})
 
 
 def test_a_missing_gpu_or_nvml_library_costs_its_numbers_not_the_run(monkeypatch):

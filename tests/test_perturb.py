@@ -15,7 +15,6 @@ from envs.perturb import (
     STACKED_M,
     Perturbation,
     change_scene,
-    from_label,
     label_of,
     noisy,
     paraphrase,
@@ -133,13 +132,6 @@ def test_stacks_move_as_one_by_the_radius_and_keep_apart():
         np.testing.assert_allclose(moved[0] - places[0], moved[1] - places[1])
         apart = [np.linalg.norm(moved[i] - moved[j]) for i, j in ((0, 2), (0, 3), (2, 3))]
         assert min(apart) >= APART_M > STACKED_M
-
-
-def test_labels_name_kind_and_magnitude_and_none():
-    assert from_label(NONE, 4) is None
-    assert label_of(None) == NONE
-    change = Perturbation("camera", 3, 4)
-    assert from_label(label_of(change), 4) == change
 
 
 def test_flags_name_kinds_and_magnitudes():

@@ -66,16 +66,6 @@ def test_a_bddl_file_of_ones_own_is_a_task_with_sampled_states(tmp_path):
     assert (info.max_env_steps, info.num_init_states) == (70, NUM_SAMPLED_INIT_STATES)
 
 
-def test_stored_states_are_found_beside_a_bddl_file_and_for_liberos_own(tmp_path):
-    by_id = task_files(EnvSpec("libero_goal", (7,)), 7)
-    for source in (by_id.bddl, by_id.init_states):
-        (tmp_path / source.name).write_bytes(source.read_bytes())
-    own = str(tmp_path / by_id.bddl.name)
-    beside = task_files(EnvSpec("libero_goal", (0,), bddl_file=own), 0)
-    assert beside.init_states == tmp_path / by_id.init_states.name
-    assert task_files(EnvSpec("libero_goal", (0,), bddl_file=str(by_id.bddl)), 0) == by_id
-
-
 @pytest.mark.parametrize("origin", [None, "/nowhere/libero/__init__.py"])
 def test_a_libero_that_python_cannot_find_names_the_command(monkeypatch, origin):
     """An editable install of LIBERO's own repository leaves a package without a place."""
