@@ -134,15 +134,10 @@ BROKEN = {
     "missing shard": (_two_shards_without_the_second, ["model-00002-of-", "is missing"]),
     "truncated": (lambda f: os.truncate(f / "model.safetensors", 100_000), ["model.safetensors is not a whole"]),
     "missing tensor": (lambda f: _edit_weights(f, lambda t: t.pop(KEY)), ["found None", KEY]),
-    "unknown tensor": (
-        lambda f: _edit_weights(f, lambda t: t.update(strange=torch.zeros(1))),
-        ["model.safetensors", "strange"],
-    ),
     "wrong shape": (
         lambda f: _edit_weights(f, lambda t: t.update({KEY: torch.zeros(24, 17)})),
         ["model.safetensors", KEY, "(24, 16)", "(24, 17)"],
     ),
-    "no config": (lambda f: (f / "config.json").unlink(), ["config.json"]),
     "other model": (lambda f: _edit_json(f / "config.json", model_type="llama"), ["config.json", "'llama'"]),
     "unknown vision transformer": (
         lambda f: _edit_json(f / "config.json", timm_model_ids=["vit_of_nobody", "vit_so400m_patch14_siglip_224"]),

@@ -52,7 +52,9 @@ RUNNING = {
     "rollout": (rl.rollout, "decide", 15),  # 6 of the baseline, 6 of the first update: the middle of the second rollout
     "update": (torch.optim.AdamW, "step", 4),  # half of the second update
     "metrics line": (rl.run, "write_all", 3),
+    "adapter": (FakePolicy, "save_adapter", 3),
     "checkpoint": (torch, "save", 3),  # the adapter is on the disk already
+    "rename": (Path, "rename", 3),  # all of it is
     "pointer": (rl.checkpoints, "point", 4),  # latest, best, latest; then the second update's
     "evaluation's files": (rl.evaluation, "write_evaluation", 2),
     "report": (rl.report, "write_report", 1),

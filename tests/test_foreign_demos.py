@@ -28,7 +28,7 @@ from vla.preprocessing import load_tokenizer
 from vla.tokens import load_statistics
 from workshop import foreign_demos, rlds
 from workshop.demo_files import encode_jpeg, episode_path, write_episode
-from workshop.foreign_demos import find_demos, kept_steps, open_foreign
+from workshop.foreign_demos import find_demos, open_foreign
 from workshop.sft import SftArgs, find_all, fine_tune
 from workshop.sft_data import Frames, dataset_statistics, make_frames, read_episodes
 
@@ -105,13 +105,6 @@ def test_env_steps_in_which_nothing_moves_are_left_out(ours, tmp_path, capsys):
         )
     assert_equal(frames_of(write_rlds(tmp_path, [*stored, record(3, steps=7)])), ours)
     assert "1 episodes shorter than a chunk, 9 of 74 env steps in which nothing moves" in capsys.readouterr().out
-
-
-def test_what_a_no_op_is():
-    actions = np.zeros((7, 7))
-    actions[:, 6] = [1, 1, 1, -1, -1, -1, 1]
-    actions[[1, 5], :3] = [2e-4, 0, 0], [0, 0, 5e-5]
-    assert kept_steps(actions).tolist() == [1, 3, 6]  # a gripper alone counts once something has moved
 
 
 def changed(**values: object) -> Callable[[Path], Path]:

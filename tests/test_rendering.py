@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from contracts import BadInput
 from envs import rendering
@@ -62,23 +61,10 @@ def test_a_package_that_changes_libero_is_refused_with_the_command(install, pack
         check_versions()
 
 
-@pytest.mark.parametrize(("version", "warns"), [("3.3.0", False), ("3.2.7", False), ("3.3.3", True), ("3.1.6", True)])
-def test_mujoco_that_differs_a_little_is_warned_of(install, version, warns):
-    install("mujoco", version)
-    caution = check_versions()
-    assert caution is None if not warns else (version in caution and "pip install mujoco==3.3.0" in caution)
-
-
-def test_two_installations_have_their_own_libero_config_that_names_existing_folders(tmp_path, monkeypatch):
-    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path))
-    folder = rendering.write_libero_config()
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert set(config) == {"benchmark_root", "bddl_files", "init_states", "datasets", "assets"}
-    assert os.path.isfile(os.path.join(config["bddl_files"], "libero_goal", "turn_on_the_stove.bddl"))
-    assert os.path.isfile(os.path.join(config["init_states"], "libero_goal", "turn_on_the_stove.pruned_init"))
-    assert os.listdir(folder) == ["config.yaml"]
-    monkeypatch.setattr(rendering, "libero_root", lambda: Path("/another/installation"))
-    assert rendering.write_libero_config() != folder
+def test_mujoco_that_differs_a_little_is_warned_of(install):
+    for version, warns in (("3.3.0", False), ("3.2.7", False), ("3.3.3", True), ("3.1.6", True)):
+        install("mujoco", version)
+        assert (check_versions() or "").endswith("pip install mujoco==3.3.0") == warns
 
 
 @pytest.fixture

@@ -176,7 +176,6 @@ def test_an_unexpected_structure_names_the_file(tmp_path, content):
     ("keys", "suite", "unnorm_key", "expected"),
     [
         (COMBINED, "libero_goal", None, "libero_goal_no_noops"),
-        ([*COMBINED, "libero_goal"], "libero_goal", None, "libero_goal_no_noops"),
         (["bridge", "libero_goal"], "libero_goal", None, "libero_goal"),
         (["libero_tiny_no_noops"], "libero_spatial", None, "libero_tiny_no_noops"),
         (["libero_10_no_noops_1.0"], "libero_10", None, "libero_10_no_noops_1.0"),
@@ -192,7 +191,6 @@ def test_key_follows_from_the_suite_unless_one_is_given(keys, suite, unnorm_key,
     [
         (COMBINED, "libero_90", None),
         (COMBINED, "libero_goal", "libero_goal"),
-        (["libero_spatial"], "libero_goal", None),
         (["bridge", "fractal"], "libero_goal", None),
     ],
 )
@@ -208,7 +206,6 @@ def test_a_key_that_does_not_exist_is_refused_with_those_that_do(keys, suite, un
         ("Openvla-oft-SFT-libero10-traj1", {"libero_10"}),
         ("openvla-7b-oft-libero-spatial-goal-10", {"libero_spatial", "libero_goal", "libero_10"}),
         ("libero-long", {"libero_10"}),
-        ("libero_4_task_suites_no_noops", set()),
         ("my-spatial-policy", set()),
     ],
 )

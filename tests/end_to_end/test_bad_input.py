@@ -5,7 +5,6 @@ import shutil
 import sys
 
 import pytest
-import torch
 from torch.nn import functional
 
 import eval as eval_program
@@ -28,13 +27,6 @@ def refused(monkeypatch, capsys):
         return line
 
     return run
-
-
-def test_7b_preset_without_a_gpu_names_the_command_that_works_here(refused, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    line = refused("--task-id", "0")
-    assert "needs a CUDA GPU" in line
-    assert "make demo" in line
 
 
 def test_what_a_user_gets_wrong_is_one_line_before_there_is_a_run(refused, smoke, checkpoint, tmp_path):
