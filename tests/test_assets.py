@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from contracts import BadInput
-from envs.assets import INSTALL_ASSETS, SUBFOLDERS, find_pack, installed_official
+from envs.assets import INSTALL_ASSETS, PACKAGES, SUBFOLDERS, find_pack, installed_official
 
 
 @pytest.fixture
@@ -46,6 +46,13 @@ def test_a_pack_is_its_content_wherever_it_lies(copy):
     texture.unlink()
     with pytest.raises(BadInput, match=rf"{copy} lacks .*smooth_light_gray_plaster\.png, which scenes/\w+\.xml names"):
         find_pack(str(copy))
+
+
+@pytest.mark.parametrize("above", [".", PACKAGES])
+def test_a_folder_one_level_too_high_is_understood(folder, tmp_path, above):
+    (tmp_path / "high" / above).mkdir(parents=True)
+    inside = folder.rename(tmp_path / "high" / above / "assets")
+    assert find_pack(str(tmp_path / "high")).folder == inside
 
 
 @pytest.mark.usefixtures("_nothing_installed")

@@ -5,7 +5,7 @@ from contracts import BadInput
 from tests.demo_episodes import make_episode
 from workshop.demo_files import episode_path, read_episode, write_episode
 
-ARRAYS = ("proprio", "frame_steps", "actions", "objects")
+ARRAYS = ("proprio", "frame_steps", "actions")
 
 
 @pytest.fixture
