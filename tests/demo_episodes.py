@@ -34,7 +34,6 @@ def make_episode(episode: int, frames: int = FRAMES, instruction: str = INSTRUCT
         proprio=rng.normal(size=(frames, 8)).astype(np.float32),
         frame_steps=FRAME_GAP * np.arange(frames),
         actions=actions.astype(np.float32),
-        objects=rng.normal(size=(frames, 6)).astype(np.float32),
         env_steps=steps - 8,
         looks=("lowpoly", "")[episode % 2],  # of old files nothing is known
     )

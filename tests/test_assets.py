@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from contracts import BadInput
-from envs.assets import INSTALL_ASSETS, OFFICIAL, PACKAGES, SUBFOLDERS, find_pack, installed_official
+from envs.assets import INSTALL_ASSETS, PACKAGES, SUBFOLDERS, find_pack, installed_official
 
 
 @pytest.fixture
@@ -24,13 +24,6 @@ def _nothing_installed(monkeypatch, tmp_path):
 @pytest.fixture
 def copy(tmp_path):
     return shutil.copytree(find_pack("lowpoly").folder, tmp_path / "copy")
-
-
-def test_the_low_poly_pack_has_what_libero_asks_for():
-    pack = find_pack("lowpoly")
-    assert pack.name == "lowpoly"
-    assert pack.folder.is_absolute()
-    assert all((pack.folder / path).is_file() for path in OFFICIAL)
 
 
 def test_a_wrong_folder_is_refused_with_what_it_lacks(folder, tmp_path):
@@ -84,9 +77,8 @@ def test_without_packages_and_network_one_line_says_what_to_type(monkeypatch):
         raise ConnectionError("Name or service not known")
 
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", offline)
-    with pytest.raises(BadInput, match=rf"ConnectionError.*run: {INSTALL_ASSETS}; .*lowpoly") as refusal:
+    with pytest.raises(BadInput, match=rf"ConnectionError.*run: {INSTALL_ASSETS}; .*lowpoly"):
         find_pack("official")
-    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.skipif(installed_official() is None, reason="LIBERO's own meshes are not installed (ASSETS=none)")

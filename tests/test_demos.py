@@ -103,16 +103,6 @@ def test_a_folder_takes_one_recipe_only(played, tmp_path):
     assert len(played) == 1
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [["--init-states", "40", "51"], ["--frame-every", "0"], ["--noise-scales", "-1"], ["--num-envs", "0"],
-     ["--task-ids", "10"], ["--task-suite", "libero_object"]],
-)  # fmt: skip
-def test_flags_that_cannot_be_are_bad_input(tmp_path, flags):
-    with pytest.raises(BadInput):
-        main(["--out", str(tmp_path / "new"), "--episodes", "1", *flags])
-
-
 def test_initial_states_and_noise_scales_meet_equally_often():
     args = DemosArgs(OUT, init_states=(0, 40))
     attempts = [attempt_of(args, 0, index)[:2] for index in range(160)]

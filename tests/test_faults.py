@@ -52,7 +52,9 @@ RUNNING = {
     "rollout": (rl.rollout, "decide", 15),  # 6 of the baseline, 6 of the first update: the middle of the second rollout
     "update": (torch.optim.AdamW, "step", 4),  # half of the second update
     "metrics line": (rl.run, "write_all", 3),
+    "adapter": (FakePolicy, "save_adapter", 3),
     "checkpoint": (torch, "save", 3),  # the adapter is on the disk already
+    "rename": (Path, "rename", 3),  # all of it is
     "pointer": (rl.checkpoints, "point", 4),  # latest, best, latest; then the second update's
     "evaluation's files": (rl.evaluation, "write_evaluation", 2),
     "report": (rl.report, "write_report", 1),
@@ -274,6 +276,15 @@ def test_a_run_whose_folder_was_moved_stops_and_goes_on_in_its_new_place(
     assert "is gone" in one_line(capsys.readouterr().err)
     assert list(tmp_path.iterdir()) == []
     assert resumes_to_the_same_result(elsewhere)
+
+
+def test_evaluations_are_exact_whatever_physics_trains(monkeypatch, tmp_path):
+    pool = FakePool(lambda *_: Script(env_steps=8, success=True))
+    monkeypatch.setattr(train_grpo, "make_pool", lambda *_: pool)
+    assert start(monkeypatch, tmp_path, "--physics", "fast", "--train-init-states", "0", "40") == 0
+    assert {(state >= 40, physics) for (_, state), physics in zip(pool.started, pool.physics, strict=True)} == {
+        (True, "exact"), (False, "fast"),
+    }  # fmt: skip
 
 
 def test_a_reader_that_has_gone_is_no_fault(monkeypatch, tmp_path):

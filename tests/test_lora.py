@@ -253,29 +253,24 @@ def test_adapter_that_is_not_what_its_config_says_or_of_another_kind_is_refused(
 # Folders
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory) -> Path:
-    return make_small_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint")
-
-
 @pytest.fixture
-def adapter_folder(base, tmp_path) -> Path:
-    policy = Policy.load(str(base), task_suite="libero_spatial", lora_rank=2, lora_alpha=2)
+def adapter_folder(small, tmp_path) -> Path:
+    policy = Policy.load(str(small), task_suite="libero_spatial", lora_rank=2, lora_alpha=2)
     policy.save_adapter(tmp_path / "adapter")
     return tmp_path / "adapter"
 
 
-def test_folder_holds_the_adapter_the_projector_and_the_bases_small_files(adapter_folder, base):
+def test_folder_holds_the_adapter_the_projector_and_the_bases_small_files(adapter_folder, small):
     names = {path.name for path in adapter_folder.iterdir()}
-    small = {"dataset_statistics.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"}
-    assert names == {"adapter_config.json", "adapter_model.safetensors", PROPRIO_FILE} | small
-    assert all((adapter_folder / name).read_bytes() == (base / name).read_bytes() for name in small)
+    kept = {"dataset_statistics.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert names == {"adapter_config.json", "adapter_model.safetensors", PROPRIO_FILE} | kept
+    assert all((adapter_folder / name).read_bytes() == (small / name).read_bytes() for name in kept)
     assert {tensor.dtype for tensor in read_tensors(adapter_folder / PROPRIO_FILE).values()} == {torch.float32}
 
 
-def test_base_is_named_by_the_adapter_or_the_message_says_what_to_do(adapter_folder, base, tmp_path):
-    assert base_of_adapter(adapter_folder) == str(base)
-    assert base_of_adapter(base) is base_of_adapter(Path("owner/name")) is None
+def test_base_is_named_by_the_adapter_or_the_message_says_what_to_do(adapter_folder, small, tmp_path):
+    assert base_of_adapter(adapter_folder) == str(small)
+    assert base_of_adapter(small) is base_of_adapter(Path("owner/name")) is None
     with pytest.raises(BadInput, match="is itself an adapter"):
         Policy.load(str(adapter_folder), task_suite="libero_spatial", adapter=str(adapter_folder))
     config = json.loads((adapter_folder / "adapter_config.json").read_text())
@@ -284,8 +279,8 @@ def test_base_is_named_by_the_adapter_or_the_message_says_what_to_do(adapter_fol
         base_of_adapter(adapter_folder)
 
 
-def test_adapter_with_proprio_does_not_fit_a_base_without(adapter_folder, base, tmp_path):
-    without = shutil.copytree(base, tmp_path / "without", ignore=shutil.ignore_patterns("proprio_projector*"))
+def test_adapter_with_proprio_does_not_fit_a_base_without(adapter_folder, small, tmp_path):
+    without = shutil.copytree(small, tmp_path / "without", ignore=shutil.ignore_patterns("proprio_projector*"))
     policy = Policy.load(str(without), task_suite="libero_spatial", lora_rank=2, lora_alpha=2)
     with pytest.raises(BadInput, match="trained with proprio"):
         policy.load_adapter(adapter_folder)

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 from contracts import BadInput
-from envs.assets import find_pack
 from envs.libero import IMAGE_SIZE, EnvSpec
 from envs.metaworld import CAMERA, CAMERA_POSITION, NUM_INIT_STATES, STORED, MetaWorldEnv
-from envs.perturb import Perturbation
 from envs.pool import make_env, task_info
 from envs.rendering import prepare, render_device
 from envs.tasks import METAWORLD, METAWORLD_TASKS
@@ -92,7 +90,7 @@ def test_chunks_have_the_physics_and_the_picture_of_meta_worlds_own_env(referenc
 @pytest.mark.parametrize("task_id", [REACH, DRAWER, DOOR])
 def test_meta_worlds_experts_succeed(task_id):
     env = new_env(task_id)
-    for init_state_id in range(5):
+    for init_state_id in range(2):
         result = env.reset(init_state_id, observe=False)
         expert = MetaWorldExpert(env)
         while not result.done:
@@ -102,7 +100,7 @@ def test_meta_worlds_experts_succeed(task_id):
     env.close()
 
 
-@pytest.mark.parametrize("task_id", range(0, 50, 7))
+@pytest.mark.parametrize("task_id", range(0, 50, 14))
 def test_an_episode_is_a_function_of_its_start_alone(task_id):
     fresh, used = new_env(task_id), new_env(task_id)
     used.reset(3, observe=False)
@@ -143,17 +141,6 @@ def test_only_what_is_read_is_drawn(drawer, monkeypatch):
     assert len(drawer.step_chunk(np.zeros((3, 4)), observe=False).frames) == 3
 
 
-def test_an_episode_ends_at_the_step_limit():
-    env = new_env(DRAWER, max_env_steps=12)
-    env.reset(0)
-    assert not env.step_chunk(np.zeros((8, 4))).done
-    result = env.step_chunk(np.zeros((8, 4)))
-    assert (result.executed, result.env_steps, result.done, result.success) == (4, 12, True, False)
-    with pytest.raises(AssertionError):
-        env.step_chunk(np.zeros((8, 4)))
-    env.close()
-
-
 def test_a_fault_ends_the_episode_and_the_next_reset_builds_anew(drawer):
     expected = drawer.reset(0).observation
     drawer.domain.data.qpos[0] = np.nan  # MuJoCo resets such a state and only warns
@@ -164,15 +151,9 @@ def test_a_fault_ends_the_episode_and_the_next_reset_builds_anew(drawer):
     np.testing.assert_array_equal(drawer.reset(0).observation.images, expected.images)
 
 
-def test_what_meta_world_does_not_have_is_refused_in_one_line(drawer):
-    with pytest.raises(BadInput, match="--perturb"):
-        drawer.reset(0, perturbation=Perturbation("camera", 1))
+def test_actions_and_images_of_other_sizes_are_refused(drawer):
     drawer.reset(0, observe=False)
     with pytest.raises(BadInput, match="7 numbers"):
         drawer.step_chunk(np.zeros((8, 7)))
     with pytest.raises(BadInput, match="2"):
         make_env(EnvSpec(METAWORLD, (0,), num_images=2), 0)
-
-
-def test_its_looks_are_its_own():
-    assert find_pack("metaworld").looks == "metaworld"

@@ -322,6 +322,3 @@ def test_full_size_heads_have_the_published_parameters():
         projector, head = ProprioProjector(8, 4096), L1RegressionHead(2, 4096, 4096, 7)
     assert sum(p.numel() for p in projector.parameters()) == 16_818_176
     assert sum(p.numel() for p in head.parameters()) == 151_117_831
-
-
-# What waits for what, when a GPU computes two things at the same time

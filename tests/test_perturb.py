@@ -9,17 +9,13 @@ from configs.config import SimulatorConfig, TrainConfig, changed
 from contracts import BadInput
 from envs.libero import EnvSpec, LiberoEnv
 from envs.perturb import (
-    APART_M,
     KINDS,
     NONE,
-    STACKED_M,
     Perturbation,
     change_scene,
-    from_label,
     label_of,
     noisy,
     paraphrase,
-    scattered,
 )
 from envs.rendering import prepare
 from envs.tasks import suite_task, task_names
@@ -123,25 +119,6 @@ def test_noise_is_another_at_every_step_and_the_same_for_the_same_step():
     assert (first - 128.0).std() == pytest.approx(0.08 * 255, rel=0.05)
 
 
-def test_stacks_move_as_one_by_the_radius_and_keep_apart():
-    rng = np.random.default_rng(0)
-    places = np.array([[0.0, 0.0], [0.01, 0.0], [0.2, 0.0], [0.2, 0.3]])
-    for _ in range(20):
-        moved = scattered(places, 0.1, rng)
-        steps = np.linalg.norm(moved - places, axis=1)
-        assert np.all(np.isclose(steps, 0.1) | (steps == 0))
-        np.testing.assert_allclose(moved[0] - places[0], moved[1] - places[1])
-        apart = [np.linalg.norm(moved[i] - moved[j]) for i, j in ((0, 2), (0, 3), (2, 3))]
-        assert min(apart) >= APART_M > STACKED_M
-
-
-def test_labels_name_kind_and_magnitude_and_none():
-    assert from_label(NONE, 4) is None
-    assert label_of(None) == NONE
-    change = Perturbation("camera", 3, 4)
-    assert from_label(label_of(change), 4) == change
-
-
 def test_flags_name_kinds_and_magnitudes():
     assert SimulatorConfig(perturb=("none",)).perturbations == SimulatorConfig().perturbations == ()
     assert SimulatorConfig(perturb=("noise", "noise"), magnitudes=(2,)).perturbations == ("noise-2",)
@@ -167,11 +144,6 @@ def test_a_group_trains_on_one_perturbation_drawn_by_seed_update_and_group():
     assert shares[NONE] == pytest.approx(1 / 3, abs=0.1)
     assert shares["light-5"] == pytest.approx(1 / 6, abs=0.1)
     assert len({e.perturbation.seed for e in drawn if e.perturbation}) > 50
-
-
-def test_without_the_flag_the_episodes_are_those_of_before():
-    assert perturbation_probabilities(TrainConfig(), {}) is None
-    assert all(e.perturbation is None for e in episodes(TrainConfig(), {}, 10))
 
 
 def test_the_curriculum_prefers_magnitudes_that_succeed_half_of_the_time():

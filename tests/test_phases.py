@@ -59,7 +59,6 @@ def test_no_warmup_is_rl_from_step_0_whatever_the_lengths_say(step, warmup, tran
         ("auto", False, "greedy", "its token logits were trained"),
         ("greedy", True, "greedy", "as asked by --teacher"),
         ("l1", True, "l1", "as asked by --teacher"),
-        ("some/other", True, "l1", "some/other was trained by regression"),
         ("some/other", False, "greedy", "some/other has no action head"),
     ],
 )

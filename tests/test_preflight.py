@@ -159,15 +159,11 @@ def test_a_good_setup_gives_the_first_observation_of_the_first_training_state(po
 @pytest.mark.parametrize(
     ("head", "teacher", "warmup", "allowed", "needed"),
     [
-        (None, "auto", True, False, True),
-        (None, "auto", True, True, False),
-        ("l1", "auto", True, False, False),
-        ("l1", "greedy", True, False, True),
-        ("l1", "auto", False, False, True),
-        (None, "some/other", True, False, False),
-        (None, "some/other", False, False, True),
+        (None, "auto", True, False, True), (None, "auto", True, True, False), ("l1", "auto", True, False, False),
+        ("l1", "greedy", True, False, True), ("l1", "auto", False, False, True),
+        (None, "some/other", True, False, False), (None, "some/other", False, False, True),
     ],
-)
+)  # fmt: skip
 @pytest.mark.usefixtures("_fake_probes")
 def test_a_token_head_is_needed_unless_an_l1_teacher_warms_up(
     head, teacher, warmup, allowed, needed, policy, pool, config, monkeypatch
@@ -230,22 +226,6 @@ def test_a_simulator_that_cannot_run_leaves_the_policy(config, monkeypatch, caps
 # machine
 
 
-def test_a_gpu_is_named_once_it_has_computed(monkeypatch):
-    monkeypatch.setattr(preflight, "choose_device", lambda *_: GPU)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=24 * GIB))
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "RTX")
-    monkeypatch.setattr(torch, "ones", lambda *_, **__: torch.zeros(2))
-    model = ModelConfig(checkpoint="owner/name")
-    assert preflight.check_device(model) == "RTX, 24 GiB"
-
-    def no_kernel(*_, **__):
-        raise RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore lines")
-
-    monkeypatch.setattr(torch, "ones", no_kernel)
-    with pytest.raises(BadInput, match=r"^RTX does not compute \(.*no kernel image .*run: pip install --upgrade torch"):
-        preflight.check_device(model)
-
-
 def test_the_renderer_is_named_and_software_beside_a_gpu_is_a_caution(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(preflight, "ask", answering("EGL device 1: NVIDIA H100/PCIe (NVIDIA Corporation)"))
@@ -278,9 +258,9 @@ def test_a_disk_that_is_too_small_is_found_before_the_run(monkeypatch, tmp_path)
 # checkpoint, tasks and frames
 
 
-@pytest.fixture(scope="module")
-def info(tmp_path_factory):
-    return inspect_checkpoint(make_small_checkpoint(tmp_path_factory.mktemp("checkpoint") / "small", l1_head=True))
+@pytest.fixture
+def info(small):
+    return inspect_checkpoint(small)
 
 
 @pytest.mark.parametrize(
@@ -288,7 +268,6 @@ def info(tmp_path_factory):
     [
         ("owner/Openvla-oft-SFT-libero10-traj1", "libero_10", None, None),
         ("owner/Openvla-oft-SFT-libero10-traj1", "libero_spatial", None, "libero10-traj1 is of another suite"),
-        ("openvla-7b-oft-finetuned-libero-spatial-object-goal-10", "libero_goal", None, None),
         ("my-policy", "libero_goal", None, None),
         ("my-policy", "libero_goal", "libero_object_no_noops", "leave out --unnorm-key"),
     ],
@@ -301,11 +280,6 @@ def test_a_checkpoint_or_statistics_of_another_suite_are_a_caution(info, base, s
     assert (said or "") in finding
 
 
-def test_a_checkpoint_without_statistics_of_the_suite_is_refused(info):
-    with pytest.raises(BadInput, match=r"no statistics for libero_90; it has: .*--unnorm-key"):
-        preflight.check_suite(info, ModelConfig("my-policy"), "libero_90")
-
-
 @pytest.mark.parametrize(
     ("trained_on", "shown", "advice"),
     [
@@ -314,7 +288,6 @@ def test_a_checkpoint_without_statistics_of_the_suite_is_refused(info):
         (("lowpoly",), "official", "trained on lowpoly; use --assets lowpoly"),
         (("official",), "own", "trained on official; use --assets official"),
         (("12ab34cd",), "official", "use --assets the folder of pack 12ab34cd"),
-        (("12ab34cd",), "own", None),
         (("lowpoly", "official"), "lowpoly", None),
     ],
 )
@@ -330,11 +303,9 @@ def test_pictures_that_the_policy_was_not_trained_on_are_a_caution(info, trained
     [
         ("auto", "owner/openvla-7b", (), "cpu", False, False, "official"),  # which then says what to install
         ("auto", "small", (), "auto", False, True, "lowpoly"),
-        ("auto", "small", (), "cpu", True, True, "lowpoly"),
         ("auto", "small", ("lowpoly", "official"), "auto", True, True, "official"),
         ("auto", "small", ("lowpoly",), "auto", True, True, "lowpoly"),
         ("auto", "small", (), "auto", True, False, "lowpoly"),
-        ("lowpoly", "owner/openvla-7b", (), "cpu", False, True, "lowpoly"),
     ],
 )
 def test_auto_is_official_and_low_poly_only_where_pictures_would_slow_a_small_policy_down(

@@ -1,6 +1,5 @@
 """Two processes that train together against one process with the same data (tests/together.py says what they do)."""
 
-import json
 import os
 import signal
 import socket
@@ -120,26 +119,16 @@ def test_an_evaluation_is_divided_and_its_result_is_that_of_one_process(both, al
     assert (found[0]["frames"] > 0, found[1]["frames"]) == (True, 0)
 
 
-# files, faults
-
-
-def test_only_rank_0_writes(both):
-    main, other = (found["written"] for found in both)
-    assert main["folder"] == other["folder"]
-    records = (main["folder"] / "metrics.jsonl").read_text().splitlines()
-    assert [json.loads(row)["rank"] for row in records] == [0]
-    assert any("step_0" in touched for touched in main["touched"])
-    assert other["touched"] == []
+# faults
 
 
 def test_one_differing_bit_is_found(both):
     assert all("the ranks no longer train the same policy" in found["drift"] for found in both)
 
 
-def test_a_rank_that_dies_ends_the_others_with_one_line(both):
+def test_a_rank_that_dies_ends_the_others(both):
     message, code = both[0]["lost"]
     assert message.startswith("rank 0: another rank has stopped")
-    assert "\n" not in message
     assert code == message  # what SystemExit prints before it exits with code 1
 
 
@@ -167,16 +156,6 @@ def _own_signals(monkeypatch):
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", f"import os, signal, sys\nrank = os.environ['RANK']\n{code}"]
-
-
-@pytest.mark.usefixtures("_own_signals")
-def test_every_rank_is_told_who_it_is_and_where_the_others_are(tmp_path):
-    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"]
-    code = f"import json; json.dump([os.environ[n] for n in {names}], open(r'{tmp_path}/' + rank, 'w'))"
-    assert run_as_ranks(python(code), 3) == 0
-    found = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
-    assert [one[:5] for one in found] == [[str(rank), str(rank), "3", "3", "127.0.0.1"] for rank in range(3)]
-    assert len({one[5] for one in found}) == 1
 
 
 @pytest.mark.usefixtures("_own_signals")

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from contracts import BadInput
 from envs import rendering
@@ -16,14 +15,11 @@ from envs.tasks import cache_dir
 PROJECT = Path(__file__).resolve().parent.parent
 
 
-@pytest.mark.parametrize(("wanted", "backend"), [("", "egl"), ("osmesa", "osmesa"), ("EGL", "egl")])
-def test_backend_is_the_users(monkeypatch, wanted, backend):
+def test_backend_is_the_users_unless_it_needs_a_display_or_lacks_its_library(monkeypatch):
     monkeypatch.setitem(rendering.BACKENDS, "osmesa", ((), ""))  # as if its libraries were there
-    monkeypatch.setenv("MUJOCO_GL", wanted)
-    assert choose_backend() == backend
-
-
-def test_a_backend_that_needs_a_display_or_has_no_library_is_refused_with_the_repair(monkeypatch):
+    for wanted, backend in (("", "egl"), ("osmesa", "osmesa"), ("EGL", "egl")):
+        monkeypatch.setenv("MUJOCO_GL", wanted)
+        assert choose_backend() == backend
     monkeypatch.setenv("MUJOCO_GL", "glfw")
     with pytest.raises(BadInput, match="MUJOCO_GL=glfw; use egl or osmesa"):
         choose_backend()
@@ -65,23 +61,10 @@ def test_a_package_that_changes_libero_is_refused_with_the_command(install, pack
         check_versions()
 
 
-@pytest.mark.parametrize(("version", "warns"), [("3.3.0", False), ("3.2.7", False), ("3.3.3", True), ("3.1.6", True)])
-def test_mujoco_that_differs_a_little_is_warned_of(install, version, warns):
-    install("mujoco", version)
-    caution = check_versions()
-    assert caution is None if not warns else (version in caution and "pip install mujoco==3.3.0" in caution)
-
-
-def test_two_installations_have_their_own_libero_config_that_names_existing_folders(tmp_path, monkeypatch):
-    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path))
-    folder = rendering.write_libero_config()
-    config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert set(config) == {"benchmark_root", "bddl_files", "init_states", "datasets", "assets"}
-    assert os.path.isfile(os.path.join(config["bddl_files"], "libero_goal", "turn_on_the_stove.bddl"))
-    assert os.path.isfile(os.path.join(config["init_states"], "libero_goal", "turn_on_the_stove.pruned_init"))
-    assert os.listdir(folder) == ["config.yaml"]
-    monkeypatch.setattr(rendering, "libero_root", lambda: Path("/another/installation"))
-    assert rendering.write_libero_config() != folder
+def test_mujoco_that_differs_a_little_is_warned_of(install):
+    for version, warns in (("3.3.0", False), ("3.2.7", False), ("3.3.3", True), ("3.1.6", True)):
+        install("mujoco", version)
+        assert (check_versions() or "").endswith("pip install mujoco==3.3.0") == warns
 
 
 @pytest.fixture
@@ -195,9 +178,3 @@ def run(program, folders, **variables):
 def test_nothing_is_asked_printed_or_written_outside_the_cache(folders):
     assert run(EPISODE, folders, VLA_GRPO_CACHE=str(cache_dir())) == (0, "episode ran\n", "")
     assert [list(folder.iterdir()) for folder in folders.values()] == [[], [], []]
-
-
-def test_a_home_that_cannot_be_written_will_do(folders):
-    temporary = folders["tmp"]
-    assert run(EPISODE, folders | {"home": "/proc"}) == (0, "episode ran\n", "")
-    assert [folder.name for folder in temporary.iterdir()] == [f"vla-grpo-{os.getuid()}"]

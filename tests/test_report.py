@@ -115,13 +115,6 @@ def test_the_student_is_paired_with_its_past_and_with_the_teacher(tmp_path):
     assert (of_tasks[0].only_after, of_tasks[1].both) == (1, 1)
 
 
-def test_a_run_without_sampled_evaluations_has_no_line_of_them(tmp_path):
-    rows = [{key: value for key, value in row.items() if not key.startswith(SAMPLED)} for row in ROWS]
-    run = read_run(store(tmp_path, rows))
-    assert [change.label for change in changes(run)] == ["student, greedy", "teacher, then greedy student"]
-    assert write_report(run).exists()
-
-
 def test_the_best_evaluation_is_that_of_the_best_checkpoint(tmp_path):
     rows = [evaluation(0, 9, 5, 5), evaluation(100, 9, 8, 5), evaluation(200, 9, 8, 5), evaluation(300, 9, 6, 5)]
     assert read_run(store(tmp_path, rows)).best_evaluation["global_step"] == 100
@@ -133,12 +126,11 @@ def test_a_run_is_finished_when_it_was_evaluated_at_its_last_step(tmp_path, tota
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"config": 3}', "{}"])
-def test_what_is_no_run_folder_is_refused_in_one_line(tmp_path, content):
+def test_what_is_no_run_folder_is_refused(tmp_path, content):
     if content is not None:
         (tmp_path / "config.json").write_text(content)
-    with pytest.raises(BadInput, match="is not a run folder") as caught:
+    with pytest.raises(BadInput, match="is not a run folder"):
         read_run(tmp_path)
-    assert "\n" not in str(caught.value)
 
 
 # curves

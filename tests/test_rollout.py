@@ -168,11 +168,6 @@ def test_the_students_logprobs_and_agreement_with_the_teacher_are_recorded_for_e
     assert 0 < np.mean(share) < 1
 
 
-def test_frames_are_kept_of_the_episodes_that_are_recorded():
-    collected = play(FakePool(lengths_script(7)), source=episodes(3), record=lambda e: e.index == 1)
-    assert [len(t.frames) for t in collected.trajectories] == [0, 7, 0]
-
-
 # who decides, and from which numbers
 
 

@@ -1,6 +1,5 @@
 import os
 import pickle
-import re
 import stat
 import zipfile
 from pathlib import Path
@@ -17,7 +16,6 @@ from envs.pool import task_info
 from envs.rendering import prepare
 from envs.tasks import (
     MAX_ENV_STEPS,
-    NUM_SAMPLED_INIT_STATES,
     cache_dir,
     libero_root,
     load_init_states,
@@ -55,25 +53,6 @@ def test_unknown_suites_and_tasks_are_answered_with_those_that_there_are(task_id
         EnvSpec("libero_spacial", task_ids)
     with pytest.raises(BadInput, match=r"0\.\.9, found .*: 0 open_the_middle_drawer.*9 put_the_wine_bottle"):
         EnvSpec("libero_goal", task_ids)
-
-
-def test_a_bddl_file_of_ones_own_is_a_task_with_sampled_states(tmp_path):
-    original = libero_root() / "bddl_files" / "libero_goal" / "turn_on_the_stove.bddl"
-    own = tmp_path / "light_it.bddl"
-    own.write_text(re.sub(r"\(:language [^)]*\)", "(:language Light  the stove)", original.read_text()))
-    (info,) = task_info(EnvSpec("libero_goal", (0,), bddl_file=str(own), max_env_steps=70))
-    assert (info.name, info.instruction) == ("light_it", "light the stove")
-    assert (info.max_env_steps, info.num_init_states) == (70, NUM_SAMPLED_INIT_STATES)
-
-
-def test_stored_states_are_found_beside_a_bddl_file_and_for_liberos_own(tmp_path):
-    by_id = task_files(EnvSpec("libero_goal", (7,)), 7)
-    for source in (by_id.bddl, by_id.init_states):
-        (tmp_path / source.name).write_bytes(source.read_bytes())
-    own = str(tmp_path / by_id.bddl.name)
-    beside = task_files(EnvSpec("libero_goal", (0,), bddl_file=own), 0)
-    assert beside.init_states == tmp_path / by_id.init_states.name
-    assert task_files(EnvSpec("libero_goal", (0,), bddl_file=str(by_id.bddl)), 0) == by_id
 
 
 @pytest.mark.parametrize("origin", [None, "/nowhere/libero/__init__.py"])

@@ -23,13 +23,3 @@ def test_rows_positions_and_executed_tokens_for_any_lengths(shapes):
             row += 1
     assert row == len(batch)
     assert int(batch.executed.sum()) == ACTION_DIM * sum(t.env_steps for t in trajectories)
-
-
-def test_rows_are_picked_by_number_by_slice_and_in_parts():
-    batch = flatten([trajectory(3), trajectory(2)], ACTION_DIM)
-    picked = batch[torch.tensor([4, 0, 2])]
-    assert [o is batch.observations[i] for o, i in zip(picked.observations, (4, 0, 2), strict=True)] == [True] * 3
-    assert picked.steps_to_end.tolist() == [0, 2, 0]
-    assert torch.equal(picked[1::2].tokens, batch.tokens[:1])
-    assert [len(part) for part in batch.split(2)] == [2, 2, 1]
-    assert [part.trajectory.tolist() for part in batch.split([1, 0, 4])] == [[0], [], [0, 0, 1, 1]]

@@ -102,29 +102,6 @@ def test_records_go_through_with_env_steps_as_x_axis_and_a_resumed_run_keeps_its
     assert (arguments["id"], arguments["resume"]) == ("fake-id", "allow")
 
 
-def test_offline_writes_below_the_run_folder_only_and_nothing_to_the_terminal(tmp_path):
-    """Also without HOME, which wandb's own process wants."""
-    program = (
-        "from pathlib import Path; from rl.run import WandbLog; import sys\n"
-        "Path.home = lambda: Path(sys.argv[1]) / 'home'  # the account's\n"
-        "log = WandbLog('offline', 'project', 'name', Path(sys.argv[1]) / 'run', {}, None)\n"
-        "log.log({'global_step': 1}); log.finish()"
-    )
-    for folder in ("run", "elsewhere"):
-        (tmp_path / folder).mkdir()
-    foreign = ("HOME", "XDG_", "WANDB_")  # and no process of wandb's that other tests have started
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], cwd=tmp_path / "elsewhere", capture_output=True, text=True,
-        env=environ | {"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    (record,) = tmp_path.glob("run/wandb/offline-run-*/run-*.wandb")
-    assert record.stat().st_size > 0
-    assert list((tmp_path / "elsewhere").iterdir()) == []
-    assert list(tmp_path.glob("home/**/wandb/logs/*"))
-
-
 def test_auto_is_online_with_a_key_or_a_netrc_login_and_obeys_wandb_mode(monkeypatch, tmp_path):
     netrc = tmp_path / "netrc"
     netrc.write_text("machine example.org login x password y\n")

@@ -11,7 +11,7 @@ import pytest
 
 from contracts import BadInput
 from envs.rendering import find_renderer
-from envs.worker import NoAnswer, Worker, ask
+from envs.worker import NoAnswer, ask
 
 PROJECT = Path(__file__).resolve().parent.parent
 PATIENCE_S = 300  # for what is certain to happen: only a failing test waits that long
@@ -62,12 +62,6 @@ def test_a_crash_is_named_by_its_signal_and_a_hang_is_ended():
         ask(os.abort)
     with pytest.raises(NoAnswer, match=r"no answer in time \(SIGABRT\)"):
         ask(signal.pause, answer_s=1)
-
-
-def test_when_whoever_asked_is_gone_the_process_ends_without_a_word(capfd):
-    worker = Worker(dict)
-    worker.close()
-    assert (worker.end(), capfd.readouterr().err) == ("exit code 0", "")
 
 
 def test_the_driver_is_named():

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from configs.config import LossConfig, PhaseConfig, RolloutConfig, TaskConfig, TrainConfig, UpdateConfig, changed
+from configs.config import LossConfig, PhaseConfig, RolloutConfig, TaskConfig, TrainConfig, UpdateConfig
 from contracts import SelfCheckError
 from rl.curriculum import evaluation_episodes, informative_rollout, training_episodes
 from rl.phases import phase_at
@@ -156,40 +156,12 @@ def drift_found(ranks: Ranks) -> str:
     return "not found"
 
 
-def written_by(ranks: Ranks, folder: Path) -> dict[str, Any]:
-    """Start a run, record, save, mark the best; the files that this rank opened for writing or renamed."""
-    from rl.checkpoints import TrainerState, mark_best, save_checkpoint
-    from rl.run import start_run
-
-    touched: list[str] = []
-
-    def watch(event: str, arguments: tuple) -> None:
-        writes = event == "open" and isinstance(arguments[1], str) and set(arguments[1]) & set("wax+")
-        if writes or event in ("os.mkdir", "os.rename", "os.remove", "os.symlink", "shutil.rmtree"):
-            touched.append(f"{event} {arguments[0]}")
-
-    policy = FakePolicy()
-    learner = Learner(policy, None, adamw(policy), ranks)
-    state = TrainerState(ranks=ranks.size, best_score=1.0)
-    sys.addaudithook(lambda event, arguments: watch(event, arguments) if watching else None)
-    watching = True
-    config = changed(TrainConfig(), assets="lowpoly", output=str(folder / "runs"), wandb_mode="disabled")
-    run = start_run(config, [], ranks)
-    run.record(0, 0, {"rank": ranks.rank})
-    save_checkpoint(run.checkpoints, learner, state, keep=2)
-    mark_best(run.checkpoints, learner, state, {})
-    run.close()
-    watching = False
-    return {"folder": run.folder, "touched": [t for t in touched if str(folder) in t]}
-
-
 def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     ranks = join_ranks("cpu")
     found = results(ranks)
     found["drift"] = drift_found(ranks)
-    found["written"] = written_by(ranks, folder)
     ranks.gather(None)
     if not ranks.is_main:
         torch.save(found, folder / "rank_1.pt")

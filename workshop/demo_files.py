@@ -30,7 +30,6 @@ class DemoEpisode:
     proprio: np.ndarray  # (F, 8 or 4) float32, as Observation.proprio
     frame_steps: np.ndarray  # (F,) int64, ascending: number of actions executed before each frame
     actions: np.ndarray  # (T, 7 or 4) float32 in env units (gripper -1 open, 1 close), T >= last frame step + 8
-    objects: np.ndarray  # (F, 6) float32: position of the object to move and of its target (m)
     task_id: int
     init_state_id: int  # of the benchmark; -1: a fresh one
     instruction: str
@@ -79,6 +78,7 @@ def read_episode(path: Path) -> DemoEpisode:
         with np.load(path, allow_pickle=False) as stored:
             fields = {name: array if array.ndim else array.item() for name, array in stored.items()}
         stream, offsets = fields.pop("jpeg_bytes").tobytes(), fields.pop("jpeg_offsets").tolist()
+        fields.pop("objects", None)  # of files of before: where bowl and plate were
         jpegs = [[stream[start:end] for start, end in cameras] for cameras in offsets]
         return DemoEpisode(jpegs=jpegs, **fields)
     except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as fault:

@@ -192,7 +192,7 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
         is_due = (env_step - first_frame) % args.frame_every == 0
         return is_due and not noise[env_step : env_step + CHUNK_LENGTH].any()
 
-    frames, proprio, objects, steps, labels = [], [], [], [], []
+    frames, proprio, steps, labels = [], [], [], []
     change = change_of(args, task_id, index)
     result = env.reset(init_state_id, seed, perturbation=change, observe=wants_frame(0))
     if result.error is None:
@@ -201,7 +201,6 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
         if result.observation is not None:
             frames.append([encode_jpeg(image) for image in result.observation.images])
             proprio.append(result.observation.proprio)
-            objects.append(expert.objects())
             steps.append(result.env_steps)
         labels.append(expert.decide()[1])
         executed = labels[-1].copy()
@@ -218,7 +217,6 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
             proprio=np.array(proprio, np.float32),
             frame_steps=np.array(steps, np.int64),
             actions=np.array(labels, np.float32),
-            objects=np.array(objects, np.float32),
             instruction=env.instruction,
             env_steps=result.env_steps,
             looks=looks,

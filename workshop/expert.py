@@ -103,11 +103,6 @@ class Expert:
         stage = stage_of(state, self._plan)
         return stage, action_of(stage, state, self._plan)
 
-    def objects(self) -> np.ndarray:
-        """Positions (6,) of the bowl and of the plate (m)."""
-        state = self.look()
-        return np.concatenate([state.bowl, state.plate])
-
     def look(self) -> State:
         data, robot, bodies = self._domain.sim.data, self._domain.robots[0], self._domain.obj_body_id
         return State(

@@ -193,9 +193,8 @@ def _episodes(folder: Path, closing: float, flip: Flip) -> Iterator[tuple[str, D
             shown = kept[: len(kept) - CHUNK_LENGTH + 1]  # as openvla-oft: frames with a whole chunk after them
             frames = [stored.pictures[step] for step in shown]
             jpegs = list(pool.map(partial(_as_jpegs, flip=flip, where=stored.where), frames))
-            objects = np.full((len(shown), 6), np.nan, np.float32)  # not known, as the ids below
             episode = DemoEpisode(
-                jpegs, stored.proprio[shown], np.arange(len(shown)), actions, objects, task_id=-1, init_state_id=-1,
+                jpegs, stored.proprio[shown], np.arange(len(shown)), actions, task_id=-1, init_state_id=-1,  # not known
                 instruction=stored.instruction, noise_scale=0.0, env_steps=len(stored.actions), looks="official",
             )  # fmt: skip
             yield stored.where, episode

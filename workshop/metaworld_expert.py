@@ -20,7 +20,3 @@ class MetaWorldExpert:
         with warnings.catch_warnings():  # that the action was beyond it
             warnings.simplefilter("ignore")
             return "", np.clip(np.asarray(self._policy.get_action(self._env.raw), dtype=np.float64), -1.0, 1.0)
-
-    def objects(self) -> np.ndarray:
-        """Positions (6,) of the first object and of the goal (m)."""
-        return np.concatenate([self._env.raw[4:7], self._env.raw[-3:]])

@@ -63,13 +63,3 @@ def test_a_run_learns_from_the_adapter_of_another_in_its_own_states_and_finds_it
     assert [row["schedule/phase"] for row in updates] == [0, 1]
     assert updates[0]["rollout/teacher_fraction"] == 0.0
     assert "distill/accuracy" in updates[0]
-
-
-def test_pure_rl_compares_whole_groups(smoke, tmp_path):
-    flags = [
-        *flags_into(smoke, tmp_path), "--no-warmup", "--advantage", "group", "--ratio-level", "token",
-        "--group-size", "4", "--total-steps", "32",
-    ]  # fmt: skip
-    train_grpo.main(flags)
-    (update,) = [row for row in records_of(only_run(flags)) if "schedule/phase" in row]
-    assert (update["schedule/phase"], update["rollout/trajectories"]) == (2, 4)
