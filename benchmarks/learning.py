@@ -39,8 +39,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     # exploration
     "t0.4": ("--temperature", "0.4"),
     "t1.0": ("--temperature", "1.0"),
-    "correlated-0.5": ("--noise-correlation", "0.5"),
-    "correlated-0.9": ("--noise-correlation", "0.9"),
     # steps
     "lr-6e-4": ("--lr", "6e-4"),
     "exact-physics": ("--physics", "exact"),

@@ -32,9 +32,9 @@ def require(condition: bool, message: str) -> None:
 MAY_BE_0 = {
     "task_ids", "train_init_states", "eval_init_states", "first_init_state", "warmup_steps", "transition_steps",
     "total_steps", "max_extra_steps", "group_success_bounds", "kl_coef", "entropy_coef", "gae_lambda",
-    "weight_decay", "seed", "noise_correlation", "eval_trials",
+    "weight_decay", "seed", "eval_trials",
 }  # fmt: skip
-AT_MOST_1 = {"group_success_bounds", "discount", "clip_low", "clip_high", "gae_lambda", "noise_correlation"}
+AT_MOST_1 = {"group_success_bounds", "discount", "clip_low", "clip_high", "gae_lambda"}
 
 
 def check_numbers(section: Any) -> None:
@@ -170,8 +170,6 @@ class RolloutConfig:
     """Sampling temperature of the student, by which its logits are divided; its log-probabilities use the same."""
     physics: Literal["exact", "fast"] = "exact"
     """Of training episodes. fast: about half of the time, not LIBERO's to the bit (evaluations stay exact)."""
-    noise_correlation: float = 0.0
-    """How alike the draws for one dimension of a chunk's actions are, 0 to 1 (0: drawn independently)."""
     group_size: int = 1
     """Episodes from each drawn (task, initial state)."""
     curriculum: bool = False
@@ -305,8 +303,7 @@ class TrainConfig:
         require(rollout.group_size >= 2 or not compares, alone)
         is_absolute, is_chunk = loss.advantage == "absolute", loss.ratio_level == "chunk"
         joint = "--importance behaviour, a ratio of chunk probabilities, needs --ratio-level chunk --advantage absolute"
-        is_joint = is_absolute and is_chunk and rollout.noise_correlation == 0
-        require(phases.importance == "student" or is_joint, f"{joint} and no --noise-correlation")
+        require(phases.importance == "student" or (is_absolute and is_chunk), joint)
         falls = (
             f"--advantage {loss.advantage} can be negative, and a chunk's mean ratio does not keep single tokens from"
         )

@@ -40,7 +40,6 @@ class Behaviour:
 
     epsilon: float  # probability that the teacher makes a decision
     temperature: float  # the student's sampling temperature
-    noise_correlation: float = 0.0  # of its draws within a chunk
     teacher_mode: TeacherMode = "greedy"
     student_mode: Literal["sample", "greedy"] = "sample"
     record_student_logprobs: bool = False  # PPO needs them for every decision, also for the teacher's
@@ -53,7 +52,7 @@ def behaviour_in(phase: PhaseState, config: TrainConfig, teacher_mode: TeacherMo
     """Who acts in the rollouts of a phase: teacher, epsilon-mixture, student."""
     match = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
     return Behaviour(
-        phase.epsilon, config.rollout.temperature, config.rollout.noise_correlation, teacher_mode,
+        phase.epsilon, config.rollout.temperature, teacher_mode,
         record_student_logprobs=not phase.distils, record_teacher_match=match, physics=config.rollout.physics,
     )  # fmt: skip
 
@@ -266,8 +265,7 @@ def decide(
             actions[i], teacher_tokens[i] = acted.actions[row], acted.tokens[row]
     if rows := [i for i, teacher in enumerate(by_teacher) if not teacher]:
         seen, draws = [observations[i] for i in rows], [generators[i] for i in rows]
-        correlation = behaviour.noise_correlation
-        acted = policy.act(seen, behaviour.student_mode, behaviour.temperature, draws, correlation)
+        acted = policy.act(seen, behaviour.student_mode, behaviour.temperature, draws)
         for row, i in enumerate(rows):
             decisions[i] = Decision(observations[i], acted.tokens[row], False, student_logprobs=acted.logprobs[row])
             actions[i] = acted.actions[row]

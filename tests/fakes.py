@@ -85,7 +85,7 @@ class FakePolicy(nn.Module):
     @torch.no_grad()
     def act(
         self, observations: Sequence[Any], mode: str = "greedy", temperature: float = 1.0,
-        generators: Sequence[torch.Generator] | None = None, noise_correlation: float = 0.0,
+        generators: Sequence[torch.Generator] | None = None,
     ) -> Acted:  # fmt: skip
         self.modes.append((f"teacher {mode}" if self._is_teacher else f"student {mode}", len(observations)))
         logits = self._logits(observations)

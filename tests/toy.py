@@ -45,7 +45,7 @@ class ToyPolicy(FakePolicy):
         return everywhere.index_copy(-1, torch.tensor(BINS), used)
 
     @torch.no_grad()
-    def act(self, observations, mode="greedy", temperature=1.0, generators=None, noise_correlation=0.0) -> Acted:
+    def act(self, observations, mode="greedy", temperature=1.0, generators=None) -> Acted:
         logits = self.chunk_logits(observations)
         if mode == "sample":
             uniforms = torch.stack([torch.rand(logits.shape[1], generator=g, dtype=self.dtype) for g in generators])

@@ -139,7 +139,7 @@ class Policy:
     @torch.no_grad()
     def act(
         self, observations: Sequence[Observation], mode: Mode = "greedy", temperature: float = 1.0,
-        generators: Sequence[torch.Generator] | None = None, noise_correlation: float = 0.0,
+        generators: Sequence[torch.Generator] | None = None,
     ) -> Acted:  # fmt: skip
         """Decide one chunk per observation.
 
@@ -150,7 +150,7 @@ class Policy:
         if mode == "greedy":
             tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
         elif mode == "sample":
-            tokens = sample_tokens(logits, temperature, generators, noise_correlation, self.action_dim)
+            tokens = sample_tokens(logits, temperature, generators)
         elif self.action_head is None:
             raise BadInput(f"{self.base_model} has no L1 head (action_head--*.pt): choose the greedy teacher")
         else:

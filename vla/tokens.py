@@ -107,24 +107,14 @@ def to_env(actions: np.ndarray) -> np.ndarray:
     return env_actions
 
 
-def sample_tokens(
-    logits: Tensor, temperature: float, generators: Sequence[torch.Generator] | None = None,
-    correlation: float = 0.0, action_dim: int = 7,
-) -> Tensor:  # fmt: skip
+def sample_tokens(logits: Tensor, temperature: float, generators: Sequence[torch.Generator] | None = None) -> Tensor:
     """One token id per position, (B, A) int64, from softmax(logits / temperature); logits (B, A, 256).
 
     By one CPU generator per row (None: torch's default one), so that a row's draw does not depend on batch or device.
-    `correlation` is that of the normal variables behind a chunk's draws of one action dimension: a Gaussian copula, so
-    each token keeps its distribution. A chunk strays as a whole, as under coloured noise (Hollenstein et al. 2024).
     """
     batch, num_tokens, num_bins = logits.shape
     sources = generators or [torch.default_generator] * batch
     uniform = torch.stack([torch.rand(num_tokens, dtype=torch.float64, generator=source) for source in sources])
-    if correlation > 0:
-        common = torch.stack([torch.randn(action_dim, dtype=torch.float64, generator=source) for source in sources])
-        own = torch.special.ndtri(uniform).clamp(-8, 8)  # the uniform number may be 0
-        mixed = correlation**0.5 * common.repeat(1, num_tokens // action_dim) + (1 - correlation) ** 0.5 * own
-        uniform = torch.special.ndtr(mixed).clamp(max=1 - 1e-12)
     cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1)
     # The last sum is 1 up to rounding; scaling by it keeps every draw inside.
     threshold = uniform.to(logits.device) * cumulative[..., -1]
