@@ -41,12 +41,14 @@ def main(argv: Sequence[str]) -> None:
     """Play what is missing of the plan, for one checkpoint or the two of a comparison, and print the results."""
     config = parse_eval(argv)
     from preflight import choose_looks
+    from rl.report import training_of
     from rl.run import only_writer, provenance
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     out = Path(config.out or time.strftime(f"runs/eval-%Y%m%d-%H%M%S-{os.getpid()}.json"))
     tasks = {str(suite): task_info(recipe(config, suite)) for suite in config.suites}
     head, labels = {"protocol": config.protocol, **provenance(argv)}, config.simulator.perturbations
+    head["training"] = training_of(Path(str(config.model.checkpoint)))
     plan = make_plan(tasks, config.trials, config.first_init_state, head, labels)
 
     config, _ = choose_looks(config)
@@ -56,7 +58,8 @@ def main(argv: Sequence[str]) -> None:
     results = play(config, plan, out, before)
     if wanted is not None and before is None:
         config_before = replace(config, model=replace(config.model, checkpoint=wanted))
-        before = play(config_before, plan, out.with_name(f"{out.stem}-before.json"), results)
+        plan_before = replace(plan, head={**plan.head, "training": training_of(Path(wanted))})
+        before = play(config_before, plan_before, out.with_name(f"{out.stem}-before.json"), results)
     save_results(results, plan, before)
     lock.release()
 

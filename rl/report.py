@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from configs.cli import main_guard, parse_flags
 from configs.config import PhaseConfig
-from contracts import BadInput, first_line, read_json
+from contracts import BadInput, first_line, read_json, resolve_pointer
 from rl.metrics import Successes
 from rl.results import Paired, compare
 
@@ -71,8 +71,8 @@ class StoredRun:
         """How far the run has come, in one line."""
         is_finished = bool(self.evaluations) and self.evaluations[-1]["global_step"] >= self.phases.total_steps
         steps, updates = self.rows[-1]["global_step"] if self.rows else 0, sum("schedule/phase" in r for r in self.rows)
-        hours = sum(row.get(key) or 0.0 for row in self.rows for key in WALL_TIME) / 3600
-        return f"{'Finished' if is_finished else 'Not finished'}: {steps} env steps, {updates} updates, {hours:.1f} h"
+        done = "Finished" if is_finished else "Not finished"
+        return f"{done}: {steps} env steps, {updates} updates, {hours_of(self.rows):.1f} h"
 
 
 def read_run(folder: Path) -> StoredRun:
@@ -83,6 +83,25 @@ def read_run(folder: Path) -> StoredRun:
         return StoredRun(folder.resolve(), read_metrics(folder), phases, stored)
     except (BadInput, OSError, KeyError, TypeError) as problem:
         raise BadInput(f"{folder} is not a run folder: {first_line(problem)}") from None
+
+
+def hours_of(rows: Sequence[Row]) -> float:
+    return sum(row.get(key) or 0.0 for row in rows for key in WALL_TIME) / 3600
+
+
+def training_of(checkpoint: Path) -> dict[str, Any] | None:
+    """What a checkpoint of a run has taken up to its step, and the run's config.json; None: it is no run's."""
+    folder = resolve_pointer(checkpoint).resolve()
+    number = folder.name.removeprefix("step_")
+    if not (number.isdigit() and (folder.parents[1] / "metrics.jsonl").is_file()):
+        return None
+    run, step = read_run(folder.parents[1]), int(number)
+    rows, stored = [row for row in run.rows if row["global_step"] <= step], run.provenance
+    on_gpu = stored["machine"]["gpus"] and stored["config"]["model"]["device"] != "cpu"
+    hours, num_gpus = hours_of(rows), stored.get("ranks", 1) if on_gpu else 0
+    peak = max((row.get("system/gpu_mem_gb") or 0.0 for row in rows), default=0.0)
+    taken = {"env_steps": step, "hours": hours, "gpu_hours": hours * num_gpus, "peak_gpu_gib": peak}
+    return {"run": run.folder.name, **taken, **stored}
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:

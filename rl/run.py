@@ -157,12 +157,13 @@ def provenance(argv: Sequence[str]) -> dict[str, Any]:
     packages = [package.metadata for package in importlib.metadata.distributions()]  # each is read and parsed here
     versions = dict(sorted((known["Name"], known["Version"]) for known in packages))
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    machine = {"system": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count(), "gpus": gpus}
+    gib = [torch.cuda.get_device_properties(i).total_memory / 2**30 for i in range(len(gpus))]
+    cpu = {"system": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count()}
     return {
         "argv": list(argv),
         "git": {"commit": commit.removesuffix("-dirty"), "modified": commit.endswith("-dirty")} if commit else {},
         "versions": {"python": platform.python_version(), **versions},
-        "machine": machine,
+        "machine": {**cpu, "gpus": gpus, "gpu_gib": gib},
     }
 
 

@@ -22,9 +22,10 @@ from rl.report import (
     draw_curves,
     main,
     read_run,
+    training_of,
     write_report,
 )
-from tests.stored_runs import ROWS, evaluation, store, store_episodes, update
+from tests.stored_runs import PROVENANCE, ROWS, evaluation, store, store_episodes, update
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +114,19 @@ def test_the_student_is_paired_with_its_past_and_with_the_teacher(tmp_path):
     assert (against_teacher.both, against_teacher.only_before) == (1, 1)
     assert [paired.n for paired in of_tasks] == [1] * 4  # sampled and greedy on both tasks
     assert (of_tasks[0].only_after, of_tasks[1].both) == (1, 1)
+
+
+def test_a_checkpoint_knows_what_its_training_took(tmp_path):
+    folder = store(tmp_path / "run", [*ROWS[:-1], ROWS[-1] | {"system/gpu_mem_gb": 3.0}])
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "best").write_text("step_200\n")
+    taken = training_of(folder / "checkpoints" / "best")
+    assert (taken["env_steps"], taken["peak_gpu_gib"]) == (200, 0.0)  # not what came after it
+    assert taken["hours"] == taken["gpu_hours"] == pytest.approx((7 + 5 + 5 + 7) / 3600)
+    assert training_of(folder / "checkpoints" / "step_300")["peak_gpu_gib"] == 3.0
+    assert (taken["config"]["run"]["seed"], taken["machine"], taken["run"]) == (0, PROVENANCE["machine"], "run")
+    assert training_of(store(tmp_path / "cpu", ROWS, model__device="cpu") / "checkpoints/step_300")["gpu_hours"] == 0
+    assert training_of(tmp_path / "merged") is None
 
 
 def test_the_best_evaluation_is_that_of_the_best_checkpoint(tmp_path):
