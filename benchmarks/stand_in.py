@@ -33,6 +33,7 @@ class StandInPolicy:
         mode: str = "sample",
         temperature: float = 1.0,
         generators: Sequence[torch.Generator] = (),
+        correlation: float = 0.0,
     ) -> Acted:
         self.batches.append(len(observations))
         time.sleep(self.latency_s)
