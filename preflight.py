@@ -200,7 +200,7 @@ def check_ray() -> str:
 
 
 def simulators_gib(simulator: SimulatorConfig, num_tasks: int) -> tuple[float, float]:
-    """Memory of all simulators here, main and a GPU's (8 low-poly ones: 1.0 GiB, 15 official 8.3, 16 of 10 tasks 66)."""
+    """Main memory of simulators here, and of a GPU (8 low-poly ones: 1.0 GiB, 15 official 8.3, 16 of 10 tasks 66)."""
     built = min(num_tasks, simulator.kept_tasks)
     here = simulator.num_envs if simulator.simulators == "processes" else 0  # Ray chooses the nodes of others
     light = simulator.assets in ("lowpoly", METAWORLD_LOOKS)

@@ -42,9 +42,8 @@ def connect() -> str:
     return f"Ray {ray.__version__}, {len(nodes)} node(s), {ray.cluster_resources().get('CPU', 0):.0f} CPUs"
 
 
-@ray.remote(scheduling_strategy="SPREAD")  # Ray's default for actors: a CPU to be placed, none reserved
 class Relay:
-    """On its node: a worker, and its answers."""
+    """An actor: on its node, a worker and its answers."""
 
     def __init__(self, *recipe: Any) -> None:
         self._worker = Worker(*recipe)
@@ -62,7 +61,8 @@ class RayWorker:
     """What `envs.worker.Worker` is, on some node. One whose node is lost has died; the next one starts on another."""
 
     def __init__(self, make: Callable[..., Callable], *recipe: object) -> None:
-        self._actor = Relay.remote(make, *recipe)
+        # Ray's default: a CPU to be placed, none reserved. Restarts: of one that was to start on a dying node.
+        self._actor = ray.remote(scheduling_strategy="SPREAD", max_restarts=-1)(Relay).remote(make, *recipe)
         self.deadline = math.inf
 
     def request(self, *arguments: object, timeout_s: float) -> None:
