@@ -118,9 +118,11 @@ def play_suite(
     """Play the `missing` episodes of one suite; each is in the file as soon as it has ended."""
     from rl.evaluation import evaluate
 
-    keys = {episode_of(key, config.seed): key for key in missing}
+    keys, simulator = {episode_of(key, config.seed): key for key in missing}, config.simulator
     with (
-        make_pool(recipe(config, suite, policy.num_images), config.simulator.num_envs, policy.prepare) as pool,
+        make_pool(
+            recipe(config, suite, policy.num_images), simulator.num_envs, policy.prepare, simulator.simulators
+        ) as pool,
         progress_bar(f"{suite}: episodes", len(missing)) as on_episodes,
     ):
 

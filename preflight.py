@@ -36,7 +36,7 @@ from configs.config import (
 from contracts import BadInput, Observation, SelfCheckError, first_line
 from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
 from envs.libero import EnvSpec
-from envs.pool import Pool, WorkerPool, task_info
+from envs.pool import Pool, WorkerPool, make_pool, task_info
 from envs.rendering import REPAIR, check_versions, find_renderer, simulator_versions
 from envs.tasks import METAWORLD, TaskInfo
 from envs.worker import NoAnswer, ask
@@ -104,7 +104,10 @@ def check_machine(checks: Checks, config: TrainConfig) -> tuple[Any, Any]:
     device = checks.make("device", lambda: check_device(config.model))
     renderer = checks.make("rendering", check_rendering)
     envs, tasks = config.simulator, len(config.task.task_ids)
-    checks.make("host memory", lambda: check_host_memory(envs, tasks))
+    if envs.simulators == "ray":
+        checks.make("ray", check_ray)
+    else:
+        checks.make("host memory", lambda: check_host_memory(envs, tasks))
     return device, versions and renderer
 
 
@@ -131,7 +134,7 @@ def check_only(config: TrainConfig) -> None:
     checks.make("disk", lambda: check_disk(config.run, policy), policy)
     found = checks.make("tasks", lambda: find_tasks(config, info.num_images if info else 1))
     observation = checks.make(
-        "first frame", lambda: first_frame_apart(config.task, found[0]), found, can_simulate and chosen
+        "first frame", lambda: first_frame_apart(config, found[0]), found, can_simulate and chosen
     )
     check_policy(checks, config, policy, observation, micro_batch_size)
     checks.conclude()
@@ -189,12 +192,20 @@ def check_rendering() -> str:
     return Caution(f"{finding} {slow}; {REPAIR}") if in_software and torch.cuda.is_available() else finding
 
 
+def check_ray() -> str:
+    """Join the cluster: what it has. Raises BadInput."""
+    from envs.ray_workers import connect  # which imports what is not always installed
+
+    return connect()
+
+
 def simulators_gib(simulator: SimulatorConfig, num_tasks: int) -> tuple[float, float]:
-    """Main memory of all simulators, and of a GPU (8 low-poly ones: 1.0 GiB, 15 official 8.3, 16 of 10 tasks 66)."""
+    """Main memory of simulators here, and of a GPU (8 low-poly ones: 1.0 GiB, 15 official 8.3, 16 of 10 tasks 66)."""
     built = min(num_tasks, simulator.kept_tasks)
+    here = simulator.num_envs if simulator.simulators == "processes" else 0  # Ray chooses the nodes of others
     light = simulator.assets in ("lowpoly", METAWORLD_LOOKS)
     main, of_gpu = (0.3 + 0.2 * built, 0.13 * built) if light else (0.6 + 0.6 * built, 0.15 + 0.4 * built)
-    return simulator.num_envs * main, simulator.num_envs * of_gpu
+    return here * main, here * of_gpu
 
 
 def check_host_memory(simulator: SimulatorConfig, num_tasks: int) -> str:
@@ -293,10 +304,11 @@ def check_first_frame(pool: Pool, task: TaskConfig) -> tuple[Observation, str]:
     return result.observation, finding
 
 
-def first_frame_apart(task: TaskConfig, spec: EnvSpec) -> tuple[Observation, str]:
+def first_frame_apart(config: TrainConfig, spec: EnvSpec) -> tuple[Observation, str]:
     """The same in a process of its own: a simulator that hangs or crashes is a finding, too."""
-    with WorkerPool(spec, 1) as pool:
-        return check_first_frame(pool, task)
+    on_ray = config.simulator.simulators == "ray"
+    with make_pool(spec, 1, simulators="ray") if on_ray else WorkerPool(spec, 1) as pool:
+        return check_first_frame(pool, config.task)
 
 
 def load_weights(config: TrainConfig) -> tuple[Policy, str]:

@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
     (spec, tasks), _ = preflight.find_tasks(config, policy.num_images)
     learner = make_learner(policy, config, ranks, teacher.mode)
 
-    with make_pool(spec, config.simulator.num_envs, policy.prepare) as pool:
+    with make_pool(spec, config.simulator.num_envs, policy.prepare, config.simulator.simulators) as pool:
         observation = preflight.check_setup(checks, config, policy, pool)
         if command.resume is None:
             looks = find_pack(config.simulator.assets).looks

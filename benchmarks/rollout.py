@@ -12,6 +12,7 @@ Shares: sim, render, preprocess and idle of an env's time; infer and wait of thi
 
 import time
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -38,6 +39,8 @@ class Arguments:
     task_id: int = 0
     workers: tuple[int, ...] = (1, 2, 4)
     """Sizes of the pools; 1 is the env in this process."""
+    simulators: Literal["processes", "ray"] = "processes"
+    """Where the workers run: here, or on Ray's nodes."""
     latency_ms: float = 25.0
     """Of the stand-in policy, per batch."""
     max_env_steps: int = 80
@@ -116,7 +119,7 @@ def pool_rows(spec: EnvSpec, num_envs: int, policy, arguments: Arguments) -> tup
     name = "inline" if num_envs == 1 else f"{num_envs} workers"
     max_batch = arguments.max_batch
     prepare = None if isinstance(policy, StandInPolicy) else policy.prepare
-    with make_pool(spec, num_envs, prepare) as pool:
+    with make_pool(spec, num_envs, prepare, arguments.simulators) as pool:
         rollout(policy, pool, episodes(arguments, num_envs), BEHAVIOUR, Randomness(0, "warm up"))  # builds simulators
         played = episodes(arguments, arguments.episodes * num_envs)
         alone = rollout(StandInPolicy(0.0), pool, played, BEHAVIOUR, Randomness(0, "rollout"), max_batch=max_batch)

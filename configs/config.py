@@ -70,6 +70,8 @@ class SimulatorConfig:
 
     num_envs: int = 1
     """Simulators (of each rank): 1 steps inline in this process, N > 1 run in worker processes."""
+    simulators: Literal["processes", "ray"] = "processes"
+    """Where worker processes run: on this machine, or on the nodes of a Ray cluster (docs/SCALE_OUT.md)."""
     assets: str = "auto"
     """What objects look like: `official` (LIBERO's), `lowpoly` (ours) or a folder (auto: official; for a small policy
     low-poly, unless it knows official, which is installed, and there is a GPU; Meta-World: its own)."""
@@ -323,6 +325,7 @@ class TrainConfig:
 CHANGEABLE_ON_RESUME = {
     "total_steps", "max_hours", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints",
     "micro_batch_size", "max_batch", "gradient_checkpointing", "memory_budget", "assets", "kept_tasks",
+    "simulators",
 }  # fmt: skip
 
 

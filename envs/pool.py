@@ -8,8 +8,8 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from multiprocessing.connection import wait
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 RESET_TIMEOUT_S = 300.0  # of a worker, which may have to build the simulator
 
 EnvFactory = Callable[[EnvSpec, int], Any]  # makes something like a LiberoEnv
+Simulators = Literal["processes", "ray"]  # where the workers are
 Prepare = Callable[[np.ndarray], np.ndarray]  # frames (num_images, 256, 256, 3) -> (num_images, S, S, 3), uint8
 
 
@@ -52,13 +53,21 @@ def task_info(spec: EnvSpec) -> list[TaskInfo]:
     return [TaskInfo(e.task_id, e.name, e.instruction, e.max_env_steps, e.num_init_states) for e in envs]
 
 
-def make_pool(spec: EnvSpec, num_envs: int, prepare: Prepare | None = None) -> "Pool":
+def make_pool(
+    spec: EnvSpec, num_envs: int, prepare: Prepare | None = None, simulators: Simulators = "processes"
+) -> "Pool":
     """A pool for the tasks of `spec`; `prepare` is the part of the policy's preprocessing that its workers do."""
     if caution := check_versions():
         log.warning(caution)
     # Found (and, for "lowpoly", generated) once, here, rather than by all workers at the same time.
-    spec = replace(spec, assets=str(find_pack(spec.assets).folder))
-    return Pool(spec, prepare=prepare) if num_envs == 1 else WorkerPool(spec, num_envs, prepare=prepare)
+    pack = find_pack(spec.assets)
+    if simulators == "processes" or pack.name != spec.assets:  # each machine has a folder of its own for a name
+        spec = replace(spec, assets=str(pack.folder))
+    if spec.bddl_file is not None:
+        spec = replace(spec, bddl_file=str(Path(spec.bddl_file).absolute()))
+    if simulators == "processes" and num_envs == 1:
+        return Pool(spec, prepare=prepare)
+    return WorkerPool(spec, num_envs, prepare=prepare, simulators=simulators)
 
 
 class SlotEnv:
@@ -141,11 +150,17 @@ class WorkerPool(Pool):
 
     def __init__(
         self, spec: EnvSpec, num_envs: int, make_env: EnvFactory = make_env, prepare: Prepare | None = None,
-        step_timeout_s: float = 120.0, recycle_after: int = 200,
+        step_timeout_s: float = 120.0, recycle_after: int = 200, simulators: Simulators = "processes",
     ) -> None:  # fmt: skip
         super().__init__(spec, make_env, prepare, num_envs)
         self._step_timeout_s, self._recycle_after = step_timeout_s, recycle_after
-        self._workers = [Worker(SlotEnv, *self._recipe) for _ in range(num_envs)]
+        self._kind: Any = Worker
+        if simulators == "ray":
+            from envs import ray_workers  # which takes what is not always installed
+
+            ray_workers.connect()
+            self._kind = ray_workers.RayWorker
+        self._workers = [self._kind(SlotEnv, *self._recipe) for _ in range(num_envs)]
         self._episodes = [0] * num_envs  # of the slot's present worker
 
     def _start(self, slot: int, request: Request) -> None:
@@ -162,9 +177,9 @@ class WorkerPool(Pool):
             return []
         left = min(worker.deadline for worker in at_work.values()) - time.monotonic()
         wait_s = max(0.0, left if timeout_s is None else min(left, timeout_s))
-        answered = wait([worker.connection for worker in at_work.values()], wait_s)
+        answered = self._kind.wait(list(at_work.values()), wait_s)
         overdue = time.monotonic() + 0.1  # a wait may end a little early
-        is_over = {slot: w.connection in answered or w.deadline <= overdue for slot, w in at_work.items()}
+        is_over = {slot: w in answered or w.deadline <= overdue for slot, w in at_work.items()}
         return [(slot, self._receive(slot)) for slot in at_work if is_over[slot]]
 
     def _receive(self, slot: int) -> ChunkResult:
@@ -178,7 +193,7 @@ class WorkerPool(Pool):
     def _replace(self, slot: int) -> None:
         self._workers[slot].close()
         self._workers[slot].end()
-        self._workers[slot], self._episodes[slot] = Worker(SlotEnv, *self._recipe), 0
+        self._workers[slot], self._episodes[slot] = self._kind(SlotEnv, *self._recipe), 0
 
     def close(self) -> None:
         """End all workers: idle ones in good order, those at work by force."""

@@ -13,10 +13,10 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection, Pipe
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -58,6 +58,12 @@ class Worker:
         self.deadline = time.monotonic() + timeout_s  # by which the answer must be here
         with suppress(OSError):  # it has died: the next receive() finds out
             self.connection.send(arguments)
+
+    @staticmethod
+    def wait(workers: Sequence["Worker"], timeout_s: float) -> list["Worker"]:
+        """Those that have answered or died; waits for the first one, at most `timeout_s`."""
+        answered = wait([worker.connection for worker in workers], timeout_s)
+        return [worker for worker in workers if worker.connection in answered]
 
     def receive(self) -> Any:
         """Wait for the answer. Raises BadInput that is the answer, and NoAnswer for a fault, a death or a hang."""

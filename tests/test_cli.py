@@ -133,7 +133,7 @@ def test_where_a_run_ends_how_it_is_watched_and_what_is_in_memory_may_change(run
     argv = ["--resume", str(run_folder), "--total-steps", "9999", "--wandb-mode", "offline", "--keep-checkpoints", "5",
             "--no-allow-zero-baseline", "--wandb-project", "other", "--max-hours", "3", "--micro-batch-size", "1",
             "--max-batch", "1", "--gradient-checkpointing", "on", "--memory-budget", "24",
-            "--assets", "folder", "--kept-tasks", "9"]  # fmt: skip
+            "--assets", "folder", "--kept-tasks", "9", "--simulators", "ray"]  # fmt: skip
     assert set(differing_fields(PRESETS["smoke"], parse_train(argv).config)) == CHANGEABLE_ON_RESUME
 
 

@@ -11,7 +11,9 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[1]
 PAGES = {page.name: page.read_text() for page in (PROJECT / "README.md", *(PROJECT / "docs").glob("*.md"))}
 NOW = {name: text for name, text in PAGES.items() if name != "LOG.md"}  # the log speaks of what is gone, too
-OF_OTHERS = {"--help", "--ipc", "--upgrade", "--no-deps", "--require-hashes"}
+OF_OTHERS = {
+    "--help", "--ipc", "--upgrade", "--no-deps", "--require-hashes", "--head", "--address", "--num-cpus",
+}  # fmt: skip
 
 
 @cache

@@ -1,5 +1,6 @@
 import os
 import signal
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -214,3 +215,10 @@ def test_a_slot_keeps_the_envs_of_its_last_tasks_and_steps_the_last_one(monkeypa
     assert closed == [1]  # the one that was not used for longest
     slot.close()
     assert sorted(closed) == [0, 1, 2, 3]
+
+
+def test_without_ray_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "envs.ray_workers", raising=False)
+    with pytest.raises(BadInput, match=r"Ray is not installed; run: pip install -r requirements-ray\.txt"):
+        make_pool(SPEC, 2, simulators="ray")

@@ -1,0 +1,82 @@
+"""The pool on a Ray cluster: the contract of processes, their episodes, and a node that is killed."""
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from contracts import BadInput
+from envs.libero import EnvSpec
+from envs.pool import WorkerPool, make_pool
+from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv, every_fourth_pixel
+from tests.test_pool import CHUNK, SPEC, only, play, run_chunk, worker_of
+
+ray = pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """One of a single node, to which tests may add some."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # else a token is written into the user's home
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+        patch.setenv("RAY_ADDRESS", cluster.address)
+        yield cluster
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_faults_are_those_of_processes_and_the_slot_goes_on(cluster):
+    with WorkerPool(SPEC, 1, FakeEnv, every_fourth_pixel, step_timeout_s=2.0, simulators="ray") as pool:
+        images = run_chunk(pool, WORK).observation.images
+        assert images.shape == (2, 64, 64, 3)
+        assert images.flags.writeable
+        assert run_chunk(pool, FAULT).error == "the table fell over"
+        assert "it died (SIGKILL), on " in run_chunk(pool, DIE).error
+        assert "gave no answer in time (SIGABRT), on " in run_chunk(pool, HANG).error
+        assert pool.restarts == 3
+        pool._workers[0].close()  # the actor itself is gone
+        pool.reset(0, 0, WORK)
+        assert "it or its node died (ActorDiedError" in only(pool.ready())[1].error
+        worker = worker_of(run_chunk(pool, WORK))
+        pool._recycle_after = 1
+        assert worker != worker_of(run_chunk(pool, WORK))
+        with pytest.raises(BadInput, match="no such table; buy one, on "):
+            run_chunk(pool, REFUSE)
+
+
+def test_a_killed_node_costs_the_episode_that_it_played(cluster, tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    node = cluster.add_node(num_cpus=1)
+    with WorkerPool(replace(SPEC, assets=str(fifo)), 2, FakeEnv, simulators="ray") as pool:
+        for slot in (0, 1):
+            run_chunk(pool, WORK, slot)
+            pool.reset(slot, 0, WAIT_FOR_FIFO)
+            only(pool.ready())
+        for slot in (0, 1):
+            pool.step(slot, CHUNK)
+        cluster.remove_node(node, allow_graceful=False)
+        lost, result = only(pool.ready())
+        assert "died" in result.error
+        assert (pool.restarts, result.done, result.observation) == (1, True, None)
+        assert run_chunk(pool, WORK, lost).error is None  # on the other node
+        with open(fifo, "w"):
+            slot, result = only(pool.ready())
+        assert (slot, result.error, result.env_steps) == (1 - lost, None, 8)
+
+
+def test_episodes_of_libero_are_those_of_processes(cluster):
+    spec, outcomes = EnvSpec("libero_spatial", (0,), num_images=2, max_env_steps=16), []
+    for simulators in ("processes", "ray"):
+        with make_pool(spec, 2, every_fourth_pixel, simulators) as pool:
+            outcomes.append(play(pool, (5, 70)))
+    for here, there in zip(*([r for i in results for r in results[i]] for results in outcomes), strict=True):
+        assert (here.env_steps, here.success, here.error) == (there.env_steps, there.success, None)
+        if not here.done:
+            np.testing.assert_array_equal(here.observation.images, there.observation.images)
+            np.testing.assert_array_equal(here.observation.proprio, there.observation.proprio)
+            np.testing.assert_array_equal(here.observation.state, there.observation.state)
