@@ -31,7 +31,7 @@ from workshop.sft_update import SUPERVISED, WholeNetwork, logits_of
 from workshop.tiny import TinySize
 
 MEMORISING = {"steps": 250, "batch_size": 8, "lr": 6e-3, "warmup_steps": 20, "augment": False, "log_every": 50}
-ADAPTERS = MEMORISING | {"lora_rank": 16, "size": TinySize(), "lr": 3e-2, "steps": 120, "batch_size": 4}
+ADAPTERS = MEMORISING | {"lora_rank": 16, "size": TinySize(), "lr": 1e-2, "steps": 120, "batch_size": 4}
 WIDER = replace(SMALL, llm_dim=32, llm_heads=2, llm_mlp_dim=64)
 CPU = torch.device("cpu")
 
@@ -126,7 +126,7 @@ def test_ctrl_c_saves_what_there_is(demos, tmp_path, monkeypatch, capsys):
 
     def interrupted(args: SftArgs, step: int) -> float:
         if step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
         return rate(args, step)
 
     monkeypatch.setattr(SftArgs, "learning_rate", interrupted)
@@ -190,28 +190,37 @@ def test_learning_rate_rises_linearly_and_falls_as_a_cosine_to_a_hundredth():
 
 
 @pytest.fixture(scope="module")
-def l1_base(tmp_path_factory):
-    """As trained by L1 regression: its token head speaks no action tokens. It has statistics of its own."""
-    return make_small_checkpoint(tmp_path_factory.mktemp("l1") / "base", l1_head=True)
+def headless(memorised, tmp_path_factory):
+    """What memorised the two episodes, with a token head that knows nothing, and statistics of other data."""
+    folder = shutil.copytree(memorised, tmp_path_factory.mktemp("headless") / "base")
+    tensors = load_file(folder / "model.safetensors")
+    head = tensors["language_model.lm_head.weight"]
+    head.copy_(torch.randn(head.shape, generator=torch.Generator().manual_seed(0)) / head.shape[1] ** 0.5)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    entries = json.loads((folder / "dataset_statistics.json").read_text())
+    for vector in (entries["libero_spatial_no_noops"][name] for name in ("action", "proprio")):
+        vector["q99"] = [2 * value + 1 for value in vector["q99"]]
+    (folder / "dataset_statistics.json").write_text(json.dumps(entries))
+    return folder
 
 
 @pytest.fixture(scope="module")
-def adapters(demos, l1_base, tmp_path_factory):
+def adapters(demos, headless, tmp_path_factory):
     """The same demonstrations, learned by adapters."""
     out = tmp_path_factory.mktemp("sft") / "adapters"
-    return fine_tune(_args(demos[0], out, **ADAPTERS, init=str(l1_base)))
+    return fine_tune(_args(demos[0], out, **ADAPTERS, init=str(headless)))
 
 
-def test_adapters_teach_an_l1_checkpoint_to_speak_action_tokens(demos, adapters):
+def test_adapters_teach_a_head_to_speak_action_tokens(demos, adapters):
     policy = Policy.load(str(adapters), task_suite="libero_spatial")
-    assert _acts_as(policy, demos[1]) > 0.95
+    assert _acts_as(policy, demos[1]) > 0.9
     logits, others = policy.logits_and_others(_observations(demos[1]))
     assert (logits.logsumexp(-1) > others + 2).all()  # among all ids: an argmax over these finds action tokens, too
 
 
-def test_the_demonstrations_statistics_stay_with_all_that_follows(demos, l1_base, adapters, tmp_path):
+def test_the_demonstrations_statistics_stay_with_all_that_follows(demos, headless, adapters, tmp_path):
     own = load_statistics(adapters)["libero_spatial_no_noops"]
-    base = Policy.load(str(l1_base), task_suite="libero_spatial")
+    base = Policy.load(str(headless), task_suite="libero_spatial")
     assert not same_statistics(own, base.statistics)
     assert not base.learn_from_adapter(str(adapters))  # its tokens mean other actions
     policy = Policy.load(str(adapters), task_suite="libero_spatial")
@@ -220,7 +229,7 @@ def test_the_demonstrations_statistics_stay_with_all_that_follows(demos, l1_base
     for folder in (tmp_path / "later", tmp_path / "merged"):
         again = Policy.load(str(folder), task_suite="libero_spatial")
         assert same_statistics(again.statistics, own)
-        assert _acts_as(again, demos[1]) > 0.95
+        assert _acts_as(again, demos[1]) > 0.9
 
 
 def test_the_teacher_of_a_run_that_begins_at_an_adapter_is_this_adapter(demos, adapters):
@@ -235,14 +244,14 @@ def test_the_teacher_of_a_run_that_begins_at_an_adapter_is_this_adapter(demos, a
     assert torch.equal(policy.act_as_teacher(observations).tokens, before.tokens)
 
 
-def test_a_token_head_that_was_not_saved_is_found(demos, l1_base, adapters, tmp_path):
+def test_a_token_head_that_was_not_saved_is_found(demos, headless, adapters, tmp_path):
     policy = Policy.load(str(adapters), task_suite="libero_spatial")
-    args = _args(demos[0], shutil.copytree(adapters, tmp_path / "out"), **ADAPTERS, init=str(l1_base))
+    args = _args(demos[0], shutil.copytree(adapters, tmp_path / "out"), **ADAPTERS, init=str(headless))
     read = read_demos(args, tmp_path)
     before = logits_of(policy, make_observations(read.train))
     check_written(args, read, before, CPU)
     tensors = load_file(args.out / "adapter_model.safetensors")
-    headless = {name: x * 0 if "lm_head" in name else x for name, x in tensors.items()}
-    save_file(headless, args.out / "adapter_model.safetensors")
+    without = {name: x * 0 if "lm_head" in name else x for name, x in tensors.items()}
+    save_file(without, args.out / "adapter_model.safetensors")
     with pytest.raises(SelfCheckError, match="what was written is not what was trained"):
         check_written(args, read, before, CPU)

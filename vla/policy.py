@@ -181,8 +181,9 @@ class Policy:
     def logits_and_others(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
         """`chunk_logits`, and the log of the sum of exp over the logits of all other ids (B, A); with gradient."""
         logits, hidden = self.chunk_outputs(observations)
-        columns = torch.arange(NUM_BINS, device=hidden.device) + FIRST_ACTION_TOKEN
-        return logits, self.network.vocabulary_logits(hidden).index_fill(-1, columns, -math.inf).logsumexp(-1)
+        head, end = self.network.language_model.lm_head, FIRST_ACTION_TOKEN + NUM_BINS
+        words, fillers = (head.log_sum_exp(hidden, rows) for rows in (slice(FIRST_ACTION_TOKEN), slice(end, None)))
+        return logits, torch.logaddexp(words, fillers)
 
     def actions(self, tokens: np.ndarray) -> np.ndarray:
         """Token ids (B, A) -> actions (B, chunk_length, action_dim) float64 in the env's units and conventions."""
