@@ -335,10 +335,11 @@ def load_policy(model: ModelConfig, suite: str, update: UpdateConfig = TrainConf
 
 def load_teacher(config: TrainConfig, policy: Policy) -> Teacher:
     """Give the policy the teacher that --teacher names; how it decides, and why. Raises BadInput."""
-    checkpoint, model, adapter = config.phases.teacher_checkpoint, config.model, None
-    if checkpoint is not None:
+    model = config.model
+    checkpoint = config.phases.teacher_checkpoint or str(model.checkpoint)
+    _, adapter = base_and_adapter(checkpoint, None)
+    if adapter is not None or config.phases.teacher_checkpoint is not None:
         try:
-            _, adapter = base_and_adapter(checkpoint, None)
             if adapter is None or not policy.learn_from_adapter(adapter):
                 small = replace(config.update, lora_rank=1, lora_alpha=1)  # adapters that nobody trains
                 policy.learn_from(load_policy(replace(model, checkpoint=checkpoint), config.task.task_suite, small))

@@ -90,8 +90,14 @@ def decision_weights(batch: Batch, by_trajectory: bool, by_token: bool = True) -
 # Losses: weighted SUMS over the micro-batch, the caller divides.
 
 
-def distillation_loss(logits: Tensor, micro: Batch, temperature: float = 1.0) -> tuple[Tensor, Statistics]:
-    """Cross-entropy of the student at `temperature` to the teacher's tokens, or to its distribution where stored."""
+def distillation_loss(
+    logits: Tensor, micro: Batch, temperature: float = 1.0, others: Tensor | None = None
+) -> tuple[Tensor, Statistics]:
+    """Cross-entropy of the student at `temperature` to the teacher's tokens, or to its distribution where stored.
+
+    Over the action tokens; with `others`, the log of the sum of exp of all other ids' logits (B, A), over all ids: a
+    head that was never trained on action tokens has to learn that it is these that are wanted.
+    """
     targets = micro.tokens - FIRST_ACTION_TOKEN
     logprobs = F.log_softmax(logits / temperature, dim=-1)
     if micro.teacher_logprobs is None:
@@ -99,6 +105,8 @@ def distillation_loss(logits: Tensor, micro: Batch, temperature: float = 1.0) ->
     else:
         target = micro.teacher_logprobs.to(logits.device, non_blocking=True)
         cross_entropy = -(target.exp() * logprobs).sum(-1)
+    if others is not None:
+        cross_entropy = cross_entropy + F.softplus(others - logits.logsumexp(-1))
     loss = (micro.weights * masked_mean(cross_entropy, micro.executed)).sum()
     with torch.no_grad():
         accuracy = (micro.weights * masked_mean((logits.argmax(-1) == targets).float(), micro.executed)).sum()

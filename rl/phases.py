@@ -16,6 +16,7 @@ class Phase(Enum):
     WARMUP = "warmup"  # the student learns the teacher's tokens; one of them acts
     TRANSITION = "transition"  # the teacher acts with probability epsilon, PPO on the mixed experience
     RL = "rl"  # the student acts, PPO
+    SUPERVISED = "supervised"  # demonstrations: the student learns their tokens (workshop/sft_update.py)
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class PhaseState:
 
     @property
     def distils(self) -> bool:
-        return self.phase is Phase.WARMUP
+        return self.phase in (Phase.WARMUP, Phase.SUPERVISED)
 
 
 class Teacher(NamedTuple):

@@ -18,7 +18,7 @@ from rl.rollout import torch_generator
 from rl.update import ADAM_EPS, make_optimizer
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
-from vla.tokens import FIRST_ACTION_TOKEN, NUM_BINS
+from vla.tokens import FIRST_ACTION_TOKEN
 
 SMALLEST_EFFECT = 1e-5  # relative to the largest logit; without any connection the effect is exactly 0
 SMALLEST_ACTION_MASS = 0.5  # a head trained on action tokens puts nearly all of its probability on them
@@ -67,9 +67,8 @@ def image_probe(policy: Policy) -> str:
 @torch.no_grad()
 def token_probe(policy: Policy, observation: Observation, must_be_trained: bool) -> str:
     """The action tokens' share of the vocabulary's probability; small in heads of checkpoints trained by regression."""
-    _, hidden = policy.chunk_outputs([observation])
-    probabilities = policy.network.vocabulary_logits(hidden).softmax(-1)
-    mass = probabilities[..., FIRST_ACTION_TOKEN : FIRST_ACTION_TOKEN + NUM_BINS].sum(-1).mean().item()
+    logits, others = policy.logits_and_others([observation])
+    mass = (logits.logsumexp(-1) - others).sigmoid().mean().item()
     finding = f"{100 * mass:.1f} % of the token head's probability lies on action tokens"
     require(
         mass >= SMALLEST_ACTION_MASS or not must_be_trained,

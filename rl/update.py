@@ -233,6 +233,9 @@ def micro_batch_loss(
 ) -> tuple[Tensor, losses.Statistics]:
     """What the phase minimises, summed over the rows of a micro-batch."""
     policy, temperature = learner.policy, config.rollout.temperature
+    if phase.phase is Phase.SUPERVISED:
+        logits, others = policy.logits_and_others(micro.observations)
+        return losses.distillation_loss(logits, micro, others=others)
     logits = policy.chunk_logits(micro.observations)
     if phase.distils:
         return losses.distillation_loss(logits, micro, config.phases.distill_student_temperature)

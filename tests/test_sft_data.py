@@ -12,13 +12,12 @@ from tests.demo_episodes import FRAME_GAP, FRAMES, raw_images, write_demos
 from tests.small_checkpoint import SMALL, make_small_checkpoint
 from vla.policy import Policy
 from vla.preprocessing import centre_crop
-from workshop.sft import chunk_logits
 from workshop.sft_data import (
     CROP_SIDE,
     adjust_colours,
     crop,
     dataset_statistics,
-    make_frames,
+    make_observations,
     read_episodes,
     split_episodes,
     to_levels,
@@ -49,12 +48,6 @@ def policy(tmp_path_factory, episodes):
     return Policy.load(str(folder), task_suite="libero_spatial")
 
 
-@pytest.fixture(scope="module")
-def frames(episodes, policy):
-    """All frames of the four episodes, cropped in the middle."""
-    return make_frames(episodes, policy.statistics, policy.model_inputs.tokenizer, CPU)
-
-
 def _observations(written, episode: int) -> list[Observation]:
     return [
         Observation(images, proprio.astype(np.float64), written[episode].instruction)
@@ -63,10 +56,10 @@ def _observations(written, episode: int) -> list[Observation]:
 
 
 @torch.no_grad()
-def test_training_computes_the_logits_that_the_policy_acts_on(demos, policy, frames):
+def test_training_sees_what_the_policy_acts_on(demos, episodes, policy):
     """Pixels, prompts of two lengths, robot state: files of frames against the observations they were made of."""
     observations = [each for episode in range(4) for each in _observations(demos[1], episode)]
-    ours = chunk_logits(policy.network, frames, policy.model_inputs.processor)
+    ours = policy.chunk_logits(make_observations(episodes))
     torch.testing.assert_close(ours, policy.chunk_logits(observations), rtol=1e-4, atol=1e-4)
 
 

@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from contracts import BadInput, first_line, read_json, resolve_pointer, write_json
 from vla.lora import CONFIG_FILE, read_looks
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
-from vla.tokens import BOS_ID, EOS_ID, PAD_ID, DatasetStatistics, load_statistics
+from vla.tokens import BOS_ID, EOS_ID, PAD_ID, STATISTICS_FILE, DatasetStatistics, load_statistics
 from vla.weights import StoredTensor, read_header, read_pt, stream_tensors, weight_files, write_pt, write_tensors
 
 # config.json's text_config names only what differs from these: Llama-2's sizes, with the rms_norm_eps that LlamaConfig
@@ -88,6 +88,7 @@ class CheckpointInfo:
     folder: Path
     config: ModelConfig
     statistics: dict[str, DatasetStatistics]
+    statistics_folder: Path  # where they were read: an adapter may have learned from another data set than its base
     weights: dict[str, StoredTensor]  # the network's tensors, by their name in the files
     proprio_weights: dict[str, StoredTensor]  # of a proprio projector that is among the safetensors
     proprio_file: Path | None
@@ -112,10 +113,13 @@ class CheckpointInfo:
         return "action tokens, after RL" if self.proprio_weights else "action tokens"
 
 
-def inspect_checkpoint(folder: Path, num_images: int | None = None, adapter: str | None = None) -> CheckpointInfo:
+def inspect_checkpoint(
+    folder: Path, num_images: int | None = None, adapter: str | None = None, statistics: str | None = None
+) -> CheckpointInfo:
     """num_images overrides what the folder says. Public ones don't say, but were trained as the code below has it.
 
-    adapter: the folder of one that was trained on top of it, and thereby on further pictures.
+    adapter: the folder of one that was trained on top of it, and thereby on further pictures and perhaps by its own
+    statistics; statistics: a folder with those of demonstrations to come.
     """
     config = read_model_config(folder)
     tensors = {name: tensor for path in weight_files(folder) for name, tensor in read_header(path)[0].items()}
@@ -131,11 +135,13 @@ def inspect_checkpoint(folder: Path, num_images: int | None = None, adapter: str
     proprio_weights = {key: tensors.pop(key) for key in list(tensors) if key.startswith(PROPRIO_PREFIX)}
     proprio_file, head_file = files["proprio_projector"], files["action_head"]
     num_images = num_images or config.num_images or (2 if head_file and (proprio_file or proprio_weights) else 1)
-    statistics = load_statistics(folder)
+    folders = [Path(name) for name in (statistics, adapter) if name and (Path(name) / STATISTICS_FILE).is_file()]
+    statistics_folder = [*folders, folder][0]
     looks = tuple(sorted({*config.looks, *(read_looks(Path(adapter)) if adapter else ())}))
     return CheckpointInfo(
-        folder, config, statistics, tensors, proprio_weights, proprio_file, head_file, num_images, looks
-    )
+        folder, config, load_statistics(statistics_folder), statistics_folder, tensors, proprio_weights, proprio_file,
+        head_file, num_images, looks,
+    )  # fmt: skip
 
 
 def resolve_checkpoint(name: str) -> Path:

@@ -94,6 +94,11 @@ class LoraLinear(nn.Module):
             return base
         return base + F.linear(F.linear(x.float(), self.lora_A), self.lora_B[rows]) * self.scale
 
+    def log_sum_exp(self, x: Tensor, rows: slice) -> Tensor:
+        """Of `self(x)[..., rows]`, which is not kept; float32, with gradient to x and A, none to those rows of B."""
+        wide = torch.cat([x, F.linear(x, self.lora_A.to(x.dtype))], dim=-1) if self.enabled else x
+        return _LogSumExp.apply(wide, self.weight[rows, : wide.shape[-1]])
+
     def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
         """(A (rank, in_features), B (out_features, rank)) of every map, as views."""
         for i, (start, end) in enumerate(self.blocks):
@@ -127,6 +132,22 @@ class _Augmented(torch.autograd.Function):
         low_grad = inputs[..., split:]
         down = (low_grad.flatten(0, -2).T @ x.flatten(0, -2)).to(ctx.dtype)
         return inputs[..., :split] + low_grad @ rounded, down, up, None, None, None, None, None
+
+
+class _LogSumExp(torch.autograd.Function):
+    """log of the sum of exp(W x). The gradient to x, softmax(W x) W, is computed with it: no logits are kept."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        logits = F.linear(x, weight).float()
+        total = logits.logsumexp(-1)
+        ctx.save_for_backward(logits.sub_(total[..., None]).exp_().to(weight.dtype) @ weight)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors
+        return (grad[..., None] * slope).to(slope.dtype), None
 
 
 # By the tag it may get rows that are padded in memory. (`torch.library.custom_op` takes tags from torch 2.7 on.)

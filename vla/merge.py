@@ -87,7 +87,7 @@ def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
 
     Its L1 head stays behind, for training has changed what it reads; config.json states the number of images instead.
     """
-    from vla import checkpoint, lora, weights
+    from vla import checkpoint, lora, tokens, weights
 
     adapter, files = lora.read_adapter(folder), weights.by_file(info.weights.values())
     needed, free = sum(path.stat().st_size for path in files), shutil.disk_usage(out).free
@@ -99,7 +99,7 @@ def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
             down, up = (adapter.tensors[key.removesuffix("weight") + matrix] for matrix in ("lora_A", "lora_B"))
             merged[key] = merged_weight(merged[key], down, up, adapter.alpha / adapter.rank)
         weights.write_tensors(out / path.name, merged)
-    for path in info.folder.iterdir():
+    for path in (*info.folder.iterdir(), *info.statistics_folder.glob(tokens.STATISTICS_FILE)):
         if path.name == "tokenizer.model" or path.suffix == ".json":
             shutil.copyfile(path, out / path.name)
     if (out / weights.INDEX_FILE).exists():

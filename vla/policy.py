@@ -6,6 +6,7 @@ This is the only door through which training and evaluation use the model. Sampl
 
 import math
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -34,9 +35,12 @@ from vla.model import L1RegressionHead, OpenVLAOFT
 from vla.preprocessing import ImageProcessor, Inputs, load_tokenizer, write_observations
 from vla.tokens import (
     FIRST_ACTION_TOKEN,
+    NUM_BINS,
+    STATISTICS_FILE,
     decode,
     encode,
     same_actions,
+    same_statistics,
     sample_tokens,
     select_key,
     to_env,
@@ -100,10 +104,12 @@ class Policy:
         cls, checkpoint: str, *, task_suite: str, unnorm_key: str | None = None, device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto", lora_rank: int = 16, lora_alpha: int = 16, adapter: str | None = None,
         seed: int = 0, compile: Literal["auto", "on", "off"] = "auto", memory_budget: float | None = None,
+        statistics: str | None = None,
     ) -> "Policy":  # fmt: skip
         """A checkpoint (folder or hub id) with fresh adapters or those of `adapter`; or an adapter folder on its base.
 
         compile: torch.compile, on a GPU with whole passes as CUDA graphs; "auto": what pays. memory_budget: in GiB.
+        statistics: a folder with those of demonstrations that it will learn from; None: its own.
         """
         from vla.memory import limit_memory  # a module that knows policies
 
@@ -114,7 +120,7 @@ class Policy:
             automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
             dtype = {"auto": automatic, "bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
         folder = resolve_checkpoint(base)
-        info = inspect_checkpoint(folder, adapter=adapter)
+        info = inspect_checkpoint(folder, adapter=adapter, statistics=statistics)
         key = select_key(info.statistics, task_suite, unnorm_key)
         num_action_tokens = info.config.chunk_length * info.statistics[key].action.dim
         # Small files first: what is missing is missed before gigabytes are read.
@@ -172,6 +178,13 @@ class Policy:
         self.network.adapters.refresh()
         return self._forward(*self.model_inputs(observations))
 
+    def logits_and_others(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
+        """`chunk_logits`, and the log of the sum of exp over the logits of all other ids (B, A); with gradient."""
+        logits, hidden = self.chunk_outputs(observations)
+        head, end = self.network.language_model.lm_head, FIRST_ACTION_TOKEN + NUM_BINS
+        words, fillers = (head.log_sum_exp(hidden, rows) for rows in (slice(FIRST_ACTION_TOKEN), slice(end, None)))
+        return logits, torch.logaddexp(words, fillers)
+
     def actions(self, tokens: np.ndarray) -> np.ndarray:
         """Token ids (B, A) -> actions (B, chunk_length, action_dim) float64 in the env's units and conventions."""
         normalised = decode(tokens).reshape(len(tokens), self.chunk_length, self.action_dim)
@@ -203,10 +216,16 @@ class Policy:
         self._teacher = teacher
 
     def learn_from_adapter(self, folder: str) -> bool:
-        """Let a trained adapter of the same base and rank be the teacher, on the same weights; False: it is not one."""
+        """Let a trained adapter be the teacher, on the same weights.
+
+        False, and nothing is done, when it has another base, rank or data set.
+        """
         adapter, layer = lora.read_adapter(Path(folder)), self.network.adapters.layers[0][1]
         found = adapter.base_fingerprint, adapter.rank, adapter.alpha
         if found != (self.base_fingerprint, layer.rank, layer.alpha):
+            return False
+        others = inspect_checkpoint(self.info.folder, adapter=folder).statistics.get(self.unnorm_key)
+        if others is None or not same_statistics(self.statistics, others):
             return False
         own = self._trained_values()
         lora.fill_lora(self.network, adapter)
@@ -247,7 +266,9 @@ class Policy:
             self.network.proprio_projector = before
 
     def is_teacher(self) -> bool:
-        """Nothing is learned yet: greedy, this policy decides as its teacher, which is itself without adapters."""
+        """Nothing is learned yet: greedy, this policy decides as its teacher, which is itself as it was."""
+        if isinstance(self._teacher, list):
+            return all(torch.equal(p, value) for (_, p), value in zip(self._trainable, self._teacher, strict=True))
         if self._teacher is not None or any(p.any() for name, p in self._trainable if "lora_B" in name):
             return False
         projector, pretrained = self.network.proprio_projector, self._pretrained_proprio
@@ -273,6 +294,8 @@ class Policy:
         """Write what training has changed. Of the run: observations on which a later merge is checked; its pictures."""
         base, seen = (self.info.folder, self.base_model, self.base_fingerprint), {*self.info.looks, looks} - {""}
         lora.save_adapter_folder(Path(folder), self.network, *base, seen)
+        if (own := self.info.statistics_folder) != self.info.folder:  # it began at an adapter, or at demonstrations
+            shutil.copyfile(own / STATISTICS_FILE, Path(folder) / STATISTICS_FILE)
         if samples:
             write_observations(Path(folder) / lora.SAMPLES_FILE, samples)
 

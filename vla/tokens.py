@@ -29,6 +29,7 @@ ACTION_TOKEN_IDS = range(VOCABULARY_SIZE - NUM_BINS, VOCABULARY_SIZE)  # 31744 (
 FIRST_ACTION_TOKEN = ACTION_TOKEN_IDS.start
 BIN_EDGES = np.linspace(-1.0, 1.0, NUM_BINS)
 BIN_CENTRES = (BIN_EDGES[:-1] + BIN_EDGES[1:]) / 2.0
+STATISTICS_FILE = "dataset_statistics.json"
 RANGE_EPSILON = 1e-8  # added to every range by openvla-oft, so that a dimension that never moved can be divided by it
 _SUITE_OF_WORD = {"long": "libero_10"} | {w: f"libero_{w}" for w in ("spatial", "object", "goal", "10", "90")}
 
@@ -93,6 +94,13 @@ def same_actions(a: VectorStatistics, b: VectorStatistics) -> bool:
     return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("q01", "q99", "mask"))
 
 
+def same_statistics(a: DatasetStatistics, b: DatasetStatistics) -> bool:
+    """The same for the robot's state, too."""
+    if a.proprio is None or b.proprio is None:
+        return a.proprio is b.proprio and same_actions(a.action, b.action)
+    return same_actions(a.action, b.action) and same_actions(a.proprio, b.proprio)
+
+
 def translate(ids: np.ndarray, source: VectorStatistics, target: VectorStatistics) -> np.ndarray:
     """Ids (..., D) under the statistics `source` -> those of the nearest actions that there are under `target`."""
     values = np.where(ids == FIRST_ACTION_TOKEN, 1.0, decode(ids))  # the bin of 1.0 alone decodes as the one below it
@@ -130,7 +138,7 @@ def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor
 
 def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
     """A checkpoint folder's statistics by key: of dataset_statistics.json, or else of config.json's `norm_stats`."""
-    path = Path(folder) / "dataset_statistics.json"
+    path = Path(folder) / STATISTICS_FILE
     entries, found = read_json(path) if path.exists() else None, {}
     try:
         if entries is None:

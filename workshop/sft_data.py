@@ -1,26 +1,25 @@
-"""Demonstrations as tensors: everything that training reads is computed once and kept on the device.
+"""Demonstrations as what a policy sees and says: observations, tokens, their statistics; augmentation of pictures.
 
 Images are uint8 after JPEG and Lanczos resize. Training crops and colours them at random (`augment`); held-out frames,
-and all without augmentation, get evaluation's centre crop here: pixel by pixel what the policy will see.
+and all without augmentation, get evaluation's centre crop: pixel by pixel what the policy will see.
 """
 
 import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional as F
 
-from contracts import BadInput
+from contracts import BadInput, Observation
 from rl.metrics import progress_bar
-from vla.preprocessing import CROP_AREA, centre_crop, lanczos_resize, pad_prompts, prompt_ids
-from vla.tokens import FIRST_ACTION_TOKEN, DatasetStatistics, encode, normalise, normalise_proprio
+from vla.preprocessing import CROP_AREA, centre_crop, lanczos_resize
+from vla.tokens import DatasetStatistics, encode, normalise
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, decode_jpeg, list_episodes, read_episode
 from workshop.foreign_demos import Flip, is_foreign, open_foreign
 
@@ -29,26 +28,10 @@ T = TypeVar("T")
 
 
 Images = np.ndarray  # (F, n, 3, S, S) uint8, of the F frames of an episode: decoded and resized, not cropped
+Episodes = list[tuple[DemoEpisode, Images]]
 
 
-@dataclass(frozen=True)
-class Frames:
-    """N frames and their targets, on one device."""
-
-    images: Tensor  # (N, n, 3, S, S) uint8
-    proprio: Tensor  # (N, 8 or 4) float32, normalised
-    prompts: Tensor  # (N, P) int64, padded on the right
-    prompt_lengths: Tensor | None  # (N,) int64; None where all are equal: then attention needs no mask
-    targets: Tensor  # (N, A) int64 in 0..255: action token minus 31744, time-major
-
-    def rows(self, index: Tensor | slice) -> "Frames":
-        chosen: Any = {name: None if values is None else values[index] for name, values in vars(self).items()}
-        return Frames(**chosen)
-
-
-def read_episodes(
-    folders: Sequence[Path], num_images: int, image_size: int, flip: Flip = "none"
-) -> list[tuple[DemoEpisode, Images]]:
+def read_episodes(folders: Sequence[Path], num_images: int, image_size: int, flip: Flip = "none") -> Episodes:
     """All episodes and their pictures, read one after the other; the files of the pictures are not kept.
 
     Folders are our own or foreign (see workshop/foreign_demos.py, and there for `flip`). Raises BadInput.
@@ -119,31 +102,21 @@ def split_episodes(episodes: Sequence[T], holdout: float, seed: int) -> tuple[li
     return train, held_out
 
 
-def make_frames(
-    episodes: Sequence[tuple[DemoEpisode, Images]],
-    statistics: DatasetStatistics,
-    tokenizer: Tokenizer,
-    device: torch.device,
-    cropped: bool = True,
-) -> Frames:
-    """Encode and move to the device. cropped: with evaluation's centre crop, not to be cropped at random."""
-    images = np.concatenate([images for _, images in episodes])
-    if cropped:
-        images = np.stack([[centre_crop(planes) for planes in frame] for frame in images])
-    proprio = np.concatenate([episode.proprio for episode, _ in episodes])
+def chunk_tokens(episodes: Episodes, statistics: DatasetStatistics) -> Tensor:
+    """The token ids of every frame's chunk, (N, A) int64, time-major; `Policy.actions` undoes it."""
     chunks = np.concatenate([e.actions[e.frame_steps[:, None] + np.arange(CHUNK_LENGTH)] for e, _ in episodes])
-    actions = chunks if statistics.action.mask[-1] else from_env(chunks)  # (N, 8, 7 or 4); `Policy.actions` undoes it
-    tokens = encode(normalise(actions, statistics.action))
-    prompts = {e.instruction: torch.tensor(prompt_ids(tokenizer, e.instruction)) for e, _ in episodes}
-    ids, lengths = pad_prompts([prompts[episode.instruction] for episode, images in episodes for _ in images])
-    assert statistics.proprio is not None, "`dataset_statistics` has them"
-    return Frames(
-        images=torch.from_numpy(images).to(device),
-        proprio=torch.from_numpy(normalise_proprio(proprio, statistics.proprio)).to(device, torch.float32),
-        prompts=ids.to(device),
-        prompt_lengths=None if lengths is None else lengths.to(device),
-        targets=torch.from_numpy(tokens - FIRST_ACTION_TOKEN).flatten(1).to(device),
-    )
+    actions = chunks if statistics.action.mask[-1] else from_env(chunks)  # (N, 8, 7 or 4)
+    return torch.from_numpy(encode(normalise(actions, statistics.action))).flatten(1)
+
+
+def make_observations(episodes: Episodes, cropped: bool = True) -> list[Observation]:
+    """The frames as a policy gets them from a simulator's process; uncropped ones share the episodes' memory."""
+    observations = []
+    for episode, images in episodes:
+        for frame, state in zip(images, episode.proprio.astype(np.float64), strict=True):
+            planes = np.stack([centre_crop(image) for image in frame]) if cropped else frame  # (n, 3, S, S)
+            observations.append(Observation(np.moveaxis(planes, 1, -1), state, episode.instruction, prepared=True))
+    return observations
 
 
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:

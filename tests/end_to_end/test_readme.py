@@ -45,6 +45,9 @@ FOLLOWED = {
     "--num-envs 2": "--task-ids 0 --episodes 2 --num-envs 1",
     "python -m workshop.sft --demos demonstrations/spatial --out checkpoints/mine --num-images 1 --llm-dim 96 "
     "--steps 800 --batch-size 128": "--steps 2 --batch-size 4",
+    "python -m workshop.sft --init PATH_OR_HUB_ID --demos demonstrations/spatial --lora-rank 32 --batch-size 64 "
+    "--steps 3000 --out SUPERVISED": "--steps 2 --batch-size 4",
+    "python train_grpo.py --checkpoint SUPERVISED --task-id 0": f"{RANDOM_WEIGHTS} --check-only",
     "python train_grpo.py --preset tiny --checkpoint checkpoints/mine --task-ids 0 1 2": (
         "--check-only --allow-zero-baseline"
     ),
