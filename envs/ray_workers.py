@@ -61,8 +61,10 @@ class RayWorker:
     """What `envs.worker.Worker` is, on some node. One whose node is lost has died; the next one starts on another."""
 
     def __init__(self, make: Callable[..., Callable], *recipe: object) -> None:
-        # Ray's default: a CPU to be placed, none reserved. Restarts: of one that was to start on a dying node.
-        self._actor = ray.remote(scheduling_strategy="SPREAD", max_restarts=-1)(Relay).remote(make, *recipe)
+        # Nodes take turns, which they do not for actors that need nothing, and there is always room, also when one is
+        # lost. Ray restarts an actor that was to start on a dying node.
+        options = {"num_cpus": 0.001, "scheduling_strategy": "SPREAD", "max_restarts": -1}
+        self._actor = ray.remote(**options)(Relay).remote(make, *recipe)
         self.deadline = math.inf
 
     def request(self, *arguments: object, timeout_s: float) -> None:
@@ -73,8 +75,9 @@ class RayWorker:
     def wait(workers: Sequence["RayWorker"], timeout_s: float) -> list["RayWorker"]:
         """Those that have answered or died; waits for the first one, at most `timeout_s`."""
         answers = [worker._answer for worker in workers]
-        ray.wait(answers, timeout=timeout_s)
-        there, _ = ray.wait(answers, num_returns=len(answers), timeout=0)
+        there, others = ray.wait(answers, timeout=timeout_s)
+        if others:
+            there += ray.wait(others, num_returns=len(others), timeout=0)[0]
         return [worker for worker in workers if worker._answer in there]
 
     def receive(self) -> Any:

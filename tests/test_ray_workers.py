@@ -17,13 +17,14 @@ ray = pytest.importorskip("ray")
 
 @pytest.fixture(scope="module")
 def cluster():
-    """One of a single node, to which tests may add some."""
+    """One of two nodes, the second of which is to be killed."""
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else a token is written into the user's home
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         patch.setenv("RAY_ADDRESS", cluster.address)
+        cluster.second = cluster.add_node(num_cpus=1)
         yield cluster
         ray.shutdown()
         cluster.shutdown()
@@ -51,7 +52,6 @@ def test_faults_are_those_of_processes_and_the_slot_goes_on(cluster):
 def test_a_killed_node_costs_the_episode_that_it_played(cluster, tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    node = cluster.add_node(num_cpus=1)
     with WorkerPool(replace(SPEC, assets=str(fifo)), 2, FakeEnv, simulators="ray") as pool:
         for slot in (0, 1):
             run_chunk(pool, WORK, slot)
@@ -59,7 +59,7 @@ def test_a_killed_node_costs_the_episode_that_it_played(cluster, tmp_path):
             only(pool.ready())
         for slot in (0, 1):
             pool.step(slot, CHUNK)
-        cluster.remove_node(node, allow_graceful=False)
+        cluster.remove_node(cluster.second, allow_graceful=False)
         lost, result = only(pool.ready())
         assert "died" in result.error
         assert (pool.restarts, result.done, result.observation) == (1, True, None)
