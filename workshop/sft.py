@@ -1,7 +1,7 @@
 """Supervised fine-tuning of an OpenVLA-OFT policy on demonstrations: cross-entropy on the action tokens of a chunk.
 
     python -m workshop.sft --demos FOLDER --out FOLDER [--llm-dim 96 | --init CHECKPOINT] [--steps 6000]
-    python -m workshop.sft --demos FOLDER --out FOLDER --init CHECKPOINT --lora-rank 32    # a 7B, in 24 GiB
+    python -m workshop.sft --demos FOLDER --out FOLDER --init CHECKPOINT --lora-rank 32    # a 7B, too
 
 FOLDER: of workshop.demos, a LeRobot v3 dataset or RLDS data (workshop/foreign_demos.py).
 
