@@ -1,11 +1,13 @@
 """Settings of the whole suite."""
 
+import signal
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
+from rl import ranks
 from tests.small_checkpoint import make_small_checkpoint
 
 # Tensors here are small: threads that wait for one another on a busy machine cost more than they bring (16 times more).
@@ -20,3 +22,14 @@ settings.load_profile("suite")
 def small(tmp_path_factory) -> Path:
     """A small random checkpoint: two images, proprio and an L1 head. Nobody may change it."""
     return make_small_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint", l1_head=True)
+
+
+@pytest.fixture
+def own_signals(monkeypatch):
+    """For `run_as_ranks` in this process: it handles signals, and ranks that do not go by themselves go soon."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(ranks, "GRACE_S", 0.5)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)

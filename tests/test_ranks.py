@@ -1,7 +1,6 @@
 """Two processes that train together against one process with the same data (tests/together.py says what they do)."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -144,28 +143,18 @@ def test_plain_python_initialises_nothing(monkeypatch):
 # starting
 
 
-@pytest.fixture
-def _own_signals(monkeypatch):
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(ranks_module, "GRACE_S", 0.5)
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", f"import os, signal, sys\nrank = os.environ['RANK']\n{code}"]
 
 
-@pytest.mark.usefixtures("_own_signals")
+@pytest.mark.usefixtures("own_signals")
 @pytest.mark.parametrize(("end", "code"), [("sys.exit(2)", 2), ("os.kill(os.getpid(), signal.SIGKILL)", 128 + 9)])
 def test_a_rank_that_fails_ends_the_others_and_its_code_is_returned(end, code):
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     assert run_as_ranks(python(f"if rank == '1': {end}\n{deaf}\nsignal.pause()"), 2) == code
 
 
-@pytest.mark.usefixtures("_own_signals")
+@pytest.mark.usefixtures("own_signals")
 def test_signals_reach_every_rank():
     """Rank 1 interrupts the launcher as a terminal would."""
     heed = "signal.signal(signal.SIGINT, lambda *_: sys.exit(130))"
@@ -182,7 +171,7 @@ def test_ranks_do_not_outlive_a_killed_launcher():
     assert launcher.communicate(timeout=60)[0] == ""  # it ends when nobody is left who could write
 
 
-@pytest.mark.usefixtures("_own_signals")
+@pytest.mark.usefixtures("own_signals")
 def test_data_parallel_starts_a_rank_per_gpu_unless_it_is_one_already(monkeypatch, caplog):
     started = []
     monkeypatch.setattr(ranks_module, "run_as_ranks", lambda command, size: started.append((command, size)) or 3)

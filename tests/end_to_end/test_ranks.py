@@ -9,20 +9,17 @@ import pytest
 
 import train_grpo
 from contracts import BadInput
-from tests.end_to_end.conftest import ROOT, flags_into, only_run, run_command
+from rl.ranks import run_as_ranks
+from tests.end_to_end.conftest import ROOT, flags_into, latest_of, only_run
 from tests.end_to_end.test_resume import assert_same_run
 
 # Two rows per step, one for each process: the sum of two gradients does not depend on who adds them, and every pass
 # has one row. So not only the numbers agree with those of one process, but their bits.
 SAME_BITS = ["--batch-size", "2", "--micro-batch-size", "1"]
-TWO_UPDATES = ["--transition-steps", "0", "--total-steps", "64", "--eval-interval", "1000"]
-
-
-@pytest.fixture(scope="module")
-def one_process(smoke, tmp_path_factory):
-    flags = flags_into([*smoke, *SAME_BITS, *TWO_UPDATES], tmp_path_factory.mktemp("one"))
-    train_grpo.main(flags)
-    return only_run(flags)
+TWO_UPDATES = [
+    "--max-env-steps", "8", "--n-steps", "16", "--warmup-steps", "16", "--transition-steps", "0", "--total-steps", "32",
+    "--eval-interval", "1000",
+]  # fmt: skip
 
 
 def launch(config: str, *argv: str) -> subprocess.Popen:
@@ -39,15 +36,17 @@ def free_port() -> str:
         return str(free.getsockname()[1])
 
 
-def test_killed_and_resumed_on_two_machines_a_run_equals_that_of_one_process(smoke, one_process, tmp_path):
-    flags = flags_into([*smoke, *SAME_BITS, *TWO_UPDATES], tmp_path)
-    started = (
-        "import sys; from rl.ranks import run_as_ranks; sys.exit(run_as_ranks([sys.executable, *sys.argv[1:]], 2))"
-    )
-    killed = ["-m", "tests.end_to_end.killed", "update", "5", "train_grpo"]
-    cut = run_command("-c", started, *killed, *flags)
-    assert cut.returncode not in (0, 1, 2), cut.stdout + cut.stderr
+@pytest.mark.usefixtures("own_signals")
+def test_killed_and_resumed_on_two_machines_a_run_equals_that_of_one_process(smoke, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    flags = [*smoke, *SAME_BITS, *TWO_UPDATES]
+    alone, flags = flags_into(flags, tmp_path / "alone"), flags_into(flags, tmp_path / "ranks")
+    train_grpo.main(alone)
+    # The steps: two of the check before the run, two of the first update, two of the second.
+    killed = [sys.executable, "-m", "tests.end_to_end.killed", "update", "6", "train_grpo"]
+    assert run_as_ranks([*killed, *flags], 2) not in (0, 1, 2)
     run = only_run(flags)
+    assert latest_of(run).name == "step_16"
 
     with pytest.raises(BadInput, match=r"trains in 2 process\(es\)"):
         train_grpo.main(["--resume", str(run)])
@@ -59,6 +58,6 @@ def test_killed_and_resumed_on_two_machines_a_run_equals_that_of_one_process(smo
     ]
     said = [machine.communicate(timeout=600)[0] for machine in machines]
     assert [machine.returncode for machine in machines] == [0, 0], said
-    assert_same_run(run, one_process)
-    assert "step 64/64" in said[0]
+    assert_same_run(run, only_run(alone))
+    assert "step 32/32" in said[0]
     assert "step" not in said[1]  # rank 0 speaks for all

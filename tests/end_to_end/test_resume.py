@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,12 +33,7 @@ def assert_same_run(run, straight):
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
 
 
-def killed(where: str, count: int, *argv: str) -> None:
-    done = run_command("-m", "tests.end_to_end.killed", where, str(count), "train_grpo", *argv)
-    assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def everything(smoke) -> list[str]:
     """Flags of a run with everything on."""
     return [
@@ -47,10 +43,8 @@ def everything(smoke) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def terminated(everything, tmp_path_factory):
+def stopped_by_sigterm(flags: list[str]) -> Path:
     """The folder of a run that SIGTERM has stopped after its first update."""
-    flags = flags_into([*everything, "--total-steps", "1000"], tmp_path_factory.mktemp("terminated"))
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
         [sys.executable, "train_grpo.py", *flags], cwd=ROOT, env=environ, text=True, stdout=subprocess.PIPE,
@@ -68,27 +62,22 @@ def terminated(everything, tmp_path_factory):
     return only_run(flags)
 
 
-def test_sigterm_leaves_the_newest_checkpoint_and_exit_code_130(terminated):
-    steps = [row["global_step"] for row in records_of(terminated) if "rollout/trajectories" in row]
-    assert latest_of(terminated).name == f"step_{steps[-1]}" == "step_32"
-
-
-def test_a_run_killed_in_a_rollout_and_in_a_half_written_checkpoint_resumes_to_the_same_result(
-    everything, terminated, tmp_path
+def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resumes_to_the_same_result(
+    everything, tmp_path
 ):
-    """After SIGTERM, with another end, and killed in an update, too."""
-    flags, run = flags_into(everything, tmp_path), terminated
+    """With another end, too."""
+    flags = flags_into(everything, tmp_path / "straight")
     train_grpo.main(flags)
     straight = only_run(flags)
     assert records_of(straight)[-2]["train/optimizer_steps"] > 0  # or equal weights would show nothing
 
-    saved, again = latest_of(run), ["--resume", str(run), "--total-steps", "96"]
-    killed("chunk", 3, *again)
-    killed("checkpoint", 1, *again)
-    assert list((run / "checkpoints").glob(".writing-*"))
-    assert latest_of(run) == saved
-    killed("update", 6, *again)  # two of the check before the run, two of the second update, two of the third
+    run = stopped_by_sigterm(flags_into([*everything, "--total-steps", "1000"], tmp_path / "stopped"))
+    assert latest_of(run).name == "step_32"
+    again = ["--resume", str(run), "--total-steps", "96"]
+    killed = run_command("-m", "tests.end_to_end.killed", "checkpoint", "2", "train_grpo", *again)
+    assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     assert latest_of(run).name == "step_64"
+    assert list((run / "checkpoints").glob(".writing-*"))
     train_grpo.main(again)
     assert_same_run(run, straight)
     assert not list((run / "checkpoints").glob(".writing-*"))
