@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from contracts import BadInput
-from envs.assets import INSTALL_ASSETS, PACKAGES, SUBFOLDERS, find_pack, installed_official
+from envs.assets import INSTALL_ASSETS, SUBFOLDERS, find_pack, installed_official
 
 
 @pytest.fixture
@@ -48,13 +48,6 @@ def test_a_pack_is_its_content_wherever_it_lies(copy):
         find_pack(str(copy))
 
 
-@pytest.mark.parametrize("above", [".", PACKAGES])
-def test_a_folder_one_level_too_high_is_understood(folder, tmp_path, above):
-    (tmp_path / "high" / above).mkdir(parents=True)
-    inside = folder.rename(tmp_path / "high" / above / "assets")
-    assert find_pack(str(tmp_path / "high")).folder == inside
-
-
 @pytest.mark.usefixtures("_nothing_installed")
 def test_official_is_the_variable_then_the_packages_then_hf_liberos_cache(folder, monkeypatch, tmp_path):
     assert installed_official() is None
@@ -91,9 +84,3 @@ def test_liberos_own_files_are_known_by_their_content_in_parts_too(tmp_path):
     (tmp_path / "turbosquid_objects").mkdir()
     part = find_pack(str(tmp_path))
     assert (part.name, part.digest) == ("official", pack.digest)
-
-
-def test_a_meta_world_that_is_not_installed_names_the_command(monkeypatch):
-    monkeypatch.setattr("envs.assets.importlib.util.find_spec", lambda _: None)
-    with pytest.raises(BadInput, match=r"pip install -r requirements-metaworld\.txt"):
-        find_pack("metaworld")

@@ -72,11 +72,9 @@ def test_flags_are_flat_and_change_one_field_each(argv, expected):
     ("argv", "said"),
     [
         (["--no-such-flag", "1"], "--no-such-flag"),
-        (["--lr", "fast"], "fast"),
         (["--eval-init-states", "3"], "--eval-init-states"),
         (["--preset", "tinny"], "choose one of libero_spatial"),
         (["--preset", "libero_90"], "--checkpoint is missing"),
-        (["--preset"], "--preset"),
         (["--tempature", "1"], "--temperature"),
         (["--temperature", "0"], "--temperature must be positive"),
     ],
@@ -142,7 +140,6 @@ def test_where_a_run_ends_how_it_is_watched_and_what_is_in_memory_may_change(run
     [
         (None, "not a run folder"),
         (b"{half", "is no JSON"),
-        (b'{"config": 3}', "is 3: Input should be an object"),
         (b'{"config": {}}', "is missing"),
     ],
 )

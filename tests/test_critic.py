@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rl.critic import FORGET_AFTER, Critic, predict_values
-from rl.losses import explained_variance, gae, standardised
+from rl.losses import gae, standardised
 from rl.trajectory import Trajectory, flatten
 from tests.fakes import ACTION_DIM, observation, trajectory
 
@@ -41,14 +41,6 @@ def test_gae_is_the_sum_of_discounted_errors_within_each_episode_standardised(le
     expected = standardised(torch.tensor(expected, dtype=torch.float64)).tolist()
     found = gae(values, batch, trajectories, discount, gae_lambda)
     assert found.tolist() == pytest.approx(expected, abs=1e-9)
-
-
-def test_explained_variance():
-    returns = torch.tensor([0.0, 1.0, 1.0, 0.0])
-    assert explained_variance(returns, returns) == pytest.approx(1.0)
-    assert explained_variance(torch.full((4,), 0.5), returns) == pytest.approx(0.0)
-    assert explained_variance(1 - returns, returns) == pytest.approx(-3.0)
-    assert explained_variance(returns, torch.ones(4)) == 0.0
 
 
 def played(number: int, task_id: int = 0) -> list[Trajectory]:

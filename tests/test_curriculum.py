@@ -171,11 +171,3 @@ def test_dropped_groups_are_refilled_with_the_groups_that_follow_and_all_that_wa
     assert indices == list(range(len(indices)))  # every episode once, none left out
     assert played.env_steps == CHUNK_LENGTH * len(indices)
     assert played.times["sim"] > 0
-
-
-def test_the_limit_is_exceeded_by_less_than_one_group():
-    for limit in range(0, 64, 4):
-        rounds, played, kept = run(lambda g: 4, 16, limit)
-        assert kept == []
-        assert limit <= played.env_steps - 16 < limit + GROUP * CHUNK_LENGTH
-        assert limit > 0 or rounds == [16]

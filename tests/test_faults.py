@@ -285,13 +285,3 @@ def test_evaluations_are_exact_whatever_physics_trains(monkeypatch, tmp_path):
     assert {(state >= 40, physics) for (_, state), physics in zip(pool.started, pool.physics, strict=True)} == {
         (True, "exact"), (False, "fast"),
     }  # fmt: skip
-
-
-def test_a_reader_that_has_gone_is_no_fault(monkeypatch, tmp_path):
-    """As with `| tee log` after Ctrl-C, which ends tee, too."""
-    reading, writing = os.pipe()
-    os.close(reading)
-    with open(writing, "w", buffering=1) as broken:
-        monkeypatch.setattr(sys, "stdout", broken)
-        assert start(monkeypatch, tmp_path) == 0
-    assert results(only_run(tmp_path)) == straight()

@@ -160,20 +160,6 @@ def test_wrong_merge_is_not_published_and_says_what_to_do(adapter, tmp_path, mon
     assert not list(tmp_path.iterdir())
 
 
-def test_tokens_count_only_where_rounding_does_not_decide():
-    """Logits of four tokens: three clear choices and a tie."""
-    unmerged = torch.zeros(1, 4, 256)
-    unmerged[0, :, 7] = torch.tensor([9.0, 9.0, 9.0, 0.01])
-    untrained = unmerged + 1.0
-    merged = unmerged.clone()
-    merged[..., 3] += 0.05
-    assert merged[0, 3].argmax() == 3
-    assert "agree on 100.0% of the 3 action tokens (of 4)" in judge(unmerged, merged, untrained, 0.0)
-    merged[0, 0, 3] += 20
-    with pytest.raises(BadInput, match=r"agree on 66\.7% of the 3"):
-        judge(unmerged, merged, untrained, 0.0)
-
-
 @pytest.mark.parametrize("shift", [0.6, 50.0, float("nan")])
 def test_a_difference_as_large_as_what_training_changed_is_refused_though_no_token_is_clear(shift):
     unmerged = torch.zeros(1, 4, 256)

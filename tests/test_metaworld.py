@@ -149,11 +149,3 @@ def test_a_fault_ends_the_episode_and_the_next_reset_builds_anew(drawer):
     assert not result.success
     assert "unstable" in result.error
     np.testing.assert_array_equal(drawer.reset(0).observation.images, expected.images)
-
-
-def test_actions_and_images_of_other_sizes_are_refused(drawer):
-    drawer.reset(0, observe=False)
-    with pytest.raises(BadInput, match="7 numbers"):
-        drawer.step_chunk(np.zeros((8, 7)))
-    with pytest.raises(BadInput, match="2"):
-        make_env(EnvSpec(METAWORLD, (0,), num_images=2), 0)

@@ -1,9 +1,8 @@
 """The numbers of an update: right, and under the names of the specification."""
 
 import pytest
-import torch
 
-from rl.metrics import progress_bar, rollout_metrics, system_metrics, update_line
+from rl.metrics import rollout_metrics, update_line
 from rl.phases import Phase, PhaseState
 from rl.rollout import Rollout
 from tests.fakes import trajectory
@@ -38,19 +37,6 @@ def test_rollout_numbers(collected):
     assert not any("_task_" in name for name in rollout_metrics(collected, TRANSITION, 0))  # of one alone
 
 
-def test_a_missing_gpu_or_nvml_library_costs_its_numbers_not_the_run(monkeypatch):
-    def no_nvml():
-        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")  # torch's own behaviour
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert set(system_metrics()) == {"system/ram_gb"}
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 3 * 2**30)
-    monkeypatch.setattr(torch.cuda, "utilization", no_nvml)
-    assert set(system_metrics()) == {"system/ram_gb", "system/gpu_mem_gb"}
-    assert system_metrics()["system/gpu_mem_gb"] == 3.0
-
-
 PPO = {"train/policy_loss": -0.5, "train/approx_kl": 0.01, "train/clip_fraction": 0.25, "train/time_s": 100.0}
 DISTILLATION = {"distill/loss": 1.5, "distill/accuracy": 0.75, "train/time_s": 100.0}
 
@@ -70,11 +56,3 @@ def test_the_line_says_what_was_learned(collected, metrics, learning):
     assert line.startswith("step 1000/5000  transition  success 2/3  ")
     assert learning in line
     assert line.endswith(", 2:00:00 to go")
-
-
-def test_a_log_file_gets_nothing(capsys):
-    with progress_bar("rollout", 100) as advance:
-        advance(30)
-        advance(500)  # whole episodes go beyond the total
-    captured = capsys.readouterr()
-    assert captured.out.strip() == captured.err.strip() == ""

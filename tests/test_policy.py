@@ -136,16 +136,6 @@ def test_images_prepared_elsewhere_give_the_same_bits(policy, observations):
     assert torch.equal(policy.chunk_logits(elsewhere), policy.chunk_logits(observations))
 
 
-def test_surplus_images_are_ignored_and_missing_ones_refused_and_so_is_a_missing_head(tmp_path, observations):
-    policy = _load(make_small_checkpoint(tmp_path / "one", num_images=1, proprio=False))
-    with pytest.raises(BadInput, match="no L1 head"):
-        policy.act(observations, "l1")
-    one = replace(observations[0], images=observations[0].images[:1])
-    assert torch.equal(policy.chunk_logits([observations[0]]), policy.chunk_logits([one]))
-    with pytest.raises(ValueError, match="has 0 images, the policy needs 1"):
-        policy.chunk_logits([replace(one, images=one.images[:0])])
-
-
 # Teacher
 
 

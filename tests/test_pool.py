@@ -1,5 +1,4 @@
 import os
-import signal
 import sys
 from dataclasses import replace
 
@@ -112,14 +111,6 @@ def test_a_hung_worker_is_replaced_and_tells_where_it_hung(capfd):
         assert "hang_for_ever" in capfd.readouterr().err
         assert pool.restarts == 1
         assert run_chunk(pool, WORK).error is None
-
-
-def test_a_worker_that_cannot_even_be_aborted_is_killed(strict_pool, monkeypatch):
-    monkeypatch.setattr("envs.worker.END_S", 0.1)
-    strict_pool.reset(0, 0, WORK)
-    os.kill(worker_of(only(strict_pool.ready())[1]), signal.SIGSTOP)
-    strict_pool.step(0, CHUNK)
-    assert "SIGKILL" in only(strict_pool.ready())[1].error
 
 
 def test_a_hung_worker_is_found_while_others_keep_the_pool_busy():

@@ -143,19 +143,6 @@ def test_every_finding_is_one_line(capsys, caplog):
 # before a run
 
 
-@pytest.mark.usefixtures("_fake_probes")
-def test_a_good_setup_gives_the_first_observation_of_the_first_training_state(policy, pool, config, capsys):
-    config, checks = replace(config, task=TaskConfig(train_init_states=(7, 40))), Checks()
-    observation = check_setup(checks, config, policy, pool)
-    assert pool.started == [(0, 7)]
-    assert np.array_equal(observation.images, seen().images)
-    assert all(p.grad is None for _, p in policy.named_trainable_parameters())
-    assert {name for name, _, _ in checks.findings} == POLICY_CHECKS | {
-        "suite", "looks", "disk", "first frame",
-    }  # fmt: skip
-    assert capsys.readouterr().out == ""
-
-
 @pytest.mark.parametrize(
     ("head", "teacher", "warmup", "allowed", "needed"),
     [
@@ -193,17 +180,6 @@ def test_what_is_wrong_with_another_teacher_is_said_with_its_flag(checkpoint, co
 
 
 @pytest.mark.usefixtures("_fake_machine")
-def test_check_only_makes_every_check(config, capsys):
-    check_only(config)
-    found = statuses(capsys.readouterr().out)
-    assert set(found) == POLICY_CHECKS | {
-        "versions", "rendering", "host memory", "device", "assets", "checkpoint", "suite", "looks", "teacher",
-        "weights", "micro-batch", "disk", "tasks", "first frame",
-    }  # fmt: skip
-    assert set(found.values()) == {"ok"}
-
-
-@pytest.mark.usefixtures("_fake_machine")
 def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(config, tmp_path, capsys):
     config = replace(config, model=replace(config.model, checkpoint=str(tmp_path)))
     with pytest.raises(BadInput, match=rf"1 of 19 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
@@ -211,16 +187,6 @@ def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(config, tmp_path,
     found = statuses(capsys.readouterr().out)
     assert {found[name] for name in ("versions", "rendering", "device", "tasks", "first frame")} == {"ok"}
     assert {found[name] for name in (*POLICY_CHECKS, "suite", "teacher", "weights", "disk")} == {"skipped"}
-
-
-@pytest.mark.usefixtures("_fake_machine")
-def test_a_simulator_that_cannot_run_leaves_the_policy(config, monkeypatch, capsys):
-    monkeypatch.setattr(preflight, "check_rendering", failing("broken; run: pip install"))
-    with pytest.raises(BadInput, match=r"1 of 19 checks FAILED; .*: broken; run: pip install"):
-        check_only(config)
-    found = statuses(capsys.readouterr().out)
-    assert {found[name] for name in ("first frame", "token head")} == {"skipped"}
-    assert {found[name] for name in ("weights", "attention", "images", "log-probs", "learning", "tasks")} == {"ok"}
 
 
 # machine

@@ -4,21 +4,18 @@ import contextlib
 import io
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import imageio.v2 as imageio
 import numpy as np
 import pytest
 
 from contracts import BadInput
-from rl import report
 from rl.metrics import Successes
 from rl.report import (
     GREEDY,
     PANELS,
     SAMPLED,
     changes,
-    conclude,
     draw_curves,
     main,
     read_run,
@@ -80,26 +77,6 @@ def test_a_run_that_has_hardly_begun_has_a_report(tmp_path, rows):
     assert ("No evaluation has been recorded yet." in text) == (not rows)
 
 
-def test_a_report_that_fails_costs_one_line(folder, monkeypatch, caplog):
-    def broken(_):
-        raise RuntimeError("matplotlib has\nmany words")
-
-    monkeypatch.setattr(report, "write_report", broken)
-    conclude(SimpleNamespace(folder=folder, wandb=SimpleNamespace(conclude=lambda *_: None)))
-    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert line == f"no report could be written (matplotlib has); python -m rl.report {folder} tries again"
-
-
-def test_the_log_and_wandb_get_the_results(folder, caplog):
-    caplog.set_level("INFO")
-    concluded = []
-    conclude(SimpleNamespace(folder=folder, wandb=SimpleNamespace(conclude=concluded.append)))
-    before_and_after = "student, sampled: 4/20 = 20 % [8, 42] before, 16/20 = 80 % [58, 92] after; on the same episodes"
-    assert caplog.messages[0].startswith(before_and_after)
-    (summary,) = concluded
-    assert (summary["result/sampled_after"], summary["result/best_step"]) == (16 / 20, 200)
-
-
 # the run read back
 
 
@@ -132,11 +109,6 @@ def test_a_checkpoint_knows_what_its_training_took(tmp_path):
 def test_the_best_evaluation_is_that_of_the_best_checkpoint(tmp_path):
     rows = [evaluation(0, 9, 5, 5), evaluation(100, 9, 8, 5), evaluation(200, 9, 8, 5), evaluation(300, 9, 6, 5)]
     assert read_run(store(tmp_path, rows)).best_evaluation["global_step"] == 100
-
-
-@pytest.mark.parametrize(("total_steps", "words"), [(300, "Finished: 300 env steps"), (301, "Not finished: 300 env")])
-def test_a_run_is_finished_when_it_was_evaluated_at_its_last_step(tmp_path, total_steps, words):
-    assert read_run(store(tmp_path, ROWS, phases__total_steps=total_steps)).status().startswith(words)
 
 
 @pytest.mark.parametrize("content", [None, "{", '{"config": 3}', "{}"])

@@ -36,15 +36,6 @@ def test_wilson_interval_has_published_values(k, n, low, high):
     assert Successes(k, n).interval == pytest.approx((low, high), abs=6e-5)
 
 
-@given(n=st.integers(1, 2000), data=st.data())
-def test_wilson_interval_holds_the_rates_whose_score_test_accepts_the_outcome(n, data):
-    k = data.draw(st.integers(0, n))
-    z, rate = 1.959963984540054, k / n
-    for bound in Successes(k, n).interval:
-        if 0 < bound < 1:  # at the bounds the score statistic is exactly z
-            assert (rate - bound) ** 2 == pytest.approx(z * z * bound * (1 - bound) / n, abs=1e-9)
-
-
 def test_no_success_has_a_lower_bound_of_exactly_0_and_no_failure_an_upper_one_of_exactly_1():
     # Else a perfect evaluation lies "below" an equally perfect baseline.
     ends = [(Successes(0, n).interval[0], Successes(n, n).interval[1]) for n in range(1, 101)]
@@ -237,12 +228,3 @@ def test_perturbed_episodes_stand_apart_and_are_paired_with_the_same_starts_unpe
     assert draw_perturbations(results, plan.perturbations, results, tmp_path / "picture.png").stat().st_size > 1000
     assert len({episode_of(key).index for key in plan.keys}) == 6
     assert len({episode_of(key).perturbation.seed for key in plan.keys if key.perturbation != "none"}) == 2  # by state
-
-
-def test_a_file_of_before_there_were_perturbations_is_read(tmp_path):
-    results = results_in(tmp_path)
-    stored = saved(results)
-    for episode in stored["episodes"]:
-        del episode["perturbation"]
-    results.path.write_text(json.dumps(stored))
-    assert open_results(results.path, SETTINGS, PLAN).episodes.keys() == results.episodes.keys()

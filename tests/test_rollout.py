@@ -110,16 +110,6 @@ def test_the_run_gives_up_at_the_third_fault_and_names_the_episode():
     assert len(pool.started) == MAX_ATTEMPTS == 3
 
 
-def test_every_episode_is_handed_over_as_it_ends_once_with_its_fault_and_its_seconds():
-    handed = []
-    pool = FakePool(lambda _, state: Script(12, faults=state == 1), num_slots=2, order_seed=3)
-    collected = play(pool, source=episodes(4), on_finished=handed.append)
-    assert sorted(t.episode.index for t in handed) == [0, 1, 2, 3]
-    assert all(any(t is other for other in collected.trajectories) for t in handed)
-    assert {t.episode.index: t.fault for t in handed} == {0: None, 1: "planted fault", 2: None, 3: None}
-    assert all(0 < t.seconds <= collected.wall_s for t in handed)
-
-
 # what is recorded
 
 
@@ -230,20 +220,3 @@ def test_a_rollout_that_runs_out_of_memory_goes_on_with_fewer_decisions_at_once(
     policy.room = 0
     with pytest.raises(BadInput, match=r"\(CUDA .*\) in a decision with --max-batch 1: lower --num-envs"):
         play(FakePool(lengths_script(10)), source=episodes(1), policy=policy)
-
-
-@pytest.mark.parametrize(("device", "num_slots", "during"), [("cpu", 1000, 1), ("cpu", 1, 2), ("cuda", 1000, 2)])
-def test_a_network_on_the_cpu_leaves_the_cores_to_the_simulators_and_takes_them_back(device, num_slots, during):
-    class Watched(FakePolicy):
-        def act(self, *args, **options):
-            seen.append(torch.get_num_threads())
-            return super().act(*args, **options)
-
-    before, seen, policy = torch.get_num_threads(), [], Watched()
-    policy.device = torch.device(device)
-    torch.set_num_threads(2)
-    try:
-        play(FakePool(lengths_script(4), num_slots), source=episodes(1), policy=policy)
-        assert (set(seen), torch.get_num_threads()) == ({during}, 2)
-    finally:
-        torch.set_num_threads(before)

@@ -1,11 +1,8 @@
 """The run folder: complete provenance, records that survive, errors that say what to do."""
 
-import errno
 import json
 import logging
-import os
 import shutil
-import signal
 import subprocess
 import time
 from dataclasses import replace
@@ -19,7 +16,7 @@ from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
 from rl.ranks import ALONE
 from rl.report import read_metrics
-from rl.run import disk_problem, interruptible, reopen_run, start_run, until_the_end
+from rl.run import reopen_run, start_run, until_the_end
 
 ROOT = Path(__file__).parents[1]
 ARGV = ["--task-id", "0", "--seed", "7"]
@@ -135,21 +132,6 @@ def test_a_run_goes_on_with_the_looks_that_it_has_seen_wherever_they_lie(run, tm
         reopen_run(run.folder, moved, 0, None)
 
 
-def test_the_second_signal_kills():
-    def twice() -> None:
-        with interruptible():
-            try:
-                signal.raise_signal(signal.SIGTERM)
-            finally:
-                signal.raise_signal(signal.SIGINT)
-
-    child = os.fork()
-    if child == 0:
-        twice()
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGINT
-
-
 def end_with(run, reason: BaseException) -> tuple[str, str]:
     """How a run ends on an exception: what is raised for it, and its log."""
     with pytest.raises(BaseException) as caught, until_the_end(run, ALONE):
@@ -174,19 +156,3 @@ def test_a_run_whose_folder_was_deleted_is_told_so_and_gets_no_empty_shell(run):
     with pytest.raises(BadInput, match="is gone, moved or deleted"), until_the_end(run, ALONE):
         shutil.rmtree(run.folder)
     assert not run.folder.exists()
-
-
-@pytest.mark.parametrize(
-    ("number", "path", "is_said"),
-    [
-        (errno.ENOENT, "/elsewhere/asset.xml", False),
-        (errno.ENOENT, "checkpoints/step_1", True),
-        (errno.ENOSPC, "/tmp/frames", True),
-        (errno.ECONNRESET, None, False),
-        (errno.EROFS, None, True),
-    ],
-)
-def test_only_disks_are_blamed_and_elsewhere_only_for_what_disks_do(tmp_path, number, path, is_said):
-    error = OSError(number, "reason", path and str(tmp_path / path))
-    found = disk_problem(error, tmp_path)
-    assert found == (f"{error.filename or tmp_path} cannot be written (reason): {MAKE_ROOM}" if is_said else None)

@@ -108,14 +108,6 @@ def temporary_folder(monkeypatch, tmp_path):
     return tmp_path / "tmp"
 
 
-def test_our_variable_wins_over_xdg(monkeypatch, tmp_path, temporary_folder):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_dir() == tmp_path / "xdg" / "vla-grpo"
-    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path / "own"))
-    assert cache_dir() == tmp_path / "own"
-    assert (tmp_path / "own").is_dir()
-
-
 def test_unusable_home_leads_to_a_private_temporary_folder_that_is_not_someone_elses(monkeypatch, temporary_folder):
     folder = cache_dir()
     assert folder == temporary_folder / f"vla-grpo-{os.getuid()}"
