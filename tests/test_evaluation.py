@@ -11,6 +11,7 @@ import torch
 
 from configs.config import EvaluationConfig, PhaseConfig, RunConfig, TaskConfig, TrainConfig
 from contracts import BadInput, SelfCheckError, resolve_pointer
+from rl import evaluation
 from rl.checkpoints import TrainerState, save_checkpoint
 from rl.evaluation import (
     Validation,
@@ -202,6 +203,18 @@ def test_pure_rl_is_stopped_by_a_hopeless_student_and_warned_of_one_that_nearly_
 
 
 # what is kept
+
+
+@pytest.mark.parametrize("what", ["write_json", "write_video"])
+def test_files_that_cannot_be_written_cost_one_line_and_not_the_run(run, learner, monkeypatch, caplog, what):
+    def broken(*_, **__):
+        raise OSError("no space left on device\nreally")
+
+    monkeypatch.setattr(evaluation, what, broken)
+    evaluate_at(120, run, learner, TrainerState(best_score=1.0), successes=1)
+    line = "step 120: files of the evaluation could not be written (no space left on device)"
+    assert [message for message in caplog.messages if "could not" in message] == [line]
+    assert read_metrics(run.folder)
 
 
 def test_every_frame_comes_back_at_20_per_second(tmp_path):

@@ -2,7 +2,9 @@
 
 import json
 import logging
+import os
 import shutil
+import signal
 import subprocess
 import time
 from dataclasses import replace
@@ -16,12 +18,11 @@ from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
 from rl.ranks import ALONE
 from rl.report import read_metrics
-from rl.run import reopen_run, start_run, until_the_end
+from rl.run import interruptible, reopen_run, start_run, until_the_end
 
 ROOT = Path(__file__).parents[1]
 ARGV = ["--task-id", "0", "--seed", "7"]
 FIRST = {"global_step": 1, "update": 1, "rollout/success_rate": 0.5, "train/nan": None}
-MAKE_ROOM = "make room, lower --keep-checkpoints, or see to permissions"
 
 
 @pytest.fixture(autouse=True)
@@ -130,6 +131,21 @@ def test_a_run_goes_on_with_the_looks_that_it_has_seen_wherever_they_lie(run, tm
     (copy / "textures" / "smooth_light_gray_plaster.png").write_bytes(b"")
     with pytest.raises(BadInput, match=r"the run has seen assets lowpoly \(\w+\), not own"):
         reopen_run(run.folder, moved, 0, None)
+
+
+def test_the_second_signal_kills():
+    def twice() -> None:
+        with interruptible():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGINT)
+
+    child = os.fork()
+    if child == 0:
+        twice()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGINT
 
 
 def end_with(run, reason: BaseException) -> tuple[str, str]:
