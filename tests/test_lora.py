@@ -120,6 +120,15 @@ def test_what_an_adapter_adds_is_not_swallowed_by_rounding(kind):
     assert added == pytest.approx(tiny, rel=0.2)
 
 
+@pytest.mark.parametrize("padding", [0, 6])
+def test_the_operation_in_place_keeps_the_rules_of_torchs_compiler(padding):
+    wide, downs = torch.randn(2, 5, 10 + padding)[..., :10], torch.randn(3, 7)  # torch.compile pads awkward rows
+    torch.library.opcheck(torch.ops.vla_grpo.append_product, (wide, downs))
+    expected = wide[..., :7] @ downs.T
+    torch.ops.vla_grpo.append_product(wide, downs)
+    torch.testing.assert_close(wide[..., 7:], expected)
+
+
 # Networks
 
 
@@ -191,6 +200,20 @@ def test_fresh_adapters_change_no_logit(folder, dtype):
         after = network(*inputs)
     # Not to the bit: maps that were several products are one, of another length.
     torch.testing.assert_close(after, before, **TOLERANCE[dtype])
+
+
+def test_initialisation_is_a_function_of_the_seed(folder):
+    def drawn(seed):
+        network = _network(folder)
+        torch.manual_seed(torch.seed())  # the global generator must not matter
+        add_lora(network, rank=4, alpha=4, seed=seed)
+        return {name: p.clone() for name, p in network.named_parameters() if "lora_A" in name}
+
+    first, again, other = drawn(0), drawn(0), drawn(1)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not any(torch.equal(first[name], other[name]) for name in first)
+    values = torch.cat([tensor.flatten() for tensor in first.values()])
+    assert values.std().item() == pytest.approx(1 / 4, rel=0.02)
 
 
 def test_peft_itself_loads_the_saved_adapter(network, folder, tmp_path):

@@ -21,9 +21,9 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from tests.test_lora import _inputs, _network, _train_a_little, folder  # noqa: F401 (a fixture)
 from vla.checkpoint import file_key, inspect_checkpoint, load_action_head, load_network
 from vla.lora import adapters_disabled, add_lora
-from vla.model import L1RegressionHead, OpenVLAOFT, llama_block
+from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector, llama_block
 from vla.preprocessing import ImageProcessor, pixel_values
-from vla.tokens import PAD_ID
+from vla.tokens import PAD_ID, decode, unnormalise
 
 GOLDEN = Path(__file__).parent / "golden"
 NUM_ACTION_TOKENS = 56
@@ -120,6 +120,15 @@ def test_logits_and_hidden_states_are_the_references(case_and_outputs):
     assert np.array_equal(logits.argmax(-1) + 31744, case["greedy_last256"])
 
 
+def test_full_vocabulary_argmax_is_the_references(case_and_outputs):
+    case, network, _, hidden = case_and_outputs
+    with torch.no_grad():
+        logits = network.vocabulary_logits(hidden)
+    assert np.array_equal(logits.argmax(-1), case["greedy_full_vocab"])
+    _assert_close(logits.logsumexp(-1), case["logsumexp_full_vocab"], LOGITS)
+    _assert_close(logits.gather(-1, torch.from_numpy(case["top5_ids"])), case["top5_values"], LOGITS)
+
+
 @pytest.mark.parametrize("name", EVALUATION_CASES[:2])
 def test_every_stage_is_the_references(name, networks):
     case = Case(name)
@@ -154,11 +163,37 @@ def test_padding_mask_and_output_positions_are_the_references(name, networks):
         assert np.array_equal(first, case["slice_starts"])
 
 
+@pytest.mark.parametrize("name", PADDED_CASES)
+def test_log_probabilities_and_entropy_at_temperature_are_the_references(name, networks):
+    case = Case(name)
+    with torch.no_grad():
+        logits, _ = networks[case.uses_proprio](*case.inputs)
+    logprobs = (logits / float(case["temperature"])).log_softmax(-1)
+    for tokens, golden in (("responses", "logp_greedy"), ("random_responses", "logp_random")):
+        columns = torch.from_numpy(case[tokens] - 31744)[..., None]
+        _assert_close(logprobs.gather(-1, columns)[..., 0], case[golden], LOGPROBS)
+    _assert_close(-(logprobs.exp() * logprobs).sum(-1), case["entropy"], LOGPROBS)
+
+
 def test_l1_head_is_the_references(case_and_outputs, action_head):
     case, _, _, hidden = case_and_outputs
     golden = case["predicted_actions_l1" if "labels" in case.arrays else "normalized_actions_l1"]
     with torch.no_grad():
         _assert_close(action_head(hidden), golden.reshape(-1, 8, 7), LOGITS)
+
+
+@pytest.mark.parametrize("name", EVALUATION_CASES[:2])
+def test_discrete_and_l1_actions_are_the_references(name, networks, action_head):
+    case = Case(name)
+    statistics = inspect_checkpoint(GOLDEN / "checkpoint").statistics[str(case["unnorm_key"])].action
+    network = networks[case.uses_proprio]
+    with torch.no_grad():
+        _, hidden = network(*case.inputs)
+        tokens = network.vocabulary_logits(hidden).argmax(-1).numpy()
+        chunk = action_head(hidden)[0].numpy()
+    discrete = unnormalise(decode(tokens).reshape(8, 7), statistics)
+    assert np.array_equal(discrete, case["actions_discrete"])
+    _assert_close(unnormalise(chunk, statistics), case["actions_l1"], LOGITS)
 
 
 def _cross_entropy(network: OpenVLAOFT, case: Case) -> torch.Tensor:
@@ -204,6 +239,21 @@ def test_training_loss_and_all_gradients_are_the_references(name, networks):
     assert all(ours.get(key) is None for key in golden["no_grad_ce"])
     for key in (key for key in case.arrays if key.startswith("grad_ce__")):
         _assert_close(ours[key.removeprefix("grad_ce__")], case[key], 1e-4 * np.abs(case[key]).max())
+
+
+@pytest.mark.parametrize("name", TRAINING_CASES)
+def test_l1_loss_gradients_are_the_references(name, networks, action_head):
+    case = Case(name)
+    network = networks[case.uses_proprio]
+    golden = json.loads((GOLDEN / f"case_{name}_grad_norms.json").read_text())["l1_loss"]
+    with _trainable(network, action_head):
+        _, hidden = network(*case.inputs)
+        loss = F.l1_loss(action_head(hidden), torch.from_numpy(case["actions"]))
+        loss.backward()
+        ours = {file_key(key): parameter.grad for key, parameter in network.named_parameters()}
+        ours |= {f"action_head.{key}": parameter.grad for key, parameter in action_head.named_parameters()}
+    assert loss.item() == pytest.approx(float(case["loss_l1"]), abs=1e-4)
+    _assert_gradient_norms(golden, ours)
 
 
 def test_gradient_checkpointing_changes_no_gradient(networks):
@@ -265,3 +315,10 @@ def test_compiled_blocks_have_the_same_outputs_and_gradients(folder, monkeypatch
 
 
 # The small modules
+
+
+def test_full_size_heads_have_the_published_parameters():
+    with torch.device("meta"):
+        projector, head = ProprioProjector(8, 4096), L1RegressionHead(2, 4096, 4096, 7)
+    assert sum(p.numel() for p in projector.parameters()) == 16_818_176
+    assert sum(p.numel() for p in head.parameters()) == 151_117_831

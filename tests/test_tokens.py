@@ -80,6 +80,14 @@ def test_unnormalise_equals_reference(case, source):
     np.testing.assert_array_equal(actions, arrays[f"actions_{source}"])
 
 
+@pytest.mark.parametrize("case", ["case_c_batch_1img", "case_d_batch_2img_proprio"])
+def test_tokens_of_a_batch_become_the_reference_actions(case):
+    arrays = np.load(GOLDEN / f"{case}.npz")
+    normalised = decode(arrays["responses"]).reshape(-1, 8, 7)
+    np.testing.assert_array_equal(normalised, arrays["normalized_actions"])
+    np.testing.assert_array_equal(unnormalise(normalised, STATISTICS.action), arrays["actions"])
+
+
 def test_translated_ids_are_the_nearest_that_the_other_statistics_have():
     theirs = statistics_of(7, gripper=True)
     wider, shifted = (
@@ -98,6 +106,23 @@ def test_translated_ids_are_the_nearest_that_the_other_statistics_have():
         assert (found <= nearest + bin_width)[..., :6].all()
     np.testing.assert_array_equal(translate(ids, theirs, wider)[..., 6], ids[..., 6])  # the gripper has no statistics
     np.testing.assert_array_equal(translate(ids, theirs, theirs), ids)
+
+
+@pytest.mark.parametrize(
+    "mask", ["1111111", "0000000", "0110101", "1011110", None]
+)  # None: without one, all are scaled
+def test_every_dimension_follows_its_own_place_in_the_mask(mask, entry, tmp_path):
+    entry["action"]["mask"] = mask and [bit == "1" for bit in mask]
+    if mask is None:
+        del entry["action"]["mask"]
+    statistics = load_statistics(write(tmp_path, {"key": entry}))["key"].action
+    chunk = np.random.default_rng(0).uniform(-1, 1, (8, 7))
+    actions = unnormalise(chunk, statistics)
+    for i, bit in enumerate(mask or "1111111"):
+        low, high = entry["action"]["q01"][i], entry["action"]["q99"][i]
+        expected = chunk[:, i] if bit == "0" else 0.5 * (chunk[:, i] + 1) * (high - low + 1e-8) + low
+        np.testing.assert_array_equal(actions[:, i], expected)
+    np.testing.assert_allclose(normalise(actions, statistics), chunk, atol=1e-12)
 
 
 def test_a_dimension_that_never_moved_normalises_to_zero():

@@ -14,16 +14,10 @@ Attribute names are those of the reference model, so that checkpoint keys and Lo
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-if "wandb" not in sys.modules:  # timm would import it, which takes as long as PyTorch, for a log that nobody writes
-    sys.modules["wandb"] = None  # type: ignore[assignment]
-    import timm
-
-    del sys.modules["wandb"]
 import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer

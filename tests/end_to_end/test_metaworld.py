@@ -1,12 +1,14 @@
-"""Meta-World from demonstrations of its own experts to a policy that is trained and evaluated."""
+"""Meta-World from demonstrations of its own experts to a policy that is trained, resumed and evaluated."""
 
 import json
 
 import pytest
+import torch
 
 import eval as eval_program
 import train_grpo
-from tests.end_to_end.conftest import only_run, records_of
+from tests.end_to_end.conftest import flags_into, only_run, records_of
+from tests.end_to_end.test_resume import weights_of
 from tests.small_checkpoint import SMALL
 from vla.policy import Policy
 from workshop.demos import DemosArgs, collect
@@ -31,6 +33,14 @@ def policy(demos, tmp_path_factory) -> str:
     return str(fine_tune(SftArgs((demos,), out, task_suite=SUITE, holdout=0.25, device="cpu", **sizes)))
 
 
+@pytest.fixture
+def flags(policy, tmp_path) -> list[str]:
+    return [
+        "--preset", "smoke", "--task-suite", SUITE, "--task-id", str(TASKS[0]), "--checkpoint", policy,
+        "--kl-coef", "0.1", "--entropy-coef", "0.01", "--no-warmup", "--output", str(tmp_path / "straight"),
+    ]  # fmt: skip
+
+
 def test_supervised_training_gives_a_policy_of_32_tokens(policy):
     trained = Policy.load(policy, task_suite=SUITE)
     assert (trained.chunk_length, trained.action_dim, trained.num_images) == (8, 4, 1)
@@ -38,16 +48,14 @@ def test_supervised_training_gives_a_policy_of_32_tokens(policy):
     assert trained.statistics.proprio.dim == 4
 
 
-def test_a_run_trains_that_policy(policy, tmp_path):
-    flags = [
-        "--preset", "smoke", "--task-suite", SUITE, "--task-id", str(TASKS[0]), "--checkpoint", policy,
-        "--no-warmup", "--transition-steps", "0", "--total-steps", "32", "--kl-coef", "0.1", "--entropy-coef", "0.01",
-        "--output", str(tmp_path),
-    ]  # fmt: skip
-    train_grpo.main(flags)
-    (updated,) = [row for row in records_of(only_run(flags)) if "rollout/trajectories" in row]
-    assert updated["rollout/trajectories"] == 2
-    assert updated["train/optimizer_steps"] > 0
+def test_a_run_that_is_stopped_after_an_update_resumes_to_the_same_weights(flags, tmp_path):
+    train_grpo.main([*flags, "--total-steps", "64"])
+    parts = flags_into(flags, tmp_path / "parts")
+    train_grpo.main([*parts, "--total-steps", "32"])
+    train_grpo.main(["--resume", str(only_run(parts)), "--total-steps", "64"])
+    straight, resumed = weights_of(only_run(flags)), weights_of(only_run(parts))
+    assert all(torch.equal(resumed[name], straight[name]) for name in straight)
+    assert len([row for row in records_of(only_run(parts)) if "rollout/trajectories" in row]) == 2
 
 
 def test_an_evaluation_in_worker_processes_names_what_it_saw(policy, tmp_path):
