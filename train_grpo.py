@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
 
     import preflight
     from rl.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
-    from rl.evaluation import evaluate_and_record, remember_teacher
+    from rl.evaluation import evaluate_and_record
     from rl.ranks import join_ranks, start_ranks
     from rl.report import conclude
     from rl.run import interruptible, log_to_terminal, reopen_run, start_run, until_the_end
@@ -79,7 +79,6 @@ def main(argv: Sequence[str]) -> None:
             preflight.log_setup(config, policy, tasks, teacher, run.folder, checks)
             if command.resume is None:
                 state.wandb_id = run.wandb.id
-                remember_teacher(run.teacher_file, policy, observation, teacher.mode, write=ranks.is_main)
                 if ranks.is_main:
                     preflight.save_model_view(run.folder / "first_frame.png", observation, policy)
                 save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import imageio.v2 as imageio
 import numpy as np
-import torch
 
 from configs.config import TrainConfig
-from contracts import BadInput, Observation, SelfCheckError, first_line, write_json
+from contracts import BadInput, first_line, write_json
 from rl.checkpoints import TrainerState, mark_best
 from rl.curriculum import evaluation_episodes
 from rl.metrics import Successes, count, progress_bar, task_rates
@@ -107,12 +106,9 @@ def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
 
 def evaluate_and_record(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
     """Validate teacher and student, record, keep the best checkpoint, write videos. Raises what the checks raise."""
-    policy, teacher_mode = learner.policy, learner.teacher_mode
-    tolerated = 0.0 if policy.dtype is torch.float32 else 0.1  # on another GPU bfloat16 rounds near-ties differently
-    check_teacher(run.teacher_file, policy, teacher_mode, tolerated)
     teacher = None if state.teacher_k is None else Successes(state.teacher_k, state.teacher_n or 0)
     with run.timed("eval"):
-        found = validate(policy, pool, config, teacher_mode, teacher, learner.ranks)
+        found = validate(learner.policy, pool, config, learner.teacher_mode, teacher, learner.ranks)
     run.record(state.global_step, state.update, found.metrics())
     log.info("step %d  evaluation: %s", state.global_step, found)
     if learner.ranks.is_main:
@@ -172,27 +168,3 @@ def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
     """Write frames (H, W, 3) uint8, one per env step, as H.264, at LIBERO's control rate: it plays in real time."""
     path.parent.mkdir(exist_ok=True)
     imageio.mimwrite(path, frames, fps=20, macro_block_size=16, ffmpeg_log_level="error")  # type: ignore[arg-type,call-overload]
-
-
-def remember_teacher(
-    path: Path, policy: Policy, observation: Observation, teacher_mode: TeacherMode, write: bool = True
-) -> None:
-    """Store an observation and the teacher's chunk for it."""
-    tokens = policy.act_as_teacher([observation], teacher_mode).tokens[0]
-    if write:
-        np.savez_compressed(path, tokens=tokens.numpy(), **vars(observation))
-
-
-def check_teacher(path: Path, policy: Policy, teacher_mode: TeacherMode, tolerated: float = 0.0) -> None:
-    """The teacher answers the stored observation with the stored chunk, up to a share of its tokens; SelfCheckError."""
-    with np.load(path, allow_pickle=False) as file:
-        instruction, prepared = str(file["instruction"]), bool(file["prepared"])
-        observation = Observation(file["images"], file["proprio"], instruction, prepared)
-        expected = file["tokens"]
-    tokens = policy.act_as_teacher([observation], teacher_mode).tokens[0].numpy()
-    changed = int((tokens != expected).sum())
-    if changed > tolerated * len(expected):
-        raise SelfCheckError(
-            f"the teacher has moved: {changed} of {len(expected)} tokens of its chunk for the stored observation "
-            f"({path}) are no longer what they were at the start; frozen weights were trained or replaced"
-        )

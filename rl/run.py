@@ -49,7 +49,6 @@ class Run:
             raise BadInput(f"rank {ranks.rank} does not see {folder}: --output must lie on a disk that all ranks share")
         self.folder, self.config, self._lock = folder, config, lock
         self.checkpoints = folder / "checkpoints"
-        self.teacher_file = folder / "teacher_probe.npz"  # an observation and the teacher's answer to it
         mode, project = config.run.wandb_mode if ranks.is_main else "disabled", config.run.wandb_project
         self.wandb = WandbLog(mode, project, folder.name, folder, to_dict(config), wandb_id)
         self._metrics = (folder / "metrics.jsonl").open("ab", buffering=0) if ranks.is_main else None

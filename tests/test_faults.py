@@ -46,7 +46,7 @@ FOUND = {"git": {}, "versions": {}, "machine": {"cpus": 1, "gpus": [], "processo
 VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/")
 
 # Moment of a run -> (where in the program, at which call of it): before its first checkpoint, and then.
-START = {"teacher probe": (rl.evaluation, "remember_teacher", 1), "first checkpoint": (FakePolicy, "save_adapter", 1)}
+START = {"first checkpoint": (FakePolicy, "save_adapter", 1)}
 RUNNING = {
     "baseline evaluation": (rl.evaluation, "validate", 1),
     "rollout": (rl.rollout, "decide", 15),  # 6 of the baseline, 6 of the first update: the middle of the second rollout
