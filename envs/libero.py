@@ -87,14 +87,31 @@ def task_files(spec: EnvSpec, task_id: int) -> TaskFiles:
     return tasks.suite_task(spec.task_suite, task_id) if spec.bddl_file is None else tasks.bddl_task(spec.bddl_file)
 
 
-def fault_of(fault: Exception, task: str, env_step: int) -> str:
-    """The `error` of the episode that an exception has ended. Raises again what is no fault of the simulator."""
-    if isinstance(fault, BadInput):
-        raise fault
-    if isinstance(fault, ctypes.ArgumentError) and "KeyboardInterrupt" in str(fault):
-        raise KeyboardInterrupt from fault  # Ctrl-C while ctypes converted an argument of a call into GL
-    log.warning("simulator fault in %s, env step %d", task, env_step, exc_info=fault)
-    return f"{type(fault).__name__}: {fault}"
+def run_part(env: Any, part: Callable[[], bool], observe: bool) -> ChunkResult:
+    """Run a part of an episode of a LiberoEnv or MetaWorldEnv; `part` says whether it succeeded.
+
+    A fault of the simulator ends the episode and costs the simulator its life.
+    """
+    started, steps_before = time.perf_counter(), env.env_steps
+    env.frames, env.render_s = [], 0.0
+    success, error, observation = False, None, None
+    try:
+        success = part()
+        if observe and not success and env.env_steps < env.max_env_steps:
+            observation = env.observation()
+    except Exception as fault:  # whatever a simulator or a driver raises
+        with suppress(Exception):  # what has failed may fail to close
+            env.close()
+        if isinstance(fault, BadInput):
+            raise
+        if isinstance(fault, ctypes.ArgumentError) and "KeyboardInterrupt" in str(fault):
+            raise KeyboardInterrupt from fault  # Ctrl-C while ctypes converted an argument of a call into GL
+        log.warning("simulator fault in %s, env step %d", env.name, env.env_steps, exc_info=fault)
+        error = f"{type(fault).__name__}: {fault}"
+    done = success or error is not None or env.env_steps >= env.max_env_steps
+    env.running = not done
+    executed, sim_s = env.env_steps - steps_before, time.perf_counter() - started - env.render_s
+    return ChunkResult(observation, success, executed, env.env_steps, done, error, sim_s, env.render_s, env.frames)
 
 
 def check_stability(data: Any) -> None:
@@ -120,7 +137,7 @@ class LiberoEnv:
         self.num_init_states = tasks.NUM_SAMPLED_INIT_STATES if self._init_states is None else len(self._init_states)
         self._cameras = CAMERAS[: spec.num_images]
         self._simulator: Simulator | None = None
-        self._running = False
+        self.running, self.frames, self.render_s = False, list[np.ndarray](), 0.0
 
     def reset(
         self, init_state_id: int | None, seed: int = 0, record: bool = False, physics: Physics = "exact",
@@ -134,17 +151,17 @@ class LiberoEnv:
         self._perturbation, self.instruction = perturbation, self.files.instruction
         known = range(self.num_init_states)
         assert init_state_id is None or init_state_id in known, f"initial state {init_state_id} of {len(known)}"
-        self._running, self._recording, self._env_steps = True, record, 0
-        result = self._guarded(lambda: self._start(init_state_id, seed, observe), observe)
+        self.running, self._recording, self.env_steps = True, record, 0
+        result = run_part(self, lambda: self._start(init_state_id, seed, observe), observe)
         if physics == "fast" and self._simulator is not None:
             self._simulator.hurry()
         return result
 
     def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
         """Execute `actions` (n, 7) one after the other, up to success or the step limit; then observe, or don't."""
-        assert self._running, "no episode is running: reset first"
-        actions = np.asarray(actions, dtype=np.float64)[: self.max_env_steps - self._env_steps]
-        return self._guarded(lambda: self._execute(actions, observe), observe)
+        assert self.running, "no episode is running: reset first"
+        actions = np.asarray(actions, dtype=np.float64)[: self.max_env_steps - self.env_steps]
+        return run_part(self, lambda: self._execute(actions, observe), observe)
 
     @property
     def domain(self) -> Any:
@@ -154,13 +171,13 @@ class LiberoEnv:
 
     def close(self) -> None:
         """Free the simulator. Also called at exit: GL contexts must go before GL itself does."""
-        self._running = False
+        self.running = False
         if self._simulator is not None:
             simulator, self._simulator = self._simulator, None
             atexit.unregister(self.close)
             simulator.close()
 
-    def _start(self, init_state_id: int | None, seed: int, observe: bool) -> Outcome:
+    def _start(self, init_state_id: int | None, seed: int, observe: bool) -> bool:
         if self._simulator is None:
             self._simulator = Simulator(self.files.bddl, find_pack(self.spec.assets).folder, self._cameras)
             atexit.register(self.close)
@@ -185,53 +202,36 @@ class LiberoEnv:
             if problem is None or (stored is not None and draw == perturb.MAX_DRAWS):  # back where it was
                 return outcome
             problems[problem] += 1
-            self._frames.clear()
+            self.frames.clear()
         found = ", ".join(f"{number} x {problem}" for problem, number in problems.most_common())
         raise BadInput(f"{self.files.bddl}: none of {MAX_PLACEMENT_TRIES} placements can be used ({found})")
 
-    def _settle(self, simulator: "Simulator", observe: bool) -> Outcome:
+    def _settle(self, simulator: "Simulator", observe: bool) -> bool:
         for _ in range(SETTLING_STEPS - 1):
             simulator.step(SETTLING_ACTION)
-        return self._execute(SETTLING_ACTION[None], observe, count=0)[0], False
+        self._execute(SETTLING_ACTION[None], observe, count=0)
+        return False
 
-    def _execute(self, actions: np.ndarray, observe: bool, count: int = 1) -> Outcome:
+    def _execute(self, actions: np.ndarray, observe: bool, count: int = 1) -> bool:
         assert self._simulator is not None, "an episode is running"
+        self._simulator.gate.seconds = 0.0
         for number, action in enumerate(actions, start=1):
-            self._env_steps += count
-            is_seen = observe and number == len(actions) and self._env_steps < self.max_env_steps
-            raw, success = self._simulator.step(action, self._cameras if is_seen else CAMERAS[: self._recording])
+            self.env_steps += count
+            is_seen = observe and number == len(actions) and self.env_steps < self.max_env_steps
+            self._raw, success = self._simulator.step(action, self._cameras if is_seen else CAMERAS[: self._recording])
             if self._recording:
-                self._frames.append(upright(raw["agentview_image"]))
+                self.frames.append(upright(self._raw["agentview_image"]))
             if success:
                 break
-        return raw, success
+        self.render_s += self._simulator.gate.seconds
+        return success
 
-    def _guarded(self, part: Callable[[], Outcome], observe: bool) -> ChunkResult:
-        """Run a part of an episode; a fault of the simulator ends the episode and costs the simulator its life."""
-        started, steps_before = time.perf_counter(), self._env_steps
-        if self._simulator is not None:
-            self._simulator.gate.seconds = 0.0
-        self._frames: list[np.ndarray] = []
-        raw: Mapping[str, np.ndarray] = {}
-        success, error = False, None
-        try:
-            raw, success = part()
-        except Exception as fault:  # whatever LIBERO, robosuite or a driver raises
-            with suppress(Exception):  # what has failed may fail to close
-                self.close()
-            error = fault_of(fault, self.name, self._env_steps)
-        render_s = self._simulator.gate.seconds if self._simulator else 0.0
-        done = success or error is not None or self._env_steps >= self.max_env_steps
-        self._running = not done
-        observation = self._observation(raw) if observe and not done else None
-        executed, sim_s = self._env_steps - steps_before, time.perf_counter() - started - render_s
-        return ChunkResult(observation, success, executed, self._env_steps, done, error, sim_s, render_s, self._frames)
-
-    def _observation(self, raw: Mapping[str, np.ndarray]) -> Observation:
+    def observation(self) -> Observation:
         """What the policy sees, by the conventions of the published OpenVLA-OFT evaluation."""
+        raw = self._raw
         images = np.stack([upright(raw[f"{camera}_image"]) for camera in self._cameras])
         if self._perturbation is not None and self._perturbation.kind == "noise":
-            images = perturb.noisy(images, self._perturbation, self._env_steps)
+            images = perturb.noisy(images, self._perturbation, self.env_steps)
         hand, fingers = axis_angle(raw["robot0_eef_quat"]), raw["robot0_gripper_qpos"]
         proprio = np.concatenate([raw["robot0_eef_pos"], hand, fingers], dtype=np.float64)
         return Observation(images, proprio, self.instruction, state=self._state(raw["robot0_eef_pos"]))
@@ -241,7 +241,7 @@ class LiberoEnv:
         simulator, data = self._simulator, self.domain.sim.data
         assert simulator is not None, "an episode is running"
         to_objects = [position - hand for position, _ in simulator.object_poses().values()]
-        gone = self._env_steps / self.max_env_steps
+        gone = self.env_steps / self.max_env_steps
         return np.concatenate([data.qpos, data.qvel[:9], hand, *to_objects, [gone]], dtype=np.float32)
 
 

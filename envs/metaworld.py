@@ -8,8 +8,6 @@ import atexit
 import importlib
 import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,7 +15,7 @@ import numpy as np
 from contracts import BadInput, Observation
 from envs import rendering
 from envs.assets import METAWORLD_LOOKS, find_pack
-from envs.libero import IMAGE_SIZE, ChunkResult, EnvSpec, Physics, check_stability, fault_of, upright
+from envs.libero import IMAGE_SIZE, ChunkResult, EnvSpec, Physics, check_stability, run_part, upright
 from envs.perturb import Perturbation
 from envs.tasks import METAWORLD_TASKS
 
@@ -45,7 +43,7 @@ class MetaWorldEnv:
         self.raw = np.zeros(39)  # Meta-World's own observation: all that its scripted experts read
         self._env: Any = None  # Meta-World's, and what draws it
         self._renderer: Any = None
-        self._running = False
+        self.running, self.frames, self.render_s = False, list[np.ndarray](), 0.0
 
     def reset(
         self, init_state_id: int | None, seed: int = 0, record: bool = False, physics: Physics = "exact",
@@ -59,19 +57,19 @@ class MetaWorldEnv:
         if perturbation is not None:
             raise BadInput("perturbations change LIBERO's scenes, and this task is Meta-World's: leave out --perturb")
         assert init_state_id is None or init_state_id in range(NUM_INIT_STATES), f"initial state {init_state_id} of 50"
-        self._running, self._recording, self._env_steps = True, record, 0
+        self.running, self._recording, self.env_steps = True, record, 0
         stream = [FRESH, seed] if init_state_id is None else [STORED, init_state_id]
-        return self._guarded(lambda: self._start(np.random.default_rng(stream)), observe)
+        return run_part(self, lambda: self._start(np.random.default_rng(stream)), observe)
 
     def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
         """Execute `actions` (n, 4) one after the other, up to success or the step limit; then observe, or don't."""
-        assert self._running, "no episode is running: reset first"
-        actions = np.asarray(actions, dtype=np.float64)[: self.max_env_steps - self._env_steps]
+        assert self.running, "no episode is running: reset first"
+        actions = np.asarray(actions, dtype=np.float64)[: self.max_env_steps - self.env_steps]
         if actions.shape[1:] != (self.action_dim,):
             raise BadInput(
                 f"the policy decides {actions.shape[1]} numbers, Meta-World takes 4: use another --checkpoint"
             )
-        return self._guarded(lambda: self._execute(actions), observe)
+        return run_part(self, lambda: self._execute(actions), observe)
 
     @property
     def domain(self) -> Any:
@@ -81,7 +79,7 @@ class MetaWorldEnv:
 
     def close(self) -> None:
         """Free the simulator. Also called at exit: GL contexts must go before GL itself does."""
-        self._running = False
+        self.running = False
         if self._env is not None:
             self._env = None
             renderer, self._renderer = self._renderer, None
@@ -100,46 +98,25 @@ class MetaWorldEnv:
 
     def _execute(self, actions: np.ndarray) -> bool:
         for action in actions:
-            self._env_steps += 1
+            self.env_steps += 1
             self.raw, _, _, _, info = self._env.step(action)
             check_stability(self._env.data)
             if self._recording:
-                self._frames.append(self._picture())
+                self.frames.append(self._picture())
             if info["success"]:
                 return True
         return False
 
-    def _guarded(self, part: Callable[[], bool], observe: bool) -> ChunkResult:
-        """Run a part of an episode; a fault of the simulator ends the episode and costs the simulator its life."""
-        started, steps_before = time.perf_counter(), self._env_steps
-        self._frames: list[np.ndarray] = []
-        self._render_s = 0.0
-        success, error, observation = False, None, None
-        try:
-            success = part()
-            if observe and not success and self._env_steps < self.max_env_steps:
-                observation = self._observation()
-        except Exception as fault:  # whatever Meta-World, MuJoCo or a driver raises
-            with suppress(Exception):  # what has failed may fail to close
-                self.close()
-            error = fault_of(fault, self.name, self._env_steps)
-        done = success or error is not None or self._env_steps >= self.max_env_steps
-        self._running = not done
-        executed, sim_s = self._env_steps - steps_before, time.perf_counter() - started - self._render_s
-        return ChunkResult(
-            observation, success, executed, self._env_steps, done, error, sim_s, self._render_s, self._frames
-        )
-
-    def _observation(self) -> Observation:
+    def observation(self) -> Observation:
         """The picture; the hand's position (m) and the gripper's opening (0 to 1); for critics all that there is."""
-        state = np.append(self.raw, self._env_steps / self.max_env_steps).astype(np.float32)
+        state = np.append(self.raw, self.env_steps / self.max_env_steps).astype(np.float32)
         return Observation(self._picture()[None], self.raw[:4].copy(), self.instruction, state=state)
 
     def _picture(self) -> np.ndarray:
         started = time.perf_counter()
         self._renderer.update_scene(self._env.data, camera=CAMERA)
         image = upright(self._renderer.render())  # Meta-World's corner cameras stand on their heads
-        self._render_s += time.perf_counter() - started
+        self.render_s += time.perf_counter() - started
         return image
 
 

@@ -129,7 +129,7 @@ def test_initial_states_differ_from_one_another_and_from_fresh_ones(drawer):
 def test_only_what_is_read_is_drawn(drawer, monkeypatch):
     drawn = []
     picture = MetaWorldEnv._picture
-    monkeypatch.setattr(MetaWorldEnv, "_picture", lambda self: drawn.append(self._env_steps) or picture(self))
+    monkeypatch.setattr(MetaWorldEnv, "_picture", lambda self: drawn.append(self.env_steps) or picture(self))
     result = drawer.reset(0)
     assert result.observation.images.shape == (1, IMAGE_SIZE, IMAGE_SIZE, 3)
     assert result.observation.instruction == "close the drawer"
