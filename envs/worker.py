@@ -42,9 +42,9 @@ class Worker:
 
     def __init__(self, make: Callable[..., Callable], *recipe: object) -> None:
         self.connection, theirs = Pipe()
-        program = f"import sys; sys.path[0] = {str(PROJECT)!r}; from envs import worker; worker.main(*%s)"
+        program = f"import sys; sys.path[0] = {str(PROJECT)!r}; from envs import worker; worker.main(%d)"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program % ((os.getpid(), theirs.fileno()),)],
+            [sys.executable, "-c", program % theirs.fileno()],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=2,  # what libraries print is no output of our command line
@@ -106,11 +106,9 @@ def ask(question: Callable[..., T], *arguments: object, answer_s: float = ANSWER
         worker.end()
 
 
-def main(parent: int, socket_fd: int) -> None:
+def main(socket_fd: int) -> None:
     """The process: first the recipe of its function, then requests, one answer each, until the parent hangs up."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # even if it is stopped or hangs in a library then
-    if os.getppid() != parent:
-        os._exit(1)  # it died before the line above
     faulthandler.enable()  # the parent aborts a hung process: its stack goes to stderr
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection = Connection(socket_fd)
