@@ -40,11 +40,12 @@ class Panel(NamedTuple):
     metrics: Mapping[str, str]
     log_scale: bool = False
 
-    def has_data(self, rows: Sequence[Row]) -> bool:
-        return any(row.get(key) is not None for row in rows for key in self.metrics)
-
 
 PANELS = [Panel(**panel) for panel in json.loads((TEMPLATES / "panels.json").read_text())]
+
+
+def recorded(rows: Sequence[Row]) -> list[Panel]:
+    return [panel for panel in PANELS if any(row.get(key) is not None for row in rows for key in panel.metrics)]
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,6 @@ class StoredRun:
     @property
     def evaluations(self) -> list[Row]:
         return [row for row in self.rows if GREEDY in row]
-
-    @property
-    def looks(self) -> str:
-        return self.provenance.get("looks", "not kept by this run")
 
     @property
     def best_evaluation(self) -> Row:
@@ -162,7 +159,7 @@ def series(rows: Sequence[Row], key: str) -> tuple[list[int], list[float]]:
 
 def draw_curves(rows: Sequence[Row]) -> Figure:
     """Every panel of PANELS that was recorded, against env steps, on the colours of the phases."""
-    panels = [panel for panel in PANELS if panel.has_data(rows)]
+    panels = recorded(rows)
     height = max(1, math.ceil(len(panels) / 3))
     figure = Figure(figsize=(15, 3.2 * height), layout="constrained")
     for number, panel in enumerate(panels):
@@ -196,7 +193,8 @@ def write_report(run: StoredRun) -> Path:
         run=run,
         written=time.strftime("%Y-%m-%d %H:%M"),
         changes=changes(run),
-        panels=PANELS,
+        panels=recorded(run.rows),
+        absent=[panel.title for panel in PANELS if panel not in recorded(run.rows)],
         has_first_frame=(run.folder / "first_frame.png").is_file(),
         videos=[video for video in videos if (run.folder / "videos" / video).is_file()],
         command=shlex.join(run.provenance["argv"]),
@@ -235,7 +233,7 @@ class ReportArgs:
 
 def main(argv: Sequence[str]) -> None:
     run = read_run(parse_flags(ReportArgs, argv, prog="python -m rl.report").run)
-    print(f"assets: {run.looks}", *map(str, changes(run)[:2]), sep="\n")
+    print(f"assets: {run.provenance['looks']}", *map(str, changes(run)[:2]), sep="\n")
     print(write_report(run))
 
 

@@ -36,7 +36,7 @@ NOISY_LOGGERS = (
     "filelock", "httpx", "huggingface_hub", "imageio_ffmpeg", "matplotlib", "numba", "OpenGL", "robosuite", "urllib3",
     "wandb",
 )  # fmt: skip
-DISK_FAILS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE}
+DISK_FAILS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES}
 
 
 class Run:
@@ -125,7 +125,7 @@ def reopen_run(
         return Run(folder, config, ranks)
     lock = only_writer(folder / ".lock", f"--resume {folder}: the run")
     looks, stored = str(find_pack(config.simulator.assets)), read_json(folder / "config.json").get("looks")
-    if stored not in (looks, None):
+    if stored != looks:
         raise BadInput(f"--resume {folder}: the run has seen assets {stored}, not {looks}: name those with --assets")
     with (folder / "metrics.jsonl").open("a") as metrics:
         metrics.truncate(min(metrics_bytes, metrics.tell()))
@@ -228,11 +228,10 @@ def until_the_end(run: Run, ranks: Ranks) -> Iterator[None]:
 
 def disk_problem(error: OSError, run_folder: Path) -> str | None:
     """What the user can do about an error while a run writes, in one line; None when no disk is to blame."""
-    is_ours = isinstance(error.filename, str) and Path(error.filename).is_relative_to(run_folder)
-    if not is_ours and error.errno not in DISK_FAILS:  # a file missing elsewhere is perhaps a bug
-        return None
-    if not os.path.isdir(run_folder):
+    if not run_folder.is_dir():
         return f"the run folder {run_folder} is gone, moved or deleted; --resume goes on from where it lies now"
+    if error.errno not in DISK_FAILS:  # a missing file is perhaps a bug
+        return None
     place = error.filename or run_folder
     return f"{place} cannot be written ({error.strerror}): make room, lower --keep-checkpoints, or see to permissions"
 

@@ -1,5 +1,6 @@
 """The run folder: complete provenance, records that survive, errors that say what to do."""
 
+import errno
 import json
 import logging
 import os
@@ -18,11 +19,12 @@ from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
 from rl.ranks import ALONE
 from rl.report import read_metrics
-from rl.run import interruptible, reopen_run, start_run, until_the_end
+from rl.run import disk_problem, interruptible, reopen_run, start_run, until_the_end
 
 ROOT = Path(__file__).parents[1]
 ARGV = ["--task-id", "0", "--seed", "7"]
 FIRST = {"global_step": 1, "update": 1, "rollout/success_rate": 0.5, "train/nan": None}
+MAKE_ROOM = "make room, lower --keep-checkpoints, or see to permissions"
 
 
 @pytest.fixture(autouse=True)
@@ -172,3 +174,19 @@ def test_a_run_whose_folder_was_deleted_is_told_so_and_gets_no_empty_shell(run):
     with pytest.raises(BadInput, match="is gone, moved or deleted"), until_the_end(run, ALONE):
         shutil.rmtree(run.folder)
     assert not run.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "path", "is_said"),
+    [
+        (errno.ENOENT, "/elsewhere/asset.xml", False),
+        (errno.EACCES, "checkpoints/step_1", True),
+        (errno.ENOSPC, "/tmp/frames", True),
+        (errno.ECONNRESET, None, False),
+        (errno.EROFS, None, True),
+    ],
+)
+def test_disks_are_blamed_for_what_disks_do(tmp_path, number, path, is_said):
+    error = OSError(number, "reason", path and str(tmp_path / path))
+    found = disk_problem(error, tmp_path)
+    assert found == (f"{error.filename or tmp_path} cannot be written (reason): {MAKE_ROOM}" if is_said else None)
