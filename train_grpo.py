@@ -153,7 +153,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         run.record(state.global_step, state.update, metrics | system_metrics())
         state.metrics_bytes = run.metrics_bytes()
         with run.timed("checkpoint"):
-            save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, played.samples, best)
+            save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, best)
         seconds_to_go = (time.perf_counter() - started) / played.env_steps * (end - state.global_step)
         log.info(update_line(metrics, played, phase, state.global_step, end, seconds_to_go))
         check_signal(without_signal)

@@ -9,7 +9,7 @@ import io
 import os
 import random
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from contracts import BadInput, Observation, first_line, resolve_pointer, write_json
+from contracts import BadInput, first_line, resolve_pointer, write_json
 from envs.perturb import label_of
 from rl.curriculum import UNKNOWN
 from rl.rollout import Rollout
@@ -69,13 +69,12 @@ class TrainerState:
 
 
 def save_checkpoint(
-    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, samples: Sequence[Observation] = (),
-    best: Mapping[str, Any] | None = None,
-) -> Path:  # fmt: skip
+    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, best: Mapping[str, Any] | None = None
+) -> Path:
     """Rank 0 writes `checkpoints/step_N`, moves the pointer `latest` to it and deletes older ones beyond `keep`.
 
-    Raises OSError (disk full, folder gone) with the previous checkpoint untouched. `samples`: a later merge checks
-    itself on them. `best`: metadata of a new best; that pointer moves before `latest`, which says that all is done.
+    Raises OSError (disk full, folder gone) with the previous checkpoint untouched. `best`: metadata of a new best; that
+    pointer moves before `latest`, which says that all is done.
     """
     final = checkpoints / f"step_{state.global_step}"
     if learner.ranks.is_main:
@@ -84,7 +83,7 @@ def save_checkpoint(
                 shutil.rmtree(path, ignore_errors=True)
         temporary = checkpoints / f".writing-{final.name}"
         try:
-            _write(temporary, learner, state, samples)
+            _write(temporary, learner, state)
             shutil.rmtree(final, ignore_errors=True)  # left by a kill between rename and pointer: this is it again
             temporary.rename(final)
         except BaseException:
@@ -101,8 +100,8 @@ def save_checkpoint(
     return final
 
 
-def _write(folder: Path, learner: Learner, state: TrainerState, samples: Sequence[Observation]) -> None:
-    learner.policy.save_adapter(folder, samples, state.looks)
+def _write(folder: Path, learner: Learner, state: TrainerState) -> None:
+    learner.policy.save_adapter(folder, looks=state.looks)
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
     numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()  # which torch.load(weights_only=True) accepts
     generators = {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state()}

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("train")
 
-NUM_SAMPLES = 8
 MAX_ATTEMPTS = 3  # how often an episode is tried before the run gives up on the simulator
 
 
@@ -91,12 +90,6 @@ class Rollout:
     @property
     def env_steps(self) -> int:
         return sum(t.env_steps for t in self.trajectories)
-
-    @property
-    def samples(self) -> list[Observation]:
-        """A few observations, evenly spread over the rollout."""
-        observations = [d.observation for t in self.trajectories for d in t.decisions if d.observation is not None]
-        return observations[:: max(1, len(observations) // NUM_SAMPLES)][:NUM_SAMPLES]
 
 
 @dataclass

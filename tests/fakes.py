@@ -137,7 +137,7 @@ class FakePolicy(nn.Module):
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
         return [("adapter", self.adapter), ("bias", self.bias)]
 
-    def save_adapter(self, folder: str | Path, samples: Sequence[Any] = (), looks: str = "") -> None:
+    def save_adapter(self, folder: str | Path, looks: str = "") -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name, parameter in self.named_trainable_parameters():
             np.save(Path(folder) / f"{name}.npy", parameter.detach().numpy())

@@ -50,7 +50,7 @@ def policy(base) -> Policy:
 @pytest.fixture(scope="module")
 def adapter(policy, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("run") / "best"
-    policy.save_adapter(folder, _made_up(policy, 2), looks="official")
+    policy.save_adapter(folder, looks="official")
     (folder / "metadata.json").write_text(json.dumps({"global_step": 512, "score": 0.75}))
     return folder
 
@@ -126,7 +126,7 @@ def test_projector_among_the_bases_weights_becomes_a_file(base, tmp_path):
     moved = {key.replace("module.", "proprio_projector."): tensor for key, tensor in state.items()}
     write_tensors(shard, load_file(shard) | moved)
     policy = _trained(other)
-    policy.save_adapter(tmp_path / "adapter", _made_up(policy, 1))
+    policy.save_adapter(tmp_path / "adapter")
     merge(tmp_path / "adapter", tmp_path / "out")
     info = inspect_checkpoint(tmp_path / "out")
     assert not info.proprio_weights

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from contracts import BadInput, Observation
+from contracts import BadInput
 from tests.llama_like import llama_like_tokenizer
 from vla import preprocessing
 from vla.preprocessing import (
@@ -28,8 +28,6 @@ from vla.preprocessing import (
     pixel_values_on_device,
     prompt,
     prompt_ids,
-    read_observations,
-    write_observations,
 )
 from vla.tokens import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID
 
@@ -121,19 +119,6 @@ def test_a_gpu_computes_the_same_pixel_values(processor):
     images = np.random.default_rng(0).integers(0, 256, (2, 2, 224, 224, 3), dtype=np.uint8)
     pixels = pixel_values_on_device(torch.from_numpy(images), torch.from_numpy(normalised_levels(processor)))
     np.testing.assert_array_equal(pixels.numpy(), pixel_values(images, processor))
-
-
-def test_observations_survive_the_file(tmp_path):
-    random = np.random.default_rng(0)
-    observations = [
-        Observation(random.integers(0, 256, (2, 8, 8, 3), dtype=np.uint8), random.normal(size=8), text, prepared)
-        for text, prepared in (("pick up the bowl", True), ("öffne die Schublade", False))
-    ]
-    write_observations(tmp_path / "o.npz", observations)
-    for stored, original in zip(read_observations(tmp_path / "o.npz"), observations, strict=True):
-        np.testing.assert_array_equal(stored.images, original.images)
-        np.testing.assert_array_equal(stored.proprio, original.proprio)
-        assert (stored.instruction, stored.prepared) == (original.instruction, original.prepared)
 
 
 # Resize and crop, also against Pillow's Lanczos and closed forms

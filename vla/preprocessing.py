@@ -8,7 +8,6 @@ Source: openvla-oft @213c5ff, experiments/robot/openvla_utils.py and prismatic/e
 """
 
 import io
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -24,7 +23,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from contracts import BadInput, Observation, first_line, read_json
+from contracts import BadInput, Observation, read_json
 from vla.tokens import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID, VectorStatistics, normalise_proprio
 
 CROP_AREA = 0.9
@@ -279,16 +278,6 @@ def write_observations(path: Path, observations: Sequence[Observation]) -> None:
     columns = zip(*((o.images, o.proprio, o.instruction, o.prepared) for o in observations), strict=True)
     arrays: dict[str, Any] = dict(zip(COLUMNS, map(np.stack, columns), strict=True))
     np.savez_compressed(path, **arrays)
-
-
-def read_observations(path: Path) -> list[Observation]:
-    """What `write_observations` wrote."""
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            rows = zip(*(file[name] for name in COLUMNS), strict=True)
-        return [Observation(images, proprio, str(text), bool(prepared)) for images, proprio, text, prepared in rows]
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
-        raise BadInput(f"{path}: holds no observations ({first_line(error)}): delete it") from error
 
 
 def synthetic_observations(num_images: int, proprio: VectorStatistics | None, count: int = 8) -> list[Observation]:

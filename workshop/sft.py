@@ -62,7 +62,6 @@ MOST_ALPHA = 16  # of adapters, as openvla-oft has it
 FINAL_LR = 0.01  # of the largest learning rate, where the cosine ends
 LOGGED = ("loss", "accuracy", "grad_norm")
 SHOWN_EPISODES = 4  # of those trained on, on which what was written is checked
-NUM_SAMPLES = 8  # of their frames, on which a merge checks itself
 CLEAR = 1.0  # nat between the two likeliest tokens: where rounded weights or other kernels do not decide
 LEAST_SAME = 0.98  # of the clear tokens, before and after saving
 
@@ -217,7 +216,7 @@ def train(args: SftArgs, demos: Demos, device: torch.device) -> tuple[int, Tenso
     done = follow(supervised_steps(policy, frames, tokens, args), measure, args)
     shown = make_observations(demos.train[:SHOWN_EPISODES])
     if isinstance(policy, Policy):
-        policy.save_adapter(args.out, shown[:: -(-len(shown) // NUM_SAMPLES)], " ".join(demos.looks))
+        policy.save_adapter(args.out, looks=" ".join(demos.looks))
     else:
         policy.save(args.out, demos.looks, getattr(torch, args.save_dtype))
     return done, logits_of(policy, shown)
