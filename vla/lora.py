@@ -41,7 +41,6 @@ TOGETHER = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_p
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PROPRIO_FILE = "proprio_projector.safetensors"
-SAMPLES_FILE = "sample_observations.npz"  # of the run; a merge is checked on them
 SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.json")  # that evaluation reads, too
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
 

@@ -32,7 +32,7 @@ from vla.checkpoint import (
 )
 from vla.cuda_graphs import GraphedNetwork
 from vla.model import L1RegressionHead, OpenVLAOFT
-from vla.preprocessing import ImageProcessor, Inputs, load_tokenizer, write_observations
+from vla.preprocessing import ImageProcessor, Inputs, load_tokenizer
 from vla.tokens import (
     FIRST_ACTION_TOKEN,
     NUM_BINS,
@@ -290,14 +290,12 @@ class Policy:
         parameters = [parameter for _, parameter in self._trainable]
         optimizer.register_step_post_hook(lambda *_: torch.autograd.graph.increment_version(parameters))
 
-    def save_adapter(self, folder: str | Path, samples: Sequence[Observation] = (), looks: str = "") -> None:
-        """Write what training has changed. Of the run: observations on which a later merge is checked; its pictures."""
+    def save_adapter(self, folder: str | Path, looks: str = "") -> None:
+        """Write what training has changed, and the name of the pictures that it saw."""
         base, seen = (self.info.folder, self.base_model, self.base_fingerprint), {*self.info.looks, looks} - {""}
         lora.save_adapter_folder(Path(folder), self.network, *base, seen)
         if (own := self.info.statistics_folder) != self.info.folder:  # it began at an adapter, or at demonstrations
             shutil.copyfile(own / STATISTICS_FILE, Path(folder) / STATISTICS_FILE)
-        if samples:
-            write_observations(Path(folder) / lora.SAMPLES_FILE, samples)
 
     def load_adapter(self, folder: str | Path) -> None:
         """Read what `save_adapter` wrote. Raises BadInput when it was trained on another base."""

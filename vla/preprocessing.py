@@ -30,7 +30,6 @@ CROP_AREA = 0.9
 SINE = (-0.16666654943701084, 0.008332178146138854, -0.00019517298981385725)  # of x^3, x^5, x^7: for `_sine`
 COSINE = (-0.49999999725108224, 0.041666623324344516, -0.001388676379437604, 2.4390450703564542e-05)  # of x^2 to x^8
 PROMPT_MULTIPLE = 16  # of padded prompts
-COLUMNS = ("images", "proprio", "instructions", "prepared")  # of stored observations
 
 
 @dataclass(frozen=True)
@@ -271,13 +270,6 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     pinned = torch.empty_like(tensor, pin_memory=True)
     np.copyto(pinned.numpy(), tensor.numpy())  # in this thread: to wake all of torch's takes some 4 ms on 32 cores
     return pinned.to(device, non_blocking=True)
-
-
-def write_observations(path: Path, observations: Sequence[Observation]) -> None:
-    """An .npz of what a policy sees of some observations, all of one shape."""
-    columns = zip(*((o.images, o.proprio, o.instruction, o.prepared) for o in observations), strict=True)
-    arrays: dict[str, Any] = dict(zip(COLUMNS, map(np.stack, columns), strict=True))
-    np.savez_compressed(path, **arrays)
 
 
 def synthetic_observations(num_images: int, proprio: VectorStatistics | None, count: int = 8) -> list[Observation]:
