@@ -6,11 +6,9 @@ LIBERO's own env, driven one env step at a time.
 """
 
 import atexit
-import ctypes
 import logging
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -104,8 +102,6 @@ def run_part(env: Any, part: Callable[[], bool], observe: bool) -> ChunkResult:
             env.close()
         if isinstance(fault, BadInput):
             raise
-        if isinstance(fault, ctypes.ArgumentError) and "KeyboardInterrupt" in str(fault):
-            raise KeyboardInterrupt from fault  # Ctrl-C while ctypes converted an argument of a call into GL
         log.warning("simulator fault in %s, env step %d", env.name, env.env_steps, exc_info=fault)
         error = f"{type(fault).__name__}: {fault}"
     done = success or error is not None or env.env_steps >= env.max_env_steps
@@ -186,7 +182,6 @@ class LiberoEnv:
         is_known = stored is not None and (change is None or change.kind != "position")  # to be a start of an episode
         if init_state_id is not None and stored is None:  # of a task without stored states: a seed for every state
             seed = seed * self.num_init_states + init_state_id
-        problems = Counter[str]()
         for draw in range(MAX_PLACEMENT_TRIES):
             simulator.reset((seed, draw) if stored is None else seed, stored, change, draw)
             if change is not None:
@@ -201,10 +196,8 @@ class LiberoEnv:
                 problem = str(fault)
             if problem is None or (stored is not None and draw == perturb.MAX_DRAWS):  # back where it was
                 return outcome
-            problems[problem] += 1
             self.frames.clear()
-        found = ", ".join(f"{number} x {problem}" for problem, number in problems.most_common())
-        raise BadInput(f"{self.files.bddl}: none of {MAX_PLACEMENT_TRIES} placements can be used ({found})")
+        raise BadInput(f"{self.files.bddl}: none of {MAX_PLACEMENT_TRIES} placements can be used (the last: {problem})")
 
     def _settle(self, simulator: "Simulator", observe: bool) -> bool:
         for _ in range(SETTLING_STEPS - 1):

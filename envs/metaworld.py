@@ -52,10 +52,8 @@ class MetaWorldEnv:
         """Start an episode, as a function of the arguments alone; render only if `observe`. Raises BadInput.
 
         Initial state i is the task's draw of number i; without one (None) `seed` draws. Both kinds of `physics` are
-        Meta-World's.
+        Meta-World's, and nothing perturbs it.
         """
-        if perturbation is not None:
-            raise BadInput("perturbations change LIBERO's scenes, and this task is Meta-World's: leave out --perturb")
         assert init_state_id is None or init_state_id in range(NUM_INIT_STATES), f"initial state {init_state_id} of 50"
         self.running, self._recording, self.env_steps = True, record, 0
         stream = [FRESH, seed] if init_state_id is None else [STORED, init_state_id]

@@ -32,10 +32,6 @@ from rl.ranks import ALONE, Ranks
 log = logging.getLogger("train")
 
 LOG_FILE = "train.log"
-NOISY_LOGGERS = (
-    "filelock", "httpx", "huggingface_hub", "imageio_ffmpeg", "matplotlib", "numba", "OpenGL", "robosuite", "urllib3",
-    "wandb",
-)  # fmt: skip
 DISK_FAILS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES}
 
 
@@ -177,10 +173,10 @@ def log_to_terminal(*files: Path) -> None:
     if os.environ.get("RANK", "0") != "0":
         return
     handlers: list[logging.Handler] = [TerminalHandler(), *map(logging.FileHandler, files)]
-    logging.basicConfig(force=True, level=logging.INFO, format="%(message)s", handlers=handlers)
+    logging.basicConfig(force=True, level=logging.ERROR, format="%(message)s", handlers=handlers)
     logging.raiseExceptions = False  # a terminal that has gone or a full disk costs the line, and no traceback
-    for noisy in NOISY_LOGGERS:
-        logging.getLogger(noisy).setLevel(logging.ERROR)
+    for ours, level in (("train", logging.INFO), ("envs", logging.WARNING)):
+        logging.getLogger(ours).setLevel(level)
 
 
 @contextlib.contextmanager

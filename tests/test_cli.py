@@ -237,7 +237,6 @@ def test_every_flag_is_read_somewhere():
           for flag, value in (("--perturb", "camera"), ("--assets", "lowpoly"), ("--bddl-file", "x.bddl"))),
         (parse_eval, ["metaworld_mt50"], ["--protocol", "libero"], "--protocol: LIBERO's alone"),
         (parse_eval, ["libero_goal", "metaworld_mt50"], [], "a command of its own"),
-        (parse_train, ["libero_goal"], ["--assets", "metaworld"], "no looks of libero_goal"),
     ],
 )  # fmt: skip
 def test_what_is_of_another_simulator_is_refused(parse, suites, flags, said):
