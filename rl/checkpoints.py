@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import io
 import os
-import random
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from contracts import BadInput, first_line, resolve_pointer, write_json
@@ -102,11 +100,7 @@ def save_checkpoint(
 
 def _write(folder: Path, learner: Learner, state: TrainerState) -> None:
     learner.policy.save_adapter(folder, looks=state.looks)
-    numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
-    numpy_state["state"]["key"] = numpy_state["state"]["key"].tolist()  # which torch.load(weights_only=True) accepts
-    generators = {"python": random.getstate(), "numpy": numpy_state, "torch": torch.get_rng_state()}
-    generators["cuda"] = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    stored: dict[str, Any] = {"state": asdict(state), "optimizer": learner.optimizer.state_dict(), "random": generators}
+    stored: dict[str, Any] = {"state": asdict(state), "optimizer": learner.optimizer.state_dict()}
     if learner.critic is not None:
         stored["critic"] = learner.critic.episodes
     in_memory = io.BytesIO()  # torch's own writer does not say why a file cannot be written
@@ -117,7 +111,7 @@ def _write(folder: Path, learner: Learner, state: TrainerState) -> None:
 
 
 def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
-    """Restore learner and random generators from a checkpoint folder. Raises BadInput."""
+    """Restore the learner from a checkpoint folder. No generator has a history (`rl.rollout`). Raises BadInput."""
     path = folder / TRAINER_FILE
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
@@ -127,12 +121,6 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
             learner.critic.episodes = stored["critic"]
         learner.optimizer.state.clear()  # first: a full GPU has no room for the moments of both
         learner.optimizer.load_state_dict(stored["optimizer"])
-        generators = stored["random"]
-        random.setstate(generators["python"])
-        np.random.set_state(generators["numpy"])  # noqa: NPY002
-        torch.set_rng_state(generators["torch"])
-        if len(generators["cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(generators["cuda"])
     except Exception as error:  # the file is damaged, or of something else: torch raises what it comes upon
         raise BadInput(
             f"{path} is not a usable checkpoint ({first_line(error)}): write another step's name into "
