@@ -74,6 +74,8 @@ def task_names(task_suite: str) -> tuple[str, ...]:
     """Names of a suite's tasks; the task id is the index."""
     if task_suite == METAWORLD:
         return tuple(METAWORLD_TASKS)
+    if task_suite not in MAX_ENV_STEPS:
+        raise BadInput(f"unknown task suite {task_suite!r}; there are: {', '.join((*MAX_ENV_STEPS, METAWORLD))}")
     task_map = runpy.run_path(str(libero_root() / "benchmark" / "libero_suite_task_map.py"))["libero_task_map"]
     return tuple(task_map[task_suite])
 
