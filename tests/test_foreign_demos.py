@@ -1,5 +1,6 @@
 """LeRobot datasets and RLDS folders give the frames that our own format gives, or one line that says why not."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import workshop
 from contracts import BadInput
 from tests.foreign_files import (
     Recording,
@@ -151,6 +153,22 @@ def test_what_cannot_be_mapped_is_refused_in_one_line(write, message, tmp_path):
         read_episodes([write(tmp_path)], num_images=2, image_size=SMALL.image_size)
 
 
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[:-40], "ends 40 bytes too early"),
+        (lambda data: data + b"more", "no readable TFRecord file"),
+        (lambda data: b"", "no readable TFRecord file"),
+    ],
+    ids=["short", "long", "empty"],
+)
+def test_damaged_records_are_refused(damage, message, tmp_path):
+    path = next(write_rlds(tmp_path, RECORDINGS[:1]).iterdir())
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(BadInput, match=message):
+        open_foreign(path.parent, "none")
+
+
 def test_a_folder_that_lacks_a_file_is_refused(tmp_path):
     folder = write_rlds(tmp_path, RECORDINGS)
     next(folder.iterdir()).unlink()
@@ -175,6 +193,16 @@ def test_damaged_lerobot_datasets_are_refused(damage, tmp_path):
     messages = {"version": "codebase_version v2.1, expected v3.0", "rows": "has 17 of 18 rows", "column": "no action"}
     with pytest.raises(BadInput, match=messages.get(damage, "no readable LeRobot dataset")):
         list(open_foreign(folder, "none")[1])
+
+
+def test_without_the_packages_that_read_lerobot_one_line_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").write_text("{}")
+    monkeypatch.setitem(sys.modules, "av", None)
+    monkeypatch.delitem(sys.modules, "workshop.lerobot", raising=False)
+    monkeypatch.delattr(workshop, "lerobot", raising=False)
+    with pytest.raises(BadInput, match=r"the package av; run: pip install -r requirements-demos\.txt"):
+        open_foreign(tmp_path, "none")
 
 
 def test_a_dataset_is_named_by_its_folder(tmp_path):

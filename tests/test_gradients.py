@@ -298,6 +298,14 @@ VARIANTS = {
 }
 
 
+@pytest.mark.parametrize("micro_batch_size", [1, 2, 5])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_micro_batch_size_does_not_change_the_gradient(variant, micro_batch_size):
+    (whole,) = gradients(make_case(**VARIANTS[variant]))
+    (accumulated,) = gradients(make_case(**VARIANTS[variant]), micro_batch_size=micro_batch_size)
+    assert (accumulated - whole).norm() < 1e-12 * whole.norm()
+
+
 @pytest.mark.parametrize("variant", ["chunk", "trajectory", "behaviour"])
 def test_minibatches_add_up_to_the_rollout(variant):
     settings = {"advantage": "batch", "entropy_coef": 0.1} | VARIANTS[variant]  # entropy: no minibatch is skipped

@@ -39,7 +39,9 @@ def state_of(domain) -> np.ndarray:
     return np.concatenate([data.qpos, data.qvel, data.qacc_warmstart])
 
 
-def libero_rollout(suite, task_id, init_state, actions, frames_every=0, seed=0) -> list[Snapshot]:
+def libero_rollout(
+    suite, task_id, init_state, actions, frames_every=0, assets="lowpoly", seed=0
+) -> list[Snapshot]:  # fmt: skip
     """The published protocol: seed, reset, set the initial state, settle, one action at a time.
 
     The first snapshot is the one after settling. Initial state None: as the seed places everything. Frames are those of
@@ -50,7 +52,7 @@ def libero_rollout(suite, task_id, init_state, actions, frames_every=0, seed=0) 
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(libero.libero, "_assets_path_cache", str(find_pack("lowpoly").folder))
+        patch.setattr(libero.libero, "_assets_path_cache", str(find_pack(assets).folder))
         bddl = task_files(EnvSpec(suite, (task_id,)), task_id).bddl
         env = OffScreenRenderEnv(
             bddl_file_name=str(bddl), camera_heights=256, camera_widths=256, use_camera_obs=frames_every > 0
@@ -94,9 +96,14 @@ def actions():
     return random_actions(16)
 
 
+def reference_of(assets, frames_every) -> list[Snapshot]:
+    state = stored_state(SUITE, TASK, INIT_STATE)
+    return libero_rollout(SUITE, TASK, state, random_actions(16), frames_every, assets)
+
+
 @pytest.fixture(scope="module")
-def reference() -> list[Snapshot]:
-    return libero_rollout(SUITE, TASK, stored_state(SUITE, TASK, INIT_STATE), random_actions(16), frames_every=1)
+def reference():
+    return reference_of("lowpoly", frames_every=1)
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +129,7 @@ def assert_same_observation(observation, snapshot):
     np.testing.assert_array_equal(observation.proprio, snapshot.proprio)
 
 
-def test_chunks_give_the_frames_and_states_of_liberos_own_loop(env, reference, actions):
+def assert_chunks_are_liberos(env, reference, actions):
     env.reset(3, seed=11)  # a past of another placement, another state and a closed gripper
     env.step_chunk(np.ones((8, 7)))
     result = env.reset(INIT_STATE)
@@ -134,6 +141,21 @@ def test_chunks_give_the_frames_and_states_of_liberos_own_loop(env, reference, a
         np.testing.assert_array_equal(state_of(env.domain), expected.state)
         assert result.success == expected.success
         assert (result.executed, result.env_steps, result.done, result.error) == (8, start + 8, False, None)
+
+
+def test_chunks_give_the_frames_and_states_of_liberos_own_loop(env, reference, actions):
+    assert_chunks_are_liberos(env, reference, actions)
+
+
+@needs_official
+def test_so_they_do_in_official_looks_which_move_nothing(reference, actions):
+    official = reference_of("official", frames_every=8)
+    env = LiberoEnv(EnvSpec(SUITE, (TASK,), assets="official"), TASK)
+    assert_chunks_are_liberos(env, official, actions)
+    env.close()
+    for lowpoly, theirs in zip(reference, official, strict=True):
+        np.testing.assert_array_equal(lowpoly.state, theirs.state)
+    assert (reference[0].images != official[0].images).any()
 
 
 @needs_official

@@ -188,6 +188,14 @@ def test_approx_kl_of_a_small_step_is_half_the_squared_log_ratio(logratio):
     assert estimate == pytest.approx(logratio**2 / 2, rel=1e-2)
 
 
+def test_approx_kl_has_the_mean_of_the_exact_one(generator):
+    old, new = (random_logprobs(generator)[:1, :1].double() for _ in range(2))
+    # Expectation over the tokens that the old policy draws, by enumeration of all 256.
+    estimates = approx_kl(new[0, 0, :, None], old[0, 0, :, None], torch.ones(V, 1, dtype=torch.bool))
+    expected = (old[0, 0].exp() * estimates).sum().item()
+    assert expected == pytest.approx(exact_kl(old, new, torch.ones(1, 1)).item())
+
+
 # behaviour importance: all chunks of 3 tokens over a vocabulary of 4
 
 

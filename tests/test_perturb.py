@@ -144,3 +144,11 @@ def test_a_group_trains_on_one_perturbation_drawn_by_seed_update_and_group():
     assert shares[NONE] == pytest.approx(1 / 3, abs=0.1)
     assert shares["light-5"] == pytest.approx(1 / 6, abs=0.1)
     assert len({e.perturbation.seed for e in drawn if e.perturbation}) > 50
+
+
+def test_the_curriculum_prefers_magnitudes_that_succeed_half_of_the_time():
+    config = changed(TrainConfig(), perturb=("camera",), magnitudes=(1, 3, 5), curriculum=True)
+    shares = perturbation_probabilities(config, {NONE: 1.0, "camera-1": 0.9, "camera-3": 0.5, "camera-5": 0.0})
+    assert max(shares, key=shares.get) == "camera-3"
+    assert sum(shares.values()) == pytest.approx(1)
+    assert min(shares.values()) >= 0.05

@@ -75,6 +75,14 @@ def test_jpeg_round_trip_resize_and_crop_equal_tensorflow():
     np.testing.assert_array_equal(model_input_images(frame, 224), model_input)
 
 
+@pytest.mark.parametrize("name", ["noise", "odd"])
+def test_pixel_values_equal_reference(golden, processor, name):
+    stride = golden["stride"]
+    pixels = pixel_values(golden[f"{name}_image"][None], processor)
+    assert pixels.dtype == np.float32
+    np.testing.assert_array_equal(pixels[None, :, ::stride, ::stride], golden[f"{name}_pixel_values"])
+
+
 def test_pixel_values_of_the_golden_images_equal_reference(golden, processor):
     stride = golden["stride"]
     pixels = pixel_values(np.stack([read(f"model_input_{i}.png") for i in range(4)]), processor)

@@ -1,6 +1,7 @@
 """Fine-tuning as a whole: from files of demonstrations to a policy that acts as they do."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
 from configs.config import TrainConfig, changed
-from contracts import BadInput, Observation
+from contracts import BadInput, Observation, SelfCheckError
 from preflight import load_teacher
 from rl.trajectory import Decision, Episode, Trajectory, flatten
 from rl.update import Learner, micro_batch_loss
@@ -24,8 +25,9 @@ from vla.checkpoint import inspect_checkpoint, load_network
 from vla.merge import merge
 from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN, load_statistics, same_statistics
-from workshop.sft import SFT_RUN_FILE, SftArgs, fine_tune
-from workshop.sft_update import SUPERVISED, WholeNetwork
+from workshop.sft import SFT_RUN_FILE, SftArgs, check_written, fine_tune, read_demos
+from workshop.sft_data import make_observations
+from workshop.sft_update import SUPERVISED, WholeNetwork, logits_of
 from workshop.tiny import TinySize
 
 MEMORISING = {"steps": 250, "batch_size": 8, "lr": 6e-3, "warmup_steps": 20, "augment": False, "log_every": 50}
@@ -142,7 +144,10 @@ def test_a_loss_that_is_not_finite_ends_the_training(demos, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "flag"),
     [
+        ({"holdout": 1.0}, "--holdout"),
         ({"steps": 0}, "--steps"),
+        ({"lr": math.nan}, "--lr"),
+        ({"device": "gpu"}, "--device"),
         ({"size": replace(SMALL, vision_dim=17)}, "--size"),
         ({"init": "somewhere"}, "--size"),
         ({"lora_rank": 4}, "--init"),
@@ -237,3 +242,16 @@ def test_the_teacher_of_a_run_that_begins_at_an_adapter_is_this_adapter(demos, a
         parameter.data.add_(0.05)
     assert not policy.is_teacher()
     assert torch.equal(policy.act_as_teacher(observations).tokens, before.tokens)
+
+
+def test_a_token_head_that_was_not_saved_is_found(demos, headless, adapters, tmp_path):
+    policy = Policy.load(str(adapters), task_suite="libero_spatial")
+    args = _args(demos[0], shutil.copytree(adapters, tmp_path / "out"), **ADAPTERS, init=str(headless))
+    read = read_demos(args, tmp_path)
+    before = logits_of(policy, make_observations(read.train))
+    check_written(args, read, before, CPU)
+    tensors = load_file(args.out / "adapter_model.safetensors")
+    without = {name: x * 0 if "lm_head" in name else x for name, x in tensors.items()}
+    save_file(without, args.out / "adapter_model.safetensors")
+    with pytest.raises(SelfCheckError, match="what was written is not what was trained"):
+        check_written(args, read, before, CPU)

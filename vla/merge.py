@@ -41,7 +41,7 @@ class MergeArgs:
 def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu") -> str:
     """Write the merged folder, unless it disagrees with the unmerged policy; return how well it agrees, in a sentence.
 
-    They are compared in the base's dtype, on made-up observations: rounding alone may tell them apart, on any.
+    They are compared in the base's dtype, on made-up observations: on any, only rounding may tell them apart.
     """
     import torch
 
