@@ -184,7 +184,7 @@ def settings_of(config: EvalConfig, policy: Policy) -> dict[str, Any]:
         "assets": str(find_pack(config.simulator.assets)),
         "bddl_sha256": None if bddl is None else hashlib.sha256(Path(bddl).read_bytes()).hexdigest(),
         "device": policy.device.type,
-        "dtype": str(policy.dtype).removeprefix("torch."),
+        "frozen_weights": policy.frozen_weights,
     }
 
 

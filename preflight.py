@@ -328,7 +328,7 @@ def load_policy(model: ModelConfig, suite: str, update: UpdateConfig = TrainConf
     """The pretrained policy with fresh adapters, or a trained one. Raises BadInput."""
     return Policy.load(
         str(model.checkpoint), task_suite=suite, unnorm_key=model.unnorm_key, device=model.device,
-        dtype=model.dtype, compile=model.compile, memory_budget=model.memory_budget,
+        frozen_weights=model.frozen_weights, compile=model.compile, memory_budget=model.memory_budget,
         lora_rank=update.lora_rank, lora_alpha=update.lora_alpha, seed=seed,
     )  # fmt: skip
 

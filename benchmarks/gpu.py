@@ -1,8 +1,8 @@
 """The 7B network on one GPU: deciding, updating, memory; and, where there are several GPUs, how a run scales.
 
-    python -m benchmarks.gpu [--folder FOLDER] [--memory-gib 24] [--no-iteration]
+    python -m benchmarks.gpu [--folder FOLDER] [--memory-gib 24] [--frozen-weights bf16 int8] [--no-iteration]
 
-Random weights at full size (written once to --folder, 15 GB), two images, bfloat16, 599 tokens. One forward pass of
+Random weights at full size (written once to --folder, 15 GB), two images, 599 tokens. One forward pass of
 an observation is 8.6 TFLOP, of an update's sample twice that: the frozen weights get no gradient. MFU is the share of
 the rate of an 8192 x 8192 x 8192 product measured in the same run. The allocator is capped: what does not fit fails.
 Every kind of update has a policy of its own, so no line counts memory of passes that another has recorded.
@@ -24,7 +24,7 @@ from benchmarks import data_parallel
 from benchmarks.full_size import write_full_size
 from contracts import BadInput, Observation
 from vla.memory import fit_to_memory
-from vla.policy import Policy
+from vla.policy import FrozenWeights, Policy
 from vla.tokens import FIRST_ACTION_TOKEN
 
 GIB = 2**30
@@ -36,6 +36,8 @@ INSTRUCTION = "pick up the black bowl between the plate and the ramekin and plac
 class Args:
     folder: Path | None = None
     """Where the checkpoint is, or is written."""
+    frozen_weights: tuple[FrozenWeights, ...] = ("bf16",)
+    """Formats of the frozen weights, one after the other."""
     memory_gib: float = 24.0
     """Limit of the GPU allocator."""
     repeats: int = 8
@@ -45,7 +47,7 @@ class Args:
     budgets_gib: tuple[float, ...] = ()
     """Limits for which the plan of a run, its rate and its peak memory are shown, too (16 24 48 80)."""
     agreement: bool = False
-    """Also set compiled bfloat16 beside plain float32, which takes 30 GB."""
+    """Also set compiled passes beside plain ones in float32, which take 30 GB."""
     iteration: bool = True
     """Measure a whole iteration with simulators (`benchmarks.data_parallel`)."""
 
@@ -64,36 +66,38 @@ def measure(folder: Path, args: Args) -> None:
     print(f"{name}, torch {torch.__version__}; matrix product {ceiling:.0f} TFLOP/s", flush=True)
     if not (folder / "config.json").exists():
         write_full_size(folder)
-    measure_deciding(folder, args, ceiling)
-    for everything in (False, True):
-        for micro_batch_size in args.micro_batches:
-            policy = load(folder, args.memory_gib)
-            if everything:
-                policy.recompute_everything()
-            label = "all blocks" if everything else "nothing"
-            report_update(policy, f"update, recomputing {label}", micro_batch_size, args, ceiling)
-            del policy
-    measure_optimizer(folder, args)
-    for gib in args.budgets_gib:
-        measure_budget(folder, gib, args, ceiling)
+    for weights in args.frozen_weights:
+        print(f"frozen weights: {weights}", flush=True)
+        measure_deciding(folder, weights, args, ceiling)
+        for everything in (False, True):
+            for micro_batch_size in args.micro_batches:
+                policy = load(folder, args.memory_gib, weights)
+                if everything:
+                    policy.recompute_everything()
+                label = "all blocks" if everything else "nothing"
+                report_update(policy, f"update, recomputing {label}", micro_batch_size, args, ceiling)
+                del policy
+        measure_optimizer(folder, weights, args)
+        for gib in args.budgets_gib:
+            measure_budget(folder, gib, weights, args, ceiling)
     if args.agreement:
-        measure_agreement(folder)
+        measure_agreement(folder, args.frozen_weights)
     free_memory()
     if args.iteration:
         data_parallel.main(data_parallel.Args(folder, memory_budget=args.memory_gib))
 
 
-def load(folder: Path, memory_gib: float | None, **options) -> Policy:
+def load(folder: Path, memory_gib: float | None, weights: FrozenWeights, **options) -> Policy:
     free_memory()
     torch.cuda.set_per_process_memory_fraction(1.0)
-    options = {"dtype": "bfloat16", "compile": "on", "memory_budget": memory_gib} | options
+    options = {"frozen_weights": weights, "compile": "on", "memory_budget": memory_gib} | options
     return Policy.load(str(folder), task_suite="libero_spatial", device="cuda", **options)
 
 
-def measure_deciding(folder: Path, args: Args, ceiling: float) -> None:
+def measure_deciding(folder: Path, weights: FrozenWeights, args: Args, ceiling: float) -> None:
     """All sizes are met before the first is timed: right after compiling, times are not yet those of a long run."""
     started = time.perf_counter()
-    policy = load(folder, args.memory_gib)
+    policy = load(folder, args.memory_gib, weights)
     print(f"load {time.perf_counter() - started:.1f} s, {torch.cuda.memory_allocated() / GIB:.2f} GiB", flush=True)
     seen = observations(policy, max(args.batches))
     for batch in args.batches:
@@ -117,9 +121,9 @@ def report_update(policy: Policy, name: str, micro_batch_size: int, args: Args, 
     report(name, micro_batch_size, update, args.repeats, ceiling, 2)
 
 
-def measure_optimizer(folder: Path, args: Args) -> None:
+def measure_optimizer(folder: Path, weights: FrozenWeights, args: Args) -> None:
     """A step of two samples: forward and backward pass, AdamW, the copies that the frozen products keep of adapters."""
-    policy = load(folder, args.memory_gib)
+    policy = load(folder, args.memory_gib, weights)
     seen = observations(policy, 2)
     optimizer = torch.optim.AdamW([p for _, p in policy.named_trainable_parameters()], lr=1e-15, fused=True)
     policy.watch(optimizer)
@@ -134,10 +138,10 @@ def measure_optimizer(folder: Path, args: Args) -> None:
     print(f"optimizer step of 2 samples: {1e3 * took:.1f} ms, peak {peak():.2f} GiB", flush=True)
 
 
-def measure_budget(folder: Path, gib: float, args: Args, ceiling: float) -> None:
+def measure_budget(folder: Path, gib: float, weights: FrozenWeights, args: Args, ceiling: float) -> None:
     """What a run with this --memory-budget would choose, and what that reaches under it."""
     for batch_size in (2, 32):
-        policy = load(folder, gib)
+        policy = load(folder, gib, weights)
         try:
             micro_batch_size = fit_to_memory(policy, "auto", "auto", batch_size, 0)
         except BadInput as reason:
@@ -149,22 +153,28 @@ def measure_budget(folder: Path, gib: float, args: Args, ceiling: float) -> None
         del policy
 
 
-def measure_agreement(folder: Path, count: int = 16) -> None:
-    """Greedy tokens of compiled bfloat16 passes and their log-probs, beside those of plain float32."""
-    policy = load(folder, None)
-    seen = observations(policy, count)
-    acted = policy.act(seen)
-    del policy
-    policy = load(folder, None, dtype="float32", compile="off")
+def measure_agreement(folder: Path, formats: Sequence[FrozenWeights], count: int = 16) -> None:
+    """Greedy tokens of compiled passes and their log-probs, beside those of plain passes in float32."""
+    decided = {}
+    for weights in formats:
+        policy = load(folder, None, weights)
+        seen = observations(policy, count)
+        acted = policy.act(seen)
+        learned = torch.cat([policy.chunk_logits(seen[i : i + 2]).detach().cpu() for i in range(0, count, 2)])
+        decided[weights] = acted, policy.token_logprobs(learned, acted.tokens, 1.0)
+        del policy
+    policy = load(folder, None, "float32", compile="off")
     with torch.no_grad():
         logits = torch.cat([policy.chunk_logits([one]) for one in seen]).cpu()
-    share = (acted.tokens == logits.argmax(-1) + FIRST_ACTION_TOKEN).float().mean()
-    apart = acted.logprobs - policy.token_logprobs(logits, acted.tokens, 1.0)
-    ratio = (apart.mean(-1).exp() - 1).abs().mean()
-    print(
-        f"compiled bfloat16 beside float32: {share:.1%} of the greedy tokens equal; log-probs apart by "
-        f"{apart.abs().mean():.4f} on average, {apart.abs().max():.4f} at most; mean |ratio - 1| of chunks {ratio:.4f}"
-    )
+    for weights, (acted, learned) in decided.items():
+        share = (acted.tokens == logits.argmax(-1) + FIRST_ACTION_TOKEN).float().mean()
+        apart = acted.logprobs - policy.token_logprobs(logits, acted.tokens, 1.0)
+        ratio = ((learned - acted.logprobs).exp() - 1).abs().mean()
+        print(
+            f"compiled {weights} beside float32: {share:.1%} of the greedy tokens equal; log-probs apart by "
+            f"{apart.abs().mean():.4f} on average, {apart.abs().max():.4f} at most; learning beside acting: mean "
+            f"|ratio - 1| of tokens {ratio:.4f}"
+        )
 
 
 def report(name: str, count: int, call: Callable[[], object], repeats: int, ceiling: float, passes: int) -> None:

@@ -118,8 +118,9 @@ class ModelConfig:
     """Key of the dataset statistics (None: found from the suite's name)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the policy runs (auto: on a GPU if there is one)."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the frozen weights (auto: bfloat16 on a GPU, float32 on a CPU). Adapters are float32."""
+    frozen_weights: Literal["auto", "float32", "bf16", "int8", "fp8"] = "auto"
+    """Precision of the frozen weights (auto: bf16 on a GPU, float32 on a CPU, what an adapter was trained on if that is
+    int8 or fp8: 8 bits for the language model, in half the memory). Adapters are float32."""
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the blocks and, on a GPU, record passes as CUDA graphs (auto: on a GPU; small networks only record)."""
     memory_budget: float | None = None

@@ -18,7 +18,7 @@ class VlaGrpoConfig(PreTrainedConfig):
     task_suite: str = "libero_spatial"  # whose statistics scale actions and proprio
     unnorm_key: str | None = None  # those of another name
     mode: str = "greedy"  # or l1: the regression head of a checkpoint that ships one
-    dtype: str = "auto"  # bfloat16 on a GPU, else float32
+    frozen_weights: str = "auto"  # bf16 on a GPU, else float32; int8 or fp8: a 7B in half the memory
 
     def validate_features(self) -> None:
         """Raises ValueError for pictures of another size than the policy has learned from: they would be resampled."""

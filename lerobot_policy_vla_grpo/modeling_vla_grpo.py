@@ -23,7 +23,7 @@ class VlaGrpoPolicy(PreTrainedPolicy):
             raise BadInput("--policy.checkpoint is missing: a folder or hub id of an OpenVLA-OFT policy, or an adapter")
         self.policy = Policy.load(
             config.checkpoint, task_suite=config.task_suite, unnorm_key=config.unnorm_key, device=config.device,
-            dtype=config.dtype,
+            frozen_weights=config.frozen_weights,
         )  # fmt: skip
         self.reset()
 

@@ -22,8 +22,8 @@ from vla.tokens import FIRST_ACTION_TOKEN
 
 SMALLEST_EFFECT = 1e-5  # relative to the largest logit; without any connection the effect is exactly 0
 SMALLEST_ACTION_MASS = 0.5  # a head trained on action tokens puts nearly all of its probability on them
-# Of |log-prob when sampling - log-prob when learning| of a token: in bfloat16 the kernels of the two round differently.
-LOGPROB_LIMIT = {torch.float32: 1e-4, torch.bfloat16: 0.25}
+# Of |log-prob when sampling - log-prob when learning| of a token: on a GPU their kernels round differently.
+LOGPROB_LIMIT = {"float32": 1e-4, "bf16": 0.25, "int8": 0.5, "fp8": 1.0}
 PROMISED_GAIN = 0.2  # of an optimizer step that is taken as a test, in nats: small, and more than bfloat16's noise
 # Of the promise. Seen: 0.90 to 1.06 with networks from 32 wide, and 0.4 or less where rounding swallowed adapters.
 GAIN_LIMITS = (0.6, 1.6)
@@ -83,11 +83,11 @@ def check_logits_path(policy: Policy, observation: Observation, temperature: flo
     acted = policy.act([observation], "sample", temperature, [torch_generator(0, "self-check")])
     logits = policy.chunk_logits([observation])  # with gradient, as the update's pass
     learned = policy.token_logprobs(logits, acted.tokens, temperature).detach().cpu()
-    difference, limit = (learned - acted.logprobs).abs().max().item(), LOGPROB_LIMIT[policy.dtype]
+    difference, limit = (learned - acted.logprobs).abs().max().item(), LOGPROB_LIMIT[policy.frozen_weights]
     if not difference <= limit:
         raise SelfCheckError(
             f"sampling and learning disagree about the policy: log-probs of the same tokens differ by {difference:.3g} "
-            f"(limit {limit}); see whether --compile off or --dtype float32 changes it"
+            f"(limit {limit}); see whether --compile off or --frozen-weights float32 changes it"
         )
     return f"sampled and recomputed log-probs differ by at most {difference:.1e}"
 
@@ -109,7 +109,7 @@ def check_learning(policy: Policy, observation: Observation, micro_batch_size: i
     if not GAIN_LIMITS[0] * PROMISED_GAIN <= gain <= GAIN_LIMITS[1] * PROMISED_GAIN:
         raise SelfCheckError(
             f"{finding}: the policy does not follow its parameters, training would lead nowhere; try --compile off or "
-            "--dtype float32"
+            "--frozen-weights float32"
         )
     return finding
 

@@ -54,7 +54,7 @@ def make_layer(sizes=(4, 6, 5), bias=True, dtype=torch.float32):
     """A layer of maps of 7 features, its bases, and adapters that are not zero."""
     torch.manual_seed(0)
     bases = [nn.Linear(7, size, bias=bias, dtype=dtype) for size in sizes]
-    layer = LoraLinear(bases, RANK, ALPHA)
+    layer = LoraLinear(bases, RANK, ALPHA, dtype)
     with torch.no_grad():
         layer.lora_A.normal_()
         layer.lora_B.normal_()
@@ -106,7 +106,7 @@ def test_what_an_adapter_adds_is_not_swallowed_by_rounding(kind):
     torch.manual_seed(0)
     tiny = 2e-4  # of outputs around 1, whose last digit in bfloat16 is 4e-3 to 8e-3
     if kind == "linear":
-        layer, x = LoraLinear([nn.Linear(64, 256, dtype=torch.bfloat16)], 1, 1), torch.ones(512, 64)
+        layer, x = LoraLinear([nn.Linear(64, 256, dtype=torch.bfloat16)], 1, 1, torch.bfloat16), torch.ones(512, 64)
     else:
         layer, x = LoraConv2d(nn.Conv2d(1, 256, 8, 8, dtype=torch.bfloat16), 1, 1), torch.ones(512, 1, 8, 8)
     x = (x + torch.randn_like(x)).bfloat16()

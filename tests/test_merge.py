@@ -109,7 +109,7 @@ def test_merged_weight_is_the_closed_form_in_float32(shape):
 @pytest.mark.parametrize("scale", [0.0, 1e-3])
 def test_adapters_of_the_bundled_policy_are_merged_although_rounding_decides_some_tokens(tmp_path, scale):
     bundled = Path(__file__).parents[1] / "checkpoints" / "tiny-libero-spatial"  # in bfloat16
-    policy = _trained(bundled, scale, dtype=torch.bfloat16)
+    policy = _trained(bundled, scale, frozen_weights="bf16")
     policy.save_adapter(tmp_path / "adapter")
     assert "agree on 100.0%" in merge(tmp_path / "adapter", tmp_path / "out")
     assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}

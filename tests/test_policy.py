@@ -93,8 +93,8 @@ def test_after_an_optimizer_step_the_policy_is_that_of_its_new_parameters(policy
 
 def test_a_small_step_arrives_in_bfloat16():
     """Where adapters are added to rounded outputs, as peft adds them, this share is 0.03 to 0.25."""
-    policy = Policy.load(str(BUNDLED), task_suite=SUITE, device="cpu", dtype="bfloat16")
-    exact = Policy.load(str(BUNDLED), task_suite=SUITE, device="cpu", dtype="float32")
+    policy = Policy.load(str(BUNDLED), task_suite=SUITE, device="cpu", frozen_weights="bf16")
+    exact = Policy.load(str(BUNDLED), task_suite=SUITE, device="cpu", frozen_weights="float32")
     seen = synthetic_observations(policy.num_images, policy.statistics.proprio, 8)
     moved = []
     for one in (exact, policy):

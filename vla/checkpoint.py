@@ -19,6 +19,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from contracts import BadInput, first_line, read_json, resolve_pointer, write_json
+from vla.eight_bits import QUANTISED, quantise
 from vla.lora import CONFIG_FILE, read_looks
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.tokens import BOS_ID, EOS_ID, PAD_ID, STATISTICS_FILE, DatasetStatistics, load_statistics
@@ -187,8 +188,14 @@ def base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | N
     return base, str(folder)
 
 
-def load_network(info: CheckpointInfo, num_action_tokens: int, device: torch.device, dtype: torch.dtype) -> OpenVLAOFT:
-    """Build the network without memory and stream the weights to `device`. The proprio projector stays float32."""
+def load_network(
+    info: CheckpointInfo, num_action_tokens: int, device: torch.device, dtype: torch.dtype,
+    eight_bits: torch.dtype | None = None,
+) -> OpenVLAOFT:  # fmt: skip
+    """Build the network without memory and stream the weights to `device`. The proprio projector stays float32.
+
+    eight_bits: format of the matrices of the language model's blocks, each quantised as it comes; None: `dtype`, too.
+    """
     try:
         with torch.device("meta"):
             network = OpenVLAOFT(info.config, num_action_tokens)
@@ -203,8 +210,15 @@ def load_network(info: CheckpointInfo, num_action_tokens: int, device: torch.dev
         if shape != found:
             where = info.folder if found is None else stored[key].path
             raise BadInput(f"{where}: {key}: config.json implies shape {shape}, found {found}")
-    state = {expected[key][0]: tensor for key, tensor in stream_tensors(stored.values(), device, dtype)}
-    network.load_state_dict(state, strict=True, assign=True)
+    state, scales = dict[str, Tensor](), dict[str, Tensor]()
+    for key, tensor in stream_tensors(stored.values(), device, dtype):
+        name = expected[key][0]
+        if eight_bits is not None and name.startswith(QUANTISED) and tensor.ndim == 2:
+            tensor, scales[name] = quantise(tensor, eight_bits)
+        state[name] = tensor
+    network.requires_grad_(False).load_state_dict(state, strict=True, assign=True)
+    for name, scale in scales.items():
+        network.get_submodule(name.removesuffix(".weight")).weight_scale = scale[:, 0]
     with torch.device(device):  # checkpoints hold no RoPE frequencies; float32 whatever the weights' dtype is
         network.language_model.model.rotary_emb = LlamaRotaryEmbedding(config=info.config.llama)
     if (proprio := read_proprio_state(info)) is not None:

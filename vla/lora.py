@@ -8,6 +8,7 @@ for which the frozen weight has room for s B behind its last column. Several lin
 up) are one layer with several adapters: A's are stacked, B's stand in blocks. Adapters are float32; the products run in
 the frozen weight's dtype. What an adapter adds joins the frozen product before that is rounded: a sum of two bfloat16
 numbers loses the smaller one if it is less than half of the other's last digit, and what an optimizer step adds is.
+Beside a frozen weight of 8 bits (`vla.eight_bits`) s B stands apart, and the two products are added in float32.
 
 openvla-oft trains with peft 0.11 and "all-linear", which there meant every nn.Linear plus every module that shares a
 linear layer's last name: both patch embeddings (convolutions called `proj`) and `lm_head`, 439 modules in the 7B
@@ -30,6 +31,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from contracts import BadInput, read_json, write_json
+from vla import eight_bits
 from vla.weights import read_header, read_tensors, write_tensors
 
 if TYPE_CHECKING:
@@ -46,9 +48,9 @@ KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
 
 
 class LoraLinear(nn.Module):
-    """One or several linear maps of the same input, with an adapter on each."""
+    """One or several linear maps of the same input, with an adapter on each; dtype: of what goes in and out."""
 
-    def __init__(self, bases: Sequence[nn.Linear], rank: int, alpha: int):
+    def __init__(self, bases: Sequence[nn.Linear], rank: int, alpha: int, dtype: torch.dtype):
         super().__init__()
         first = bases[0].weight
         self.in_features = bases[0].in_features
@@ -58,8 +60,14 @@ class LoraLinear(nn.Module):
         # (first, one past last) output row of every map
         self.blocks = tuple(pairwise(accumulate(self.out_features, initial=0)))
         rows, ranks = sum(self.out_features), len(bases) * rank
-        # [W | s B]; the columns of B are filled by `Adapters`.
-        weight = first.new_zeros(rows, self.in_features + ranks)
+        # [W | s B], or apart where W has 8 bits; the columns of B are filled by `Adapters`.
+        self.weight_scale: Tensor | None
+        self.columns: Tensor | None
+        scales: list[Any] = [base.weight_scale for base in bases if hasattr(base, "weight_scale")]
+        self.register_buffer("weight_scale", torch.cat(scales) if scales else None, persistent=False)
+        columns = torch.zeros(rows, ranks, dtype=dtype, device=first.device) if scales else None
+        self.register_buffer("columns", columns, persistent=False)
+        weight = first.new_zeros(rows, self.in_features + (0 if scales else ranks))
         torch.cat([base.weight.detach() for base in bases], out=weight[:, : self.in_features])
         self.weight = nn.Parameter(weight, requires_grad=False)
         biases = [base.bias.detach() for base in bases if base.bias is not None]
@@ -68,23 +76,27 @@ class LoraLinear(nn.Module):
         self.lora_B = nn.Parameter(torch.zeros(rows, rank, device=first.device))
         # A as the products want it, filled by `Adapters`: to round it in every forward pass is a kernel of every layer.
         self.rounded_A: Tensor | None
-        rounded = None if first.dtype == torch.float32 else torch.zeros_like(self.lora_A, dtype=first.dtype)
+        rounded = None if dtype == torch.float32 else torch.zeros_like(self.lora_A, dtype=dtype)
         self.register_buffer("rounded_A", rounded, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., in_features) -> (..., sum of out_features)"""
         if not self.enabled:
+            if self.weight_scale is not None:
+                exact = eight_bits.product(x, self.weight, self.weight_scale)
+                return (exact if self.bias is None else exact + self.bias).to(x.dtype)
             return F.linear(x, self.weight[:, : self.in_features], self.bias)
         rounded = self.lora_A if self.rounded_A is None else self.rounded_A
-        if torch.compiler.is_compiling() and not torch.is_grad_enabled():
+        if self.weight_scale is None and torch.compiler.is_compiling() and not torch.is_grad_enabled():
             # A `torch.cat` of x and A x copies x. For one of x and zeros torch.compile copies nothing that it computes
             # itself, and A x then takes the zeros' place (an assignment to a slice would copy all).
             wide = torch.cat([x, x.new_zeros(*x.shape[:-1], len(rounded))], dim=-1)
             torch.ops.vla_grpo.append_product(wide, rounded)
             return F.linear(wide, self.weight, self.bias)
         return _Augmented.apply(
-            x, self.lora_A, self.lora_B, rounded.detach(), self.weight, self.bias, self.blocks, self.scale
-        )
+            x, self.lora_A, self.lora_B, rounded.detach(), self.weight, self.weight_scale, self.columns, self.bias,
+            self.blocks, self.scale,
+        )  # fmt: skip
 
     def rows(self, x: Tensor, rows: slice) -> Tensor:
         """`self(x)[..., rows]` of a map without bias in float32, the frozen product rounded as in the reference."""
@@ -109,28 +121,32 @@ class _Augmented(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, down: Tensor, up: Tensor, rounded: Tensor, weight: Tensor, bias: Tensor | None,
-        blocks: tuple[tuple[int, int], ...], scale: float,
+        ctx: Any, x: Tensor, down: Tensor, up: Tensor, rounded: Tensor, weight: Tensor, weight_scale: Tensor | None,
+        columns: Tensor | None, bias: Tensor | None, blocks: tuple[tuple[int, int], ...], scale: float,
     ) -> Tensor:  # fmt: skip
-        """down (ranks, in_features) A, up (rows, rank) B; rounded: A in the dtype of x."""
+        """down (ranks, in_features) A, up (rows, rank) B; rounded: A in the dtype of x; columns: s B beside 8 bits."""
         low = F.linear(x, rounded)
-        ctx.save_for_backward(x, low, rounded, weight)
+        ctx.save_for_backward(x, low, rounded, weight, weight_scale, columns)
         ctx.blocks, ctx.scale, ctx.rank, ctx.dtype = blocks, scale, up.shape[1], up.dtype
+        if weight_scale is not None and columns is not None:
+            return (eight_bits.product(x, weight, weight_scale) + F.linear(low, columns, bias)).to(x.dtype)
         return F.linear(torch.cat([x, low], dim=-1), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, low, rounded, weight = ctx.saved_tensors
-        inputs, split = grad @ weight, weight.shape[1] - low.shape[-1]
+        x, low, rounded, weight, weight_scale, columns = ctx.saved_tensors
+        if weight_scale is None:
+            x_grad, low_grad = (grad @ weight).split([x.shape[-1], low.shape[-1]], dim=-1)
+        else:
+            x_grad, low_grad = eight_bits.gradient(grad, weight, weight_scale), grad @ columns
         flat_grad, flat_low = grad.flatten(0, -2), low.flatten(0, -2)
         ups = [
             flat_grad[:, start:end].T @ flat_low[:, i * ctx.rank : (i + 1) * ctx.rank]
             for i, (start, end) in enumerate(ctx.blocks)
         ]
         up = (torch.cat(ups) * ctx.scale).to(ctx.dtype)
-        low_grad = inputs[..., split:]
         down = (low_grad.flatten(0, -2).T @ x.flatten(0, -2)).to(ctx.dtype)
-        return inputs[..., :split] + low_grad @ rounded, down, up, None, None, None, None, None
+        return x_grad + low_grad @ rounded, down, up, None, None, None, None, None, None, None
 
 
 class _LogSumExp(torch.autograd.Function):
@@ -208,9 +224,9 @@ class Adapters:
         self._places, self._ups = [], []
         for layer in linears:
             for i, ((start, end), (_, up)) in enumerate(zip(layer.blocks, layer.adapters(), strict=True)):
-                column = layer.in_features + i * layer.rank
-                # Graphs that hold this weight are past their backward pass when it is written to: see Policy.
-                self._places.append(layer.weight.data[start:end, column : column + layer.rank])
+                # Graphs that hold these are past their backward pass when they are written to: see Policy.
+                columns = layer.weight.data[:, layer.in_features :] if layer.columns is None else layer.columns
+                self._places.append(columns[start:end, i * layer.rank : (i + 1) * layer.rank])
                 self._ups.append(up.data)
 
     @torch.no_grad()
@@ -236,7 +252,7 @@ def add_lora(network: OpenVLAOFT, rank: int, alpha: int, seed: int = 0) -> None:
     parents = [(name, module) for name, module in network.named_modules() if next(module.children(), None) is not None]
     for name, parent in parents:
         if name.split(".")[0] in ADAPTED_PARTS:
-            _adapt_children(parent, rank, alpha)
+            _adapt_children(parent, rank, alpha, network.dtype)
     # Kept, for to search all modules takes milliseconds.
     layers = [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLayer)]
     network.adapters = Adapters(layers)
@@ -248,7 +264,7 @@ def add_lora(network: OpenVLAOFT, rank: int, alpha: int, seed: int = 0) -> None:
     network.eval()
 
 
-def _adapt_children(parent: nn.Module, rank: int, alpha: int) -> None:
+def _adapt_children(parent: nn.Module, rank: int, alpha: int, dtype: torch.dtype) -> None:
     """Put adapted layers in the place of a module's own linear maps and convolutions. Their order stays."""
     old: dict[str, Any] = dict(parent.named_children())
     if not any(isinstance(module, nn.Linear | nn.Conv2d) for module in old.values()):
@@ -263,7 +279,7 @@ def _adapt_children(parent: nn.Module, rank: int, alpha: int) -> None:
         elif not isinstance(module, nn.Linear):
             new[name] = module
         elif name not in new:  # the first of its group
-            new[name] = LoraLinear([old[member] for member in TOGETHER.get(name, (child,))], rank, alpha)
+            new[name] = LoraLinear([old[member] for member in TOGETHER.get(name, (child,))], rank, alpha, dtype)
     for name, module in new.items():
         parent.add_module(name, module)
     if next(parent.parameters()).is_cuda:
@@ -303,12 +319,13 @@ class Adapter:
     alpha: int
     base_model: str | None  # folder or hub id of the checkpoint that it was trained on
     base_fingerprint: str | None  # `vla.weights.fingerprint` of that checkpoint; None: trained by another program
+    frozen_weights: str | None  # that it was trained on: `Policy.frozen_weights`
     tensors: dict[str, Tensor]  # named as by `named_adapters`
 
 
 def save_adapter_folder(
     folder: Path, network: OpenVLAOFT, base_folder: Path, base_model: str, base_fingerprint: str,
-    looks: Collection[str] = (),
+    frozen_weights: str = "float32", looks: Collection[str] = (),
 ) -> None:  # fmt: skip
     """Write what training has changed, in the format of peft's PeftModel.from_pretrained, and what it takes to run."""
     tensors, layer = named_adapters(network), network.adapters.layers[0][1]
@@ -321,7 +338,8 @@ def save_adapter_folder(
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG_FILE, config)
     keyed = {f"{KEY_PREFIX}{name}.weight": tensor for name, tensor in tensors.items()}
-    metadata = {"base_fingerprint": base_fingerprint, "looks": " ".join(sorted({*looks}))}
+    metadata = {"base_fingerprint": base_fingerprint, "frozen_weights": frozen_weights}
+    metadata |= {"looks": " ".join(sorted({*looks}))}
     write_tensors(folder / WEIGHTS_FILE, keyed, metadata)
     if network.proprio_projector is not None:
         write_tensors(folder / PROPRIO_FILE, network.proprio_projector.state_dict())
@@ -348,7 +366,8 @@ def read_adapter(folder: Path) -> Adapter:
         if matrix not in ("lora_A", "lora_B") or down is None or up is None or not len(down) == up.shape[1] == rank:
             raise BadInput(f"{path}: {name} is not of a pair lora_A and lora_B of rank {rank}, as {CONFIG_FILE} says")
     base = config.get("base_model_name_or_path")
-    return Adapter(folder, rank, alpha, base, read_header(path)[1].get("base_fingerprint"), tensors)
+    found = read_header(path)[1]
+    return Adapter(folder, rank, alpha, base, found.get("base_fingerprint"), found.get("frozen_weights"), tensors)
 
 
 def read_looks(folder: Path) -> list[str]:

@@ -57,7 +57,8 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     info = checkpoint.inspect_checkpoint(checkpoint.resolve_checkpoint(base), adapter=str(adapter))
     key, stored = next(iter(info.statistics)), next(iter(info.weights.values())).dtype
     dtype = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored, torch.float32)
-    options: dict[str, Any] = {"task_suite": key, "unnorm_key": key, "device": device, "dtype": dtype, "compile": "off"}
+    options: dict[str, Any] = {"task_suite": key, "unnorm_key": key, "device": device, "compile": "off"}
+    options["frozen_weights"] = "bf16" if dtype == torch.bfloat16 else "float32"
     policy = Policy.load(base, adapter=str(adapter), **options)  # checks that they fit
     observations = synthetic_observations(policy.num_images, policy.statistics.proprio)
 

@@ -4,6 +4,7 @@ This is the only door through which training and evaluation use the model. Sampl
 (`chunk_logits`) take the logits from one function, so they cannot disagree about what the policy is.
 """
 
+import logging
 import math
 import os
 import shutil
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from contracts import BadInput, Observation, first_line
-from vla import lora
+from vla import eight_bits, lora
 from vla.checkpoint import (
     CheckpointInfo,
     base_and_adapter,
@@ -50,7 +51,9 @@ from vla.tokens import (
 )
 from vla.weights import fingerprint
 
+log = logging.getLogger("train")
 Mode = Literal["greedy", "sample", "l1"]
+FrozenWeights = Literal["auto", "float32", "bf16", "int8", "fp8"]
 
 WORTH_COMPILING = 1_000_000_000  # parameters: compiling takes a minute and more, for a small network, too
 LARGE_CHECKPOINT_BYTES = 2 * 2**30  # of weights: more are not run on a CPU unless --device cpu says so
@@ -73,10 +76,11 @@ class Policy:
     def __init__(
         self, info: CheckpointInfo, network: OpenVLAOFT, action_head: L1RegressionHead | None, tokenizer: Tokenizer,
         processor: ImageProcessor, unnorm_key: str, base_model: str, compile: Literal["auto", "on", "off"],
+        frozen_weights: str,
     ):  # fmt: skip
         self.info, self.network, self.action_head = info, network, action_head
         self.unnorm_key, self.base_model = unnorm_key, base_model
-        self.device, self.dtype = next(network.parameters()).device, network.dtype  # the dtype of the frozen weights
+        self.device, self.frozen_weights = next(network.parameters()).device, frozen_weights
         self.base_fingerprint = fingerprint(info.weights.values())
         self.statistics = info.statistics[unnorm_key]
         self.action_dim = self.statistics.action.dim
@@ -102,7 +106,7 @@ class Policy:
     @classmethod
     def load(
         cls, checkpoint: str, *, task_suite: str, unnorm_key: str | None = None, device: str | torch.device = "auto",
-        dtype: str | torch.dtype = "auto", lora_rank: int = 16, lora_alpha: int = 16, adapter: str | None = None,
+        frozen_weights: FrozenWeights = "auto", lora_rank: int = 16, lora_alpha: int = 16, adapter: str | None = None,
         seed: int = 0, compile: Literal["auto", "on", "off"] = "auto", memory_budget: float | None = None,
         statistics: str | None = None,
     ) -> "Policy":  # fmt: skip
@@ -116,20 +120,20 @@ class Policy:
         base, adapter = base_and_adapter(checkpoint, adapter)
         device = choose_device(device, base)
         limit_memory(memory_budget, device)
-        if isinstance(dtype, str):
-            automatic = torch.bfloat16 if device.type == "cuda" else torch.float32
-            dtype = {"auto": automatic, "bfloat16": torch.bfloat16, "float32": torch.float32}[dtype]
         folder = resolve_checkpoint(base)
         info = inspect_checkpoint(folder, adapter=adapter, statistics=statistics)
         key = select_key(info.statistics, task_suite, unnorm_key)
         num_action_tokens = info.config.chunk_length * info.statistics[key].action.dim
         # Small files first: what is missing is missed before gigabytes are read.
         tokenizer, processor = load_tokenizer(folder), ImageProcessor.load(folder)
-        if adapter is not None:
-            trained = lora.read_adapter(Path(adapter))
+        trained = None if adapter is None else lora.read_adapter(Path(adapter))
+        if trained is not None:
             lora_rank, lora_alpha = trained.rank, trained.alpha
+        weights = choose_frozen_weights(frozen_weights, device, trained)
+        exact = weights == "float32" or (weights != "bf16" and device.type == "cpu")
+        dtype = torch.float32 if exact else torch.bfloat16  # of all that has not 8 bits
         try:
-            network = load_network(info, num_action_tokens, device, dtype)
+            network = load_network(info, num_action_tokens, device, dtype, eight_bits.FORMATS.get(weights))
             lora.add_lora(network, lora_rank, lora_alpha, seed)
             action_head = load_action_head(info, device, dtype)
         except torch.OutOfMemoryError as error:
@@ -137,7 +141,7 @@ class Policy:
             raise BadInput(f"out of GPU memory while loading {checkpoint} ({first_line(error)}): {repair}") from None
         check_dimensions(info, key, action_head, network.proprio_projector)
         base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
-        policy = cls(info, network, action_head, tokenizer, processor, key, base_model, compile)
+        policy = cls(info, network, action_head, tokenizer, processor, key, base_model, compile, weights)
         if adapter is not None:
             policy.load_adapter(adapter)
         return policy
@@ -293,7 +297,7 @@ class Policy:
     def save_adapter(self, folder: str | Path, looks: str = "") -> None:
         """Write what training has changed, and the name of the pictures that it saw."""
         base, seen = (self.info.folder, self.base_model, self.base_fingerprint), {*self.info.looks, looks} - {""}
-        lora.save_adapter_folder(Path(folder), self.network, *base, seen)
+        lora.save_adapter_folder(Path(folder), self.network, *base, self.frozen_weights, seen)
         if (own := self.info.statistics_folder) != self.info.folder:  # it began at an adapter, or at demonstrations
             shutil.copyfile(own / STATISTICS_FILE, Path(folder) / STATISTICS_FILE)
 
@@ -314,11 +318,23 @@ class Policy:
             ("reads", f"{self.num_images} image(s){' and proprio' * self.uses_proprio}"),
             ("statistics key", self.unnorm_key),
             ("chunk", f"{self.chunk_length} x {self.action_dim}"),
-            ("parameters", f"{self._num_frozen:,} frozen, {self.dtype}"),
+            ("parameters", f"{self._num_frozen:,} frozen, {self.frozen_weights}"),
             ("trainable", f"{trainable:,} in {len(self._trainable)} tensors, torch.float32"),
             ("recomputed", f"{self.network.recomputed_blocks} of {self.network.num_blocks} blocks in backward passes"),
             ("device", str(self.device)),
         ]
+
+
+def choose_frozen_weights(wanted: FrozenWeights, device: torch.device, adapter: lora.Adapter | None) -> str:
+    """`auto`: 8 bits for an adapter that was trained on them, else what suits the device. Raises BadInput."""
+    trained = None if adapter is None else adapter.frozen_weights
+    if wanted == "auto":
+        automatic = "bf16" if device.type == "cuda" else "float32"
+        wanted = cast("FrozenWeights", trained if trained in eight_bits.FORMATS else automatic)
+    if adapter is not None and trained != wanted and {trained, wanted} & eight_bits.FORMATS.keys():
+        log.warning("%s was trained on weights in %s: on %s it is another policy", adapter.folder, trained, wanted)
+    eight_bits.check_device(wanted, device)
+    return wanted
 
 
 def choose_device(wanted: str | torch.device, checkpoint: str | None = None) -> torch.device:

@@ -253,8 +253,9 @@ def check_written(args: SftArgs, demos: Demos, before: Tensor, device: torch.dev
     """
     gc.collect()  # the network that was trained: there may be no memory for two
     torch.cuda.empty_cache()
-    key, out, dtype = demos.key, str(args.out), "auto" if args.lora_rank else "float32"
-    policy = Policy.load(out, task_suite=key, unnorm_key=key, device=device, dtype=dtype, compile="off")
+    key, out, weights = demos.key, str(args.out), "auto" if args.lora_rank else "float32"
+    options: dict[str, Any] = {"task_suite": key, "unnorm_key": key, "device": device, "frozen_weights": weights}
+    policy = Policy.load(out, compile="off", **options)
     episodes = demos.train[:SHOWN_EPISODES]
     shown = make_observations(episodes)
     Image.fromarray(np.concatenate([*policy.view(shown[0])], axis=1)).save(args.out / "first_frame.png")
