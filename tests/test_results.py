@@ -108,7 +108,7 @@ def test_an_episode_keeps_its_random_stream_whatever_else_is_played():
 
 SETTINGS = {
     "checkpoint": "runs/R/checkpoints/best", "weights": "abc", "mode": "greedy", "temperature": None, "seed": 0,
-    "assets": "low-poly", "bddl_sha256": None, "device": "cpu", "dtype": "float32",
+    "assets": "low-poly", "bddl_sha256": None, "device": "cpu", "frozen_weights": "float32",
 }  # fmt: skip
 TASKS = {"libero_goal": [TaskInfo(i, f"task_{i}", f"do {i}", 300, 50) for i in range(2)]}
 PLAN = make_plan(TASKS, 3, 0, {"protocol": None, "versions": {"mujoco": "3.3.0"}})

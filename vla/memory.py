@@ -17,7 +17,7 @@ log = logging.getLogger("train")
 GIB = 2**30
 COPIES_OF_TRAINABLE = 4  # gradients (twice on a rank that has none of its own) and AdamW's two moments
 MARGIN = 1.0  # GiB, for recorded forward passes and the allocator's gaps between weights
-# What recorded passes take over what their tensors take: on an H200 1.13 to 1.17 (2 to 11 samples), in 8 bits 1.38 (H100)
+# What recorded passes take over what their tensors take: on an H200 1.13 to 1.17 (2 to 11 samples), with 8 bits 1.38
 GAPS, GAPS_OF_8_BITS = 1.2, 1.4
 ADVICE = "close other programs on the GPU, lower --lora-rank, raise --memory-budget, or use a GPU with more memory"
 
