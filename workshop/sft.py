@@ -15,9 +15,6 @@ network sees). Ctrl-C saves what there is.
 import gc
 import json
 import math
-import shlex
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,7 +34,7 @@ from configs.config import Suite
 from contracts import BadInput, SelfCheckError, write_json
 from envs.tasks import METAWORLD
 from rl.metrics import system_metrics
-from rl.run import interruptible
+from rl.run import interruptible, provenance
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint, resolve_checkpoint
 from vla.memory import limit_memory
 from vla.policy import Policy, choose_device
@@ -151,14 +148,11 @@ def fine_tune(args: SftArgs) -> Path:
     limit_memory(args.memory_budget, device)
     with tempfile.TemporaryDirectory() as scratch:
         demos = read_demos(args, Path(scratch))
-        git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
         run = {
-            "command": shlex.join(["python", "-m", "workshop.sft", *sys.argv[1:]]),
             "arguments": json.loads(json.dumps(asdict(args), default=str)),
-            "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else "",
-            "torch": torch.__version__,
             "train_episodes": len(demos.train),
             "train_frames": sum(len(images) for _, images in demos.train),
+            **provenance(sys.argv[1:]),
         }
         run["steps"], logits = train(args, demos, device)
     write_json(args.out / SFT_RUN_FILE, run | {"seconds": time.monotonic() - started})
