@@ -34,7 +34,7 @@ from workshop.sft_data import augment
 if TYPE_CHECKING:
     from workshop.sft import SftArgs
 
-SUPERVISED = PhaseState(Phase.SUPERVISED, epsilon=1.0, warmup_progress=0.0, transition_progress=0.0, global_step=0)
+SUPERVISED = PhaseState(Phase.SUPERVISED, epsilon=1.0, warmup_progress=0.0, transition_progress=0.0)
 WEIGHT_DECAY = 0.02
 NETWORK_BETAS = (0.9, 0.98)  # of AdamW, for all parameters of a small network
 PROPRIO_NOISE = 0.02  # on the robot's state, as a share of its standard deviation
