@@ -33,6 +33,7 @@ MAY_BE_0 = {
     "task_ids", "train_init_states", "eval_init_states", "first_init_state", "warmup_steps", "transition_steps",
     "total_steps", "max_extra_steps", "group_success_bounds", "kl_coef", "entropy_coef", "gae_lambda",
     "weight_decay", "seed", "eval_trials",
+    "holdout", "init_states", "noise_scales",  # of the workshop
 }  # fmt: skip
 AT_MOST_1 = {"group_success_bounds", "discount", "clip_low", "clip_high", "gae_lambda"}
 
