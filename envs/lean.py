@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
-from unittest.mock import patch
 from xml.etree import ElementTree
 
 import mujoco
@@ -23,11 +22,6 @@ from robosuite.utils.control_utils import nullspace_torques, opspace_matrices, o
 PROPRIO_OBSERVABLES = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 HIDDEN_GROUP = mujoco.mjNGROUP - 1  # of geoms; robosuite draws groups 1 and 2
 MARGIN = 1e-3  # metres, far above the rounding of the single-precision pipeline that draws
-
-
-def lean_building() -> Any:
-    """A block in which robosuite loads its model by `load_lean`."""
-    return patch.object(MjSim, "from_xml_string", load_lean)
 
 
 def load_lean(xml: str) -> MjSim:
