@@ -69,7 +69,6 @@ def read_episode(path: Path) -> DemoEpisode:
         with np.load(path, allow_pickle=False) as stored:
             fields = {name: array if array.ndim else array.item() for name, array in stored.items()}
         stream, offsets = fields.pop("jpeg_bytes").tobytes(), fields.pop("jpeg_offsets").tolist()
-        fields.pop("objects", None)  # of files of before: where bowl and plate were
         jpegs = [[stream[start:end] for start, end in cameras] for cameras in offsets]
         return DemoEpisode(jpegs=jpegs, **fields)
     except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as fault:
