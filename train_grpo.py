@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
             train(config, run, learner, pool, state)
             evaluate_and_record(config, run, learner, pool, state)
             if ranks.is_main:
-                conclude(run)
+                conclude(run.folder)
     ranks.leave()
 
 
