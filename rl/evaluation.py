@@ -116,7 +116,9 @@ def evaluate_and_record(config: TrainConfig, run: Run, learner: Learner, pool: P
     if state.evaluated_at is None:
         check_baseline(config, found)
     state.evaluated_at, state.teacher_k, state.teacher_n = state.global_step, found.teacher.k, found.teacher.n
-    if config.evaluation.best_by == "evaluation" and state.improves(found.student.interval[0]):
+    score = found.student.interval[0]
+    if state.best_score is None or score > state.best_score:
+        state.best_score = score
         mark_best(run.checkpoints, learner, state, found.metrics())
 
 
