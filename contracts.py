@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-LONGEST_MESSAGE = 1500  # characters: longer ones are cut in the middle
-
 
 @dataclass(frozen=True)
 class Observation:
@@ -30,10 +28,7 @@ class BadInput(Exception):
     """What the user can repair, in one line: what is wrong, what was found, what to do. Exit code 2."""
 
     def __init__(self, message: str):
-        # Names and values out of files may hold line breaks, escape sequences of terminals, or megabytes.
-        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in message)
-        half = LONGEST_MESSAGE // 2
-        super().__init__(line if len(line) <= LONGEST_MESSAGE else f"{line[:half]} ... {line[-half:]}")
+        super().__init__(" ".join(message.split()))  # what libraries say may have several lines
 
 
 class TimeIsUp(Exception):

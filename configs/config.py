@@ -33,6 +33,7 @@ MAY_BE_0 = {
     "task_ids", "train_init_states", "eval_init_states", "first_init_state", "warmup_steps", "transition_steps",
     "total_steps", "max_extra_steps", "group_success_bounds", "kl_coef", "entropy_coef", "gae_lambda",
     "weight_decay", "seed", "eval_trials",
+    "holdout", "init_states", "noise_scales",  # of the workshop
 }  # fmt: skip
 AT_MOST_1 = {"group_success_bounds", "discount", "clip_low", "clip_high", "gae_lambda"}
 
@@ -248,8 +249,6 @@ class EvaluationConfig:
     (0: greedy ones alone)."""
     allow_zero_baseline: bool = False
     """Go on when the policy that acts first has no success in the first evaluation."""
-    best_by: Literal["evaluation", "return"] = "evaluation"
-    """What the best checkpoint maximises: the lower bound of evaluated success, or the moving average of the return."""
 
 
 @dataclass(frozen=True)

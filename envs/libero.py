@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 
@@ -366,7 +367,8 @@ def _build_libero(bddl: Path, assets: Path, cameras: list[str]) -> Any:
     is_own = not bddl.is_relative_to(libero_root())
     frame = {"camera_names": cameras, "camera_heights": IMAGE_SIZE, "camera_widths": IMAGE_SIZE}
     try:
-        with lean.lean_building():  # it is never `done`: the step limit is the episode's
+        with patch.object(lean.MjSim, "from_xml_string", lean.load_lean):
+            # It is never `done`: the step limit is the episode's.
             wrapper = _first_placement(
                 lambda: OffScreenRenderEnv(bddl_file_name=str(bddl), hard_reset=False, ignore_done=True, **frame),
                 seed=0,

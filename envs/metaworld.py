@@ -69,12 +69,6 @@ class MetaWorldEnv:
             )
         return run_part(self, lambda: self._execute(actions), observe)
 
-    @property
-    def domain(self) -> Any:
-        """Meta-World's own env beneath."""
-        assert self._env is not None, "reset first"
-        return self._env
-
     def close(self) -> None:
         """Free the simulator. Also called at exit: GL contexts must go before GL itself does."""
         self.running = False

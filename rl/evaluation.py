@@ -116,27 +116,23 @@ def evaluate_and_record(config: TrainConfig, run: Run, learner: Learner, pool: P
     if state.evaluated_at is None:
         check_baseline(config, found)
     state.evaluated_at, state.teacher_k, state.teacher_n = state.global_step, found.teacher.k, found.teacher.n
-    if config.evaluation.best_by == "evaluation" and state.improves(found.student.interval[0]):
+    score = found.student.interval[0]
+    if state.best_score is None or score > state.best_score:
+        state.best_score = score
         mark_best(run.checkpoints, learner, state, found.metrics())
 
 
 def check_baseline(config: TrainConfig, found: Validation) -> None:
     """Stop a run whose first teacher or actor never succeeds: it cannot teach. Warn of one that always does."""
-    first = phase_at(0, config.phases)
+    first, acting = phase_at(0, config.phases), found.student_sampled or found.student
     teacher_first = first.distils or first.epsilon > 0
-    if teacher_first:
-        actor, baseline = "teacher", found.teacher
-    elif found.student_sampled is not None:
-        actor, baseline = "sampled student", found.student_sampled
-    else:
-        actor, baseline = "student", found.student
+    actor, baseline = ("teacher", found.teacher) if teacher_first else ("student", acting)
     if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
         raise BadInput(
             f"the {actor} succeeded in 0 of {baseline.n} baseline episodes: a policy that never succeeds has nothing "
             "to learn from. Check that --checkpoint, --task-suite, --unnorm-key and --assets belong together, or go on "
             "with --allow-zero-baseline"
         )
-    acting = found.student_sampled or found.student
     if acting.rate >= 0.95:
         advice = "there is little room for improvement; choose other --task-ids, or a higher --temperature"
         log.warning("the student begins with %s: %s", acting, advice)

@@ -25,7 +25,6 @@ class PhaseState:
     epsilon: float  # probability that the teacher decides: in the warmup 1 (0: --warmup-actor student), in RL 0
     warmup_progress: float  # 0..1
     transition_progress: float  # 0..1
-    global_step: int
 
     @property
     def distils(self) -> bool:
@@ -39,19 +38,14 @@ class Teacher(NamedTuple):
 
 def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
     """The phase at `global_step` env steps. Epsilon falls linearly from 1 to 0 over the transition."""
-    warmup, transition = phase_lengths(phases)
+    warmup, transition = (phases.warmup_steps, phases.transition_steps) if phases.warmup else (0, 0)
     if global_step < warmup:
         epsilon = float(phases.warmup_actor == "teacher")
-        return PhaseState(Phase.WARMUP, epsilon, global_step / warmup, 0.0, global_step)
+        return PhaseState(Phase.WARMUP, epsilon, global_step / warmup, 0.0)
     if global_step < warmup + transition:
         progress = (global_step - warmup) / transition
-        return PhaseState(Phase.TRANSITION, 1.0 - progress, 1.0, progress, global_step)
-    return PhaseState(Phase.RL, 0.0, 1.0, 1.0, global_step)
-
-
-def phase_lengths(phases: PhaseConfig) -> tuple[int, int]:
-    """Env steps of the warmup and of the transition; both are 0 with --no-warmup."""
-    return (phases.warmup_steps, phases.transition_steps) if phases.warmup else (0, 0)
+        return PhaseState(Phase.TRANSITION, 1.0 - progress, 1.0, progress)
+    return PhaseState(Phase.RL, 0.0, 1.0, 1.0)
 
 
 def choose_teacher(config: TrainConfig, has_l1_head: bool, has_same_tokens: bool = True) -> Teacher:

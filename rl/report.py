@@ -206,20 +206,15 @@ def write_report(run: StoredRun) -> Path:
     return page
 
 
-def conclude(run: Any) -> None:
-    """The end of a run (rl.run.Run): its results in the log, the report in its folder, the summary in wandb."""
+def conclude(folder: Path) -> None:
+    """The end of a run: its results in the log, the report in its folder."""
     try:
-        stored = read_run(run.folder)
-        summary = {"result/best_step": stored.best_evaluation["global_step"]}
+        stored = read_run(folder)
         for change in changes(stored)[:2]:
             log.info(change)
-            name = f"result/{change.label.removeprefix('student, ')}"
-            summary |= {f"{name}_before": change.before.rate, f"{name}_after": change.after.rate}
-            summary |= {f"{name}_p_value": change.paired.p_value} if change.paired else {}
-        run.wandb.conclude(summary)
-        log.info("report %s, videos %s", write_report(stored), run.folder / "videos")
+        log.info("report %s, videos %s", write_report(stored), folder / "videos")
     except Exception as error:
-        again = f"python -m rl.report {run.folder} tries again"
+        again = f"python -m rl.report {folder} tries again"
         log.warning("no report could be written (%s); %s", first_line(error), again)
 
 

@@ -196,8 +196,7 @@ def read_results(path: Path) -> Results:
     if not stored.items() >= KIND.items():
         raise BadInput(f"{path}: no results file of eval.py, version {KIND['version']}; name another")
     try:
-        old = {"perturbation": NONE}  # which files of earlier versions leave out
-        episodes = {Key(*((old | e)[name] for name in Key._fields)): e for e in stored["episodes"]}
+        episodes = {Key(*(e[name] for name in Key._fields)): e for e in stored["episodes"]}
         return Results(path, stored["settings"], episodes)
     except (KeyError, TypeError) as error:
         raise BadInput(f"{path}: damaged: a field is missing or unknown ({error})") from None

@@ -272,9 +272,6 @@ class WandbLog:
 
         self._do("log a video", send)
 
-    def conclude(self, summary: Mapping[str, float]) -> None:
-        self._do("set its summary", lambda: self._run.summary.update(dict(summary)))
-
     def finish(self, exit_code: int = 0) -> None:
         self._do("finish", lambda: self._run.finish(exit_code=exit_code))
         self._works = False

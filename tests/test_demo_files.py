@@ -27,20 +27,11 @@ def test_an_episode_comes_back_as_it_was_written(written):
         assert getattr(again, name).dtype == getattr(episode, name).dtype
 
 
-def broken(path, **changes) -> None:
-    """Rewrite the file with some of its arrays changed (None: left out)."""
-    with np.load(path) as archive:
-        arrays = {name: archive[name] for name in archive.files} | changes
-    np.savez(path, **{name: array for name, array in arrays.items() if array is not None})
-
-
 @pytest.mark.parametrize(
-    "damage",
-    [{"proprio": None}, {"proprio": np.zeros((2, 8), np.float32)}, {"actions": np.zeros((20, 7), np.float32)}, b"text"],
-    ids=["missing", "short", "no chunk for a frame", "no archive"],
+    "damage", [lambda whole: whole[: len(whole) // 2], lambda whole: b"text"], ids=["cut", "no archive"]
 )
 def test_damaged_files_are_bad_input(written, damage):
     path, _ = written
-    path.write_bytes(damage) if isinstance(damage, bytes) else broken(path, **damage)
+    path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(BadInput, match=r"episode_07_000012\.npz"):
         read_episode(path)

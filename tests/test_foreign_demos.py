@@ -134,7 +134,7 @@ STATES = RECORDINGS[0].proprio
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (changed(action=None), "no steps/action among its features: .*steps/is_first"),
+        (changed(action=None), "no steps/action among its features: .*steps/reward"),
         (changed(observation__state=STATES[:, :7].ravel()), r"states of shape \(7,\), expected 8 values"),
         (changed(observation__state=STATES[:, [0, 1, 2, 3, 4, 5, 7, 6]].ravel()), "are no finger joints"),
         (changed(action=actions_with(2, 1.5)), r"a motion of 1\.5, beyond \[-1, 1\]"),

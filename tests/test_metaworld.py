@@ -34,7 +34,7 @@ def pushes(count: int, seed: int = 0) -> np.ndarray:
 
 
 def physics_of(env) -> np.ndarray:
-    data = env.domain.data
+    data = env._env.data
     return np.concatenate([data.qpos, data.qvel, data.mocap_pos.ravel(), env.raw])
 
 
@@ -77,7 +77,7 @@ def test_chunks_have_the_physics_and_the_picture_of_meta_worlds_own_env(referenc
     for seed in range(5):
         np.testing.assert_array_equal(ours.raw, raw)
         for name in ("qpos", "qvel", "mocap_pos"):
-            np.testing.assert_array_equal(getattr(ours.domain.data, name), getattr(reference.data, name))
+            np.testing.assert_array_equal(getattr(ours._env.data, name), getattr(reference.data, name))
         np.testing.assert_array_equal(result.observation.images[0], reference.render()[::-1, ::-1])
         np.testing.assert_array_equal(result.observation.proprio, raw[:4])
         for action in pushes(8, seed):
@@ -120,10 +120,10 @@ def test_initial_states_differ_from_one_another_and_from_fresh_ones(drawer):
     found = []
     for start in starts:
         drawer.reset(*start, observe=False)
-        found.append(drawer.domain._target_pos.tobytes())
+        found.append(drawer._env._target_pos.tobytes())
     assert len(set(found)) == len(starts)
     drawer.reset(0, seed=9, observe=False)  # the seed is a fresh one's
-    assert drawer.domain._target_pos.tobytes() == found[0]
+    assert drawer._env._target_pos.tobytes() == found[0]
 
 
 def test_only_what_is_read_is_drawn(drawer, monkeypatch):
@@ -143,7 +143,7 @@ def test_only_what_is_read_is_drawn(drawer, monkeypatch):
 
 def test_a_fault_ends_the_episode_and_the_next_reset_builds_anew(drawer):
     expected = drawer.reset(0).observation
-    drawer.domain.data.qpos[0] = np.nan  # MuJoCo resets such a state and only warns
+    drawer._env.data.qpos[0] = np.nan  # MuJoCo resets such a state and only warns
     result = drawer.step_chunk(np.zeros((8, 4)))
     assert result.done
     assert not result.success

@@ -7,7 +7,7 @@ from rl.phases import Phase, PhaseState
 from rl.rollout import Rollout
 from tests.fakes import trajectory
 
-TRANSITION = PhaseState(Phase.TRANSITION, 0.25, 1.0, 0.75, global_step=500)
+TRANSITION = PhaseState(Phase.TRANSITION, 0.25, 1.0, 0.75)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from configs.config import LossConfig, PhaseConfig, TrainConfig
 from contracts import BadInput
-from rl.phases import Phase, choose_teacher, phase_at, phase_lengths
+from rl.phases import Phase, choose_teacher, phase_at
 
 steps = st.integers(0, 200)
 
@@ -49,7 +49,6 @@ def test_no_warmup_is_rl_from_step_0_whatever_the_lengths_say(step, warmup, tran
     phases = PhaseConfig(warmup=False, warmup_steps=warmup, transition_steps=transition)
     assert phase_at(step, phases).phase is Phase.RL
     assert phase_at(step, phases).epsilon == 0.0
-    assert phase_lengths(phases) == (0, 0)
 
 
 @pytest.mark.parametrize(

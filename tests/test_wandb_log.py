@@ -34,7 +34,7 @@ class FakeRun:
     id = "fake-id"
 
     def __init__(self, failing: str = ""):
-        self.rows, self.metrics, self.summary, self.exit_code = [], {}, {}, None
+        self.rows, self.metrics, self.exit_code = [], {}, None
         for method in failing.split():
             setattr(self, method, broken)
 

@@ -38,7 +38,6 @@ class ImageProcessor:
     image_size: int  # S: 224 in real checkpoints
     means: tuple[tuple[float, ...], ...]  # (2, 3): backbone, RGB; of pixels in [0, 1]
     stds: tuple[tuple[float, ...], ...]  # (2, 3)
-    interpolations: tuple[Image.Resampling, ...]  # for images that aren't S x S
 
     @classmethod
     def load(cls, folder: str | Path) -> "ImageProcessor":
@@ -53,10 +52,9 @@ class ImageProcessor:
             rounded = config.get("tvf_normalize_params")
             means = [entry["mean"] for entry in rounded] if rounded else config["means"]
             stds = [entry["std"] for entry in rounded] if rounded else config["stds"]
-            resampling = tuple(Image.Resampling[name.upper()] for name in config["interpolations"])
             if config["input_sizes"] != [[3, size, size]] * 2 or np.shape([means, stds]) != (2, 2, 3):
                 raise ValueError("expected one square input size, mean and std of RGB, for each of two backbones")
-            return cls(size, tuple(map(tuple, means)), tuple(map(tuple, stds)), resampling)
+            return cls(size, tuple(map(tuple, means)), tuple(map(tuple, stds)))
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise BadInput(f"{path}: not the image processor of an OpenVLA-OFT checkpoint ({error!r})") from error
 
@@ -101,8 +99,6 @@ class Inputs:
     def view(self, observation: Observation) -> np.ndarray:
         """The images as the network sees them, uint8 (num_images, S, S, 3)."""
         images = observation.images[: self.num_images]
-        if len(images) < self.num_images:
-            raise ValueError(f"an observation has {len(images)} images, the policy needs {self.num_images}")
         return images if observation.prepared else self.prepare(images)
 
 
@@ -230,20 +226,14 @@ def _crop_taps(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def pixel_values(images: np.ndarray, processor: ImageProcessor) -> np.ndarray:
-    """uint8 (..., n, H, W, 3) -> float32 (..., 6n, S, S): per image DINOv2's 3 channels, then SigLIP's 3."""
-    *batch, num_images, _, _, _ = images.shape
-    size = processor.image_size
+    """uint8 (..., n, S, S, 3) -> float32 (..., 6n, S, S): per image DINOv2's 3 channels, then SigLIP's 3."""
+    *batch, num_images, size, _, _ = images.shape
     pixels = np.empty((*batch, num_images, 2, 3, size, size), dtype=np.float32)
     levels = normalised_levels(processor)
-    for index in np.ndindex(*batch, num_images):
-        for backbone, interpolation in enumerate(processor.interpolations):
-            image = images[index]
-            if image.shape[:2] != (size, size):
-                image = np.asarray(Image.fromarray(image).resize((size, size), interpolation))
-            for channel in range(3):
-                # Not the default mode: that one writes to a buffer first. No level is beyond 255.
-                place = (*index, backbone, channel)
-                np.take(levels[backbone, channel], image[..., channel], out=pixels[place], mode="clip")
+    for place in np.ndindex(*batch, num_images, 2, 3):
+        backbone, channel = place[-2:]
+        # Not the default mode: that one writes to a buffer first. No level is beyond 255.
+        np.take(levels[backbone, channel], images[place[:-2]][..., channel], out=pixels[place], mode="clip")
     return pixels.reshape(*batch, 6 * num_images, size, size)
 
 

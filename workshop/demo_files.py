@@ -37,15 +37,6 @@ class DemoEpisode:
     env_steps: int  # until success
     looks: str = ""  # of the images: "official", "lowpoly" or the digest of another pack; "": not recorded
 
-    def __post_init__(self) -> None:
-        frames, steps = len(self.jpegs), len(self.actions)
-        action_dim, proprio_dim = METAWORLD_SIZES if self.actions.shape[1:] == METAWORLD_SIZES[:1] else LIBERO_SIZES
-        shapes = {"proprio": (frames, proprio_dim), "frame_steps": (frames,), "actions": (steps, action_dim)}
-        if wrong := [name for name, shape in shapes.items() if getattr(self, name).shape != shape]:
-            raise ValueError(f"{wrong[0]} is {getattr(self, wrong[0]).shape}, not {shapes[wrong[0]]}")
-        if not frames or steps < self.frame_steps[-1] + CHUNK_LENGTH:
-            raise ValueError(f"{steps} actions and {frames} frames: no chunk for the last frame")
-
 
 def episode_path(folder: Path, task_id: int, index: int) -> Path:
     return Path(folder) / f"episode_{task_id:02d}_{index:06d}.npz"
@@ -78,7 +69,6 @@ def read_episode(path: Path) -> DemoEpisode:
         with np.load(path, allow_pickle=False) as stored:
             fields = {name: array if array.ndim else array.item() for name, array in stored.items()}
         stream, offsets = fields.pop("jpeg_bytes").tobytes(), fields.pop("jpeg_offsets").tolist()
-        fields.pop("objects", None)  # of files of before: where bowl and plate were
         jpegs = [[stream[start:end] for start, end in cameras] for cameras in offsets]
         return DemoEpisode(jpegs=jpegs, **fields)
     except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as fault:

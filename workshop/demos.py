@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from configs.cli import main_guard, parse_flags
-from configs.config import SimulatorConfig
+from configs.config import SimulatorConfig, check_numbers
 from contracts import BadInput, read_json, write_json
 from envs.assets import METAWORLD_LOOKS, find_pack
 from envs.libero import EnvSpec, LiberoEnv
@@ -104,8 +104,7 @@ def collect(args: DemosArgs) -> Counter:
     first, end = (0, 1) if args.init_states == "fresh" else args.init_states
     if not 0 <= first < end <= stored:
         raise BadInput(f"--init-states {first} {end}: the tasks have 0 .. {stored}; END is left out")
-    if min(args.frame_every, args.num_envs) < 1 or min((*args.noise_scales, args.seed), default=-1) < 0:
-        raise BadInput("--frame-every and --num-envs are 1 or more, --noise-scales and --seed are 0 or more")
+    check_numbers(args)
     args.out.mkdir(parents=True, exist_ok=True)
     if not (args.out / "recipe.json").exists():
         write_json(args.out / "recipe.json", args.recipe())

@@ -19,6 +19,7 @@ import torch
 import tyro
 
 from configs.cli import main_guard, parse_flags
+from configs.config import check_numbers
 from contracts import BadInput
 from envs.assets import find_pack
 from envs.libero import SETTLING_ACTION, SETTLING_STEPS, Simulator, SimulatorFault
@@ -39,8 +40,6 @@ class InitStatesArgs:
 
 def make_init_states(bddl: Path, count: int) -> str:
     """Make and write `count` states; returns a report of one line. Raises BadInput."""
-    if count < 1:
-        raise BadInput(f"--count must be at least 1, got {count}")
     task = bddl_task(str(bddl))
     out = task.bddl.with_suffix(".pruned_init")
     if task.bddl.is_relative_to(libero_root()):
@@ -92,6 +91,7 @@ def find_problem(simulator: Simulator, state: np.ndarray) -> str | None:
 
 def main(argv: Sequence[str]) -> None:
     arguments = parse_flags(InitStatesArgs, argv, prog="python -m workshop.make_init_states")
+    check_numbers(arguments)
     print(make_init_states(arguments.bddl, arguments.count))
 
 

@@ -15,11 +15,10 @@ import numpy as np
 from contracts import BadInput, first_line
 from workshop.foreign_demos import StoredEpisode, choose_cameras
 
-FIRST, TEXT = "steps/is_first", "steps/language_instruction"
-STATE, ACTION = "steps/observation/state", "steps/action"
+TEXT, STATE, ACTION = "steps/language_instruction", "steps/observation/state", "steps/action"
 PICTURE_STARTS = (b"\xff\xd8", b"\x89P")  # of JPEG and PNG files
 
-Feature = list[memoryview] | np.ndarray  # bytes; float32 or int64 (N,)
+Feature = list[memoryview] | np.ndarray  # bytes; float32 (N,)
 
 
 def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
@@ -38,13 +37,13 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
 
 
 def _episode(example: dict[str, Feature], where: str, with_pictures: bool) -> StoredEpisode:
-    if missing := {FIRST, TEXT, STATE, ACTION} - example.keys():
+    if missing := {TEXT, STATE, ACTION} - example.keys():
         found = ", ".join(sorted(example))
         raise BadInput(f"{where}: no {', '.join(sorted(missing))} among its features: {found}: no RLDS data of LIBERO")
-    steps = len(example[FIRST])
+    steps = len(example[TEXT])
     files = {name: values for name, values in example.items() if isinstance(values, list) and values}
     cameras = choose_cameras([name for name in files if bytes(files[name][0][:2]) in PICTURE_STARTS], where)
-    if short := [name for name in [*cameras, TEXT] if len(example[name]) != steps]:
+    if short := [name for name in cameras if len(example[name]) != steps]:
         raise ValueError(f"{len(example[short[0]])} of {steps} entries of {short[0]}")
     pictures = [[bytes(example[name][step]) for name in cameras] for step in range(steps) if with_pictures]
     proprio, actions = (np.array(example[name], np.float32).reshape(steps, -1) for name in (STATE, ACTION))
@@ -64,7 +63,7 @@ def read_records(path: Path) -> Iterator[memoryview]:
 
 
 def parse_example(record: memoryview) -> dict[str, Feature]:
-    """The features of a tf.train.Example by name."""
+    """The features of a tf.train.Example by name, but for integers, which nothing here needs."""
     found: dict[str, Feature] = {}
     for _, features in _fields(record):
         for _, entry in _fields(features):
@@ -75,8 +74,6 @@ def parse_example(record: memoryview) -> dict[str, Feature]:
                     found[bytes(key).decode()] = items
                 elif kind == 2:
                     found[bytes(key).decode()] = np.frombuffer(b"".join(items), "<f4")
-                else:
-                    found[bytes(key).decode()] = np.array([n for item in items for n in _varints(item)], np.int64)
     return found
 
 
@@ -106,10 +103,3 @@ def _varint(message: memoryview, start: int) -> tuple[int, int]:
         value, shift, start = value | (byte & 127) << shift, shift + 7, start + 1
         if byte < 128:
             return value, start
-
-
-def _varints(packed: memoryview) -> Iterator[int]:
-    start = 0
-    while start < len(packed):
-        value, start = _varint(packed, start)
-        yield value - (1 << 64) if value >> 63 else value

@@ -15,9 +15,6 @@ network sees). Ctrl-C saves what there is.
 import gc
 import json
 import math
-import shlex
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,11 +30,11 @@ from PIL import Image
 from torch import Tensor
 
 from configs.cli import main_guard, parse_flags
-from configs.config import Suite
+from configs.config import Suite, check_numbers
 from contracts import BadInput, SelfCheckError, write_json
 from envs.tasks import METAWORLD
 from rl.metrics import system_metrics
-from rl.run import interruptible
+from rl.run import interruptible, provenance
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint, resolve_checkpoint
 from vla.memory import limit_memory
 from vla.policy import Policy, choose_device
@@ -111,14 +108,9 @@ class SftArgs:
     def __post_init__(self) -> None:
         if self.init is not None and self.size != TinySize():
             raise BadInput("--size is for random weights, a checkpoint has its own sizes: leave out --init or --size")
-        if not 0 <= self.holdout < 1:
-            raise BadInput(f"--holdout {self.holdout}: expected a share from 0 up to below 1")
         if self.lora_rank is not None and (self.init is None or self.num_images is not None):
             raise BadInput("--lora-rank puts adapters on a policy: give it by --init, and leave out --num-images")
-        numbers = self.steps, self.batch_size, self.log_every, self.warmup_steps + 1, self.lora_rank
-        if min(1 if number is None else number for number in numbers) < 1 or not self.largest_lr > 0:
-            flags = "--steps, --batch-size, --log-every, --lora-rank and --lr"
-            raise BadInput(f"{flags} must be above 0, --warmup-steps not below it")
+        check_numbers(self)
 
     @property
     def largest_lr(self) -> float:
@@ -151,14 +143,11 @@ def fine_tune(args: SftArgs) -> Path:
     limit_memory(args.memory_budget, device)
     with tempfile.TemporaryDirectory() as scratch:
         demos = read_demos(args, Path(scratch))
-        git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
         run = {
-            "command": shlex.join(["python", "-m", "workshop.sft", *sys.argv[1:]]),
             "arguments": json.loads(json.dumps(asdict(args), default=str)),
-            "commit": subprocess.run(git, capture_output=True, text=True).stdout.strip() if shutil.which("git") else "",
-            "torch": torch.__version__,
             "train_episodes": len(demos.train),
             "train_frames": sum(len(images) for _, images in demos.train),
+            **provenance(sys.argv[1:]),
         }
         run["steps"], logits = train(args, demos, device)
     write_json(args.out / SFT_RUN_FILE, run | {"seconds": time.monotonic() - started})

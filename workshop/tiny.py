@@ -1,21 +1,16 @@
 """Make a small checkpoint with random weights in the real folder format: for tests, and to train a small policy from.
 
-python -m workshop.tiny --out FOLDER [--num-images 1] [--no-proprio] [--seed 1] [--llm-dim 64]
-
 Tokenizer, statistics and the fields of the configs that no size changes are those of the bundled policy.
 """
 
 import shutil
-import sys
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from configs.cli import main_guard, parse_flags
 from contracts import BadInput, first_line, read_json, write_json
 from envs.tasks import METAWORLD
 from vla.checkpoint import read_model_config, save_checkpoint
@@ -50,47 +45,30 @@ class TinySize:
     """Width of the language model's MLPs in numbers per token."""
 
 
-@dataclass(frozen=True)
-class TinyArgs:
-    """Make a small checkpoint with random weights in the real folder format."""
-
-    out: Path
-    """Folder to write."""
-    seed: int = 0
-    """Seed of the random weights."""
-    num_images: Literal[1, 2] = 2
-    """Images per decision: 1 (agentview) or 2 (and wrist)."""
-    proprio: bool = True
-    """Give the robot's state to the model."""
-    metaworld: bool = False
-    """Actions of 4 numbers and a robot state of 4, as Meta-World has them (LIBERO: 7 and 8)."""
-    l1_head: bool = False
-    """Add an L1 regression head, as checkpoints of the kind "L1 regression" have."""
-    size: TinySize = field(default_factory=TinySize)
-
-
-def make_tiny_checkpoint(out: Path, dtype: torch.dtype = torch.float32, **options: Any) -> Path:
-    """Write the folder and return it; `options` are those of TinyArgs. The same arguments give the same bytes.
+def make_tiny_checkpoint(
+    out: Path, dtype: torch.dtype = torch.float32, *, seed: int = 0, num_images: int = 2, proprio: bool = True,
+    metaworld: bool = False, l1_head: bool = False, size: TinySize = TinySize(),
+) -> Path:  # fmt: skip
+    """Write the folder and return it. The same arguments give the same bytes.
 
     The weights are float32, unlike the 7B checkpoints' bfloat16: small models run and train so on the CPU.
     """
-    args = TinyArgs(out, **options)
-    size, side = args.size, [args.size.image_size] * 2
+    side = [size.image_size] * 2
     out.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TEMPLATE / name, out / name)
     (entry,) = read_json(TEMPLATE / "dataset_statistics.json").values()
     statistics = {f"libero_{suite}_no_noops": entry for suite in ("spatial", "object", "goal", "10")}
-    if args.metaworld:
+    if metaworld:
         unit = dict.fromkeys(("min", "q01"), [-1.0] * 4) | dict.fromkeys(("max", "q99"), [1.0] * 4)
         statistics = {METAWORLD: {"action": unit, "proprio": unit}}
-    action_dim, proprio_dim = METAWORLD_SIZES if args.metaworld else LIBERO_SIZES
+    action_dim, proprio_dim = METAWORLD_SIZES if metaworld else LIBERO_SIZES
     write_json(out / "dataset_statistics.json", statistics)
     processor = read_json(TEMPLATE / "preprocessor_config.json")
     processor |= {"input_sizes": [[3, *side]] * 2, "tvf_crop_params": [{"output_size": side}] * 2}
     processor["tvf_resize_params"] = [params | {"size": side} for params in processor["tvf_resize_params"]]
     write_json(out / "preprocessor_config.json", processor)
-    config = read_json(TEMPLATE / "config.json") | {"num_images_in_input": args.num_images, "norm_stats": statistics}
+    config = read_json(TEMPLATE / "config.json") | {"num_images_in_input": num_images, "norm_stats": statistics}
     config["looks"] = []  # random weights
     vit = {"patch_size": size.patch_size, "embed_dim": size.vision_dim, "depth": size.vision_depth}
     config |= {"image_sizes": side, "test_vit_overrides": [vit | {"num_heads": size.vision_heads}] * 2}
@@ -102,13 +80,13 @@ def make_tiny_checkpoint(out: Path, dtype: torch.dtype = torch.float32, **option
     write_json(out / "config.json", config)
     try:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(args.seed)
+            torch.manual_seed(seed)
             network = OpenVLAOFT(read_model_config(out), num_action_tokens=CHUNK_LENGTH * action_dim)
-            network.proprio_projector = ProprioProjector(proprio_dim, size.llm_dim) if args.proprio else None
-            head = L1RegressionHead(2, size.llm_dim, size.llm_dim, action_dim) if args.l1_head else None
+            network.proprio_projector = ProprioProjector(proprio_dim, size.llm_dim) if proprio else None
+            head = L1RegressionHead(2, size.llm_dim, size.llm_dim, action_dim) if l1_head else None
     except (ValueError, AssertionError, RuntimeError, ZeroDivisionError) as fault:
         raise BadInput(f"--size: no network can be built from {size} ({first_line(fault)})") from fault
-    _initialise(network, load_tokenizer(out).get_vocab().values(), torch.Generator().manual_seed(args.seed))
+    _initialise(network, load_tokenizer(out).get_vocab().values(), torch.Generator().manual_seed(seed))
     save_checkpoint(out, network, config, dtype=dtype, action_head=head)
     return out
 
@@ -132,12 +110,3 @@ def _initialise(network: OpenVLAOFT, token_ids: Iterable[int], generator: torch.
     unused = sorted(set(range(len(embeddings))) - set(token_ids))
     embeddings[unused] = 0.0
     lm_head[unused] = 0.0
-
-
-def main(argv: Sequence[str]) -> None:
-    args = parse_flags(TinyArgs, argv, prog="python -m workshop.tiny")
-    print(f"wrote {make_tiny_checkpoint(**vars(args))}")
-
-
-if __name__ == "__main__":
-    sys.exit(main_guard("workshop.tiny", main))
