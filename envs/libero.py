@@ -143,16 +143,12 @@ class LiberoEnv:
         """Start an episode, as a function of the arguments alone; render only if `observe`. Raises BadInput.
 
         With an initial state the seed places the fixtures; without one (None) everything: a fresh initial state.
-        Settling is always exact: both kinds of `physics` start from the same state.
         """
         self._perturbation, self.instruction = perturbation, self.files.instruction
         known = range(self.num_init_states)
         assert init_state_id is None or init_state_id in known, f"initial state {init_state_id} of {len(known)}"
         self.running, self._recording, self.env_steps = True, record, 0
-        result = run_part(self, lambda: self._start(init_state_id, seed, observe), observe)
-        if physics == "fast" and self._simulator is not None:
-            self._simulator.hurry()
-        return result
+        return run_part(self, lambda: self._start(init_state_id, seed, physics, observe), observe)
 
     def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
         """Execute `actions` (n, 7) one after the other, up to success or the step limit; then observe, or don't."""
@@ -174,7 +170,7 @@ class LiberoEnv:
             atexit.unregister(self.close)
             simulator.close()
 
-    def _start(self, init_state_id: int | None, seed: int, observe: bool) -> bool:
+    def _start(self, init_state_id: int | None, seed: int, physics: Physics, observe: bool) -> bool:
         if self._simulator is None:
             self._simulator = Simulator(self.files.bddl, find_pack(self.spec.assets).folder, self._cameras)
             atexit.register(self.close)
@@ -189,9 +185,9 @@ class LiberoEnv:
                 self.instruction = perturb.change_scene(simulator.domain, change, self.files.instruction)
             placed = simulator.object_poses()
             if is_known:
-                return self._settle(simulator, observe)
+                return self._settle(simulator, physics, observe)
             try:
-                outcome = self._settle(simulator, observe)
+                outcome = self._settle(simulator, physics, observe)
                 problem = simulator.find_problem(placed)
             except SimulatorFault as fault:
                 problem = str(fault)
@@ -200,9 +196,11 @@ class LiberoEnv:
             self.frames.clear()
         raise BadInput(f"{self.files.bddl}: none of {MAX_PLACEMENT_TRIES} placements can be used (the last: {problem})")
 
-    def _settle(self, simulator: "Simulator", observe: bool) -> bool:
-        for _ in range(SETTLING_STEPS - 1):
+    def _settle(self, simulator: "Simulator", physics: Physics, observe: bool) -> bool:
+        for number in range(SETTLING_STEPS - 1):
             simulator.step(SETTLING_ACTION)
+            if physics == "fast" and number == 0:  # robosuite's first goal is where the hand was before its state was set
+                simulator.hurry()
         self._execute(SETTLING_ACTION[None], observe, count=0)
         return False
 
