@@ -199,7 +199,7 @@ class LiberoEnv:
     def _settle(self, simulator: "Simulator", physics: Physics, observe: bool) -> bool:
         for number in range(SETTLING_STEPS - 1):
             simulator.step(SETTLING_ACTION)
-            if physics == "fast" and number == 0:  # robosuite's first goal is a hand's of before
+            if physics == "fast" and number == 0:  # the first goal is where the hand was before the reset
                 simulator.hurry()
         self._execute(SETTLING_ACTION[None], observe, count=0)
         return False
