@@ -53,7 +53,7 @@ class FakePolicy(nn.Module):
     action_dim = ACTION_DIM
     num_images = 1
     action_head = None
-    dtype = torch.float32
+    frozen_weights = "float32"
     device = torch.device("cpu")
     prepare = None
 

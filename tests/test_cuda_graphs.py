@@ -26,7 +26,7 @@ class Toy(nn.Module):
         self.language_model = nn.ModuleDict({"lm_head": nn.Linear(3, 4)})
         self.vision_backbone = nn.Identity()
         self.proprio_projector = None
-        self.recomputed_blocks = 0
+        self.recomputed_blocks, self.dtype = 0, torch.float32
 
     def forward(self, x):
         hidden = x
