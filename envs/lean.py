@@ -5,6 +5,7 @@ Single instances are changed, a class only while one is built: LIBERO's own env 
 """
 
 import ctypes
+import math
 import mmap
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from robosuite.utils.binding_utils import MjSim
 from robosuite.utils.control_utils import nullspace_torques, opspace_matrices, orientation_error
 
 PROPRIO_OBSERVABLES = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
+HIDDEN_GROUP = mujoco.mjNGROUP - 1  # of geoms; robosuite draws groups 1 and 2
+MARGIN = 1e-3  # metres, far above the rounding of the single-precision pipeline that draws
 
 
 def load_lean(xml: str) -> MjSim:
@@ -83,7 +86,7 @@ def lean_physics(sim: Any) -> Iterator[None]:
 
 
 class CameraGate:
-    """Makes a domain observe only what is read, and render only the cameras that are `wanted`.
+    """Makes a domain observe only what is read, and render only the cameras that are `wanted` and what they see.
 
     An image that is not wanted is black. To disable its observable would shift its clock and so give other images.
     """
@@ -110,11 +113,42 @@ class CameraGate:
                 return black
             started = time.perf_counter()
             self.make_gl_current()
-            image = render(obs_cache)
+            sim = self._domain.sim
+            with only_what_is_in_view(sim.model._model, sim.data._data, sim.model.camera_name2id(camera)):
+                image = render(obs_cache)
             self.seconds += time.perf_counter() - started
             return image
 
         return sensor
+
+
+@contextmanager
+def only_what_is_in_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> Iterator[None]:
+    """Within this block geoms outside the square view of `camera` are in a group that is not drawn.
+
+    MuJoCo leaves them to the renderer, triangle by triangle. All stay if mirrors or shadows show what is out of view.
+    """
+    materials = model.geom_matid[model.geom_matid >= 0]
+    shows_all = model.light_castshadow.any() or model.mat_reflectance[materials].any()
+    hidden = np.arange(0) if shows_all else out_of_view(model, data, camera)
+    groups = model.geom_group[hidden]
+    model.geom_group[hidden] = HIDDEN_GROUP
+    yield
+    model.geom_group[hidden] = groups
+
+
+def out_of_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> np.ndarray:
+    """Indices of the geoms whose bounding boxes lie wholly outside one of the five planes that bound the view."""
+    slope = math.tan(math.radians(model.cam_fovy[camera]) / 2)
+    inward = np.array([[1, 0, -slope], [-1, 0, -slope], [0, 1, -slope], [0, -1, -slope], [0, 0, -1]])  # it looks to -z
+    inward /= np.linalg.norm(inward, axis=1, keepdims=True)
+    inward = inward @ data.cam_xmat[camera].reshape(3, 3).T
+    axes = data.geom_xmat.reshape(-1, 3, 3)
+    centre, half_size = model.geom_aabb[:, :3, None], model.geom_aabb[:, 3:, None]  # in the frame of the geom
+    centres = data.geom_xpos + (axes @ centre)[:, :, 0] - data.cam_xpos[camera]
+    reach = (np.abs(inward @ axes) @ half_size)[:, :, 0]  # (ngeom, 5): from the centre along each normal
+    is_outside = (centres @ inward.T + reach).min(axis=1) < -MARGIN
+    return np.flatnonzero(is_outside & (model.geom_rbound > 0))  # rbound 0: an infinite plane
 
 
 def soft_reset(domain: Any) -> Callable[[], None]:
