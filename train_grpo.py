@@ -148,10 +148,12 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         has_signal = phase.distils or metrics.get("advantage/nonzero_fraction", 0) > 0
         without_signal = 0 if has_signal else without_signal + 1
         state.absorb(played)
+        is_best = config.evaluation.best_by == "return" and state.improves(state.return_average)
+        best = {"return_average": state.return_average} if is_best else None
         run.record(state.global_step, state.update, metrics | system_metrics())
         state.metrics_bytes = run.metrics_bytes()
         with run.timed("checkpoint"):
-            save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)
+            save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, best)
         seconds_to_go = (time.perf_counter() - started) / played.env_steps * (end - state.global_step)
         log.info(update_line(metrics, played, phase, state.global_step, end, seconds_to_go))
         check_signal(without_signal)

@@ -249,6 +249,8 @@ class EvaluationConfig:
     (0: greedy ones alone)."""
     allow_zero_baseline: bool = False
     """Go on when the policy that acts first has no success in the first evaluation."""
+    best_by: Literal["evaluation", "return"] = "evaluation"
+    """What the best checkpoint maximises: the lower bound of evaluated success, or the moving average of the return."""
 
 
 @dataclass(frozen=True)

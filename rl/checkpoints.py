@@ -22,7 +22,7 @@ from rl.rollout import Rollout
 from rl.update import Learner
 
 TRAINER_FILE = "trainer.pt"
-TASK_ALPHA = 0.9  # of the exponential averages, per episode
+RETURN_ALPHA, TASK_ALPHA = 0.99, 0.9  # of the exponential averages, per episode
 
 
 @dataclass
@@ -36,6 +36,7 @@ class TrainerState:
     teacher_k: int | None = None  # the teacher never changes: its evaluation is done once
     teacher_n: int | None = None
     best_score: float | None = None
+    return_average: float | None = None  # exponential average of the episodic return
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
     perturbed_success: dict[str, float] = field(default_factory=dict)  # the same per kind and magnitude
     drawn: dict[int, int] = field(default_factory=dict)  # groups that each task had: the cursor of training_episodes
@@ -43,12 +44,21 @@ class TrainerState:
     ranks: int = 1  # processes that train together; which episodes they play depends on their number
     looks: str = ""  # the pictures that it trains on: see CheckpointInfo
 
+    def improves(self, score: float | None) -> bool:
+        """Whether a score beats every earlier one of the run; if so, it is the one to beat from now on."""
+        is_better = score is not None and (self.best_score is None or score > self.best_score)
+        if is_better:
+            self.best_score = score
+        return is_better
+
     def absorb(self, played: Rollout) -> None:
-        """Count an update: its env steps, its successes (exponential averages), the initial states it drew."""
+        """Count an update: its env steps, its returns (exponential averages), the initial states it drew."""
         self.global_step += played.env_steps
         self.update += 1
         for trajectory in played.trajectories:
             value, task_id = float(trajectory.success), trajectory.episode.task_id
+            previous = value if self.return_average is None else self.return_average
+            self.return_average = RETURN_ALPHA * previous + (1 - RETURN_ALPHA) * value
             label = label_of(trajectory.episode.perturbation)
             of_task, of_label = self.task_success.get(task_id, UNKNOWN), self.perturbed_success.get(label, UNKNOWN)
             self.task_success[task_id] = TASK_ALPHA * of_task + (1 - TASK_ALPHA) * value
@@ -56,10 +66,13 @@ class TrainerState:
             self.drawn[task_id] = trajectory.episode.draw + 1  # trajectories come in the order of their episodes
 
 
-def save_checkpoint(checkpoints: Path, learner: Learner, state: TrainerState, keep: int) -> Path:
+def save_checkpoint(
+    checkpoints: Path, learner: Learner, state: TrainerState, keep: int, best: Mapping[str, Any] | None = None
+) -> Path:
     """Rank 0 writes `checkpoints/step_N`, moves the pointer `latest` to it and deletes older ones beyond `keep`.
 
-    Raises OSError (disk full, folder gone) with the previous checkpoint untouched.
+    Raises OSError (disk full, folder gone) with the previous checkpoint untouched. `best`: metadata of a new best; that
+    pointer moves before `latest`, which says that all is done.
     """
     final = checkpoints / f"step_{state.global_step}"
     if learner.ranks.is_main:
@@ -75,6 +88,8 @@ def save_checkpoint(checkpoints: Path, learner: Learner, state: TrainerState, ke
             shutil.rmtree(temporary, ignore_errors=True)
             raise
         _flush(checkpoints)
+        if best is not None:
+            mark_best(checkpoints, learner, state, best, final)
         point(checkpoints / "latest", final)
         kept = {*_steps(checkpoints)[-keep:], resolve_pointer(checkpoints / "best")}
         for folder in {*_steps(checkpoints)} - kept:
@@ -116,10 +131,12 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
     return state
 
 
-def mark_best(checkpoints: Path, learner: Learner, state: TrainerState, metadata: Mapping[str, Any]) -> None:
-    """Rank 0 points `best` at the latest checkpoint, with metadata.json: its score is `state.best_score`."""
+def mark_best(
+    checkpoints: Path, learner: Learner, state: TrainerState, metadata: Mapping[str, Any], folder: Path | None = None
+) -> None:
+    """Rank 0 points `best` at a folder (default: the latest), with metadata.json: its score is `state.best_score`."""
     if learner.ranks.is_main:
-        folder = resolve_pointer(checkpoints / "latest")
+        folder = folder or resolve_pointer(checkpoints / "latest")
         write_json(folder / "metadata.json", {"global_step": state.global_step, "score": state.best_score, **metadata})
         point(checkpoints / "best", folder)
 

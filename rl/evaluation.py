@@ -116,9 +116,7 @@ def evaluate_and_record(config: TrainConfig, run: Run, learner: Learner, pool: P
     if state.evaluated_at is None:
         check_baseline(config, found)
     state.evaluated_at, state.teacher_k, state.teacher_n = state.global_step, found.teacher.k, found.teacher.n
-    score = found.student.interval[0]
-    if state.best_score is None or score > state.best_score:
-        state.best_score = score
+    if config.evaluation.best_by == "evaluation" and state.improves(found.student.interval[0]):
         mark_best(run.checkpoints, learner, state, found.metrics())
 
 

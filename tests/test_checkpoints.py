@@ -51,7 +51,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_everything_comes_back(checkpoints, learner):
     state = TrainerState(
-        512, 3, 1234, 0, 7, 10, 0.25, task_success={0: 0.5, 7: 0.75}, drawn={7: 41}, wandb_id="abc"
+        512, 3, 1234, 0, 7, 10, 0.25, return_average=0.5, task_success={0: 0.5, 7: 0.75}, drawn={7: 41}, wandb_id="abc"
     )  # fmt: skip
     save_checkpoint(checkpoints, learner, state, keep=2)
     other = untrained()
@@ -116,9 +116,10 @@ def test_damaged_trainer_files_are_refused_in_one_line(checkpoints, learner, dam
     assert str(caught.value).startswith(f"{path} is not a usable checkpoint (")
 
 
-def test_an_update_is_counted_with_its_env_steps_and_successes():
+def test_an_update_is_counted_with_its_env_steps_and_returns():
     state = TrainerState(global_step=10, update=4)
     played = Rollout([trajectory(2, success=True), trajectory(3, task_id=1, index=1)], {}, wall_s=1.0, errors=0)
     state.absorb(played)
     assert (state.global_step, state.update) == (10 + played.env_steps, 5)
+    assert state.return_average == pytest.approx(0.99 * 1.0)  # starts at the first return, then alpha 0.99
     assert state.task_success == pytest.approx({0: 0.9 * 0.5 + 0.1, 1: 0.9 * 0.5})

@@ -222,6 +222,18 @@ def test_kill_9_before_the_first_checkpoint_has_nothing_to_go_on_with(monkeypatc
     assert "no checkpoint at" in one_line(capfd.readouterr().err)
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_kill_9_between_a_checkpoint_and_its_pointers_leaves_best_as_it_would_be(monkeypatch, tmp_path, count):
+    """By returns: the first update is the best (all are equal). Its pointers are the second and the third to be set."""
+    monkeypatch.setitem(MOMENTS, "pointer", (rl.checkpoints, "point", count))
+    assert stopped_at("pointer", killed, tmp_path, "--best-by", "return") == -signal.SIGKILL
+    run = only_run(tmp_path)
+    assert command_line(monkeypatch, "--resume", str(run)) == 0
+    best = resolve_pointer(run / "checkpoints" / "best")
+    assert best.name == "step_24"
+    assert json.loads((best / "metadata.json").read_text())["return_average"] == 1.0
+
+
 def test_kill_9_within_a_metrics_line_leaves_no_trace_of_it(tmp_path):
     half = lambda descriptor, data: (os.write(descriptor, data[:40]), killed())  # noqa: E731
     assert stopped_at("metrics line", half, tmp_path) == -signal.SIGKILL
