@@ -150,7 +150,7 @@ class WorkerPool(Pool):
 
     def __init__(
         self, spec: EnvSpec, num_envs: int, make_env: EnvFactory = make_env, prepare: Prepare | None = None,
-        step_timeout_s: float = 120.0, recycle_after: int = 200, simulators: Simulators = "processes",
+        step_timeout_s: float = 120.0, recycle_after: int = 2000, simulators: Simulators = "processes",
     ) -> None:  # fmt: skip
         super().__init__(spec, make_env, prepare, num_envs)
         self._step_timeout_s, self._recycle_after = step_timeout_s, recycle_after
@@ -166,7 +166,7 @@ class WorkerPool(Pool):
     def _start(self, slot: int, request: Request) -> None:
         super()._start(slot, request)
         if is_reset := isinstance(request, Reset):
-            if self._episodes[slot] >= self._recycle_after:  # against memory that creeps up
+            if self._episodes[slot] >= self._recycle_after:  # against memory that may creep up
                 self._replace(slot)
             self._episodes[slot] += 1
         self._workers[slot].request(request, timeout_s=RESET_TIMEOUT_S if is_reset else self._step_timeout_s)
