@@ -100,14 +100,14 @@ class GraphedNetwork:
     def _warm_up(self, inputs: Inputs, with_gradient: bool) -> None:
         """Passes that are not recorded: they compile, and find out which parameters get a gradient.
 
-        With gradient they take much memory beside the recordings, which are given up; compiled, they warm up all
-        smaller batches, too.
+        With gradient a large (compiled) network takes much memory beside the recordings, which are given up, and so all
+        smaller batches are warmed up, too. A small one comes with many sizes of batches, and keeps what it has.
         """
-        whole = len(inputs[0])
-        counts = range(1, whole + 1) if with_gradient and self.network.is_compiled else (whole,)
+        whole, is_large = len(inputs[0]), with_gradient and self.network.is_compiled
+        counts = range(1, whole + 1) if is_large else (whole,)
         parts = [tuple(None if x is None else x[:count] for x in inputs) for count in counts]
         cold = [part for part in parts if self._key(part, with_gradient) not in self._warm]
-        if with_gradient and cold:
+        if is_large and cold:
             self.forget()
         for part in cold:
             try:
