@@ -72,6 +72,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def resolve_pointer(path: Path) -> Path:
     """The folder beside it that the text file `checkpoints/best` or `latest` names; every other path as it is."""
+    path = path.expanduser()
     if path.is_file() and path.stat().st_size < 100:
         name = path.read_bytes().decode(errors="replace").strip()
         if re.fullmatch(r"step_\d+", name):

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> None:
     tasks = {str(suite): task_info(recipe(config, suite)) for suite in config.suites}
     head, labels = {"protocol": config.protocol, **provenance(argv)}, config.simulator.perturbations
     head["training"] = training_of(Path(str(config.model.checkpoint)))
-    plan = make_plan(tasks, config.trials, config.first_init_state, head, labels)
+    plan = make_plan(tasks, config.trials, config.first_init_state, head, labels, config.samples)
 
     config, _ = choose_looks(config)
     lock = only_writer(out.with_name(f".{out.name}.lock"), f"--out {out}")
@@ -174,7 +174,7 @@ def settings_of(config: EvalConfig, policy: Policy) -> dict[str, Any]:
     if mode == "auto":
         is_adapter = (resolve_pointer(Path(checkpoint)) / "adapter_config.json").is_file()  # trained on tokens
         mode = "greedy" if policy.action_head is None or is_adapter else "l1"
-        mode = "sample" if config.temperature is not None else mode
+        mode = "sample" if config.samples else mode
     return {
         "checkpoint": checkpoint,
         "weights": weights_fingerprint(policy),  # `best` is a pointer that moves

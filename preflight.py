@@ -41,15 +41,14 @@ from envs.rendering import REPAIR, check_versions, find_renderer, simulator_vers
 from envs.tasks import METAWORLD, TaskInfo
 from envs.worker import NoAnswer, ask
 from rl import selfcheck
-from rl.phases import Teacher, choose_teacher
+from rl.phases import Teacher, choose_teacher, phase_at
 from rl.selfcheck import Caution
 from vla.checkpoint import CheckpointInfo, base_and_adapter, inspect_checkpoint, resolve_checkpoint
-from vla.memory import fit_to_memory
+from vla.memory import GIB, fit_to_memory
 from vla.policy import Policy, choose_device, is_large
 from vla.tokens import same_actions, select_key, suites_named
 
 log = logging.getLogger("train")
-GIB = 2**30
 MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an empty frame has none
 COPIES_IN_CHECKPOINT = 3  # of every trained number, float32: itself and AdamW's two moments
 RESERVE_GIB = 0.5  # of the disk, for videos, records and the report
@@ -150,7 +149,8 @@ def check_policy(checks: Checks, config: TrainConfig, policy: Any, observation: 
     seen = observation or (policy and selfcheck.made_up_observation(policy))
     # After the warmup of an L1 head, or of another checkpoint, nothing is left of the checkpoint's token logits.
     phases, has_l1_head = config.phases, policy and policy.action_head is not None
-    relearns = phases.warmup and (phases.teacher_checkpoint or (has_l1_head and phases.teacher != "greedy"))
+    has_other_tokens = phases.teacher_checkpoint or (has_l1_head and phases.teacher != "greedy")
+    relearns = phase_at(0, phases).distils and has_other_tokens
     needs_tokens = not (config.evaluation.allow_zero_baseline or relearns)
     checks.make("attention", lambda: selfcheck.attention_probe(policy), policy)
     checks.make("images", lambda: selfcheck.image_probe(policy), policy)

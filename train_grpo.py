@@ -59,8 +59,9 @@ def main(argv: Sequence[str]) -> None:
     checks = preflight.Checks()
     preflight.check_machine(checks, config)
     ranks = join_ranks(config.model.device)
+    pinned = {"checkpoint": str(config.model.checkpoint), "teacher": config.phases.teacher}  # `best` may move on
+    config = changed(config, **{name: str(resolve_pointer(Path(path))) for name, path in pinned.items()})
     policy = preflight.load_policy(config.model, config.task.task_suite, config.update, config.run.seed)
-    config = changed(config, teacher=str(resolve_pointer(Path(config.phases.teacher))))  # `best` may move on
     teacher = preflight.load_teacher(config, policy)
     micro_batch_size, _ = preflight.fit_micro_batch(config, policy)
     config = changed(config, micro_batch_size=micro_batch_size)
@@ -129,7 +130,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             else:
                 played = rollout(episodes(), n_steps=config.rollout.n_steps)
                 trajectories = played.trajectories
-        metrics = rollout_metrics(played, phase, sum(ranks.gather(pool.restarts)), preferred)
+        metrics = rollout_metrics(played, phase, preferred)
 
         if trajectories:
             # 4. Advantages: the return of an episode, or how much better it was than others or than expected.

@@ -119,13 +119,13 @@ def main(arguments: Arguments) -> int:
         watch.over.set()
         thread.join()
     left = [pid for pid in watch.seen if Path(f"/proc/{pid}").exists()]
-    return report(watch, played, pool.restarts, left, quarter_done, arguments)
+    return report(watch, played, left, quarter_done, arguments)
 
 
-def report(watch: Watch, played, restarts: int, left: list[int], quarter_done: float, arguments: Arguments) -> int:
+def report(watch: Watch, played, left: list[int], quarter_done: float, arguments: Arguments) -> int:
     complete = [t for t in played.trajectories if t.env_steps == arguments.max_env_steps or t.success]
     print(f"{len(complete)} of {arguments.episodes} episodes complete in {played.wall_s:.0f} s")
-    print(f"{watch.kills} workers killed, {int(watch.stopped is not None)} stopped; {restarts} restarts, ", end="")
+    print(f"{watch.kills} workers killed, {int(watch.stopped is not None)} stopped; ", end="")
     print(f"{played.errors} episodes played again; {len(watch.seen)} worker processes in all")
     grown = False
     for column, whose in ((1, "this process"), (2, "largest worker")):

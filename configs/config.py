@@ -93,7 +93,8 @@ class SimulatorConfig:
     def perturbations(self) -> tuple[str, ...]:
         """Labels of what --perturb and --magnitudes ask for."""
         kinds = KINDS if "all" in self.perturb else tuple(kind for kind in self.perturb if kind not in ("all", "none"))
-        return tuple(f"{kind}-{magnitude}" for kind in dict.fromkeys(kinds) for magnitude in self.magnitudes)
+        labels = (f"{kind}-{magnitude}" for kind in kinds for magnitude in self.magnitudes)
+        return tuple(dict.fromkeys(labels))
 
 
 def check_simulator(simulator: SimulatorConfig, suites: tuple[Suite, ...], protocol: str | None = None) -> None:
@@ -344,7 +345,7 @@ class EvalConfig:
     task_ids: Annotated[tuple[int, ...] | None, TaskIds] = None
     """Task ids within each suite (None: all)."""
     trials: int = 50
-    """Episodes per task; more than a task has initial states starts over with the first."""
+    """Episodes per task, each from another initial state; more than there are: sampled ones start over."""
     first_init_state: int = 0
     """Id of the initial state of the first trial (40: the states that training leaves out by default)."""
     mode: Literal["auto", "greedy", "sample", "l1"] = "auto"
@@ -371,6 +372,10 @@ class EvalConfig:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
         greedy = f"--protocol libero is all tasks of a suite, 50 initial states each, greedy: leave out {flags}"
         require(self.protocol is None or not changed, greedy)
+
+    @property
+    def samples(self) -> bool:
+        return self.mode == "sample" or (self.mode == "auto" and self.temperature is not None)
 
     @property
     def suites(self) -> tuple[Suite, ...]:

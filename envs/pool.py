@@ -104,7 +104,6 @@ class Pool:
         self, spec: EnvSpec, make_env: EnvFactory = make_env, prepare: Prepare | None = None, num_slots: int = 1
     ) -> None:
         self.num_slots = num_slots
-        self.restarts = 0  # simulators rebuilt after a fault
         self._recipe = (spec, make_env, prepare)
         self._slot_env = SlotEnv(*self._recipe)
         self._requests: list[Request | None] = [None] * num_slots  # under way
@@ -123,9 +122,8 @@ class Pool:
     def ready(self, timeout_s: float | None = None) -> Results:
         """Results that are there; waits for one if any slot is at work, at most `timeout_s`. Raises BadInput."""
         results = self._results(timeout_s)
-        for slot, result in results:
+        for slot, _ in results:
             self._requests[slot] = None
-            self.restarts += result.error is not None
         return results
 
     def _start(self, slot: int, request: Request) -> None:

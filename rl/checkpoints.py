@@ -36,7 +36,7 @@ class TrainerState:
     teacher_k: int | None = None  # the teacher never changes: its evaluation is done once
     teacher_n: int | None = None
     best_score: float | None = None
-    return_average: float | None = None  # exponential average of the episodic return
+    return_average: float | None = None  # exponential average of the student's episodic return
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
     perturbed_success: dict[str, float] = field(default_factory=dict)  # the same per kind and magnitude
     drawn: dict[int, int] = field(default_factory=dict)  # groups that each task had: the cursor of training_episodes
@@ -55,10 +55,12 @@ class TrainerState:
         """Count an update: its env steps, its returns (exponential averages), the initial states it drew."""
         self.global_step += played.env_steps
         self.update += 1
+        own = [float(t.success) for t in played.trajectories if not any(d.by_teacher for d in t.decisions)]
+        if own:  # the student's, which begin at their mean
+            old, mean = RETURN_ALPHA ** len(own), sum(own) / len(own)
+            self.return_average = mean if self.return_average is None else old * self.return_average + (1 - old) * mean
         for trajectory in played.trajectories:
             value, task_id = float(trajectory.success), trajectory.episode.task_id
-            previous = value if self.return_average is None else self.return_average
-            self.return_average = RETURN_ALPHA * previous + (1 - RETURN_ALPHA) * value
             label = label_of(trajectory.episode.perturbation)
             of_task, of_label = self.task_success.get(task_id, UNKNOWN), self.perturbed_success.get(label, UNKNOWN)
             self.task_success[task_id] = TASK_ALPHA * of_task + (1 - TASK_ALPHA) * value
@@ -89,7 +91,7 @@ def save_checkpoint(
             raise
         _flush(checkpoints)
         if best is not None:
-            mark_best(checkpoints, learner, state, best, final)
+            mark_best(checkpoints, learner, state, best)
         point(checkpoints / "latest", final)
         kept = {*_steps(checkpoints)[-keep:], resolve_pointer(checkpoints / "best")}
         for folder in {*_steps(checkpoints)} - kept:
@@ -131,12 +133,10 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
     return state
 
 
-def mark_best(
-    checkpoints: Path, learner: Learner, state: TrainerState, metadata: Mapping[str, Any], folder: Path | None = None
-) -> None:
-    """Rank 0 points `best` at a folder (default: the latest), with metadata.json: its score is `state.best_score`."""
+def mark_best(checkpoints: Path, learner: Learner, state: TrainerState, metadata: Mapping[str, Any]) -> None:
+    """Rank 0 points `best` at the state's checkpoint, with metadata.json: its score is `state.best_score`."""
     if learner.ranks.is_main:
-        folder = folder or resolve_pointer(checkpoints / "latest")
+        folder = checkpoints / f"step_{state.global_step}"
         write_json(folder / "metadata.json", {"global_step": state.global_step, "score": state.best_score, **metadata})
         point(checkpoints / "best", folder)
 

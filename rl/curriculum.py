@@ -78,7 +78,7 @@ def perturbation_probabilities(config: TrainConfig, success: Mapping[str, float]
     labels = (NONE, *config.simulator.perturbations)
     if len(labels) == 1:
         return None
-    shares = [1.0] + [1.0 / len(config.simulator.magnitudes)] * (len(labels) - 1)
+    shares = [1.0] + [1.0 / len({*config.simulator.magnitudes})] * (len(labels) - 1)
     if config.rollout.curriculum:
         shares = preferences(labels, success)
     return {label: share / sum(shares) for label, share in zip(labels, shares, strict=True)}

@@ -15,7 +15,7 @@ from configs.config import TrainConfig
 from contracts import BadInput, first_line, write_json
 from rl.checkpoints import TrainerState, mark_best
 from rl.curriculum import evaluation_episodes
-from rl.metrics import Successes, count, progress_bar, task_rates
+from rl.metrics import Successes, count, progress_bar, rates
 from rl.phases import TeacherMode, phase_at
 from rl.ranks import ALONE, Ranks, shared_rollout
 from rl.rollout import Behaviour, Randomness, Rollout
@@ -62,7 +62,7 @@ class Validation:
         for actor in ("teacher", "student", "student_sampled"):
             name, successes = f"eval/{actor}_success", getattr(self, actor)
             if successes is not None:
-                found |= successes.metrics(name) | task_rates(name, self.played.get(actor, ()))
+                found |= successes.metrics(name) | rates(name, self.played.get(actor, ()))
         return found
 
     def __str__(self) -> str:

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from configs.config import LossConfig
 from rl.trajectory import Batch, Trajectory
+from vla.tokens import FIRST_ACTION_TOKEN
 
 EPSILON = 1e-6  # keeps the division by a standard deviation finite
 ADVANTAGE_LIMIT = 10.0  # |A| is clamped to this
 LOGRATIO_LIMIT = 5.0
-FIRST_ACTION_TOKEN = 31744  # index v of the last axis is token id 31744 + v
 
 # Sums over the decisions of a micro-batch (maxima where the name ends so), on the policy's device, without gradient.
 Statistics = dict[str, Tensor]

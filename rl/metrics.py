@@ -58,19 +58,17 @@ def count(trajectories: Sequence[Trajectory]) -> Successes:
     return Successes(sum(t.success for t in trajectories), len(trajectories))
 
 
-def task_rates(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The success rate of each task, where there are several."""
-    tasks = sorted({t.episode.task_id for t in trajectories})
-    of_task = {task: count([t for t in trajectories if t.episode.task_id == task]) for task in tasks}
-    return {f"{name}_task_{task}": found.rate for task, found in of_task.items()} if len(tasks) > 1 else {}
-
-
-def kind_rates(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The success rate of each kind of perturbation, where there are any."""
-    changes = [t.episode.perturbation for t in trajectories]
-    kinds = [NONE if change is None else change.kind for change in changes]
-    of_kind = {kind: count([t for t, own in zip(trajectories, kinds, strict=True) if own == kind]) for kind in kinds}
-    return {f"{name}_{kind}": found.rate for kind, found in of_kind.items()} if {*kinds} != {NONE} else {}
+def rates(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
+    """The success rates of each task, and of each kind of perturbation, where there are several."""
+    found = {}
+    for parts in (
+        [f"task_{t.episode.task_id}" for t in trajectories],
+        [NONE if t.episode.perturbation is None else t.episode.perturbation.kind for t in trajectories],
+    ):
+        for part in sorted(set(parts)) if len(set(parts)) > 1 else ():
+            own = [t for t, of in zip(trajectories, parts, strict=True) if of == part]
+            found[f"{name}_{part}"] = count(own).rate
+    return found
 
 
 @contextlib.contextmanager
@@ -83,22 +81,20 @@ def progress_bar(description: str, total: int | None, shown: bool = True) -> Ite
 
 
 def rollout_metrics(
-    played: Rollout, phase: PhaseState, restarts: int, preferred: Mapping[int, float] | None = None
+    played: Rollout, phase: PhaseState, preferred: Mapping[int, float] | None = None
 ) -> dict[str, float]:
     """`preferred`: with --curriculum, the probability of each task."""
     trajectories = played.trajectories
     by_teacher = [decision.by_teacher for trajectory in trajectories for decision in trajectory.decisions]
     return {
         "rollout/success_rate": count(trajectories).rate,
-        **task_rates("rollout/success_rate", trajectories),
-        **kind_rates("rollout/success_rate", trajectories),
+        **rates("rollout/success_rate", trajectories),
         "rollout/episode_length": played.env_steps / len(trajectories),
         "rollout/trajectories": len(trajectories),
         "rollout/env_steps_per_s": played.env_steps / played.wall_s,
         "rollout/teacher_fraction": sum(by_teacher) / len(by_teacher),
         "rollout/epsilon": phase.epsilon,
         "rollout/errors": played.errors,
-        "rollout/worker_restarts": restarts,
         "rollout/time_s": played.wall_s,
         "schedule/phase": list(Phase).index(phase.phase),
         "schedule/warmup_progress": phase.warmup_progress,
@@ -122,7 +118,7 @@ def system_metrics() -> dict[str, float]:
     found = {"system/ram_gb": resident_pages * os.sysconf("SC_PAGE_SIZE") / 2**30}  # a curve that only rises is a leak
     if torch.cuda.is_available():
         found["system/gpu_mem_gb"] = torch.cuda.max_memory_allocated() / 2**30
-        with contextlib.suppress(ModuleNotFoundError):  # of NVIDIA's library
+        with contextlib.suppress(Exception):  # without NVIDIA's library, or on a part of a GPU
             found["system/gpu_util"] = torch.cuda.utilization()
     return found
 

@@ -111,11 +111,12 @@ class Plan:
 
 def make_plan(
     tasks: Mapping[str, Sequence[TaskInfo]], trials: int, first_init_state: int, head: Mapping[str, Any],
-    perturbations: Sequence[str] = (),
+    perturbations: Sequence[str] = (), samples: bool = False,
 ) -> Plan:  # fmt: skip
     """Trial i of a task from initial state `first_init_state` + i; all of a task in a row, while it is built.
 
-    First unperturbed, then by every one of `perturbations`.
+    First unperturbed, then by every one of `perturbations`. More trials than initial states are for a policy that
+    samples: a greedy one would repeat itself, and count twice.
     """
     keys = []
     for suite, of_suite in tasks.items():
@@ -123,7 +124,8 @@ def make_plan(
             if (states := task.num_init_states - first_init_state) <= 0:
                 given = f"--first-init-state {first_init_state}: {suite} task {task.task_id}"
                 raise BadInput(f"{given} has only {task.num_init_states} of them")
-            starts = [(suite, task.task_id, first_init_state + i % states, i // states) for i in range(trials)]
+            count = trials if samples else min(trials, states)
+            starts = [(suite, task.task_id, first_init_state + i % states, i // states) for i in range(count)]
             keys += [Key(*start, label) for label in (NONE, *perturbations) for start in starts]
     return Plan(tasks, keys, head)
 

@@ -120,9 +120,10 @@ def reopen_run(
     if not ranks.is_main:
         return Run(folder, config, ranks)
     lock = only_writer(folder / ".lock", f"--resume {folder}: the run")
-    looks, stored = str(find_pack(config.simulator.assets)), read_json(folder / "config.json").get("looks")
-    if stored != looks:
-        raise BadInput(f"--resume {folder}: the run has seen assets {stored}, not {looks}: name those with --assets")
+    looks, stored = str(find_pack(config.simulator.assets)), read_json(folder / "config.json")
+    if (seen := stored.get("looks")) != looks:
+        raise BadInput(f"--resume {folder}: the run has seen assets {seen}, not {looks}: name those with --assets")
+    write_json(folder / "config.json", stored | {"config": to_dict(config)})  # what is changed now stays so
     with (folder / "metrics.jsonl").open("a") as metrics:
         metrics.truncate(min(metrics_bytes, metrics.tell()))
     log_to_terminal(folder / LOG_FILE)

@@ -202,7 +202,6 @@ class FakePool:
 
     def __init__(self, script: Callable[[int, int], Script], num_slots: int = 1, order_seed: int | None = None):
         self.num_slots = num_slots
-        self.restarts = 0
         self.started: list[tuple[int, int]] = []  # (task, initial state) of every reset
         self.physics: list[str] = []  # of every reset
         self.perturbations: list[Perturbation | None] = []  # of every reset

@@ -226,7 +226,7 @@ def test_kill_9_before_the_first_checkpoint_has_nothing_to_go_on_with(monkeypatc
 def test_kill_9_between_a_checkpoint_and_its_pointers_leaves_best_as_it_would_be(monkeypatch, tmp_path, count):
     """By returns: the first update is the best (all are equal). Its pointers are the second and the third to be set."""
     monkeypatch.setitem(MOMENTS, "pointer", (rl.checkpoints, "point", count))
-    assert stopped_at("pointer", killed, tmp_path, "--best-by", "return") == -signal.SIGKILL
+    assert stopped_at("pointer", killed, tmp_path, "--best-by", "return", "--no-warmup") == -signal.SIGKILL
     run = only_run(tmp_path)
     assert command_line(monkeypatch, "--resume", str(run)) == 0
     best = resolve_pointer(run / "checkpoints" / "best")

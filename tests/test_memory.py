@@ -14,13 +14,13 @@ NEEDS = [Need(0, int(2.58 * GIB), 0.0), Need(49, int(2.09 * GIB), 0.1), Need(81,
 
 
 def test_nothing_is_recomputed_where_everything_fits_and_everything_where_only_that_does():
-    assert choose_plan(NEEDS, 6 * GIB, batch_size=2) == (2, 0)
-    assert choose_plan(NEEDS, 0.38 * GIB, batch_size=2) == (1, 81)
+    assert choose_plan(NEEDS, 6 * GIB, range(1, 3)) == (2, 0)
+    assert choose_plan(NEEDS, 0.38 * GIB, range(1, 3)) == (1, 81)
 
 
 @pytest.mark.parametrize("free", [0.4, 1.0, 2.0, 2.2, 3.0, 4.0, 5.0, 7.3, 15.0])
 def test_every_plan_fits_by_its_own_measure(free):
-    micro_batch_size, block = choose_plan(NEEDS, free * GIB, batch_size=8)
+    micro_batch_size, block = choose_plan(NEEDS, free * GIB, range(1, 9))
     low, high = [n for n in NEEDS if n[0] <= block][-1], next(n for n in NEEDS if n[0] >= block)
     part = 0 if low is high else (block - low.recomputed_blocks) / (high.recomputed_blocks - low.recomputed_blocks)
     assert micro_batch_size * (low.bytes + part * (high.bytes - low.bytes)) <= free * GIB
@@ -28,7 +28,7 @@ def test_every_plan_fits_by_its_own_measure(free):
 
 def test_a_gpu_that_is_too_small_is_refused_with_what_is_missing():
     with pytest.raises(BadInput, match=r"needs 0\.4 GiB .* 0\.2 GiB are left"):
-        choose_plan(NEEDS, 0.2 * GIB, batch_size=2)
+        choose_plan(NEEDS, 0.2 * GIB, range(1, 3))
 
 
 @pytest.fixture

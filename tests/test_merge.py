@@ -83,7 +83,7 @@ def test_merged_folder_is_a_plain_checkpoint_in_the_bases_shards_and_dtype(base,
     card = (merged / "README.md").read_text()
     assert all(text in card for text in ("score: 0.75", str(base), "rank 4, alpha 8"))
     # The head is gone, since training changed what it reads; the number of images, once found out by it, is not.
-    assert (after.num_images, after.uses_proprio, after.has_l1_head) == (2, True, False)
+    assert (after.num_images, after.uses_proprio, after.action_head_file) == (2, True, None)
 
 
 def test_looks_travel_from_run_to_run_and_into_the_merged_folder(base, adapter, merged, tmp_path):

@@ -23,12 +23,12 @@ def collected() -> Rollout:
 
 
 def test_rollout_numbers(collected):
-    found = rollout_metrics(collected, TRANSITION, restarts=1)
+    found = rollout_metrics(collected, TRANSITION)
     env_steps = 8 + 9 + 12
     expected = {
         "rollout/success_rate": 2 / 3, "rollout/success_rate_task_0": 1.0, "rollout/success_rate_task_4": 0.5,
         "rollout/episode_length": env_steps / 3, "rollout/trajectories": 3, "rollout/env_steps_per_s": env_steps / 7.25,
-        "rollout/teacher_fraction": 2 / 8, "rollout/epsilon": 0.25, "rollout/errors": 2, "rollout/worker_restarts": 1,
+        "rollout/teacher_fraction": 2 / 8, "rollout/epsilon": 0.25, "rollout/errors": 2,
         "rollout/time_s": 7.25, "schedule/phase": 1, "schedule/warmup_progress": 1.0,
         "schedule/transition_progress": 0.75, "time/sim": 3.0, "time/render": 2.0, "time/infer": 1.0, "time/wait": 0.5,
     }  # fmt: skip

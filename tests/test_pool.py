@@ -100,7 +100,6 @@ def test_a_dead_worker_is_replaced_and_its_episode_an_error(strict_pool):
     result = run_chunk(strict_pool, DIE)
     assert (result.done, result.success, result.observation) == (True, False, None)
     assert "died (SIGKILL)" in result.error
-    assert strict_pool.restarts == 1
     assert run_chunk(strict_pool, WORK).error is None
     assert len(os.listdir("/proc/self/fd")) == len(files)
 
@@ -109,7 +108,6 @@ def test_a_hung_worker_is_replaced_and_tells_where_it_hung(capfd):
     with worker_pool(num_envs=1, step_timeout_s=2.0) as pool:
         assert "gave no answer in time (SIGABRT)" in run_chunk(pool, HANG).error
         assert "hang_for_ever" in capfd.readouterr().err
-        assert pool.restarts == 1
         assert run_chunk(pool, WORK).error is None
 
 
@@ -134,7 +132,6 @@ def test_workers_are_recycled_between_episodes():
     with worker_pool(num_envs=1, recycle_after=2) as pool:
         workers = [worker_of(run_chunk(pool)) for _ in range(5)]
         assert workers[0] == workers[1] != workers[2] == workers[3] != workers[4]
-        assert pool.restarts == 0
 
 
 def test_no_worker_outlives_the_pool():

@@ -38,7 +38,6 @@ def test_faults_are_those_of_processes_and_the_slot_goes_on(cluster):
         assert run_chunk(pool, FAULT).error == "the table fell over"
         assert "it died (SIGKILL), on " in run_chunk(pool, DIE).error
         assert "gave no answer in time (SIGABRT), on " in run_chunk(pool, HANG).error
-        assert pool.restarts == 3
         pool._workers[0].close()  # the actor itself is gone
         pool.reset(0, 0, WORK)
         assert "it or its node died (ActorDiedError" in only(pool.ready())[1].error
@@ -62,7 +61,7 @@ def test_a_killed_node_costs_the_episode_that_it_played(cluster, tmp_path):
         cluster.remove_node(cluster.second, allow_graceful=False)
         lost, result = only(pool.ready())
         assert "died" in result.error
-        assert (pool.restarts, result.done, result.observation) == (1, True, None)
+        assert (result.done, result.observation) == (True, None)
         assert run_chunk(pool, WORK, lost).error is None  # on the other node
         with open(fifo, "w"):
             slot, result = only(pool.ready())

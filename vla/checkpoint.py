@@ -104,12 +104,8 @@ class CheckpointInfo:
         return self.proprio_file is not None or bool(self.proprio_weights)
 
     @property
-    def has_l1_head(self) -> bool:
-        return self.action_head_file is not None
-
-    @property
     def kind(self) -> str:
-        if self.has_l1_head:
+        if self.action_head_file is not None:
             return "L1 regression"
         return "action tokens, after RL" if self.proprio_weights else "action tokens"
 
@@ -180,7 +176,7 @@ def base_of_adapter(folder: Path) -> str | None:
 
 def base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | None]:
     """A checkpoint that is itself an adapter folder becomes its base and that adapter."""
-    folder = resolve_pointer(Path(checkpoint).expanduser())
+    folder = resolve_pointer(Path(checkpoint))
     if (base := base_of_adapter(folder)) is None:
         return checkpoint, adapter
     if adapter is not None:

@@ -45,11 +45,8 @@ def fit_to_memory(
         needs = measure_needs(policy, synthetic_observations(policy.num_images, policy.statistics.proprio, 1)[0])
         if gradient_checkpointing != "auto":
             needs = [need for need in needs if need.recomputed_blocks == blocks]
-        free = free_for_activations(policy, others_bytes)
-        if micro_batch_size == "auto":
-            micro_batch_size, blocks = choose_plan(needs, free, share)
-        else:
-            _, blocks = choose_plan(needs, free / micro_batch_size, 1)
+        sizes = range(1, share + 1) if micro_batch_size == "auto" else (micro_batch_size,)
+        micro_batch_size, blocks = choose_plan(needs, free_for_activations(policy, others_bytes), sizes)
     network.recomputed_blocks = blocks
     return share if micro_batch_size == "auto" else micro_batch_size
 
@@ -91,7 +88,7 @@ def _peak_of_one(policy: Policy, observation: Observation) -> int:
     return peak
 
 
-def choose_plan(needs: Sequence[Need], free_bytes: float, batch_size: int) -> tuple[int, int]:
+def choose_plan(needs: Sequence[Need], free_bytes: float, micro_batch_sizes: Sequence[int]) -> tuple[int, int]:
     """(Micro-batch, blocks that recompute) of the fastest plan that fits, by the time that was seen on an H200.
 
     Between two measured needs both bytes and share are in proportion.
@@ -103,15 +100,15 @@ def choose_plan(needs: Sequence[Need], free_bytes: float, batch_size: int) -> tu
     sizes, shares = np.interp(blocks, measured, sizes), np.interp(blocks, measured, shares)
     plans = [
         ((2 + share) * (0.8 + 0.4 / micro_batch_size), (micro_batch_size, int(block)))
-        for micro_batch_size in range(1, batch_size + 1)
+        for micro_batch_size in micro_batch_sizes
         for block, size, share in zip(blocks, sizes, shares, strict=True)
         if micro_batch_size * size <= free_bytes
     ]
     if not plans:
-        raise BadInput(
-            f"one update of one decision needs {needs[-1].bytes / GIB:.1f} GiB beside the weights with all activations "
-            f"recomputed, {max(free_bytes, 0) / GIB:.1f} GiB are left: {ADVICE}"
-        )
+        least, need = min(micro_batch_sizes), needs[-1]
+        wanted = f"an update by {least} decision(s) at a time, {need.recomputed_blocks} blocks recomputed"
+        found = f"{least * need.bytes / GIB:.1f} GiB beside the weights, {max(free_bytes, 0) / GIB:.1f} GiB are left"
+        raise BadInput(f"{wanted}, needs {found}: {'lower --micro-batch-size, ' if least > 1 else ''}{ADVICE}")
     return min(plans)[1]
 
 
