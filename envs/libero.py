@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 IMAGE_SIZE = 256
 CAMERAS = ("agentview", "robot0_eye_in_hand")  # a policy with n images reads the first n
 SETTLING_STEPS = 10  # initial states hold the objects some centimetres above the table
+SUBSTEPS, FAST_SUBSTEPS = 25, 13  # physics steps of an env step: robosuite's, and in fast physics once all has settled
 SETTLING_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # no motion, gripper open
 MAX_PLACEMENT_TRIES = 100
 ARM_NOISE_RAD = 0.02  # standard deviation of the arm's joints in the benchmark's initial states (robosuite's default)
@@ -200,8 +201,10 @@ class LiberoEnv:
         for number in range(SETTLING_STEPS - 1):
             simulator.step(SETTLING_ACTION)
             if physics == "fast" and number == 0:  # the first goal is where the hand was before the reset
-                simulator.hurry()
+                simulator.hurry(SUBSTEPS)
         self._execute(SETTLING_ACTION[None], observe, count=0)
+        if physics == "fast":
+            simulator.hurry(FAST_SUBSTEPS)
         return False
 
     def _execute(self, actions: np.ndarray, observe: bool, count: int = 1) -> bool:
@@ -277,6 +280,7 @@ class Simulator:
         Without one the objects stay where they were placed, and the arm's joints are drawn as in the benchmark's.
         """
         self._step = self._exact_step
+        self.domain.sim.model.opt.timestep = self.domain.model_timestep
         self.gate.wanted = ()
         perturb.restore(self.domain, self._as_built, self._goal)
         _first_placement(self._soft_reset, seed)
@@ -320,11 +324,11 @@ class Simulator:
         check_stability(self.domain.sim.data._data)
         return raw, success
 
-    def hurry(self) -> None:
+    def hurry(self, substeps: int) -> None:
         """Step by `envs.fast` up to the next reset."""
         from envs.fast import fast_step
 
-        self._step = fast_step(self.domain)
+        self._step = fast_step(self.domain, substeps)
 
     def _exact_step(self, action: np.ndarray) -> Outcome:
         with self._lean_physics(self.domain.sim):

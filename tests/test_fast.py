@@ -16,7 +16,7 @@ def env():
 
 
 def played(env, physics):
-    """The motor commands (200, 9) of all physics steps of a chunk, and its result."""
+    """The motor commands (8 * substeps, 9) of all physics steps of a chunk, and its result."""
     import mujoco  # which an env has to precede
 
     env.reset(0, physics=physics)
@@ -27,7 +27,8 @@ def played(env, physics):
     return np.array(commands), result
 
 
-def test_a_chunk_in_the_air_is_libero_s(env):
+def test_with_as_many_physics_steps_a_chunk_in_the_air_is_libero_s(env, monkeypatch):
+    monkeypatch.setattr("envs.libero.FAST_SUBSTEPS", 25)
     exact, fast = played(env, "exact"), played(env, "fast")
     assert exact[0].shape == (8 * 25, 9)
     assert np.ptp(exact[0], axis=0).min() > 0.0  # every motor was moved
@@ -36,6 +37,13 @@ def test_a_chunk_in_the_air_is_libero_s(env):
     np.testing.assert_allclose(ours.proprio, theirs.proprio, atol=1e-6)  # m, rad: of the same moment
     assert (ours.images != theirs.images).mean() < 1e-3
     assert not np.array_equal(fast[0], exact[0])  # else one of them was the other
+
+
+def test_with_half_as_many_the_hand_stays_within_two_millimetres(env):
+    (exact_commands, exact), (fast_commands, fast) = played(env, "exact"), played(env, "fast")
+    assert (len(exact_commands), len(fast_commands)) == (8 * 25, 8 * 13)
+    assert np.abs(fast.observation.proprio - exact.observation.proprio)[:3].max() < 2e-3
+    np.testing.assert_allclose(fast.observation.proprio, exact.observation.proprio, atol=0.02)
 
 
 def test_an_exact_episode_is_the_same_after_a_fast_one(env):
