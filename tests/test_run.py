@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.config import ModelConfig, RunConfig, SimulatorConfig, TaskConfig, TrainConfig, from_dict
+from configs.config import ModelConfig, RunConfig, SimulatorConfig, TaskConfig, TrainConfig, changed, from_dict
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
 from rl.ranks import ALONE
@@ -106,6 +106,13 @@ def test_reopening_drops_records_after_the_checkpoint_and_appends(run):
     again.record(2, 2, {})
     again.close()
     assert read_metrics(run.folder) == [FIRST, {"global_step": 2, "update": 2}]
+
+
+def test_what_a_resume_changes_stays_changed(run):
+    run.close()
+    reopen_run(run.folder, changed(run.config, total_steps=7), 0, None).close()
+    stored = json.loads((run.folder / "config.json").read_text())
+    assert (stored["config"]["phases"]["total_steps"], stored["argv"]) == (7, ARGV)
 
 
 def test_the_log_goes_to_terminal_and_file_and_is_continued(run, capsys):
