@@ -59,11 +59,11 @@ def _edit_weights(folder: Path, edit) -> None:
 
 def test_regression_and_token_checkpoints_are_recognised(tmp_path):
     info = inspect_checkpoint(GOLDEN)
-    assert (info.kind, info.num_images, info.uses_proprio, info.has_l1_head) == ("L1 regression", 2, True, True)
+    assert (info.kind, info.num_images, info.uses_proprio) == ("L1 regression", 2, True)
     assert list(info.statistics) == ["libero_tiny_no_noops"]
     folder = shutil.copytree(GOLDEN, tmp_path / "token", ignore=shutil.ignore_patterns("*.pt"))
     info = inspect_checkpoint(folder)
-    assert (info.kind, info.num_images, info.uses_proprio, info.has_l1_head) == ("action tokens", 1, False, False)
+    assert (info.kind, info.num_images, info.uses_proprio) == ("action tokens", 1, False)
 
 
 def test_checkpoint_after_rl_has_its_proprio_projector_among_the_weights(tmp_path):
