@@ -1,6 +1,6 @@
 """Physics for training, three to four times as fast: 13 physics steps an env step, with one constraint solution each.
 
-robosuite takes 25 steps and solves the constraints three times in each, every solution starting from the one before. Here
+robosuite takes 25 and solves the constraints three times in each, every solution starting from the one before. Here
 they are solved once, as MuJoCo's documentation has it for controllers (mj_step1, control, mj_step2), and the controller
 is compiled. While objects settle, 25 physics steps keep the same equations, with other rounding; then longer ones move
 the hand about a millimetre otherwise in a chunk. Import this after `envs.rendering.prepare`.
