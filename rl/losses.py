@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from configs.config import LossConfig
+from envs.perturb import label_of
 from rl.trajectory import Batch, Trajectory
 from vla.tokens import FIRST_ACTION_TOKEN
 
@@ -26,7 +27,7 @@ Statistics = dict[str, Tensor]
 
 
 def compute_advantages(batch: Batch, trajectories: Sequence[Trajectory], config: LossConfig) -> Tensor:
-    """(N,) advantage of every decision from the returns of its trajectory, of its group, or of the rollout.
+    """(N,) advantage of every decision from the returns of its trajectory, its group, or its task in the rollout.
 
     `absolute` is the return itself, discounted per decision from the last one backwards: failures give no gradient and
     cost no compute. The relative kinds give every decision of a trajectory the same value.
@@ -36,7 +37,12 @@ def compute_advantages(batch: Batch, trajectories: Sequence[Trajectory], config:
     if config.advantage == "absolute":
         advantages = returns[batch.trajectory] * config.discount**batch.steps_to_end
     elif config.advantage in ("batch", "gae"):
-        advantages = standardised(returns)[batch.trajectory]
+        advantages = returns.clone()
+        kinds = [(t.episode.task_id, label_of(t.episode.perturbation)) for t in trajectories]
+        for kind in set(kinds):  # else every episode of an easy task would count as good
+            same = torch.tensor([other == kind for other in kinds])
+            advantages[same] -= returns[same].mean()
+        advantages = scaled(advantages)[batch.trajectory]
     else:
         relative = standardised if config.advantage == "group" else minus_mean_of_others
         advantages = torch.zeros_like(returns)
@@ -48,9 +54,11 @@ def compute_advantages(batch: Batch, trajectories: Sequence[Trajectory], config:
 
 def standardised(returns: Tensor) -> Tensor:
     """A_i = (R_i - mean) / (std + 1e-6), unbiased std; exactly 0 when all are equal (GRPO, Shao et al. 2024, eq. 3)."""
-    if len(returns) < 2 or bool((returns == returns[0]).all()):
-        return torch.zeros_like(returns)
-    return (returns - returns.mean()) / (returns.std() + EPSILON)
+    return scaled(returns - returns.mean()) if bool((returns != returns[0]).any()) else torch.zeros_like(returns)
+
+
+def scaled(centred: Tensor) -> Tensor:
+    return centred / (centred.std() + EPSILON) if len(centred) > 1 else torch.zeros_like(centred)
 
 
 def minus_mean_of_others(returns: Tensor) -> Tensor:

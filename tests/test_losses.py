@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.config import LossConfig
+from envs.perturb import Perturbation
 from rl.losses import (
     FIRST_ACTION_TOKEN,
     approx_kl,
@@ -58,6 +59,17 @@ def test_relative_advantages_follow_their_closed_forms(successes):
     assert advantages("rloo", successes) == pytest.approx(returns - others, abs=1e-6)
     if len(set(successes)) == 1:  # exactly 0: such decisions never run
         assert not any(advantages(kind, successes).any() for kind in ("group", "batch", "rloo"))
+
+
+def test_batch_advantages_compare_episodes_of_the_same_task_and_perturbation():
+    robot = [Perturbation("robot", 2, seed) for seed in (5, 6)]
+    starts = [(0, None), (0, None), (1, None), (1, None), (1, robot[0]), (1, robot[1])]
+    played = [trajectory(1, success, i, i) for i, success in enumerate([1, 1, 1, 0, 0, 1])]
+    for one, (task_id, change) in zip(played, starts, strict=True):
+        one.episode = replace(one.episode, task_id=task_id, perturbation=change)
+    found = compute_advantages(flatten(played, ACTION_DIM), played, LossConfig(advantage="batch"))
+    spread = math.sqrt(4 * 0.25 / 5)  # of 0, 0, and four halves
+    assert found.tolist() == pytest.approx([0, 0, 0.5 / spread, -0.5 / spread, -0.5 / spread, 0.5 / spread], rel=1e-4)
 
 
 def test_absolute_advantages_are_returns_discounted_from_the_finishing_decision_backwards():
