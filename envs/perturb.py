@@ -32,7 +32,7 @@ NEARER = 0.8  # where something would fall, the next draw goes this much less fa
 MAX_DRAWS = 20
 COLOURS = np.array([[0.9, 0.1, 0.1], [0.1, 0.7, 0.1], [0.1, 0.2, 0.9], [0.9, 0.8, 0.1], [0.7, 0.1, 0.8], [1, 1, 1]])
 UNSET_RGBA = np.array([0.5, 0.5, 0.5, 1.0])  # of a geom whose material or texture decides
-MODEL_FIELDS = ("cam_pos", "cam_quat", "light_diffuse", "geom_rgba", "geom_matid")
+MODEL_FIELDS = ("cam_pos", "cam_quat", "light_diffuse", "geom_rgba", "geom_matid", "geom_solref")
 
 VERBS = {
     "pick up": "grab", "pick": "grab", "place": "set", "put": "set", "push": "slide", "turn on": "switch on",
@@ -110,7 +110,7 @@ def scattered(places: np.ndarray, radius: float, rng: np.random.Generator) -> np
 
 
 def snapshot(domain: Any) -> dict[str, np.ndarray]:
-    """What `change_scene` may change of the model, as it is: for `restore`."""
+    """What `change_scene` and fast physics may change of the model, as it is: for `restore`."""
     model = domain.sim.model._model
     headlight = model.vis.headlight
     fields = {name: getattr(model, name).copy() for name in MODEL_FIELDS}

@@ -10,7 +10,7 @@ ACTIONS = np.random.default_rng(0).uniform(-1.0, 1.0, (8, 7))  # far above the t
 
 @pytest.fixture(scope="module")
 def env():
-    env = LiberoEnv(EnvSpec("libero_spatial", (0,)), 0)
+    env = LiberoEnv(EnvSpec("libero_spatial", (4,)), 4)  # a bowl in a drawer, one on the cabinet
     yield env
     env.close()
 
@@ -44,6 +44,15 @@ def test_with_half_as_many_the_hand_stays_within_two_millimetres(env):
     assert (len(exact_commands), len(fast_commands)) == (8 * 25, 8 * 13)
     assert np.abs(fast.observation.proprio - exact.observation.proprio)[:3].max() < 2e-3
     np.testing.assert_allclose(fast.observation.proprio, exact.observation.proprio, atol=0.02)
+
+
+def test_what_nobody_touches_stays_where_it_is(env):
+    up = np.tile([0.0, 0.0, 0.3, 0.0, 0.0, 0.0, -1.0], (40, 1))
+    env.reset(0, physics="fast")
+    before = env._simulator.object_poses()
+    env.step_chunk(up)
+    for name, (position, _) in env._simulator.object_poses().items():
+        np.testing.assert_allclose(position, before[name][0], atol=1e-4)  # m
 
 
 def test_an_exact_episode_is_the_same_after_a_fast_one(env):
