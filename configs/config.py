@@ -172,7 +172,7 @@ class RolloutConfig:
     temperature: float = 1.0
     """Sampling temperature of the student, by which its logits are divided; its log-probabilities use the same."""
     physics: Literal["exact", "fast"] = "exact"
-    """Of training episodes. fast: about half of the time, not LIBERO's to the bit (evaluations stay exact)."""
+    """Of training episodes. fast: about a third of the time, not LIBERO's to the bit (evaluations stay exact)."""
     group_size: int = 1
     """Episodes from each drawn (task, initial state)."""
     curriculum: bool = False

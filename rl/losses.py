@@ -58,6 +58,7 @@ def standardised(returns: Tensor) -> Tensor:
 
 
 def scaled(centred: Tensor) -> Tensor:
+    """Divided by their unbiased standard deviation + 1e-6; 0 for one alone."""
     return centred / (centred.std() + EPSILON) if len(centred) > 1 else torch.zeros_like(centred)
 
 

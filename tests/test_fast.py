@@ -47,18 +47,18 @@ def test_with_half_as_many_the_hand_stays_within_two_millimetres(env):
 
 
 def test_what_nobody_touches_stays_where_it_is(env):
-    up = np.tile([0.0, 0.0, 0.3, 0.0, 0.0, 0.0, -1.0], (40, 1))
     env.reset(0, physics="fast")
-    before = env._simulator.object_poses()
-    env.step_chunk(up)
-    for name, (position, _) in env._simulator.object_poses().items():
-        np.testing.assert_allclose(position, before[name][0], atol=1e-4)  # m
+    bodies = [env.domain.obj_body_id[name] for name in env.domain.objects_dict]
+    before = env.domain.sim.data.body_xpos[bodies].copy()
+    env.step_chunk(np.tile([0.0, 0.0, 0.3, 0.0, 0.0, 0.0, -1.0], (40, 1)))  # the hand goes up
+    np.testing.assert_allclose(env.domain.sim.data.body_xpos[bodies], before, atol=1e-4)  # m
 
 
 def test_an_exact_episode_is_the_same_after_a_fast_one(env):
-    before = played(env, "exact")
+    before, contacts = played(env, "exact"), env.domain.sim.model._model.geom_solref.copy()
     env.reset(1, physics="fast")
     env.step_chunk(np.tile([0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0], (40, 1)))  # onto the table
     after = played(env, "exact")
     np.testing.assert_array_equal(before[0], after[0])
     np.testing.assert_array_equal(before[1].observation.images, after[1].observation.images)
+    np.testing.assert_array_equal(env.domain.sim.model._model.geom_solref, contacts)
