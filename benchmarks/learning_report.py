@@ -42,10 +42,11 @@ class Variant:
         """Per seed that was evaluated, the rows of its evaluations."""
         return [found for rows in self.seeds if (found := [row for row in rows if GREEDY in row])]
 
-    def greedy(self, which: int) -> Successes:
+    def greedy(self, which: int) -> str:
         """All seeds together; which: 0 for the first evaluation, -1 for the last one."""
         rows = [evaluated[which] for evaluated in self.evaluated()]
-        return Successes(sum(int(row[f"{GREEDY}_k"]) for row in rows), sum(int(row[f"{GREEDY}_n"]) for row in rows))
+        k, n = (sum(int(row[f"{GREEDY}_{letter}"]) for row in rows) for letter in "kn")
+        return str(Successes(k, n)) if n else "-"
 
     def gains(self) -> list[float]:
         """Per seed, of greedy success over the teacher, in points."""
@@ -99,7 +100,7 @@ def table(variants: Sequence[Variant], between: tuple[int, int]) -> str:
         curves = [curve(rows) for rows in variant.seeds]
         gains = ", ".join(f"{gain:+.0f}" for gain in variant.gains())
         steps = ", ".join(f"{points[-1].env_steps:,}" for points in curves)
-        cells = [variant.name, str(variant.greedy(0)), str(variant.greedy(-1)), gains, steps]
+        cells = [variant.name, variant.greedy(0), variant.greedy(-1), gains, steps]
         cells += [", ".join(reached(points, level) for points in curves) for level in LEVELS]
         cells.append(variant.between(*between))
         lines.append(f"| {' | '.join(cells)} |")
