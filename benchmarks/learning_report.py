@@ -1,8 +1,9 @@
-"""Table and picture of what benchmarks/learning.py left: python -m benchmarks.learning_report OUT [--picture FILE]
+"""Table and picture of several runs: python -m benchmarks.learning_report FOLDER [--picture FILE]
 
-For every variant: greedy success of all its seeds before and after training with Wilson intervals, after how many
-env steps and minutes of rollouts and updates the success of the last WINDOW training episodes has reached a level, and
-the success of the training episodes between two numbers of env steps (--between), all seeds and each.
+FOLDER/VARIANT/seed_S.jsonl is the metrics.jsonl of one run. For every variant: greedy success of all its seeds before
+and after training with Wilson intervals, after how many env steps and minutes of rollouts and updates the success of
+the last WINDOW training episodes has reached a level, and the success of the training episodes between two numbers of
+env steps (--between), all seeds and each.
 """
 
 from __future__ import annotations
@@ -39,14 +40,17 @@ class Variant:
     seeds: list[list[Row]]  # rows of metrics.jsonl
 
     def evaluated(self) -> list[list[Row]]:
-        """Per seed that was evaluated, the rows of its evaluations."""
-        return [found for rows in self.seeds if (found := [row for row in rows if GREEDY in row])]
+        """Per seed that was evaluated before and after, the rows of its evaluations."""
+        return [found for rows in self.seeds if len(found := [row for row in rows if GREEDY in row]) > 1]
 
     def greedy(self, which: int) -> str:
         """All seeds together; which: 0 for the first evaluation, -1 for the last one."""
         rows = [evaluated[which] for evaluated in self.evaluated()]
-        k, n = (sum(int(row[f"{GREEDY}_{letter}"]) for row in rows) for letter in "kn")
-        return str(Successes(k, n)) if n else "-"
+        if not rows:
+            return "-"
+        return str(
+            Successes(sum(int(row[f"{GREEDY}_k"]) for row in rows), sum(int(row[f"{GREEDY}_n"]) for row in rows))
+        )
 
     def gains(self) -> list[float]:
         """Per seed, of greedy success over the teacher, in points."""
@@ -129,13 +133,13 @@ def draw(variants: Sequence[Variant], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.learning_report", description=__doc__.splitlines()[0])
-    parser.add_argument("out", type=Path, help="folder that benchmarks.learning wrote")
-    parser.add_argument("--picture", type=Path, help="PNG to write (default: OUT/learning.png)")
+    parser.add_argument("folder", type=Path, help="folder of variants")
+    parser.add_argument("--picture", type=Path, help="PNG to write (default: FOLDER/learning.png)")
     parser.add_argument("--between", type=int, nargs=2, default=(0, 10**9), help="env steps")
     arguments = parser.parse_args()
-    variants = read_variants(arguments.out)
+    variants = read_variants(arguments.folder)
     print(table(variants, tuple(arguments.between)))
-    draw(variants, arguments.picture or arguments.out / "learning.png")
+    draw(variants, arguments.picture or arguments.folder / "learning.png")
 
 
 if __name__ == "__main__":
