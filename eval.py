@@ -29,8 +29,8 @@ from envs.libero import EnvSpec
 from envs.perturb import KINDS, MAGNITUDES, NONE, from_label
 from envs.pool import make_pool, task_info
 from envs.tasks import task_names
-from rl.metrics import progress_bar
-from rl.results import Key, Plan, Results, make_plan, open_results, read_results, results_table, save_results
+from experiment.metrics import progress_bar
+from experiment.results import Key, Plan, Results, make_plan, open_results, read_results, results_table, save_results
 
 if TYPE_CHECKING:  # these take seconds to import: --help and wrong flags are answered before
     from rl.trajectory import Episode, Trajectory
@@ -40,9 +40,9 @@ if TYPE_CHECKING:  # these take seconds to import: --help and wrong flags are an
 def main(argv: Sequence[str]) -> None:
     """Play what is missing of the plan, for one checkpoint or the two of a comparison, and print the results."""
     config = parse_eval(argv)
+    from experiment.report import training_of
+    from experiment.run_folder import only_writer, provenance
     from preflight import choose_looks
-    from rl.report import training_of
-    from rl.run import only_writer, provenance
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     out = Path(config.out or time.strftime(f"runs/eval-%Y%m%d-%H%M%S-{os.getpid()}.json"))
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
         print(f"\nbefore: {before.settings['checkpoint']} ({before.settings['mode']}), {before.path}")
         print(*results_table(results, plan, before), sep="\n")
     if labels:
-        from rl.robustness import draw_perturbations, perturbation_table  # which takes matplotlib
+        from experiment.robustness import draw_perturbations, perturbation_table  # which takes matplotlib
 
         print("", *perturbation_table(results, labels, before), sep="\n")
         print(f"picture: {draw_perturbations(results, labels, before, out.with_suffix('.png'))}")
@@ -77,8 +77,8 @@ def main(argv: Sequence[str]) -> None:
 
 def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Results:
     """Play the episodes that the results file still lacks, suite by suite. `other`: what they will be compared with."""
+    from experiment.run_folder import interruptible
     from preflight import check_looks, load_policy
-    from rl.run import interruptible
     from rl.selfcheck import Caution, attention_probe, image_probe
     from vla.tokens import select_key
 
@@ -116,7 +116,7 @@ def play_suite(
     config: EvalConfig, policy: Policy, suite: Suite, plan: Plan, missing: Sequence[Key], results: Results
 ) -> None:
     """Play the `missing` episodes of one suite; each is in the file as soon as it has ended."""
-    from rl.evaluation import evaluate
+    from experiment.evaluation import evaluate
 
     keys, simulator = {episode_of(key, config.seed): key for key in missing}, config.simulator
     with (
@@ -190,7 +190,7 @@ def settings_of(config: EvalConfig, policy: Policy) -> dict[str, Any]:
 
 def episode_record(config: EvalConfig, results: Results, key: Key, trajectory: Trajectory) -> dict[str, Any]:
     """The record of an episode (docs/RESULTS_JSON.md); writes its video if that is wanted."""
-    from rl.evaluation import write_video
+    from experiment.evaluation import write_video
 
     video = None
     if config.video == "all" or (config.video == "failures" and not trajectory.success):

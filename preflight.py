@@ -48,7 +48,7 @@ from vla.memory import GIB, fit_to_memory
 from vla.policy import Policy, choose_device, is_large
 from vla.tokens import same_actions, select_key, suites_named
 
-log = logging.getLogger("train")
+log = logging.getLogger(__name__)
 MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an empty frame has none
 COPIES_IN_CHECKPOINT = 3  # of every trained number, float32: itself and AdamW's two moments
 RESERVE_GIB = 0.5  # of the disk, for videos, records and the report
@@ -329,7 +329,7 @@ def load_policy(model: ModelConfig, suite: str, update: UpdateConfig = TrainConf
     return Policy.load(
         str(model.checkpoint), task_suite=suite, unnorm_key=model.unnorm_key, device=model.device,
         frozen_weights=model.frozen_weights, compile=model.compile, memory_budget=model.memory_budget,
-        lora_rank=update.lora_rank, lora_alpha=update.lora_alpha, seed=seed,
+        lora_rank=update.lora_rank, seed=seed,
     )  # fmt: skip
 
 
@@ -341,7 +341,7 @@ def load_teacher(config: TrainConfig, policy: Policy) -> Teacher:
     if adapter is not None or config.phases.teacher_checkpoint is not None:
         try:
             if adapter is None or not policy.learn_from_adapter(adapter):
-                small = replace(config.update, lora_rank=1, lora_alpha=1)  # adapters that nobody trains
+                small = replace(config.update, lora_rank=1)  # adapters that nobody trains
                 policy.learn_from(load_policy(replace(model, checkpoint=checkpoint), config.task.task_suite, small))
         except BadInput as problem:
             raise BadInput(f"--teacher {checkpoint}: {problem}") from None

@@ -25,15 +25,15 @@ from configs.config import TrainConfig, changed
 from contracts import resolve_pointer
 from envs.assets import find_pack
 from envs.pool import Pool, make_pool
-from rl.metrics import advantage_metrics, progress_bar, rollout_metrics, system_metrics, update_line
+from experiment.metrics import advantage_metrics, progress_bar, rollout_metrics, system_metrics, update_line
 from rl.phases import phase_at
 
 if TYPE_CHECKING:
-    from rl.checkpoints import TrainerState
-    from rl.run import Run
+    from experiment.checkpoints import TrainerState
+    from experiment.run_folder import Run
     from rl.update import Learner
 
-log = logging.getLogger("train")
+log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -42,11 +42,11 @@ def main(argv: Sequence[str]) -> None:
     config = command.config
 
     import preflight
-    from rl.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
-    from rl.evaluation import evaluate_and_record
+    from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
+    from experiment.evaluation import evaluate_and_record
+    from experiment.report import conclude
+    from experiment.run_folder import interruptible, log_to_terminal, reopen_run, start_run, until_the_end
     from rl.ranks import join_ranks, start_ranks
-    from rl.report import conclude
-    from rl.run import interruptible, log_to_terminal, reopen_run, start_run, until_the_end
     from rl.update import make_learner
 
     log_to_terminal()
@@ -92,9 +92,9 @@ def main(argv: Sequence[str]) -> None:
 
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
     """Warmup, transition and RL, from `state` to the last env step. Saves after every update."""
-    from rl.checkpoints import save_checkpoint
+    from experiment.checkpoints import save_checkpoint
+    from experiment.evaluation import evaluate_and_record, evaluation_is_due
     from rl.curriculum import informative_rollout, perturbation_probabilities, task_probabilities, training_episodes
-    from rl.evaluation import evaluate_and_record, evaluation_is_due
     from rl.ranks import shared_rollout
     from rl.rollout import Randomness, behaviour_in
     from rl.trajectory import flatten

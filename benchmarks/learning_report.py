@@ -17,7 +17,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from rl.metrics import Successes
+from experiment.metrics import Successes
 
 GREEDY, TEACHER = "eval/student_success", "eval/teacher_success"
 WINDOW = 50  # episodes

@@ -102,7 +102,8 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
         os.write(2, f"{program}: interrupted\n".encode())
         os._exit(130)
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # they end the program, until `rl.run.interruptible` takes over
+    # Until `interruptible` takes over, either signal ends the program.
+    for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) != signal.SIG_IGN:  # as SIGINT is in a shell's background job
             signal.signal(number, leave)
     try:

@@ -31,7 +31,7 @@ def require(condition: bool, message: str) -> None:
 # All numbers are positive but these (field names are unique over all sections), and these are at most 1.
 MAY_BE_0 = {
     "task_ids", "train_init_states", "eval_init_states", "first_init_state", "warmup_steps", "transition_steps",
-    "total_steps", "max_extra_steps", "group_success_bounds", "kl_coef", "entropy_coef", "gae_lambda",
+    "total_steps", "group_success_bounds", "kl_coef", "entropy_coef", "gae_lambda",
     "weight_decay", "seed", "eval_trials",
     "holdout", "init_states", "noise_scales",  # of the workshop
 }  # fmt: skip
@@ -148,14 +148,8 @@ class PhaseConfig:
     teacher: str = "auto"
     """The frozen teacher: `greedy`, the pretrained policy's argmax; `l1`, the checkpoint's L1 head; `auto`, that if it
     ships one; or another CHECKPOINT (folder, hub id or trained adapter), a stronger policy with the same inputs."""
-    distill_target: Literal["greedy", "sharpened"] = "greedy"
-    """What the warmup matches: the teacher's tokens, or its distribution at --distill-temperature."""
-    distill_temperature: float = 0.5
-    """Temperature that sharpens the teacher's distribution (only with --distill-target sharpened)."""
     distill_student_temperature: float = 1.0
     """Temperature at which the student is matched: at --temperature its samples learn the target, at 1 its argmax."""
-    importance: Literal["student", "behaviour"] = "student"
-    """Denominator of PPO's ratio in the transition: the student's own probability, or that of the mixture at work."""
 
     @property
     def teacher_checkpoint(self) -> str | None:
@@ -178,11 +172,10 @@ class RolloutConfig:
     curriculum: bool = False
     """Prefer tasks, and perturbations, that succeed about half of the time (else tasks take turns)."""
     dynamic_sampling: bool = False
-    """Drop groups whose success rate lies outside --group-success-bounds and collect others in their place."""
+    """Drop groups whose success rate lies outside --group-success-bounds and collect others in their place, with at
+    most --n-steps env steps more than without it."""
     group_success_bounds: tuple[float, float] = (0.1, 0.9)
     """Lowest and highest success rate, 0 to 1, of a group that dynamic sampling keeps."""
-    max_extra_steps: int = 2_048
-    """Env steps per update that dynamic sampling may spend beyond --n-steps (a group that has started is finished)."""
 
 
 @dataclass(frozen=True)
@@ -201,8 +194,6 @@ class LossConfig:
     """Distance of the ratio below 1 beyond which it earns no more where A < 0."""
     clip_high: float = 0.28
     """Distance of the ratio above 1 beyond which it earns no more where A > 0."""
-    dual_clip: float = 3.0
-    """Ratio above which it costs no more where A < 0 (Ye et al. 2020)."""
     kl_coef: float = 0.0
     """Weight of the exact KL divergence, in nats per token, from the teacher's distribution."""
     entropy_coef: float = 0.0
@@ -232,9 +223,7 @@ class UpdateConfig:
     target_kl: float | None = None
     """End an update when the approximate KL of a whole epoch, in nats per token, exceeds this (None: never)."""
     lora_rank: int = 16
-    """Rank of the LoRA adapters."""
-    lora_alpha: int = 16
-    """Scale of the adapters' output: --lora-alpha / --lora-rank."""
+    """Rank of the LoRA adapters, whose output is added as it is (alpha equals the rank)."""
     gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
     """Recompute activations in the backward pass: slower, for less memory (auto: as many blocks as do not fit)."""
 
@@ -271,9 +260,8 @@ class RunConfig:
     max_hours: float | None = None
     """Stop, saved, after the first update that ends so many hours after this start (None: no limit)."""
     wandb_mode: Literal["auto", "online", "offline", "disabled"] = "auto"
-    """Where wandb keeps the records (auto: online with a wandb login, else offline). metrics.jsonl has them always."""
-    wandb_project: str = "vla-grpo"
-    """Project of the wandb run."""
+    """Where wandb keeps the records (auto: online with a wandb login, else offline). metrics.jsonl has them always.
+    The environment variable WANDB_PROJECT names the project (vla-grpo without it)."""
 
 
 @dataclass(frozen=True)
@@ -295,7 +283,7 @@ class TrainConfig:
             check_numbers(section)
         ids, train, held_out = self.task.task_ids, self.task.train_init_states, self.task.eval_init_states
         train = train if isinstance(train, tuple) else (-1, 0)  # fresh: none of the benchmark's
-        phases, rollout, loss = self.phases, self.rollout, self.loss
+        rollout, loss = self.rollout, self.loss
         require(0 < len(ids) == len(set(ids)), f"--task-ids needs at least one task id, and none twice, got {ids}")
         for flag, (first, end) in (("--train-init-states", train), ("--eval-init-states", held_out)):
             require(first < end, f"{flag} must be FIRST END with FIRST < END, got {first} {end}")
@@ -305,13 +293,10 @@ class TrainConfig:
         alone = "--advantage group, rloo and --dynamic-sampling compare the episodes of a group: --group-size 2 or more"
         require(rollout.group_size >= 2 or not compares, alone)
         is_absolute, is_chunk = loss.advantage == "absolute", loss.ratio_level == "chunk"
-        joint = "--importance behaviour, a ratio of chunk probabilities, needs --ratio-level chunk --advantage absolute"
-        require(phases.importance == "student" or (is_absolute and is_chunk), joint)
         falls = (
             f"--advantage {loss.advantage} can be negative, and a chunk's mean ratio does not keep single tokens from"
         )
         require(is_absolute or not is_chunk, f"{falls} falling without bound: add --ratio-level token")
-        require(loss.dual_clip > 1, f"--dual-clip must be above 1, got {loss.dual_clip}")
         ignored = f"--advantage {loss.advantage} ignores --discount: leave it out, or take --advantage absolute or gae"
         require(loss.discount == 1 or loss.advantage in ("absolute", "gae"), ignored)
         check_simulator(self.simulator, (self.task.task_suite,))
@@ -322,9 +307,10 @@ class TrainConfig:
 
 
 # What a resumed run may change: where it ends, how it is watched, how much of the same computation is in memory at
-# once, and where the same assets lie (`rl.run.reopen_run`). Everything else would break "resumed = straight".
+# once, and where the same assets lie (`experiment.run_folder.reopen_run`). Everything else
+# would break "resumed = straight".
 CHANGEABLE_ON_RESUME = {
-    "total_steps", "max_hours", "allow_zero_baseline", "wandb_mode", "wandb_project", "keep_checkpoints",
+    "total_steps", "max_hours", "allow_zero_baseline", "wandb_mode", "keep_checkpoints",
     "micro_batch_size", "max_batch", "gradient_checkpointing", "memory_budget", "assets", "kept_tasks",
     "simulators",
 }  # fmt: skip

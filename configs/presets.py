@@ -29,7 +29,7 @@ _TINY = changed(
 # trajectories of the same weight, groups without a signal dropped), with the learning rate that RLinf takes for LoRA.
 _RL = changed(
     TrainConfig(), name="rl", warmup=False, total_steps=10_000_000, n_steps=64_000, group_size=8, advantage="group",
-    ratio_level="token", temperature=1.6, dynamic_sampling=True, max_extra_steps=64_000, n_epochs=1, batch_size=2_048,
+    ratio_level="token", temperature=1.6, dynamic_sampling=True, n_epochs=1, batch_size=2_048,
     lr=1e-4, num_envs=8, eval_interval=640_000, eval_trials=0,
 )  # fmt: skip
 

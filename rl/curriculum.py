@@ -14,7 +14,7 @@ from envs.perturb import NONE, from_label
 from rl.rollout import Rollout, seed_sequence
 from rl.trajectory import Episode, Trajectory
 
-log = logging.getLogger("train")
+log = logging.getLogger(__name__)
 
 PREFERENCE_TEMPERATURE = 0.2
 FLOOR = 0.2  # share of the episodes that is spread evenly over the tasks: what is mastered or hopeless is still tried
@@ -96,7 +96,7 @@ def informative_rollout(
 ) -> tuple[Rollout, list[Trajectory]]:
     """Dynamic sampling (DAPO, Yu et al. 2025, section 3.2): learn only from groups that can teach, within a bound.
 
-    Plays until the groups inside the bounds hold `n_steps` env steps, or `max_extra_steps` more are spent.
+    Plays until the groups inside the bounds hold `n_steps` env steps, or twice as many env steps have been played.
     episodes() gives the update's episodes from the first on. Returns all that was played, and the kept groups.
     """
     played: list[Rollout] = []
@@ -113,9 +113,9 @@ def informative_rollout(
         next_group = part.trajectories[-1].episode.group + 1
         extra = sum(p.env_steps for p in played) - config.n_steps
         lacking = config.n_steps - sum(t.env_steps for t in kept)
-        missing = min(lacking, config.max_extra_steps - extra)
+        missing = min(lacking, config.n_steps - extra)
     if lacking > 0:
-        log.info("dynamic sampling: --max-extra-steps reached, %d trajectories kept", len(kept))
+        log.info("dynamic sampling: twice --n-steps played, %d trajectories kept", len(kept))
     whole = Rollout(
         trajectories=[t for p in played for t in p.trajectories],
         times={key: sum(p.times[key] for p in played) for key in played[0].times},

@@ -6,7 +6,6 @@ A decision's loss is the mean over its executed tokens, as a sum over 56 would s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -21,6 +20,7 @@ from vla.tokens import FIRST_ACTION_TOKEN
 EPSILON = 1e-6  # keeps the division by a standard deviation finite
 ADVANTAGE_LIMIT = 10.0  # |A| is clamped to this
 LOGRATIO_LIMIT = 5.0
+DUAL_CLIP = 3.0  # where A < 0 a ratio above this costs no more (Ye et al. 2020)
 
 # Sums over the decisions of a micro-batch (maxima where the name ends so), on the policy's device, without gradient.
 Statistics = dict[str, Tensor]
@@ -82,14 +82,13 @@ def weighs_trajectories(config: LossConfig) -> bool:
     return config.aggregation == "trajectory"
 
 
-def decision_weights(batch: Batch, by_trajectory: bool, by_token: bool = True) -> Tensor:
+def decision_weights(batch: Batch, by_trajectory: bool) -> Tensor:
     """(N,) weights with mean 1, so that all trajectories, or all of the rollout, weigh the same by executed token.
 
     They turn a mean over decisions of means over executed tokens into the mean over executed tokens of the rollout (the
     mean of the trajectories' such means): a chunk that the episode's end has cut weighs as much less as it is shorter.
-    Not `by_token`: as if all chunks were whole, for a ratio of joint probabilities, which is no mean over tokens.
     """
-    tokens = batch.executed.sum(-1) if by_token else torch.ones(len(batch))
+    tokens = batch.executed.sum(-1)
     if not by_trajectory:
         return tokens * len(batch) / tokens.sum()
     of_trajectory = torch.bincount(batch.trajectory, tokens)
@@ -102,18 +101,14 @@ def decision_weights(batch: Batch, by_trajectory: bool, by_token: bool = True) -
 def distillation_loss(
     logits: Tensor, micro: Batch, temperature: float = 1.0, others: Tensor | None = None
 ) -> tuple[Tensor, Statistics]:
-    """Cross-entropy of the student at `temperature` to the teacher's tokens, or to its distribution where stored.
+    """Cross-entropy of the student at `temperature` to the teacher's tokens.
 
     Over the action tokens; with `others`, the log of the sum of exp of all other ids' logits (B, A), over all ids: a
     head that was never trained on action tokens has to learn that it is these that are wanted.
     """
     targets = micro.tokens - FIRST_ACTION_TOKEN
     logprobs = F.log_softmax(logits / temperature, dim=-1)
-    if micro.teacher_logprobs is None:
-        cross_entropy = -logprobs.gather(-1, targets[..., None]).squeeze(-1)
-    else:
-        target = micro.teacher_logprobs.to(logits.device, non_blocking=True)
-        cross_entropy = -(target.exp() * logprobs).sum(-1)
+    cross_entropy = -logprobs.gather(-1, targets[..., None]).squeeze(-1)
     if others is not None:
         cross_entropy = cross_entropy + F.softplus(others - logits.logsumexp(-1))
     loss = (micro.weights * masked_mean(cross_entropy, micro.executed)).sum()
@@ -123,18 +118,14 @@ def distillation_loss(
 
 
 def ppo_loss(
-    logits: Tensor, logprobs: Tensor, micro: Batch, config: LossConfig, temperature: float,
-    behaviour_epsilon: float | None = None,
-) -> tuple[Tensor, Statistics]:  # fmt: skip
+    logits: Tensor, logprobs: Tensor, micro: Batch, config: LossConfig, temperature: float
+) -> tuple[Tensor, Statistics]:
     """The clipped surrogate with the optional KL and entropy terms.
 
     logits (B, A, V); logprobs (B, A) of the batch's tokens by the policy as it is now, at `temperature`.
-    behaviour_epsilon: the transition's epsilon when the ratio is against the mixture that acted.
     """
     executed, old_logprobs = micro.executed, micro.student_logprobs
-    if behaviour_epsilon is not None:
-        logratio = behaviour_logratio(logprobs, old_logprobs, executed, micro.matches_teacher, behaviour_epsilon)
-    elif config.ratio_level == "chunk":
+    if config.ratio_level == "chunk":
         logratio = chunk_logratio(logprobs, old_logprobs, executed)
     else:
         logratio = logprobs - old_logprobs
@@ -174,10 +165,10 @@ def clipped_surrogate(
 
     logratio, executed (B, L): one column per ratio (L = 1 for chunk ratios, A for token ratios); advantages (B,).
     A > 0 clips above 1 + clip_high, A < 0 below 1 - clip_low (PPO's minimum never takes its bounds on the other sides,
-    Schulman et al. 2017, eq. 7) and above dual_clip, lest one unlikely token has a gradient of 100 (Ye et al. 2020).
+    Schulman et al. 2017, eq. 7) and above DUAL_CLIP, lest one unlikely token has a gradient of 100 (Ye et al. 2020).
     """
     ratio = logratio.clamp(-LOGRATIO_LIMIT, LOGRATIO_LIMIT).exp()
-    gains, loses = ratio.clamp(max=1 + config.clip_high), ratio.clamp(1 - config.clip_low, config.dual_clip)
+    gains, loses = ratio.clamp(max=1 + config.clip_high), ratio.clamp(1 - config.clip_low, DUAL_CLIP)
     bounded = torch.where(advantages[:, None] > 0, gains, loses)
     return -masked_mean(bounded, executed) * advantages, ratio
 
@@ -190,21 +181,6 @@ def masked_mean(values: Tensor, executed: Tensor) -> Tensor:
 def chunk_logratio(new: Tensor, old: Tensor, executed: Tensor) -> Tensor:
     """(B, 1) difference of chunk log-probs (means over executed tokens) from (B, A) token log-probs."""
     return masked_mean(new - old, executed)[:, None]
-
-
-def behaviour_logratio(new: Tensor, old: Tensor, executed: Tensor, matches_teacher: Tensor, epsilon: float) -> Tensor:
-    """(B, 1) log of pi_new(chunk) / behaviour(chunk), joint over the executed tokens.
-
-    The mixture that acted in the transition has probability eps * [chunk = teacher's] + (1 - eps) * pi_old(chunk),
-    of the executed prefix of the chunk, the event that really happened.
-    """
-    student = (old * executed).sum(-1)
-    is_teachers = (matches_teacher | ~executed).all(-1)
-    log_epsilon = math.log(epsilon) if epsilon > 0 else -math.inf
-    from_student = student + (math.log1p(-epsilon) if epsilon < 1 else -math.inf)
-    from_teacher = torch.full_like(student, -math.inf).masked_fill(is_teachers, log_epsilon)
-    behaviour = torch.logaddexp(from_student, from_teacher)
-    return ((new * executed).sum(-1) - behaviour)[:, None]
 
 
 def approx_kl(new: Tensor, old: Tensor, executed: Tensor) -> Tensor:

@@ -60,12 +60,9 @@ def choose_teacher(config: TrainConfig, has_l1_head: bool, has_same_tokens: bool
         why = "as asked by --teacher"
     elif mode == "l1":
         why = f"{name} was trained by regression: its token logits mean nothing"
-    if (mode == "l1" or not has_same_tokens) and (
-        config.phases.distill_target == "sharpened" or config.loss.kl_coef > 0
-    ):
+    if (mode == "l1" or not has_same_tokens) and config.loss.kl_coef > 0:
         reason = "the L1 head has none" if mode == "l1" else f"the tokens of {other} mean other actions"
         raise BadInput(
-            f"--distill-target sharpened and --kl-coef need the teacher's token distribution, and {reason}; leave them "
-            "out or use --teacher greedy"
+            f"--kl-coef needs the teacher's token distribution, and {reason}; leave it out or use --teacher greedy"
         )
     return Teacher(mode, why)

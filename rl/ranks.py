@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from envs.pool import Pool
     from vla.policy import Policy
 
-log = logging.getLogger("train")
+log = logging.getLogger(__name__)
 
 BYTES_PER_MESSAGE = 2**25  # of gradients
 PATIENCE = timedelta(minutes=30)  # then the others are taken for dead; the slowest rollout and rank 0's disk take less

@@ -17,18 +17,17 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from configs.config import TrainConfig
 from contracts import BadInput, Observation, first_line
-from rl.phases import Phase, PhaseState, TeacherMode
+from rl.phases import PhaseState, TeacherMode
 from rl.trajectory import Decision, Episode, Trajectory
 
 if TYPE_CHECKING:
     from envs.pool import Pool
     from vla.policy import Policy
 
-log = logging.getLogger("train")
+log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3  # how often an episode is tried before the run gives up on the simulator
 
@@ -42,17 +41,15 @@ class Behaviour:
     teacher_mode: TeacherMode = "greedy"
     student_mode: Literal["sample", "greedy"] = "sample"
     record_student_logprobs: bool = False  # PPO needs them for every decision, also for the teacher's
-    record_teacher_match: bool = False  # behaviour importance needs the teacher's chunk for every decision
     physics: Literal["exact", "fast"] = "exact"  # of the simulators; evaluations leave it exact
     keep_observations: bool = True  # an evaluation of hundreds of episodes would fill the memory with images
 
 
 def behaviour_in(phase: PhaseState, config: TrainConfig, teacher_mode: TeacherMode) -> Behaviour:
     """Who acts in the rollouts of a phase: teacher, epsilon-mixture, student."""
-    match = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
     return Behaviour(
         phase.epsilon, config.rollout.temperature, teacher_mode,
-        record_student_logprobs=not phase.distils, record_teacher_match=match, physics=config.rollout.physics,
+        record_student_logprobs=not phase.distils, physics=config.rollout.physics,
     )  # fmt: skip
 
 
@@ -247,15 +244,14 @@ def decide(
     """
     epsilon, is_open = behaviour.epsilon, 0 < behaviour.epsilon < 1
     by_teacher = [torch.rand((), generator=g).item() < epsilon if is_open else epsilon == 1 for g in generators]
-    decisions: dict[int, Decision] = {}  # by row of `observations`, as the other two
+    decisions: dict[int, Decision] = {}  # by row of `observations`, as `actions`
     actions: dict[int, np.ndarray] = {}
-    teacher_tokens: dict[int, Tensor] = {}
 
-    if rows := [i for i, teacher in enumerate(by_teacher) if teacher or behaviour.record_teacher_match]:
+    if rows := [i for i, teacher in enumerate(by_teacher) if teacher]:
         acted = policy.act_as_teacher([observations[i] for i in rows], behaviour.teacher_mode)
         for row, i in enumerate(rows):
             decisions[i] = Decision(observations[i], acted.tokens[row], by_teacher=True)
-            actions[i], teacher_tokens[i] = acted.actions[row], acted.tokens[row]
+            actions[i] = acted.actions[row]
     if rows := [i for i, teacher in enumerate(by_teacher) if not teacher]:
         seen, draws = [observations[i] for i in rows], [generators[i] for i in rows]
         acted = policy.act(seen, behaviour.student_mode, behaviour.temperature, draws)
@@ -269,9 +265,6 @@ def decide(
             logprobs = policy.token_logprobs(logits, tokens, behaviour.temperature).cpu()
         for row, i in enumerate(rows):
             decisions[i].student_logprobs = logprobs[row]
-    if behaviour.record_teacher_match:
-        for i, decision in decisions.items():
-            decision.matches_teacher = decision.tokens == teacher_tokens[i]
     return [decisions[i] for i in range(len(observations))], np.stack([actions[i] for i in range(len(observations))])
 
 

@@ -44,7 +44,6 @@ class Decision:
     tokens: Tensor  # (A,) int64 token ids of the chunk that was executed
     by_teacher: bool
     student_logprobs: Tensor | None = None  # (A,) float32 at the sampling temperature; None in the warmup
-    matches_teacher: Tensor | None = None  # (A,) bool: token equals the teacher's; only for behaviour importance
     executed: int = 0  # actions of the chunk that the simulator executed
 
 
@@ -73,7 +72,6 @@ class Batch:
     tokens: Tensor  # (N, A) int64
     executed: Tensor  # (N, A) bool, True where the token's action was really executed
     student_logprobs: Tensor  # (N, A) float32, the student's at collection time (zeros in the warmup)
-    matches_teacher: Tensor  # (N, A) bool
     by_teacher: Tensor  # (N,) bool
     trajectory: Tensor  # (N,) int64, row -> trajectory
     steps_to_end: Tensor  # (N,) int64, decisions that follow in the same trajectory
@@ -109,13 +107,12 @@ def flatten(trajectories: Sequence[Trajectory], action_dim: int) -> Batch:
     lengths = torch.tensor([len(t.decisions) for t in trajectories])
     num_tokens = len(decisions[0].tokens)
     executed_tokens = torch.tensor([d.executed * action_dim for d in decisions])
-    zeros, false = torch.zeros(num_tokens), torch.zeros(num_tokens, dtype=torch.bool)
+    zeros = torch.zeros(num_tokens)
     return Batch(
         observations=[d.observation for d in decisions if d.observation is not None],
         tokens=torch.stack([d.tokens for d in decisions]),
         executed=torch.arange(num_tokens)[None, :] < executed_tokens[:, None],
         student_logprobs=torch.stack([zeros if d.student_logprobs is None else d.student_logprobs for d in decisions]),
-        matches_teacher=torch.stack([false if d.matches_teacher is None else d.matches_teacher for d in decisions]),
         by_teacher=torch.tensor([d.by_teacher for d in decisions]),
         trajectory=torch.arange(len(lengths)).repeat_interleave(lengths),
         steps_to_end=torch.cat([torch.arange(len(t.decisions)).flip(0) for t in trajectories]),

@@ -174,8 +174,7 @@ def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainCon
     """The batch with what the losses need beside the advantages: weights, teacher's tokens or log-probs (N, A, V)."""
     policy, size = learner.policy, int(config.update.micro_batch_size)
     by_trajectory = losses.weighs_trajectories(config.loss) and not phase.distils
-    weights = losses.decision_weights(batch, by_trajectory, by_token=mixture_epsilon(phase, config) is None)
-    batch = replace(batch, weights=weights)
+    batch = replace(batch, weights=losses.decision_weights(batch, by_trajectory))
     if phase.distils and phase.epsilon == 0:  # the student has acted, and learns what the teacher would have done
 
         def tokens_of(rows: Tensor) -> Tensor:
@@ -184,12 +183,9 @@ def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainCon
             return torch.cat([answer.tokens for answer in answers])
 
         batch = replace(batch, tokens=learner.ranks.divide(len(batch), tokens_of))
-    if phase.distils:
-        temperature = config.phases.distill_temperature if config.phases.distill_target == "sharpened" else None
-    else:
-        temperature = config.rollout.temperature if config.loss.kl_coef > 0 else None
-    if temperature is None:
+    if phase.distils or config.loss.kl_coef == 0:
         return batch
+    temperature = config.rollout.temperature
 
     @torch.no_grad()
     def logprobs_of(rows: Tensor) -> Tensor:
@@ -198,12 +194,6 @@ def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainCon
             return torch.cat([F.log_softmax(part / temperature, dim=-1).cpu() for part in logits])
 
     return replace(batch, teacher_logprobs=learner.ranks.divide(len(batch), logprobs_of))
-
-
-def mixture_epsilon(phase: PhaseState, config: TrainConfig) -> float | None:
-    """The transition's epsilon when the ratio is one of joint probabilities, against the mixture that acted."""
-    in_mixture = phase.phase is Phase.TRANSITION and config.phases.importance == "behaviour"
-    return phase.epsilon if in_mixture else None
 
 
 def accumulate_gradient(
@@ -240,8 +230,7 @@ def micro_batch_loss(
     if phase.distils:
         return losses.distillation_loss(logits, micro, config.phases.distill_student_temperature)
     logprobs = policy.token_logprobs(logits, micro.tokens, temperature)
-    epsilon = mixture_epsilon(phase, config)
-    return losses.ppo_loss(logits, logprobs, micro, config.loss, temperature, epsilon)
+    return losses.ppo_loss(logits, logprobs, micro, config.loss, temperature)
 
 
 @torch.no_grad()

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from contracts import BadInput, resolve_pointer
-from rl.checkpoints import TRAINER_FILE, TrainerState, latest_checkpoint, load_checkpoint, mark_best, save_checkpoint
+from experiment.checkpoints import (
+    TRAINER_FILE,
+    TrainerState,
+    latest_checkpoint,
+    load_checkpoint,
+    mark_best,
+    save_checkpoint,
+)
 from rl.rollout import Rollout
 from rl.update import Learner
 from tests.fakes import FakePolicy, adamw, parameters_of, random_observations, trajectory

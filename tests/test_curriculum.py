@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.config import RolloutConfig, TaskConfig, TrainConfig
-from rl.checkpoints import TrainerState
+from experiment.checkpoints import TrainerState
 from rl.curriculum import informative_rollout, task_probabilities, training_episodes
 from rl.rollout import Behaviour, Randomness, Rollout, rollout
 from rl.trajectory import Episode, Trajectory

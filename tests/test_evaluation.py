@@ -11,9 +11,9 @@ import torch
 
 from configs.config import EvaluationConfig, PhaseConfig, RunConfig, TaskConfig, TrainConfig
 from contracts import BadInput, resolve_pointer
-from rl import evaluation
-from rl.checkpoints import TrainerState, save_checkpoint
-from rl.evaluation import (
+from experiment import evaluation
+from experiment.checkpoints import TrainerState, save_checkpoint
+from experiment.evaluation import (
     Validation,
     check_baseline,
     evaluate,
@@ -22,9 +22,9 @@ from rl.evaluation import (
     validate,
     write_video,
 )
-from rl.metrics import Successes
-from rl.report import read_metrics
-from rl.run import Run
+from experiment.metrics import Successes
+from experiment.report import read_metrics
+from experiment.run_folder import Run
 from rl.trajectory import Episode
 from rl.update import Learner
 from tests.fakes import FakePolicy, FakePool, Script, adamw

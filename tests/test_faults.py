@@ -23,11 +23,11 @@ import numpy as np
 import pytest
 import torch
 
-import rl.checkpoints
-import rl.evaluation
-import rl.report
+import experiment.checkpoints
+import experiment.evaluation
+import experiment.report
+import experiment.run_folder
 import rl.rollout
-import rl.run
 import train_grpo
 from configs.cli import main_guard
 from configs.config import changed
@@ -48,16 +48,16 @@ VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s",
 # Moment of a run -> (where in the program, at which call of it): before its first checkpoint, and then.
 START = {"first checkpoint": (FakePolicy, "save_adapter", 1)}
 RUNNING = {
-    "baseline evaluation": (rl.evaluation, "validate", 1),
+    "baseline evaluation": (experiment.evaluation, "validate", 1),
     "rollout": (rl.rollout, "decide", 15),  # 6 of the baseline, 6 of the first update: the middle of the second rollout
     "update": (torch.optim.AdamW, "step", 4),  # half of the second update
-    "metrics line": (rl.run, "write_all", 3),
+    "metrics line": (experiment.run_folder, "write_all", 3),
     "adapter": (FakePolicy, "save_adapter", 3),
     "checkpoint": (torch, "save", 3),  # the adapter is on the disk already
     "rename": (Path, "rename", 3),  # all of it is
-    "pointer": (rl.checkpoints, "point", 4),  # latest, best, latest; then the second update's
-    "evaluation's files": (rl.evaluation, "write_evaluation", 2),
-    "report": (rl.report, "write_report", 1),
+    "pointer": (experiment.checkpoints, "point", 4),  # latest, best, latest; then the second update's
+    "evaluation's files": (experiment.evaluation, "write_evaluation", 2),
+    "report": (experiment.report, "write_report", 1),
 }
 MOMENTS = START | RUNNING
 
@@ -90,9 +90,9 @@ def use_fakes(monkeypatch) -> None:
     )
     monkeypatch.setitem(sys.modules, "preflight", preflight)
     monkeypatch.setattr(train_grpo, "make_pool", lambda *_: FakePool(lambda *_: Script(env_steps=8, success=True)))
-    monkeypatch.setattr(rl.run, "provenance", lambda argv: {"argv": list(argv), **FOUND})
-    monkeypatch.setattr(rl.evaluation, "write_video", lambda path, frames: path.write_bytes(b"a video"))
-    monkeypatch.setattr(rl.report, "write_report", lambda stored: stored.folder / "report" / "index.html")
+    monkeypatch.setattr(experiment.run_folder, "provenance", lambda argv: {"argv": list(argv), **FOUND})
+    monkeypatch.setattr(experiment.evaluation, "write_video", lambda path, frames: path.write_bytes(b"a video"))
+    monkeypatch.setattr(experiment.report, "write_report", lambda stored: stored.folder / "report" / "index.html")
 
 
 def command_line(monkeypatch, *argv: str) -> int:
@@ -225,7 +225,7 @@ def test_kill_9_before_the_first_checkpoint_has_nothing_to_go_on_with(monkeypatc
 @pytest.mark.parametrize("count", [2, 3])
 def test_kill_9_between_a_checkpoint_and_its_pointers_leaves_best_as_it_would_be(monkeypatch, tmp_path, count):
     """By returns: the first update is the best (all are equal). Its pointers are the second and the third to be set."""
-    monkeypatch.setitem(MOMENTS, "pointer", (rl.checkpoints, "point", count))
+    monkeypatch.setitem(MOMENTS, "pointer", (experiment.checkpoints, "point", count))
     assert stopped_at("pointer", killed, tmp_path, "--best-by", "return", "--no-warmup") == -signal.SIGKILL
     run = only_run(tmp_path)
     assert command_line(monkeypatch, "--resume", str(run)) == 0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rl.metrics import rollout_metrics, update_line
+from experiment.metrics import rollout_metrics, update_line
 from rl.phases import Phase, PhaseState
 from rl.rollout import Rollout
 from tests.fakes import trajectory

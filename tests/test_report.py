@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from contracts import BadInput
-from rl.metrics import Successes
-from rl.report import (
+from experiment.metrics import Successes
+from experiment.report import (
     GREEDY,
     PANELS,
     SAMPLED,

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from contracts import BadInput
 from envs.tasks import TaskInfo
 from eval import episode_of
-from rl.metrics import Successes, count
-from rl.results import Key, Paired, Results, make_plan, open_results, results_table, save_results
-from rl.robustness import draw_perturbations, perturbation_table
+from experiment.metrics import Successes, count
+from experiment.results import Key, Paired, Results, make_plan, open_results, results_table, save_results
+from experiment.robustness import draw_perturbations, perturbation_table
 from tests.fakes import trajectory
 
 # success rates

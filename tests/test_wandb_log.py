@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import wandb
 
-from rl.run import WandbLog, resolve_mode
+from experiment.run_folder import WandbLog, resolve_mode
 
 ROOT = Path(__file__).parents[1]
 
@@ -77,7 +77,7 @@ def test_a_failure_later_is_reported_once_and_ends_logging(monkeypatch, tmp_path
 
 
 def test_online_without_a_login_is_one_line_and_asks_nobody(tmp_path):
-    program = "import sys; from pathlib import Path; from rl.run import WandbLog\n" + (
+    program = "import sys; from pathlib import Path; from experiment.run_folder import WandbLog\n" + (
         "WandbLog('online', 'project', 'name', Path(sys.argv[1]), {}, None)"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]

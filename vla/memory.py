@@ -12,7 +12,7 @@ from vla.eight_bits import FORMATS
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
 
-log = logging.getLogger("train")
+log = logging.getLogger(__name__)
 
 GIB = 2**30
 COPIES_OF_TRAINABLE = 4  # gradients (twice on a rank that has none of its own) and AdamW's two moments

@@ -51,7 +51,7 @@ from vla.tokens import (
 )
 from vla.weights import fingerprint
 
-log = logging.getLogger("train")
+log = logging.getLogger(__name__)
 Mode = Literal["greedy", "sample", "l1"]
 FrozenWeights = Literal["auto", "float32", "bf16", "int8", "fp8"]
 
@@ -106,14 +106,15 @@ class Policy:
     @classmethod
     def load(
         cls, checkpoint: str, *, task_suite: str, unnorm_key: str | None = None, device: str | torch.device = "auto",
-        frozen_weights: FrozenWeights = "auto", lora_rank: int = 16, lora_alpha: int = 16, adapter: str | None = None,
-        seed: int = 0, compile: Literal["auto", "on", "off"] = "auto", memory_budget: float | None = None,
+        frozen_weights: FrozenWeights = "auto", lora_rank: int = 16, lora_alpha: int | None = None,
+        adapter: str | None = None, seed: int = 0, compile: Literal["auto", "on", "off"] = "auto", memory_budget: float | None = None,
         statistics: str | None = None,
     ) -> "Policy":  # fmt: skip
         """A checkpoint (folder or hub id) with fresh adapters or those of `adapter`; or an adapter folder on its base.
 
         compile: torch.compile, on a GPU with whole passes as CUDA graphs; "auto": what pays. memory_budget: in GiB.
-        statistics: a folder with those of demonstrations that it will learn from; None: its own.
+        statistics: a folder with those of demonstrations that it will learn from; None: its own. lora_alpha: None: the
+        rank, so that the adapters' output is added as it is.
         """
         from vla.memory import limit_memory  # a module that knows policies
 
@@ -134,7 +135,7 @@ class Policy:
         dtype = torch.float32 if exact else torch.bfloat16  # of all that has not 8 bits
         try:
             network = load_network(info, num_action_tokens, device, dtype, eight_bits.FORMATS.get(weights))
-            lora.add_lora(network, lora_rank, lora_alpha, seed)
+            lora.add_lora(network, lora_rank, lora_rank if lora_alpha is None else lora_alpha, seed)
             action_head = load_action_head(info, device, dtype)
         except torch.OutOfMemoryError as error:
             repair = "close other programs on the GPU, raise --memory-budget, or use a GPU with more memory"

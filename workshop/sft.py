@@ -33,8 +33,8 @@ from configs.cli import main_guard, parse_flags
 from configs.config import Suite, check_numbers
 from contracts import BadInput, SelfCheckError, write_json
 from envs.tasks import METAWORLD
-from rl.metrics import system_metrics
-from rl.run import interruptible, provenance
+from experiment.metrics import system_metrics
+from experiment.run_folder import interruptible, provenance
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint, resolve_checkpoint
 from vla.memory import limit_memory
 from vla.policy import Policy, choose_device

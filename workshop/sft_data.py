@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from contracts import BadInput, Observation
-from rl.metrics import progress_bar
+from experiment.metrics import progress_bar
 from vla.preprocessing import CROP_AREA, centre_crop, lanczos_resize
 from vla.tokens import DatasetStatistics, encode, normalise
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, decode_jpeg, list_episodes, read_episode

@@ -38,7 +38,7 @@ FOLLOWED = {
     "python train_grpo.py --preset tiny --num-envs 3": "--check-only",  # that is `make demo`
     "python train_grpo.py --task-id 0 --data-parallel --batch-size 32": f"--checkpoint {TINY} --check-only",
     "python train_grpo.py --resume runs/RUN": "--total-steps 16",
-    "python -m rl.report runs/RUN": "",
+    "python -m experiment.report runs/RUN": "",
     "python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --out results.json --num-envs 8": EVAL_SHORT,
     "python eval.py --checkpoint runs/RUN/checkpoints/best --compare-with CHECKPOINT --task-ids 0": EVAL_SHORT,
     "python -m vla.merge --adapter runs/RUN/checkpoints/best --out MERGED": "",

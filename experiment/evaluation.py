@@ -13,13 +13,13 @@ import numpy as np
 
 from configs.config import TrainConfig
 from contracts import BadInput, first_line, write_json
-from rl.checkpoints import TrainerState, mark_best
+from experiment.checkpoints import TrainerState, mark_best
+from experiment.metrics import Successes, count, progress_bar, rates
+from experiment.run_folder import Run
 from rl.curriculum import evaluation_episodes
-from rl.metrics import Successes, count, progress_bar, rates
 from rl.phases import TeacherMode, phase_at
 from rl.ranks import ALONE, Ranks, shared_rollout
 from rl.rollout import Behaviour, Randomness, Rollout
-from rl.run import Run
 from rl.trajectory import Episode, Trajectory
 from rl.update import Learner
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from envs.pool import Pool
     from vla.policy import Mode, Policy
 
-log = logging.getLogger("train")
+log = logging.getLogger(__name__)
 
 
 def evaluate(

@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from envs.perturb import NONE
-from rl.results import Results, compare, successes
+from experiment.results import Results, compare, successes
 
 
 def perturbation_table(results: Results, labels: Sequence[str], before: Results | None = None) -> list[str]:

@@ -29,7 +29,7 @@ from contracts import BadInput, TimeIsUp, first_line, read_json, write_json
 from envs.assets import find_pack
 from rl.ranks import ALONE, Ranks
 
-log = logging.getLogger("train")
+log = logging.getLogger(__name__)
 
 LOG_FILE = "train.log"
 DISK_FAILS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES}
@@ -45,8 +45,8 @@ class Run:
             raise BadInput(f"rank {ranks.rank} does not see {folder}: --output must lie on a disk that all ranks share")
         self.folder, self.config, self._lock = folder, config, lock
         self.checkpoints = folder / "checkpoints"
-        mode, project = config.run.wandb_mode if ranks.is_main else "disabled", config.run.wandb_project
-        self.wandb = WandbLog(mode, project, folder.name, folder, to_dict(config), wandb_id)
+        mode = config.run.wandb_mode if ranks.is_main else "disabled"
+        self.wandb = WandbLog(mode, folder.name, folder, to_dict(config), wandb_id)
         self._metrics = (folder / "metrics.jsonl").open("ab", buffering=0) if ranks.is_main else None
         self._seconds: dict[str, float] = defaultdict(float)  # spent since the last record
         self._opened = time.monotonic()
@@ -176,8 +176,9 @@ def log_to_terminal(*files: Path) -> None:
     handlers: list[logging.Handler] = [TerminalHandler(), *map(logging.FileHandler, files)]
     logging.basicConfig(force=True, level=logging.ERROR, format="%(message)s", handlers=handlers)
     logging.raiseExceptions = False  # a terminal that has gone or a full disk costs the line, and no traceback
-    for ours, level in (("train", logging.INFO), ("envs", logging.WARNING)):
-        logging.getLogger(ours).setLevel(level)
+    for package in ("__main__", "train_grpo", "preflight", "experiment", "rl", "vla"):
+        logging.getLogger(package).setLevel(logging.INFO)
+    logging.getLogger("envs").setLevel(logging.WARNING)
 
 
 @contextlib.contextmanager
@@ -243,11 +244,12 @@ def write_all(descriptor: int, data: bytes) -> None:
 class WandbLog:
     """wandb as a copy of metrics.jsonl: it never asks, and what fails there costs one line, never the run."""
 
-    def __init__(self, mode: str, project: str, name: str, folder: Path, config: Mapping, run_id: str | None):
+    def __init__(self, mode: str, name: str, folder: Path, config: Mapping, run_id: str | None):
         self.id = run_id
         self._run: Any = None
         mode = resolve_mode(mode)
         self._works = mode != "disabled"
+        project = os.environ.get("WANDB_PROJECT", "vla-grpo")
         self._do("start", lambda: self._start(mode=mode, project=project, name=name, dir=folder, config=dict(config)))
 
     def _start(self, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a run has reached, from its folder alone: `python -m rl.report RUN` writes its report/index.html anew."""
+"""The report page of a run, made from its folder: `python -m experiment.report RUN` writes report/index.html anew."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from matplotlib.figure import Figure
 from configs.cli import main_guard, parse_flags
 from configs.config import PhaseConfig
 from contracts import BadInput, first_line, read_json, resolve_pointer
-from rl.metrics import Successes
-from rl.results import Paired, compare
+from experiment.metrics import Successes
+from experiment.results import Paired, compare
 
-log = logging.getLogger("train")
+log = logging.getLogger(__name__)
 
 Row = Mapping[str, Any]  # of metrics.jsonl
 TEACHER, GREEDY, SAMPLED = "eval/teacher_success", "eval/student_success", "eval/student_sampled_success"
@@ -214,7 +214,7 @@ def conclude(folder: Path) -> None:
             log.info(change)
         log.info("report %s, videos %s", write_report(stored), folder / "videos")
     except Exception as error:
-        again = f"python -m rl.report {folder} tries again"
+        again = f"python -m experiment.report {folder} tries again"
         log.warning("no report could be written (%s); %s", first_line(error), again)
 
 
@@ -227,10 +227,10 @@ class ReportArgs:
 
 
 def main(argv: Sequence[str]) -> None:
-    run = read_run(parse_flags(ReportArgs, argv, prog="python -m rl.report").run)
+    run = read_run(parse_flags(ReportArgs, argv, prog="python -m experiment.report").run)
     print(f"assets: {run.provenance['looks']}", *map(str, changes(run)[:2]), sep="\n")
     print(write_report(run))
 
 
 if __name__ == "__main__":
-    sys.exit(main_guard("rl.report", main))
+    sys.exit(main_guard("experiment.report", main))

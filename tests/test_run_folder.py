@@ -17,9 +17,9 @@ import torch
 from configs.config import ModelConfig, RunConfig, SimulatorConfig, TaskConfig, TrainConfig, changed, from_dict
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
+from experiment.report import read_metrics
+from experiment.run_folder import disk_problem, interruptible, reopen_run, start_run, until_the_end
 from rl.ranks import ALONE
-from rl.report import read_metrics
-from rl.run import disk_problem, interruptible, reopen_run, start_run, until_the_end
 
 ROOT = Path(__file__).parents[1]
 ARGV = ["--task-id", "0", "--seed", "7"]

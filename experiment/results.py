@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from contracts import BadInput, read_json, write_json
 from envs.perturb import NONE
 from envs.tasks import TaskInfo
-from rl.metrics import Successes
+from experiment.metrics import Successes
 
 KIND = {"format": "vla-grpo evaluation", "version": 1}
 
