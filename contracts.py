@@ -16,7 +16,9 @@ import numpy as np
 class Observation:
     """What a policy decides on; on the CPU until the forward pass. Images are RGB, upright, agentview before wrist."""
 
-    images: np.ndarray  # uint8 (num_images, 256, 256, 3); once `prepared`, (num_images, S, S, 3) as the network sees it
+    images: (
+        np.ndarray
+    )  # uint8 (num_images, 256, 256, 3); once `prepared`, (num_images, S, S, 3) as the network sees it
     # float64 (8,): eef position (m) 3, axis-angle (rad) 3, gripper joint positions (m) 2. Meta-World: (4,), 3 and 1.
     proprio: np.ndarray
     instruction: str

@@ -30,7 +30,16 @@ from envs.perturb import KINDS, MAGNITUDES, NONE, from_label
 from envs.pool import make_pool, task_info
 from envs.tasks import task_names
 from experiment.metrics import progress_bar
-from experiment.results import Key, Plan, Results, make_plan, open_results, read_results, results_table, save_results
+from experiment.results import (
+    Key,
+    Plan,
+    Results,
+    make_plan,
+    open_results,
+    read_results,
+    results_table,
+    save_results,
+)
 
 if TYPE_CHECKING:  # these take seconds to import: --help and wrong flags are answered before
     from rl.trajectory import Episode, Trajectory
@@ -84,7 +93,9 @@ def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Re
 
     model = config.model
     for suite in config.suites:
-        policy = load_policy(model, suite)  # for each suite: statistics, and with them actions, are the suite's
+        policy = load_policy(
+            model, suite
+        )  # for each suite: statistics, and with them actions, are the suite's
         if suite == config.suites[0]:
             attention_probe(policy)
             image_probe(policy)
@@ -99,14 +110,20 @@ def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Re
             if config.protocol is not None and not settings["assets"].startswith("official"):
                 print("published results were taken with LIBERO's own pictures: --assets official")
             if results.episodes:
-                print(f"{out}: {len(results.episodes)} of {len(plan.keys)} episodes are there already", flush=True)
+                print(
+                    f"{out}: {len(results.episodes)} of {len(plan.keys)} episodes are there already",
+                    flush=True,
+                )
         missing = [key for key in plan.keys if key.task_suite == suite and key not in results.episodes]
         if missing:
             try:
                 with interruptible():
                     play_suite(config, policy, suite, plan, missing, results)
             except KeyboardInterrupt:
-                print(f"stopped; finished episodes are kept: the same command with --out {out} goes on", flush=True)
+                print(
+                    f"stopped; finished episodes are kept: the same command with --out {out} goes on",
+                    flush=True,
+                )
                 raise
         del policy  # before the next one needs its memory
     return results
@@ -172,7 +189,9 @@ def settings_of(config: EvalConfig, policy: Policy) -> dict[str, Any]:
     if mode == "l1" and policy.action_head is None:
         raise BadInput(f"--mode l1: {checkpoint} ships no action head")
     if mode == "auto":
-        is_adapter = (resolve_pointer(Path(checkpoint)) / "adapter_config.json").is_file()  # trained on tokens
+        is_adapter = (
+            resolve_pointer(Path(checkpoint)) / "adapter_config.json"
+        ).is_file()  # trained on tokens
         mode = "greedy" if policy.action_head is None or is_adapter else "l1"
         mode = "sample" if config.samples else mode
     return {
@@ -194,7 +213,9 @@ def episode_record(config: EvalConfig, results: Results, key: Key, trajectory: T
 
     video = None
     if config.video == "all" or (config.video == "failures" and not trajectory.success):
-        ending = (f"-repeat_{key.repeat}" if key.repeat else "") + ("-success" if trajectory.success else "-failure")
+        ending = (f"-repeat_{key.repeat}" if key.repeat else "") + (
+            "-success" if trajectory.success else "-failure"
+        )
         perturbed = "" if key.perturbation == NONE else f"-{key.perturbation}"
         name = f"{key.task_suite}-task_{key.task_id}-init_state_{key.init_state_id}{perturbed}{ending}.mp4"
         video = f"{results.path.stem}-videos/{name}"

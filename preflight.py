@@ -78,7 +78,9 @@ class Checks:
                 status, text = "FAILED", str(failure)
                 if not isinstance(failure, BadInput | SelfCheckError):
                     log.error("a check ended in a fault", exc_info=failure)
-                    text = f"{type(failure).__name__}: {first_line(failure)} (a fault: its traceback is above)"
+                    text = (
+                        f"{type(failure).__name__}: {first_line(failure)} (a fault: its traceback is above)"
+                    )
         self.findings.append((name, status, text))
         if self._print:
             print(f"{status:8} {name:14} {time.perf_counter() - started:5.1f} s  {text}", flush=True)
@@ -144,7 +146,9 @@ def check_checkpoint(checks: Checks, config: TrainConfig, info: Any, has_looks: 
     return checks.make("suite", lambda: check_suite(info, config.model, config.task.task_suite), info)
 
 
-def check_policy(checks: Checks, config: TrainConfig, policy: Any, observation: Any, micro_batch_size: Any) -> None:
+def check_policy(
+    checks: Checks, config: TrainConfig, policy: Any, observation: Any, micro_batch_size: Any
+) -> None:
     """Ask the policy what no error message would ever tell (`rl.selfcheck`)."""
     seen = observation or (policy and selfcheck.made_up_observation(policy))
     # After the warmup of an L1 head, or of another checkpoint, nothing is left of the checkpoint's token logits.
@@ -155,13 +159,21 @@ def check_policy(checks: Checks, config: TrainConfig, policy: Any, observation: 
     checks.make("attention", lambda: selfcheck.attention_probe(policy), policy)
     checks.make("images", lambda: selfcheck.image_probe(policy), policy)
     checks.make("token head", lambda: selfcheck.token_probe(policy, seen, needs_tokens), policy, observation)
-    checks.make("log-probs", lambda: selfcheck.check_logits_path(policy, seen, config.rollout.temperature), policy)
-    checks.make("learning", lambda: selfcheck.check_learning(policy, seen, micro_batch_size), micro_batch_size)
+    checks.make(
+        "log-probs", lambda: selfcheck.check_logits_path(policy, seen, config.rollout.temperature), policy
+    )
+    checks.make(
+        "learning", lambda: selfcheck.check_learning(policy, seen, micro_batch_size), micro_batch_size
+    )
 
 
 def check_installed() -> str:
     """The versions that decide what is computed. Raises BadInput for those of the simulator that change LIBERO."""
-    ours = {"python": platform.python_version(), "torch": torch.__version__, "transformers": version("transformers")}
+    ours = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+    }
     finding = ", ".join(f"{name} {number}" for name, number in (ours | simulator_versions()).items())
     caution = check_versions()
     return Caution(f"{finding}: {caution}") if caution else finding
@@ -217,12 +229,16 @@ def check_host_memory(simulator: SimulatorConfig, num_tasks: int) -> str:
 
 def check_disk(run: RunConfig, policy: Policy) -> str:
     output = Path(run.output).absolute()
-    free = shutil.disk_usage(next(folder for folder in (output, *output.parents) if folder.is_dir())).free / GIB
+    free = (
+        shutil.disk_usage(next(folder for folder in (output, *output.parents) if folder.is_dir())).free / GIB
+    )
     trained = sum(parameter.numel() for _, parameter in policy.named_trainable_parameters())
     kept = run.keep_checkpoints + 2  # and `best`, and one that is being written
     needed = 4 * trained * COPIES_IN_CHECKPOINT * kept / GIB + RESERVE_GIB
     finding = f"{free:.1f} GiB are free in {output}, {kept} checkpoints and records take {needed:.1f}"
-    require(free >= needed, f"{finding}: name a folder on another disk with --output, or lower --keep-checkpoints")
+    require(
+        free >= needed, f"{finding}: name a folder on another disk with --output, or lower --keep-checkpoints"
+    )
     return finding
 
 
@@ -269,22 +285,32 @@ def check_looks(info: CheckpointInfo, assets: str) -> str:
     if pack.looks in known:
         return str(pack)
     repair = " or ".join(
-        look if look in ("official", "lowpoly", "metaworld") else f"the folder of pack {look}" for look in known
+        look if look in ("official", "lowpoly", "metaworld") else f"the folder of pack {look}"
+        for look in known
     )
     said = "" if info.looks else ", as most were: its folder does not say"
-    return Caution(f"{pack}, but the policy was trained on {' and '.join(known)}{said}; use --assets {repair}")
+    return Caution(
+        f"{pack}, but the policy was trained on {' and '.join(known)}{said}; use --assets {repair}"
+    )
 
 
 def find_tasks(config: TrainConfig, num_images: int) -> tuple[tuple[EnvSpec, list[TaskInfo]], str]:
     """The simulators' recipe and the tasks, each of which has the initial states that the configuration uses."""
     task, simulator = config.task, config.simulator
-    assets, bddl_file, cap, kept = simulator.assets, simulator.bddl_file, simulator.max_env_steps, simulator.kept_tasks
+    assets, bddl_file, cap, kept = (
+        simulator.assets,
+        simulator.bddl_file,
+        simulator.max_env_steps,
+        simulator.kept_tasks,
+    )
     spec = EnvSpec(task.task_suite, task.task_ids, num_images, assets, bddl_file, cap, kept)
     needed, lower = task.eval_init_states[1], "--train-init-states, --eval-init-states"
     if isinstance(task.train_init_states, tuple):
         needed = max(needed, task.train_init_states[1])
     for info in (tasks := task_info(spec)):
-        few = f"task {info.task_id} ({info.name}) has only {info.num_init_states} initial states: lower {lower}"
+        few = (
+            f"task {info.task_id} ({info.name}) has only {info.num_init_states} initial states: lower {lower}"
+        )
         require(needed <= info.num_init_states, few)
     return (spec, tasks), "; ".join(f"{info.task_id} {info.instruction}" for info in tasks)
 
@@ -295,10 +321,14 @@ def check_first_frame(pool: Pool, task: TaskConfig) -> tuple[Observation, str]:
     ((_, result),) = pool.ready()
     if result.observation is None:
         repair = "look at the messages above; run: pip install --no-deps -r requirements-simulator.txt"
-        raise BadInput(f"the simulator failed at its first reset (task {task.task_ids[0]}: {result.error}), {repair}")
+        raise BadInput(
+            f"the simulator failed at its first reset (task {task.task_ids[0]}: {result.error}), {repair}"
+        )
     images = result.observation.images
     contrast = min(float(image.std()) for image in images)
-    finding = f"{len(images)} camera(s), {images.shape[2]} x {images.shape[1]} pixels, contrast {contrast:.1f}"
+    finding = (
+        f"{len(images)} camera(s), {images.shape[2]} x {images.shape[1]} pixels, contrast {contrast:.1f}"
+    )
     empty = "a rendered frame is empty: check the GL driver (try MUJOCO_GL=osmesa), or --assets"
     require(contrast >= MIN_CONTRAST, f"{finding}: {empty}")
     return result.observation, finding
@@ -324,7 +354,9 @@ def fit_micro_batch(config: TrainConfig, policy: Policy) -> tuple[int, str]:
     return size, f"{size} decisions at a time"
 
 
-def load_policy(model: ModelConfig, suite: str, update: UpdateConfig = TrainConfig.update, seed: int = 0) -> Policy:
+def load_policy(
+    model: ModelConfig, suite: str, update: UpdateConfig = TrainConfig.update, seed: int = 0
+) -> Policy:
     """The pretrained policy with fresh adapters, or a trained one. Raises BadInput."""
     return Policy.load(
         str(model.checkpoint), task_suite=suite, unnorm_key=model.unnorm_key, device=model.device,
@@ -342,7 +374,9 @@ def load_teacher(config: TrainConfig, policy: Policy) -> Teacher:
         try:
             if adapter is None or not policy.learn_from_adapter(adapter):
                 small = replace(config.update, lora_rank=1)  # adapters that nobody trains
-                policy.learn_from(load_policy(replace(model, checkpoint=checkpoint), config.task.task_suite, small))
+                policy.learn_from(
+                    load_policy(replace(model, checkpoint=checkpoint), config.task.task_suite, small)
+                )
         except BadInput as problem:
             raise BadInput(f"--teacher {checkpoint}: {problem}") from None
     with policy.teacher() as teacher:
@@ -364,14 +398,25 @@ def save_model_view(path: Path, observation: Observation, policy: Policy) -> Non
 
 
 def log_setup(
-    config: TrainConfig, policy: Policy, tasks: Sequence[TaskInfo], teacher: Sequence[str], folder: Path, checks: Checks
+    config: TrainConfig,
+    policy: Policy,
+    tasks: Sequence[TaskInfo],
+    teacher: Sequence[str],
+    folder: Path,
+    checks: Checks,
 ) -> None:
     """Say what is about to run: policy, teacher (its mode, and why), tasks, looks, folder, and what was found."""
     rows = [
         *policy.describe(),
-        ("update", f"{config.update.batch_size} decisions a step, {config.update.micro_batch_size} at a time"),
+        (
+            "update",
+            f"{config.update.batch_size} decisions a step, {config.update.micro_batch_size} at a time",
+        ),
         ("teacher", ": ".join(teacher)),
-        *((f"task {task.task_id}", f"{task.instruction} (at most {task.max_env_steps} env steps)") for task in tasks),
+        *(
+            (f"task {task.task_id}", f"{task.instruction} (at most {task.max_env_steps} env steps)")
+            for task in tasks
+        ),
         ("assets", str(find_pack(config.simulator.assets))),
         ("run folder", str(folder)),
         ("checks", checks.summary()),

@@ -59,7 +59,10 @@ def main(argv: Sequence[str]) -> None:
     checks = preflight.Checks()
     preflight.check_machine(checks, config)
     ranks = join_ranks(config.model.device)
-    pinned = {"checkpoint": str(config.model.checkpoint), "teacher": config.phases.teacher}  # `best` may move on
+    pinned = {
+        "checkpoint": str(config.model.checkpoint),
+        "teacher": config.phases.teacher,
+    }  # `best` may move on
     config = changed(config, **{name: str(resolve_pointer(Path(path))) for name, path in pinned.items()})
     policy = preflight.load_policy(config.model, config.task.task_suite, config.update, config.run.seed)
     teacher = preflight.load_teacher(config, policy)
@@ -94,7 +97,12 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
     """Warmup, transition and RL, from `state` to the last env step. Saves after every update."""
     from experiment.checkpoints import save_checkpoint
     from experiment.evaluation import evaluate_and_record, evaluation_is_due
-    from rl.curriculum import informative_rollout, perturbation_probabilities, task_probabilities, training_episodes
+    from rl.curriculum import (
+        informative_rollout,
+        perturbation_probabilities,
+        task_probabilities,
+        training_episodes,
+    )
     from rl.ranks import shared_rollout
     from rl.rollout import Randomness, behaviour_in
     from rl.trajectory import flatten
@@ -136,7 +144,9 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             # 4. Advantages: the return of an episode, or how much better it was than others or than expected.
             batch = flatten(trajectories, policy.action_dim)
             if not phase.distils:
-                advantages, of_critic = estimate_advantages(learner, batch, trajectories, config, state.update)
+                advantages, of_critic = estimate_advantages(
+                    learner, batch, trajectories, config, state.update
+                )
                 batch = replace(batch, advantages=advantages)
                 metrics |= advantage_metrics(advantages) | of_critic
 

@@ -45,7 +45,10 @@ class Settled:
     @property
     def in_place(self) -> bool:
         return (
-            self.finite and self.drop_m < MAX_DROP_M and self.shift_m < MAX_SHIFT_M and self.speed_m_s < MAX_SPEED_M_S
+            self.finite
+            and self.drop_m < MAX_DROP_M
+            and self.shift_m < MAX_SHIFT_M
+            and self.speed_m_s < MAX_SPEED_M_S
         )
 
 
@@ -126,7 +129,9 @@ def main(suites: Sequence[str], assets: str, states: int) -> int:
     print("                             cm     cm   cm/s       s      ms    ms   ast")
     tasks = [(suite, task_id) for suite in suites for task_id in range(len(task_names(suite)))]
     results = [run_task(suite, task_id, pack.folder, states) for suite, task_id in tasks]
-    print(f"{sum(results)} of {len(results)} tasks: drawn, and every object of every initial state stays in its place")
+    print(
+        f"{sum(results)} of {len(results)} tasks: drawn, and every object of every initial state stays in its place"
+    )
     return 0 if all(results) else 1
 
 

@@ -69,7 +69,9 @@ def main(arguments: Arguments) -> None:
     prepare()
 
     ours = LiberoEnv(spec, arguments.task_id)
-    our_make_s, _ = timed(lambda: ours.reset(0))  # with the import of the simulator, so it comes first for both to use
+    our_make_s, _ = timed(
+        lambda: ours.reset(0)
+    )  # with the import of the simulator, so it comes first for both to use
     reference_make_s, reference = timed(lambda: make_reference(spec, arguments.task_id))
     reference_reset_s, _ = timed(lambda: reset_reference(reference, init_state))
     our_reset_s, _ = timed(lambda: ours.reset(0))
@@ -87,7 +89,9 @@ def main(arguments: Arguments) -> None:
             reset_reference(reference, init_state)
 
     theirs, mine, render = (statistics.median(values) for values in (reference_s, our_s, render_s))
-    print(f"{arguments.task_suite} task {arguments.task_id}, {find_pack(spec.assets)}, {arguments.chunks} chunks")
+    print(
+        f"{arguments.task_suite} task {arguments.task_id}, {find_pack(spec.assets)}, {arguments.chunks} chunks"
+    )
     print(f"{'':34}{'env steps/s':>12}{'ms a chunk':>12}{'make s':>9}{'reset s':>9}")
     for name, chunk_s, make_s, reset_s in (
         ("LIBERO's loop, 2 cameras each step", theirs, reference_make_s, reference_reset_s),

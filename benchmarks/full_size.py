@@ -25,7 +25,12 @@ CONFIG = {
     "num_images_in_input": 2,
     "pad_to_multiple_of": 64,
     "pad_token_id": 32000,
-    "text_config": {"model_type": "llama", "pad_token_id": 32000, "torch_dtype": "bfloat16", "vocab_size": 32064},
+    "text_config": {
+        "model_type": "llama",
+        "pad_token_id": 32000,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 32064,
+    },
     "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
     "timm_override_act_layers": [None, None],
     "torch_dtype": "bfloat16",
@@ -49,7 +54,9 @@ def write_full_size(folder: tyro.conf.Positional[Path]) -> None:
     torch.manual_seed(0)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
-            if name.endswith(".gamma") or (parameter.ndim == 1 and "norm" in name and name.endswith("weight")):
+            if name.endswith(".gamma") or (
+                parameter.ndim == 1 and "norm" in name and name.endswith("weight")
+            ):
                 parameter.fill_(1.0)
             elif parameter.ndim == 1:
                 parameter.zero_()

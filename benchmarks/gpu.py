@@ -98,7 +98,10 @@ def measure_deciding(folder: Path, weights: FrozenWeights, args: Args, ceiling: 
     """All sizes are met before the first is timed: right after compiling, times are not yet those of a long run."""
     started = time.perf_counter()
     policy = load(folder, args.memory_gib, weights)
-    print(f"load {time.perf_counter() - started:.1f} s, {torch.cuda.memory_allocated() / GIB:.2f} GiB", flush=True)
+    print(
+        f"load {time.perf_counter() - started:.1f} s, {torch.cuda.memory_allocated() / GIB:.2f} GiB",
+        flush=True,
+    )
     seen = observations(policy, max(args.batches))
     for batch in args.batches:
         started = time.perf_counter()
@@ -149,7 +152,9 @@ def measure_budget(folder: Path, gib: float, weights: FrozenWeights, args: Args,
             del policy
             continue
         recomputed = dict(policy.describe())["recomputed"].split(" in ")[0]
-        report_update(policy, f"{gib:g} GiB, batch {batch_size}, {recomputed}", micro_batch_size, args, ceiling)
+        report_update(
+            policy, f"{gib:g} GiB, batch {batch_size}, {recomputed}", micro_batch_size, args, ceiling
+        )
         del policy
 
 
@@ -177,7 +182,9 @@ def measure_agreement(folder: Path, formats: Sequence[FrozenWeights], count: int
         )
 
 
-def report(name: str, count: int, call: Callable[[], object], repeats: int, ceiling: float, passes: int) -> None:
+def report(
+    name: str, count: int, call: Callable[[], object], repeats: int, ceiling: float, passes: int
+) -> None:
     """A line: milliseconds for each of the `count` rows of a call, MFU, memory. passes: forward passes' worth of work.
 
     ceiling: TFLOP/s that count as 100 %.

@@ -49,7 +49,9 @@ class Variant:
         if not rows:
             return "-"
         return str(
-            Successes(sum(int(row[f"{GREEDY}_k"]) for row in rows), sum(int(row[f"{GREEDY}_n"]) for row in rows))
+            Successes(
+                sum(int(row[f"{GREEDY}_k"]) for row in rows), sum(int(row[f"{GREEDY}_n"]) for row in rows)
+            )
         )
 
     def gains(self) -> list[float]:
@@ -60,9 +62,13 @@ class Variant:
         """Success of the training episodes whose update ended after `first` env steps, up to `last`."""
         seeds = []
         for rows in self.seeds:
-            counted = [row for row in rows if first < row["global_step"] <= last and "rollout/success_rate" in row]
+            counted = [
+                row for row in rows if first < row["global_step"] <= last and "rollout/success_rate" in row
+            ]
             numbers = [int(row["rollout/trajectories"]) for row in counted]
-            successes = [round(row["rollout/success_rate"] * n) for row, n in zip(counted, numbers, strict=True)]
+            successes = [
+                round(row["rollout/success_rate"] * n) for row, n in zip(counted, numbers, strict=True)
+            ]
             seeds.append(Successes(sum(successes), sum(numbers)))
         each = ", ".join(f"{100 * seed.k / seed.n:.0f}" for seed in seeds)
         return f"{Successes(sum(seed.k for seed in seeds), sum(seed.n for seed in seeds))} ({each})"
@@ -120,19 +126,26 @@ def draw(variants: Sequence[Variant], path: Path) -> None:
             colour, label = f"C{number % 10}", variant.name if seed == 0 else None
             axis.plot([p.env_steps for p in points], [p.success for p in points], color=colour, label=label)
             axis.plot(
-                [row["global_step"] for row in evaluations], [row[GREEDY] for row in evaluations], "o", color=colour
+                [row["global_step"] for row in evaluations],
+                [row[GREEDY] for row in evaluations],
+                "o",
+                color=colour,
             )
             for row in evaluations[:1]:
                 axis.axhline(row[TEACHER], color="#999999", linestyle="--", linewidth=1)
     axis.set(xlabel="env steps", ylabel="success rate", ylim=(-0.03, 1.03))
-    axis.set_title("lines: training episodes; circles: greedy, held-out states; dashed: the teacher", fontsize=9)
+    axis.set_title(
+        "lines: training episodes; circles: greedy, held-out states; dashed: the teacher", fontsize=9
+    )
     axis.legend(frameon=False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning_report", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.learning_report", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("folder", type=Path, help="folder of variants")
     parser.add_argument("--picture", type=Path, help="PNG to write (default: FOLDER/learning.png)")
     parser.add_argument("--between", type=int, nargs=2, default=(0, 10**9), help="env steps")

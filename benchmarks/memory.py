@@ -36,6 +36,8 @@ if __name__ == "__main__":
     print("suite           tasks   official  at most   lowpoly  at most")
     for suite in arguments.suites:
         for num_tasks in arguments.num_tasks:
-            found = [ask(question, suite, num_tasks, assets, answer_s=600.0) for assets in ("official", "lowpoly")]
+            found = [
+                ask(question, suite, num_tasks, assets, answer_s=600.0) for assets in ("official", "lowpoly")
+            ]
             (official, peak), (lowpoly, lowpoly_peak) = found
             print(f"{suite:15}{num_tasks:6}{official:11}{peak:9}{lowpoly:10}{lowpoly_peak:9}", flush=True)

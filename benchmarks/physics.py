@@ -78,13 +78,17 @@ def main(
     find_pack("lowpoly")  # made once, here
     tasks = [(suite, task_id) for suite in suites for task_id in task_ids or range(len(task_names(suite)))]
     blocks = [(t, range(i, min(i + BLOCK, episodes))) for t in tasks for i in range(0, episodes, BLOCK)]
-    print("| task | mm hand, objects (nudged) after 8 env steps | 80 | 220 | env steps/s exact, fast: ratio | expert |")
+    print(
+        "| task | mm hand, objects (nudged) after 8 env steps | 80 | 220 | env steps/s exact, fast: ratio | expert |"
+    )
     print("|---|---|---|---|---|---|")
     with ProcessPoolExecutor(num_envs, get_context("spawn")) as executor:
         measured = executor.map(deviate, tasks)
         ends = [end for part in executor.map(play, *zip(*blocks, strict=True)) for end in part]
     for task, columns in (*zip(tasks, measured, strict=True), (None, "| | | ")):
-        exact, fast = ({k: s for p, k, s in ends if p == which and task in (None, k[0])} for which in ("exact", "fast"))
+        exact, fast = (
+            {k: s for p, k, s in ends if p == which and task in (None, k[0])} for which in ("exact", "fast")
+        )
         pair = compare(exact, fast)
         expert = f"exact {pair.before}, fast {pair.after}: {pair}" if pair.n else "-"
         print(f"| {' '.join(map(str, task or ['all']))} | {columns} | {expert} |")

@@ -111,7 +111,9 @@ def libero_row(spec: EnvSpec, arguments: Arguments) -> Row:
     wall_s = time.perf_counter() - started
     env.close()
     times = {"sim": wall_s - infer_s, "infer": infer_s}
-    return Row("LIBERO's loop (sim with render)", 1, arguments.episodes * chunks * CHUNK / wall_s, times, wall_s)
+    return Row(
+        "LIBERO's loop (sim with render)", 1, arguments.episodes * chunks * CHUNK / wall_s, times, wall_s
+    )
 
 
 def pool_rows(spec: EnvSpec, num_envs: int, policy, arguments: Arguments) -> tuple[Row, Row]:
@@ -120,9 +122,13 @@ def pool_rows(spec: EnvSpec, num_envs: int, policy, arguments: Arguments) -> tup
     max_batch = arguments.max_batch
     prepare = None if isinstance(policy, StandInPolicy) else policy.prepare
     with make_pool(spec, num_envs, prepare, arguments.simulators) as pool:
-        rollout(policy, pool, episodes(arguments, num_envs), BEHAVIOUR, Randomness(0, "warm up"))  # builds simulators
+        rollout(
+            policy, pool, episodes(arguments, num_envs), BEHAVIOUR, Randomness(0, "warm up")
+        )  # builds simulators
         played = episodes(arguments, arguments.episodes * num_envs)
-        alone = rollout(StandInPolicy(0.0), pool, played, BEHAVIOUR, Randomness(0, "rollout"), max_batch=max_batch)
+        alone = rollout(
+            StandInPolicy(0.0), pool, played, BEHAVIOUR, Randomness(0, "rollout"), max_batch=max_batch
+        )
         together = rollout(policy, pool, played, BEHAVIOUR, Randomness(0, "rollout"), max_batch=max_batch)
     return row(f"{name}, simulation alone", num_envs, alone), row(f"{name}, with policy", num_envs, together)
 
@@ -162,7 +168,9 @@ def print_row(measured: Row, reference: Row | None, limit: float | None) -> None
     share = f"{measured.env_steps_per_s / limit:.0%}" if limit else "-"
     busy = [measured.times.get(part, 0.0) / (measured.num_envs * measured.wall_s) for part in PARTS_OF_ENV]
     own = [measured.times.get(part, 0.0) / measured.wall_s for part in ("infer", "wait")]
-    shares = "".join(f"{part:11.0%}" for part in (*busy, 1 - sum(busy))) + "".join(f"{part:8.0%}" for part in own)
+    shares = "".join(f"{part:11.0%}" for part in (*busy, 1 - sum(busy))) + "".join(
+        f"{part:8.0%}" for part in own
+    )
     print(f"{measured.name:34}{measured.env_steps_per_s:12.1f}{ratio:>10}{share:>10}{shares}", flush=True)
 
 

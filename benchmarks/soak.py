@@ -49,10 +49,14 @@ class Watch:
     """What a second thread does to the workers and sees of them."""
 
     kill_every_s: float
-    seen: dict[int, float] = field(default_factory=dict)  # process id of every worker -> when it was first seen
+    seen: dict[int, float] = field(
+        default_factory=dict
+    )  # process id of every worker -> when it was first seen
     kills: int = 0
     stopped: int | None = None  # the worker that was made to hang
-    memory: list[tuple[float, float, float]] = field(default_factory=list)  # (time, ours, largest worker's) in MiB
+    memory: list[tuple[float, float, float]] = field(
+        default_factory=list
+    )  # (time, ours, largest worker's) in MiB
     over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
@@ -112,10 +116,15 @@ def main(arguments: Arguments) -> int:
 
     behaviour = Behaviour(epsilon=0.0, temperature=1.0, keep_observations=False)
     with WorkerPool(
-        spec, arguments.num_envs, step_timeout_s=arguments.step_timeout_s, recycle_after=arguments.recycle_after
+        spec,
+        arguments.num_envs,
+        step_timeout_s=arguments.step_timeout_s,
+        recycle_after=arguments.recycle_after,
     ) as pool:
         thread.start()
-        played = rollout(StandInPolicy(0.0), pool, episodes, behaviour, Randomness(0, "soak"), on_steps=on_steps)
+        played = rollout(
+            StandInPolicy(0.0), pool, episodes, behaviour, Randomness(0, "soak"), on_steps=on_steps
+        )
         watch.over.set()
         thread.join()
     left = [pid for pid in watch.seen if Path(f"/proc/{pid}").exists()]

@@ -16,7 +16,15 @@ from typing import Any, TypeVar
 
 import tyro
 
-from configs.config import CHANGEABLE_ON_RESUME, EvalConfig, TrainConfig, changed, differing_fields, from_dict, require
+from configs.config import (
+    CHANGEABLE_ON_RESUME,
+    EvalConfig,
+    TrainConfig,
+    changed,
+    differing_fields,
+    from_dict,
+    require,
+)
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
 from contracts import BadInput, TimeIsUp, read_json
 
@@ -55,7 +63,9 @@ def parse_train(argv: Sequence[str]) -> Command:
         require(command.config.model.checkpoint is not None, NO_CHECKPOINT)
         return command
 
-    require(start.preset is None, "--preset and --resume contradict each other: a resumed run keeps its settings")
+    require(
+        start.preset is None, "--preset and --resume contradict each other: a resumed run keeps its settings"
+    )
     path = Path(start.resume, "config.json")
     try:
         stored = from_dict(read_json(path).get("config"), str(path))
@@ -63,9 +73,15 @@ def parse_train(argv: Sequence[str]) -> Command:
         raise BadInput(f"--resume {start.resume}: not a run folder of this version: {problem}") from None
     command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(stored))
     differing = differing_fields(stored, command.config)
-    refused = [f"{name} (run: {a}, now: {b})" for name, (a, b) in differing.items() if name not in CHANGEABLE_ON_RESUME]
+    refused = [
+        f"{name} (run: {a}, now: {b})"
+        for name, (a, b) in differing.items()
+        if name not in CHANGEABLE_ON_RESUME
+    ]
     said = "; leave these flags out, or start a new run"
-    require(not refused, f"--resume {start.resume}: the run has another configuration: {', '.join(refused)}{said}")
+    require(
+        not refused, f"--resume {start.resume}: the run has another configuration: {', '.join(refused)}{said}"
+    )
     return command
 
 
@@ -87,7 +103,9 @@ def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None
         if stop.code == 0:  # --help
             raise
         lines = [line.strip("│ ") for line in box.getvalue().splitlines() if not re.match(r"[╭╰]|│ ─", line)]
-        sentence = re.split(r"\s*(?:Argument helptext|For full helptext)", " ".join(" ".join(lines).split()))[0]
+        sentence = re.split(r"\s*(?:Argument helptext|For full helptext)", " ".join(" ".join(lines).split()))[
+            0
+        ]
         raise BadInput(f"{sentence} (see --help)") from None
 
 

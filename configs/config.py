@@ -44,10 +44,15 @@ def check_numbers(section: Any) -> None:
         for x in value if isinstance(value, tuple) else (value,):
             if isinstance(x, int | float) and not isinstance(x, bool):
                 flag = f"--{name.replace('_', '-')}"
-                require(abs(x) < 2**63, f"{flag} must be a number of at most 64 bits, got {x}")  # not NaN, not inf
+                require(
+                    abs(x) < 2**63, f"{flag} must be a number of at most 64 bits, got {x}"
+                )  # not NaN, not inf
                 require(x > 0 or (x == 0 and name in MAY_BE_0), f"{flag} must {bound}, got {x}")
                 require(x <= 1 or name not in AT_MOST_1, f"{flag} must be at most 1, got {x}")
-                require(name != "magnitudes" or x in MAGNITUDES, f"{flag} are steps of 1 to {MAGNITUDES[-1]}, got {x}")
+                require(
+                    name != "magnitudes" or x in MAGNITUDES,
+                    f"{flag} are steps of 1 to {MAGNITUDES[-1]}, got {x}",
+                )
 
 
 @dataclass(frozen=True)
@@ -92,12 +97,18 @@ class SimulatorConfig:
     @property
     def perturbations(self) -> tuple[str, ...]:
         """Labels of what --perturb and --magnitudes ask for."""
-        kinds = KINDS if "all" in self.perturb else tuple(kind for kind in self.perturb if kind not in ("all", "none"))
+        kinds = (
+            KINDS
+            if "all" in self.perturb
+            else tuple(kind for kind in self.perturb if kind not in ("all", "none"))
+        )
         labels = (f"{kind}-{magnitude}" for kind in kinds for magnitude in self.magnitudes)
         return tuple(dict.fromkeys(labels))
 
 
-def check_simulator(simulator: SimulatorConfig, suites: tuple[Suite, ...], protocol: str | None = None) -> None:
+def check_simulator(
+    simulator: SimulatorConfig, suites: tuple[Suite, ...], protocol: str | None = None
+) -> None:
     """Meta-World is another simulator: what is LIBERO's alone is refused for it."""
     if METAWORLD not in suites:
         return
@@ -284,18 +295,23 @@ class TrainConfig:
         ids, train, held_out = self.task.task_ids, self.task.train_init_states, self.task.eval_init_states
         train = train if isinstance(train, tuple) else (-1, 0)  # fresh: none of the benchmark's
         rollout, loss = self.rollout, self.loss
-        require(0 < len(ids) == len(set(ids)), f"--task-ids needs at least one task id, and none twice, got {ids}")
+        require(
+            0 < len(ids) == len(set(ids)), f"--task-ids needs at least one task id, and none twice, got {ids}"
+        )
         for flag, (first, end) in (("--train-init-states", train), ("--eval-init-states", held_out)):
             require(first < end, f"{flag} must be FIRST END with FIRST < END, got {first} {end}")
-        disjoint = train[1] <= held_out[0] or held_out[1] <= train[0] or held_out == (0, 50)  # the published protocol
-        require(disjoint, f"--train-init-states {train} and --eval-init-states {held_out} overlap (0 50 is allowed)")
+        disjoint = (
+            train[1] <= held_out[0] or held_out[1] <= train[0] or held_out == (0, 50)
+        )  # the published protocol
+        require(
+            disjoint,
+            f"--train-init-states {train} and --eval-init-states {held_out} overlap (0 50 is allowed)",
+        )
         compares = loss.advantage in ("group", "rloo") or rollout.dynamic_sampling
         alone = "--advantage group, rloo and --dynamic-sampling compare the episodes of a group: --group-size 2 or more"
         require(rollout.group_size >= 2 or not compares, alone)
         is_absolute, is_chunk = loss.advantage == "absolute", loss.ratio_level == "chunk"
-        falls = (
-            f"--advantage {loss.advantage} can be negative, and a chunk's mean ratio does not keep single tokens from"
-        )
+        falls = f"--advantage {loss.advantage} can be negative, and a chunk's mean ratio does not keep single tokens from"
         require(is_absolute or not is_chunk, f"{falls} falling without bound: add --ratio-level token")
         ignored = f"--advantage {loss.advantage} ignores --discount: leave it out, or take --advantage absolute or gae"
         require(loss.discount == 1 or loss.advantage in ("absolute", "gae"), ignored)
@@ -350,13 +366,19 @@ class EvalConfig:
             check_numbers(section)
         require(bool(self.task_suite), "--task-suite names no suite")
         check_simulator(self.simulator, self.suites, self.protocol)
-        fits_bddl = self.simulator.bddl_file is None or (len(self.suites) == 1 and self.task_ids in (None, (0,)))
+        fits_bddl = self.simulator.bddl_file is None or (
+            len(self.suites) == 1 and self.task_ids in (None, (0,))
+        )
         require(fits_bddl, "--bddl-file is one task: one --task-suite, no --task-ids")
         values, defaults = vars(self) | vars(self.simulator), vars(EvalConfig) | vars(SimulatorConfig)
         fixed = ("trials", "first_init_state", "temperature", "task_ids", "max_env_steps", "bddl_file")
-        changed = [name for name in fixed if values[name] != defaults[name]] + ["mode"] * (self.mode == "sample")
+        changed = [name for name in fixed if values[name] != defaults[name]] + ["mode"] * (
+            self.mode == "sample"
+        )
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in changed)
-        greedy = f"--protocol libero is all tasks of a suite, 50 initial states each, greedy: leave out {flags}"
+        greedy = (
+            f"--protocol libero is all tasks of a suite, 50 initial states each, greedy: leave out {flags}"
+        )
         require(self.protocol is None or not changed, greedy)
 
     @property
@@ -393,7 +415,9 @@ def changed(config: TrainConfig, **settings: Any) -> TrainConfig:
     """`config` with other values of some fields, whichever sections they are in, as flags change them."""
     sections = {}
     for part, section in vars(config).items():
-        sections[part] = replace(section, **{name: settings.pop(name) for name in vars(section) if name in settings})
+        sections[part] = replace(
+            section, **{name: settings.pop(name) for name in vars(section) if name in settings}
+        )
     assert not settings, f"no such settings: {settings}"
     return TrainConfig(**sections)
 

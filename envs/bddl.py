@@ -21,11 +21,15 @@ def read_instruction(path: Path) -> str:
     from bddl.parsing import scan_tokens  # LIBERO's own; here, so that a missing LIBERO is told by envs.tasks
 
     try:
-        return _instruction(scan_tokens(string=path.read_text(encoding="utf-8")))  # line ends, too, as LIBERO sees them
+        return _instruction(
+            scan_tokens(string=path.read_text(encoding="utf-8"))
+        )  # line ends, too, as LIBERO sees them
     except (OSError, BadInput) as fault:
         raise BadInput(f"BDDL file {path}: {fault}") from None
     except Exception as fault:  # of the parser, or no list where there should be one
-        otherwise = f"it is built otherwise than LIBERO's own files ({type(fault).__name__}: {first_line(fault)})"
+        otherwise = (
+            f"it is built otherwise than LIBERO's own files ({type(fault).__name__}: {first_line(fault)})"
+        )
         raise BadInput(f"BDDL file {path}: {otherwise}; count the parentheses") from None
 
 
@@ -68,4 +72,8 @@ def _groups(expression: Any, name: str) -> Iterator[list]:
 
 
 def _words(expression: Any) -> list[str]:
-    return [word for part in expression for word in _words(part)] if isinstance(expression, list) else [expression]
+    return (
+        [word for part in expression for word in _words(part)]
+        if isinstance(expression, list)
+        else [expression]
+    )

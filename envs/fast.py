@@ -14,7 +14,9 @@ import numpy as np
 from numba import njit
 
 JOINT_KP = 10.0  # of robosuite's pull towards the initial joints, critically damped
-OBSERVED_S = 0.046  # how much of an env step has passed where robosuite's clocks, started in the reset, observe
+OBSERVED_S = (
+    0.046  # how much of an env step has passed where robosuite's clocks, started in the reset, observe
+)
 WITHOUT_SENSORS = int(mujoco.mjtDisableBit.mjDSBL_SENSOR)  # nobody reads them
 # MuJoCo gives no contact a time constant below two physics steps, in exact physics 4 ms. Of 13 physics steps two are
 # 7.7 ms: so soft that the hand lifts a ramekin with the bowl on it. With 4 ms they let bowls at rest jump.
@@ -41,7 +43,9 @@ def osc_torques(hand: tuple, arm: tuple, goal: tuple) -> np.ndarray:
                 rotation[j, axis] * goal_rotation[k, axis] - rotation[k, axis] * goal_rotation[j, axis]
             )
     force = kp * error - kd * (jacobian @ velocity)
-    pull = JOINT_KP * (goal_joints - joints) - 2.0 * np.sqrt(JOINT_KP) * velocity  # rad/s^2; the hand shall not feel it
+    pull = (
+        JOINT_KP * (goal_joints - joints) - 2.0 * np.sqrt(JOINT_KP) * velocity
+    )  # rad/s^2; the hand shall not feel it
     mobility = jacobian @ np.linalg.solve(mass, np.ascontiguousarray(jacobian.T))  # (6, 6): J M^-1 J^T
     uncoupled = mobility.copy()
     uncoupled[:3, 3:] = uncoupled[3:, :3] = 0.0
@@ -50,7 +54,9 @@ def osc_torques(hand: tuple, arm: tuple, goal: tuple) -> np.ndarray:
 
 
 @njit(cache=True)
-def command(motors: np.ndarray, limits: np.ndarray, fingers: np.ndarray, hand: tuple, arm: tuple, goal: tuple) -> None:
+def command(
+    motors: np.ndarray, limits: np.ndarray, fingers: np.ndarray, hand: tuple, arm: tuple, goal: tuple
+) -> None:
     """Write the arm's torques, within `limits` (7, 2), and the fingers' commands (2,) to `motors` (9,)."""
     torques = osc_torques(hand, arm, goal)
     for i in range(7):
@@ -69,7 +75,11 @@ def fast_step(domain: Any, substeps: int) -> Callable[[np.ndarray], tuple[Mappin
     c, gripper = robot.controller, robot.gripper
     site, arm = sim.model.site_name2id(c.eef_name), slice(c.qvel_index[0], c.qvel_index[-1] + 1)
     position, rotation = data.site_xpos[site], data.site_xmat[site].reshape(3, 3)  # like the following, views
-    joints, velocity, bias = data.qpos[c.qpos_index[0] : c.qpos_index[-1] + 1], data.qvel[arm], data.qfrc_bias[arm]
+    joints, velocity, bias = (
+        data.qpos[c.qpos_index[0] : c.qpos_index[-1] + 1],
+        data.qvel[arm],
+        data.qfrc_bias[arm],
+    )
     jacobian_pos, jacobian_ori = np.zeros((3, model.nv)), np.zeros((3, model.nv))
     mass_matrix = np.zeros((model.nv, model.nv))
     hand_state = position, rotation, jacobian_pos[:, arm], jacobian_ori[:, arm]
@@ -93,7 +103,9 @@ def fast_step(domain: Any, substeps: int) -> Callable[[np.ndarray], tuple[Mappin
         mujoco.mj_fullM(model, mass_matrix, data.qM)
 
     measure()
-    command(motors.copy(), limits, np.zeros(2), hand_state, arm_state, goal())  # compiled: a reset may take its time
+    command(
+        motors.copy(), limits, np.zeros(2), hand_state, arm_state, goal()
+    )  # compiled: a reset may take its time
 
     def step(action: np.ndarray) -> tuple[Mapping[str, np.ndarray], bool]:
         domain.timestep += 1

@@ -39,7 +39,9 @@ def load_lean(xml: str) -> MjSim:
     sim = MjSim(mujoco.MjModel.from_xml_string(ElementTree.tostring(mjcf, "unicode")))
     mujoco.MjModel.from_xml_string("<mujoco/>")  # MuJoCo keeps the source of what it compiled last
     sim.as_loaded = sim.model.body_pos.copy(), sim.model.body_quat.copy()  # before fixtures are placed
-    sim.texture_colours = [texture_colour(sim.model._model, texture) for texture in range(sim.model._model.ntex)]
+    sim.texture_colours = [
+        texture_colour(sim.model._model, texture) for texture in range(sim.model._model.ntex)
+    ]
     return sim
 
 
@@ -98,9 +100,13 @@ class CameraGate:
         # Those of objects and joints are never read.
         read = (*PROPRIO_OBSERVABLES, *(f"{camera}_image" for camera in domain.camera_names))
         domain._observables = {name: domain._observables[name] for name in read}
-        for camera, height, width in zip(domain.camera_names, domain.camera_heights, domain.camera_widths, strict=True):
+        for camera, height, width in zip(
+            domain.camera_names, domain.camera_heights, domain.camera_widths, strict=True
+        ):
             observable = domain._observables[f"{camera}_image"]
-            observable._sensor = self._gated(camera, observable._sensor, np.zeros((height, width, 3), np.uint8))
+            observable._sensor = self._gated(
+                camera, observable._sensor, np.zeros((height, width, 3), np.uint8)
+            )
 
     def make_gl_current(self) -> None:
         """robosuite draws into, and deletes from, whichever GL context is current: another env's, as a rule."""
@@ -140,7 +146,9 @@ def only_what_is_in_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int
 def out_of_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> np.ndarray:
     """Indices of the geoms whose bounding boxes lie wholly outside one of the five planes that bound the view."""
     slope = math.tan(math.radians(model.cam_fovy[camera]) / 2)
-    inward = np.array([[1, 0, -slope], [-1, 0, -slope], [0, 1, -slope], [0, -1, -slope], [0, 0, -1]])  # it looks to -z
+    inward = np.array(
+        [[1, 0, -slope], [-1, 0, -slope], [0, 1, -slope], [0, -1, -slope], [0, 0, -1]]
+    )  # it looks to -z
     inward /= np.linalg.norm(inward, axis=1, keepdims=True)
     inward = inward @ data.cam_xmat[camera].reshape(3, 3).T
     axes = data.geom_xmat.reshape(-1, 3, 3)

@@ -28,16 +28,23 @@ log = logging.getLogger(__name__)
 IMAGE_SIZE = 256
 CAMERAS = ("agentview", "robot0_eye_in_hand")  # a policy with n images reads the first n
 SETTLING_STEPS = 10  # initial states hold the objects some centimetres above the table
-SUBSTEPS, FAST_SUBSTEPS = 25, 13  # physics steps of an env step: robosuite's, and in fast physics once all has settled
+SUBSTEPS, FAST_SUBSTEPS = (
+    25,
+    13,
+)  # physics steps of an env step: robosuite's, and in fast physics once all has settled
 SETTLING_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # no motion, gripper open
 MAX_PLACEMENT_TRIES = 100
-ARM_NOISE_RAD = 0.02  # standard deviation of the arm's joints in the benchmark's initial states (robosuite's default)
+ARM_NOISE_RAD = (
+    0.02  # standard deviation of the arm's joints in the benchmark's initial states (robosuite's default)
+)
 # Objects of the benchmark's states settle by up to 17 cm, 6 cm sideways (off a plate's rim) and 30 degrees.
 MAX_DROP_M = 0.25
 MAX_SHIFT_M = 0.06
 MAX_TILT_DEG = 30.0
 MAX_SPEED = 0.05  # m/s, and 10 times it in rad/s
-Poses = Mapping[str, tuple[np.ndarray, np.ndarray]]  # of the objects: position (3,) in metres, rotation matrix (9,)
+Poses = Mapping[
+    str, tuple[np.ndarray, np.ndarray]
+]  # of the objects: position (3,) in metres, rotation matrix (9,)
 Seed = int | tuple[int, int]
 Physics = Literal["exact", "fast"]  # LIBERO's to the bit, or `envs.fast`
 Outcome = tuple[Mapping[str, np.ndarray], bool]  # of an env step: LIBERO's observations, success
@@ -57,7 +64,9 @@ class EnvSpec:
     assets: str = "lowpoly"  # of LIBERO: "lowpoly", "official" or a folder
     bddl_file: str | None = None  # a task of one's own, as task id 0, with the step limit of task_suite
     max_env_steps: int | None = None  # None: the suite's
-    kept_tasks: int = 3  # of different tasks, per slot of a pool: building one takes seconds, keeping it 0.2 to 0.6 GiB
+    kept_tasks: int = (
+        3  # of different tasks, per slot of a pool: building one takes seconds, keeping it 0.2 to 0.6 GiB
+    )
 
     def __post_init__(self) -> None:
         names = tasks.task_names(self.task_suite) if self.bddl_file is None else ("the BDDL file's",)
@@ -79,12 +88,18 @@ class ChunkResult:
     error: str | None = None  # fault of the simulator: the episode is void, not a failure
     sim_s: float = 0.0
     render_s: float = 0.0
-    frames: list[np.ndarray] = field(default_factory=list)  # agentview (256, 256, 3) of every env step when recording
+    frames: list[np.ndarray] = field(
+        default_factory=list
+    )  # agentview (256, 256, 3) of every env step when recording
     preprocess_s: float = 0.0
 
 
 def task_files(spec: EnvSpec, task_id: int) -> TaskFiles:
-    return tasks.suite_task(spec.task_suite, task_id) if spec.bddl_file is None else tasks.bddl_task(spec.bddl_file)
+    return (
+        tasks.suite_task(spec.task_suite, task_id)
+        if spec.bddl_file is None
+        else tasks.bddl_task(spec.bddl_file)
+    )
 
 
 def run_part(env: Any, part: Callable[[], bool], observe: bool) -> ChunkResult:
@@ -109,7 +124,9 @@ def run_part(env: Any, part: Callable[[], bool], observe: bool) -> ChunkResult:
     done = success or error is not None or env.env_steps >= env.max_env_steps
     env.running = not done
     executed, sim_s = env.env_steps - steps_before, time.perf_counter() - started - env.render_s
-    return ChunkResult(observation, success, executed, env.env_steps, done, error, sim_s, env.render_s, env.frames)
+    return ChunkResult(
+        observation, success, executed, env.env_steps, done, error, sim_s, env.render_s, env.frames
+    )
 
 
 def check_stability(data: Any) -> None:
@@ -132,7 +149,9 @@ class LiberoEnv:
         self._init_states = tasks.load_init_states(self.files.init_states) if self.files.init_states else None
         self.name, self.instruction = self.files.name, self.files.instruction
         self.max_env_steps = spec.max_env_steps or MAX_ENV_STEPS[spec.task_suite]
-        self.num_init_states = tasks.NUM_SAMPLED_INIT_STATES if self._init_states is None else len(self._init_states)
+        self.num_init_states = (
+            tasks.NUM_SAMPLED_INIT_STATES if self._init_states is None else len(self._init_states)
+        )
         self._cameras = CAMERAS[: spec.num_images]
         self._simulator: Simulator | None = None
         self.running, self.frames, self.render_s = False, list[np.ndarray](), 0.0
@@ -147,7 +166,9 @@ class LiberoEnv:
         """
         self._perturbation, self.instruction = perturbation, self.files.instruction
         known = range(self.num_init_states)
-        assert init_state_id is None or init_state_id in known, f"initial state {init_state_id} of {len(known)}"
+        assert init_state_id is None or init_state_id in known, (
+            f"initial state {init_state_id} of {len(known)}"
+        )
         self.running, self._recording, self.env_steps = True, record, 0
         return run_part(self, lambda: self._start(init_state_id, seed, physics, observe), observe)
 
@@ -176,9 +197,15 @@ class LiberoEnv:
             self._simulator = Simulator(self.files.bddl, find_pack(self.spec.assets).folder, self._cameras)
             atexit.register(self.close)
         simulator, change = self._simulator, self._perturbation
-        stored = None if init_state_id is None or self._init_states is None else self._init_states[init_state_id]
-        is_known = stored is not None and (change is None or change.kind != "position")  # to be a start of an episode
-        if init_state_id is not None and stored is None:  # of a task without stored states: a seed for every state
+        stored = (
+            None if init_state_id is None or self._init_states is None else self._init_states[init_state_id]
+        )
+        is_known = stored is not None and (
+            change is None or change.kind != "position"
+        )  # to be a start of an episode
+        if (
+            init_state_id is not None and stored is None
+        ):  # of a task without stored states: a seed for every state
             seed = seed * self.num_init_states + init_state_id
         for draw in range(MAX_PLACEMENT_TRIES):
             simulator.reset((seed, draw) if stored is None else seed, stored, change, draw)
@@ -195,7 +222,9 @@ class LiberoEnv:
             if problem is None or (stored is not None and draw == perturb.MAX_DRAWS):  # back where it was
                 return outcome
             self.frames.clear()
-        raise BadInput(f"{self.files.bddl}: none of {MAX_PLACEMENT_TRIES} placements can be used (the last: {problem})")
+        raise BadInput(
+            f"{self.files.bddl}: none of {MAX_PLACEMENT_TRIES} placements can be used (the last: {problem})"
+        )
 
     def _settle(self, simulator: "Simulator", physics: Physics, observe: bool) -> bool:
         for number in range(SETTLING_STEPS - 1):
@@ -213,7 +242,9 @@ class LiberoEnv:
         for number, action in enumerate(actions, start=1):
             self.env_steps += count
             is_seen = observe and number == len(actions) and self.env_steps < self.max_env_steps
-            self._raw, success = self._simulator.step(action, self._cameras if is_seen else CAMERAS[: self._recording])
+            self._raw, success = self._simulator.step(
+                action, self._cameras if is_seen else CAMERAS[: self._recording]
+            )
             if self._recording:
                 self.frames.append(upright(self._raw["agentview_image"]))
             if success:
@@ -270,10 +301,16 @@ class Simulator:
         self._as_built, self._goal = perturb.snapshot(self.domain), self.domain.parsed_problem["goal_state"]
         self._lean_physics = lean.lean_physics
         self._step: Callable[[np.ndarray], Outcome] = self._exact_step
-        self.domain.reward = lambda action: 0.0  # LIBERO's costs a second check of success, which nobody reads
+        self.domain.reward = lambda action: (
+            0.0
+        )  # LIBERO's costs a second check of success, which nobody reads
 
     def reset(
-        self, seed: Seed, state: np.ndarray | None = None, perturbation: Perturbation | None = None, draw: int = 0
+        self,
+        seed: Seed,
+        state: np.ndarray | None = None,
+        perturbation: Perturbation | None = None,
+        draw: int = 0,
     ) -> None:
         """Place everything by `seed`; then set the `state` (1 + nq + nv,): time, qpos, qvel, but of no fixture.
 
@@ -298,7 +335,9 @@ class Simulator:
     def object_poses(self) -> Poses:
         data = self.domain.sim.data
         bodies = {name: self.domain.obj_body_id[name] for name in self.domain.objects_dict}
-        return {name: (data.body_xpos[body].copy(), data.body_xmat[body].copy()) for name, body in bodies.items()}
+        return {
+            name: (data.body_xpos[body].copy(), data.body_xmat[body].copy()) for name, body in bodies.items()
+        }
 
     def find_problem(self, placed: Poses) -> str | None:
         """What speaks against objects that were `placed` and have settled since: no start of an episode."""
@@ -312,7 +351,9 @@ class Simulator:
             cosine = (placed[name][1] @ rotation - 1) / 2  # of the angle between them: trace(A^T B) = a . b
             if math.degrees(math.acos(np.clip(cosine, -1, 1))) > MAX_TILT_DEG:
                 return f"{name} tips over"
-            velocity = np.abs(domain.sim.data.get_joint_qvel(domain.objects_dict[name].joints[-1]))  # (6,): m/s, rad/s
+            velocity = np.abs(
+                domain.sim.data.get_joint_qvel(domain.objects_dict[name].joints[-1])
+            )  # (6,): m/s, rad/s
             if velocity[:3].max() > MAX_SPEED or velocity[3:].max() > 10 * MAX_SPEED:
                 return f"{name} does not come to rest"
         return "already solved" if domain._check_success() else None
@@ -372,7 +413,9 @@ def _build_libero(bddl: Path, assets: Path, cameras: list[str]) -> Any:
         with patch.object(lean.MjSim, "from_xml_string", lean.load_lean):
             # It is never `done`: the step limit is the episode's.
             wrapper = _first_placement(
-                lambda: OffScreenRenderEnv(bddl_file_name=str(bddl), hard_reset=False, ignore_done=True, **frame),
+                lambda: OffScreenRenderEnv(
+                    bddl_file_name=str(bddl), hard_reset=False, ignore_done=True, **frame
+                ),
                 seed=0,
             )
         if is_own:

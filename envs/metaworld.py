@@ -21,7 +21,11 @@ from envs.tasks import METAWORLD_TASKS
 
 log = logging.getLogger(__name__)
 CAMERA = "corner2"
-CAMERA_POSITION = (0.75, 0.075, 0.7)  # metres; nearer than Meta-World's, as public demonstrations have it (Seo 2022)
+CAMERA_POSITION = (
+    0.75,
+    0.075,
+    0.7,
+)  # metres; nearer than Meta-World's, as public demonstrations have it (Seo 2022)
 # Of the 500 of Meta-World's horizon. Its experts solve 984 of 1,000 episodes (20 of each task) in those, 974 in these.
 MAX_ENV_STEPS = 200
 NUM_INIT_STATES = 50  # of each task, as many as its benchmark draws
@@ -31,11 +35,15 @@ STORED, FRESH = range(2)  # streams of the seeds of initial states: a fresh one 
 class MetaWorldEnv:
     """One task. The simulator behind it is built by the first reset, and again by the next one after a fault."""
 
-    action_dim = 4  # motion of the hand along x, y, z and effort of the gripper (-1 opens, 1 closes), all in [-1, 1]
+    action_dim = (
+        4  # motion of the hand along x, y, z and effort of the gripper (-1 opens, 1 closes), all in [-1, 1]
+    )
 
     def __init__(self, spec: EnvSpec, task_id: int) -> None:
         if spec.num_images != 1:
-            raise BadInput(f"Meta-World has one picture, the policy reads {spec.num_images}: use another --checkpoint")
+            raise BadInput(
+                f"Meta-World has one picture, the policy reads {spec.num_images}: use another --checkpoint"
+            )
         self.spec, self.task_id = spec, task_id
         self.name, self.instruction = list(METAWORLD_TASKS.items())[task_id]
         self.max_env_steps = spec.max_env_steps or MAX_ENV_STEPS
@@ -54,7 +62,9 @@ class MetaWorldEnv:
         Initial state i is the task's draw of number i; without one (None) `seed` draws. Both kinds of `physics` are
         Meta-World's, and nothing perturbs it.
         """
-        assert init_state_id is None or init_state_id in range(NUM_INIT_STATES), f"initial state {init_state_id} of 50"
+        assert init_state_id is None or init_state_id in range(NUM_INIT_STATES), (
+            f"initial state {init_state_id} of 50"
+        )
         self.running, self._recording, self.env_steps = True, record, 0
         stream = [FRESH, seed] if init_state_id is None else [STORED, init_state_id]
         return run_part(self, lambda: self._start(np.random.default_rng(stream)), observe)
@@ -81,7 +91,9 @@ class MetaWorldEnv:
     def _start(self, generator: np.random.Generator) -> bool:
         if self._env is None:
             self._env, self._renderer = _build(self.name)
-            self._env.max_path_length = self.max_env_steps + 1  # it refuses to step beyond; the limit is ours to apply
+            self._env.max_path_length = (
+                self.max_env_steps + 1
+            )  # it refuses to step beyond; the limit is ours to apply
             atexit.register(self.close)
         self._env.np_random = generator
         self.raw, _ = self._env.reset()
@@ -120,7 +132,9 @@ def _build(name: str) -> tuple[Any, Any]:
         import mujoco
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
-        importlib.reload(mujoco.gl_context)  # has read MUJOCO_GL at its import, perhaps before `prepare` has set it
+        importlib.reload(
+            mujoco.gl_context
+        )  # has read MUJOCO_GL at its import, perhaps before `prepare` has set it
         # Without a handler MuJoCo writes its warnings into MUJOCO_LOG.TXT in the current folder.
         mujoco.set_mju_user_warning(lambda message: log.warning("mujoco: %s", message))
         env = ALL_V3_ENVIRONMENTS[name]()

@@ -30,7 +30,9 @@ STACKED_M = 0.07  # objects nearer than this in x and y move together: a bowl on
 APART_M = 0.13  # others keep this distance, or what they had
 NEARER = 0.8  # where something would fall, the next draw goes this much less far
 MAX_DRAWS = 20
-COLOURS = np.array([[0.9, 0.1, 0.1], [0.1, 0.7, 0.1], [0.1, 0.2, 0.9], [0.9, 0.8, 0.1], [0.7, 0.1, 0.8], [1, 1, 1]])
+COLOURS = np.array(
+    [[0.9, 0.1, 0.1], [0.1, 0.7, 0.1], [0.1, 0.2, 0.9], [0.9, 0.8, 0.1], [0.7, 0.1, 0.8], [1, 1, 1]]
+)
 UNSET_RGBA = np.array([0.5, 0.5, 0.5, 1.0])  # of a geom whose material or texture decides
 MODEL_FIELDS = ("cam_pos", "cam_quat", "light_diffuse", "geom_rgba", "geom_matid", "geom_solref")
 
@@ -152,7 +154,9 @@ def _move_camera(domain: Any, perturbation: Perturbation) -> None:
     matrix = np.zeros(9)
     mujoco.mju_quat2Mat(matrix, model.cam_quat[camera])
     right, _, backward = matrix.reshape(3, 3).T
-    height = min(position[2] for position in (domain.sim.data.body_xpos[body] for body in domain.obj_body_id.values()))
+    height = min(
+        position[2] for position in (domain.sim.data.body_xpos[body] for body in domain.obj_body_id.values())
+    )
     centre = model.cam_pos[camera] - backward * (model.cam_pos[camera][2] - height) / backward[2]
     for axis, angle in ((np.array([0.0, 0.0, 1.0]), sideways), (right, upwards / 2)):
         turn, offset, turned = np.zeros(4), np.zeros(3), np.zeros(4)
@@ -190,15 +194,21 @@ def _recolour(domain: Any, perturbation: Perturbation) -> None:
 def _other_goal(domain: Any, magnitude: int) -> str:
     """Another object of the scene is to go where the task's own should (onto the last one if that is to go nowhere)."""
     categories = {name: thing.category_name for name, thing in domain.objects_dict.items()}
-    goals = [fact for fact in domain.parsed_problem["goal_state"] if len(fact) == 3] or [["on", "", [*categories][-1]]]
+    goals = [fact for fact in domain.parsed_problem["goal_state"] if len(fact) == 3] or [
+        ["on", "", [*categories][-1]]
+    ]
     taken = {categories.get(_owner(word, domain)) for fact in goals for word in fact[1:]}
-    others = sorted({category: name for name, category in categories.items() if category not in taken}.items())
+    others = sorted(
+        {category: name for name, category in categories.items() if category not in taken}.items()
+    )
     if not others:
         told = " ".join(domain.parsed_problem["language_instruction"])
         raise BadInput(f"--perturb task: there is no other object in the scene of {told!r}: leave task out")
     category, name = others[(magnitude - 1) % len(others)]
     relation, _, target = goals[0]
-    place = _owner(target, domain) if _owner(target, domain) in domain.obj_body_id else "table"  # a region of it
+    place = (
+        _owner(target, domain) if _owner(target, domain) in domain.obj_body_id else "table"
+    )  # a region of it
     domain.parsed_problem["goal_state"] = [[relation, name, target]]
     where = "in" if relation.lower() == "in" else "on"
     named = re.sub(r"_\d+$", "", place)

@@ -26,7 +26,9 @@ RESET_TIMEOUT_S = 300.0  # of a worker, which may have to build the simulator
 
 EnvFactory = Callable[[EnvSpec, int], Any]  # makes something like a LiberoEnv
 Simulators = Literal["processes", "ray"]  # where the workers are
-Prepare = Callable[[np.ndarray], np.ndarray]  # frames (num_images, 256, 256, 3) -> (num_images, S, S, 3), uint8
+Prepare = Callable[
+    [np.ndarray], np.ndarray
+]  # frames (num_images, 256, 256, 3) -> (num_images, S, S, 3), uint8
 
 
 class Reset(NamedTuple):
@@ -61,7 +63,9 @@ def make_pool(
         log.warning(caution)
     # Found (and, for "lowpoly", generated) once, here, rather than by all workers at the same time.
     pack = find_pack(spec.assets)
-    if simulators == "processes" or pack.name != spec.assets:  # each machine has a folder of its own for a name
+    if (
+        simulators == "processes" or pack.name != spec.assets
+    ):  # each machine has a folder of its own for a name
         spec = replace(spec, assets=str(pack.folder))
     if spec.bddl_file is not None:
         spec = replace(spec, bddl_file=str(Path(spec.bddl_file).absolute()))
@@ -89,7 +93,9 @@ class SlotEnv:
         if self._prepare is None or result.observation is None:
             return result
         started = time.perf_counter()
-        observation = replace(result.observation, images=self._prepare(result.observation.images), prepared=True)
+        observation = replace(
+            result.observation, images=self._prepare(result.observation.images), prepared=True
+        )
         return replace(result, observation=observation, preprocess_s=time.perf_counter() - started)
 
     def close(self) -> None:
@@ -101,7 +107,11 @@ class Pool:
     """One slot, in this process: `ready` does the work."""
 
     def __init__(
-        self, spec: EnvSpec, make_env: EnvFactory = make_env, prepare: Prepare | None = None, num_slots: int = 1
+        self,
+        spec: EnvSpec,
+        make_env: EnvFactory = make_env,
+        prepare: Prepare | None = None,
+        num_slots: int = 1,
     ) -> None:
         self.num_slots = num_slots
         self._recipe = (spec, make_env, prepare)

@@ -20,7 +20,9 @@ try:
     import ray
     from ray.exceptions import RayError
 except ImportError:
-    raise BadInput("Ray is not installed; run: pip install -r requirements-ray.txt, on every machine") from None
+    raise BadInput(
+        "Ray is not installed; run: pip install -r requirements-ray.txt, on every machine"
+    ) from None
 
 GRACE_S = 30.0  # beyond a deadline, which the node itself keeps: then the node is lost
 
@@ -85,7 +87,9 @@ class RayWorker:
         try:
             answer = pickle.loads(ray.get(self._answer, timeout=max(0.0, self.deadline - time.monotonic())))
         except RayError as fault:  # GetTimeoutError, too
-            raise NoAnswer(f"it or its node died ({type(fault).__name__}: {str(fault).splitlines()[-1]})") from None
+            raise NoAnswer(
+                f"it or its node died ({type(fault).__name__}: {str(fault).splitlines()[-1]})"
+            ) from None
         self.deadline = math.inf
         if isinstance(answer, BadInput | NoAnswer):
             raise answer

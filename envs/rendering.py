@@ -71,11 +71,15 @@ def check_versions() -> str | None:
     """A sentence if the simulator differs a little from the tested one. Raises BadInput if LIBERO's tasks would."""
     mujoco, robosuite, _ = simulator_versions().values()
     if not robosuite.startswith("1.4."):
-        raise BadInput(f"robosuite {robosuite} is not the 1.4 that LIBERO's tasks need; run: {INSTALL_SIMULATOR}")
+        raise BadInput(
+            f"robosuite {robosuite} is not the 1.4 that LIBERO's tasks need; run: {INSTALL_SIMULATOR}"
+        )
     release = tuple(int(part) for part in re.findall(r"\d+", mujoco)[:3])
     repair = "run: pip install mujoco==3.3.0"
     if release >= (3, 4):
-        raise BadInput(f"mujoco {mujoco} changes the contacts of LIBERO's tasks (98 % -> 12 % success); {repair}")
+        raise BadInput(
+            f"mujoco {mujoco} changes the contacts of LIBERO's tasks (98 % -> 12 % success); {repair}"
+        )
     if (3, 2, 7) <= release <= (3, 3, 2):
         return None
     return f"mujoco {mujoco} draws or simulates LIBERO differently from 3.2.7 .. 3.3.2, and 3.3.0 is tested; {repair}"
@@ -93,13 +97,17 @@ def simulator_versions() -> dict[str, str]:
 def write_libero_config() -> Path:
     """Write the config.yaml without which `import libero.libero` asks a question on stdin; returns its folder."""
     root = libero_root()
-    folder = cache_dir() / "libero" / hashlib.sha256(str(root).encode()).hexdigest()[:16]  # of this installation
+    folder = (
+        cache_dir() / "libero" / hashlib.sha256(str(root).encode()).hexdigest()[:16]
+    )  # of this installation
     folder.mkdir(parents=True, exist_ok=True)
     parts = {
         "benchmark_root": "", "bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets",
         "datasets": "../datasets",
     }  # fmt: skip
-    write_json(folder / "config.yaml", {name: str(root / part) for name, part in parts.items()})  # JSON is YAML, too
+    write_json(
+        folder / "config.yaml", {name: str(root / part) for name, part in parts.items()}
+    )  # JSON is YAML, too
     return folder
 
 
@@ -110,7 +118,9 @@ def _quiet_robosuite() -> None:
     # robosuite opens the log file while it is imported: its settings have to be changed before, in a module of theirs.
     (package,) = importlib.util.find_spec("robosuite").submodule_search_locations  # type: ignore[union-attr, misc]
     macros = sys.modules["robosuite.macros"] = types.ModuleType("robosuite.macros")
-    vars(macros).update(runpy.run_path(f"{package}/macros.py", run_name="robosuite.macros"), FILE_LOGGING_LEVEL=None)
+    vars(macros).update(
+        runpy.run_path(f"{package}/macros.py", run_name="robosuite.macros"), FILE_LOGGING_LEVEL=None
+    )
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
 
 
@@ -138,7 +148,9 @@ def choose_egl_device() -> int:
     devices = egl_ext.eglQueryDevicesEXT()
     wanted = os.environ.get("MUJOCO_EGL_DEVICE_ID", "")
     if wanted and not (wanted.isdigit() and int(wanted) < len(devices)):
-        raise BadInput(f"MUJOCO_EGL_DEVICE_ID={wanted}: EGL sees {len(devices)} device(s); unset it or correct it")
+        raise BadInput(
+            f"MUJOCO_EGL_DEVICE_ID={wanted}: EGL sees {len(devices)} device(s); unset it or correct it"
+        )
     learner, numbers = int(os.environ.get("LOCAL_RANK", "0")), [_cuda_number(device) for device in devices]
     index = int(wanted or (numbers.index(learner) if learner in numbers else 0))
     try:
@@ -157,7 +169,9 @@ def _cuda_number(device: ctypes.c_void_p) -> int | None:
     from OpenGL.error import GLError
 
     # EGLBoolean eglQueryDeviceAttribEXT(EGLDeviceEXT, EGLint, EGLAttrib *)
-    prototype = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_ssize_t))
+    prototype = ctypes.CFUNCTYPE(
+        ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_ssize_t)
+    )
     address = egl_ext.eglGetProcAddress("eglQueryDeviceAttribEXT")
     value = ctypes.c_ssize_t(-1)
     try:

@@ -18,7 +18,13 @@ from contracts import BadInput
 from envs.bddl import read_instruction
 
 # Env steps after settling: the caps of the published OpenVLA and OpenVLA-OFT evaluations.
-MAX_ENV_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+MAX_ENV_STEPS = {
+    "libero_spatial": 220,
+    "libero_object": 280,
+    "libero_goal": 300,
+    "libero_10": 520,
+    "libero_90": 400,
+}
 METAWORLD = "metaworld_mt50"  # the suite whose tasks are not LIBERO's
 # Meta-World's task names, in the order of its benchmark of 50, and what a policy is told: Meta-World has no words.
 METAWORLD_TASKS = dict(
@@ -26,7 +32,9 @@ METAWORLD_TASKS = dict(
 )
 # What a pickled array names.
 ARRAY_NAMES = {"numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype", "_codecs.encode"}
-NUM_SAMPLED_INIT_STATES = 50  # of a BDDL file that comes without stored states: as many as a benchmark task has
+NUM_SAMPLED_INIT_STATES = (
+    50  # of a BDDL file that comes without stored states: as many as a benchmark task has
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,9 @@ def cache_dir() -> Path:
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             # In a shared /tmp the second name may be somebody else's.
-            if os.access(folder, os.W_OK | os.X_OK) and (folder == wanted or folder.stat().st_uid == os.getuid()):
+            if os.access(folder, os.W_OK | os.X_OK) and (
+                folder == wanted or folder.stat().st_uid == os.getuid()
+            ):
                 return folder
     return Path(tempfile.mkdtemp(prefix="vla-grpo-"))
 
@@ -75,8 +85,12 @@ def task_names(task_suite: str) -> tuple[str, ...]:
     if task_suite == METAWORLD:
         return tuple(METAWORLD_TASKS)
     if task_suite not in MAX_ENV_STEPS:
-        raise BadInput(f"unknown task suite {task_suite!r}; there are: {', '.join((*MAX_ENV_STEPS, METAWORLD))}")
-    task_map = runpy.run_path(str(libero_root() / "benchmark" / "libero_suite_task_map.py"))["libero_task_map"]
+        raise BadInput(
+            f"unknown task suite {task_suite!r}; there are: {', '.join((*MAX_ENV_STEPS, METAWORLD))}"
+        )
+    task_map = runpy.run_path(str(libero_root() / "benchmark" / "libero_suite_task_map.py"))[
+        "libero_task_map"
+    ]
     return tuple(task_map[task_suite])
 
 
@@ -84,7 +98,9 @@ def suite_task(task_suite: str, task_id: int) -> TaskFiles:
     name = task_names(task_suite)[task_id]
     instruction = re.sub(r"^[A-Z_]+SCENE\d+_", "", name).replace("_", " ")  # as LIBERO's benchmark derives it
     bddl = libero_root() / "bddl_files" / task_suite / f"{name}.bddl"
-    return TaskFiles(name, instruction, bddl, libero_root() / "init_files" / task_suite / f"{name}.pruned_init")
+    return TaskFiles(
+        name, instruction, bddl, libero_root() / "init_files" / task_suite / f"{name}.pruned_init"
+    )
 
 
 def bddl_task(bddl_file: str) -> TaskFiles:

@@ -24,7 +24,13 @@ from contracts import BadInput
 
 T = TypeVar("T")
 PROJECT = Path(__file__).resolve().parent.parent
-ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS", "LP_NUM_THREADS")
+ONE_THREAD = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+    "LP_NUM_THREADS",
+)
 END_S = 5.0  # for a process to go by itself
 ANSWER_S = 120.0  # for a question; the slowest one builds a LIBERO task, and compiles robosuite's functions before it
 PR_SET_PDEATHSIG = 1  # of Linux's prctl
@@ -69,7 +75,9 @@ class Worker:
         """Wait for the answer. Raises BadInput that is the answer, and NoAnswer for a fault, a death or a hang."""
         try:
             if not self.connection.poll(max(0.0, self.deadline - time.monotonic())):
-                self.process.send_signal(signal.SIGABRT)  # faulthandler prints where it hangs, then it is gone
+                self.process.send_signal(
+                    signal.SIGABRT
+                )  # faulthandler prints where it hangs, then it is gone
                 raise NoAnswer(f"it gave no answer in time ({self.end()})")
             answer = self.connection.recv()
         except (EOFError, OSError):
@@ -108,7 +116,9 @@ def ask(question: Callable[..., T], *arguments: object, answer_s: float = ANSWER
 
 def main(socket_fd: int) -> None:
     """The process: first the recipe of its function, then requests, one answer each, until the parent hangs up."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # even if it is stopped or hangs in a library then
+    ctypes.CDLL(None).prctl(
+        PR_SET_PDEATHSIG, signal.SIGKILL
+    )  # even if it is stopped or hangs in a library then
     faulthandler.enable()  # the parent aborts a hung process: its stack goes to stderr
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection = Connection(socket_fd)

@@ -39,7 +39,9 @@ class TrainerState:
     return_average: float | None = None  # exponential average of the student's episodic return
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
     perturbed_success: dict[str, float] = field(default_factory=dict)  # the same per kind and magnitude
-    drawn: dict[int, int] = field(default_factory=dict)  # groups that each task had: the cursor of training_episodes
+    drawn: dict[int, int] = field(
+        default_factory=dict
+    )  # groups that each task had: the cursor of training_episodes
     wandb_id: str | None = None
     ranks: int = 1  # processes that train together; which episodes they play depends on their number
     looks: str = ""  # the pictures that it trains on: see CheckpointInfo
@@ -58,14 +60,21 @@ class TrainerState:
         own = [float(t.success) for t in played.trajectories if not any(d.by_teacher for d in t.decisions)]
         if own:  # the student's, which begin at their mean
             old, mean = RETURN_ALPHA ** len(own), sum(own) / len(own)
-            self.return_average = mean if self.return_average is None else old * self.return_average + (1 - old) * mean
+            self.return_average = (
+                mean if self.return_average is None else old * self.return_average + (1 - old) * mean
+            )
         for trajectory in played.trajectories:
             value, task_id = float(trajectory.success), trajectory.episode.task_id
             label = label_of(trajectory.episode.perturbation)
-            of_task, of_label = self.task_success.get(task_id, UNKNOWN), self.perturbed_success.get(label, UNKNOWN)
+            of_task, of_label = (
+                self.task_success.get(task_id, UNKNOWN),
+                self.perturbed_success.get(label, UNKNOWN),
+            )
             self.task_success[task_id] = TASK_ALPHA * of_task + (1 - TASK_ALPHA) * value
             self.perturbed_success[label] = TASK_ALPHA * of_label + (1 - TASK_ALPHA) * value
-            self.drawn[task_id] = trajectory.episode.draw + 1  # trajectories come in the order of their episodes
+            self.drawn[task_id] = (
+                trajectory.episode.draw + 1
+            )  # trajectories come in the order of their episodes
 
 
 def save_checkpoint(
@@ -84,7 +93,9 @@ def save_checkpoint(
         temporary = checkpoints / f".writing-{final.name}"
         try:
             _write(temporary, learner, state)
-            shutil.rmtree(final, ignore_errors=True)  # left by a kill between rename and pointer: this is it again
+            shutil.rmtree(
+                final, ignore_errors=True
+            )  # left by a kill between rename and pointer: this is it again
             temporary.rename(final)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -137,7 +148,10 @@ def mark_best(checkpoints: Path, learner: Learner, state: TrainerState, metadata
     """Rank 0 points `best` at the state's checkpoint, with metadata.json: its score is `state.best_score`."""
     if learner.ranks.is_main:
         folder = checkpoints / f"step_{state.global_step}"
-        write_json(folder / "metadata.json", {"global_step": state.global_step, "score": state.best_score, **metadata})
+        write_json(
+            folder / "metadata.json",
+            {"global_step": state.global_step, "score": state.best_score, **metadata},
+        )
         point(checkpoints / "best", folder)
 
 
@@ -147,7 +161,9 @@ def latest_checkpoint(run_folder: Path) -> Path:
     folder = resolve_pointer(pointer)
     if not folder.is_dir():
         steps = ", ".join(path.name for path in _steps(pointer.parent)) or "none"
-        raise BadInput(f"--resume {run_folder}: no checkpoint at {pointer} ({folder.name}); steps found: {steps}")
+        raise BadInput(
+            f"--resume {run_folder}: no checkpoint at {pointer} ({folder.name}); steps found: {steps}"
+        )
     return folder
 
 
@@ -162,7 +178,9 @@ def point(pointer: Path, target: Path) -> None:
 
 def _steps(checkpoints: Path) -> list[Path]:
     """The checkpoints, oldest first; what is named otherwise is not ours."""
-    return sorted((p for p in checkpoints.glob("step_*") if p.name[5:].isdigit()), key=lambda p: int(p.name[5:]))
+    return sorted(
+        (p for p in checkpoints.glob("step_*") if p.name[5:].isdigit()), key=lambda p: int(p.name[5:])
+    )
 
 
 def _flush(path: Path) -> None:

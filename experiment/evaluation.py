@@ -55,7 +55,9 @@ class Validation:
     teacher: Successes
     student: Successes  # greedy
     student_sampled: Successes | None  # None with --eval-trials 0
-    played: dict[str, list[Trajectory]]  # "teacher" (only when it was played now), "student", "student_sampled"
+    played: dict[
+        str, list[Trajectory]
+    ]  # "teacher" (only when it was played now), "student", "student_sampled"
 
     def metrics(self) -> dict[str, float]:
         found = {"eval/gap": self.teacher.rate - self.student.rate}
@@ -104,7 +106,9 @@ def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
     return state.evaluated_at is None or state.global_step // interval > state.evaluated_at // interval
 
 
-def evaluate_and_record(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
+def evaluate_and_record(
+    config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState
+) -> None:
     """Validate teacher and student, record, keep the best checkpoint, write videos. Raises what the checks raise."""
     teacher = None if state.teacher_k is None else Successes(state.teacher_k, state.teacher_n or 0)
     with run.timed("eval"):
@@ -138,7 +142,9 @@ def check_baseline(config: TrainConfig, found: Validation) -> None:
 
 def write_evaluation(run: Run, global_step: int, found: Validation) -> None:
     """Write every episode's outcome and the filmed episodes. What fails here costs the files, never the run."""
-    starts = len({t.episode.group for t in found.played["student"]})  # (task, initial state); trials repeat all of them
+    starts = len(
+        {t.episode.group for t in found.played["student"]}
+    )  # (task, initial state); trials repeat all of them
 
     def outcome(t: Trajectory) -> dict[str, Any]:
         key = {"task_id": t.episode.task_id, "init_state_id": t.episode.init_state_id}
@@ -155,7 +161,9 @@ def write_evaluation(run: Run, global_step: int, found: Validation) -> None:
                 ending = "success" if first.success else "failure"
                 run.wandb.video(f"video/{actor}", path, global_step, f"{first.episode.describe()}: {ending}")
     except Exception as error:
-        log.warning("step %d: files of the evaluation could not be written (%s)", global_step, first_line(error))
+        log.warning(
+            "step %d: files of the evaluation could not be written (%s)", global_step, first_line(error)
+        )
 
 
 def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:

@@ -51,7 +51,13 @@ class Successes:
 
     def metrics(self, name: str) -> dict[str, float]:
         low, high = self.interval
-        return {name: self.rate, f"{name}_k": self.k, f"{name}_n": self.n, f"{name}_low": low, f"{name}_high": high}
+        return {
+            name: self.rate,
+            f"{name}_k": self.k,
+            f"{name}_n": self.n,
+            f"{name}_low": low,
+            f"{name}_high": high,
+        }
 
 
 def count(trajectories: Sequence[Trajectory]) -> Successes:
@@ -115,7 +121,9 @@ def system_metrics() -> dict[str, float]:
     import torch
 
     resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
-    found = {"system/ram_gb": resident_pages * os.sysconf("SC_PAGE_SIZE") / 2**30}  # a curve that only rises is a leak
+    found = {
+        "system/ram_gb": resident_pages * os.sysconf("SC_PAGE_SIZE") / 2**30
+    }  # a curve that only rises is a leak
     if torch.cuda.is_available():
         found["system/gpu_mem_gb"] = torch.cuda.max_memory_allocated() / 2**30
         with contextlib.suppress(Exception):  # without NVIDIA's library, or on a part of a GPU

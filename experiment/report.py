@@ -45,7 +45,9 @@ PANELS = [Panel(**panel) for panel in json.loads((TEMPLATES / "panels.json").rea
 
 
 def recorded(rows: Sequence[Row]) -> list[Panel]:
-    return [panel for panel in PANELS if any(row.get(key) is not None for row in rows for key in panel.metrics)]
+    return [
+        panel for panel in PANELS if any(row.get(key) is not None for row in rows for key in panel.metrics)
+    ]
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,13 @@ class StoredRun:
 
     def status(self) -> str:
         """How far the run has come, in one line."""
-        is_finished = bool(self.evaluations) and self.evaluations[-1]["global_step"] >= self.phases.total_steps
-        steps, updates = self.rows[-1]["global_step"] if self.rows else 0, sum("schedule/phase" in r for r in self.rows)
+        is_finished = (
+            bool(self.evaluations) and self.evaluations[-1]["global_step"] >= self.phases.total_steps
+        )
+        steps, updates = (
+            self.rows[-1]["global_step"] if self.rows else 0,
+            sum("schedule/phase" in r for r in self.rows),
+        )
         done = "Finished" if is_finished else "Not finished"
         return f"{done}: {steps} env steps, {updates} updates, {hours_of(self.rows):.1f} h"
 
@@ -140,7 +147,9 @@ def changes(run: StoredRun) -> list[Change]:
     ):
         if f"{start}_k" not in first:  # no sampled episodes were asked for
             continue
-        before, after = (Successes(int(r[f"{k}_k"]), int(r[f"{k}_n"])) for r, k in ((first, start), (last, end)))
+        before, after = (
+            Successes(int(r[f"{k}_k"]), int(r[f"{k}_n"])) for r, k in ((first, start), (last, end))
+        )
         earlier, later = outcomes(first, start), outcomes(last, end)
         paired = compare(earlier, later)
         whole.append(Change(label, before, after, paired if paired.n else None))

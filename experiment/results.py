@@ -141,7 +141,9 @@ class Results:
     def of(self, *part: Any, perturbation: str = NONE) -> dict[Key, bool]:
         """Start -> success, of a suite (`task_suite`), of a task (`task_suite, task_id`), or all."""
         found = {k: e["success"] for k, e in self.episodes.items() if k[: len(part)] == part}
-        return {k._replace(perturbation=NONE): won for k, won in found.items() if k.perturbation == perturbation}
+        return {
+            k._replace(perturbation=NONE): won for k, won in found.items() if k.perturbation == perturbation
+        }
 
 
 def save_results(results: Results, plan: Plan, before: Results | None = None) -> None:
@@ -204,24 +206,40 @@ def read_results(path: Path) -> Results:
         raise BadInput(f"{path}: damaged: a field is missing or unknown ({error})") from None
 
 
-def open_results(path: Path, settings: Mapping[str, Any], plan: Plan, other: Results | None = None) -> Results:
+def open_results(
+    path: Path, settings: Mapping[str, Any], plan: Plan, other: Results | None = None
+) -> Results:
     """The results in `path`, to go on with, or new ones. `other`: what they will be compared with. Raises BadInput."""
     if other is not None:
         for name in ("temperature", "assets", "bddl_sha256", "mode"):
             old, new = other.settings.get(name), settings[name]
-            if old != new and (name != "mode" or "sample" in (old, new)):  # the L1 head is as deterministic as greedy
-                raise BadInput(f"--compare-with {other.path} was evaluated with {name} {old}, this with {new}")
+            if old != new and (
+                name != "mode" or "sample" in (old, new)
+            ):  # the L1 head is as deterministic as greedy
+                raise BadInput(
+                    f"--compare-with {other.path} was evaluated with {name} {old}, this with {new}"
+                )
         if other.episodes.keys().isdisjoint(plan.keys):
-            raise BadInput(f"--compare-with {other.path} has no episode (task, initial state) in common with this")
+            raise BadInput(
+                f"--compare-with {other.path} has no episode (task, initial state) in common with this"
+            )
     if not path.exists():
         return Results(path, settings)
     results = read_results(path)
     stored = results.settings
-    changed = [f"{name} (file: {stored.get(name)}, now: {v})" for name, v in settings.items() if stored.get(name) != v]
+    changed = [
+        f"{name} (file: {stored.get(name)}, now: {v})"
+        for name, v in settings.items()
+        if stored.get(name) != v
+    ]
     if changed:
-        raise BadInput(f"--out {path} holds an evaluation with other settings: {', '.join(changed)}; name another file")
+        raise BadInput(
+            f"--out {path} holds an evaluation with other settings: {', '.join(changed)}; name another file"
+        )
     if strange := results.episodes.keys() - set(plan.keys):
-        raise BadInput(f"--out {path} holds {len(strange)} episodes that this evaluation leaves out; name another file")
+        raise BadInput(
+            f"--out {path} holds {len(strange)} episodes that this evaluation leaves out; name another file"
+        )
     return results
 
 
@@ -247,4 +265,6 @@ def results_table(results: Results, plan: Plan, before: Results | None = None) -
         rows.append(row("all suites", ""))
     rows[0] = (*rows[0][:-1], f"{rows[0][-1]}; assets: {results.settings['assets']}")
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]

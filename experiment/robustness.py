@@ -23,7 +23,10 @@ def perturbation_table(results: Results, labels: Sequence[str], before: Results 
             row = (*row, str(pairs.before), str(pairs))
         rows.append(row)
     widths = [max(len(row[i]) for row in rows if i < len(row)) for i in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip() for row in rows]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+        for row in rows
+    ]
 
 
 def draw_perturbations(results: Results, labels: Sequence[str], before: Results | None, path: Path) -> Path:

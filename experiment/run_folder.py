@@ -39,10 +39,17 @@ class Run:
     """A run folder that is open for writing. Only rank 0 writes; on the others records go nowhere."""
 
     def __init__(
-        self, folder: Path, config: TrainConfig, ranks: Ranks = ALONE, wandb_id: str | None = None, lock: Any = None
+        self,
+        folder: Path,
+        config: TrainConfig,
+        ranks: Ranks = ALONE,
+        wandb_id: str | None = None,
+        lock: Any = None,
     ):
         if not folder.is_dir():
-            raise BadInput(f"rank {ranks.rank} does not see {folder}: --output must lie on a disk that all ranks share")
+            raise BadInput(
+                f"rank {ranks.rank} does not see {folder}: --output must lie on a disk that all ranks share"
+            )
         self.folder, self.config, self._lock = folder, config, lock
         self.checkpoints = folder / "checkpoints"
         mode = config.run.wandb_mode if ranks.is_main else "disabled"
@@ -61,7 +68,9 @@ class Run:
     def record(self, global_step: int, update: int, metrics: Mapping[str, float]) -> None:
         """Append one JSON object to metrics.jsonl, flushed to the disk, and hand a copy to wandb."""
         numbers = {"global_step": global_step, "update": update, **metrics, **self._seconds}
-        row = {key: value if math.isfinite(value) else None for key, value in numbers.items()}  # JSON has no NaN
+        row = {
+            key: value if math.isfinite(value) else None for key, value in numbers.items()
+        }  # JSON has no NaN
         self._seconds.clear()
         if self._metrics is not None:
             write_all(self._metrics.fileno(), (json.dumps(row) + "\n").encode())
@@ -105,7 +114,9 @@ def start_run(config: TrainConfig, argv: Sequence[str], ranks: Ranks = ALONE) ->
         log_to_terminal(folder / LOG_FILE)
     except OSError as error:
         reason = error.strerror or error
-        raise BadInput(f"--output {output}: cannot create a run folder there ({reason}); name another folder") from None
+        raise BadInput(
+            f"--output {output}: cannot create a run folder there ({reason}); name another folder"
+        ) from None
     lock = only_writer(folder / ".lock", str(folder))
     return Run(ranks.from_main(folder), config, ranks, lock=lock)
 
@@ -122,7 +133,9 @@ def reopen_run(
     lock = only_writer(folder / ".lock", f"--resume {folder}: the run")
     looks, stored = str(find_pack(config.simulator.assets)), read_json(folder / "config.json")
     if (seen := stored.get("looks")) != looks:
-        raise BadInput(f"--resume {folder}: the run has seen assets {seen}, not {looks}: name those with --assets")
+        raise BadInput(
+            f"--resume {folder}: the run has seen assets {seen}, not {looks}: name those with --assets"
+        )
     write_json(folder / "config.json", stored | {"config": to_dict(config)})  # what is changed now stays so
     with (folder / "metrics.jsonl").open("a") as metrics:
         metrics.truncate(min(metrics_bytes, metrics.tell()))
@@ -144,20 +157,33 @@ def only_writer(path: Path, what: str) -> filelock.BaseFileLock:
 
 def provenance(argv: Sequence[str]) -> dict[str, Any]:
     """What a later reader needs to repeat the run: command, commit, versions, machine."""
-    git = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]  # a commit, with -dirty if changed
+    git = [
+        "git",
+        "describe",
+        "--always",
+        "--abbrev=40",
+        "--exclude=*",
+        "--dirty",
+    ]  # a commit, with -dirty if changed
     try:
         here = Path(__file__).parent
-        commit = subprocess.run(git, cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        commit = subprocess.run(
+            git, cwd=here, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         commit = ""
-    packages = [package.metadata for package in importlib.metadata.distributions()]  # each is read and parsed here
+    packages = [
+        package.metadata for package in importlib.metadata.distributions()
+    ]  # each is read and parsed here
     versions = dict(sorted((known["Name"], known["Version"]) for known in packages))
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     gib = [torch.cuda.get_device_properties(i).total_memory / 2**30 for i in range(len(gpus))]
     cpu = {"system": platform.platform(), "processor": platform.machine(), "cpus": os.cpu_count()}
     return {
         "argv": list(argv),
-        "git": {"commit": commit.removesuffix("-dirty"), "modified": commit.endswith("-dirty")} if commit else {},
+        "git": {"commit": commit.removesuffix("-dirty"), "modified": commit.endswith("-dirty")}
+        if commit
+        else {},
         "versions": {"python": platform.python_version(), **versions},
         "machine": {**cpu, "gpus": gpus, "gpu_gib": gib},
     }
@@ -175,7 +201,9 @@ def log_to_terminal(*files: Path) -> None:
         return
     handlers: list[logging.Handler] = [TerminalHandler(), *map(logging.FileHandler, files)]
     logging.basicConfig(force=True, level=logging.ERROR, format="%(message)s", handlers=handlers)
-    logging.raiseExceptions = False  # a terminal that has gone or a full disk costs the line, and no traceback
+    logging.raiseExceptions = (
+        False  # a terminal that has gone or a full disk costs the line, and no traceback
+    )
     for package in ("__main__", "train_grpo", "preflight", "experiment", "rl", "vla"):
         logging.getLogger(package).setLevel(logging.INFO)
     logging.getLogger("envs").setLevel(logging.WARNING)
@@ -212,7 +240,9 @@ def until_the_end(run: Run, ranks: Ranks) -> Iterator[None]:
         if isinstance(reason, torch.OutOfMemoryError):
             problem = f"out of GPU memory ({first_line(reason)}): lower --micro-batch-size or --max-batch"
         why = problem or "".join(traceback.format_exception(reason)).rstrip()
-        if isinstance(reason, BadInput | TimeIsUp | SystemExit | KeyboardInterrupt):  # SystemExit: another rank is gone
+        if isinstance(
+            reason, BadInput | TimeIsUp | SystemExit | KeyboardInterrupt
+        ):  # SystemExit: another rank is gone
             why = str(reason) or "interrupted"
         if ranks.is_main:  # the terminal gets it by another way
             with contextlib.suppress(OSError), (run.folder / LOG_FILE).open("a") as file:
@@ -227,7 +257,9 @@ def until_the_end(run: Run, ranks: Ranks) -> Iterator[None]:
 def disk_problem(error: OSError, run_folder: Path) -> str | None:
     """What the user can do about an error while a run writes, in one line; None when no disk is to blame."""
     if not run_folder.is_dir():
-        return f"the run folder {run_folder} is gone, moved or deleted; --resume goes on from where it lies now"
+        return (
+            f"the run folder {run_folder} is gone, moved or deleted; --resume goes on from where it lies now"
+        )
     if error.errno not in DISK_FAILS:  # a missing file is perhaps a bug
         return None
     place = error.filename or run_folder
@@ -250,7 +282,10 @@ class WandbLog:
         mode = resolve_mode(mode)
         self._works = mode != "disabled"
         project = os.environ.get("WANDB_PROJECT", "vla-grpo")
-        self._do("start", lambda: self._start(mode=mode, project=project, name=name, dir=folder, config=dict(config)))
+        self._do(
+            "start",
+            lambda: self._start(mode=mode, project=project, name=name, dir=folder, config=dict(config)),
+        )
 
     def _start(self, **options: Any) -> None:
         import wandb
@@ -294,5 +329,7 @@ def resolve_mode(mode: str) -> str:
     if mode != "auto":
         return mode
     netrc = Path(os.environ.get("NETRC", os.path.expanduser("~/.netrc")))
-    has_login = bool(os.environ.get("WANDB_API_KEY")) or (netrc.is_file() and b"api.wandb.ai" in netrc.read_bytes())
+    has_login = bool(os.environ.get("WANDB_API_KEY")) or (
+        netrc.is_file() and b"api.wandb.ai" in netrc.read_bytes()
+    )
     return os.environ.get("WANDB_MODE") or ("online" if has_login else "offline")

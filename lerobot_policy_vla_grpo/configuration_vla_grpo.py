@@ -25,7 +25,9 @@ class VlaGrpoConfig(PreTrainedConfig):
         shape = self.image_features[IMAGES[0]].shape
         if tuple(shape) != IMAGE_SHAPE:
             repair = "--env.observation_height=256 --env.observation_width=256"
-            raise ValueError(f"the policy reads pictures of 256 x 256 pixels, these have {shape}: add {repair}")
+            raise ValueError(
+                f"the policy reads pictures of 256 x 256 pixels, these have {shape}: add {repair}"
+            )
 
     @property
     def observation_delta_indices(self) -> None:

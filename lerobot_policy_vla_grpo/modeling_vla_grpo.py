@@ -20,7 +20,9 @@ class VlaGrpoPolicy(PreTrainedPolicy):
         super().__init__(config)
         config.validate_features()
         if not config.checkpoint:
-            raise BadInput("--policy.checkpoint is missing: a folder or hub id of an OpenVLA-OFT policy, or an adapter")
+            raise BadInput(
+                "--policy.checkpoint is missing: a folder or hub id of an OpenVLA-OFT policy, or an adapter"
+            )
         self.policy = Policy.load(
             config.checkpoint, task_suite=config.task_suite, unnorm_key=config.unnorm_key, device=config.device,
             frozen_weights=config.frozen_weights,

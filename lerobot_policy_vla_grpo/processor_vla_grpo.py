@@ -6,7 +6,11 @@ Scaling by the checkpoint's statistics and the gripper's sign are the policy's o
 
 from typing import Any
 
-from lerobot.processor import PolicyProcessorPipeline, policy_action_to_transition, transition_to_policy_action
+from lerobot.processor import (
+    PolicyProcessorPipeline,
+    policy_action_to_transition,
+    transition_to_policy_action,
+)
 
 from lerobot_policy_vla_grpo.configuration_vla_grpo import VlaGrpoConfig
 

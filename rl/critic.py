@@ -44,14 +44,18 @@ def states_of(trajectory: Trajectory) -> Tensor:
     return torch.stack([torch.as_tensor(observation.state) for observation in observations])
 
 
-def predict_values(critic: Critic, trajectories: Sequence[Trajectory], seed: int, update: int) -> Tensor | None:
+def predict_values(
+    critic: Critic, trajectories: Sequence[Trajectory], seed: int, update: int
+) -> Tensor | None:
     """(N,) chance of success at every decision, by networks fitted anew on what is remembered; None before that."""
     episodes = [(task_id, *episode) for task_id, of_task in critic.episodes.items() for episode in of_task]
     if not episodes:
         return None
     tasks = sorted({*critic.episodes, *(t.episode.task_id for t in trajectories)})
     new = [(t.episode.task_id, states_of(t)) for t in trajectories]
-    width = max(states.shape[1] for states in [*(states for _, states, _ in episodes), *(states for _, states in new)])
+    width = max(
+        states.shape[1] for states in [*(states for _, states, _ in episodes), *(states for _, states in new)]
+    )
 
     def inputs(task_id: int, states: Tensor) -> Tensor:
         """(T, width + tasks): states of tasks with fewer objects are shorter."""

@@ -63,14 +63,20 @@ def _shuffled(items: Sequence[int], seed: int, purpose: str, *counters: int) -> 
 def evaluation_episodes(task_ids: Sequence[int], init_states: tuple[int, int], trials: int) -> list[Episode]:
     """Every (task, held-out initial state), `trials` times; one group per (task, initial state)."""
     starts = [(task_id, state) for task_id in task_ids for state in range(*init_states)]
-    episodes = [(task_id, state, group) for _ in range(trials) for group, (task_id, state) in enumerate(starts)]
+    episodes = [
+        (task_id, state, group) for _ in range(trials) for group, (task_id, state) in enumerate(starts)
+    ]
     return [Episode(index, *start) for index, start in enumerate(episodes)]
 
 
 def task_probabilities(config: TrainConfig, success: Mapping[int, float]) -> dict[int, float] | None:
     """With --curriculum; else None, and tasks take turns."""
     task_ids = config.task.task_ids
-    return dict(zip(task_ids, preferences(task_ids, success), strict=True)) if config.rollout.curriculum else None
+    return (
+        dict(zip(task_ids, preferences(task_ids, success), strict=True))
+        if config.rollout.curriculum
+        else None
+    )
 
 
 def perturbation_probabilities(config: TrainConfig, success: Mapping[str, float]) -> dict[str, float] | None:

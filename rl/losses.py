@@ -54,7 +54,9 @@ def compute_advantages(batch: Batch, trajectories: Sequence[Trajectory], config:
 
 def standardised(returns: Tensor) -> Tensor:
     """A_i = (R_i - mean) / (std + 1e-6), unbiased std; exactly 0 when all are equal (GRPO, Shao et al. 2024, eq. 3)."""
-    return scaled(returns - returns.mean()) if bool((returns != returns[0]).any()) else torch.zeros_like(returns)
+    return (
+        scaled(returns - returns.mean()) if bool((returns != returns[0]).any()) else torch.zeros_like(returns)
+    )
 
 
 def scaled(centred: Tensor) -> Tensor:
@@ -64,7 +66,11 @@ def scaled(centred: Tensor) -> Tensor:
 
 def minus_mean_of_others(returns: Tensor) -> Tensor:
     """A_i = R_i - mean of the others (RLOO, Ahmadian et al. 2024); 0 for one alone."""
-    return returns - (returns.sum() - returns) / (len(returns) - 1) if len(returns) > 1 else torch.zeros_like(returns)
+    return (
+        returns - (returns.sum() - returns) / (len(returns) - 1)
+        if len(returns) > 1
+        else torch.zeros_like(returns)
+    )
 
 
 def policy_advantages(batch: Batch) -> Tensor:
@@ -143,7 +149,9 @@ def ppo_loss(
     with torch.no_grad():
         drift = (chunk_logratio(logprobs, old_logprobs, executed).exp() - 1).abs()
         share = counted / counted.sum(-1, keepdim=True)
-        outside = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) != ratio  # whatever A is, also where it is 0
+        outside = (
+            ratio.clamp(1 - config.clip_low, 1 + config.clip_high) != ratio
+        )  # whatever A is, also where it is 0
         statistics = {
             "train/policy_loss": (micro.weights * surrogate).sum(),
             "train/clip_fraction": (outside * share).sum(),
@@ -199,7 +207,9 @@ def entropy(logprobs: Tensor, executed: Tensor) -> Tensor:
     return masked_mean(-(logprobs.exp() * logprobs).sum(-1), executed)
 
 
-def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discount: float, gae_lambda: float) -> Tensor:
+def gae(
+    values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discount: float, gae_lambda: float
+) -> Tensor:
     """(N,) generalised advantage estimates (Schulman et al. 2016, eq. 16); one decision is one time step.
 
     delta_t = r_t + discount * V_{t+1} - V_t with the sparse reward on the last decision and V = 0 behind it: an episode

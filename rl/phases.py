@@ -22,7 +22,9 @@ class Phase(Enum):
 @dataclass(frozen=True)
 class PhaseState:
     phase: Phase
-    epsilon: float  # probability that the teacher decides: in the warmup 1 (0: --warmup-actor student), in RL 0
+    epsilon: (
+        float  # probability that the teacher decides: in the warmup 1 (0: --warmup-actor student), in RL 0
+    )
     warmup_progress: float  # 0..1
     transition_progress: float  # 0..1
 

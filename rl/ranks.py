@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 BYTES_PER_MESSAGE = 2**25  # of gradients
-PATIENCE = timedelta(minutes=30)  # then the others are taken for dead; the slowest rollout and rank 0's disk take less
+PATIENCE = timedelta(
+    minutes=30
+)  # then the others are taken for dead; the slowest rollout and rank 0's disk take less
 GRACE_S = 30.0  # for ranks to end by themselves (closing wandb) after one has stopped; then they are ended
 
 
@@ -53,7 +55,9 @@ class Ranks:
 
     rank: int = 0
     size: int = 1
-    objects: dist.ProcessGroup | None = None  # gloo: Python objects take no GPU memory, a waiting rank burns no core
+    objects: dist.ProcessGroup | None = (
+        None  # gloo: Python objects take no GPU memory, a waiting rank burns no core
+    )
 
     @property
     def is_main(self) -> bool:
@@ -133,7 +137,12 @@ ALONE = Ranks()
 
 
 def shared_rollout(
-    ranks: Ranks, policy: Policy, pool: Pool, episodes: Iterable[Episode], n_steps: int | None = None, **options: Any
+    ranks: Ranks,
+    policy: Policy,
+    pool: Pool,
+    episodes: Iterable[Episode],
+    n_steps: int | None = None,
+    **options: Any,
 ) -> Rollout:
     """`rl.rollout.rollout` divided among the ranks, each an equal part of `n_steps`: all get all trajectories."""
     if ranks.size == 1:
@@ -166,7 +175,9 @@ def run_as_ranks(command: Sequence[str], size: int) -> int:
     """Run `size` processes of one command, each told its rank; returns the first exit code that is not 0."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
-    common = {"OMP_NUM_THREADS": "1"} | os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # as torchrun
+    common = (
+        {"OMP_NUM_THREADS": "1"} | os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    )  # as torchrun
     common |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     die_with_launcher = partial(ctypes.CDLL(None).prctl, 1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     ranks: list[subprocess.Popen] = []
@@ -182,7 +193,9 @@ def run_as_ranks(command: Sequence[str], size: int) -> int:
         env = common | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         # A session of its own: what Ctrl-C sends to the terminal's processes reaches a rank once, from here.
         ranks.append(subprocess.Popen(command, env=env, start_new_session=True, preexec_fn=die_with_launcher))
-    while not (failed := [p.returncode for p in ranks if p.poll()]) and any(p.returncode is None for p in ranks):
+    while not (failed := [p.returncode for p in ranks if p.poll()]) and any(
+        p.returncode is None for p in ranks
+    ):
         time.sleep(0.1)
     for number in (signal.SIGTERM, signal.SIGKILL):
         deadline = time.monotonic() + GRACE_S
@@ -202,7 +215,9 @@ def join_ranks(device: torch.device | str = "auto") -> Ranks:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
         objects = dist.new_group(backend="gloo", timeout=PATIENCE)
-        dist.all_reduce(torch.zeros(1, device="cuda" if on_gpu else "cpu"))  # NCCL takes its memory before we measure
+        dist.all_reduce(
+            torch.zeros(1, device="cuda" if on_gpu else "cpu")
+        )  # NCCL takes its memory before we measure
     except (RuntimeError, ValueError) as error:
         raise BadInput(
             f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot meet the others ({first_line(error)}): "

@@ -215,7 +215,9 @@ def _serve(
 ) -> str | None:
     """Decide for waiting environments as one batch and send them on; or, out of memory, return what that said."""
     episodes = list(served.values())
-    generators = [randomness.generator(now.trajectory.episode, len(now.trajectory.decisions)) for now in episodes]
+    generators = [
+        randomness.generator(now.trajectory.episode, len(now.trajectory.decisions)) for now in episodes
+    ]
     observations = [now.observation for now in episodes if now.observation is not None]
     threads = torch.get_num_threads()
     if policy.device.type == "cpu" and pool.num_slots > 1:
@@ -236,14 +238,19 @@ def _serve(
 
 
 def decide(
-    policy: Policy, observations: Sequence[Observation], generators: Sequence[torch.Generator], behaviour: Behaviour
+    policy: Policy,
+    observations: Sequence[Observation],
+    generators: Sequence[torch.Generator],
+    behaviour: Behaviour,
 ) -> tuple[list[Decision], np.ndarray]:
     """One decision per observation, and the env-ready actions (B, chunk, action_dim).
 
     Each first draws who makes it (when epsilon leaves that open), then the student's tokens, from its own generator.
     """
     epsilon, is_open = behaviour.epsilon, 0 < behaviour.epsilon < 1
-    by_teacher = [torch.rand((), generator=g).item() < epsilon if is_open else epsilon == 1 for g in generators]
+    by_teacher = [
+        torch.rand((), generator=g).item() < epsilon if is_open else epsilon == 1 for g in generators
+    ]
     decisions: dict[int, Decision] = {}  # by row of `observations`, as `actions`
     actions: dict[int, np.ndarray] = {}
 
@@ -256,7 +263,9 @@ def decide(
         seen, draws = [observations[i] for i in rows], [generators[i] for i in rows]
         acted = policy.act(seen, behaviour.student_mode, behaviour.temperature, draws)
         for row, i in enumerate(rows):
-            decisions[i] = Decision(observations[i], acted.tokens[row], False, student_logprobs=acted.logprobs[row])
+            decisions[i] = Decision(
+                observations[i], acted.tokens[row], False, student_logprobs=acted.logprobs[row]
+            )
             actions[i] = acted.actions[row]
     if rows := [i for i, teacher in enumerate(by_teacher) if teacher and behaviour.record_student_logprobs]:
         with torch.no_grad():
@@ -265,7 +274,9 @@ def decide(
             logprobs = policy.token_logprobs(logits, tokens, behaviour.temperature).cpu()
         for row, i in enumerate(rows):
             decisions[i].student_logprobs = logprobs[row]
-    return [decisions[i] for i in range(len(observations))], np.stack([actions[i] for i in range(len(observations))])
+    return [decisions[i] for i in range(len(observations))], np.stack(
+        [actions[i] for i in range(len(observations))]
+    )
 
 
 def fewer_at_once(policy: Policy, tried: int, reason: str, learning: bool) -> int:

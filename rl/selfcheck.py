@@ -24,7 +24,9 @@ SMALLEST_EFFECT = 1e-5  # relative to the largest logit; without any connection 
 SMALLEST_ACTION_MASS = 0.5  # a head trained on action tokens puts nearly all of its probability on them
 # Of |log-prob when sampling - log-prob when learning| of a token: on a GPU their kernels round differently.
 LOGPROB_LIMIT = {"float32": 1e-4, "bf16": 0.25, "int8": 0.5, "fp8": 1.0}
-PROMISED_GAIN = 0.2  # of an optimizer step that is taken as a test, in nats: small, and more than bfloat16's noise
+PROMISED_GAIN = (
+    0.2  # of an optimizer step that is taken as a test, in nats: small, and more than bfloat16's noise
+)
 # Of the promise. Seen: 0.90 to 1.06 with networks from 32 wide, and 0.4 or less where rounding swallowed adapters.
 GAIN_LIMITS = (0.6, 1.6)
 REINSTALL = "a library of this installation is broken; run: pip install -r requirements.txt"
@@ -49,7 +51,9 @@ def attention_probe(policy: Policy) -> str:
     changed[:, int(first) + network.num_action_tokens] = embeddings[:, 0]  # any vector that is not zero: BOS
     before, after = (network.action_logits(network.decode(x, is_real, first)) for x in (embeddings, changed))
     effect = _relative_effect(before[:, 0], after[:, 0])
-    require(effect >= SMALLEST_EFFECT, f"attention is causal: no action slot sees the slots after it; {REINSTALL}")
+    require(
+        effect >= SMALLEST_EFFECT, f"attention is causal: no action slot sees the slots after it; {REINSTALL}"
+    )
     return f"attention is bidirectional: the last slot moves the first slot's logits by {effect:.1e} of their size"
 
 
@@ -60,7 +64,10 @@ def image_probe(policy: Policy) -> str:
     black, white = (replace(seen, images=np.full_like(seen.images, value)) for value in (0, 255))
     before, after = (policy.chunk_logits([observation]) for observation in (black, white))
     effect = _relative_effect(before, after)
-    require(effect >= SMALLEST_EFFECT, f"the policy ignores its images; {REINSTALL}, or download the checkpoint again")
+    require(
+        effect >= SMALLEST_EFFECT,
+        f"the policy ignores its images; {REINSTALL}, or download the checkpoint again",
+    )
     return f"the policy sees its images: black and white ones differ by {effect:.1e} of the logits' size"
 
 

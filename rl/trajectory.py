@@ -26,7 +26,9 @@ class Episode:
     task_id: int
     init_state_id: int | None  # of the benchmark's initial states; None: a fresh one, placed by `seed`
     group: int  # episodes with one group number share task and initial state
-    seed: int = 0  # of LIBERO's placement sampler; with one of the benchmark's states it places the fixtures alone
+    seed: int = (
+        0  # of LIBERO's placement sampler; with one of the benchmark's states it places the fixtures alone
+    )
     draw: int = 0  # how many groups of its task the run had before this one
     perturbation: Perturbation | None = None
 
@@ -91,11 +93,15 @@ class Batch:
     def split(self, size: int | Sequence[int]) -> Iterator[Batch]:
         """Consecutive parts of `size` rows (the last may have fewer), or of the given sizes."""
         sizes = [size] * -(-len(self) // size) if isinstance(size, int) else size
-        return (self[end - count : end] for end, count in zip(itertools.accumulate(sizes), sizes, strict=True))
+        return (
+            self[end - count : end] for end, count in zip(itertools.accumulate(sizes), sizes, strict=True)
+        )
 
     def to(self, device: torch.device) -> Batch:
         """The same with its columns on `device`, so that picking rows there waits for nothing."""
-        return replace(self, **{n: c.to(device) for n, c in self._columns().items() if n != "teacher_logprobs"})
+        return replace(
+            self, **{n: c.to(device) for n, c in self._columns().items() if n != "teacher_logprobs"}
+        )
 
     def _columns(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
@@ -112,7 +118,9 @@ def flatten(trajectories: Sequence[Trajectory], action_dim: int) -> Batch:
         observations=[d.observation for d in decisions if d.observation is not None],
         tokens=torch.stack([d.tokens for d in decisions]),
         executed=torch.arange(num_tokens)[None, :] < executed_tokens[:, None],
-        student_logprobs=torch.stack([zeros if d.student_logprobs is None else d.student_logprobs for d in decisions]),
+        student_logprobs=torch.stack(
+            [zeros if d.student_logprobs is None else d.student_logprobs for d in decisions]
+        ),
         by_teacher=torch.tensor([d.by_teacher for d in decisions]),
         trajectory=torch.arange(len(lengths)).repeat_interleave(lengths),
         steps_to_end=torch.cat([torch.arange(len(t.decisions)).flip(0) for t in trajectories]),

@@ -26,12 +26,18 @@ if TYPE_CHECKING:
     from vla.policy import Policy
 
 ADAM_EPS = 1e-8  # AdamW's usual one
-FIRST_RATIO_LIMIT = 0.05  # mean |ratio - 1| before any step; above it rollout and update disagree about the policy
+FIRST_RATIO_LIMIT = (
+    0.05  # mean |ratio - 1| before any step; above it rollout and update disagree about the policy
+)
 SKIP_FACTOR = 1000.0  # x max_grad_norm: the step is skipped
 WARN_FACTOR = 100.0  # x max_grad_norm: the step is counted as a spike
 MAX_SKIPPED_IN_A_ROW = 20  # then the training has diverged
 MAX_UPDATES_WITHOUT_SIGNAL = 10
-OVER_ALL_ROWS = ("train/entropy", "train/approx_kl", "train/clip_fraction")  # at the end of an update, for SAMPLE_SIZE
+OVER_ALL_ROWS = (
+    "train/entropy",
+    "train/approx_kl",
+    "train/clip_fraction",
+)  # at the end of an update, for SAMPLE_SIZE
 SAMPLE_SIZE = 256  # rows, active or not: so these can be compared between kinds of advantage
 
 
@@ -102,7 +108,9 @@ def update(
     started = time.perf_counter()
     policy, optimizer, ranks, settings = learner.policy, learner.optimizer, learner.ranks, config.update
     trained = optimizer.param_groups[0]["params"]
-    warmup_lr = settings.warmup_lr if phase.distils else None  # imitation bears larger steps than reinforcement
+    warmup_lr = (
+        settings.warmup_lr if phase.distils else None
+    )  # imitation bears larger steps than reinforcement
     optimizer.param_groups[0]["lr"] = settings.lr if warmup_lr is None else warmup_lr
     active = rows_that_learn(batch, phase, config)
     data = complete(learner, batch, phase, config).to(policy.device)
@@ -175,7 +183,9 @@ def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainCon
     policy, size = learner.policy, int(config.update.micro_batch_size)
     by_trajectory = losses.weighs_trajectories(config.loss) and not phase.distils
     batch = replace(batch, weights=losses.decision_weights(batch, by_trajectory))
-    if phase.distils and phase.epsilon == 0:  # the student has acted, and learns what the teacher would have done
+    if (
+        phase.distils and phase.epsilon == 0
+    ):  # the student has acted, and learns what the teacher would have done
 
         def tokens_of(rows: Tensor) -> Tensor:
             parts = batch[rows].split(size)
@@ -197,7 +207,12 @@ def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainCon
 
 
 def accumulate_gradient(
-    learner: Learner, minibatch: Batch, size: int, micro_batch_size: int, phase: PhaseState, config: TrainConfig
+    learner: Learner,
+    minibatch: Batch,
+    size: int,
+    micro_batch_size: int,
+    phase: PhaseState,
+    config: TrainConfig,
 ) -> tuple[list[losses.Statistics], int]:
     """The gradient of a minibatch's mean loss over `size` rows, one micro-batch (and one graph in memory) at a time.
 
@@ -252,7 +267,9 @@ def optimizer_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
     finite or beyond SKIP_FACTOR * max_norm. Fused AdamW knows such steps: torch.amp.GradScaler takes them so.
     """
     parameters = optimizer.param_groups[0]["params"]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).to(parameters[0].device)
+    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).to(
+        parameters[0].device
+    )
     torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     is_usable = norm <= SKIP_FACTOR * max_norm  # False for NaN, too
     optimizer.grad_scale, optimizer.found_inf = None, (~is_usable).float()  # type: ignore[attr-defined]
@@ -266,7 +283,9 @@ def merged(parts: Iterable[dict[str, float]]) -> dict[str, float]:
     whole: dict[str, float] = {}
     for part in parts:
         for key, value in part.items():
-            whole[key] = max(whole.get(key, value), value) if key.endswith("_max") else whole.get(key, 0.0) + value
+            whole[key] = (
+                max(whole.get(key, value), value) if key.endswith("_max") else whole.get(key, 0.0) + value
+            )
     return whole
 
 

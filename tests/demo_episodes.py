@@ -17,7 +17,9 @@ def raw_images(episode: int, frames: int = FRAMES) -> np.ndarray:
     """Blurred noise as rendered, before JPEG: uint8 (F, 2, SIDE, SIDE, 3)."""
     noise = np.random.default_rng([episode, 1]).integers(0, 256, (frames, 2, 5, 5, 3), dtype=np.uint8)
     size, filter = (SIDE, SIDE), Image.Resampling.BICUBIC
-    return np.stack([[np.asarray(Image.fromarray(image).resize(size, filter)) for image in frame] for frame in noise])
+    return np.stack(
+        [[np.asarray(Image.fromarray(image).resize(size, filter)) for image in frame] for frame in noise]
+    )
 
 
 def make_episode(episode: int, frames: int = FRAMES, instruction: str = INSTRUCTIONS[0]) -> DemoEpisode:
@@ -39,7 +41,9 @@ def make_episode(episode: int, frames: int = FRAMES, instruction: str = INSTRUCT
     )
 
 
-def write_demos(folder: Path, episodes: int = 2, frames: int = FRAMES, instructions: int = 1) -> list[DemoEpisode]:
+def write_demos(
+    folder: Path, episodes: int = 2, frames: int = FRAMES, instructions: int = 1
+) -> list[DemoEpisode]:
     """Write and return `episodes` episodes that take turns with the first `instructions` instructions."""
     made = [make_episode(i, frames, INSTRUCTIONS[i % instructions]) for i in range(episodes)]
     for i, episode in enumerate(made):

@@ -91,7 +91,10 @@ class FakePolicy(nn.Module):
         logits = self._logits(observations)
         if mode == "sample":
             probabilities = (logits / temperature).softmax(-1)
-            draws = [torch.multinomial(p, 1, generator=g)[:, 0] for p, g in zip(probabilities, generators, strict=True)]
+            draws = [
+                torch.multinomial(p, 1, generator=g)[:, 0]
+                for p, g in zip(probabilities, generators, strict=True)
+            ]
             tokens = torch.stack(draws) + FIRST_ACTION_TOKEN
         else:
             tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
@@ -200,12 +203,16 @@ class _Slot:
 class FakePool:
     """The Pool contract over scripts. `order_seed` shuffles which results come when (None: all at once, by slot)."""
 
-    def __init__(self, script: Callable[[int, int], Script], num_slots: int = 1, order_seed: int | None = None):
+    def __init__(
+        self, script: Callable[[int, int], Script], num_slots: int = 1, order_seed: int | None = None
+    ):
         self.num_slots = num_slots
         self.started: list[tuple[int, int]] = []  # (task, initial state) of every reset
         self.physics: list[str] = []  # of every reset
         self.perturbations: list[Perturbation | None] = []  # of every reset
-        self.received: dict[tuple[int, int, int], list[np.ndarray]] = {}  # (task, initial state, attempt) -> actions
+        self.received: dict[
+            tuple[int, int, int], list[np.ndarray]
+        ] = {}  # (task, initial state, attempt) -> actions
         self._script = script
         self._attempts: dict[tuple[int, int], int] = {}
         self._slots: dict[int, _Slot] = {}
@@ -266,7 +273,9 @@ class FakePool:
     def _observe(self, now: _Slot) -> Observation:
         """Depends on the whole past of the episode, so one other draw changes everything that follows."""
         moved = 0.0 if now.actions is None else float(np.tanh(now.actions.sum()))
-        return observation(math.sin(1 + now.init_state_id + now.env_steps), math.cos(now.task_id) + 0.5, moved)
+        return observation(
+            math.sin(1 + now.init_state_id + now.env_steps), math.cos(now.task_id) + 0.5, moved
+        )
 
     def close(self) -> None:
         pass
@@ -286,7 +295,9 @@ def trajectory(
     executed = [CHUNK_LENGTH] * length
     executed[-1] = last_executed or CHUNK_LENGTH
     decisions = [
-        Decision(observation(i, length, 1), torch.full((NUM_TOKENS,), FIRST_ACTION_TOKEN + i), False, None, None, n)
+        Decision(
+            observation(i, length, 1), torch.full((NUM_TOKENS,), FIRST_ACTION_TOKEN + i), False, None, None, n
+        )
         for i, n in enumerate(executed)
     ]
     return Trajectory(Episode(index, task_id, index, group), decisions, success, sum(executed))

@@ -61,7 +61,9 @@ def png(image: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-def write_lerobot(folder: Path, recordings: list[Recording], video: bool = False, version: str = "v3.0") -> Path:
+def write_lerobot(
+    folder: Path, recordings: list[Recording], video: bool = False, version: str = "v3.0"
+) -> Path:
     """A dataset of one chunk: all episodes in one Parquet file, and in one video of each camera."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     pytest.importorskip("av")
@@ -76,14 +78,21 @@ def write_lerobot(folder: Path, recordings: list[Recording], video: bool = False
     for index, recording in enumerate(recordings):
         steps = len(recording.actions)
         for step in range(steps):
-            row = {"observation.state": recording.proprio[step].tolist(), "action": recording.actions[step].tolist()}
+            row = {
+                "observation.state": recording.proprio[step].tolist(),
+                "action": recording.actions[step].tolist(),
+            }
             row |= {"episode_index": index, "task_index": tasks.index(recording.instruction)}
             if not video:
-                row |= {key: {"bytes": png(recording.images[step, i]), "path": None} for i, key in enumerate(keys)}
+                row |= {
+                    key: {"bytes": png(recording.images[step, i]), "path": None} for i, key in enumerate(keys)
+                }
             data.append(row)
         place = {"chunk_index": 0, "file_index": 0, "from_timestamp": start / FPS}
         episodes.append({"episode_index": index, "length": steps})
-        episodes[-1] |= {f"videos/{key}/{name}": value for key in keys for name, value in place.items() if video}
+        episodes[-1] |= {
+            f"videos/{key}/{name}": value for key in keys for name, value in place.items() if video
+        }
         start += steps
     (folder / "meta").mkdir(parents=True)
     (folder / "meta" / "info.json").write_text(json.dumps(info | {"video_path": video_path}))

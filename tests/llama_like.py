@@ -27,8 +27,12 @@ def llama_like_tokenizer() -> Tokenizer:
         merges += [(longer[0], shorter) for longer, shorter in pairwise(tails)][::-1]
         for part in (*tails, *piece):
             vocabulary.setdefault(part, 40_000 + len(vocabulary))
-    model = models.BPE(vocabulary, list(dict.fromkeys(merges)), unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    model = models.BPE(
+        vocabulary, list(dict.fromkeys(merges)), unk_token="<unk>", fuse_unk=True, byte_fallback=True
+    )
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS_ID)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", BOS_ID)]
+    )
     return tokenizer

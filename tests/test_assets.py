@@ -44,7 +44,9 @@ def test_a_pack_is_its_content_wherever_it_lies(copy):
     assert other.name == "own"
     assert other.digest != original.digest
     texture.unlink()
-    with pytest.raises(BadInput, match=rf"{copy} lacks .*smooth_light_gray_plaster\.png, which scenes/\w+\.xml names"):
+    with pytest.raises(
+        BadInput, match=rf"{copy} lacks .*smooth_light_gray_plaster\.png, which scenes/\w+\.xml names"
+    ):
         find_pack(str(copy))
 
 
@@ -68,7 +70,9 @@ def test_without_packages_one_line_says_what_to_type():
         find_pack("official")
 
 
-@pytest.mark.skipif(installed_official() is None, reason="LIBERO's own meshes are not installed (ASSETS=none)")
+@pytest.mark.skipif(
+    installed_official() is None, reason="LIBERO's own meshes are not installed (ASSETS=none)"
+)
 def test_liberos_own_files_are_known_by_their_content_in_parts_too(tmp_path):
     pack = find_pack("official")
     assert pack.name == "official"

@@ -69,7 +69,9 @@ def test_regression_and_token_checkpoints_are_recognised(tmp_path):
 def test_checkpoint_after_rl_has_its_proprio_projector_among_the_weights(tmp_path):
     folder = shutil.copytree(GOLDEN, tmp_path / "rl", ignore=shutil.ignore_patterns("*.pt"))
     projector = _load(GOLDEN).proprio_projector.state_dict()
-    _edit_weights(folder, lambda t: t.update({f"proprio_projector.{k}": v.bfloat16() for k, v in projector.items()}))
+    _edit_weights(
+        folder, lambda t: t.update({f"proprio_projector.{k}": v.bfloat16() for k, v in projector.items()})
+    )
     info = inspect_checkpoint(folder)
     assert (info.kind, info.num_images, info.uses_proprio) == ("action tokens, after RL", 1, True)
     loaded = _load(folder).proprio_projector.state_dict()
@@ -90,7 +92,9 @@ def test_config_decides_number_of_images_and_chunk_length(folder):
 def test_every_tensor_arrives_bit_identical_under_its_name():
     stored = load_file(GOLDEN / "model.safetensors")
     network = _load(GOLDEN, torch.bfloat16)
-    loaded = {file_key(k): v for k, v in network.state_dict().items() if not k.startswith("proprio_projector.")}
+    loaded = {
+        file_key(k): v for k, v in network.state_dict().items() if not k.startswith("proprio_projector.")
+    }
     assert loaded.keys() == stored.keys()
     assert all(torch.equal(loaded[key], stored[key]) for key in stored)
     assert not any(parameter.requires_grad for parameter in network.parameters())
@@ -108,7 +112,9 @@ def test_written_folder_has_the_keys_names_and_dtypes_of_the_format(tmp_path):
         read = load_file if name.endswith("safetensors") else lambda path: torch.load(path, weights_only=True)
         ours, theirs = read(tmp_path / name), read(GOLDEN / name.replace("latest", "150000"))
         assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[key], theirs[key]) and ours[key].dtype == theirs[key].dtype for key in theirs)
+        assert all(
+            torch.equal(ours[key], theirs[key]) and ours[key].dtype == theirs[key].dtype for key in theirs
+        )
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         assert file.metadata() == {"format": "pt"}
     for name in ("config.json", "generation_config.json"):
@@ -168,7 +174,9 @@ def test_unusable_folder_is_explained(folder, name):
 
 
 def test_action_head_of_another_kind_is_explained(folder):
-    torch.save({"module.noise_predictor.fc1.weight": torch.zeros(2)}, folder / "action_head--latest_checkpoint.pt")
+    torch.save(
+        {"module.noise_predictor.fc1.weight": torch.zeros(2)}, folder / "action_head--latest_checkpoint.pt"
+    )
     with pytest.raises(BadInput, match="action_head--latest_checkpoint"):
         load_action_head(inspect_checkpoint(folder), CPU, torch.float32)
 
@@ -193,7 +201,12 @@ PUBLIC = {
     "timm_override_act_layers": [None, None],
     "image_sizes": [224, 224],
     "use_fused_vision_backbone": True,
-    "text_config": {"model_type": "llama", "pad_token_id": 32000, "torch_dtype": "bfloat16", "vocab_size": 32064},
+    "text_config": {
+        "model_type": "llama",
+        "pad_token_id": 32000,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 32064,
+    },
 }
 
 
@@ -260,7 +273,9 @@ def test_complete_snapshot_in_the_cache_needs_no_network(tmp_path, silent_hub, m
 def test_unreachable_hub_is_one_line_that_says_what_to_do(tmp_path, silent_hub, monkeypatch):
     monkeypatch.setattr(checkpoint, "HUB_TIMEOUT_S", 0.2)
     # A snapshot that lacks a shard is not taken for complete.
-    index = '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
+    index = (
+        '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'
+    )
     _cache_snapshot(
         tmp_path, monkeypatch, {"model.safetensors.index.json": index, "model-00001-of-00002.safetensors": ""}
     )

@@ -125,8 +125,12 @@ def test_damaged_trainer_files_are_refused_in_one_line(checkpoints, learner, dam
 
 def test_an_update_is_counted_with_its_env_steps_and_returns():
     state = TrainerState(global_step=10, update=4)
-    played = Rollout([trajectory(2, success=True), trajectory(3, task_id=1, index=1)], {}, wall_s=1.0, errors=0)
+    played = Rollout(
+        [trajectory(2, success=True), trajectory(3, task_id=1, index=1)], {}, wall_s=1.0, errors=0
+    )
     state.absorb(played)
     assert (state.global_step, state.update) == (10 + played.env_steps, 5)
-    assert state.return_average == pytest.approx(0.5)  # starts at the mean of the first update, then alpha 0.99
+    assert state.return_average == pytest.approx(
+        0.5
+    )  # starts at the mean of the first update, then alpha 0.99
     assert state.task_success == pytest.approx({0: 0.9 * 0.5 + 0.1, 1: 0.9 * 0.5})

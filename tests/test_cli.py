@@ -88,10 +88,18 @@ def test_wrong_flags_are_answered_in_one_line(argv, said):
 
 def test_an_evaluation_is_by_default_the_published_protocol():
     config = parse_eval(CHECKPOINT)
-    assert (config.trials, config.first_init_state, config.task_ids, config.temperature) == (50, 0, None, None)
+    assert (config.trials, config.first_init_state, config.task_ids, config.temperature) == (
+        50,
+        0,
+        None,
+        None,
+    )
     assert config.model.checkpoint == CHECKPOINT[1]
     assert (
-        parse_eval([*CHECKPOINT, "--protocol", "libero", "--num-envs", "8", "--video", "all"]).simulator.num_envs == 8
+        parse_eval(
+            [*CHECKPOINT, "--protocol", "libero", "--num-envs", "8", "--video", "all"]
+        ).simulator.num_envs
+        == 8
     )
 
 
@@ -183,7 +191,18 @@ def test_a_fault_keeps_its_traceback(monkeypatch):
 
 # help
 
-HEAVY = ("torch", "transformers", "timm", "peft", "mujoco", "robosuite", "libero", "wandb", "matplotlib", "scipy")
+HEAVY = (
+    "torch",
+    "transformers",
+    "timm",
+    "peft",
+    "mujoco",
+    "robosuite",
+    "libero",
+    "wandb",
+    "matplotlib",
+    "scipy",
+)
 PROGRAM = """
 import runpy, sys
 sys.path.insert(0, {root!r})
@@ -199,7 +218,9 @@ finally:
 def run(module: str, *argv: str) -> subprocess.CompletedProcess:
     program = PROGRAM.format(root=str(ROOT), argv=list(argv), module=module, heavy=HEAVY)
     environ = {**os.environ, "COLUMNS": "100"}
-    return subprocess.run([sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, "-c", program], env=environ, capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.mark.parametrize("module", ["train_grpo", "eval"])
@@ -218,7 +239,10 @@ def test_every_flag_is_read_somewhere():
     """As `config.rollout.n_steps`, `rollout.n_steps` or, where a function takes a section, `settings.n_steps`."""
     sections = {**vars(TrainConfig()), "": EvalConfig()}
     read = set()
-    for path in [*ROOT.glob("*.py"), *(path for room in ("rl", "vla", "envs") for path in (ROOT / room).rglob("*.py"))]:
+    for path in [
+        *ROOT.glob("*.py"),
+        *(path for room in ("rl", "vla", "envs") for path in (ROOT / room).rglob("*.py")),
+    ]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):
                 owner = node.value

@@ -29,7 +29,9 @@ def slow_gae(values, rewards, discount, gae_lambda):
     gae_lambda=st.floats(0.0, 1.0),
     seed=st.integers(0, 99),
 )
-def test_gae_is_the_sum_of_discounted_errors_within_each_episode_standardised(lengths, discount, gae_lambda, seed):
+def test_gae_is_the_sum_of_discounted_errors_within_each_episode_standardised(
+    lengths, discount, gae_lambda, seed
+):
     trajectories = [trajectory(n, success, index=i, group=i) for i, (n, success) in enumerate(lengths)]
     batch = flatten(trajectories, ACTION_DIM)
     values = torch.rand(len(batch), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

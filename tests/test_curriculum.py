@@ -30,7 +30,9 @@ def first_groups(task: TaskConfig, group_size: int, groups: int, seed: int = 0, 
     return list(itertools.islice(episodes, groups * group_size))
 
 
-def starts_of_updates(task: TaskConfig, updates: list[list[bool]], **options) -> list[tuple[int, int | None, int]]:
+def starts_of_updates(
+    task: TaskConfig, updates: list[list[bool]], **options
+) -> list[tuple[int, int | None, int]]:
     """Starts of all groups that were played: of each update those that are marked True."""
     state, starts = TrainerState(), []
     for played in updates:
@@ -128,13 +130,17 @@ def test_drawn_tasks_follow_the_probabilities_and_groups_never_mix_tasks():
 def run(successes_of_group, n_steps: int, max_extra_steps: int, num_slots: int = 1):
     """Episodes of one chunk (4 env steps); successes_of_group(g) of the 4 in group g succeed."""
     pool = FakePool(
-        lambda _, i: Script(CHUNK_LENGTH, success=i % GROUP < successes_of_group(i // GROUP)), num_slots, order_seed=0
+        lambda _, i: Script(CHUNK_LENGTH, success=i % GROUP < successes_of_group(i // GROUP)),
+        num_slots,
+        order_seed=0,
     )
     rounds = []
 
     def play(episodes, n_steps):
         rounds.append(n_steps)
-        return rollout(FakePolicy(), pool, episodes, Behaviour(0.0, 1.0), Randomness(0, "rollout"), n_steps=n_steps)
+        return rollout(
+            FakePolicy(), pool, episodes, Behaviour(0.0, 1.0), Randomness(0, "rollout"), n_steps=n_steps
+        )
 
     config = RolloutConfig(n_steps, group_size=GROUP, dynamic_sampling=True, max_extra_steps=max_extra_steps)
     episodes = lambda: (Episode(i, 0, i, i // GROUP) for i in itertools.count())  # noqa: E731

@@ -11,7 +11,14 @@ import workshop.demos
 from contracts import BadInput
 from envs.libero import EnvSpec, LiberoEnv
 from envs.perturb import label_of
-from workshop.demo_files import CHUNK_LENGTH, decode_jpeg, encode_jpeg, episode_path, list_episodes, read_episode
+from workshop.demo_files import (
+    CHUNK_LENGTH,
+    decode_jpeg,
+    encode_jpeg,
+    episode_path,
+    list_episodes,
+    read_episode,
+)
 from workshop.demos import DemosArgs, attempt_of, change_of, collect, main, noise_bursts
 
 OUT = Path("unused")

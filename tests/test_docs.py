@@ -18,7 +18,9 @@ OF_OTHERS = {
 
 @cache
 def sources() -> list[ast.Module]:
-    listed = subprocess.run(["git", "ls-files", "*.py"], cwd=PROJECT, capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "*.py"], cwd=PROJECT, capture_output=True, text=True, check=True
+    ).stdout
     paths = [PROJECT / name for name in listed.splitlines() if not name.startswith("tests/")]
     return [ast.parse(path.read_text()) for path in paths if path.exists()]
 
@@ -57,7 +59,9 @@ def messages() -> list[str]:
 @pytest.mark.parametrize("page", NOW)
 def test_every_flag_exists(page):
     # Flags with underscores are accelerate's.
-    named = {flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]+", NOW[page]) if "_" not in flag} - OF_OTHERS
+    named = {
+        flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]+", NOW[page]) if "_" not in flag
+    } - OF_OTHERS
     known = flags_of_the_program()
     unknown = {flag for flag in named if flag not in known and flag.replace("--no-", "--") not in known}
     assert not unknown

@@ -72,7 +72,9 @@ def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them():
     assert filmed == {"teacher": (6, 9), "student": (6, 9), "student_sampled": (12, 0)}
 
 
-@pytest.mark.parametrize(("scale", "mode", "started"), [(0.0, "greedy", 6), (0.1, "greedy", 12), (0.0, "l1", 12)])
+@pytest.mark.parametrize(
+    ("scale", "mode", "started"), [(0.0, "greedy", 6), (0.1, "greedy", 12), (0.0, "l1", 12)]
+)
 def test_a_student_that_is_its_teacher_still_is_not_played_beside_it(scale, mode, started):
     pool = solvable_on_task_0()
     validation = validate(FakePolicy(adapter_scale=scale), pool, small_config(eval_trials=0), mode, None)
@@ -119,7 +121,9 @@ def evaluate_at(step: int, run, learner, state, successes: int, config=CONFIG) -
     [(None, 0, True), (None, 57, True), (0, 0, False), (0, 99, False), (0, 100, True), (0, 257, True),
      (130, 199, False), (130, 200, True)],
 )  # fmt: skip
-def test_evaluations_are_due_at_the_start_and_when_a_multiple_of_the_interval_is_passed(evaluated_at, global_step, due):
+def test_evaluations_are_due_at_the_start_and_when_a_multiple_of_the_interval_is_passed(
+    evaluated_at, global_step, due
+):
     assert evaluation_is_due(CONFIG, TrainerState(global_step, evaluated_at=evaluated_at)) == due
 
 
@@ -127,9 +131,17 @@ def test_an_evaluation_is_recorded_filmed_and_remembered(run, learner):
     state = TrainerState(update=3)
     evaluate_at(120, run, learner, state, successes=7)
     (row,) = read_metrics(run.folder)
-    assert (row["global_step"], row["update"], row["eval/student_success"], row["eval/gap"]) == (120, 3, 0.7, 0.0)
+    assert (row["global_step"], row["update"], row["eval/student_success"], row["eval/gap"]) == (
+        120,
+        3,
+        0.7,
+        0.0,
+    )
     assert row["time/eval"] > 0
-    assert sorted(p.name for p in (run.folder / "videos").iterdir()) == ["student-step_120.mp4", "teacher-step_120.mp4"]
+    assert sorted(p.name for p in (run.folder / "videos").iterdir()) == [
+        "student-step_120.mp4",
+        "teacher-step_120.mp4",
+    ]
     assert (state.evaluated_at, state.teacher_k, state.teacher_n) == (120, 7, 10)
     assert not evaluation_is_due(CONFIG, state)
     kept = json.loads((run.folder / "evaluations" / "step_120.json").read_text())
@@ -138,7 +150,9 @@ def test_an_evaluation_is_recorded_filmed_and_remembered(run, learner):
         {"task_id": 0, "init_state_id": 40, "trial": 0, "success": True, "env_steps": 8},
         {"task_id": 0, "init_state_id": 41, "trial": 0, "success": True, "env_steps": 8},
     ]
-    assert [record["trial"] for record in kept["student_sampled"]] == [trial for trial in range(2) for _ in range(10)]
+    assert [record["trial"] for record in kept["student_sampled"]] == [
+        trial for trial in range(2) for _ in range(10)
+    ]
 
 
 def test_the_teacher_plays_once_in_a_run(run, learner):
@@ -168,7 +182,9 @@ def check(phases: PhaseConfig, teacher: int, sampled: int, allow: bool = False) 
     check_baseline(config, Validation(Successes(teacher, 10), Successes(3, 10), Successes(sampled, 10), {}))
 
 
-TRANSITION_ONLY = PhaseConfig(warmup_steps=0, transition_steps=100)  # epsilon starts at 1: the teacher acts first
+TRANSITION_ONLY = PhaseConfig(
+    warmup_steps=0, transition_steps=100
+)  # epsilon starts at 1: the teacher acts first
 
 
 @pytest.mark.parametrize("phases", [PhaseConfig(), PhaseConfig(warmup_actor="student"), TRANSITION_ONLY])

@@ -38,7 +38,9 @@ def test_the_bowl_goes_through_all_stages_onto_the_plate_and_again_in_the_same_w
     result, decisions = run(env, 3)
     assert result.success
     order = [stage for i, (stage, _) in enumerate(decisions) if i == 0 or decisions[i - 1][0] is not stage]
-    assert [stage for stage in ORDER if stage in order] == list(dict.fromkeys(order))  # none begins before its turn
+    assert [stage for stage in ORDER if stage in order] == list(
+        dict.fromkeys(order)
+    )  # none begins before its turn
     assert set(ORDER[:5]) <= set(order)
     actions = np.array([action for _, action in decisions])
     assert np.abs(actions).max() <= 1.0

@@ -17,11 +17,16 @@ POOL_METHODS = ["reset", "step", "ready", "close"]
 
 
 def test_methods_take_the_real_arguments():
-    for fake, reals, methods in ((FakePolicy, [Policy], POLICY_METHODS), (FakePool, [Pool, WorkerPool], POOL_METHODS)):
+    for fake, reals, methods in (
+        (FakePolicy, [Policy], POLICY_METHODS),
+        (FakePool, [Pool, WorkerPool], POOL_METHODS),
+    ):
         for real, method in product(reals, methods):
             taken, expected = (inspect.signature(getattr(kind, method)).parameters for kind in (fake, real))
             assert list(taken) == list(expected), method
 
 
 def test_results_have_the_real_fields():
-    assert [f.name for f in dataclasses.fields(FakeResult)] == [f.name for f in dataclasses.fields(ChunkResult)]
+    assert [f.name for f in dataclasses.fields(FakeResult)] == [
+        f.name for f in dataclasses.fields(ChunkResult)
+    ]

@@ -22,7 +22,9 @@ def played(env, physics):
     env.reset(0, physics=physics)
     commands, physics_step = [], mujoco.mj_step2
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mujoco, "mj_step2", lambda *sim: (commands.append(sim[1].ctrl.copy()), physics_step(*sim)))
+        patch.setattr(
+            mujoco, "mj_step2", lambda *sim: (commands.append(sim[1].ctrl.copy()), physics_step(*sim))
+        )
         result = env.step_chunk(ACTIONS)
     return np.array(commands), result
 

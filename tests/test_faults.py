@@ -49,7 +49,11 @@ VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s",
 START = {"first checkpoint": (FakePolicy, "save_adapter", 1)}
 RUNNING = {
     "baseline evaluation": (experiment.evaluation, "validate", 1),
-    "rollout": (rl.rollout, "decide", 15),  # 6 of the baseline, 6 of the first update: the middle of the second rollout
+    "rollout": (
+        rl.rollout,
+        "decide",
+        15,
+    ),  # 6 of the baseline, 6 of the first update: the middle of the second rollout
     "update": (torch.optim.AdamW, "step", 4),  # half of the second update
     "metrics line": (experiment.run_folder, "write_all", 3),
     "adapter": (FakePolicy, "save_adapter", 3),
@@ -89,10 +93,16 @@ def use_fakes(monkeypatch) -> None:
         save_model_view=lambda *_: None,
     )
     monkeypatch.setitem(sys.modules, "preflight", preflight)
-    monkeypatch.setattr(train_grpo, "make_pool", lambda *_: FakePool(lambda *_: Script(env_steps=8, success=True)))
+    monkeypatch.setattr(
+        train_grpo, "make_pool", lambda *_: FakePool(lambda *_: Script(env_steps=8, success=True))
+    )
     monkeypatch.setattr(experiment.run_folder, "provenance", lambda argv: {"argv": list(argv), **FOUND})
-    monkeypatch.setattr(experiment.evaluation, "write_video", lambda path, frames: path.write_bytes(b"a video"))
-    monkeypatch.setattr(experiment.report, "write_report", lambda stored: stored.folder / "report" / "index.html")
+    monkeypatch.setattr(
+        experiment.evaluation, "write_video", lambda path, frames: path.write_bytes(b"a video")
+    )
+    monkeypatch.setattr(
+        experiment.report, "write_report", lambda stored: stored.folder / "report" / "index.html"
+    )
 
 
 def command_line(monkeypatch, *argv: str) -> int:
@@ -171,7 +181,9 @@ def one_line(captured: str) -> str:
     return line
 
 
-@pytest.mark.parametrize(("script", "number"), [("train_grpo.py", signal.SIGINT), ("eval.py", signal.SIGTERM)])
+@pytest.mark.parametrize(
+    ("script", "number"), [("train_grpo.py", signal.SIGINT), ("eval.py", signal.SIGTERM)]
+)
 def test_a_signal_during_the_imports_is_one_line_and_130(script, number):
     """Sent from within the import of torch, the longest of them, by the program's own interpreter."""
     program = f"""
@@ -209,7 +221,9 @@ def test_kill_9_at_any_moment_loses_the_rollout_under_way_at_most(tmp_path, mome
     assert stopped_at(moment, killed, tmp_path) == -signal.SIGKILL
     run = only_run(tmp_path)
     saved = torch.load(resolve_pointer(run / "checkpoints" / "latest") / "trainer.pt")["state"]["update"]
-    finished = sum("rollout/trajectories" in line for line in (run / "metrics.jsonl").read_text().splitlines())
+    finished = sum(
+        "rollout/trajectories" in line for line in (run / "metrics.jsonl").read_text().splitlines()
+    )
     assert saved >= finished - 1  # a record comes before its checkpoint
     assert resumes_to_the_same_result(run)
     assert list((run / "checkpoints").glob(".*")) == []
@@ -223,7 +237,9 @@ def test_kill_9_before_the_first_checkpoint_has_nothing_to_go_on_with(monkeypatc
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_kill_9_between_a_checkpoint_and_its_pointers_leaves_best_as_it_would_be(monkeypatch, tmp_path, count):
+def test_kill_9_between_a_checkpoint_and_its_pointers_leaves_best_as_it_would_be(
+    monkeypatch, tmp_path, count
+):
     """By returns: the first update is the best (all are equal). Its pointers are the second and the third to be set."""
     monkeypatch.setitem(MOMENTS, "pointer", (experiment.checkpoints, "point", count))
     assert stopped_at("pointer", killed, tmp_path, "--best-by", "return", "--no-warmup") == -signal.SIGKILL
@@ -259,7 +275,11 @@ def test_a_checkpoint_that_no_longer_fits_is_one_line_and_the_last_one_stays(mon
 
 def test_a_metrics_line_on_a_full_disk_is_one_line(monkeypatch, capsys, tmp_path):
     """/dev/full refuses as a full disk does."""
-    at(monkeypatch, "metrics line", lambda descriptor, _: os.dup2(os.open("/dev/full", os.O_WRONLY), descriptor))
+    at(
+        monkeypatch,
+        "metrics line",
+        lambda descriptor, _: os.dup2(os.open("/dev/full", os.O_WRONLY), descriptor),
+    )
     assert start(monkeypatch, tmp_path) == 2
     assert "(No space left on device): make room" in one_line(capsys.readouterr().err)
     run = only_run(tmp_path)

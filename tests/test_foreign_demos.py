@@ -105,16 +105,22 @@ def test_env_steps_in_which_nothing_moves_are_left_out(ours, tmp_path, capsys):
             )
         )
     assert_equal(frames_of(write_rlds(tmp_path, [*stored, record(3, steps=7)])), ours)
-    assert "1 episodes shorter than a chunk, 9 of 74 env steps in which nothing moves" in capsys.readouterr().out
+    assert (
+        "1 episodes shorter than a chunk, 9 of 74 env steps in which nothing moves" in capsys.readouterr().out
+    )
 
 
 def changed(**values: object) -> Callable[[Path], Path]:
     """Writes an RLDS folder of one episode with some features changed (None: left out)."""
 
     def write(folder: Path) -> Path:
-        features = rlds_features(RECORDINGS[0]) | {f"steps/{n.replace('__', '/')}": v for n, v in values.items()}
+        features = rlds_features(RECORDINGS[0]) | {
+            f"steps/{n.replace('__', '/')}": v for n, v in values.items()
+        }
         path = folder / "libero-train.tfrecord-00000-of-00001"
-        path.write_bytes(tfrecord(example({name: value for name, value in features.items() if value is not None})))
+        path.write_bytes(
+            tfrecord(example({name: value for name, value in features.items() if value is not None}))
+        )
         return folder
 
     return write
@@ -190,7 +196,11 @@ def test_damaged_lerobot_datasets_are_refused(damage, tmp_path):
         data.write_bytes(b"text")
     elif damage == "video":
         next(folder.rglob("*.mp4")).write_bytes(b"text")
-    messages = {"version": "codebase_version v2.1, expected v3.0", "rows": "has 17 of 18 rows", "column": "no action"}
+    messages = {
+        "version": "codebase_version v2.1, expected v3.0",
+        "rows": "has 17 of 18 rows",
+        "column": "no action",
+    }
     with pytest.raises(BadInput, match=messages.get(damage, "no readable LeRobot dataset")):
         list(open_foreign(folder, "none")[1])
 
@@ -232,10 +242,15 @@ def test_a_dataset_of_the_hub_is_downloaded_or_taken_from_the_cache(tmp_path, mo
     monkeypatch.setattr(foreign_demos, "snapshot_download", snapshot_download)
     monkeypatch.setattr(foreign_demos.HfApi, "dataset_info", no_network)
     folder, name = find_demos("openvla/modified_libero_rlds/libero_10_no_noops")
-    assert (folder.relative_to(tmp_path).parts[1:], name) == (("libero_10_no_noops", "1.0.0"), "libero_10_no_noops")
+    assert (folder.relative_to(tmp_path).parts[1:], name) == (
+        ("libero_10_no_noops", "1.0.0"),
+        "libero_10_no_noops",
+    )
     assert asked == [("openvla/modified_libero_rlds", "dataset", ["libero_10_no_noops/*"], True)]
     monkeypatch.setattr(foreign_demos, "snapshot_download", no_network)
-    with pytest.raises(BadInput, match="owner/libero: no such folder, and no dataset of the hub or its cache"):
+    with pytest.raises(
+        BadInput, match="owner/libero: no such folder, and no dataset of the hub or its cache"
+    ):
         find_demos("owner/libero")
 
 

@@ -18,7 +18,12 @@ from envs.tasks import load_init_states, suite_task
 
 GOLDEN = Path(__file__).parent / "golden" / "physics"
 # Of libero_10 every task has a scene of its own, of the others all have one.
-TASKS = {"libero_spatial": (0, 5), "libero_object": (0, 5), "libero_goal": (0, 8), "libero_10": (0, 1, 3, 5, 8)}
+TASKS = {
+    "libero_spatial": (0, 5),
+    "libero_object": (0, 5),
+    "libero_goal": (0, 8),
+    "libero_10": (0, 1, 3, 5, 8),
+}
 SETTLING_TOLERANCE, LATER_TOLERANCE = 1e-9, 1e-3  # with other kernels than the golden data's
 
 
@@ -31,7 +36,9 @@ def blas_kernels() -> str:
     return ""
 
 
-@pytest.mark.parametrize(("suite", "task_id"), [(suite, task_id) for suite, ids in TASKS.items() for task_id in ids])
+@pytest.mark.parametrize(
+    ("suite", "task_id"), [(suite, task_id) for suite, ids in TASKS.items() for task_id in ids]
+)
 def test_trajectories_are_those_of_the_official_assets(suite, task_id, monkeypatch):
     golden = np.load(GOLDEN / f"{suite}.npz")
     case, task = f"t{task_id}_i0_", suite_task(suite, task_id)
@@ -50,7 +57,9 @@ def test_trajectories_are_those_of_the_official_assets(suite, task_id, monkeypat
         seen, _, success, _ = env.step(action)
         rows.append((env.sim.data.qpos.copy(), env.sim.data.qvel.copy(), seen["robot0_eef_pos"], success))
     assert list(env.sim.model.body_names) == list(golden[case + "body_names"])
-    columns = dict(zip(("qpos", "qvel", "eef_pos", "success"), map(np.array, zip(*rows, strict=True)), strict=True))
+    columns = dict(
+        zip(("qpos", "qvel", "eef_pos", "success"), map(np.array, zip(*rows, strict=True)), strict=True)
+    )
     columns["body_pos"] = env.sim.model.body_pos.copy()
     env.close()
 

@@ -29,7 +29,17 @@ CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.1, 0.5, 1.7
 GLOBAL_STEP = 140  # of the transition below: epsilon 0.6
 # Three groups of three episodes (env steps, success); the last group has no signal when compared with itself. Chunks
 # have 2 actions of 2 tokens, so most episodes end inside one.
-EPISODES = ((3, True), (1, False), (5, True), (3, False), (4, True), (1, False), (4, False), (2, False), (1, False))
+EPISODES = (
+    (3, True),
+    (1, False),
+    (5, True),
+    (3, False),
+    (4, True),
+    (1, False),
+    (4, False),
+    (2, False),
+    (1, False),
+)
 GROUP = 3
 ADVANTAGES = ("absolute", "group", "rloo", "batch", "gae")
 
@@ -50,7 +60,9 @@ def critic_of_few_steps(monkeypatch):
     monkeypatch.setattr("rl.critic.STEPS", 20)
 
 
-def make_case(advantage: str = "group", importance: str = "student", mixed: bool = False, **loss: object) -> Case:
+def make_case(
+    advantage: str = "group", importance: str = "student", mixed: bool = False, **loss: object
+) -> Case:
     mixed = mixed or importance == "behaviour"
     loss = {"ratio_level": "chunk" if advantage == "absolute" else "token"} | loss
     config = TrainConfig(
@@ -110,7 +122,12 @@ def jump(param_groups: Sequence[dict]) -> None:
 def gradients(case: Case, **settings: object) -> list[Tensor]:
     """What a step of the second epoch is given, after the jump; by default the whole rollout is one minibatch."""
     whole = len(case.batch)
-    settings = {"n_epochs": 2, "batch_size": whole, "micro_batch_size": whole, "max_grad_norm": 1e6} | settings
+    settings = {
+        "n_epochs": 2,
+        "batch_size": whole,
+        "micro_batch_size": whole,
+        "max_grad_norm": 1e6,
+    } | settings
     optimizer = JumpThenRecord(case.learner)
     config = replace(case.config, update=UpdateConfig(**settings))
     update(replace(case.learner, optimizer=optimizer), case.batch, case.phase, config, number=0)
@@ -137,8 +154,12 @@ def reference_advantages(case: Case) -> list[float]:
             own = [standard_score(returns[i], returns)] * count
         else:
             v = [*case.values[len(advantages) : len(advantages) + count], 0.0]
-            errors = [(returns[i] if t == count - 1 else 0) + DISCOUNT * v[t + 1] - v[t] for t in range(count)]
-            own = [sum((DISCOUNT * 0.8) ** (k - t) * errors[k] for k in range(t, count)) for t in range(count)]
+            errors = [
+                (returns[i] if t == count - 1 else 0) + DISCOUNT * v[t + 1] - v[t] for t in range(count)
+            ]
+            own = [
+                sum((DISCOUNT * 0.8) ** (k - t) * errors[k] for k in range(t, count)) for t in range(count)
+            ]
         advantages += own
     if kind == "gae":
         advantages = [standard_score(a, advantages) for a in advantages]
@@ -205,7 +226,9 @@ def reference_loss(case: Case, before: Before, logprobs: Tensor) -> float:
         n = decision.executed * 2  # tokens
         columns = (decision.tokens[:n] - FIRST_ACTION_TOKEN)[:, None]
         now, then, teacher = logprobs[row, :n], before.logprobs[row, :n], before.teacher_logprobs[row, :n]
-        log_ratios = reference_log_ratios(case, row, now.gather(1, columns)[:, 0], then.gather(1, columns)[:, 0])
+        log_ratios = reference_log_ratios(
+            case, row, now.gather(1, columns)[:, 0], then.gather(1, columns)[:, 0]
+        )
         ratios = [math.exp(min(max(x, -5.0), 5.0)) for x in log_ratios]
         value = sum(reference_surrogate(r, advantage) for r in ratios) / len(ratios)
         value += loss.kl_coef * (now.exp() * (now - teacher)).sum().item() / n
@@ -239,7 +262,10 @@ def assert_some_ratios_are_clipped_but_none_is_at_a_kink(case: Case, before: Bef
         now, then = (x[row, :n].gather(1, columns)[:, 0] for x in (logprobs, before.logprobs))
         low, high = (1 - CLIP_LOW, DUAL_CLIP) if advantage < 0 else (0.0, 1 + CLIP_HIGH)
         for log_ratio in reference_log_ratios(case, row, now, then):
-            assert min(abs(log_ratio - kink) for kink in (math.log(low or 1e-9), math.log(high), -5.0, 5.0)) > 1e-4
+            assert (
+                min(abs(log_ratio - kink) for kink in (math.log(low or 1e-9), math.log(high), -5.0, 5.0))
+                > 1e-4
+            )
             held.append(not low < math.exp(log_ratio) < high)
     assert any(held)
     assert not all(held)
@@ -308,7 +334,9 @@ def test_micro_batch_size_does_not_change_the_gradient(variant, micro_batch_size
 
 @pytest.mark.parametrize("variant", ["chunk", "trajectory", "behaviour"])
 def test_minibatches_add_up_to_the_rollout(variant):
-    settings = {"advantage": "batch", "entropy_coef": 0.1} | VARIANTS[variant]  # entropy: no minibatch is skipped
+    settings = {"advantage": "batch", "entropy_coef": 0.1} | VARIANTS[
+        variant
+    ]  # entropy: no minibatch is skipped
     (whole,) = gradients(make_case(**settings))
     case = make_case(**settings)
     sizes = [len(rows) for rows in torch.arange(len(case.batch)).split(4)]

@@ -105,12 +105,15 @@ def test_frames_are_those_of_the_whole_scene_wherever_the_arm_is(suite, task_id)
 
 
 def test_a_texture_of_two_materials_is_loaded_once():
-    texture = '<texture name="{}" type="{}" builtin="flat" width="6" height="6"/><material name="{}" texture="{}"/>'
+    texture = (
+        '<texture name="{}" type="{}" builtin="flat" width="6" height="6"/><material name="{}" texture="{}"/>'
+    )
     kinds = {"one": "2d", "same": "2d", "other": "cube"}
     assets = "".join(texture.format(name, kind, name, name) for name, kind in kinds.items())
     model = load_lean(f"<mujoco><asset>{assets}</asset></mujoco>").model
     used = {
-        name: model.mat_texid[model._model.material(name).id, mujoco.mjtTextureRole.mjTEXROLE_RGB] for name in kinds
+        name: model.mat_texid[model._model.material(name).id, mujoco.mjtTextureRole.mjTEXROLE_RGB]
+        for name in kinds
     }
     assert model.ntex == 2
     assert used["one"] == used["same"] != used["other"]

@@ -10,7 +10,15 @@ from functools import cache
 
 import pytest
 
-from configs.config import LossConfig, PhaseConfig, RolloutConfig, RunConfig, TaskConfig, TrainConfig, UpdateConfig
+from configs.config import (
+    LossConfig,
+    PhaseConfig,
+    RolloutConfig,
+    RunConfig,
+    TaskConfig,
+    TrainConfig,
+    UpdateConfig,
+)
 from rl.curriculum import training_episodes
 from rl.phases import phase_at
 from rl.rollout import Behaviour, Randomness, Rollout, behaviour_in, rollout
@@ -23,7 +31,9 @@ UPDATES = 10
 ADVANTAGES = ("absolute", "group", "rloo", "batch", "gae")
 
 
-def settings(advantage: str = "absolute", n_epochs: int = 4, lr: float = 0.05, **phases: object) -> TrainConfig:
+def settings(
+    advantage: str = "absolute", n_epochs: int = 4, lr: float = 0.05, **phases: object
+) -> TrainConfig:
     return TrainConfig(
         task=TaskConfig(train_init_states=(0, 40)),
         phases=PhaseConfig(**({"warmup": False} | phases)),
@@ -33,7 +43,9 @@ def settings(advantage: str = "absolute", n_epochs: int = 4, lr: float = 0.05, *
     )
 
 
-def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, seed: int, number: int) -> dict[str, float]:
+def one_update(
+    config: TrainConfig, learner: Learner, pool: ToyPool, seed: int, number: int
+) -> dict[str, float]:
     """Steps 1 and 3 to 5 of `train`; returns the metrics of the update."""
     phase = phase_at(number * config.rollout.n_steps, config.phases)
     played = rollout(
@@ -68,7 +80,9 @@ def success_of_the_pretrained(seed: int) -> float:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("advantage", ADVANTAGES)
-def test_every_advantage_raises_sampled_success_from_below_40_to_above_90_percent(advantage, seed, monkeypatch):
+def test_every_advantage_raises_sampled_success_from_below_40_to_above_90_percent(
+    advantage, seed, monkeypatch
+):
     monkeypatch.setattr("rl.critic.STEPS", 60)  # its states are few
     config = settings(advantage)
     learner = make_learner(pretrained_policy(seed), config)
@@ -84,12 +98,16 @@ def test_every_advantage_raises_sampled_success_from_below_40_to_above_90_percen
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize(("actor", "target"), [("teacher", "greedy"), ("teacher", "sharpened"), ("student", "greedy")])
+@pytest.mark.parametrize(
+    ("actor", "target"), [("teacher", "greedy"), ("teacher", "sharpened"), ("student", "greedy")]
+)
 def test_in_the_warmup_the_student_comes_to_choose_what_its_teacher_would(actor, target, seed):
     config = settings(warmup=True, warmup_steps=10**6, warmup_actor=actor, distill_target=target)
     learner = make_learner(pretrained_policy(seed), config)
     student = learner.policy
-    teacher = ToyPolicy(-student.base, student.chunk_length, student.action_dim)  # what the student likes least
+    teacher = ToyPolicy(
+        -student.base, student.chunk_length, student.action_dim
+    )  # what the student likes least
     student.learn_from(teacher)
     seen = flatten(play_sampled(student, seed).trajectories, student.action_dim)
 

@@ -47,10 +47,18 @@ def test_actions_of_a_chunk_are_those_of_the_policy_on_the_same_raw_observations
 
     robot = raw["robot_state"]
     proprio = np.concatenate(
-        [robot["eef"]["pos"], np.stack([axis_angle(q) for q in robot["eef"]["quat"]]), robot["gripper"]["qpos"]], 1
+        [
+            robot["eef"]["pos"],
+            np.stack([axis_angle(q) for q in robot["eef"]["quat"]]),
+            robot["gripper"]["qpos"],
+        ],
+        1,
     )
     own = Policy.load(TINY_CHECKPOINT, task_suite="libero_spatial", device="cpu")
-    seen = [Observation(upright(i)[None], p, INSTRUCTION) for i, p in zip(raw["pixels"]["image"], proprio, strict=True)]
+    seen = [
+        Observation(upright(i)[None], p, INSTRUCTION)
+        for i, p in zip(raw["pixels"]["image"], proprio, strict=True)
+    ]
     assert torch.equal(torch.stack(acted, 1), torch.from_numpy(own.act(seen).actions))
     assert set(torch.stack(acted)[..., -1].unique().tolist()) <= {-1.0, 1.0}
 

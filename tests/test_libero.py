@@ -161,7 +161,9 @@ def test_so_they_do_in_official_looks_which_move_nothing(reference, actions):
 @needs_official
 def test_official_pictures_are_those_that_the_public_checkpoints_know():
     """The sample observation that openvla-oft publishes, and our own picture of it in cells of 14 x 14 pixels."""
-    sample = np.stack(np.split(imageio.imread(GOLDEN / "sample_observation.png"), 2, axis=1))  # (2, 224, 224, 3)
+    sample = np.stack(
+        np.split(imageio.imread(GOLDEN / "sample_observation.png"), 2, axis=1)
+    )  # (2, 224, 224, 3)
 
     env = LiberoEnv(EnvSpec("libero_spatial", (0,), assets="official"), 0)
     frames = env.reset(0).observation.images
@@ -206,7 +208,9 @@ def test_a_fresh_state_is_liberos_own_placement_and_a_bad_one_is_replaced_by_the
         (None, 0.0, "already solved"),
     ],
 )
-def test_a_start_with_a_fall_a_tilt_motion_or_a_goal_that_holds_is_found(env, monkeypatch, move, velocity, problem):
+def test_a_start_with_a_fall_a_tilt_motion_or_a_goal_that_holds_is_found(
+    env, monkeypatch, move, velocity, problem
+):
     env.reset(None, seed=1)
     simulator, domain = env._simulator, env.domain
     placed, joint = simulator.object_poses(), domain.objects_dict["akita_black_bowl_1"].joints[-1]
@@ -236,7 +240,9 @@ def make_it_raise(domain):
     domain._check_success = lambda: 1 // 0
 
 
-@pytest.mark.parametrize(("harm", "error"), [(make_unstable, "unstable"), (make_it_raise, "ZeroDivisionError")])
+@pytest.mark.parametrize(
+    ("harm", "error"), [(make_unstable, "unstable"), (make_it_raise, "ZeroDivisionError")]
+)
 def test_a_fault_of_the_simulator_is_an_error_and_the_next_reset_recovers(env, reference, harm, error):
     env.reset(2)
     harm(env.domain)

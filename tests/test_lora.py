@@ -66,7 +66,11 @@ def formula(bases, x, down, up):
     """Map by map, from the definition."""
     ups = up.split([base.out_features for base in bases])
     return torch.cat(
-        [base(x) + ALPHA / RANK * (x @ a.T) @ b.T for base, a, b in zip(bases, down.split(RANK), ups, strict=True)], -1
+        [
+            base(x) + ALPHA / RANK * (x @ a.T) @ b.T
+            for base, a, b in zip(bases, down.split(RANK), ups, strict=True)
+        ],
+        -1,
     )
 
 
@@ -96,7 +100,9 @@ def test_convolution_is_the_linear_layer_of_its_patches():
     patches = F.unfold(images, 4, stride=4).transpose(1, 2)  # (2, 6 patches, 48)
     linear = nn.Linear(48, 6)
     linear.weight.data, linear.bias.data = base.weight.flatten(1), base.bias
-    expected = linear(patches) + ALPHA / RANK * (patches @ layer.lora_A.flatten(1).T) @ layer.lora_B.flatten(1).T
+    expected = (
+        linear(patches) + ALPHA / RANK * (patches @ layer.lora_A.flatten(1).T) @ layer.lora_B.flatten(1).T
+    )
     torch.testing.assert_close(layer(images).flatten(2).transpose(1, 2), expected)
 
 
@@ -106,7 +112,10 @@ def test_what_an_adapter_adds_is_not_swallowed_by_rounding(kind):
     torch.manual_seed(0)
     tiny = 2e-4  # of outputs around 1, whose last digit in bfloat16 is 4e-3 to 8e-3
     if kind == "linear":
-        layer, x = LoraLinear([nn.Linear(64, 256, dtype=torch.bfloat16)], 1, 1, torch.bfloat16), torch.ones(512, 64)
+        layer, x = (
+            LoraLinear([nn.Linear(64, 256, dtype=torch.bfloat16)], 1, 1, torch.bfloat16),
+            torch.ones(512, 64),
+        )
     else:
         layer, x = LoraConv2d(nn.Conv2d(1, 256, 8, 8, dtype=torch.bfloat16), 1, 1), torch.ones(512, 1, 8, 8)
     x = (x + torch.randn_like(x)).bfloat16()
@@ -122,7 +131,10 @@ def test_what_an_adapter_adds_is_not_swallowed_by_rounding(kind):
 
 @pytest.mark.parametrize("padding", [0, 6])
 def test_the_operation_in_place_keeps_the_rules_of_torchs_compiler(padding):
-    wide, downs = torch.randn(2, 5, 10 + padding)[..., :10], torch.randn(3, 7)  # torch.compile pads awkward rows
+    wide, downs = (
+        torch.randn(2, 5, 10 + padding)[..., :10],
+        torch.randn(3, 7),
+    )  # torch.compile pads awkward rows
     torch.library.opcheck(torch.ops.vla_grpo.append_product, (wide, downs))
     expected = wide[..., :7] @ downs.T
     torch.ops.vla_grpo.append_product(wide, downs)
@@ -148,7 +160,10 @@ def _network(folder, dtype=torch.float32):
 
 def _inputs(network):
     generator = torch.Generator().manual_seed(5)
-    pixels, prompts = torch.randn(2, 6, 32, 32, generator=generator), torch.randint(3, 100, (2, 9), generator=generator)
+    pixels, prompts = (
+        torch.randn(2, 6, 32, 32, generator=generator),
+        torch.randint(3, 100, (2, 9), generator=generator),
+    )
     return pixels, prompts, None, None
 
 
@@ -176,7 +191,9 @@ def test_full_size_network_has_the_reference_adapters(full_size):
     base = {name: tensor for name, tensor in full_size.state_dict().items() if "proprio" not in name}
     assert (len(base), sum(tensor.numel() for tensor in base.values())) == (982, 7_541_237_184)
     targets = [
-        name for name, module in full_size.named_modules() if isinstance(module, kinds) and "proprio" not in name
+        name
+        for name, module in full_size.named_modules()
+        if isinstance(module, kinds) and "proprio" not in name
     ]
     assert len(targets) == 24 * 4 + 27 * 4 + 5 + 2 + 3 + 32 * 7 + 1 == 439
     add_lora(full_size, rank=16, alpha=16)
@@ -230,7 +247,9 @@ def test_peft_itself_loads_the_saved_adapter(network, folder, tmp_path):
         torch.testing.assert_close(base.vocabulary_logits(hidden)[..., ACTION_ROWS], logits)
 
 
-@pytest.mark.parametrize(("rank", "alpha", "message"), [(8, 8, "expected shape"), (4, 16, "alpha 4 at rank 4")])
+@pytest.mark.parametrize(
+    ("rank", "alpha", "message"), [(8, 8, "expected shape"), (4, 16, "alpha 4 at rank 4")]
+)
 def test_adapter_of_other_settings_is_refused(network, folder, tmp_path, rank, alpha, message):
     add_lora(network, rank=4, alpha=4)
     save_adapter_folder(tmp_path, network, folder, "some/base", "a" * 64)
@@ -240,8 +259,12 @@ def test_adapter_of_other_settings_is_refused(network, folder, tmp_path, rank, a
         fill_lora(other, read_adapter(tmp_path))
 
 
-@pytest.mark.parametrize("changes", [{"r": 5}, {"use_dora": True}, {"peft_type": "LOHA"}, {"lora_alpha": None}])
-def test_adapter_that_is_not_what_its_config_says_or_of_another_kind_is_refused(network, folder, tmp_path, changes):
+@pytest.mark.parametrize(
+    "changes", [{"r": 5}, {"use_dora": True}, {"peft_type": "LOHA"}, {"lora_alpha": None}]
+)
+def test_adapter_that_is_not_what_its_config_says_or_of_another_kind_is_refused(
+    network, folder, tmp_path, changes
+):
     add_lora(network, rank=4, alpha=4)
     save_adapter_folder(tmp_path, network, folder, "some/base", "a" * 64)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
@@ -265,7 +288,9 @@ def test_folder_holds_the_adapter_the_projector_and_the_bases_small_files(adapte
     kept = {"dataset_statistics.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"}
     assert names == {"adapter_config.json", "adapter_model.safetensors", PROPRIO_FILE} | kept
     assert all((adapter_folder / name).read_bytes() == (small / name).read_bytes() for name in kept)
-    assert {tensor.dtype for tensor in read_tensors(adapter_folder / PROPRIO_FILE).values()} == {torch.float32}
+    assert {tensor.dtype for tensor in read_tensors(adapter_folder / PROPRIO_FILE).values()} == {
+        torch.float32
+    }
 
 
 def test_base_is_named_by_the_adapter_or_the_message_says_what_to_do(adapter_folder, small, tmp_path):
@@ -274,13 +299,17 @@ def test_base_is_named_by_the_adapter_or_the_message_says_what_to_do(adapter_fol
     with pytest.raises(BadInput, match="is itself an adapter"):
         Policy.load(str(adapter_folder), task_suite="libero_spatial", adapter=str(adapter_folder))
     config = json.loads((adapter_folder / "adapter_config.json").read_text())
-    (adapter_folder / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    (adapter_folder / "adapter_config.json").write_text(
+        json.dumps(config | {"base_model_name_or_path": None})
+    )
     with pytest.raises(BadInput, match="names no base"):
         base_of_adapter(adapter_folder)
 
 
 def test_adapter_with_proprio_does_not_fit_a_base_without(adapter_folder, small, tmp_path):
-    without = shutil.copytree(small, tmp_path / "without", ignore=shutil.ignore_patterns("proprio_projector*"))
+    without = shutil.copytree(
+        small, tmp_path / "without", ignore=shutil.ignore_patterns("proprio_projector*")
+    )
     policy = Policy.load(str(without), task_suite="libero_spatial", lora_rank=2, lora_alpha=2)
     with pytest.raises(BadInput, match="trained with proprio"):
         policy.load_adapter(adapter_folder)

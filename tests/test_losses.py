@@ -69,7 +69,9 @@ def test_batch_advantages_compare_episodes_of_the_same_task_and_perturbation():
         one.episode = replace(one.episode, task_id=task_id, perturbation=change)
     found = compute_advantages(flatten(played, ACTION_DIM), played, LossConfig(advantage="batch"))
     spread = math.sqrt(4 * 0.25 / 5)  # of 0, 0, and four halves
-    assert found.tolist() == pytest.approx([0, 0, 0.5 / spread, -0.5 / spread, -0.5 / spread, 0.5 / spread], rel=1e-4)
+    assert found.tolist() == pytest.approx(
+        [0, 0, 0.5 / spread, -0.5 / spread, -0.5 / spread, 0.5 / spread], rel=1e-4
+    )
 
 
 def test_absolute_advantages_are_returns_discounted_from_the_finishing_decision_backwards():
@@ -85,7 +87,9 @@ def test_magnitudes_are_clamped_to_10():
 
 
 def test_weights_make_the_mean_over_executed_tokens_of_the_rollout_or_of_each_trajectory(generator):
-    batch = flatten([trajectory(1), trajectory(4, last_executed=1), trajectory(7, last_executed=3)], ACTION_DIM)
+    batch = flatten(
+        [trajectory(1), trajectory(4, last_executed=1), trajectory(7, last_executed=3)], ACTION_DIM
+    )
     x = torch.rand(batch.executed.shape, generator=generator)  # of each token, whatever it is
     of_decision = torch.stack([row[executed].mean() for row, executed in zip(x, batch.executed, strict=True)])
     of_trajectory = [x[batch.trajectory == i][batch.executed[batch.trajectory == i]].mean() for i in range(3)]
@@ -144,7 +148,9 @@ def test_surrogate_is_the_formula_of_the_specification(ratio, advantage):
     ("ratio", "advantage", "slope"),  # of the loss by the log-ratio: -ratio * A where nothing bounds it
     [(0.5, 2, -1), (1.2, 2, -2.4), (1.3, 2, 0), (0.75, -2, 0), (0.85, -2, 1.7), (2.9, -2, 5.8), (3.1, -2, 0)],
 )
-def test_gains_end_above_1_28_for_success_and_below_0_8_for_failure_and_the_price_above_3(ratio, advantage, slope):
+def test_gains_end_above_1_28_for_success_and_below_0_8_for_failure_and_the_price_above_3(
+    ratio, advantage, slope
+):
     assert surrogate_of(ratio, advantage)[1] == pytest.approx(slope)
 
 
@@ -160,7 +166,9 @@ def test_log_ratios_are_clamped_to_5():
 # distillation
 
 
-def micro_batch(tokens: torch.Tensor, executed: torch.Tensor, teacher_logprobs: torch.Tensor | None = None) -> Batch:
+def micro_batch(
+    tokens: torch.Tensor, executed: torch.Tensor, teacher_logprobs: torch.Tensor | None = None
+) -> Batch:
     rows, no = torch.zeros(len(tokens), dtype=torch.int64), torch.zeros_like(executed)
     return Batch([None] * len(tokens), tokens, executed, torch.zeros(tokens.shape), no, no[:, 0], rows, rows, rows,
                  executed.sum(-1) * len(tokens) / executed.sum(), teacher_logprobs=teacher_logprobs)  # fmt: skip
@@ -173,7 +181,9 @@ def test_distillation_is_cross_entropy_to_tokens_or_to_a_distribution(generator,
     for stored, target in ((None, columns), (teacher, teacher.exp())):
         micro = micro_batch(columns + FIRST_ACTION_TOKEN, executed, stored)
         loss, statistics = distillation_loss(logits, micro, temperature)
-        expected = F.cross_entropy(logits[executed] / temperature, target[executed]).item()  # mean over executed tokens
+        expected = F.cross_entropy(
+            logits[executed] / temperature, target[executed]
+        ).item()  # mean over executed tokens
         agreement = (logits.argmax(-1) == columns)[executed].float().mean().item()
         assert loss.item() / B == pytest.approx(expected, rel=1e-6)
         assert statistics["distill/loss"].item() / B == pytest.approx(expected, rel=1e-6)
@@ -188,8 +198,12 @@ def test_exact_kl_and_entropy_are_those_of_torch_distributions(generator, execut
     policy, teacher = (torch.distributions.Categorical(logits=x) for x in (logprobs, reference))
     expected_kl, expected_entropy = torch.distributions.kl_divergence(policy, teacher), policy.entropy()
     for b, n in enumerate(EXECUTED):
-        assert exact_kl(logprobs, reference, executed)[b] == pytest.approx(expected_kl[b, :n].mean().item(), rel=1e-4)
-        assert entropy(logprobs, executed)[b] == pytest.approx(expected_entropy[b, :n].mean().item(), rel=1e-5)
+        assert exact_kl(logprobs, reference, executed)[b] == pytest.approx(
+            expected_kl[b, :n].mean().item(), rel=1e-4
+        )
+        assert entropy(logprobs, executed)[b] == pytest.approx(
+            expected_entropy[b, :n].mean().item(), rel=1e-5
+        )
 
 
 @pytest.mark.parametrize("logratio", [1e-5, 1e-4, -1e-3])
@@ -235,5 +249,7 @@ def mixture_ratios(epsilon: float, length: int) -> tuple[torch.Tensor, torch.Ten
 def test_behaviour_ratio_is_the_exact_mixture_over_executed_prefixes(epsilon, length):
     ratio, new, behaviour = mixture_ratios(epsilon, length)
     torch.testing.assert_close(ratio, new / behaviour, rtol=1e-4, atol=0)
-    assert (new / ratio).sum().item() == pytest.approx(1, rel=1e-4)  # a probability distribution over the prefixes
+    assert (new / ratio).sum().item() == pytest.approx(
+        1, rel=1e-4
+    )  # a probability distribution over the prefixes
     assert (behaviour * ratio).sum().item() == pytest.approx(1, rel=1e-4)  # importance weights have mean 1

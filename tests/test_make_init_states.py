@@ -54,7 +54,9 @@ def test_an_existing_file_and_liberos_own_are_not_overwritten(made):
 
 
 def test_a_task_that_is_solved_from_the_start_is_refused_with_the_count(tmp_path):
-    on_plate = {"(On akita_black_bowl_1 main_table_between_plate_ramekin_region)": "(On akita_black_bowl_1 plate_1)"}
+    on_plate = {
+        "(On akita_black_bowl_1 main_table_between_plate_ramekin_region)": "(On akita_black_bowl_1 plate_1)"
+    }
     path = own_task(tmp_path, replacing=on_plate)
     with pytest.raises(
         BadInput, match="only 0 of 10 placements can be used, 1 are wanted; rejected: 10 x already solved"

@@ -22,7 +22,11 @@ def test_nothing_is_recomputed_where_everything_fits_and_everything_where_only_t
 def test_every_plan_fits_by_its_own_measure(free):
     micro_batch_size, block = choose_plan(NEEDS, free * GIB, range(1, 9))
     low, high = [n for n in NEEDS if n[0] <= block][-1], next(n for n in NEEDS if n[0] >= block)
-    part = 0 if low is high else (block - low.recomputed_blocks) / (high.recomputed_blocks - low.recomputed_blocks)
+    part = (
+        0
+        if low is high
+        else (block - low.recomputed_blocks) / (high.recomputed_blocks - low.recomputed_blocks)
+    )
     assert micro_batch_size * (low.bytes + part * (high.bytes - low.bytes)) <= free * GIB
 
 

@@ -143,7 +143,9 @@ def test_another_base_and_merging_twice_are_refused(adapter, merged, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_existing_output_folder_without_adapter_and_merged_folder_are_refused(adapter, base, merged, tmp_path):
+def test_existing_output_folder_without_adapter_and_merged_folder_are_refused(
+    adapter, base, merged, tmp_path
+):
     with pytest.raises(BadInput, match="exists already"):
         merge(adapter, tmp_path)
     for folder in (base, merged):
@@ -154,8 +156,12 @@ def test_existing_output_folder_without_adapter_and_merged_folder_are_refused(ad
 @pytest.mark.parametrize("factor", [0.0, 2.0])
 def test_wrong_merge_is_not_published_and_says_what_to_do(adapter, tmp_path, monkeypatch, factor):
     right = merge_module.merged_weight
-    monkeypatch.setattr(merge_module, "merged_weight", lambda w, down, up, scale: right(w, down, up, factor * scale))
-    with pytest.raises(BadInput, match=r"agree on .* nothing was written; evaluate and use the adapter folder itself"):
+    monkeypatch.setattr(
+        merge_module, "merged_weight", lambda w, down, up, scale: right(w, down, up, factor * scale)
+    )
+    with pytest.raises(
+        BadInput, match=r"agree on .* nothing was written; evaluate and use the adapter folder itself"
+    ):
         merge(adapter, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 

@@ -19,7 +19,9 @@ def collected() -> Rollout:
     ]
     for decision in trajectories[0].decisions:
         decision.by_teacher = True
-    return Rollout(trajectories, {"sim": 3.0, "render": 2.0, "infer": 1.0, "wait": 0.5}, wall_s=7.25, errors=2)
+    return Rollout(
+        trajectories, {"sim": 3.0, "render": 2.0, "infer": 1.0, "wait": 0.5}, wall_s=7.25, errors=2
+    )
 
 
 def test_rollout_numbers(collected):

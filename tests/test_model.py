@@ -303,7 +303,12 @@ def test_compiled_blocks_have_the_same_outputs_and_gradients(folder, monkeypatch
         logits.logsumexp(-1).sum().backward()
         with torch.no_grad(), adapters_disabled(network):
             teacher = network(*inputs)[0]
-        return [logits, hidden, teacher, *(p.grad.clone() for p in network.parameters() if p.grad is not None)]
+        return [
+            logits,
+            hidden,
+            teacher,
+            *(p.grad.clone() for p in network.parameters() if p.grad is not None),
+        ]
 
     eager = outputs()
     # Traced as for a GPU, but run without generating code, which takes a minute on a CPU.

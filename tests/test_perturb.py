@@ -58,7 +58,9 @@ def test_a_kind_changes_what_it_says_by_its_magnitude_and_nothing_of_the_next_ep
     if kind not in ("task", "language", "object"):
         weak = env.reset(3, perturbation=Perturbation(kind, 1, 7)).observation
         change = "images" if "state" not in CHANGED[kind] else "state"
-        near, far = (np.abs(getattr(o, change).astype(float) - getattr(plain, change)).sum() for o in (weak, strong))
+        near, far = (
+            np.abs(getattr(o, change).astype(float) - getattr(plain, change)).sum() for o in (weak, strong)
+        )
         assert 0 < near < far
     assert differing(env.reset(3, perturbation=Perturbation(kind, 5, 7)).observation, strong) == set()
     assert not env.domain._check_success()
@@ -75,9 +77,13 @@ def test_no_object_falls_where_places_change_and_a_bowl_stays_on_its_ramekin(env
 
 
 def test_another_goal_names_another_object_of_the_scene_and_is_told(env):
-    told = [env.reset(3, perturbation=Perturbation("task", magnitude)).observation.instruction for magnitude in (1, 2)]
+    told = [
+        env.reset(3, perturbation=Perturbation("task", magnitude)).observation.instruction
+        for magnitude in (1, 2)
+    ]
     assert told == [
-        f"pick up the {thing} and place it on the plate" for thing in ("cookies", "glazed rim porcelain ramekin")
+        f"pick up the {thing} and place it on the plate"
+        for thing in ("cookies", "glazed rim porcelain ramekin")
     ]
     assert env.domain.parsed_problem["goal_state"] == [["on", "glazed_rim_porcelain_ramekin_1", "plate_1"]]
 
@@ -89,12 +95,19 @@ def test_the_other_goal_of_every_task_is_neither_its_own_nor_a_thing_into_itself
 
     for task_id in range(10):
         problem = robosuite_parse_problem(str(suite_task(suite, task_id).bddl))
-        objects = {name: SimpleNamespace(category_name=c) for c, names in problem["objects"].items() for name in names}
+        objects = {
+            name: SimpleNamespace(category_name=c)
+            for c, names in problem["objects"].items()
+            for name in names
+        }
         bodies = [*objects, *(name for names in problem["fixtures"].values() for name in names)]
         own = problem["goal_state"]
         domain = SimpleNamespace(parsed_problem=problem, objects_dict=objects, obj_body_id=bodies)
         told = change_scene(domain, Perturbation("task", 1), "as it was")
-        (_, thing, target), category = problem["goal_state"][0], objects[problem["goal_state"][0][1]].category_name
+        (_, thing, target), category = (
+            problem["goal_state"][0],
+            objects[problem["goal_state"][0][1]].category_name,
+        )
         assert problem["goal_state"] != own
         assert told.startswith(f"pick up the {category.replace('_', ' ')} and place it")
         assert not target.startswith(thing)
@@ -106,9 +119,22 @@ def test_a_paraphrase_is_of_the_instruction_and_says_nothing_of_files_or_variant
         told = [paraphrase(instruction, magnitude) for magnitude in range(6)]
         assert told[0] == instruction
         assert len(set(told)) == 6
-        content = set(instruction.split()) - {"the", "a", "pick", "up", "place", "put", "open", "turn", "on", "push"}
+        content = set(instruction.split()) - {
+            "the",
+            "a",
+            "pick",
+            "up",
+            "place",
+            "put",
+            "open",
+            "turn",
+            "on",
+            "push",
+        }
         assert all(content <= set(sentence.replace(",", "").split()) for sentence in told)
-        assert not any(word in sentence for sentence in told for word in ("_", "language", "tmp", "view", "level"))
+        assert not any(
+            word in sentence for sentence in told for word in ("_", "language", "tmp", "view", "level")
+        )
 
 
 def test_noise_is_another_at_every_step_and_the_same_for_the_same_step():
@@ -148,7 +174,9 @@ def test_a_group_trains_on_one_perturbation_drawn_by_seed_update_and_group():
 
 def test_the_curriculum_prefers_magnitudes_that_succeed_half_of_the_time():
     config = changed(TrainConfig(), perturb=("camera",), magnitudes=(1, 3, 5), curriculum=True)
-    shares = perturbation_probabilities(config, {NONE: 1.0, "camera-1": 0.9, "camera-3": 0.5, "camera-5": 0.0})
+    shares = perturbation_probabilities(
+        config, {NONE: 1.0, "camera-1": 0.9, "camera-3": 0.5, "camera-5": 0.0}
+    )
     assert max(shares, key=shares.get) == "camera-3"
     assert sum(shares.values()) == pytest.approx(1)
     assert min(shares.values()) >= 0.05

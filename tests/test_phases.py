@@ -70,7 +70,10 @@ def test_the_teacher_is_chosen_with_a_reason(wanted, has_l1_head, mode, why):
 def test_a_teacher_that_cannot_be_is_refused():
     with pytest.raises(BadInput, match="ships no action head; use --teacher greedy"):
         choose_teacher(TrainConfig(phases=PhaseConfig(teacher="l1")), has_l1_head=False)
-    for needs_distribution in ({"phases": PhaseConfig(distill_target="sharpened")}, {"loss": LossConfig(kl_coef=0.1)}):
+    for needs_distribution in (
+        {"phases": PhaseConfig(distill_target="sharpened")},
+        {"loss": LossConfig(kl_coef=0.1)},
+    ):
         with pytest.raises(BadInput, match="need the teacher's token distribution"):
             choose_teacher(TrainConfig(**needs_distribution), has_l1_head=True)
     other = TrainConfig(phases=PhaseConfig(teacher="some/other"), loss=LossConfig(kl_coef=0.1))

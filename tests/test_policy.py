@@ -19,7 +19,10 @@ from vla.tokens import decode, to_env
 BUNDLED = Path(__file__).resolve().parent.parent / "checkpoints" / "tiny-libero-spatial"
 GOLDEN = Path(__file__).parent / "golden"
 SUITE = "libero_spatial"
-SHORT, LONG = "turn on the stove", "pick up the black bowl between the plate and the ramekin and place it on the plate"
+SHORT, LONG = (
+    "turn on the stove",
+    "pick up the black bowl between the plate and the ramekin and place it on the plate",
+)
 
 
 def _load(folder, **options) -> Policy:
@@ -54,7 +57,9 @@ def test_decisions_are_the_references_from_observations_to_actions(name, tmp_pat
     folder = shutil.copytree(GOLDEN / "checkpoint", tmp_path / "checkpoint", ignore=unused)
     llama_like_tokenizer().save(str(folder / "tokenizer.json"))
     policy, count = Policy.load(str(folder), task_suite=SUITE, device="cpu"), len(case["image_index"])
-    images = [[Image.open(GOLDEN / "images" / f"model_input_{i}.png") for i in row] for row in case["image_index"]]
+    images = [
+        [Image.open(GOLDEN / "images" / f"model_input_{i}.png") for i in row] for row in case["image_index"]
+    ]
     states = np.atleast_2d(case["proprio_raw"]) if uses_proprio else np.zeros((count, 8))
     tasks = np.atleast_1d(case["tasks" if "tasks" in case else "task"])
     rows = zip(map(np.stack, images), states, map(str, tasks), [True] * count, strict=True)
@@ -169,7 +174,9 @@ def test_teacher_between_forward_and_backward_leaves_the_gradient(policy, observ
     assert all(a is b is None or torch.equal(a, b) for a, b in zip(*gradients, strict=True))
 
 
-def test_a_trained_adapter_of_the_same_base_teaches_on_the_same_weights(small, policy, observations, tmp_path):
+def test_a_trained_adapter_of_the_same_base_teaches_on_the_same_weights(
+    small, policy, observations, tmp_path
+):
     trained = _load(small, seed=7)
     _train_a_little(trained)
     trained.save_adapter(tmp_path / "adapter")
@@ -215,7 +222,8 @@ def test_another_checkpoints_actions_become_the_students_nearest_tokens(policy, 
     teacher = _load(make_small_checkpoint(tmp_path / "other", seed=5))
     action = teacher.statistics.action
     teacher.statistics = replace(
-        teacher.statistics, action=replace(action, q01=0.5 * action.q01, q99=np.where(action.mask, 0.5 * action.q99, 1))
+        teacher.statistics,
+        action=replace(action, q01=0.5 * action.q01, q99=np.where(action.mask, 0.5 * action.q99, 1)),
     )
     policy.learn_from(teacher)
     for mode in ("greedy", "sample"):
@@ -240,7 +248,9 @@ def test_only_adapters_and_proprio_projector_learn(policy, observations):
     assert names == [name for name, parameter in policy.network.named_parameters() if parameter.requires_grad]
     assert not any(module.training for module in policy.network.modules())
     policy.chunk_logits(observations).square().sum().backward()
-    assert all(parameter.grad is None for parameter in policy.network.parameters() if not parameter.requires_grad)
+    assert all(
+        parameter.grad is None for parameter in policy.network.parameters() if not parameter.requires_grad
+    )
     assert dict(policy.named_trainable_parameters())["proprio_projector.fc1.weight"].grad.abs().max() > 0
 
 
@@ -269,7 +279,9 @@ def test_a_gpu_too_small_for_the_weights_is_one_line(small, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore lines")
 
     monkeypatch.setattr("vla.policy.load_network", full)
-    with pytest.raises(BadInput, match=r"^out of GPU memory while loading .* \(CUDA .* 2 GiB\.\): close other [^\n]*$"):
+    with pytest.raises(
+        BadInput, match=r"^out of GPU memory while loading .* \(CUDA .* 2 GiB\.\): close other [^\n]*$"
+    ):
         _load(small)
 
 
@@ -294,9 +306,15 @@ def test_with_a_gpu_the_flag_decides_and_every_rank_has_its_own(gpus, monkeypatc
         choose_device("auto")
 
 
-def test_without_a_gpu_a_small_checkpoint_runs_on_the_cpu_and_a_7b_is_refused_unless_forced(gpus, small, tmp_path):
+def test_without_a_gpu_a_small_checkpoint_runs_on_the_cpu_and_a_7b_is_refused_unless_forced(
+    gpus, small, tmp_path
+):
     gpus(0)
-    assert choose_device("auto", str(small)) == choose_device("auto", "checkpoints/missing") == torch.device("cpu")
+    assert (
+        choose_device("auto", str(small))
+        == choose_device("auto", "checkpoints/missing")
+        == torch.device("cpu")
+    )
     with pytest.raises(BadInput, match="--device cuda: there is no cuda:0"):
         choose_device("cuda", str(small))
     with (tmp_path / "model.safetensors").open("wb") as weights:

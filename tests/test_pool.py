@@ -173,7 +173,9 @@ def test_episodes_of_libero_do_not_depend_on_the_number_of_workers():
     for num_envs in (1, 2):
         with make_pool(spec, num_envs, every_fourth_pixel) as pool:
             outcomes.append(play(pool, (5, 6, 70, 71)))
-    for inline, worker in zip(*([r for i in results for r in results[i]] for results in outcomes), strict=True):
+    for inline, worker in zip(
+        *([r for i in results for r in results[i]] for results in outcomes), strict=True
+    ):
         assert (inline.env_steps, inline.success, inline.error) == (worker.env_steps, worker.success, None)
         if not inline.done:
             assert inline.observation.prepared
@@ -183,7 +185,9 @@ def test_episodes_of_libero_do_not_depend_on_the_number_of_workers():
             np.testing.assert_array_equal(inline.observation.proprio, worker.observation.proprio)
 
 
-def test_one_env_is_inline_and_more_are_processes_and_a_simulator_that_differs_is_warned_of(monkeypatch, caplog):
+def test_one_env_is_inline_and_more_are_processes_and_a_simulator_that_differs_is_warned_of(
+    monkeypatch, caplog
+):
     monkeypatch.setattr(pool_module, "check_versions", lambda: "mujoco 3.3.5 differs")
     for num_envs, kind in ((1, Pool), (2, WorkerPool)):
         with make_pool(SPEC, num_envs) as pool:
@@ -195,7 +199,9 @@ def test_one_env_is_inline_and_more_are_processes_and_a_simulator_that_differs_i
 def test_a_slot_keeps_the_envs_of_its_last_tasks_and_steps_the_last_one(monkeypatch):
     built, closed = [], []
     monkeypatch.setattr(FakeEnv, "close", lambda env: closed.append(env.task_id))
-    slot = SlotEnv(replace(SPEC, kept_tasks=3), lambda spec, task_id: built.append(task_id) or FakeEnv(spec, task_id))
+    slot = SlotEnv(
+        replace(SPEC, kept_tasks=3), lambda spec, task_id: built.append(task_id) or FakeEnv(spec, task_id)
+    )
     for task_id in (0, 1, 0, 2, 0, 3, 0):
         for request in (Reset(task_id, WORK, 0, False), CHUNK):
             assert slot(request).observation.proprio[1] == task_id

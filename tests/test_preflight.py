@@ -205,7 +205,9 @@ def test_the_renderer_is_named_and_software_beside_a_gpu_is_a_caution(monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert not isinstance(preflight.check_rendering(), Caution)
     monkeypatch.setattr(preflight, "ask", answering(NoAnswer("the process ended with SIGSEGV")))
-    with pytest.raises(BadInput, match=r"no frame can be rendered \(.*SIGSEGV\); run: apt-get install libegl1"):
+    with pytest.raises(
+        BadInput, match=r"no frame can be rendered \(.*SIGSEGV\); run: apt-get install libegl1"
+    ):
         preflight.check_rendering()
 
 
@@ -213,7 +215,9 @@ def test_a_disk_that_is_too_small_is_found_before_the_run(monkeypatch, tmp_path)
     policy = FakePolicy()
     run = RunConfig(output=str(tmp_path / "not" / "yet" / "there"), keep_checkpoints=3)
     numbers = sum(p.numel() for _, p in policy.named_trainable_parameters())
-    needed = 5 * 12 * numbers + GIB // 2  # three kept, the best, one being written: float32 and two moments each
+    needed = (
+        5 * 12 * numbers + GIB // 2
+    )  # three kept, the best, one being written: float32 and two moments each
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed + 1))
     assert "5 checkpoints" in preflight.check_disk(run, policy)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed - 1))
@@ -233,7 +237,12 @@ def info(small):
     ("base", "suite", "key", "said"),
     [
         ("owner/Openvla-oft-SFT-libero10-traj1", "libero_10", None, None),
-        ("owner/Openvla-oft-SFT-libero10-traj1", "libero_spatial", None, "libero10-traj1 is of another suite"),
+        (
+            "owner/Openvla-oft-SFT-libero10-traj1",
+            "libero_spatial",
+            None,
+            "libero10-traj1 is of another suite",
+        ),
         ("my-policy", "libero_goal", None, None),
         ("my-policy", "libero_goal", "libero_object_no_noops", "leave out --unnorm-key"),
     ],
@@ -257,7 +266,9 @@ def test_a_checkpoint_or_statistics_of_another_suite_are_a_caution(info, base, s
         (("lowpoly", "official"), "lowpoly", None),
     ],
 )
-def test_pictures_that_the_policy_was_not_trained_on_are_a_caution(info, trained_on, shown, advice, monkeypatch):
+def test_pictures_that_the_policy_was_not_trained_on_are_a_caution(
+    info, trained_on, shown, advice, monkeypatch
+):
     monkeypatch.setattr(preflight, "find_pack", lambda _: Pack(shown, Path("/pack"), "12ab34cd"))
     finding = preflight.check_looks(replace(info, looks=trained_on), shown)
     assert isinstance(finding, Caution) is (advice is not None)
@@ -282,7 +293,9 @@ def test_auto_is_official_and_low_poly_only_where_pictures_would_slow_a_small_po
     monkeypatch.setattr(preflight, "installed_official", lambda: Path("/there") if installed else None)
     monkeypatch.setattr(preflight, "find_pack", lambda assets: Pack("own", Path("/there"), assets))
     name = str(checkpoint) if name == "small" else name
-    config, finding = preflight.choose_looks(changed(TrainConfig(), assets=assets, checkpoint=name, device=device))
+    config, finding = preflight.choose_looks(
+        changed(TrainConfig(), assets=assets, checkpoint=name, device=device)
+    )
     assert (config.simulator.assets, finding) == (expected, f"own ({expected}): /there")
 
 
@@ -292,7 +305,9 @@ def test_a_task_needs_all_initial_states_that_are_configured():
     fresh = TrainConfig(TaskConfig("libero_goal", (7,), train_init_states="fresh", eval_init_states=(0, 50)))
     assert preflight.find_tasks(fresh, num_images=1)[1] == finding
     with pytest.raises(BadInput, match=r"task 7 .* has only 50 initial states: lower --train-init-states"):
-        preflight.find_tasks(TrainConfig(TaskConfig("libero_goal", (7,), eval_init_states=(40, 51))), num_images=1)
+        preflight.find_tasks(
+            TrainConfig(TaskConfig("libero_goal", (7,), eval_init_states=(40, 51))), num_images=1
+        )
 
 
 def test_a_simulator_that_fails_at_once_or_draws_nothing_is_bad_input(pool):

@@ -146,14 +146,24 @@ def resized_one_product_at_a_time(planes: np.ndarray, size: int) -> np.ndarray:
 
 def test_lanczos_sums_as_if_one_product_at_a_time_also_half_way_between_two_levels():
     ramp = np.arange(256) // 2  # full of ties when reduced by 7/8
-    ties = np.stack([np.broadcast_to(ramp, (256, 256)), np.add.outer(ramp, ramp), np.add.outer(ramp, ramp[::-1])])
-    for planes, size in ((ties.astype(np.uint8), 224), (random_planes(256, 192), 112), (random_planes(60, 50), 64)):
-        np.testing.assert_array_equal(lanczos_resize(planes, size), resized_one_product_at_a_time(planes, size))
+    ties = np.stack(
+        [np.broadcast_to(ramp, (256, 256)), np.add.outer(ramp, ramp), np.add.outer(ramp, ramp[::-1])]
+    )
+    for planes, size in (
+        (ties.astype(np.uint8), 224),
+        (random_planes(256, 192), 112),
+        (random_planes(60, 50), 64),
+    ):
+        np.testing.assert_array_equal(
+            lanczos_resize(planes, size), resized_one_product_at_a_time(planes, size)
+        )
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="there is another C library")
 @pytest.mark.parametrize(("num_in", "num_out"), [(256, 224), (256, 120), (256, 112), (60, 224), (512, 224)])
-def test_lanczos_weights_are_those_with_the_sine_of_glibc_which_tensorflow_calls(num_in, num_out, monkeypatch):
+def test_lanczos_weights_are_those_with_the_sine_of_glibc_which_tensorflow_calls(
+    num_in, num_out, monkeypatch
+):
     ours, sinf = lanczos_weights(num_in, num_out), ctypes.CDLL("libm.so.6").sinf
     sinf.restype, sinf.argtypes = ctypes.c_float, [ctypes.c_float]
     monkeypatch.setattr(preprocessing, "_sine", np.vectorize(sinf, otypes=[np.float32]))
@@ -170,12 +180,19 @@ def word_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
     """One id a word, as small checkpoints have it; adds BOS by itself like the released files."""
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS_ID)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", BOS_ID)]
+    )
     return tokenizer
 
 
 def test_special_ids_equal_reference():
-    assert [PROMPTS[name] for name in ("bos", "eos", "pad", "empty_token")] == [BOS_ID, EOS_ID, PAD_ID, EMPTY_TOKEN_ID]
+    assert [PROMPTS[name] for name in ("bos", "eos", "pad", "empty_token")] == [
+        BOS_ID,
+        EOS_ID,
+        PAD_ID,
+        EMPTY_TOKEN_ID,
+    ]
 
 
 @pytest.mark.parametrize("case", PROMPTS["cases"], ids=lambda case: repr(case["task"]))
@@ -213,11 +230,15 @@ def test_the_vocabulary_of_another_model_is_refused(tmp_path, token, token_id):
         load_tokenizer(tmp_path)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"{}", b"version https://git-lfs.github.com/spec/v1\noid sha256:0"])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{}", b"version https://git-lfs.github.com/spec/v1\noid sha256:0"]
+)
 def test_a_file_that_is_missing_or_no_tokenizer_is_named(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(BadInput, match="is missing" if content is None else "is not a usable tokenizer") as caught:
+    with pytest.raises(
+        BadInput, match="is missing" if content is None else "is not a usable tokenizer"
+    ) as caught:
         load_tokenizer(tmp_path)
     assert str(path) in str(caught.value)

@@ -48,7 +48,9 @@ def alone() -> dict:
 
 
 @pytest.mark.parametrize("case", UPDATES)
-def test_an_update_is_that_of_one_process_with_the_same_data_and_the_same_bits_on_all_ranks(both, alone, case):
+def test_an_update_is_that_of_one_process_with_the_same_data_and_the_same_bits_on_all_ranks(
+    both, alone, case
+):
     first, second, expected = both[0][case], both[1][case], alone[case]
     for found, gradient in zip(first["gradients"], expected["gradients"], strict=True):
         torch.testing.assert_close(found, gradient)
@@ -58,7 +60,10 @@ def test_an_update_is_that_of_one_process_with_the_same_data_and_the_same_bits_o
 
 def test_active_rows_are_divided(both):
     once = 4  # of 8 rows, active or not, for the statistics
-    assert [found["uneven"]["rows_run"] - once for found in both] == [2 * 3, 2 * 2]  # 5 rows in each of 2 epochs
+    assert [found["uneven"]["rows_run"] - once for found in both] == [
+        2 * 3,
+        2 * 2,
+    ]  # 5 rows in each of 2 epochs
     assert [found["one row each"]["rows_run"] - once for found in both] == [2 * 5, 0]
     assert both[1]["one row each"]["metrics"]["train/optimizer_steps"] == 10
 
@@ -99,7 +104,9 @@ def test_n_steps_is_the_total_over_the_ranks(both, alone):
 @pytest.mark.parametrize("case", ["rollout", "rollout of three environments"])
 def test_an_episode_is_the_same_whoever_plays_it(both, alone, case):
     expected = {episode.index: rest for episode, *rest in alone[case]["trajectories"]}
-    shared = [(episode, rest) for episode, *rest in both[0][case]["trajectories"] if episode.index in expected]
+    shared = [
+        (episode, rest) for episode, *rest in both[0][case]["trajectories"] if episode.index in expected
+    ]
     assert len(shared) > 4
     assert all(rest == expected[episode.index] for episode, rest in shared)
 
@@ -148,7 +155,9 @@ def python(code: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("own_signals")
-@pytest.mark.parametrize(("end", "code"), [("sys.exit(2)", 2), ("os.kill(os.getpid(), signal.SIGKILL)", 128 + 9)])
+@pytest.mark.parametrize(
+    ("end", "code"), [("sys.exit(2)", 2), ("os.kill(os.getpid(), signal.SIGKILL)", 128 + 9)]
+)
 def test_a_rank_that_fails_ends_the_others_and_its_code_is_returned(end, code):
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
     assert run_as_ranks(python(f"if rank == '1': {end}\n{deaf}\nsignal.pause()"), 2) == code
@@ -174,7 +183,9 @@ def test_ranks_do_not_outlive_a_killed_launcher():
 @pytest.mark.usefixtures("own_signals")
 def test_data_parallel_starts_a_rank_per_gpu_unless_it_is_one_already(monkeypatch, caplog):
     started = []
-    monkeypatch.setattr(ranks_module, "run_as_ranks", lambda command, size: started.append((command, size)) or 3)
+    monkeypatch.setattr(
+        ranks_module, "run_as_ranks", lambda command, size: started.append((command, size)) or 3
+    )
     start_ranks()
     assert "there is no second GPU" in caplog.text
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)

@@ -52,7 +52,11 @@ def install(monkeypatch):
         ("mujoco", "3.4.0", r"run: pip install mujoco==3\.3\.0"),
         ("mujoco", "3.10.2", r"run: pip install mujoco==3\.3\.0"),
         ("robosuite", "1.5.1", r"robosuite 1\.5\.1 .* requirements-simulator\.txt"),
-        ("hf-libero", None, r"hf-libero is not installed; run: .*pip install --no-deps -r requirements-simulator"),
+        (
+            "hf-libero",
+            None,
+            r"hf-libero is not installed; run: .*pip install --no-deps -r requirements-simulator",
+        ),
     ],
 )
 def test_a_package_that_changes_libero_is_refused_with_the_command(install, package, version, expected):
@@ -126,7 +130,9 @@ def test_the_users_choice_wins_if_there_is_such_a_device(machine, monkeypatch):
 def test_no_device_or_a_driver_that_does_not_start_is_advice(machine):
     for cuda_numbers in ((0,), ()):
         machine(*cuda_numbers, works=False)
-        with pytest.raises(BadInput, match=r"cannot be initialised.*apt-get install.*NVIDIA_DRIVER_CAPABILITIES=all"):
+        with pytest.raises(
+            BadInput, match=r"cannot be initialised.*apt-get install.*NVIDIA_DRIVER_CAPABILITIES=all"
+        ):
             choose_egl_device()
 
 
@@ -164,7 +170,17 @@ def folders(tmp_path):
 
 def run(program, folders, **variables):
     """Run a program without stdin; returns (exit code, output, errors)."""
-    foreign = ("MUJOCO_GL", "PYOPENGL_PLATFORM", "LIBERO_", "NUMBA_", "MPL", "MESA_", "__GL", "XDG_", "VLA_GRPO")
+    foreign = (
+        "MUJOCO_GL",
+        "PYOPENGL_PLATFORM",
+        "LIBERO_",
+        "NUMBA_",
+        "MPL",
+        "MESA_",
+        "__GL",
+        "XDG_",
+        "VLA_GRPO",
+    )
     environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     environ |= {"HOME": str(folders["home"]), "TMPDIR": str(folders["tmp"]), "PYTHONPATH": str(PROJECT)}
     environ |= {"PYTHONDONTWRITEBYTECODE": "1"} | variables

@@ -101,13 +101,25 @@ def test_a_checkpoint_knows_what_its_training_took(tmp_path):
     assert (taken["env_steps"], taken["peak_gpu_gib"]) == (200, 0.0)  # not what came after it
     assert taken["hours"] == taken["gpu_hours"] == pytest.approx((7 + 5 + 5 + 7) / 3600)
     assert training_of(folder / "checkpoints" / "step_300")["peak_gpu_gib"] == 3.0
-    assert (taken["config"]["run"]["seed"], taken["machine"], taken["run"]) == (0, PROVENANCE["machine"], "run")
-    assert training_of(store(tmp_path / "cpu", ROWS, model__device="cpu") / "checkpoints/step_300")["gpu_hours"] == 0
+    assert (taken["config"]["run"]["seed"], taken["machine"], taken["run"]) == (
+        0,
+        PROVENANCE["machine"],
+        "run",
+    )
+    assert (
+        training_of(store(tmp_path / "cpu", ROWS, model__device="cpu") / "checkpoints/step_300")["gpu_hours"]
+        == 0
+    )
     assert training_of(tmp_path / "merged") is None
 
 
 def test_the_best_evaluation_is_that_of_the_best_checkpoint(tmp_path):
-    rows = [evaluation(0, 9, 5, 5), evaluation(100, 9, 8, 5), evaluation(200, 9, 8, 5), evaluation(300, 9, 6, 5)]
+    rows = [
+        evaluation(0, 9, 5, 5),
+        evaluation(100, 9, 8, 5),
+        evaluation(200, 9, 8, 5),
+        evaluation(300, 9, 6, 5),
+    ]
     assert read_run(store(tmp_path, rows)).best_evaluation["global_step"] == 100
 
 
@@ -126,7 +138,9 @@ def test_every_panel_shows_the_recorded_numbers_against_env_steps():
     keys = [key for panel in PANELS for key in panel.metrics]
     rows = [update(step, 0, **{key: i + step for i, key in enumerate(keys)}) for step in (100, 200)]
     figure = draw_curves(rows)
-    drawn = [list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for a in figure.axes for line in a.lines]
+    drawn = [
+        list(zip(line.get_xdata(), line.get_ydata(), strict=True)) for a in figure.axes for line in a.lines
+    ]
     assert drawn == [[(100, i + 100), (200, i + 200)] for i in range(len(keys))]
     assert [axis.get_title() for axis in figure.axes] == [panel.title for panel in PANELS]
     assert all(panel.reading.endswith(".") for panel in PANELS)

@@ -183,7 +183,13 @@ def test_comparison_pairs_equal_episodes_only(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "other", [{"mode": "sample", "temperature": 1.0}, {"assets": "official"}, {"bddl_sha256": "1"}, {"mode": "sample"}]
+    "other",
+    [
+        {"mode": "sample", "temperature": 1.0},
+        {"assets": "official"},
+        {"bddl_sha256": "1"},
+        {"mode": "sample"},
+    ],
 )
 def test_what_was_played_otherwise_is_not_compared(tmp_path, other):
     before = results_in(tmp_path, **other)
@@ -214,7 +220,14 @@ def test_a_results_file_that_does_not_fit_is_one_line(monkeypatch, tmp_path):
 
 def test_perturbed_episodes_stand_apart_and_are_paired_with_the_same_starts_unperturbed(tmp_path):
     plan = make_plan({"libero_goal": [task(0)]}, 2, 0, {}, ["camera-1", "camera-5"])
-    assert [key.perturbation for key in plan.keys] == ["none", "none", "camera-1", "camera-1", "camera-5", "camera-5"]
+    assert [key.perturbation for key in plan.keys] == [
+        "none",
+        "none",
+        "camera-1",
+        "camera-1",
+        "camera-5",
+        "camera-5",
+    ]
     outcomes = dict(zip(plan.keys, (True, True, True, False, False, False), strict=True))
     episodes = {key: {**key._asdict(), "success": won} for key, won in outcomes.items()}
     results = Results(tmp_path / "results.json", SETTINGS, episodes)
@@ -227,6 +240,11 @@ def test_perturbed_episodes_stand_apart_and_are_paired_with_the_same_starts_unpe
     lines = perturbation_table(results, plan.perturbations, results)
     assert lines[2].startswith("camera-1      1/2 = 50 % [9, 91]")
     assert len(lines) == 4
-    assert draw_perturbations(results, plan.perturbations, results, tmp_path / "picture.png").stat().st_size > 1000
+    assert (
+        draw_perturbations(results, plan.perturbations, results, tmp_path / "picture.png").stat().st_size
+        > 1000
+    )
     assert len({episode_of(key).index for key in plan.keys}) == 6
-    assert len({episode_of(key).perturbation.seed for key in plan.keys if key.perturbation != "none"}) == 2  # by state
+    assert (
+        len({episode_of(key).perturbation.seed for key in plan.keys if key.perturbation != "none"}) == 2
+    )  # by state

@@ -40,7 +40,12 @@ def played(collected) -> list[int]:
 def contents(collected) -> list:
     """Everything about the trajectories that learning sees, comparable with ==."""
     return [
-        (t.episode, t.success, t.env_steps, [(d.tokens.tolist(), d.by_teacher, d.executed) for d in t.decisions])
+        (
+            t.episode,
+            t.success,
+            t.env_steps,
+            [(d.tokens.tolist(), d.by_teacher, d.executed) for d in t.decisions],
+        )
         for t in collected.trajectories
     ]
 
@@ -69,7 +74,11 @@ def test_order_of_completion_changes_nothing(lengths, n_steps, num_slots, group_
 
 
 @settings(max_examples=40)
-@given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8), num_slots=st.integers(1, 5), n=st.integers(1, 80))
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=8),
+    num_slots=st.integers(1, 5),
+    n=st.integers(1, 80),
+)
 def test_a_rollout_is_a_gapless_prefix_of_whole_episodes_that_reaches_n_steps(lengths, num_slots, n):
     collected = play(FakePool(lengths_script(*lengths), num_slots, order_seed=0), n_steps=n)
     assert played(collected) == list(range(len(collected.trajectories)))
@@ -88,7 +97,9 @@ def test_a_rollout_is_a_gapless_prefix_of_whole_episodes_that_reaches_n_steps(le
 @pytest.mark.parametrize("fault_after", [0, 1, 2])
 def test_a_faulty_episode_is_played_again_with_the_same_randomness(num_slots, fault_after):
     def script(faults):
-        return lambda _, state: Script(15, success=True, faults=faults if state == 1 else 0, fault_after=fault_after)
+        return lambda _, state: Script(
+            15, success=True, faults=faults if state == 1 else 0, fault_after=fault_after
+        )
 
     pool = FakePool(script(2), num_slots, order_seed=0)
     collected = play(pool, n_steps=40)
@@ -99,13 +110,17 @@ def test_a_faulty_episode_is_played_again_with_the_same_randomness(num_slots, fa
     last_attempt = pool.received[(0, 1, 3)]
     for attempt in (1, 2):
         until_fault = pool.received.get((0, 1, attempt), [])
-        assert len(until_fault) == (fault_after + 1 if fault_after else 0)  # with the chunk that met the fault
+        assert len(until_fault) == (
+            fault_after + 1 if fault_after else 0
+        )  # with the chunk that met the fault
         np.testing.assert_array_equal(until_fault, last_attempt[: len(until_fault)])
 
 
 def test_the_run_gives_up_at_the_third_fault_and_names_the_episode():
     pool = FakePool(lambda *_: Script(8, faults=99))
-    with pytest.raises(RuntimeError, match=r"failed 3 times on task 0, initial state 0; last error: planted fault"):
+    with pytest.raises(
+        RuntimeError, match=r"failed 3 times on task 0, initial state 0; last error: planted fault"
+    ):
         play(pool, source=episodes(1))
     assert len(pool.started) == MAX_ATTEMPTS == 3
 
@@ -139,7 +154,9 @@ def test_the_warmup_is_all_teacher_and_records_its_greedy_tokens_only():
 
 
 def test_the_students_logprobs_and_agreement_with_the_teacher_are_recorded_for_every_decision():
-    policy = FakePolicy(sharpness=10.0, adapter_scale=0.5)  # so sharp that samples often agree with the argmax
+    policy = FakePolicy(
+        sharpness=10.0, adapter_scale=0.5
+    )  # so sharp that samples often agree with the argmax
     behaviour = Behaviour(0.5, 1.6, record_student_logprobs=True, record_teacher_match=True)
     generators = [torch.Generator().manual_seed(i) for i in range(40)]
     decisions, _ = decide(policy, random_observations(40), generators, behaviour)
@@ -216,7 +233,10 @@ def test_a_rollout_that_runs_out_of_memory_goes_on_with_fewer_decisions_at_once(
     assert contents(play(pool, source=episodes(6), policy=policy)) == contents(
         play(FakePool(lengths_script(10), num_slots=4), source=episodes(6))
     )
-    assert caplog.messages[-1] == "out of GPU memory (CUDA out of memory.); the run goes on with 1 decisions at once"
+    assert (
+        caplog.messages[-1]
+        == "out of GPU memory (CUDA out of memory.); the run goes on with 1 decisions at once"
+    )
     policy.room = 0
     with pytest.raises(BadInput, match=r"\(CUDA .*\) in a decision with --max-batch 1: lower --num-envs"):
         play(FakePool(lengths_script(10)), source=episodes(1), policy=policy)

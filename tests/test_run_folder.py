@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from configs.config import ModelConfig, RunConfig, SimulatorConfig, TaskConfig, TrainConfig, changed, from_dict
+from configs.config import (
+    ModelConfig,
+    RunConfig,
+    SimulatorConfig,
+    TaskConfig,
+    TrainConfig,
+    changed,
+    from_dict,
+)
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
 from experiment.report import read_metrics
@@ -89,7 +97,9 @@ def test_configuration_and_provenance_are_complete(run):
 
 def test_folders_that_cannot_be_written_are_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")  # refuses even root
-    with pytest.raises(BadInput, match=r"--output .*file/x: cannot create a run folder there \((Not a dir|File ex)"):
+    with pytest.raises(
+        BadInput, match=r"--output .*file/x: cannot create a run folder there \((Not a dir|File ex)"
+    ):
         start_run(config(tmp_path / "file" / "x"), ARGV)
     with pytest.raises(BadInput, match=r"--resume .*file: the run: cannot be written \(File exists\)"):
         reopen_run(tmp_path / "file", config(tmp_path), 0, None)
@@ -196,4 +206,6 @@ def test_a_run_whose_folder_was_deleted_is_told_so_and_gets_no_empty_shell(run):
 def test_disks_are_blamed_for_what_disks_do(tmp_path, number, path, is_said):
     error = OSError(number, "reason", path and str(tmp_path / path))
     found = disk_problem(error, tmp_path)
-    assert found == (f"{error.filename or tmp_path} cannot be written (reason): {MAKE_ROOM}" if is_said else None)
+    assert found == (
+        f"{error.filename or tmp_path} cannot be written (reason): {MAKE_ROOM}" if is_said else None
+    )

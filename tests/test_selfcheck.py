@@ -24,7 +24,9 @@ SEEN = observation(0.3, -0.2, 0.9)
 
 @pytest.fixture
 def policy(tmp_path):
-    return Policy.load(str(make_small_checkpoint(tmp_path / "small")), task_suite="libero_spatial", device="cpu")
+    return Policy.load(
+        str(make_small_checkpoint(tmp_path / "small")), task_suite="libero_spatial", device="cpu"
+    )
 
 
 # attention, images, token head
@@ -39,7 +41,9 @@ def test_a_sound_policy_passes(policy):
 
 def test_causal_attention_is_found(policy, monkeypatch):
     full = functional.scaled_dot_product_attention
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *args, **_: full(*args, is_causal=True))
+    monkeypatch.setattr(
+        functional, "scaled_dot_product_attention", lambda *args, **_: full(*args, is_causal=True)
+    )
     with pytest.raises(BadInput, match="attention is causal"):
         attention_probe(policy)
 

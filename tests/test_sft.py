@@ -30,7 +30,14 @@ from workshop.sft_data import make_observations
 from workshop.sft_update import SUPERVISED, WholeNetwork, logits_of
 from workshop.tiny import TinySize
 
-MEMORISING = {"steps": 250, "batch_size": 8, "lr": 6e-3, "warmup_steps": 20, "augment": False, "log_every": 50}
+MEMORISING = {
+    "steps": 250,
+    "batch_size": 8,
+    "lr": 6e-3,
+    "warmup_steps": 20,
+    "augment": False,
+    "log_every": 50,
+}
 ADAPTERS = MEMORISING | {"lora_rank": 16, "size": TinySize(), "lr": 1e-2, "steps": 120, "batch_size": 4}
 WIDER = replace(SMALL, llm_dim=32, llm_heads=2, llm_mlp_dim=64)
 CPU = torch.device("cpu")
@@ -96,7 +103,11 @@ def test_the_folder_is_a_checkpoint_like_any_other(demos, tmp_path):
     run = json.loads((out / SFT_RUN_FILE).read_text())
     assert (run["steps"], run["train_episodes"], run["train_frames"]) == (4, 1, 4)
     info = inspect_checkpoint(out)
-    assert (info.kind, info.num_images, info.uses_proprio) == ("action tokens", 2, True)  # without init's L1 head
+    assert (info.kind, info.num_images, info.uses_proprio) == (
+        "action tokens",
+        2,
+        True,
+    )  # without init's L1 head
     assert list(info.statistics) == ["libero_spatial_no_noops"]
     assert (inspect_checkpoint(init).looks, info.looks) == ((), ("lowpoly",))
     assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
@@ -173,7 +184,9 @@ def test_the_loss_is_the_cross_entropy_of_openvla_oft_over_all_ids(demos, tmp_pa
         of_rows, _ = micro_batch_loss(Learner(learner, None, None), batch, SUPERVISED, TrainConfig())
         hidden = learner.network(*learner.model_inputs(observations))[1]
         logits = learner.network.vocabulary_logits(hidden)
-        torch.testing.assert_close(of_rows / len(batch), F.cross_entropy(logits.flatten(0, 1), tokens.flatten()))
+        torch.testing.assert_close(
+            of_rows / len(batch), F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        )
 
 
 def test_learning_rate_rises_linearly_and_falls_as_a_cosine_to_a_hundredth():
@@ -183,7 +196,9 @@ def test_learning_rate_rises_linearly_and_falls_as_a_cosine_to_a_hundredth():
     assert args.learning_rate(100) == pytest.approx(2.0)
     assert args.learning_rate(600) == pytest.approx(2.0 * (0.01 + 0.99 * 0.5))
     assert args.learning_rate(1100) == pytest.approx(0.02)
-    assert _args(Path(), Path(), init="x", size=TinySize(), lora_rank=4, warmup_steps=0).learning_rate(0) == 5e-4
+    assert (
+        _args(Path(), Path(), init="x", size=TinySize(), lora_rank=4, warmup_steps=0).learning_rate(0) == 5e-4
+    )
 
 
 # Adapters
@@ -215,7 +230,9 @@ def test_adapters_teach_a_head_to_speak_action_tokens(demos, adapters):
     policy = Policy.load(str(adapters), task_suite="libero_spatial")
     assert _acts_as(policy, demos[1]) > 0.9
     logits, others = policy.logits_and_others(_observations(demos[1]))
-    assert (logits.logsumexp(-1) > others + 2).all()  # among all ids: an argmax over these finds action tokens, too
+    assert (
+        logits.logsumexp(-1) > others + 2
+    ).all()  # among all ids: an argmax over these finds action tokens, too
 
 
 def test_the_demonstrations_statistics_stay_with_all_that_follows(demos, headless, adapters, tmp_path):

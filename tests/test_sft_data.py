@@ -68,8 +68,12 @@ def test_statistics_are_those_of_the_labels_with_the_gripper_as_published(demos,
     entry = dataset_statistics([e for e, _ in episodes])
     actions = np.concatenate([episode.actions for episode in written]).astype(np.float64)
     proprio = np.concatenate([episode.proprio for episode in written]).astype(np.float64)
-    np.testing.assert_allclose(entry["action"]["q01"][:6], np.quantile(actions[:, :6], 0.01, axis=0), rtol=1e-12)
-    np.testing.assert_allclose(entry["action"]["q99"][:6], np.quantile(actions[:, :6], 0.99, axis=0), rtol=1e-12)
+    np.testing.assert_allclose(
+        entry["action"]["q01"][:6], np.quantile(actions[:, :6], 0.01, axis=0), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        entry["action"]["q99"][:6], np.quantile(actions[:, :6], 0.99, axis=0), rtol=1e-12
+    )
     np.testing.assert_allclose(entry["proprio"]["q99"], np.quantile(proprio, 0.99, axis=0), rtol=1e-12)
     np.testing.assert_allclose(entry["proprio"]["std"], proprio.std(0), rtol=1e-12)
     assert entry["action"]["mean"][6] == pytest.approx((actions[:, 6] == -1).mean())  # the share of open

@@ -59,7 +59,9 @@ def test_unknown_suites_and_tasks_are_answered_with_those_that_there_are(task_id
 def test_a_libero_that_python_cannot_find_names_the_command(monkeypatch, origin):
     """An editable install of LIBERO's own repository leaves a package without a place."""
     monkeypatch.setattr(tasks.importlib.util, "find_spec", lambda _: SimpleNamespace(origin=origin))
-    with pytest.raises(BadInput, match=r"LIBERO is not installed; run: pip install --no-deps -r requirements-sim"):
+    with pytest.raises(
+        BadInput, match=r"LIBERO is not installed; run: pip install --no-deps -r requirements-sim"
+    ):
         libero_root.__wrapped__()
 
 
@@ -78,7 +80,8 @@ class Malicious:
 
 
 @pytest.mark.parametrize(
-    "content", [Malicious("trace"), [1.0], np.zeros(3), np.array([[np.nan, 1.0]]), np.zeros((2, 3), np.float32)]
+    "content",
+    [Malicious("trace"), [1.0], np.zeros(3), np.array([[np.nan, 1.0]]), np.zeros((2, 3), np.float32)],
 )
 def test_anything_but_a_finite_float64_table_is_refused_and_code_does_not_run(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
@@ -108,7 +111,9 @@ def temporary_folder(monkeypatch, tmp_path):
     return tmp_path / "tmp"
 
 
-def test_unusable_home_leads_to_a_private_temporary_folder_that_is_not_someone_elses(monkeypatch, temporary_folder):
+def test_unusable_home_leads_to_a_private_temporary_folder_that_is_not_someone_elses(
+    monkeypatch, temporary_folder
+):
     folder = cache_dir()
     assert folder == temporary_folder / f"vla-grpo-{os.getuid()}"
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -21,14 +21,18 @@ def _generic(keys) -> set[str]:
 def test_files_and_keys_are_those_of_the_reference_format(small):
     reference = {path.name.replace("150000", "latest") for path in GOLDEN.iterdir()}
     assert {path.name for path in small.iterdir()} == reference | {"tokenizer.json", "tokenizer_config.json"}
-    assert _generic(load_file(small / "model.safetensors")) == _generic(load_file(GOLDEN / "model.safetensors"))
+    assert _generic(load_file(small / "model.safetensors")) == _generic(
+        load_file(GOLDEN / "model.safetensors")
+    )
     for module in ("proprio_projector", "action_head"):
         ours = torch.load(small / f"{module}--latest_checkpoint.pt", weights_only=True)
         theirs = torch.load(GOLDEN / f"{module}--150000_checkpoint.pt", weights_only=True)
         assert ours.keys() == theirs.keys()
     config, golden = (json.loads((path / "config.json").read_text()) for path in (small, GOLDEN))
     assert config.keys() - {"num_images_in_input", "looks"} == golden.keys() - {"auto_map"}
-    processor, golden = (json.loads((path / "preprocessor_config.json").read_text()) for path in (small, GOLDEN))
+    processor, golden = (
+        json.loads((path / "preprocessor_config.json").read_text()) for path in (small, GOLDEN)
+    )
     assert processor["tvf_normalize_params"] == golden["tvf_normalize_params"]
     assert processor.keys() == golden.keys()
 

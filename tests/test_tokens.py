@@ -104,7 +104,9 @@ def test_translated_ids_are_the_nearest_that_the_other_statistics_have():
         bin_width = (ours.q99 - ours.q01) / 255
         found = np.abs(unnormalise(decode(translated), ours) - wanted)
         assert (found <= nearest + bin_width)[..., :6].all()
-    np.testing.assert_array_equal(translate(ids, theirs, wider)[..., 6], ids[..., 6])  # the gripper has no statistics
+    np.testing.assert_array_equal(
+        translate(ids, theirs, wider)[..., 6], ids[..., 6]
+    )  # the gripper has no statistics
     np.testing.assert_array_equal(translate(ids, theirs, theirs), ids)
 
 
@@ -159,7 +161,9 @@ def test_norm_stats_of_the_config_serve_only_without_a_statistics_file(tmp_path,
     assert load_statistics(tmp_path)["from_file"].proprio is None  # a data set without
 
 
-@pytest.mark.parametrize(("field", "value"), [("q01", [0.0] * 6), ("max", [float("nan")] * 7), ("mask", [True] * 6)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("q01", [0.0] * 6), ("max", [float("nan")] * 7), ("mask", [True] * 6)]
+)
 def test_a_broken_field_is_named(tmp_path, entry, field, value):
     entry["action"][field] = value
     with pytest.raises(BadInput, match=rf"dataset_statistics\.json.*{field} is"):
@@ -215,7 +219,9 @@ def test_suites_are_read_from_names(name, suites):
 
 def test_proprio_equals_reference_with_and_without_mask():
     raw, mask = POSTPROCESS["proprio_raw"], POSTPROCESS["proprio_mask"]
-    np.testing.assert_array_equal(normalise_proprio(raw, STATISTICS.proprio), POSTPROCESS["proprio_normalized"])
+    np.testing.assert_array_equal(
+        normalise_proprio(raw, STATISTICS.proprio), POSTPROCESS["proprio_normalized"]
+    )
     masked = normalise_proprio(raw, dataclasses.replace(STATISTICS.proprio, mask=mask))
     np.testing.assert_array_equal(masked, POSTPROCESS["proprio_normalized_masked"])
     assert (masked[:, ~mask] == np.clip(raw[:, ~mask], -1, 1)).all()

@@ -88,7 +88,13 @@ def learn(
     seed=0, number=0, **settings,
 ):  # fmt: skip
     """Metrics of an update; `settings` of UpdateConfig."""
-    settings = {"n_epochs": 1, "batch_size": N, "micro_batch_size": N, "max_grad_norm": 1e6, "lr": 1e-2} | settings
+    settings = {
+        "n_epochs": 1,
+        "batch_size": N,
+        "micro_batch_size": N,
+        "max_grad_norm": 1e6,
+        "lr": 1e-2,
+    } | settings
     config = TrainConfig(loss=LossConfig(**(loss or {})), phases=PhaseConfig(**(phases or {})),
                          update=UpdateConfig(**settings), rollout=RolloutConfig(temperature=temperature))  # fmt: skip
     config = replace(config, run=replace(config.run, seed=seed))
@@ -111,7 +117,9 @@ def equal(a, b) -> bool:
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 3])
-@pytest.mark.parametrize("kind", [{}, {"distil": True}, {"distil": True, "phases": {"distill_target": "sharpened"}}])
+@pytest.mark.parametrize(
+    "kind", [{}, {"distil": True}, {"distil": True, "phases": {"distill_target": "sharpened"}}]
+)
 def test_micro_batches_add_up_to_the_gradient_of_the_whole_minibatch(policy, batch, micro_batch_size, kind):
     (whole,) = gradients(policy, batch, **kind)
     (accumulated,) = gradients(policy, batch, micro_batch_size=micro_batch_size, **kind)
@@ -153,7 +161,9 @@ def test_the_teachers_distribution_is_that_of_its_temperature_and_not_of_the_mic
 
 
 @pytest.mark.parametrize("target", ["greedy", "sharpened"])
-def test_what_the_student_saw_is_labelled_with_its_teachers_tokens_where_the_student_acts(policy, batch, target):
+def test_what_the_student_saw_is_labelled_with_its_teachers_tokens_where_the_student_acts(
+    policy, batch, target
+):
     teacher = FakePolicy(seed=7)
     policy.learn_from(teacher)
     expected = teacher.act(batch.observations).tokens
@@ -185,7 +195,9 @@ def test_a_minibatch_without_advantages_takes_no_weight_decay_or_momentum_step(p
     advantages[0] = 1.0
     expected = copy.deepcopy(policy)
     (gradient,) = gradients(expected, batch, advantages, batch_size=1)
-    for (_, p), g in zip(expected.named_trainable_parameters(), gradient.split(policy.adapter.numel()), strict=True):
+    for (_, p), g in zip(
+        expected.named_trainable_parameters(), gradient.split(policy.adapter.numel()), strict=True
+    ):
         p.grad = g.view_as(p)
     adamw(expected, weight_decay=0.5).step()  # torch's own AdamW, one step
     metrics = learn(policy, batch, advantages, adamw(policy, weight_decay=0.5), batch_size=1)
@@ -226,15 +238,20 @@ def test_an_update_without_a_single_finite_step_is_an_error():
 def test_a_training_that_has_diverged_in_the_middle_of_an_update_stops_with_the_epoch():
     """20 steps in a row without a usable gradient, in whichever epochs: the update is not saved."""
     policy = Scaled(lambda n: 1 if n < 5 else math.nan)
-    with pytest.raises(BadInput, match=r"20 optimizer steps in a row .* is not saved; resume from an earlier"):
+    with pytest.raises(
+        BadInput, match=r"20 optimizer steps in a row .* is not saved; resume from an earlier"
+    ):
         learn(policy, acted_batch(policy, LENGTHS), distil=True, batch_size=1, micro_batch_size=1, n_epochs=9)
     assert policy.passes == 4 * N  # the 20th was step 25, in the fourth epoch of 8 steps
 
 
 @pytest.mark.parametrize(
-    ("norm", "stepped_norm", "spikes"), [(0.5, 0.5, 0), (50.0, 1.0, 0), (99.0, 1.0, 0), (101.0, 1.0, 1), (999, 1.0, 1)]
+    ("norm", "stepped_norm", "spikes"),
+    [(0.5, 0.5, 0), (50.0, 1.0, 0), (99.0, 1.0, 0), (101.0, 1.0, 1), (999, 1.0, 1)],
 )
-def test_norms_above_the_bound_are_scaled_down_to_it_and_spikes_counted(policy, batch, norm, stepped_norm, spikes):
+def test_norms_above_the_bound_are_scaled_down_to_it_and_spikes_counted(
+    policy, batch, norm, stepped_norm, spikes
+):
     (plain,) = gradients(policy, batch, distil=True)
     scaled = Scaled(lambda n: norm / plain.norm(), adapter_scale=0.2)
     recorder = Recorder(scaled)
@@ -260,7 +277,9 @@ def test_epochs_end_when_a_whole_epoch_drifted_too_far(policy, batch):
 @pytest.mark.parametrize("temperature", [1.0, 1.6])
 def test_first_ratio_error_is_0_when_update_and_rollout_agree(policy, temperature):
     batch = acted_batch(policy, LENGTHS, temperature)
-    metrics = learn(policy, batch, temperature=temperature, n_epochs=3, batch_size=2, micro_batch_size=1, lr=0.1)
+    metrics = learn(
+        policy, batch, temperature=temperature, n_epochs=3, batch_size=2, micro_batch_size=1, lr=0.1
+    )
     assert metrics["train/first_ratio_error"] < 1e-5  # though later minibatches have moved far
     assert metrics["train/ratio_max"] > 1.05
 
@@ -270,7 +289,9 @@ def test_an_update_that_does_not_see_the_policy_that_acted_is_found_before_any_s
     batch = acted_batch(policy, LENGTHS, temperature=1.6 if fault == "temperature" else 1.0)
     if fault == "weights":
         with torch.no_grad():
-            policy.adapter += 0.5 * torch.randn(policy.adapter.shape, generator=torch.Generator().manual_seed(3))
+            policy.adapter += 0.5 * torch.randn(
+                policy.adapter.shape, generator=torch.Generator().manual_seed(3)
+            )
     if fault == "nan":
         batch.student_logprobs[:] = math.nan
     before = parameters_of(policy)
@@ -283,7 +304,9 @@ def test_an_update_that_does_not_see_the_policy_that_acted_is_found_before_any_s
 
 
 @pytest.mark.parametrize("ratio_level", ["chunk", "token"])
-def test_entropy_kl_and_clip_fraction_are_those_of_all_rows_after_the_update(monkeypatch, policy, batch, ratio_level):
+def test_entropy_kl_and_clip_fraction_are_those_of_all_rows_after_the_update(
+    monkeypatch, policy, batch, ratio_level
+):
     metrics = learn(policy, batch, n_epochs=3, lr=0.1, loss={"ratio_level": ratio_level})
     with torch.no_grad():
         now = policy.chunk_logits(batch.observations).log_softmax(-1)
@@ -293,7 +316,9 @@ def test_entropy_kl_and_clip_fraction_are_those_of_all_rows_after_the_update(mon
         n = int(batch.executed[row].sum())
         steps = new[row, :n] - batch.student_logprobs[row, :n]
         ratios = (steps.mean(0, keepdim=True) if ratio_level == "chunk" else steps).exp()
-        expected["entropy"] += torch.distributions.Categorical(logits=now[row, :n]).entropy().mean().item() / N
+        expected["entropy"] += (
+            torch.distributions.Categorical(logits=now[row, :n]).entropy().mean().item() / N
+        )
         expected["approx_kl"] += (steps.exp() - 1 - steps).mean().item() / N
         expected["clip_fraction"] += ((ratios < 0.8) | (ratios > 1.28)).float().mean().item() / N
     assert {name: metrics[f"train/{name}"] for name in expected} == pytest.approx(expected, rel=1e-4)
@@ -316,11 +341,15 @@ def test_an_update_that_runs_out_of_memory_equals_one_that_began_smaller(caplog,
     learn(small, batch, n_epochs=2, micro_batch_size=fits)
     assert equal(parameters_of(short), parameters_of(small))
     assert max(short.sizes[short.sizes.index(fits) :]) == fits  # it does not try again within the update
-    assert caplog.messages[-1] == f"out of GPU memory ({REASON}); the run goes on with {fits} decisions at once"
+    assert (
+        caplog.messages[-1] == f"out of GPU memory ({REASON}); the run goes on with {fits} decisions at once"
+    )
 
 
 def test_where_nothing_fits_one_line_names_the_flags(batch):
-    with pytest.raises(BadInput, match=r"an update with --micro-batch-size 1 and --gradient-checkpointing on"):
+    with pytest.raises(
+        BadInput, match=r"an update with --micro-batch-size 1 and --gradient-checkpointing on"
+    ):
         learn(ShortOfMemory(0), batch, micro_batch_size=4)
 
 
@@ -375,7 +404,9 @@ def test_the_warmup_may_have_a_learning_rate_of_its_own(policy, batch, warmup_lr
 
 def test_moments_are_there_before_the_first_step_and_steps_are_those_of_torchs_adamw():
     """So that want of memory is met where something can give way. A parameter without gradient stays as it is."""
-    ready, lazy = ([torch.nn.Parameter(torch.linspace(-1, 1, 6)), torch.nn.Parameter(torch.ones(2))] for _ in range(2))
+    ready, lazy = (
+        [torch.nn.Parameter(torch.linspace(-1, 1, 6)), torch.nn.Parameter(torch.ones(2))] for _ in range(2)
+    )
     optimizer = make_optimizer(ready, 1e-2, weight_decay=0.1)
     moments = {parameter: dict(state) for parameter, state in optimizer.state.items()}
     assert not any(tensor.any() for state in moments.values() for tensor in state.values())

@@ -33,7 +33,9 @@ def test_written_tensors_are_read_back_bit_identical(tmp_path, tensors):
     assert all(stored[name].dtype == tensors[name].dtype for name in stored)
     header, metadata = read_header(path)
     assert metadata == {"format": "pt", "note": "n"}
-    assert {name: entry.shape for name, entry in header.items()} == {k: tuple(t.shape) for k, t in tensors.items()}
+    assert {name: entry.shape for name, entry in header.items()} == {
+        k: tuple(t.shape) for k, t in tensors.items()
+    }
     assert (header["a"].dtype, header["b"].dtype) == ("BF16", "F32")
     assert path.stat().st_mode & 0o444 == 0o444
 
@@ -46,7 +48,9 @@ def test_missing_broken_and_truncated_safetensors_files_are_named(tmp_path, tens
         content = path.read_bytes()[:-100]
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(BadInput, match="is missing" if content is None else "not a whole safetensors file") as caught:
+    with pytest.raises(
+        BadInput, match="is missing" if content is None else "not a whole safetensors file"
+    ) as caught:
         read_header(path)
     assert str(path) in str(caught.value)
 

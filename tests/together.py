@@ -86,7 +86,14 @@ def script(task_id: int, init_state: int) -> Script:
 
 def play(ranks: Ranks, pool: FakePool, episodes, n_steps: int | None, **options):
     return shared_rollout(
-        ranks, FakePolicy(), pool, episodes, n_steps, behaviour=STUDENT, randomness=Randomness(0, "x"), **options
+        ranks,
+        FakePolicy(),
+        pool,
+        episodes,
+        n_steps,
+        behaviour=STUDENT,
+        randomness=Randomness(0, "x"),
+        **options,
     )
 
 
@@ -98,7 +105,12 @@ def rollout_of(ranks: Ranks, num_slots: int = 1) -> dict[str, Any]:
 
 def contents(trajectories) -> list[tuple]:
     return [
-        (t.episode, t.success, t.env_steps, [(d.tokens.tolist(), d.observation.proprio.tolist()) for d in t.decisions])
+        (
+            t.episode,
+            t.success,
+            t.env_steps,
+            [(d.tokens.tolist(), d.observation.proprio.tolist()) for d in t.decisions],
+        )
         for t in trajectories
     ]
 

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from contracts import Observation
-from tests.fakes import FIRST_ACTION_TOKEN, NUM_BINS, Acted, FakePolicy, FakePool, FakeResult, Script, observation
+from tests.fakes import (
+    FIRST_ACTION_TOKEN,
+    NUM_BINS,
+    Acted,
+    FakePolicy,
+    FakePool,
+    FakeResult,
+    Script,
+    observation,
+)
 
 BINS = (0, 100, 255)  # the action tokens in use, among them the first and the last
 NEVER = -80.0  # logit of all others
@@ -48,7 +57,9 @@ class ToyPolicy(FakePolicy):
     def act(self, observations, mode="greedy", temperature=1.0, generators=None) -> Acted:
         logits = self.chunk_logits(observations)
         if mode == "sample":
-            uniforms = torch.stack([torch.rand(logits.shape[1], generator=g, dtype=self.dtype) for g in generators])
+            uniforms = torch.stack(
+                [torch.rand(logits.shape[1], generator=g, dtype=self.dtype) for g in generators]
+            )
             cumulative = (logits / temperature).softmax(-1).cumsum(-1)
             bins = (cumulative < uniforms[..., None]).sum(-1).clamp(max=NUM_BINS - 1)
         else:

@@ -23,7 +23,15 @@ from vla.eight_bits import QUANTISED, quantise
 from vla.lora import CONFIG_FILE, read_looks
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.tokens import BOS_ID, EOS_ID, PAD_ID, STATISTICS_FILE, DatasetStatistics, load_statistics
-from vla.weights import StoredTensor, read_header, read_pt, stream_tensors, weight_files, write_pt, write_tensors
+from vla.weights import (
+    StoredTensor,
+    read_header,
+    read_pt,
+    stream_tensors,
+    weight_files,
+    write_pt,
+    write_tensors,
+)
 
 # config.json's text_config names only what differs from these: Llama-2's sizes, with the rms_norm_eps that LlamaConfig
 # had when OpenVLA was released. Written out so that no library default can change what a checkpoint computes.
@@ -63,9 +71,14 @@ def read_model_config(folder: Path) -> ModelConfig:
         raise BadInput(f"{path}: model_type is {kind!r}, expected 'openvla': give an OpenVLA-OFT checkpoint")
     sizes = raw.get("image_sizes", [224, 224])
     activations = raw.get("timm_override_act_layers", [None, None])
-    overrides = raw.get("test_vit_overrides", [{}, {}])  # an addition of small checkpoints; real ones have none
+    overrides = raw.get(
+        "test_vit_overrides", [{}, {}]
+    )  # an addition of small checkpoints; real ones have none
     try:
-        options = [({"act_layer": act} if act else {}) | more for act, more in zip(activations, overrides, strict=True)]
+        options = [
+            ({"act_layer": act} if act else {}) | more
+            for act, more in zip(activations, overrides, strict=True)
+        ]
         dino, siglip = map(VitConfig, raw["timm_model_ids"], sizes, options)
         llama = _llama_config(raw.get("text_config", {}))
     except Exception as error:  # transformers has exceptions of its own for fields of other types
@@ -89,7 +102,9 @@ class CheckpointInfo:
     folder: Path
     config: ModelConfig
     statistics: dict[str, DatasetStatistics]
-    statistics_folder: Path  # where they were read: an adapter may have learned from another data set than its base
+    statistics_folder: (
+        Path  # where they were read: an adapter may have learned from another data set than its base
+    )
     weights: dict[str, StoredTensor]  # the network's tensors, by their name in the files
     proprio_weights: dict[str, StoredTensor]  # of a proprio projector that is among the safetensors
     proprio_file: Path | None
@@ -125,14 +140,22 @@ def inspect_checkpoint(
         found = sorted(folder.glob(f"*{module}*checkpoint*"))  # as loose as the reference
         if len(found) > 1:
             names = ", ".join(path.name for path in found)
-            raise BadInput(f"{folder} holds several {module} files ({names}): keep the one that belongs to the weights")
+            raise BadInput(
+                f"{folder} holds several {module} files ({names}): keep the one that belongs to the weights"
+            )
         files[module] = found[0] if found else None
     if files["vision_backbone"] or files["noisy_action_projector"]:
-        raise BadInput(f"{folder} was trained with FiLM or a diffusion head, which this program does not support")
+        raise BadInput(
+            f"{folder} was trained with FiLM or a diffusion head, which this program does not support"
+        )
     proprio_weights = {key: tensors.pop(key) for key in list(tensors) if key.startswith(PROPRIO_PREFIX)}
     proprio_file, head_file = files["proprio_projector"], files["action_head"]
-    num_images = num_images or config.num_images or (2 if head_file and (proprio_file or proprio_weights) else 1)
-    folders = [Path(name) for name in (statistics, adapter) if name and (Path(name) / STATISTICS_FILE).is_file()]
+    num_images = (
+        num_images or config.num_images or (2 if head_file and (proprio_file or proprio_weights) else 1)
+    )
+    folders = [
+        Path(name) for name in (statistics, adapter) if name and (Path(name) / STATISTICS_FILE).is_file()
+    ]
     statistics_folder = [*folders, folder][0]
     looks = tuple(sorted({*config.looks, *(read_looks(Path(adapter)) if adapter else ())}))
     return CheckpointInfo(
@@ -161,7 +184,9 @@ def resolve_checkpoint(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except Exception as error:  # the hub library lets errors of several HTTP libraries through
         found = f"no such folder, not in the download cache, and the hub gave {type(error).__name__}"
-        raise BadInput(f"checkpoint {name}: {found}: check name and network, or give a local folder") from error
+        raise BadInput(
+            f"checkpoint {name}: {found}: check name and network, or give a local folder"
+        ) from error
 
 
 def base_of_adapter(folder: Path) -> str | None:
@@ -169,7 +194,9 @@ def base_of_adapter(folder: Path) -> str | None:
     if (folder / CONFIG_FILE).is_file():
         base = read_json(folder / CONFIG_FILE).get("base_model_name_or_path")
         if not base:
-            raise BadInput(f"{folder / CONFIG_FILE} names no base: give the base as checkpoint and this as adapter")
+            raise BadInput(
+                f"{folder / CONFIG_FILE} names no base: give the base as checkpoint and this as adapter"
+            )
         return base
     return None
 
@@ -199,10 +226,15 @@ def load_network(
         path = info.folder / "config.json"
         raise BadInput(f"{path}: no network can be built from it ({first_line(error)})") from error
     # Old versions of transformers stored the rotary frequencies; they are computed here.
-    stored = {name: tensor for name, tensor in info.weights.items() if not name.endswith("rotary_emb.inv_freq")}
+    stored = {
+        name: tensor for name, tensor in info.weights.items() if not name.endswith("rotary_emb.inv_freq")
+    }
     expected = {file_key(name): (name, tuple(tensor.shape)) for name, tensor in network.state_dict().items()}
     for key in sorted(expected.keys() | stored.keys()):
-        shape, found = expected[key][1] if key in expected else None, stored[key].shape if key in stored else None
+        shape, found = (
+            expected[key][1] if key in expected else None,
+            stored[key].shape if key in stored else None,
+        )
         if shape != found:
             where = info.folder if found is None else stored[key].path
             raise BadInput(f"{where}: {key}: config.json implies shape {shape}, found {found}")
@@ -236,7 +268,9 @@ def read_proprio_state(info: CheckpointInfo) -> dict[str, Tensor] | None:
     return None if info.proprio_file is None else read_pt(info.proprio_file)
 
 
-def load_action_head(info: CheckpointInfo, device: torch.device, dtype: torch.dtype) -> L1RegressionHead | None:
+def load_action_head(
+    info: CheckpointInfo, device: torch.device, dtype: torch.dtype
+) -> L1RegressionHead | None:
     """The L1 regression head, or None when the folder has none. Raises BadInput when the file is something else."""
     if info.action_head_file is None:
         return None
@@ -251,7 +285,9 @@ def _module_of(kind: Any, state: dict[str, Tensor], path: Path) -> Any:
         module.load_state_dict(state, assign=True)
         return module.eval()
     except (KeyError, RuntimeError, ValueError) as error:
-        raise BadInput(f"{path}: not a {kind.__name__}, tensors {sorted(state)[:3]}...: get the file again") from error
+        raise BadInput(
+            f"{path}: not a {kind.__name__}, tensors {sorted(state)[:3]}...: get the file again"
+        ) from error
 
 
 def check_dimensions(
@@ -274,10 +310,24 @@ def save_checkpoint(
     """Write config.json, generation_config.json, weights (without adapters) and heads, these in their own dtypes."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)
-    generation = {"_from_model_config": True, "bos_token_id": BOS_ID, "eos_token_id": EOS_ID, "pad_token_id": PAD_ID}
-    write_json(folder / "generation_config.json", generation | {"transformers_version": "4.40.1"})  # openvla-oft's
-    state = {name: tensor for name, tensor in network.state_dict().items() if not name.startswith(PROPRIO_PREFIX)}
-    write_tensors(folder / "model.safetensors", {file_key(name): x.to("cpu", dtype) for name, x in state.items()})
-    for name, head in ((PROPRIO_FILE, network.proprio_projector), ("action_head--latest_checkpoint.pt", action_head)):
+    generation = {
+        "_from_model_config": True,
+        "bos_token_id": BOS_ID,
+        "eos_token_id": EOS_ID,
+        "pad_token_id": PAD_ID,
+    }
+    write_json(
+        folder / "generation_config.json", generation | {"transformers_version": "4.40.1"}
+    )  # openvla-oft's
+    state = {
+        name: tensor for name, tensor in network.state_dict().items() if not name.startswith(PROPRIO_PREFIX)
+    }
+    write_tensors(
+        folder / "model.safetensors", {file_key(name): x.to("cpu", dtype) for name, x in state.items()}
+    )
+    for name, head in (
+        (PROPRIO_FILE, network.proprio_projector),
+        ("action_head--latest_checkpoint.pt", action_head),
+    ):
         if head is not None:
             write_pt(folder / name, head.state_dict())

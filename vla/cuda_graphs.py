@@ -52,7 +52,9 @@ class GraphedNetwork:
         # One for all: cuBLAS keeps memory for every stream that it has ever worked on, on an H200 32 MiB.
         self._stream = torch.cuda.Stream()
         network.vision_backbone.second_stream = torch.cuda.Stream()
-        self._anchor = torch.zeros((), device=network.language_model.lm_head.weight.device, requires_grad=True)
+        self._anchor = torch.zeros(
+            (), device=network.language_model.lm_head.weight.device, requires_grad=True
+        )
 
     def __call__(self, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         with_gradient = torch.is_grad_enabled()
@@ -72,7 +74,11 @@ class GraphedNetwork:
     def _key(self, inputs: Inputs, with_gradient: bool) -> Hashable:
         """What a recording depends on: shapes, student or teacher, and what is recomputed."""
         network = self.network
-        variant = network.adapters.layers[0][1].enabled, id(network.proprio_projector), network.recomputed_blocks
+        variant = (
+            network.adapters.layers[0][1].enabled,
+            id(network.proprio_projector),
+            network.recomputed_blocks,
+        )
         return (with_gradient, variant, *(None if x is None else (x.shape, x.dtype) for x in inputs))
 
     def forget(self) -> None:

@@ -55,5 +55,10 @@ def check_device(frozen_weights: str, device: torch.device) -> None:
         return
     found, least = torch.cuda.get_device_capability(device), LEAST_CAPABILITY[frozen_weights]
     if found < least:
-        name, needs = torch.cuda.get_device_name(device), "a GPU of compute capability {}.{} or more".format(*least)
-        raise BadInput(f"--frozen-weights {frozen_weights} needs {needs}, {name} has {found[0]}.{found[1]}: use bf16")
+        name, needs = (
+            torch.cuda.get_device_name(device),
+            "a GPU of compute capability {}.{} or more".format(*least),
+        )
+        raise BadInput(
+            f"--frozen-weights {frozen_weights} needs {needs}, {name} has {found[0]}.{found[1]}: use bf16"
+        )

@@ -37,13 +37,19 @@ from vla.weights import read_header, read_tensors, write_tensors
 if TYPE_CHECKING:
     from vla.model import OpenVLAOFT
 
-ADAPTED_PARTS = ("vision_backbone", "projector", "language_model")  # of the network; the proprio projector has none
+ADAPTED_PARTS = (
+    "vision_backbone",
+    "projector",
+    "language_model",
+)  # of the network; the proprio projector has none
 # Linear maps of one input: one product
 TOGETHER = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PROPRIO_FILE = "proprio_projector.safetensors"
-SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.json")  # that evaluation reads, too
+SMALL_FILES = re.compile(
+    r"tokenizer\.model|.*(token|processor|statistics).*\.json"
+)  # that evaluation reads, too
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
 
 
@@ -167,7 +173,9 @@ class _LogSumExp(torch.autograd.Function):
 
 # By the tag it may get rows that are padded in memory. (`torch.library.custom_op` takes tags from torch 2.7 on.)
 torch.library.define(
-    "vla_grpo::append_product", "(Tensor(a!) wide, Tensor downs) -> ()", tags=(torch.Tag.needs_fixed_stride_order,)
+    "vla_grpo::append_product",
+    "(Tensor(a!) wide, Tensor downs) -> ()",
+    tags=(torch.Tag.needs_fixed_stride_order,),
 )
 
 
@@ -200,7 +208,9 @@ class LoraConv2d(nn.Module):
         bias = None if base.bias is None else base.bias.float()
         features = F.conv2d(exact, base.weight.float(), bias, base.stride)
         if self.enabled:
-            features = features + F.conv2d(F.conv2d(exact, self.lora_A, stride=base.stride), self.lora_B * self.scale)
+            features = features + F.conv2d(
+                F.conv2d(exact, self.lora_A, stride=base.stride), self.lora_B * self.scale
+            )
         return features.to(images.dtype)
 
     def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
@@ -215,7 +225,9 @@ class Adapters:
 
     def __init__(self, layers: list[tuple[str, LoraLayer]]):
         self.layers = layers
-        self._matrices: list[Tensor] = [matrix for _, layer in layers for matrix in (layer.lora_A, layer.lora_B)]
+        self._matrices: list[Tensor] = [
+            matrix for _, layer in layers for matrix in (layer.lora_A, layer.lora_B)
+        ]
         self._version = -1  # of the matrices, when the copies were last written
         linears = [layer for _, layer in layers if isinstance(layer, LoraLinear)]
         self._scale = linears[0].scale
@@ -225,7 +237,9 @@ class Adapters:
         for layer in linears:
             for i, ((start, end), (_, up)) in enumerate(zip(layer.blocks, layer.adapters(), strict=True)):
                 # Graphs that hold these are past their backward pass when they are written to: see Policy.
-                columns = layer.weight.data[:, layer.in_features :] if layer.columns is None else layer.columns
+                columns = (
+                    layer.weight.data[:, layer.in_features :] if layer.columns is None else layer.columns
+                )
                 self._places.append(columns[start:end, i * layer.rank : (i + 1) * layer.rank])
                 self._ups.append(up.data)
 
@@ -249,7 +263,11 @@ def add_lora(network: OpenVLAOFT, rank: int, alpha: int, seed: int = 0) -> None:
     """
     network.requires_grad_(False)
     # Of leaves nothing is held: what is replaced is freed at once.
-    parents = [(name, module) for name, module in network.named_modules() if next(module.children(), None) is not None]
+    parents = [
+        (name, module)
+        for name, module in network.named_modules()
+        if next(module.children(), None) is not None
+    ]
     for name, parent in parents:
         if name.split(".")[0] in ADAPTED_PARTS:
             _adapt_children(parent, rank, alpha, network.dtype)
@@ -279,7 +297,9 @@ def _adapt_children(parent: nn.Module, rank: int, alpha: int, dtype: torch.dtype
         elif not isinstance(module, nn.Linear):
             new[name] = module
         elif name not in new:  # the first of its group
-            new[name] = LoraLinear([old[member] for member in TOGETHER.get(name, (child,))], rank, alpha, dtype)
+            new[name] = LoraLinear(
+                [old[member] for member in TOGETHER.get(name, (child,))], rank, alpha, dtype
+            )
     for name, module in new.items():
         parent.add_module(name, module)
     if next(parent.parameters()).is_cuda:
@@ -318,7 +338,9 @@ class Adapter:
     rank: int
     alpha: int
     base_model: str | None  # folder or hub id of the checkpoint that it was trained on
-    base_fingerprint: str | None  # `vla.weights.fingerprint` of that checkpoint; None: trained by another program
+    base_fingerprint: (
+        str | None
+    )  # `vla.weights.fingerprint` of that checkpoint; None: trained by another program
     frozen_weights: str | None  # that it was trained on: `Policy.frozen_weights`
     tensors: dict[str, Tensor]  # named as by `named_adapters`
 
@@ -359,15 +381,26 @@ def read_adapter(folder: Path) -> Adapter:
             f"{folder / CONFIG_FILE}: expected a plain LoRA adapter, found peft_type {kind}, r {rank}, lora_alpha "
             f"{alpha} {' '.join(refused)}: merge it with the program that made it"
         )
-    tensors = {key.removeprefix(KEY_PREFIX).removesuffix(".weight"): x for key, x in read_tensors(path).items()}
+    tensors = {
+        key.removeprefix(KEY_PREFIX).removesuffix(".weight"): x for key, x in read_tensors(path).items()
+    }
     for name in tensors:
         module, _, matrix = name.rpartition(".")
         down, up = tensors.get(f"{module}.lora_A"), tensors.get(f"{module}.lora_B")
-        if matrix not in ("lora_A", "lora_B") or down is None or up is None or not len(down) == up.shape[1] == rank:
-            raise BadInput(f"{path}: {name} is not of a pair lora_A and lora_B of rank {rank}, as {CONFIG_FILE} says")
+        if (
+            matrix not in ("lora_A", "lora_B")
+            or down is None
+            or up is None
+            or not len(down) == up.shape[1] == rank
+        ):
+            raise BadInput(
+                f"{path}: {name} is not of a pair lora_A and lora_B of rank {rank}, as {CONFIG_FILE} says"
+            )
     base = config.get("base_model_name_or_path")
     found = read_header(path)[1]
-    return Adapter(folder, rank, alpha, base, found.get("base_fingerprint"), found.get("frozen_weights"), tensors)
+    return Adapter(
+        folder, rank, alpha, base, found.get("base_fingerprint"), found.get("frozen_weights"), tensors
+    )
 
 
 def read_looks(folder: Path) -> list[str]:
@@ -389,7 +422,9 @@ def fill_lora(network: OpenVLAOFT, adapter: Adapter) -> None:
     if not path.exists():
         return
     if network.proprio_projector is None:
-        raise BadInput(f"{path}: this adapter was trained with proprio, the checkpoint has none: give its own base")
+        raise BadInput(
+            f"{path}: this adapter was trained with proprio, the checkpoint has none: give its own base"
+        )
     _copy_into(network.proprio_projector.state_dict(), read_tensors(path), path)
 
 
@@ -398,5 +433,7 @@ def _copy_into(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], path
     for name in sorted(targets.keys() | stored.keys()):
         expected, found = (tuple(some[name].shape) if name in some else "none" for some in (targets, stored))
         if expected != found:
-            raise BadInput(f"{path}: {name}: expected shape {expected}, found {found}: it belongs to another base")
+            raise BadInput(
+                f"{path}: {name}: expected shape {expected}, found {found}: it belongs to another base"
+            )
         targets[name].copy_(stored[name])

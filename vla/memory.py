@@ -19,7 +19,9 @@ COPIES_OF_TRAINABLE = 4  # gradients (twice on a rank that has none of its own) 
 MARGIN = 1.0  # GiB, for recorded forward passes and the allocator's gaps between weights
 # What recorded passes take over what their tensors take: on an H200 1.13 to 1.17 (2 to 11 samples), with 8 bits 1.38
 GAPS, GAPS_OF_8_BITS = 1.2, 1.4
-ADVICE = "close other programs on the GPU, lower --lora-rank, raise --memory-budget, or use a GPU with more memory"
+ADVICE = (
+    "close other programs on the GPU, lower --lora-rank, raise --memory-budget, or use a GPU with more memory"
+)
 
 
 class Need(NamedTuple):
@@ -41,8 +43,12 @@ def fit_to_memory(
     network = policy.network
     blocks = network.num_blocks if gradient_checkpointing == "on" else 0
     if policy.device.type == "cuda" and "auto" in (gradient_checkpointing, micro_batch_size):
-        log.info("measuring what fits into memory; a large network is compiled first: a minute or two on a first start")
-        needs = measure_needs(policy, synthetic_observations(policy.num_images, policy.statistics.proprio, 1)[0])
+        log.info(
+            "measuring what fits into memory; a large network is compiled first: a minute or two on a first start"
+        )
+        needs = measure_needs(
+            policy, synthetic_observations(policy.num_images, policy.statistics.proprio, 1)[0]
+        )
         if gradient_checkpointing != "auto":
             needs = [need for need in needs if need.recomputed_blocks == blocks]
         sizes = range(1, share + 1) if micro_batch_size == "auto" else (micro_batch_size,)
@@ -65,9 +71,16 @@ def limit_memory(gib: float | None, device: torch.device) -> None:
 def measure_needs(policy: Policy, observation: Observation) -> list[Need]:
     """What a sample needs with no block, the vision blocks and all blocks recomputed."""
     network, needs = policy.network, list[Need]()
-    sizes = [sum(p.numel() for p in part.parameters()) for part in (network.vision_backbone, network.language_model)]
+    sizes = [
+        sum(p.numel() for p in part.parameters())
+        for part in (network.vision_backbone, network.language_model)
+    ]
     share_of_vision = sizes[0] / sum(sizes)  # both see about as many tokens
-    for blocks, share in ((network.num_blocks, 1.0), (network.vision_backbone.num_blocks, share_of_vision), (0, 0.0)):
+    for blocks, share in (
+        (network.num_blocks, 1.0),
+        (network.vision_backbone.num_blocks, share_of_vision),
+        (0, 0.0),
+    ):
         network.recomputed_blocks = blocks
         try:
             needs.insert(0, Need(blocks, _peak_of_one(policy, observation), share))
@@ -88,13 +101,17 @@ def _peak_of_one(policy: Policy, observation: Observation) -> int:
     return peak
 
 
-def choose_plan(needs: Sequence[Need], free_bytes: float, micro_batch_sizes: Sequence[int]) -> tuple[int, int]:
+def choose_plan(
+    needs: Sequence[Need], free_bytes: float, micro_batch_sizes: Sequence[int]
+) -> tuple[int, int]:
     """(Micro-batch, blocks that recompute) of the fastest plan that fits, by the time that was seen on an H200.
 
     Between two measured needs both bytes and share are in proportion.
     """
     if not needs:
-        raise BadInput(f"out of GPU memory in one update of one decision, see --gradient-checkpointing: {ADVICE}")
+        raise BadInput(
+            f"out of GPU memory in one update of one decision, see --gradient-checkpointing: {ADVICE}"
+        )
     measured, sizes, shares = zip(*needs, strict=True)
     blocks = np.arange(measured[0], measured[-1] + 1)
     sizes, shares = np.interp(blocks, measured, sizes), np.interp(blocks, measured, shares)
@@ -108,14 +125,19 @@ def choose_plan(needs: Sequence[Need], free_bytes: float, micro_batch_sizes: Seq
         least, need = min(micro_batch_sizes), needs[-1]
         wanted = f"an update by {least} decision(s) at a time, {need.recomputed_blocks} blocks recomputed"
         found = f"{least * need.bytes / GIB:.1f} GiB beside the weights, {max(free_bytes, 0) / GIB:.1f} GiB are left"
-        raise BadInput(f"{wanted}, needs {found}: {'lower --micro-batch-size, ' if least > 1 else ''}{ADVICE}")
+        raise BadInput(
+            f"{wanted}, needs {found}: {'lower --micro-batch-size, ' if least > 1 else ''}{ADVICE}"
+        )
     return min(plans)[1]
 
 
 def free_for_activations(policy: Policy, others: float) -> float:
     """Bytes for the tensors of an update's passes: what may still be allocated, less optimizer, gaps and `others`."""
     device = policy.device
-    total, allocated = torch.cuda.get_device_properties(device).total_memory, torch.cuda.memory_allocated(device)
+    total, allocated = (
+        torch.cuda.get_device_properties(device).total_memory,
+        torch.cuda.memory_allocated(device),
+    )
     may_have = torch.cuda.get_per_process_memory_fraction(device.index or 0) * total - allocated
     unused, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - allocated

@@ -95,7 +95,9 @@ def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
     for path, entries in files.items():
         merged = dict(weights.stream_tensors(entries))
         for key in merged.keys() & {name.replace("lora_A", "weight") for name in adapter.tensors}:
-            down, up = (adapter.tensors[key.removesuffix("weight") + matrix] for matrix in ("lora_A", "lora_B"))
+            down, up = (
+                adapter.tensors[key.removesuffix("weight") + matrix] for matrix in ("lora_A", "lora_B")
+            )
             merged[key] = merged_weight(merged[key], down, up, adapter.alpha / adapter.rank)
         weights.write_tensors(out / path.name, merged)
     for path in (*info.folder.iterdir(), *info.statistics_folder.glob(tokens.STATISTICS_FILE)):
@@ -109,11 +111,17 @@ def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
     trained = folder / lora.PROPRIO_FILE
     state = weights.read_tensors(trained) if trained.is_file() else checkpoint.read_proprio_state(info)
     if state is not None:
-        weights.write_pt(out / (info.proprio_file.name if info.proprio_file else checkpoint.PROPRIO_FILE), state)
+        weights.write_pt(
+            out / (info.proprio_file.name if info.proprio_file else checkpoint.PROPRIO_FILE), state
+        )
     results = folder / "metadata.json"  # of the training run
     rows = [f"* {key}: {value}" for key, value in (read_json(results) if results.is_file() else {}).items()]
-    card = f"OpenVLA-OFT policy: LoRA adapter {folder} (rank {adapter.rank}, alpha {adapter.alpha}) merged into"
-    (out / "README.md").write_text("\n".join([f"{card} `{adapter.base_model}`.", "", *rows, ""]), encoding="utf-8")
+    card = (
+        f"OpenVLA-OFT policy: LoRA adapter {folder} (rank {adapter.rank}, alpha {adapter.alpha}) merged into"
+    )
+    (out / "README.md").write_text(
+        "\n".join([f"{card} `{adapter.base_model}`.", "", *rows, ""]), encoding="utf-8"
+    )
 
 
 def merged_weight(weight: Tensor, down: Tensor, up: Tensor, scale: float) -> Tensor:

@@ -38,7 +38,12 @@ ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # of lm_head
 
 
 def llama_block(
-    block: LlamaDecoderLayer, hidden: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor, rows: Tensor | None
+    block: LlamaDecoderLayer,
+    hidden: Tensor,
+    mask: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    rows: Tensor | None,
 ) -> Tensor:
     """(B, S, D) -> (B, S, D), or (B, A, D) at the positions `rows` (B, A) alone, with full attention.
 
@@ -55,7 +60,9 @@ def llama_block(
         q = q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, head_dim))
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=k.shape[1] != q.shape[1])
     hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
-    gate, up = _products(mlp, "gate_up_proj", ("gate_proj", "up_proj"), block.post_attention_layernorm(hidden))
+    gate, up = _products(
+        mlp, "gate_up_proj", ("gate_proj", "up_proj"), block.post_attention_layernorm(hidden)
+    )
     return hidden + mlp.down_proj(mlp.act_fn(gate) * up)
 
 
@@ -81,14 +88,22 @@ class FusedVisionBackbone(nn.Module):
         self.fused_featurizer = _create_vit(siglip)
         # Set by `vla.cuda_graphs`: the second runs beside the first, for few images do not fill a large GPU.
         self.second_stream: torch.cuda.Stream | None = None
-        self.num_blocks = len(self.featurizer.blocks) + len(self.fused_featurizer.blocks) - 2  # that are computed
+        self.num_blocks = (
+            len(self.featurizer.blocks) + len(self.fused_featurizer.blocks) - 2
+        )  # that are computed
 
     def forward(self, pixel_values: Tensor, run_block: Callable[[int, nn.Module, Tensor], Tensor]) -> Tensor:
         """(B, 6 * images, S, S) -> (B, images * patches, dino_dim + siglip_dim); see `_run` for run_block."""
         images = pixel_values.unflatten(1, (-1, 6)).flatten(0, 1)  # (B * images, 6, S, S)
         dino, siglip = side_by_side(
             partial(_patch_features, self.featurizer, images[:, :3], run_block, 0),
-            partial(_patch_features, self.fused_featurizer, images[:, 3:], run_block, len(self.featurizer.blocks) - 1),
+            partial(
+                _patch_features,
+                self.fused_featurizer,
+                images[:, 3:],
+                run_block,
+                len(self.featurizer.blocks) - 1,
+            ),
             None if torch.is_grad_enabled() else self.second_stream,
         )
         return torch.cat([dino, siglip], dim=-1).unflatten(0, (len(pixel_values), -1)).flatten(1, 2)
@@ -102,7 +117,9 @@ def _create_vit(config: VitConfig) -> VisionTransformer:
     return timm.create_model(config.timm_id, pretrained=False, num_classes=0, **options)
 
 
-def _patch_features(vit: VisionTransformer, images: Tensor, run_block: Callable[..., Tensor], first: int) -> Tensor:
+def _patch_features(
+    vit: VisionTransformer, images: Tensor, run_block: Callable[..., Tensor], first: int
+) -> Tensor:
     """Output of the second-to-last block without final norm, class and register tokens dropped: (B, patches, dim)."""
     tokens = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
     for i, block in enumerate(vit.blocks[:-1]):
@@ -212,11 +229,15 @@ class OpenVLAOFT(nn.Module):
 
     adapters: Adapters  # by `vla.lora.add_lora`
 
-    def __init__(self, config: ModelConfig, num_action_tokens: int, proprio_projector: ProprioProjector | None = None):
+    def __init__(
+        self, config: ModelConfig, num_action_tokens: int, proprio_projector: ProprioProjector | None = None
+    ):
         super().__init__()
         self.num_action_tokens = num_action_tokens  # A
         self.vision_backbone = FusedVisionBackbone(config.vits)
-        vision_dim = self.vision_backbone.featurizer.embed_dim + self.vision_backbone.fused_featurizer.embed_dim
+        vision_dim = (
+            self.vision_backbone.featurizer.embed_dim + self.vision_backbone.fused_featurizer.embed_dim
+        )
         self.projector = Projector(vision_dim, config.llama.hidden_size)
         self.language_model = LlamaForCausalLM(config.llama)
         self.proprio_projector = proprio_projector
@@ -251,7 +272,9 @@ class OpenVLAOFT(nn.Module):
         pixel_values (B, 6 * images, S, S); prompt_ids (B, P) padded on the right, prompt_lengths (B,) None if none is.
         """
         embeddings, is_real = self.embed(pixel_values, prompt_ids, prompt_lengths, proprio)
-        hidden = self.decode(embeddings, is_real, self.first_output_position(embeddings, prompt_ids, prompt_lengths))
+        hidden = self.decode(
+            embeddings, is_real, self.first_output_position(embeddings, prompt_ids, prompt_lengths)
+        )
         return self.action_logits(hidden), hidden
 
     def embed(
@@ -278,7 +301,9 @@ class OpenVLAOFT(nn.Module):
             return embeddings, None
         return embeddings, F.pad(offset <= num_actions, (embeddings.shape[1] - text.shape[1], 0), value=True)
 
-    def first_output_position(self, embeddings: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None) -> Tensor:
+    def first_output_position(
+        self, embeddings: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None
+    ) -> Tensor:
         """Position of the last prompt token in the input, (B,) int64: its output is the first action token's."""
         num_inserted = embeddings.shape[1] - (prompt_ids.shape[1] + self.num_action_tokens + 1)
         return num_inserted + _lengths(prompt_ids, prompt_lengths) - 1
@@ -287,7 +312,9 @@ class OpenVLAOFT(nn.Module):
         """Hidden states (B, A, D) after the final norm at A positions from `first_output` (B,) on."""
         llama, length = self.language_model.model, embeddings.shape[1]
         # Padding comes last, so the positions of all other tokens are those of the unpadded sequence.
-        cos, sin = llama.rotary_emb(embeddings, position_ids=torch.arange(length, device=embeddings.device)[None])
+        cos, sin = llama.rotary_emb(
+            embeddings, position_ids=torch.arange(length, device=embeddings.device)[None]
+        )
         # No mask at all where nothing is padded: that lets SDPA take its fastest kernel, the one the reference takes.
         mask = None if is_real is None else is_real[:, None, None, :]
         positions = first_output[:, None] + torch.arange(self.num_action_tokens, device=embeddings.device)
@@ -318,4 +345,8 @@ class OpenVLAOFT(nn.Module):
 
 def _lengths(prompt_ids: Tensor, prompt_lengths: Tensor | None) -> Tensor:
     """(B,): of unpadded prompts all of them."""
-    return prompt_ids.new_full(prompt_ids.shape[:1], prompt_ids.shape[1]) if prompt_lengths is None else prompt_lengths
+    return (
+        prompt_ids.new_full(prompt_ids.shape[:1], prompt_ids.shape[1])
+        if prompt_lengths is None
+        else prompt_lengths
+    )

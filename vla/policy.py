@@ -107,8 +107,8 @@ class Policy:
     def load(
         cls, checkpoint: str, *, task_suite: str, unnorm_key: str | None = None, device: str | torch.device = "auto",
         frozen_weights: FrozenWeights = "auto", lora_rank: int = 16, lora_alpha: int | None = None,
-        adapter: str | None = None, seed: int = 0, compile: Literal["auto", "on", "off"] = "auto", memory_budget: float | None = None,
-        statistics: str | None = None,
+        adapter: str | None = None, seed: int = 0, compile: Literal["auto", "on", "off"] = "auto",
+        memory_budget: float | None = None, statistics: str | None = None,
     ) -> "Policy":  # fmt: skip
         """A checkpoint (folder or hub id) with fresh adapters or those of `adapter`; or an adapter folder on its base.
 
@@ -139,7 +139,9 @@ class Policy:
             action_head = load_action_head(info, device, dtype)
         except torch.OutOfMemoryError as error:
             repair = "close other programs on the GPU, raise --memory-budget, or use a GPU with more memory"
-            raise BadInput(f"out of GPU memory while loading {checkpoint} ({first_line(error)}): {repair}") from None
+            raise BadInput(
+                f"out of GPU memory while loading {checkpoint} ({first_line(error)}): {repair}"
+            ) from None
         check_dimensions(info, key, action_head, network.proprio_projector)
         base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
         policy = cls(info, network, action_head, tokenizer, processor, key, base_model, compile, weights)
@@ -187,7 +189,9 @@ class Policy:
         """`chunk_logits`, and the log of the sum of exp over the logits of all other ids (B, A); with gradient."""
         logits, hidden = self.chunk_outputs(observations)
         head, end = self.network.language_model.lm_head, FIRST_ACTION_TOKEN + NUM_BINS
-        words, fillers = (head.log_sum_exp(hidden, rows) for rows in (slice(FIRST_ACTION_TOKEN), slice(end, None)))
+        words, fillers = (
+            head.log_sum_exp(hidden, rows) for rows in (slice(FIRST_ACTION_TOKEN), slice(end, None))
+        )
         return logits, torch.logaddexp(words, fillers)
 
     def actions(self, tokens: np.ndarray) -> np.ndarray:
@@ -217,7 +221,9 @@ class Policy:
             for policy in (self, teacher)
         )
         if own != others:
-            raise BadInput(f"it reads {others}; the policy that it is to teach reads {own}: both must be the same")
+            raise BadInput(
+                f"it reads {others}; the policy that it is to teach reads {own}: both must be the same"
+            )
         self._teacher = teacher
 
     def learn_from_adapter(self, folder: str) -> bool:
@@ -273,7 +279,9 @@ class Policy:
     def is_teacher(self) -> bool:
         """Nothing is learned yet: greedy, this policy decides as its teacher, which is itself as it was."""
         if isinstance(self._teacher, list):
-            return all(torch.equal(p, value) for (_, p), value in zip(self._trainable, self._teacher, strict=True))
+            return all(
+                torch.equal(p, value) for (_, p), value in zip(self._trainable, self._teacher, strict=True)
+            )
         if self._teacher is not None or any(p.any() for name, p in self._trainable if "lora_B" in name):
             return False
         projector, pretrained = self.network.proprio_projector, self._pretrained_proprio
@@ -297,9 +305,14 @@ class Policy:
 
     def save_adapter(self, folder: str | Path, looks: str = "") -> None:
         """Write what training has changed, and the name of the pictures that it saw."""
-        base, seen = (self.info.folder, self.base_model, self.base_fingerprint), {*self.info.looks, looks} - {""}
+        base, seen = (
+            (self.info.folder, self.base_model, self.base_fingerprint),
+            {*self.info.looks, looks} - {""},
+        )
         lora.save_adapter_folder(Path(folder), self.network, *base, self.frozen_weights, seen)
-        if (own := self.info.statistics_folder) != self.info.folder:  # it began at an adapter, or at demonstrations
+        if (
+            own := self.info.statistics_folder
+        ) != self.info.folder:  # it began at an adapter, or at demonstrations
             shutil.copyfile(own / STATISTICS_FILE, Path(folder) / STATISTICS_FILE)
 
     def load_adapter(self, folder: str | Path) -> None:
@@ -321,7 +334,10 @@ class Policy:
             ("chunk", f"{self.chunk_length} x {self.action_dim}"),
             ("parameters", f"{self._num_frozen:,} frozen, {self.frozen_weights}"),
             ("trainable", f"{trainable:,} in {len(self._trainable)} tensors, torch.float32"),
-            ("recomputed", f"{self.network.recomputed_blocks} of {self.network.num_blocks} blocks in backward passes"),
+            (
+                "recomputed",
+                f"{self.network.recomputed_blocks} of {self.network.num_blocks} blocks in backward passes",
+            ),
             ("device", str(self.device)),
         ]
 
@@ -333,7 +349,9 @@ def choose_frozen_weights(wanted: FrozenWeights, device: torch.device, adapter: 
         automatic = "bf16" if device.type == "cuda" else "float32"
         wanted = cast("FrozenWeights", trained if trained in eight_bits.FORMATS else automatic)
     if adapter is not None and trained != wanted and {trained, wanted} & eight_bits.FORMATS.keys():
-        log.warning("%s was trained on weights in %s: on %s it is another policy", adapter.folder, trained, wanted)
+        log.warning(
+            "%s was trained on weights in %s: on %s it is another policy", adapter.folder, trained, wanted
+        )
     eight_bits.check_device(wanted, device)
     return wanted
 
@@ -341,7 +359,12 @@ def choose_frozen_weights(wanted: FrozenWeights, device: torch.device, adapter: 
 def choose_device(wanted: str | torch.device, checkpoint: str | None = None) -> torch.device:
     """`auto` and `cuda` are this process's GPU: of several ranks on a machine each has its own."""
     name, num_gpus = str(wanted), torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto" and num_gpus == 0 and checkpoint is not None and is_large(Path(checkpoint).expanduser()):
+    if (
+        name == "auto"
+        and num_gpus == 0
+        and checkpoint is not None
+        and is_large(Path(checkpoint).expanduser())
+    ):
         found = f"{checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB, but torch {torch.__version__} sees none"
         raise BadInput(f"{found}; `make demo` trains a small policy here (to force the CPU: --device cpu)")
     if name == "cpu" or (name == "auto" and num_gpus == 0):
@@ -358,4 +381,6 @@ def is_large(checkpoint: Path) -> bool:
     """Whether a base is too large for a CPU: a folder by its weights, a hub id always."""
     if checkpoint.is_dir():
         return sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) > LARGE_CHECKPOINT_BYTES
-    return not checkpoint.is_absolute() and len(checkpoint.parts) == 2 and checkpoint.parts[0] != "checkpoints"
+    return (
+        not checkpoint.is_absolute() and len(checkpoint.parts) == 2 and checkpoint.parts[0] != "checkpoints"
+    )

@@ -27,7 +27,12 @@ from vla.tokens import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID, VectorStatistics,
 
 CROP_AREA = 0.9
 SINE = (-0.16666654943701084, 0.008332178146138854, -0.00019517298981385725)  # of x^3, x^5, x^7: for `_sine`
-COSINE = (-0.49999999725108224, 0.041666623324344516, -0.001388676379437604, 2.4390450703564542e-05)  # of x^2 to x^8
+COSINE = (
+    -0.49999999725108224,
+    0.041666623324344516,
+    -0.001388676379437604,
+    2.4390450703564542e-05,
+)  # of x^2 to x^8
 PROMPT_MULTIPLE = 16  # of padded prompts
 
 
@@ -44,7 +49,9 @@ class ImageProcessor:
         path = Path(folder) / "preprocessor_config.json"
         config = read_json(path)
         try:
-            if config.get("image_resize_strategy", "resize-naive") != "resize-naive" or config.get("tvf_do_letterbox"):
+            if config.get("image_resize_strategy", "resize-naive") != "resize-naive" or config.get(
+                "tvf_do_letterbox"
+            ):
                 raise ValueError("images are resized by another strategy than 'resize-naive'")
             size = config["input_sizes"][0][1]
             # Released checkpoints carry means and stds twice: as published, and rounded to bfloat16 in
@@ -53,10 +60,14 @@ class ImageProcessor:
             means = [entry["mean"] for entry in rounded] if rounded else config["means"]
             stds = [entry["std"] for entry in rounded] if rounded else config["stds"]
             if config["input_sizes"] != [[3, size, size]] * 2 or np.shape([means, stds]) != (2, 2, 3):
-                raise ValueError("expected one square input size, mean and std of RGB, for each of two backbones")
+                raise ValueError(
+                    "expected one square input size, mean and std of RGB, for each of two backbones"
+                )
             return cls(size, tuple(map(tuple, means)), tuple(map(tuple, stds)))
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise BadInput(f"{path}: not the image processor of an OpenVLA-OFT checkpoint ({error!r})") from error
+            raise BadInput(
+                f"{path}: not the image processor of an OpenVLA-OFT checkpoint ({error!r})"
+            ) from error
 
 
 @dataclass
@@ -75,7 +86,9 @@ class Inputs:
         self._levels = torch.from_numpy(normalised_levels(self.processor)).to(self.device)
         self._prompt_ids = lru_cache(partial(prompt_ids, self.tokenizer))
 
-    def __call__(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    def __call__(
+        self, observations: Sequence[Observation]
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """The arguments of the network: pixel values, prompt ids, their lengths, proprio."""
         images = np.stack([self.view(observation) for observation in observations])
         if self.device.type == "cpu":
@@ -88,9 +101,7 @@ class Inputs:
         if self.proprio is not None:
             raw = np.stack([o.proprio for o in observations])
             if raw.shape[1] != self.proprio.dim:
-                found = (
-                    f"the policy reads a robot state of {self.proprio.dim} numbers, the simulator has {raw.shape[1]}"
-                )
+                found = f"the policy reads a robot state of {self.proprio.dim} numbers, the simulator has {raw.shape[1]}"
                 raise BadInput(f"{found}: use another --checkpoint")
             states = normalise_proprio(raw, self.proprio)
             proprio = send(torch.from_numpy(states).float(), self.device)
@@ -129,8 +140,12 @@ def jpeg_round_trip(image: np.ndarray) -> np.ndarray:
 
 def lanczos_resize(planes: np.ndarray, size: int) -> np.ndarray:
     """uint8 (3, H, W) -> uint8 (3, size, size): antialiased Lanczos-3, vertically first, rounded half to even."""
-    rows = _weighted_sums(np.ascontiguousarray(planes.transpose(1, 0, 2), dtype=np.float32), size)  # (size, 3, W)
-    columns = _weighted_sums(np.ascontiguousarray(rows.transpose(2, 1, 0)), size)  # (size, 3, size): x, channel, y
+    rows = _weighted_sums(
+        np.ascontiguousarray(planes.transpose(1, 0, 2), dtype=np.float32), size
+    )  # (size, 3, W)
+    columns = _weighted_sums(
+        np.ascontiguousarray(rows.transpose(2, 1, 0)), size
+    )  # (size, 3, size): x, channel, y
     levels = np.clip(np.rint(columns), 0, 255).astype(np.uint8)
     return np.ascontiguousarray(levels.transpose(1, 2, 0))
 
@@ -174,7 +189,9 @@ def lanczos_weights(num_in: int, num_out: int) -> np.ndarray:
         stop = min(int(np.floor(centre + radius * stretch - half)), num_in - 1) + 1
         x = np.abs((np.arange(start, stop, dtype=np.float32) + half - centre) * (one / stretch))
         pi, safe = np.float32(np.pi), np.maximum(x, np.float32(1e-3))  # below, TensorFlow takes 1
-        kernel = radius * _sine(pi * safe) * _sine(pi * safe / radius) / (pi * pi * safe * safe)  # sinc(x) sinc(x / 3)
+        kernel = (
+            radius * _sine(pi * safe) * _sine(pi * safe / radius) / (pi * pi * safe * safe)
+        )  # sinc(x) sinc(x / 3)
         kernel = np.where(x > radius, np.float32(0), np.where(x <= np.float32(1e-3), one, kernel))
         total = np.add.accumulate(kernel)[-1]  # one after the other in float32, not NumPy's pairwise sum
         weights[i, start:stop] = kernel * (one / total)
@@ -203,7 +220,9 @@ def centre_crop(planes: np.ndarray) -> np.ndarray:
     left, right = (np.take(planes, taps, axis=2).astype(np.float32) * unit for taps in (low, high))
     rows = _interpolate(left, right, fraction)
     cropped = _interpolate(np.take(rows, low, axis=1), np.take(rows, high, axis=1), fraction[:, None])
-    return (np.clip(cropped, 0, 1, out=cropped) * np.float32(255.5)).astype(np.uint8)  # which is not rounding 255 x
+    return (np.clip(cropped, 0, 1, out=cropped) * np.float32(255.5)).astype(
+        np.uint8
+    )  # which is not rounding 255 x
 
 
 def _interpolate(first: np.ndarray, second: np.ndarray, fraction: np.ndarray) -> np.ndarray:
@@ -248,7 +267,9 @@ def pixel_values_on_device(images: Tensor, levels: Tensor) -> Tensor:
 def normalised_levels(processor: ImageProcessor) -> np.ndarray:
     """(2, 3, 256) float32: what each of the 256 levels becomes; looking up is exact and beats computing."""
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
-    means, stds = (np.array(values, dtype=np.float32)[..., None] for values in (processor.means, processor.stds))
+    means, stds = (
+        np.array(values, dtype=np.float32)[..., None] for values in (processor.means, processor.stds)
+    )
     return (levels - means) / stds
 
 
@@ -257,11 +278,15 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return tensor.to(device)
     pinned = torch.empty_like(tensor, pin_memory=True)
-    np.copyto(pinned.numpy(), tensor.numpy())  # in this thread: to wake all of torch's takes some 4 ms on 32 cores
+    np.copyto(
+        pinned.numpy(), tensor.numpy()
+    )  # in this thread: to wake all of torch's takes some 4 ms on 32 cores
     return pinned.to(device, non_blocking=True)
 
 
-def synthetic_observations(num_images: int, proprio: VectorStatistics | None, count: int = 8) -> list[Observation]:
+def synthetic_observations(
+    num_images: int, proprio: VectorStatistics | None, count: int = 8
+) -> list[Observation]:
     """Smooth random images, and states within the ranges of `proprio`."""
     random, observations = np.random.default_rng(0), []
     for _ in range(count):
@@ -298,15 +323,21 @@ def pad_prompts(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
 def load_tokenizer(folder: str | Path) -> Tokenizer:
     path = Path(folder) / "tokenizer.json"
     if not path.exists():
-        raise BadInput(f"{path} is missing: copy it from its source (AutoTokenizer makes it of a tokenizer.model)")
+        raise BadInput(
+            f"{path} is missing: copy it from its source (AutoTokenizer makes it of a tokenizer.model)"
+        )
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific
-        raise BadInput(f"{path}: is not a usable tokenizer file ({error}); download or copy it again") from error
+        raise BadInput(
+            f"{path}: is not a usable tokenizer file ({error}); download or copy it again"
+        ) from error
     tokenizer.no_padding()  # both may be saved in the file, and would change the ids
     tokenizer.no_truncation()
     # The vocabulary of another model gives ids that this one reads as other words, and nothing else would tell.
     for token_id, token in ((BOS_ID, "<s>"), (EOS_ID, "</s>"), (EMPTY_TOKEN_ID, "▁")):
         if (found := tokenizer.id_to_token(token_id)) != token:
-            raise BadInput(f"{path}: id {token_id} is {found!r}, not {token!r}; the Llama-2 tokenizer is needed")
+            raise BadInput(
+                f"{path}: id {token_id} is {found!r}, not {token!r}; the Llama-2 tokenizer is needed"
+            )
     return tokenizer

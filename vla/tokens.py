@@ -22,7 +22,9 @@ from torch import Tensor
 from contracts import BadInput, read_json
 
 BOS_ID, EOS_ID, PAD_ID = 1, 2, 32000
-EMPTY_TOKEN_ID = 29871  # "▁": ends every prompt of the training data, a by-product of tokenising "Out: " + actions
+EMPTY_TOKEN_ID = (
+    29871  # "▁": ends every prompt of the training data, a by-product of tokenising "Out: " + actions
+)
 VOCABULARY_SIZE = 32000  # of Llama-2; the rows above it (pad and filler) are never decoded
 NUM_BINS = 256
 ACTION_TOKEN_IDS = range(VOCABULARY_SIZE - NUM_BINS, VOCABULARY_SIZE)  # 31744 (value +1) .. 31999 (value -1)
@@ -30,7 +32,9 @@ FIRST_ACTION_TOKEN = ACTION_TOKEN_IDS.start
 BIN_EDGES = np.linspace(-1.0, 1.0, NUM_BINS)
 BIN_CENTRES = (BIN_EDGES[:-1] + BIN_EDGES[1:]) / 2.0
 STATISTICS_FILE = "dataset_statistics.json"
-RANGE_EPSILON = 1e-8  # added to every range by openvla-oft, so that a dimension that never moved can be divided by it
+RANGE_EPSILON = (
+    1e-8  # added to every range by openvla-oft, so that a dimension that never moved can be divided by it
+)
 _SUITE_OF_WORD = {"long": "libero_10"} | {w: f"libero_{w}" for w in ("spatial", "object", "goal", "10", "90")}
 
 
@@ -69,7 +73,9 @@ def decode(ids: np.ndarray) -> np.ndarray:
 def unnormalise(actions: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
     """Actions (..., D) in [-1, 1] -> the data set's units, float64. Outside the mask (LIBERO's gripper) unchanged."""
     low, high = statistics.q01, statistics.q99
-    values = np.asarray(actions)  # 0.5 * (values + 1) stays float32 for the L1 head's float32, as in the original
+    values = np.asarray(
+        actions
+    )  # 0.5 * (values + 1) stays float32 for the L1 head's float32, as in the original
     return np.where(statistics.mask, 0.5 * (values + 1.0) * (high - low + RANGE_EPSILON) + low, values)
 
 
@@ -103,7 +109,9 @@ def same_statistics(a: DatasetStatistics, b: DatasetStatistics) -> bool:
 
 def translate(ids: np.ndarray, source: VectorStatistics, target: VectorStatistics) -> np.ndarray:
     """Ids (..., D) under the statistics `source` -> those of the nearest actions that there are under `target`."""
-    values = np.where(ids == FIRST_ACTION_TOKEN, 1.0, decode(ids))  # the bin of 1.0 alone decodes as the one below it
+    values = np.where(
+        ids == FIRST_ACTION_TOKEN, 1.0, decode(ids)
+    )  # the bin of 1.0 alone decodes as the one below it
     nearest = normalise(unnormalise(values, source), target).round(9)  # 1.0 must not miss its bin
     return np.where(source.mask, encode(nearest), ids)
 
@@ -115,14 +123,18 @@ def to_env(actions: np.ndarray) -> np.ndarray:
     return env_actions
 
 
-def sample_tokens(logits: Tensor, temperature: float, generators: Sequence[torch.Generator] | None = None) -> Tensor:
+def sample_tokens(
+    logits: Tensor, temperature: float, generators: Sequence[torch.Generator] | None = None
+) -> Tensor:
     """One token id per position, (B, A) int64, from softmax(logits / temperature); logits (B, A, 256).
 
     By one CPU generator per row (None: torch's default one), so that a row's draw does not depend on batch or device.
     """
     batch, num_tokens, num_bins = logits.shape
     sources = generators or [torch.default_generator] * batch
-    uniform = torch.stack([torch.rand(num_tokens, dtype=torch.float64, generator=source) for source in sources])
+    uniform = torch.stack(
+        [torch.rand(num_tokens, dtype=torch.float64, generator=source) for source in sources]
+    )
     cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1)
     # The last sum is 1 up to rounding; scaling by it keeps every draw inside.
     threshold = uniform.to(logits.device) * cumulative[..., -1]
@@ -182,4 +194,8 @@ def suites_named(name: str) -> set[str]:
     """LIBERO suites that a name mentions: "7b-libero-spatial-object" -> two; "libero_4_task_suites" -> none."""
     words = re.findall(r"libero|[a-z]+|[0-9]+", name.lower())
     starts = [i + 1 for i, word in enumerate(words) if word == "libero"]
-    return {_SUITE_OF_WORD[word] for start in starts for word in takewhile(_SUITE_OF_WORD.__contains__, words[start:])}
+    return {
+        _SUITE_OF_WORD[word]
+        for start in starts
+        for word in takewhile(_SUITE_OF_WORD.__contains__, words[start:])
+    }

@@ -41,7 +41,9 @@ def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
-            tensors = {k: StoredTensor(path, k, s.get_dtype(), tuple(s.get_shape())) for k, s in slices.items()}
+            tensors = {
+                k: StoredTensor(path, k, s.get_dtype(), tuple(s.get_shape())) for k, s in slices.items()
+            }
             return tensors, file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise BadInput(f"{path} is not a whole safetensors file ({error}): download it again") from error
@@ -90,7 +92,9 @@ def read_pt(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
         tensors: dict[str, Tensor] = {key.removeprefix("module."): tensor for key, tensor in state.items()}
     except Exception as error:  # torch has half a dozen kinds for files that are damaged or something else
-        raise BadInput(f"{path} is no file of tensors ({first_line(error)}): get it from its source again") from error
+        raise BadInput(
+            f"{path} is no file of tensors ({first_line(error)}): get it from its source again"
+        ) from error
     for name, tensor in tensors.items():
         _check_finite(tensor, name, path)
     return tensors
@@ -104,7 +108,9 @@ def write_pt(path: Path, state: dict[str, Tensor]) -> None:
 def _check_finite(tensor: Tensor, name: str, path: Path) -> None:
     # The sum takes no memory beside the tensor and half the time of a look at each number.
     if not tensor.sum(dtype=torch.float32).isfinite() and not torch.isfinite(tensor).all():
-        raise BadInput(f"{path}: tensor {name} holds NaN or infinity: get it from its source again, or take another")
+        raise BadInput(
+            f"{path}: tensor {name} holds NaN or infinity: get it from its source again, or take another"
+        )
 
 
 def fingerprint(tensors: Iterable[StoredTensor]) -> str:
@@ -115,7 +121,9 @@ def fingerprint(tensors: Iterable[StoredTensor]) -> str:
         digest = hashlib.sha256()
         for tensor in tensors:
             digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}\n".encode())
-            content = files[tensor.path].get_tensor(tensor.name).flatten().view(torch.uint8)  # mapped, not read
+            content = (
+                files[tensor.path].get_tensor(tensor.name).flatten().view(torch.uint8)
+            )  # mapped, not read
             last = max(0, len(content) - 4096)
             for start in (0, last // 2, last):
                 digest.update(content[start : start + 4096].numpy().tobytes())

@@ -26,10 +26,14 @@ LIBERO_SIZES, METAWORLD_SIZES = (7, 8), (4, 4)  # numbers of an action and of th
 class DemoEpisode:
     """A successful episode. Action t is the expert's answer to the state after t executed (noisy) actions."""
 
-    jpegs: list[list[bytes]]  # [F][cameras], agentview then wrist; (256, 256, 3), upright as Observation.images
+    jpegs: list[
+        list[bytes]
+    ]  # [F][cameras], agentview then wrist; (256, 256, 3), upright as Observation.images
     proprio: np.ndarray  # (F, 8 or 4) float32, as Observation.proprio
     frame_steps: np.ndarray  # (F,) int64, ascending: number of actions executed before each frame
-    actions: np.ndarray  # (T, 7 or 4) float32 in env units (gripper -1 open, 1 close), T >= last frame step + 8
+    actions: (
+        np.ndarray
+    )  # (T, 7 or 4) float32 in env units (gripper -1 open, 1 close), T >= last frame step + 8
     task_id: int
     init_state_id: int  # of the benchmark; -1: a fresh one
     instruction: str
@@ -46,7 +50,9 @@ def list_episodes(folder: Path) -> list[Path]:
     """The episode files of a folder, sorted by task and index. Raises BadInput when there is none."""
     paths = sorted(Path(folder).glob("episode_*.npz"))
     if not paths:
-        raise BadInput(f"{folder}: no demonstrations (episode_*.npz); run: python -m workshop.demos --out {folder}")
+        raise BadInput(
+            f"{folder}: no demonstrations (episode_*.npz); run: python -m workshop.demos --out {folder}"
+        )
     return paths
 
 
@@ -54,7 +60,9 @@ def write_episode(path: Path, episode: DemoEpisode) -> None:
     """Write the file in one go: it is there as a whole or not at all. Equal episodes give equal bytes."""
     files = [jpeg for cameras in episode.jpegs for jpeg in cameras]
     ends = np.cumsum([len(jpeg) for jpeg in files])
-    offsets = np.stack([ends - [len(jpeg) for jpeg in files], ends], axis=-1).reshape(len(episode.jpegs), -1, 2)
+    offsets = np.stack([ends - [len(jpeg) for jpeg in files], ends], axis=-1).reshape(
+        len(episode.jpegs), -1, 2
+    )
     fields = {name: value for name, value in vars(episode).items() if name != "jpegs"}
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
@@ -73,7 +81,9 @@ def read_episode(path: Path) -> DemoEpisode:
         return DemoEpisode(jpegs=jpegs, **fields)
     except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as fault:
         reason = first_line(fault)
-        raise BadInput(f"{path}: no readable demonstration ({reason}); delete the file and collect it again") from fault
+        raise BadInput(
+            f"{path}: no readable demonstration ({reason}); delete the file and collect it again"
+        ) from fault
 
 
 def encode_jpeg(image: np.ndarray) -> bytes:

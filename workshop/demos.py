@@ -39,7 +39,9 @@ from workshop.metaworld_expert import MetaWorldExpert
 
 REPORT_EVERY_S = 10.0
 NOISE_RHO = 0.8  # of the noise of one env step, what is left in the next
-NOISE_WEIGHTS = np.array([1.0, 1.0, 1.0, 0.15, 0.15, 0.3])  # the expert's turns are as much smaller than its moves
+NOISE_WEIGHTS = np.array(
+    [1.0, 1.0, 1.0, 0.15, 0.15, 0.3]
+)  # the expert's turns are as much smaller than its moves
 BURST_STEPS = (3, 9)  # env steps of noise: the least, and one more than the most
 CLEAN_STEPS = (12, 33)  # between two bursts; at least the chunk of a frame, with some room for the frame
 
@@ -84,7 +86,13 @@ class DemosArgs:
 
     def recipe(self) -> dict[str, Any]:
         """Everything that the content of the folder depends on, besides tasks and number, as JSON has it."""
-        others = ("out", "task_ids", "episodes", "num_envs", *(("perturb", "magnitudes") if not self.perturb else ()))
+        others = (
+            "out",
+            "task_ids",
+            "episodes",
+            "num_envs",
+            *(("perturb", "magnitudes") if not self.perturb else ()),
+        )
         return json.loads(json.dumps({key: value for key, value in vars(self).items() if key not in others}))
 
     def env_spec(self, task_ids: tuple[int, ...]) -> EnvSpec:
@@ -109,11 +117,15 @@ def collect(args: DemosArgs) -> Counter:
     if not (args.out / "recipe.json").exists():
         write_json(args.out / "recipe.json", args.recipe())
     if (found := read_json(args.out / "recipe.json")) != args.recipe():
-        raise BadInput(f"{args.out} holds demonstrations of other settings: {found}; use them or another --out")
+        raise BadInput(
+            f"{args.out} holds demonstrations of other settings: {found}; use them or another --out"
+        )
     find_pack(spec.assets)  # made once, here, rather than by all workers at the same time
     failed = failed_attempts(args.out / "attempts.jsonl")
     places = [(task_id, index) for task_id in args.task_ids for index in range(args.episodes)]
-    places = [place for place in places if place not in failed and not episode_path(args.out, *place).exists()]
+    places = [
+        place for place in places if place not in failed and not episode_path(args.out, *place).exists()
+    ]
     print(f"{args.out}: {len(places)} of {len(args.task_ids) * args.episodes} episodes to play", flush=True)
     counts: Counter = Counter()
     started = reported = time.monotonic()
@@ -226,7 +238,9 @@ def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
     return drawn | {"index": index, "outcome": outcome, "env_steps": result.env_steps}
 
 
-def noise_bursts(scale: float, num_steps: int, generator: np.random.Generator, motions: int = 6) -> np.ndarray:
+def noise_bursts(
+    scale: float, num_steps: int, generator: np.random.Generator, motions: int = 6
+) -> np.ndarray:
     """What is added to the motions of each env step, (num_steps, motions): bursts of noise, and zeros between them.
 
     A burst is an Ornstein-Uhlenbeck process with a standard deviation of `scale` x NOISE_WEIGHTS. The quiet between

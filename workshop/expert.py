@@ -50,10 +50,16 @@ ON_PLATE_M = (0.025, 0.015)  # horizontal distance and height of the bowl on the
 DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])  # orientation of the grip site at yaw 0
 
 # Where to take the bowl by its rim.
-RIM_RADIUS_M = 0.048  # of LIBERO's black bowl, to the middle of its slanted wall at the depth of the fingertips
-RIM_HEIGHT_M = 0.040  # of the grip site above the bowl's origin: the fingertips reach 2 cm below the rim's edge
+RIM_RADIUS_M = (
+    0.048  # of LIBERO's black bowl, to the middle of its slanted wall at the depth of the fingertips
+)
+RIM_HEIGHT_M = (
+    0.040  # of the grip site above the bowl's origin: the fingertips reach 2 cm below the rim's edge
+)
 YAWS_DEG = (0, 15, -15, 30, -30, 45, -45, 60, -60, 75, -75, 90)  # the arm starts at 0
-REACH_M = 0.74  # horizontal, from the robot's base: beyond, the elbow straightens and the controller loses the arm
+REACH_M = (
+    0.74  # horizontal, from the robot's base: beyond, the elbow straightens and the controller loses the arm
+)
 TURN_PER_REACH = 60.0  # rad that are worth turning the hand to reach 1 m less far
 SIDE_BIAS_M = 0.03  # to the left side, lest millimetres decide where both are about as near
 CLEARANCE_M = 0.006
@@ -87,7 +93,9 @@ class Expert:
         goals = domain.parsed_problem["goal_state"]
         predicate, moved, target = goals[0] if len(goals) == 1 and len(goals[0]) == 3 else ("", "", "")
         if predicate != "on" or not moved.startswith("akita_black_bowl") or not target.startswith("plate"):
-            raise BadInput(f"the scripted expert only puts a black bowl onto a plate; this task's goal is {goals}")
+            raise BadInput(
+                f"the scripted expert only puts a black bowl onto a plate; this task's goal is {goals}"
+            )
         self._domain, self._bowl, self._plate = domain, moved, target
         self._plan: Plan | None = None
 
@@ -121,7 +129,9 @@ def stage_of(state: State, plan: Plan) -> str:
     is_on_plate = to_plate < ON_PLATE_M[0] and state.bowl[2] - state.plate[2] < ON_PLATE_M[1]
     is_near = np.linalg.norm(state.eef - state.bowl - plan.offset) < SLIPPED_M
     is_lifted = state.bowl[2] > plan.bowl[2] + MOVED_M
-    if is_near and state.opening < SHUT_M and (state.opening_speed > -STALLED_M_S or is_lifted):  # the bowl is held
+    if (
+        is_near and state.opening < SHUT_M and (state.opening_speed > -STALLED_M_S or is_lifted)
+    ):  # the bowl is held
         if is_on_plate:
             return RELEASE
         if to_plate < FUNNEL_M:
@@ -180,7 +190,9 @@ def _down_funnel(error: np.ndarray, aside: float, top: float) -> np.ndarray:
     return np.array([*(error[:2] * (1.0 - np.clip((climb - start) / (end - start), 0.0, 1.0))), climb])
 
 
-def plan_grasp(model: mujoco.MjModel, data: mujoco.MjData, bowl: int, eef: np.ndarray, base: np.ndarray) -> Plan:
+def plan_grasp(
+    model: mujoco.MjModel, data: mujoco.MjData, bowl: int, eef: np.ndarray, base: np.ndarray
+) -> Plan:
     """The rim grasp with the fewest collisions; among equals the least turn and stretch, then the side near the hand.
 
     `bowl` is a body's id, `eef` and `base` (3,) are the positions of the grip site and of the robot's base.
@@ -202,7 +214,9 @@ def plan_grasp(model: mujoco.MjModel, data: mujoco.MjData, bowl: int, eef: np.nd
 
     rim = product(np.radians(YAWS_DEG), (-1.0, 1.0))
     where = data.xpos[bowl].copy()
-    return min((Plan(where, yaw, side * RIM_RADIUS_M * _finger_axis(yaw) + height) for yaw, side in rim), key=cost)
+    return min(
+        (Plan(where, yaw, side * RIM_RADIUS_M * _finger_axis(yaw) + height) for yaw, side in rim), key=cost
+    )
 
 
 def _finger_axis(yaw: float) -> np.ndarray:

@@ -25,7 +25,12 @@ from vla.checkpoint import HUB_TIMEOUT_S
 from workshop.demo_files import CHUNK_LENGTH, LIBERO_SIZES, DemoEpisode, encode_jpeg
 
 Flip = Literal["none", "both", "horizontal", "vertical"]
-STRIDES = {"none": (1, 1), "both": (-1, -1), "horizontal": (1, -1), "vertical": (-1, 1)}  # of rows and columns
+STRIDES = {
+    "none": (1, 1),
+    "both": (-1, -1),
+    "horizontal": (1, -1),
+    "vertical": (-1, 1),
+}  # of rows and columns
 AGENTVIEW = ("image", "agentview", "agentview_image", "agentview_rgb")
 NOOP_NORM = 1e-4  # of the six motions: below it an env step does not move the arm
 FINGER_STEPS = 5  # env steps of one command to the gripper, after which it shows in the fingers
@@ -38,7 +43,9 @@ class StoredEpisode:
     """T env steps as another program stored them: what was seen before each, and the action that followed."""
 
     where: str  # for messages
-    pictures: Sequence[Sequence[bytes | np.ndarray]]  # [T][cameras], agentview, wrist: files or (H, W, 3); or unread
+    pictures: Sequence[
+        Sequence[bytes | np.ndarray]
+    ]  # [T][cameras], agentview, wrist: files or (H, W, 3); or unread
     proprio: np.ndarray  # (T, 8) float32 as in DemoEpisode
     actions: np.ndarray  # (T, 7) float32, two values of the gripper
     instruction: str
@@ -58,7 +65,9 @@ def find_demos(given: str | Path) -> tuple[Path, str]:
         raise BadInput(f"--demos {given} holds several RLDS datasets: name one of its folders: {names}")
     folder = records[0] if records else root
     parts = [*Path(given).expanduser().resolve().parts, *folder.relative_to(root).parts]
-    names_of_it = [part for part in parts if not re.fullmatch(r"\d+\.\d+\.\d+", part)]  # else the dataset's version
+    names_of_it = [
+        part for part in parts if not re.fullmatch(r"\d+\.\d+\.\d+", part)
+    ]  # else the dataset's version
     return folder, names_of_it[-1] if is_foreign(folder) else ""
 
 
@@ -80,7 +89,9 @@ def _download(repo: str, subfolder: str) -> Path:
     except Exception:  # the hub library lets errors of several HTTP libraries through
         is_offline = True
     try:
-        found = snapshot_download(repo, repo_type="dataset", allow_patterns=patterns, local_files_only=is_offline)
+        found = snapshot_download(
+            repo, repo_type="dataset", allow_patterns=patterns, local_files_only=is_offline
+        )
         return Path(found, subfolder)
     except Exception as error:
         raise BadInput(
@@ -98,14 +109,18 @@ def _read_stored(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
         from workshop import lerobot
     except ModuleNotFoundError as missing:
         install = "pip install -r requirements-demos.txt"
-        raise BadInput(f"{folder}: a LeRobot dataset is read by the package {missing.name}; run: {install}") from None
+        raise BadInput(
+            f"{folder}: a LeRobot dataset is read by the package {missing.name}; run: {install}"
+        ) from None
     return lerobot.read_dataset(folder, with_pictures)
 
 
 def open_foreign(folder: Path, flip: Flip) -> tuple[int, Iterator[tuple[str, DemoEpisode]]]:
     """Check all numbers of a dataset, then (how many episodes it has, a generator of where each is and itself)."""
     commands: set[float] = set()  # to the gripper, as stored
-    motions: defaultdict[float, list[float]] = defaultdict(list)  # command -> how the fingers' distance changed (m)
+    motions: defaultdict[float, list[float]] = defaultdict(
+        list
+    )  # command -> how the fingers' distance changed (m)
     num_steps, num_kept, num_episodes, num_short = 0, 0, 0, 0
     for episode in _read_stored(folder, with_pictures=False):
         check_numbers(episode)
@@ -124,7 +139,9 @@ def open_foreign(folder: Path, flip: Flip) -> tuple[int, Iterator[tuple[str, Dem
         num_steps, num_kept, num_episodes = num_steps + len(gripper), num_kept + kept, num_episodes + 1
         num_short += kept < CHUNK_LENGTH
     if num_short == num_episodes:
-        raise BadInput(f"{folder}: none of its {num_episodes} episodes has {CHUNK_LENGTH} env steps of motion")
+        raise BadInput(
+            f"{folder}: none of its {num_episodes} episodes has {CHUNK_LENGTH} env steps of motion"
+        )
     low, high = min(commands), max(commands)
     difference = np.mean(motions[high] or [0.0]) - np.mean(motions[low] or [0.0])
     if abs(difference) < LEAST_FINGER_MOTION_M:
@@ -150,7 +167,9 @@ def check_numbers(episode: StoredEpisode) -> None:
     ):
         if values.shape != (steps, width):
             found = f"{name} of shape {values.shape[1:]}"
-            raise BadInput(f"{episode.where}: {found}, expected {width} values ({meaning}): convert the dataset")
+            raise BadInput(
+                f"{episode.where}: {found}, expected {width} values ({meaning}): convert the dataset"
+            )
         if not np.isfinite(values).all():
             raise BadInput(f"{episode.where}: {name} that are not finite: repair or remove this episode")
     if (largest := np.abs(episode.actions[:, :6]).max()) > 1:
@@ -190,7 +209,9 @@ def _episodes(folder: Path, closing: float, flip: Flip) -> Iterator[tuple[str, D
                 continue
             actions = stored.actions[kept]
             actions[:, 6] = np.where(actions[:, 6] == closing, 1.0, -1.0)
-            shown = kept[: len(kept) - CHUNK_LENGTH + 1]  # as openvla-oft: frames with a whole chunk after them
+            shown = kept[
+                : len(kept) - CHUNK_LENGTH + 1
+            ]  # as openvla-oft: frames with a whole chunk after them
             frames = [stored.pictures[step] for step in shown]
             jpegs = list(pool.map(partial(_as_jpegs, flip=flip, where=stored.where), frames))
             episode = DemoEpisode(
@@ -206,13 +227,19 @@ def _as_jpegs(pictures: Sequence[bytes | np.ndarray], flip: Flip, where: str) ->
     files = []
     for picture in pictures:
         try:
-            image = Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else Image.fromarray(picture)
+            image = (
+                Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else Image.fromarray(picture)
+            )
             if isinstance(picture, np.ndarray) or image.format != "JPEG" or flip != "none":
                 picture = encode_jpeg(np.asarray(image.convert("RGB"))[::rows, ::columns])
         except (OSError, ValueError) as fault:
-            raise BadInput(f"{where}: a picture cannot be read ({first_line(fault)}): get the dataset anew") from fault
+            raise BadInput(
+                f"{where}: a picture cannot be read ({first_line(fault)}): get the dataset anew"
+            ) from fault
         if image.width != image.height:
-            raise BadInput(f"{where}: pictures of {image.width} x {image.height}; LIBERO's are square: crop them")
+            raise BadInput(
+                f"{where}: pictures of {image.width} x {image.height}; LIBERO's are square: crop them"
+            )
         files.append(picture)
     return files
 
@@ -225,5 +252,7 @@ def choose_cameras(names: Sequence[str], where: str) -> list[str]:
     agentview = [name for name in others if last[name] in AGENTVIEW] or others
     if len(agentview) != 1 or len(wrist) > 1:
         found = f"cameras {', '.join(names) or 'none'}"
-        raise BadInput(f"{where}: {found}: which is agentview, which the wrist's? name them image and wrist_image")
+        raise BadInput(
+            f"{where}: {found}: which is agentview, which the wrist's? name them image and wrist_image"
+        )
     return agentview + wrist

@@ -24,7 +24,9 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
     info = read_json(folder / "meta" / "info.json")
     if not str(info.get("codebase_version")).startswith("v3."):
         found = f"codebase_version {info.get('codebase_version')}"
-        raise BadInput(f"{folder}: a LeRobot dataset of {found}, expected v3.0: convert it by a current lerobot")
+        raise BadInput(
+            f"{folder}: a LeRobot dataset of {found}, expected v3.0: convert it by a current lerobot"
+        )
     try:
         yield from _read(folder, info, with_pictures)
     except (AttributeError, LookupError, OSError, TypeError, ValueError, av.error.FFmpegError) as fault:
@@ -35,21 +37,33 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
 def _read(folder: Path, info: dict[str, Any], with_pictures: bool) -> Iterator[StoredEpisode]:
     features, fps = info["features"], info["fps"]
     state, action = (_feature(features, names, folder) for names in (STATES, ACTIONS))
-    cameras = choose_cameras([name for name in features if features[name]["dtype"] in ("image", "video")], str(folder))
+    cameras = choose_cameras(
+        [name for name in features if features[name]["dtype"] in ("image", "video")], str(folder)
+    )
     videos = [name for name in cameras if features[name]["dtype"] == "video"]
-    places = [f"videos/{name}/{field}" for name in videos for field in ("chunk_index", "file_index", "from_timestamp")]
+    places = [
+        f"videos/{name}/{field}"
+        for name in videos
+        for field in ("chunk_index", "file_index", "from_timestamp")
+    ]
     entries = _rows(folder.glob("meta/episodes/*/*.parquet"), ["episode_index", "length", *places])
     episodes = {entry["episode_index"]: entry for entry in entries}
-    texts = _rows([folder / "meta" / "tasks.parquet"], None)  # the text is pandas's index, under changing names
+    texts = _rows(
+        [folder / "meta" / "tasks.parquet"], None
+    )  # the text is pandas's index, under changing names
     tasks = {row["task_index"]: next(text for text in row.values() if isinstance(text, str)) for row in texts}
     columns = ["episode_index", "task_index", state, action]
     columns += [name for name in cameras if with_pictures and name not in videos]
     num_found = 0
-    for index, group in groupby(_rows(folder.glob("data/*/*.parquet"), columns), lambda row: row["episode_index"]):
+    for index, group in groupby(
+        _rows(folder.glob("data/*/*.parquet"), columns), lambda row: row["episode_index"]
+    ):
         rows, entry, where = list(group), episodes[index], f"{folder}, episode {index}"
         if len(rows) != entry["length"]:
             raise ValueError(f"episode {index} has {len(rows)} of {entry['length']} rows")
-        decoded = {name: _decode(folder, info["video_path"], name, entry, fps) for name in videos if with_pictures}
+        decoded = {
+            name: _decode(folder, info["video_path"], name, entry, fps) for name in videos if with_pictures
+        }
         pictures = [
             [decoded[name][step] if name in videos else row[name]["bytes"] for name in cameras]
             for step, row in enumerate(rows)
@@ -80,7 +94,9 @@ def _rows(paths: Any, columns: list[str] | None) -> Iterator[dict[str, Any]]:
 
 def _decode(folder: Path, template: str, camera: str, entry: dict[str, Any], fps: float) -> list[np.ndarray]:
     """The pictures of an episode, [T] uint8 (H, W, 3) RGB, from a video that holds others as well."""
-    chunk, number, start_s = (entry[f"videos/{camera}/{f}"] for f in ("chunk_index", "file_index", "from_timestamp"))
+    chunk, number, start_s = (
+        entry[f"videos/{camera}/{f}"] for f in ("chunk_index", "file_index", "from_timestamp")
+    )
     path = folder / template.format(video_key=camera, chunk_index=chunk, file_index=number)
     pictures: list[np.ndarray] = []
     with av.open(str(path)) as video:
@@ -93,4 +109,6 @@ def _decode(folder: Path, template: str, camera: str, entry: dict[str, Any], fps
                 pictures.append(frame.to_ndarray(format="rgb24"))
             if len(pictures) == entry["length"]:
                 return pictures
-    raise ValueError(f"{path.name} has {len(pictures)} of {entry['length']} frames of episode {entry['episode_index']}")
+    raise ValueError(
+        f"{path.name} has {len(pictures)} of {entry['length']} frames of episode {entry['episode_index']}"
+    )

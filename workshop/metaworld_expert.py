@@ -19,4 +19,6 @@ class MetaWorldExpert:
         """A name and the action (4,) for the present state, cut to [-1, 1] as the simulator would."""
         with warnings.catch_warnings():  # that the action was beyond it
             warnings.simplefilter("ignore")
-            return "", np.clip(np.asarray(self._policy.get_action(self._env.raw), dtype=np.float64), -1.0, 1.0)
+            return "", np.clip(
+                np.asarray(self._policy.get_action(self._env.raw), dtype=np.float64), -1.0, 1.0
+            )

@@ -28,7 +28,9 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
         if shard := re.search(r"(.*)-\d+-of-(\d+)$", path.name):
             found = sum(other.name.startswith(f"{shard[1]}-") for other in paths)
             if found != int(shard[2]):
-                raise BadInput(f"{folder}: {found} of {int(shard[2])} files {shard[1]}-*: download the others")
+                raise BadInput(
+                    f"{folder}: {found} of {int(shard[2])} files {shard[1]}-*: download the others"
+                )
         try:
             for number, record in enumerate(read_records(path)):
                 yield _episode(parse_example(record), f"{path}, record {number}", with_pictures)
@@ -39,7 +41,9 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
 def _episode(example: dict[str, Feature], where: str, with_pictures: bool) -> StoredEpisode:
     if missing := {TEXT, STATE, ACTION} - example.keys():
         found = ", ".join(sorted(example))
-        raise BadInput(f"{where}: no {', '.join(sorted(missing))} among its features: {found}: no RLDS data of LIBERO")
+        raise BadInput(
+            f"{where}: no {', '.join(sorted(missing))} among its features: {found}: no RLDS data of LIBERO"
+        )
     steps = len(example[TEXT])
     files = {name: values for name, values in example.items() if isinstance(values, list) and values}
     cameras = choose_cameras([name for name in files if bytes(files[name][0][:2]) in PICTURE_STARTS], where)
@@ -69,7 +73,9 @@ def parse_example(record: memoryview) -> dict[str, Feature]:
         for _, entry in _fields(features):
             key, feature = (value for _, value in sorted(_fields(entry), key=lambda field: field[0]))
             for kind, values in _fields(feature):  # one of three lists
-                items = [item for _, item in _fields(values)]  # numbers: packed into one item, or each its own
+                items = [
+                    item for _, item in _fields(values)
+                ]  # numbers: packed into one item, or each its own
                 if kind == 1:
                     found[bytes(key).decode()] = items
                 elif kind == 2:

@@ -107,9 +107,13 @@ class SftArgs:
 
     def __post_init__(self) -> None:
         if self.init is not None and self.size != TinySize():
-            raise BadInput("--size is for random weights, a checkpoint has its own sizes: leave out --init or --size")
+            raise BadInput(
+                "--size is for random weights, a checkpoint has its own sizes: leave out --init or --size"
+            )
         if self.lora_rank is not None and (self.init is None or self.num_images is not None):
-            raise BadInput("--lora-rank puts adapters on a policy: give it by --init, and leave out --num-images")
+            raise BadInput(
+                "--lora-rank puts adapters on a policy: give it by --init, and leave out --num-images"
+            )
         check_numbers(self)
 
     @property
@@ -161,7 +165,11 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
     is_metaworld = args.task_suite == METAWORLD
     random_weights: Any = {"seed": args.seed, "num_images": args.num_images or 2, "size": args.size}
     random_weights["metaworld"] = is_metaworld
-    folder = resolve_checkpoint(args.init) if args.init else make_tiny_checkpoint(scratch / "init", **random_weights)
+    folder = (
+        resolve_checkpoint(args.init)
+        if args.init
+        else make_tiny_checkpoint(scratch / "init", **random_weights)
+    )
     init, processor = inspect_checkpoint(folder, args.num_images), ImageProcessor.load(folder)
     if init.config.chunk_length != CHUNK_LENGTH:
         found = f"--init {folder}: chunks of {init.config.chunk_length} actions"
@@ -182,7 +190,9 @@ def find_all(demos: Sequence[str], task_suite: str | None) -> tuple[list[Path], 
     folders, names = zip(*(find_demos(given) for given in demos), strict=True)
     keys = {f"{task_suite}_no_noops"} if task_suite else {name or "libero_spatial_no_noops" for name in names}
     if len(keys) > 1:
-        raise BadInput(f"--demos of several names ({', '.join(sorted(keys))}): name their suite with --task-suite")
+        raise BadInput(
+            f"--demos of several names ({', '.join(sorted(keys))}): name their suite with --task-suite"
+        )
     return list(folders), keys.pop()
 
 
@@ -197,7 +207,10 @@ def train(args: SftArgs, demos: Demos, device: torch.device) -> tuple[int, Tenso
             device=device, lora_rank=args.lora_rank, lora_alpha=min(args.lora_rank, MOST_ALPHA), seed=args.seed,
         )  # fmt: skip
     statistics = demos.init.statistics[demos.key]
-    frames, tokens = make_observations(demos.train, cropped=not args.augment), chunk_tokens(demos.train, statistics)
+    frames, tokens = (
+        make_observations(demos.train, cropped=not args.augment),
+        chunk_tokens(demos.train, statistics),
+    )
     measure = None
     if demos.held_out:
         held_out = make_observations(demos.held_out), chunk_tokens(demos.held_out, statistics)
@@ -243,14 +256,21 @@ def check_written(args: SftArgs, demos: Demos, before: Tensor, device: torch.dev
     gc.collect()  # the network that was trained: there may be no memory for two
     torch.cuda.empty_cache()
     key, out, weights = demos.key, str(args.out), "auto" if args.lora_rank else "float32"
-    options: dict[str, Any] = {"task_suite": key, "unnorm_key": key, "device": device, "frozen_weights": weights}
+    options: dict[str, Any] = {
+        "task_suite": key,
+        "unnorm_key": key,
+        "device": device,
+        "frozen_weights": weights,
+    }
     policy = Policy.load(out, compile="off", **options)
     episodes = demos.train[:SHOWN_EPISODES]
     shown = make_observations(episodes)
     Image.fromarray(np.concatenate([*policy.view(shown[0])], axis=1)).save(args.out / "first_frame.png")
     tokens, best = logits_of(policy, shown).argmax(-1) + FIRST_ACTION_TOKEN, before.topk(2)
     right = (tokens == chunk_tokens(episodes, policy.statistics)).float().mean().item()
-    as_before = (tokens == best.indices[..., 0] + FIRST_ACTION_TOKEN)[best.values.diff(dim=-1)[..., 0] < -CLEAR]
+    as_before = (tokens == best.indices[..., 0] + FIRST_ACTION_TOKEN)[
+        best.values.diff(dim=-1)[..., 0] < -CLEAR
+    ]
     same = as_before.float().mean().nan_to_num(1.0).item()
     found = f"{out}, read again: {same:.1%} of {len(as_before)} clear tokens on training frames are as before saving"
     if same < LEAST_SAME:

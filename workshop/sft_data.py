@@ -52,7 +52,9 @@ def read_episodes(folders: Sequence[Path], num_images: int, image_size: int, fli
     return found
 
 
-def _images(where: str, episode: DemoEpisode, num_images: int, image_size: int, pool: ThreadPoolExecutor) -> Images:
+def _images(
+    where: str, episode: DemoEpisode, num_images: int, image_size: int, pool: ThreadPoolExecutor
+) -> Images:
     if (cameras := len(episode.jpegs[0])) < num_images:
         raise BadInput(f"{where}: {cameras} images per frame, --num-images {num_images} needs more")
     files = [jpeg for frame in episode.jpegs for jpeg in frame[:num_images]]
@@ -96,7 +98,9 @@ def split_episodes(episodes: Sequence[T], holdout: float, seed: int) -> tuple[li
     """(to train on, held out), a random share of whole episodes. Raises BadInput when none is left to train on."""
     num_held_out = math.ceil(holdout * len(episodes))
     if num_held_out == len(episodes):
-        raise BadInput(f"--holdout {holdout} of {len(episodes)} episodes leaves none to train on: collect more")
+        raise BadInput(
+            f"--holdout {holdout} of {len(episodes)} episodes leaves none to train on: collect more"
+        )
     order = np.random.default_rng(seed).permutation(len(episodes))
     held_out, train = ([episodes[i] for i in np.sort(part)] for part in np.split(order, [num_held_out]))
     return train, held_out
@@ -104,7 +108,9 @@ def split_episodes(episodes: Sequence[T], holdout: float, seed: int) -> tuple[li
 
 def chunk_tokens(episodes: Episodes, statistics: DatasetStatistics) -> Tensor:
     """The token ids of every frame's chunk, (N, A) int64, time-major; `Policy.actions` undoes it."""
-    chunks = np.concatenate([e.actions[e.frame_steps[:, None] + np.arange(CHUNK_LENGTH)] for e, _ in episodes])
+    chunks = np.concatenate(
+        [e.actions[e.frame_steps[:, None] + np.arange(CHUNK_LENGTH)] for e, _ in episodes]
+    )
     actions = chunks if statistics.action.mask[-1] else from_env(chunks)  # (N, 8, 7 or 4)
     return torch.from_numpy(encode(normalise(actions, statistics.action))).flatten(1)
 
@@ -115,7 +121,9 @@ def make_observations(episodes: Episodes, cropped: bool = True) -> list[Observat
     for episode, images in episodes:
         for frame, state in zip(images, episode.proprio.astype(np.float64), strict=True):
             planes = np.stack([centre_crop(image) for image in frame]) if cropped else frame  # (n, 3, S, S)
-            observations.append(Observation(np.moveaxis(planes, 1, -1), state, episode.instruction, prepared=True))
+            observations.append(
+                Observation(np.moveaxis(planes, 1, -1), state, episode.instruction, prepared=True)
+            )
     return observations
 
 
@@ -128,7 +136,9 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     crops move along the diagonal only and the colours change together; here they are independent.
     """
     draws = torch.rand(len(images), 6, device=images.device, generator=generator)
-    lows, highs = torch.tensor([[0, 0, -0.2, 0.8, 0.8, -0.05], [1, 1, 0.2, 1.2, 1.2, 0.05]], device=images.device)
+    lows, highs = torch.tensor(
+        [[0, 0, -0.2, 0.8, 0.8, -0.05], [1, 1, 0.2, 1.2, 1.2, 0.05]], device=images.device
+    )
     offsets, *colours = (lows + (highs - lows) * draws).split([2, 1, 1, 1, 1], dim=1)
     brightness, contrast, saturation, hue = (factors[..., None, None] for factors in colours)  # (N, 1, 1, 1)
     values = crop(images.float() / 255, (1 - CROP_SIDE) * offsets).clamp(0, 1)

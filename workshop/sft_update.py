@@ -127,7 +127,9 @@ def supervised_steps(
         noise = torch.randn(size, len(noise_scale), device=device, generator=generator).cpu().numpy()
         states = np.stack([one.proprio for one in seen]) + noise_scale * noise
         decisions = [
-            Decision(replace(one, images=of_one, proprio=state), tokens[row], True, executed=policy.chunk_length)
+            Decision(
+                replace(one, images=of_one, proprio=state), tokens[row], True, executed=policy.chunk_length
+            )
             for one, of_one, state, row in zip(seen, images, states, rows, strict=True)
         ]
         batch = flatten([Trajectory(Episode(0, 0, None, 0), decisions)], policy.action_dim)

@@ -68,12 +68,19 @@ def make_tiny_checkpoint(
     processor |= {"input_sizes": [[3, *side]] * 2, "tvf_crop_params": [{"output_size": side}] * 2}
     processor["tvf_resize_params"] = [params | {"size": side} for params in processor["tvf_resize_params"]]
     write_json(out / "preprocessor_config.json", processor)
-    config = read_json(TEMPLATE / "config.json") | {"num_images_in_input": num_images, "norm_stats": statistics}
+    config = read_json(TEMPLATE / "config.json") | {
+        "num_images_in_input": num_images,
+        "norm_stats": statistics,
+    }
     config["looks"] = []  # random weights
     vit = {"patch_size": size.patch_size, "embed_dim": size.vision_dim, "depth": size.vision_depth}
     config |= {"image_sizes": side, "test_vit_overrides": [vit | {"num_heads": size.vision_heads}] * 2}
     llm, heads = config["text_config"], size.llm_heads
-    llm |= {"hidden_size": size.llm_dim, "intermediate_size": size.llm_mlp_dim, "num_hidden_layers": size.llm_depth}
+    llm |= {
+        "hidden_size": size.llm_dim,
+        "intermediate_size": size.llm_mlp_dim,
+        "num_hidden_layers": size.llm_depth,
+    }
     llm |= {"num_attention_heads": heads, "num_key_value_heads": heads}
     for part in (config, llm):
         part["torch_dtype"] = str(dtype).removeprefix("torch.")
@@ -105,7 +112,10 @@ def _initialise(network: OpenVLAOFT, token_ids: Iterable[int], generator: torch.
     for name, parameter in network.named_parameters():
         if name.endswith(".gamma"):
             parameter.fill_(1.0)
-    embeddings, lm_head = network.language_model.model.embed_tokens.weight, network.language_model.lm_head.weight
+    embeddings, lm_head = (
+        network.language_model.model.embed_tokens.weight,
+        network.language_model.lm_head.weight,
+    )
     embeddings.copy_(0.5 * torch.randn(embeddings.shape, generator=generator))
     unused = sorted(set(range(len(embeddings))) - set(token_ids))
     embeddings[unused] = 0.0

@@ -16,7 +16,11 @@ import torch
 
 from envs.libero import LiberoEnv
 
-PLACES = {"chunk": (LiberoEnv, "step_chunk"), "update": (torch.optim.AdamW, "step"), "checkpoint": (torch, "save")}
+PLACES = {
+    "chunk": (LiberoEnv, "step_chunk"),
+    "update": (torch.optim.AdamW, "step"),
+    "checkpoint": (torch, "save"),
+}
 
 
 def dying_at_call(count: int, function: Callable) -> Callable:

@@ -58,7 +58,18 @@ def test_damaged_training_state_is_named_and_left_alone(refused, smoke, tmp_path
 
 def test_evaluation_with_causal_attention_plays_no_episode(refused, monkeypatch, checkpoint, tmp_path):
     full = functional.scaled_dot_product_attention
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *args, **_: full(*args, is_causal=True))
-    flags = ["--checkpoint", checkpoint, "--task-ids", "0", "--trials", "1", "--out", str(tmp_path / "results.json")]
+    monkeypatch.setattr(
+        functional, "scaled_dot_product_attention", lambda *args, **_: full(*args, is_causal=True)
+    )
+    flags = [
+        "--checkpoint",
+        checkpoint,
+        "--task-ids",
+        "0",
+        "--trials",
+        "1",
+        "--out",
+        str(tmp_path / "results.json"),
+    ]
     assert "attention is causal" in refused(*flags, program=eval_program)
     assert not (tmp_path / "results.json").exists()

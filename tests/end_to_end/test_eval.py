@@ -76,7 +76,9 @@ def test_a_suite_that_the_checkpoint_cannot_act_in_is_refused_before_the_first_e
 def test_a_task_of_ones_own_is_evaluated_with_its_own_instruction(flags, tmp_path):
     original = (libero_root() / "bddl_files" / "libero_goal" / "turn_on_the_stove.bddl").read_text()
     own, out = tmp_path / "light_it.bddl", tmp_path / "own.json"
-    own.write_text(original.replace("Turn on the stove", "light the stove").replace("turn on the", "light the"))
+    own.write_text(
+        original.replace("Turn on the stove", "light the stove").replace("turn on the", "light the")
+    )
     eval_program.main([*flags, "--bddl-file", str(own), "--trials", "1", "--out", str(out)])
     task = stored(out)["suites"]["libero_spatial"]["tasks"]["0"]
     assert (task["name"], task["instruction"]) == ("light_it", "light the stove")

@@ -55,7 +55,9 @@ FOLLOWED = {
 }
 # 6,500 episodes, which are begun and interrupted.
 PROTOCOL = "python eval.py --checkpoint CHECKPOINT --protocol libero --task-suite all --num-envs 8"
-METAWORLD = "python train_grpo.py --task-suite metaworld_mt50 --task-id 18 --checkpoint PATH"  # test_metaworld.py
+METAWORLD = (
+    "python train_grpo.py --task-suite metaworld_mt50 --task-id 18 --checkpoint PATH"  # test_metaworld.py
+)
 ELSEWHERE = {"make test", "source .venv/bin/activate", METAWORLD}  # CI itself is `make test`
 
 
@@ -83,7 +85,9 @@ class User:
 
     def __init__(self, home: Path):
         self.clone = home / "clone"
-        tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        tracked = subprocess.run(
+            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
         for name in filter(None, tracked.split("\0")):
             (self.clone / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.clone / name)

@@ -18,12 +18,16 @@ TIMES = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "
 
 
 def metrics_of(run):
-    return [{key: value for key, value in row.items() if not key.startswith(TIMES)} for row in records_of(run)]
+    return [
+        {key: value for key, value in row.items() if not key.startswith(TIMES)} for row in records_of(run)
+    ]
 
 
 def weights_of(run):
     folder = latest_of(run)
-    return load_file(folder / "adapter_model.safetensors") | load_file(folder / "proprio_projector.safetensors")
+    return load_file(folder / "adapter_model.safetensors") | load_file(
+        folder / "proprio_projector.safetensors"
+    )
 
 
 def assert_same_run(run, straight):
@@ -81,10 +85,16 @@ def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resume
     train_grpo.main(again)
     assert_same_run(run, straight)
     assert not list((run / "checkpoints").glob(".writing-*"))
-    assert {"eval/student_success_task_0", "eval/student_sampled_success_task_1"} <= metrics_of(run)[-1].keys()
+    assert {"eval/student_success_task_0", "eval/student_sampled_success_task_1"} <= metrics_of(run)[
+        -1
+    ].keys()
     states = [torch.load(latest_of(folder) / "trainer.pt") for folder in (straight, run)]
-    assert all(states[0]["state"][cursor] == states[1]["state"][cursor] for cursor in ("task_success", "drawn"))
+    assert all(
+        states[0]["state"][cursor] == states[1]["state"][cursor] for cursor in ("task_success", "drawn")
+    )
     assert set(states[0]["state"]["drawn"]) == {0, 1}
-    remembered = [[episode for of_task in state["critic"].values() for episode in of_task] for state in states]
+    remembered = [
+        [episode for of_task in state["critic"].values() for episode in of_task] for state in states
+    ]
     assert len(remembered[0]) == len(remembered[1]) > 0
     assert all(torch.equal(a, b) and x == y for (a, x), (b, y) in zip(*remembered, strict=True))

@@ -39,7 +39,12 @@ def test_run_folder_is_complete(run):
     assert stored["versions"]["mujoco"] == "3.3.0"
     latest = latest_of(run)
     assert latest.name == "step_96"
-    for name in ("adapter_model.safetensors", "adapter_config.json", "proprio_projector.safetensors", "trainer.pt"):
+    for name in (
+        "adapter_model.safetensors",
+        "adapter_config.json",
+        "proprio_projector.safetensors",
+        "trainer.pt",
+    ):
         assert (latest / name).stat().st_size > 0
     assert read_looks(latest) == ["lowpoly"]
     assert Image.open(run / "report" / "curves.png").size[0] > 500

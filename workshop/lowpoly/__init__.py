@@ -46,7 +46,9 @@ def ensure_pack(cache_dir: Path) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{pack_name()}-", dir=folder.parent) as unfinished:
-            whole = Path(unfinished) / pack_name()  # inside, because a temporary folder itself is closed to other users
+            whole = (
+                Path(unfinished) / pack_name()
+            )  # inside, because a temporary folder itself is closed to other users
             write_pack(whole)
             os.rename(whole, folder)
     except OSError as fault:
@@ -92,13 +94,19 @@ def _write_body(element: ET.Element, body: Body, file: AssetFile, look: Look, as
         if not geom.only_drawn or (file.is_arena and geom.attributes["type"] != "mesh"):
             paint = look.paint.get(geom.attributes.get("name", ""), {})
             ET.SubElement(element, "geom", _text({**geom.attributes, **paint}))
-    by_color: dict[Color, list[Shape]] = {}  # one geom for each: drawing costs by the geom as well as by the face
+    by_color: dict[
+        Color, list[Shape]
+    ] = {}  # one geom for each: drawing costs by the geom as well as by the face
     for shape in look.shapes.get(body.name, ()):
         by_color.setdefault(shape.color, []).append(shape)
     for color, shapes in by_color.items():
         name = f"{file.name}_{body.name or None}_{len(asset)}"
         mesh = joined([(shape.vertices, shape.normals, shape.faces) for shape in shapes], color)
-        numbers = {"vertex": _numbers(mesh.vertices), "normal": _numbers(mesh.normals), "face": _numbers(mesh.faces)}
+        numbers = {
+            "vertex": _numbers(mesh.vertices),
+            "normal": _numbers(mesh.normals),
+            "face": _numbers(mesh.faces),
+        }
         ET.SubElement(asset, "mesh", {"name": name, **numbers})
         rgba = _numbers([*color, 1.0] if len(color) == 3 else color)
         ET.SubElement(element, "geom", {"type": "mesh", "mesh": name, "rgba": rgba, **DRAWN})

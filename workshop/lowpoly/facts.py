@@ -16,8 +16,18 @@ import numpy as np
 from workshop.lowpoly.shapes import Color, Shape, Vector, box
 
 Attributes = Mapping[str, Any]  # of one MJCF element: numbers, lists of numbers or strings
-ELEMENTS = {"inertials": "inertial", "joints": "joint", "sites": "site", "cameras": "camera", "lights": "light"}
-LOOK_KEYS = {"mesh_box", "look_rgb", "material_rgba"}  # of a geom: they describe the original's look, and are no MJCF
+ELEMENTS = {
+    "inertials": "inertial",
+    "joints": "joint",
+    "sites": "site",
+    "cameras": "camera",
+    "lights": "light",
+}
+LOOK_KEYS = {
+    "mesh_box",
+    "look_rgb",
+    "material_rgba",
+}  # of a geom: they describe the original's look, and are no MJCF
 GREY = (0.6, 0.6, 0.6)
 
 
@@ -35,14 +45,18 @@ class Geom:
 
     def box(self, low: Vector, high: Vector, color: Color) -> Shape:
         """A box in the geom's frame, as a shape in the body's."""
-        return box(low, high, color).placed(**{k: self.attributes[k] for k in ("pos", "quat") if k in self.attributes})
+        return box(low, high, color).placed(
+            **{k: self.attributes[k] for k in ("pos", "quat") if k in self.attributes}
+        )
 
 
 @dataclass(frozen=True)
 class Body:
     name: str  # "" for one without
     attributes: Attributes  # name, pos, quat
-    elements: tuple[tuple[str, Attributes], ...]  # (tag, attributes) of inertials, joints, sites, cameras and lights
+    elements: tuple[
+        tuple[str, Attributes], ...
+    ]  # (tag, attributes) of inertials, joints, sites, cameras and lights
     geoms: tuple[Geom, ...]
     bodies: tuple["Body", ...]
 
@@ -85,7 +99,9 @@ class Look:
     """What an asset file shows."""
 
     shapes: Mapping[str, Sequence[Shape]]  # by name of the body they are fixed to; "" for one without
-    paint: Mapping[str, Attributes] = field(default_factory=dict)  # added to the original's lights and geoms, by name
+    paint: Mapping[str, Attributes] = field(
+        default_factory=dict
+    )  # added to the original's lights and geoms, by name
     assets: Sequence[tuple[str, Attributes]] = ()  # (tag, attributes) of textures and materials
 
 
@@ -115,7 +131,10 @@ def _geom(raw: dict) -> Geom:
 
 def collision_shapes(body: Body, color: Color, only: slice = slice(None)) -> list[Shape]:
     """The body's collision boxes themselves (or some of them, in their order): nothing floats, nothing sinks."""
-    return [g.box(-np.asarray(g.attributes["size"]), g.attributes["size"], color) for g in body.collision_boxes[only]]
+    return [
+        g.box(-np.asarray(g.attributes["size"]), g.attributes["size"], color)
+        for g in body.collision_boxes[only]
+    ]
 
 
 def extent(body: Body, only: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:

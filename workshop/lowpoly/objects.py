@@ -16,10 +16,17 @@ from workshop.lowpoly.shapes import Color, Shape, Vector, box, cylinder, lathe, 
 
 LOOKS = json.loads(Path(__file__).with_name("looks.json").read_text(encoding="utf-8"))
 COLORS: Mapping[str, Color] = {name: tuple(color) for name, color in LOOKS["colors"].items()}
-MAKERS: Mapping[str, Callable[..., Shape]] = {make.__name__: make for make in (box, lathe, cylinder, ring, tube)}
+MAKERS: Mapping[str, Callable[..., Shape]] = {
+    make.__name__: make for make in (box, lathe, cylinder, ring, tube)
+}
 LABEL = 0.0004  # metres by which a label stands out, so that it hides what is below
 PANEL = 0.0006  # likewise the bands of a basket
-UPRIGHT = (1, -1, 0, 0)  # turns z into y: cans and most bottles stand along y in their frame, and are built along z
+UPRIGHT = (
+    1,
+    -1,
+    0,
+    0,
+)  # turns z into y: cans and most bottles stand along y in their frame, and are built along z
 
 
 def object_look(file: AssetFile) -> Look:
@@ -37,7 +44,11 @@ def _colored(value: Any) -> Any:
     """A value of looks.json, the names of colours replaced."""
     if isinstance(value, list):
         return tuple(map(_colored, value))
-    return {key: _colored(part) for key, part in value.items()} if isinstance(value, dict) else COLORS.get(value, value)
+    return (
+        {key: _colored(part) for key, part in value.items()}
+        if isinstance(value, dict)
+        else COLORS.get(value, value)
+    )
 
 
 def drawn(parts: Sequence[Mapping[str, Any]], body: Body | None = None) -> list[Shape]:
@@ -67,7 +78,9 @@ def bowl(body: Body, outside: Color, rim: Color, inside: Color) -> list[Shape]:
     low, high = extent(body)
     width, height = (high[0] - low[0]) / 0.107, (high[2] - low[2]) / 0.0506
     parts = ((outer, outside), (edge, rim), (inner, inside))
-    shapes = [lathe(profile, color, segments=24).stretched((width, width, height)) for profile, color in parts]
+    shapes = [
+        lathe(profile, color, segments=24).stretched((width, width, height)) for profile, color in parts
+    ]
     return [shape.placed((0, 0, low[2])) for shape in shapes]
 
 
@@ -108,7 +121,10 @@ def patch(low: np.ndarray, high: np.ndarray, x: Vector, y: Vector, color: Color)
 def packet(body: Body, wrapper: Color, bands: Sequence[tuple], labels: Sequence[tuple]) -> list[Shape]:
     """A flat box with bands (axis, start, stop, colour) around it and labels (x, y, colour) on it."""
     low, high = extent(body)
-    around, on_top = [sleeve(low, high, *band) for band in bands], [patch(low, high, *label) for label in labels]
+    around, on_top = (
+        [sleeve(low, high, *band) for band in bands],
+        [patch(low, high, *label) for label in labels],
+    )
     return [box(low, high, wrapper), *around, *on_top]
 
 
@@ -124,7 +140,9 @@ def book(body: Body, cover: Color, pages: Color, title: Color) -> list[Shape]:
     """Stands on its long edge, spine to -y."""
     low, high = extent(body)
     leaf, edge = 0.15 * (high[0] - low[0]), 0.004
-    block = box((low[0] + leaf, low[1] + edge, low[2] + edge), (high[0] - leaf, high[1], high[2] - edge), pages)
+    block = box(
+        (low[0] + leaf, low[1] + edge, low[2] + edge), (high[0] - leaf, high[1], high[2] - edge), pages
+    )
     boards = [box(low, (low[0] + leaf, *high[1:]), cover), box((high[0] - leaf, *low[1:]), high, cover)]
     spine = box(low, (high[0], low[1] + edge, high[2]), cover)
     _, y, z = (low + high) / 2
@@ -154,7 +172,12 @@ def carton(body: Body, paper: Color, band: Color, roof: Color) -> list[Shape]:
     slopes = [(high[1], low[2]), (top - 0.003, -seam), (top - 0.003, seam), (high[1], high[2])]
     bands = [sleeve(low, high, 1, start, stop, band) for start, stop in ((0.45, 0.8), (0.0, 0.12))]
     gable = prism(slopes, low[0], high[0], roof)
-    return [box(low, high, paper), *bands, gable, box((low[0], top - 0.004, -seam), (high[0], top, seam), roof)]
+    return [
+        box(low, high, paper),
+        *bands,
+        gable,
+        box((low[0], top - 0.004, -seam), (high[0], top, seam), roof),
+    ]
 
 
 def squeeze_bottle(body: Body, sauce: Color, label: Color, cap: Color) -> list[Shape]:
@@ -162,13 +185,25 @@ def squeeze_bottle(body: Body, sauce: Color, label: Color, cap: Color) -> list[S
     low, high = extent(body)
     width, depth = (high[0] - low[0]) / 2, (high[2] - low[2]) / 2
     bottom, top = low[1], high[1]
-    foot, waist, chest, shoulder, neck = (bottom + part * (top - bottom) for part in (0.05, 0.12, 0.45, 0.62, 0.74))
+    foot, waist, chest, shoulder, neck = (
+        bottom + part * (top - bottom) for part in (0.05, 0.12, 0.45, 0.62, 0.74)
+    )
     slim = 0.016 / width  # radius of neck and cap, as a part of the bottle's
-    profile = [(0, bottom), (0.92, bottom), (1, foot), (0.97, chest), (0.8, shoulder), (slim, neck), (0, neck)]
+    profile = [
+        (0, bottom),
+        (0.92, bottom),
+        (1, foot),
+        (0.97, chest),
+        (0.8, shoulder),
+        (slim, neck),
+        (0, neck),
+    ]
     bottle = lathe(profile, sauce).stretched((width, depth, 1))
     edge = [(0.9, waist), (1.015, waist), (0.99, chest), (0.9, chest), (0.9, waist)]
     sticker = lathe(edge, label).stretched((width, depth, 1))
-    return upright([bottle, sticker, lathe([(0, neck), (0.0168, neck), (0.0152, top), (0, top)], cap)], low, high)
+    return upright(
+        [bottle, sticker, lathe([(0, neck), (0.0168, neck), (0.0152, top), (0, top)], cap)], low, high
+    )
 
 
 def flat_bottle(body: Body, sauce: Color, label: Color, mark: Color, cap: Color) -> list[Shape]:
@@ -200,5 +235,6 @@ def basket(body: Body, wicker: Color, dark: Color) -> list[Shape]:
 
 
 FITTED: Mapping[str, Callable[..., list[Shape]]] = {
-    look.__name__: look for look in (bowl, mug, packet, cookies, book, can, carton, squeeze_bottle, flat_bottle, basket)
+    look.__name__: look
+    for look in (bowl, mug, packet, cookies, book, can, carton, squeeze_bottle, flat_bottle, basket)
 }

@@ -31,12 +31,17 @@ BOOKS = ((0.55, 0.15, 0.13), (0.16, 0.27, 0.45), (0.80, 0.65, 0.25), (0.20, 0.38
 
 def arena_look(file: AssetFile) -> Look:
     names = [geom.attributes.get("name", "") for body in file.worldbody.walk() for geom in body.geoms]
-    paint = {name: {"material": name.split("_")[0]} for name in names if name == "floor" or name.endswith("_visual")}
+    paint = {
+        name: {"material": name.split("_")[0]}
+        for name in names
+        if name == "floor" or name.endswith("_visual")
+    }
     # The skybox has no name. All other textures are flat: a cube bends straight grain.
     flat = [{"name": name, "type": "2d", "file": file.textures[name]["file"]} for _, name, _ in MATERIALS]
     textures = [("texture", texture) for texture in (file.textures["null"], *flat)]
     materials = [
-        ("material", {"name": name, "texture": texture, "emission": glow, **MATT}) for name, texture, glow in MATERIALS
+        ("material", {"name": name, "texture": texture, "emission": glow, **MATT})
+        for name, texture, glow in MATERIALS
     ]
     return Look(scenery(file), {**paint, **LIGHTS}, [*textures, *materials])
 
@@ -45,7 +50,9 @@ def scenery(file: AssetFile) -> Mapping[str, Sequence[Shape]]:
     """By name of the body: tables, drawn by their collision boxes, and what stands in the background."""
     wood, stone = COLORS["wood"], (0.72, 0.70, 0.68)
     tables = {"living_room_table_col": wood, "study_table": wood, "coffee_table": stone}
-    shapes = {name: collision_shapes(file.body[name], color) for name, color in tables.items() if name in file.body}
+    shapes = {
+        name: collision_shapes(file.body[name], color) for name, color in tables.items() if name in file.body
+    }
     room = next((room for room in ("kitchen", "living_room", "study") if room in file.name), None)
     if room is not None:
         shelf = [*drawn(LOOKS["backgrounds"]["shelf"]), *books()] if room == "study" else []
@@ -58,7 +65,11 @@ def scenery(file: AssetFile) -> Mapping[str, Sequence[Shape]]:
 def books() -> list[Shape]:
     """On four shelves, twelve on each."""
     return [
-        box((-1.80, y, z + 0.03), (-1.60, y + 0.05, z + 0.27 - 0.02 * (number % 3)), BOOKS[number % len(BOOKS)])
+        box(
+            (-1.80, y, z + 0.03),
+            (-1.60, y + 0.05, z + 0.27 - 0.02 * (number % 3)),
+            BOOKS[number % len(BOOKS)],
+        )
         for z in (0.05, 0.45, 0.85, 1.25)
         for number, y in enumerate(-1.5 + i * 0.06 for i in range(12))
     ]
@@ -70,7 +81,9 @@ def plaster(rng: np.random.Generator, color: Color, strength: float = 0.03) -> n
     return np.asarray(color) * (1 + strength * grain)[..., None]
 
 
-def tiles(rng: np.random.Generator, color: Color, joint: Color = (0.6, 0.6, 0.6), number: int = 2) -> np.ndarray:
+def tiles(
+    rng: np.random.Generator, color: Color, joint: Color = (0.6, 0.6, 0.6), number: int = 2
+) -> np.ndarray:
     """Square tiles of slightly different brightness, divided by joints."""
     tint = rng.uniform(-0.03, 0.03, (number, number)).repeat(SIDE // number, 0).repeat(SIDE // number, 1)
     image = plaster(rng, color, 0.02) * (1 + tint)[..., None]
@@ -106,7 +119,9 @@ def _clouds(rng: np.random.Generator, cells: int) -> np.ndarray:
     """Smooth noise (SIDE, SIDE) of unit size that continues across the edges, `cells` blobs a side."""
     knots = rng.normal(size=(cells, cells))
     image = Image.fromarray(np.tile(knots, (3, 3)).astype(np.float32))
-    return np.asarray(image.resize((3 * SIDE, 3 * SIDE), Image.Resampling.BICUBIC))[SIDE : 2 * SIDE, SIDE : 2 * SIDE]
+    return np.asarray(image.resize((3 * SIDE, 3 * SIDE), Image.Resampling.BICUBIC))[
+        SIDE : 2 * SIDE, SIDE : 2 * SIDE
+    ]
 
 
 def texture_png(name: str) -> bytes:

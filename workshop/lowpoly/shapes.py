@@ -72,7 +72,9 @@ def box(low: Vector, high: Vector, color: Color) -> Shape:
 
 def prism(outline: Sequence[Vector], low: float, high: float, color: Color) -> Shape:
     """A convex outline of points (y, z), counter-clockwise, drawn out along x."""
-    bottom, top = (np.column_stack([np.full(len(outline), x), np.asarray(outline, float)]) for x in (low, high))
+    bottom, top = (
+        np.column_stack([np.full(len(outline), x), np.asarray(outline, float)]) for x in (low, high)
+    )
     following = [*range(1, len(outline)), 0]
     walls = [np.array([bottom[i], bottom[j], top[j], top[i]]) for i, j in enumerate(following)]
     patches = []
