@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from contracts import BadInput
+from envs.lowpoly import PACK_NAME, ensure_pack
 from envs.tasks import cache_dir, libero_root
 
 PACKAGES = (
@@ -61,9 +62,7 @@ def find_pack(assets: str) -> Pack:
             "metaworld", Path(package.origin).parent / "assets", importlib.metadata.version("metaworld")
         )
     if assets == "lowpoly":
-        from workshop.lowpoly import ensure_pack, pack_name
-
-        return Pack("lowpoly", ensure_pack(cache_dir()), pack_name()[-8:])
+        return Pack("lowpoly", ensure_pack(cache_dir()), PACK_NAME[-8:])
     named = installed_official() if assets == "official" else Path(assets).expanduser().absolute()
     if named is None:
         repair = "or choose looks that public checkpoints do not know: --assets lowpoly"

@@ -1,24 +1,33 @@
 """The low-poly pack: LIBERO's masses and contacts, all of its objects, and shapes that fit what collides.
 
 That its trajectories are those of LIBERO's own assets is in test_golden_physics.py.
+After a change of what is drawn: give `PACK_NAME` another number and run `python -m tests.test_lowpoly`.
 """
 
 import errno
+import hashlib
+import io
+import json
+import re
 import runpy
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import mujoco
 import numpy as np
 import pytest
+from PIL import Image
 
-import workshop.lowpoly
+import envs.lowpoly
 from contracts import BadInput
+from envs.lowpoly import PACK_NAME, asset_mjcf, ensure_pack, look_of, write_pack
+from envs.lowpoly.facts import load_facts
+from envs.lowpoly.rooms import TEXTURES
 from envs.tasks import libero_root
-from workshop.lowpoly import asset_mjcf, ensure_pack, look_of, write_pack
-from workshop.lowpoly.facts import load_facts
-from workshop.lowpoly.rooms import TEXTURES
 
+GOLDEN = Path(__file__).parent / "golden" / "lowpoly.json"
+NUMBER = rb"-?\b\d+(?:\.\d+)?(?:e[-+]?\d+)?\b"
 FILES = {file.name: file for file in load_facts()}
 OBJECTS = [name for name, file in FILES.items() if not file.is_arena]
 
@@ -62,12 +71,45 @@ def test_the_pack_is_the_same_wherever_it_is_written(pack, tmp_path):
     assert ensure_pack(pack.parent) == pack
 
 
+def _summary(path: str, content: bytes) -> list[str | float]:
+    """A hash of a file's words, and one number that depends on all its numbers (of a picture, on all its pixels)."""
+    if path.endswith(".png"):
+        words = b""
+        numbers = np.asarray(Image.open(io.BytesIO(content)), float).ravel()
+    else:
+        words = re.sub(NUMBER, b"", content)
+        numbers = np.array(re.findall(NUMBER, content), float)
+    return [hashlib.sha256(words).hexdigest()[:12], float(numbers @ np.cos(np.arange(len(numbers))))]
+
+
+def _summaries(folder: Path) -> dict[str, list[str | float]]:
+    return {path: _summary(path, content) for path, content in sorted(_contents(folder).items())}
+
+
+def test_the_pack_is_drawn_as_its_name_promises(pack):
+    golden = json.loads(GOLDEN.read_text())
+    drawn = _summaries(pack)
+    assert golden["name"] == PACK_NAME
+    assert drawn.keys() == golden["files"].keys()
+    for path, (words, numbers) in golden["files"].items():
+        assert drawn[path][0] == words, path
+        # Another machine may round a few pixels, or a mesh's last digit, the other way.
+        tolerance = 1.0 if path.endswith(".png") else 1e-3
+        assert drawn[path][1] == pytest.approx(numbers, abs=tolerance), path
+
+
 def test_a_pack_that_could_not_be_finished_is_not_there(tmp_path, monkeypatch):
     def fail_halfway(folder: Path) -> None:
         (folder / "scenes").mkdir(parents=True)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(workshop.lowpoly, "write_pack", fail_halfway)
+    monkeypatch.setattr(envs.lowpoly, "write_pack", fail_halfway)
     with pytest.raises(BadInput, match=r"No space left on device.*VLA_GRPO_CACHE"):
         ensure_pack(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        write_pack(Path(folder))
+        GOLDEN.write_text(json.dumps({"name": PACK_NAME, "files": _summaries(Path(folder))}, indent=1) + "\n")

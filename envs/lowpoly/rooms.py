@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from workshop.lowpoly.facts import AssetFile, Look, collision_shapes
-from workshop.lowpoly.objects import COLORS, LOOKS, drawn
-from workshop.lowpoly.shapes import Color, Shape, box
+from envs.lowpoly.facts import AssetFile, Look, collision_shapes
+from envs.lowpoly.objects import COLORS, LOOKS, drawn
+from envs.lowpoly.shapes import Color, Shape, box
 
 # Material, the texture it shows (names that LIBERO's arena code knows) and how much it shines by itself: LIBERO's lamps
 # hang straight above, which leaves walls in the dark.

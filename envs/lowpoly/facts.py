@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from workshop.lowpoly.shapes import Color, Shape, Vector, box
+from envs.lowpoly.shapes import Color, Shape, Vector, box
 
 Attributes = Mapping[str, Any]  # of one MJCF element: numbers, lists of numbers or strings
 ELEMENTS = {

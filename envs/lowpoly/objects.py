@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from workshop.lowpoly.facts import AssetFile, Body, Look, collision_shapes, extent, plain_look
-from workshop.lowpoly.shapes import Color, Shape, Vector, box, cylinder, lathe, prism, ring, tube
+from envs.lowpoly.facts import AssetFile, Body, Look, collision_shapes, extent, plain_look
+from envs.lowpoly.shapes import Color, Shape, Vector, box, cylinder, lathe, prism, ring, tube
 
 LOOKS = json.loads(Path(__file__).with_name("looks.json").read_text(encoding="utf-8"))
 COLORS: Mapping[str, Color] = {name: tuple(color) for name, color in LOOKS["colors"].items()}
