@@ -311,7 +311,7 @@ class TrainConfig:
         alone = "--advantage group, rloo and --dynamic-sampling compare the episodes of a group: --group-size 2 or more"
         require(rollout.group_size >= 2 or not compares, alone)
         is_absolute, is_chunk = loss.advantage == "absolute", loss.ratio_level == "chunk"
-        falls = f"--advantage {loss.advantage} can be negative, and a chunk's mean ratio does not keep single tokens from"
+        falls = f"--advantage {loss.advantage} can be negative, and a chunk's mean ratio keeps no single token from"
         require(is_absolute or not is_chunk, f"{falls} falling without bound: add --ratio-level token")
         ignored = f"--advantage {loss.advantage} ignores --discount: leave it out, or take --advantage absolute or gae"
         require(loss.discount == 1 or loss.advantage in ("absolute", "gae"), ignored)

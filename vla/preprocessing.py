@@ -101,8 +101,10 @@ class Inputs:
         if self.proprio is not None:
             raw = np.stack([o.proprio for o in observations])
             if raw.shape[1] != self.proprio.dim:
-                found = f"the policy reads a robot state of {self.proprio.dim} numbers, the simulator has {raw.shape[1]}"
-                raise BadInput(f"{found}: use another --checkpoint")
+                raise BadInput(
+                    f"the policy reads a robot state of {self.proprio.dim} numbers, the simulator has {raw.shape[1]}: "
+                    "use another --checkpoint"
+                )
             states = normalise_proprio(raw, self.proprio)
             proprio = send(torch.from_numpy(states).float(), self.device)
         return pixels, send(ids, self.device), lengths, proprio
