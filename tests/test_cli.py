@@ -136,10 +136,12 @@ def test_other_flags_are_refused_with_both_values(run_folder):
 
 
 def test_where_a_run_ends_how_it_is_watched_and_what_is_in_memory_may_change(run_folder):
-    argv = ["--resume", str(run_folder), "--total-steps", "9999", "--wandb-mode", "offline", "--keep-checkpoints", "5",
-            "--no-allow-zero-baseline", "--wandb-project", "other", "--max-hours", "3", "--micro-batch-size", "1",
-            "--max-batch", "1", "--gradient-checkpointing", "on", "--memory-budget", "24",
-            "--assets", "folder", "--kept-tasks", "9", "--simulators", "ray"]  # fmt: skip
+    flags = (
+        "--total-steps 9999 --wandb-mode offline --keep-checkpoints 5 --no-allow-zero-baseline --max-hours 3 "
+        "--micro-batch-size 1 --max-batch 1 --gradient-checkpointing on --memory-budget 24 --assets folder "
+        "--kept-tasks 9 --simulators ray"
+    )
+    argv = ["--resume", str(run_folder), *flags.split()]
     assert set(differing_fields(PRESETS["smoke"], parse_train(argv).config)) == CHANGEABLE_ON_RESUME
 
 
@@ -241,7 +243,7 @@ def test_every_flag_is_read_somewhere():
     read = set()
     for path in [
         *ROOT.glob("*.py"),
-        *(path for room in ("rl", "vla", "envs") for path in (ROOT / room).rglob("*.py")),
+        *(path for room in ("experiment", "rl", "vla", "envs") for path in (ROOT / room).rglob("*.py")),
     ]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute):

@@ -23,7 +23,6 @@ DEFAULT = TrainConfig()
         ({"eval_init_states": (50, 40)}, "--eval-init-states"),
         ({"train_init_states": (0, 41)}, "overlap"),
         ({"warmup_steps": -1}, "--warmup-steps must not be negative"),
-        ({"importance": "behaviour", "ratio_level": "token", "advantage": "gae"}, "--advantage absolute"),
         ({"advantage": "gae"}, "add --ratio-level token"),
         ({"advantage": "batch", "ratio_level": "token", "discount": 0.9}, "--discount"),
         ({"curriculum": True}, "--task-ids"),

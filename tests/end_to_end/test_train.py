@@ -57,7 +57,7 @@ def test_a_run_learns_from_the_adapter_of_another_in_its_own_states_and_finds_it
     pointer = run / "checkpoints" / "latest"
     flags = [
         *flags_into(smoke, tmp_path), "--teacher", str(pointer), "--warmup-actor", "student",
-        "--importance", "behaviour", "--total-steps", "64", "--eval-interval", "1000",
+        "--total-steps", "64", "--eval-interval", "1000",
     ]  # fmt: skip
     with pytest.raises(TimeIsUp):
         train_grpo.main([*flags, "--max-hours", "1e-9"])
