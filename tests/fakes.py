@@ -295,9 +295,7 @@ def trajectory(
     executed = [CHUNK_LENGTH] * length
     executed[-1] = last_executed or CHUNK_LENGTH
     decisions = [
-        Decision(
-            observation(i, length, 1), torch.full((NUM_TOKENS,), FIRST_ACTION_TOKEN + i), False, None, None, n
-        )
+        Decision(observation(i, length, 1), torch.full((NUM_TOKENS,), FIRST_ACTION_TOKEN + i), False, None, n)
         for i, n in enumerate(executed)
     ]
     return Trajectory(Episode(index, task_id, index, group), decisions, success, sum(executed))
@@ -316,6 +314,6 @@ def acted_batch(
             seen = next(observations)
             acted = policy.act([seen], "sample", temperature, [generator])
             executed = CHUNK_LENGTH if t < length - 1 else 1 + index % CHUNK_LENGTH
-            record.decisions.append(Decision(seen, acted.tokens[0], False, acted.logprobs[0], None, executed))
+            record.decisions.append(Decision(seen, acted.tokens[0], False, acted.logprobs[0], executed))
         trajectories.append(record)
     return flatten(trajectories, ACTION_DIM)

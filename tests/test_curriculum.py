@@ -127,7 +127,7 @@ def test_drawn_tasks_follow_the_probabilities_and_groups_never_mix_tasks():
 # dynamic sampling
 
 
-def run(successes_of_group, n_steps: int, max_extra_steps: int, num_slots: int = 1):
+def run(successes_of_group, n_steps: int, num_slots: int = 1):
     """Episodes of one chunk (4 env steps); successes_of_group(g) of the 4 in group g succeed."""
     pool = FakePool(
         lambda _, i: Script(CHUNK_LENGTH, success=i % GROUP < successes_of_group(i // GROUP)),
@@ -142,7 +142,7 @@ def run(successes_of_group, n_steps: int, max_extra_steps: int, num_slots: int =
             FakePolicy(), pool, episodes, Behaviour(0.0, 1.0), Randomness(0, "rollout"), n_steps=n_steps
         )
 
-    config = RolloutConfig(n_steps, group_size=GROUP, dynamic_sampling=True, max_extra_steps=max_extra_steps)
+    config = RolloutConfig(n_steps, group_size=GROUP, dynamic_sampling=True)
     episodes = lambda: (Episode(i, 0, i, i // GROUP) for i in itertools.count())  # noqa: E731
     played, kept = informative_rollout(play, episodes, config)
     return rounds, played, kept
@@ -170,10 +170,17 @@ def test_groups_are_kept_by_their_success_rate_each_by_its_own(successes, bounds
 
 @pytest.mark.parametrize("num_slots", [1, 3])
 def test_dropped_groups_are_refilled_with_the_groups_that_follow_and_all_that_was_played_counts(num_slots):
-    _, played, kept = run(lambda g: 4 if g % 2 else 2, 32, 1000, num_slots)
+    _, played, kept = run(lambda g: 4 if g % 2 else 2, 32, num_slots)
     assert sum(t.env_steps for t in kept) >= 32
     assert all(g % 2 == 0 for g in groups_of(kept))
     indices = [t.episode.index for t in played.trajectories]
     assert indices == list(range(len(indices)))  # every episode once, none left out
     assert played.env_steps == CHUNK_LENGTH * len(indices)
     assert played.times["sim"] > 0
+
+
+@pytest.mark.parametrize("successes", [0, 4])
+def test_where_no_group_can_teach_sampling_ends_after_twice_the_env_steps(successes):
+    _, played, kept = run(lambda g: successes, 32)
+    assert kept == []
+    assert played.env_steps == 2 * 32

@@ -24,8 +24,8 @@ from rl.update import Learner, estimate_advantages, make_learner, update
 from tests.fakes import FIRST_ACTION_TOKEN, FakePool, Script
 from tests.toy import BINS, ToyPolicy
 
-TEMPERATURE, DISCOUNT, EPSILON = 1.3, 0.9, 0.6
-CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.1, 0.5, 1.7
+TEMPERATURE, DISCOUNT = 1.3, 0.9
+CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.1, 0.5, 3.0
 GLOBAL_STEP = 140  # of the transition below: epsilon 0.6
 # Three groups of three episodes (env steps, success); the last group has no signal when compared with itself. Chunks
 # have 2 actions of 2 tokens, so most episodes end inside one.
@@ -60,16 +60,13 @@ def critic_of_few_steps(monkeypatch):
     monkeypatch.setattr("rl.critic.STEPS", 20)
 
 
-def make_case(
-    advantage: str = "group", importance: str = "student", mixed: bool = False, **loss: object
-) -> Case:
-    mixed = mixed or importance == "behaviour"
+def make_case(advantage: str = "group", mixed: bool = False, **loss: object) -> Case:
     loss = {"ratio_level": "chunk" if advantage == "absolute" else "token"} | loss
     config = TrainConfig(
-        phases=PhaseConfig(warmup=mixed, warmup_steps=100, transition_steps=100, importance=importance),
+        phases=PhaseConfig(warmup=mixed, warmup_steps=100, transition_steps=100),
         rollout=RolloutConfig(group_size=GROUP, temperature=TEMPERATURE),
         loss=LossConfig(advantage=advantage, discount=DISCOUNT if advantage in ("absolute", "gae") else 1.0,
-            clip_low=CLIP_LOW, clip_high=CLIP_HIGH, dual_clip=DUAL_CLIP, gae_lambda=0.8, **loss),
+            clip_low=CLIP_LOW, clip_high=CLIP_HIGH, gae_lambda=0.8, **loss),
         update=UpdateConfig(micro_batch_size=2),
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
@@ -174,9 +171,6 @@ def standard_score(value: float, among: Sequence[float]) -> float:
 
 def reference_log_ratios(case: Case, row: int, new: Tensor, old: Tensor) -> list[float]:
     """Of one decision, from the log-probs of its executed tokens."""
-    if case.config.phases.importance == "behaviour":
-        teachers = bool(case.batch.matches_teacher[row, : len(new)].all())
-        return [new.sum().item() - math.log(EPSILON * teachers + (1 - EPSILON) * old.sum().exp().item())]
     if case.config.loss.ratio_level == "chunk":
         return [(new.mean() - old.mean()).item()]
     return (new - old).tolist()
@@ -208,16 +202,12 @@ def before_the_jump(case: Case) -> Before:
 
 
 def reference_loss(case: Case, before: Before, logprobs: Tensor) -> float:
-    """Mean over executed tokens, or over trajectories of theirs, of surrogate + kl_coef KL - entropy_coef entropy.
-
-    Against the mixture the ratio is one of whole chunks: there it is the mean over decisions.
-    """
+    """Mean over executed tokens, or over trajectories of theirs, of surrogate + kl_coef KL - entropy_coef entropy."""
     loss, total = case.config.loss, 0.0
     starts = [0]
     for trajectory in case.trajectories:
         starts.append(starts[-1] + len(trajectory.decisions))
-    joint = case.config.phases.importance == "behaviour"
-    sizes = [[1 if joint else d.executed * 2 for d in t.decisions] for t in case.trajectories]
+    sizes = [[d.executed * 2 for d in t.decisions] for t in case.trajectories]
     by_trajectory = loss.aggregation == "trajectory" or loss.advantage in ("group", "rloo", "batch")
     by_trajectory = by_trajectory and loss.aggregation != "decision"
     for row, advantage in enumerate(before.advantages):
@@ -300,15 +290,9 @@ def test_an_update_descends_the_mean_loss_over_all_executed_tokens(terms, aggreg
 @pytest.mark.parametrize("advantage", ADVANTAGES)
 def test_so_it_does_in_the_transition_where_the_teachers_decisions_keep_max_a_0(advantage, aggregation):
     case = make_case(advantage, mixed=True, aggregation=aggregation, ratio_level="token")
-    assert (case.batch.advantages[case.batch.by_teacher] < 0).any() == (advantage != "absolute")
-    assert_is_the_gradient_of_the_reference(case)
-
-
-@pytest.mark.parametrize("aggregation", ["decision", "trajectory"])
-def test_so_it_does_when_the_ratio_is_against_the_mixture_that_acted(aggregation):
-    case = make_case("absolute", "behaviour", aggregation=aggregation, kl_coef=0.1)
-    assert case.phase.epsilon == pytest.approx(EPSILON)
+    assert case.phase.epsilon == pytest.approx(0.6)
     assert {d.by_teacher for t in case.trajectories for d in t.decisions} == {True, False}
+    assert (case.batch.advantages[case.batch.by_teacher] < 0).any() == (advantage != "absolute")
     assert_is_the_gradient_of_the_reference(case)
 
 
@@ -319,7 +303,6 @@ VARIANTS = {
     "decision": {"aggregation": "decision"},
     "trajectory": {"aggregation": "trajectory"},
     "kl and entropy": {"kl_coef": 0.3, "entropy_coef": 0.2},
-    "behaviour": {"advantage": "absolute", "importance": "behaviour"},
     "gae": {"advantage": "gae"},
 }
 
@@ -332,7 +315,7 @@ def test_micro_batch_size_does_not_change_the_gradient(variant, micro_batch_size
     assert (accumulated - whole).norm() < 1e-12 * whole.norm()
 
 
-@pytest.mark.parametrize("variant", ["chunk", "trajectory", "behaviour"])
+@pytest.mark.parametrize("variant", ["chunk", "trajectory"])
 def test_minibatches_add_up_to_the_rollout(variant):
     settings = {"advantage": "batch", "entropy_coef": 0.1} | VARIANTS[
         variant

@@ -153,26 +153,16 @@ def test_the_warmup_is_all_teacher_and_records_its_greedy_tokens_only():
     assert {mode for mode, _ in policy.modes} == {"teacher greedy"}
 
 
-def test_the_students_logprobs_and_agreement_with_the_teacher_are_recorded_for_every_decision():
-    policy = FakePolicy(
-        sharpness=10.0, adapter_scale=0.5
-    )  # so sharp that samples often agree with the argmax
-    behaviour = Behaviour(0.5, 1.6, record_student_logprobs=True, record_teacher_match=True)
+def test_the_students_logprobs_are_recorded_for_every_decision_also_for_those_of_the_teacher():
+    policy = FakePolicy(adapter_scale=0.5)
+    behaviour = Behaviour(0.5, 1.6, record_student_logprobs=True)
     generators = [torch.Generator().manual_seed(i) for i in range(40)]
     decisions, _ = decide(policy, random_observations(40), generators, behaviour)
-    share = []
+    assert 0 < sum(d.by_teacher for d in decisions) < 40
     for d in decisions:
-        with policy.teacher():
-            greedy = policy.act([d.observation]).tokens[0]
-        assert torch.equal(d.matches_teacher, d.tokens == greedy)
         expected = policy.token_logprobs(policy.chunk_logits([d.observation]), d.tokens[None], 1.6)[0]
         assert torch.equal(d.student_logprobs, expected)
         assert not d.student_logprobs.requires_grad
-        if not d.by_teacher:
-            share.append(d.matches_teacher.float().mean().item())
-    assert all(d.matches_teacher.all() for d in decisions if d.by_teacher)
-    assert 0 < len(share) < 40
-    assert 0 < np.mean(share) < 1
 
 
 # who decides, and from which numbers
