@@ -25,7 +25,7 @@ from tests.fakes import FIRST_ACTION_TOKEN, FakePool, Script
 from tests.toy import BINS, ToyPolicy
 
 TEMPERATURE, DISCOUNT = 1.3, 0.9
-CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.1, 0.5, 3.0
+CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.1, 0.5, 1.7
 GLOBAL_STEP = 140  # of the transition below: epsilon 0.6
 # Three groups of three episodes (env steps, success); the last group has no signal when compared with itself. Chunks
 # have 2 actions of 2 tokens, so most episodes end inside one.
@@ -56,8 +56,10 @@ class Case(NamedTuple):
 
 
 @pytest.fixture(autouse=True)
-def critic_of_few_steps(monkeypatch):
+def constants_of_a_small_problem(monkeypatch):
+    """A critic that is fitted in no time, and a dual clip that ratios of this size reach."""
     monkeypatch.setattr("rl.critic.STEPS", 20)
+    monkeypatch.setattr("rl.losses.DUAL_CLIP", DUAL_CLIP)
 
 
 def make_case(advantage: str = "group", mixed: bool = False, **loss: object) -> Case:
