@@ -1,9 +1,10 @@
 """Demonstrations of other programs as our own `DemoEpisode`s: LeRobot v3 datasets (lerobot.py), RLDS folders (rlds.py).
 
-What a dataset does not say is read from its numbers, or refused: which value of the gripper closes it (by what the
-fingers did next), whether states are finger joints in metres, whether actions are those of LIBERO's env. Which way up
-pictures are cannot be read from them. They are taken as upright, as openvla's RLDS data and what was made from them
-are (`lerobot/libero`, `HuggingFaceVLA/libero`): LIBERO's own renderings turned by 180 degrees. `flip` is for others.
+What a dataset does not say is read from its numbers, or the dataset is refused: which value of the gripper closes it
+(seen in what the fingers do next), whether states are finger joints in metres, whether actions are those of LIBERO's
+env. Numbers cannot tell which way up pictures are. They are taken as upright, as in openvla's RLDS data and in what was
+made from them (`lerobot/libero`, `HuggingFaceVLA/libero`): LIBERO's own renderings turned by 180 degrees. `flip` turns
+pictures of other datasets.
 """
 
 import io
@@ -11,7 +12,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -22,53 +23,42 @@ from PIL import Image
 
 from contracts import BadInput, first_line
 from vla.checkpoint import HUB_TIMEOUT_S
-from workshop.demo_files import CHUNK_LENGTH, LIBERO_SIZES, DemoEpisode, encode_jpeg
+from workshop import rlds
+from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg
+from workshop.stored_episode import StoredEpisode, check_contents, moving_steps
 
 Flip = Literal["none", "both", "horizontal", "vertical"]
-STRIDES = {
-    "none": (1, 1),
-    "both": (-1, -1),
-    "horizontal": (1, -1),
-    "vertical": (-1, 1),
-}  # of rows and columns
-AGENTVIEW = ("image", "agentview", "agentview_image", "agentview_rgb")
-NOOP_NORM = 1e-4  # of the six motions: below it an env step does not move the arm
-FINGER_STEPS = 5  # env steps of one command to the gripper, after which it shows in the fingers
-FINGER_LIMIT_M = 0.06  # a finger of LIBERO's robot goes from 0 to 0.04 m, and a little beyond either
-LEAST_FINGER_MOTION_M = 1e-4  # by which the two commands' mean motions differ
+# Strides of rows and columns.
+STRIDES = {"none": (1, 1), "both": (-1, -1), "horizontal": (1, -1), "vertical": (-1, 1)}
+FINGER_STEPS = 5  # env steps of one gripper command, after which the fingers show its effect
+LEAST_FINGER_MOTION_M = 1e-4  # the mean motions after the two commands differ by at least this
+HUB_DATASET = r"([\w.-]+/[\w.-]+)((?:/[\w.-]+)*)"  # owner/name, and a folder in it
+VERSION = r"\d+\.\d+\.\d+"
 
 
-@dataclass(frozen=True)
-class StoredEpisode:
-    """T env steps as another program stored them: what was seen before each, and the action that followed."""
-
-    where: str  # for messages
-    pictures: Sequence[
-        Sequence[bytes | np.ndarray]
-    ]  # [T][cameras], agentview, wrist: files or (H, W, 3); or unread
-    proprio: np.ndarray  # (T, 8) float32 as in DemoEpisode
-    actions: np.ndarray  # (T, 7) float32, two values of the gripper
-    instruction: str
-
-
-def find_demos(given: str | Path) -> tuple[Path, str]:
+def find_demos(folder_or_hub_id: str | Path) -> tuple[Path, str]:
     """The folder that holds the files of a dataset, and its name ("" for demonstrations of workshop.demos).
 
-    given: a folder, or a dataset of the hub, owner/name or owner/name/folder, which is downloaded. Raises BadInput.
+    A hub id is owner/name or owner/name/folder; that dataset is downloaded. Raises BadInput.
     """
-    root = Path(given).expanduser()
-    if not root.is_dir() and (hub := re.fullmatch(r"([\w.-]+/[\w.-]+)((?:/[\w.-]+)*)", str(given))):
-        root = _download(hub[1], hub[2].strip("/"))
-    records = sorted({path.parent for path in root.rglob("*.tfrecord*")})
-    if len(records) > 1:
-        names = ", ".join(str(folder.relative_to(root)) for folder in records)
-        raise BadInput(f"--demos {given} holds several RLDS datasets: name one of its folders: {names}")
-    folder = records[0] if records else root
-    parts = [*Path(given).expanduser().resolve().parts, *folder.relative_to(root).parts]
-    names_of_it = [
-        part for part in parts if not re.fullmatch(r"\d+\.\d+\.\d+", part)
-    ]  # else the dataset's version
-    return folder, names_of_it[-1] if is_foreign(folder) else ""
+    path = Path(folder_or_hub_id).expanduser()
+    root = path
+    hub_id = re.fullmatch(HUB_DATASET, str(folder_or_hub_id))
+    if not root.is_dir() and hub_id:
+        root = _download(hub_id[1], hub_id[2].strip("/"))
+    record_folders = sorted({file.parent for file in root.rglob("*.tfrecord*")})
+    if len(record_folders) > 1:
+        names = ", ".join(str(folder.relative_to(root)) for folder in record_folders)
+        raise BadInput(
+            f"--demos {folder_or_hub_id} holds several RLDS datasets: name one of its folders: {names}"
+        )
+    folder = record_folders[0] if record_folders else root
+    if not is_foreign(folder):
+        return folder, ""
+    # The name is that of the last folder that is no version of the dataset, such as 1.0.0.
+    parts = [*path.resolve().parts, *folder.relative_to(root).parts]
+    names_in_path = [part for part in parts if not re.fullmatch(VERSION, part)]
+    return folder, names_in_path[-1]
 
 
 def is_foreign(folder: Path) -> bool:
@@ -81,178 +71,165 @@ def _is_lerobot(folder: Path) -> bool:
 
 
 def _download(repo: str, subfolder: str) -> Path:
+    """Download a dataset of the hub, or take it from the hub's cache if there is no network. Raises BadInput."""
     patterns = [f"{subfolder}/*"] if subfolder else None
     try:
-        # Asked with a timeout first: snapshot_download waits forever where a network swallows packets.
+        # Ask with a timeout first: snapshot_download waits forever where a network swallows packets.
         HfApi().dataset_info(repo, timeout=HUB_TIMEOUT_S)
         is_offline = False
     except Exception:  # the hub library lets errors of several HTTP libraries through
         is_offline = True
     try:
-        found = snapshot_download(
+        snapshot = snapshot_download(
             repo, repo_type="dataset", allow_patterns=patterns, local_files_only=is_offline
         )
-        return Path(found, subfolder)
     except Exception as error:
         raise BadInput(
             f"--demos {repo}: no such folder, and no dataset of the hub or its cache ({type(error).__name__}): check "
             f"name and network, or collect demonstrations: python -m workshop.demos --out {repo}"
         ) from error
+    return Path(snapshot, subfolder)
 
 
 def _read_stored(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
+    """The episodes of a dataset of either kind, one after the other. Raises BadInput."""
     if not _is_lerobot(folder):
-        from workshop import rlds  # which imports this module
-
         return rlds.read_dataset(folder, with_pictures)
     try:
+        # Only now: its packages are optional (requirements-demos.txt).
         from workshop import lerobot
     except ModuleNotFoundError as missing:
-        install = "pip install -r requirements-demos.txt"
         raise BadInput(
-            f"{folder}: a LeRobot dataset is read by the package {missing.name}; run: {install}"
+            f"{folder}: a LeRobot dataset is read by the package {missing.name}; run: "
+            "pip install -r requirements-demos.txt"
         ) from None
     return lerobot.read_dataset(folder, with_pictures)
 
 
-def open_foreign(folder: Path, flip: Flip) -> tuple[int, Iterator[tuple[str, DemoEpisode]]]:
-    """Check all numbers of a dataset, then (how many episodes it has, a generator of where each is and itself)."""
-    commands: set[float] = set()  # to the gripper, as stored
-    motions: defaultdict[float, list[float]] = defaultdict(
-        list
-    )  # command -> how the fingers' distance changed (m)
-    num_steps, num_kept, num_episodes, num_short = 0, 0, 0, 0
-    for episode in _read_stored(folder, with_pictures=False):
-        check_numbers(episode)
-        gripper, distance = episode.actions[:, 6], episode.proprio[:, 6] - episode.proprio[:, 7]
-        commands |= {*gripper.tolist()}
-        if not commands <= {-1.0, 1.0} and not commands <= {0.0, 1.0}:
-            found = ", ".join(f"{command:g}" for command in sorted(commands)[:5])
+@dataclass
+class GripperSurvey:
+    """The gripper's commands in a dataset, and how the fingers moved after them."""
+
+    commands: set[float] = field(default_factory=set)  # as stored
+    # For each command: changes of the distance between the fingers (m) over FINGER_STEPS env steps of that command.
+    distance_changes: defaultdict[float, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, episode: StoredEpisode) -> None:
+        """Count an episode in. Raises BadInput if the commands are not two values of a known convention."""
+        gripper = episode.actions[:, 6]
+        distance = episode.proprio[:, 6] - episode.proprio[:, 7]
+        self.commands.update(gripper.tolist())
+        if not self.commands <= {-1.0, 1.0} and not self.commands <= {0.0, 1.0}:
+            first_commands = ", ".join(f"{command:g}" for command in sorted(self.commands)[:5])
             raise BadInput(
-                f"{episode.where}: the gripper's actions are {found}; expected two values, -1 and +1 or 0 and 1: "
-                "round and scale them to these"
+                f"{episode.location}: the gripper's actions are {first_commands}; expected two values, -1 and +1 or 0 "
+                "and 1: round and scale them to these"
             )
         for step in range(len(gripper) - FINGER_STEPS):
-            if (gripper[step : step + FINGER_STEPS] == gripper[step]).all():
-                motions[float(gripper[step])].append(float(distance[step + FINGER_STEPS] - distance[step]))
-        kept = len(kept_steps(episode.actions))
-        num_steps, num_kept, num_episodes = num_steps + len(gripper), num_kept + kept, num_episodes + 1
-        num_short += kept < CHUNK_LENGTH
+            command = gripper[step]
+            if (gripper[step : step + FINGER_STEPS] == command).all():
+                change = float(distance[step + FINGER_STEPS] - distance[step])
+                self.distance_changes[float(command)].append(change)
+
+    def closing_command(self, folder: Path) -> float:
+        """The command after which the fingers come closer. Raises BadInput if they do not tell."""
+        low = min(self.commands)
+        high = max(self.commands)
+        change_after_low = np.mean(self.distance_changes[low] or [0.0])
+        change_after_high = np.mean(self.distance_changes[high] or [0.0])
+        difference = change_after_high - change_after_low
+        if abs(difference) < LEAST_FINGER_MOTION_M:
+            raise BadInput(
+                f"{folder}: which value closes the gripper ({low:g} or {high:g}) cannot be told, because the fingers "
+                "of its states never follow: expected their joints (m) as values 7 and 8 of the state"
+            )
+        return high if difference < 0 else low
+
+
+def open_foreign(folder: Path, flip: Flip) -> tuple[int, Iterator[tuple[str, DemoEpisode]]]:
+    """Check all numbers of a dataset; return how many episodes it gives, and a generator of (location, episode).
+
+    Numbers are read before any picture is decoded, so that a wrong dataset is refused at once. Raises BadInput.
+    """
+    survey = GripperSurvey()
+    num_steps = 0
+    num_moving_steps = 0
+    num_episodes = 0
+    num_short = 0
+    for episode in _read_stored(folder, with_pictures=False):
+        check_contents(episode)
+        survey.add(episode)
+        num_moving = len(moving_steps(episode.actions))
+        num_steps += len(episode.actions)
+        num_moving_steps += num_moving
+        num_episodes += 1
+        num_short += num_moving < CHUNK_LENGTH
     if num_short == num_episodes:
         raise BadInput(
             f"{folder}: none of its {num_episodes} episodes has {CHUNK_LENGTH} env steps of motion"
         )
-    low, high = min(commands), max(commands)
-    difference = np.mean(motions[high] or [0.0]) - np.mean(motions[low] or [0.0])
-    if abs(difference) < LEAST_FINGER_MOTION_M:
-        raise BadInput(
-            f"{folder}: which value closes the gripper ({low:g} or {high:g}) cannot be told, as the fingers of its "
-            "states never follow: expected their joints (m) as values 7 and 8 of the state"
-        )
-    closing = high if difference < 0 else low
+    closing = survey.closing_command(folder)
     print(
-        f"{folder}: {num_episodes} episodes, gripper {low:g} and {high:g}, {closing:g} closes; left out: {num_short} "
-        f"episodes shorter than a chunk, {num_steps - num_kept} of {num_steps} env steps in which nothing moves",
+        f"{folder}: {num_episodes} episodes, gripper {min(survey.commands):g} and {max(survey.commands):g}, "
+        f"{closing:g} closes; left out: {num_short} episodes shorter than a chunk, {num_steps - num_moving_steps} of "
+        f"{num_steps} env steps in which nothing moves",
         flush=True,
     )
-    return num_episodes - num_short, _episodes(folder, closing, flip)
+    return num_episodes - num_short, _converted(folder, closing, flip)
 
 
-def check_numbers(episode: StoredEpisode) -> None:
-    """Raises BadInput for states and actions that are not those of LIBERO's robot and env, as far as they tell."""
-    steps, (action_dim, proprio_dim) = len(episode.actions), LIBERO_SIZES
-    for name, values, width, meaning in (
-        ("states", episode.proprio, proprio_dim, "hand position 3, axis-angle 3, finger joints 2"),
-        ("actions", episode.actions, action_dim, "motions 6, gripper 1"),
-    ):
-        if values.shape != (steps, width):
-            found = f"{name} of shape {values.shape[1:]}"
-            raise BadInput(
-                f"{episode.where}: {found}, expected {width} values ({meaning}): convert the dataset"
-            )
-        if not np.isfinite(values).all():
-            raise BadInput(f"{episode.where}: {name} that are not finite: repair or remove this episode")
-    if (largest := np.abs(episode.actions[:, :6]).max()) > 1:
-        raise BadInput(
-            f"{episode.where}: a motion of {largest:.4g}, beyond [-1, 1]: expected relative actions as LIBERO's env "
-            "takes them, not absolute ones, and not metres: convert the dataset"
-        )
-    fingers = episode.proprio[:, 6:]
-    if np.abs(fingers).max() > FINGER_LIMIT_M or fingers[:, 0].mean() < fingers[:, 1].mean():
-        found = f"[{fingers.min():.3g}, {fingers.max():.3g}]"
-        raise BadInput(
-            f"{episode.where}: values 7 and 8 of the state in {found} are no finger joints, expected 0 to 0.04 m and "
-            "-0.04 to 0 m: not normalised, and in this order"
-        )
-    if not episode.instruction.strip():
-        raise BadInput(f"{episode.where}: no instruction: give the task its text")
-
-
-def kept_steps(actions: np.ndarray) -> np.ndarray:
-    """Indices of the env steps that are no no-ops, int64 (K,). actions: (T, 7).
-
-    A no-op leaves the arm where it is and the gripper as the last kept action had it; where none was kept yet, motion
-    alone counts. Source: openvla, experiments/robot/libero/regenerate_libero_dataset.py.
-    """
-    moves, kept = np.linalg.norm(actions[:, :6], axis=1) >= NOOP_NORM, list[int]()
-    for step, action in enumerate(actions):
-        if moves[step] or (kept and action[6] != actions[kept[-1], 6]):
-            kept.append(step)
-    return np.array(kept, np.int64)
-
-
-def _episodes(folder: Path, closing: float, flip: Flip) -> Iterator[tuple[str, DemoEpisode]]:
-    with ThreadPoolExecutor() as pool:  # codecs let go of Python's lock
+def _converted(folder: Path, closing: float, flip: Flip) -> Iterator[tuple[str, DemoEpisode]]:
+    """(location, episode) of all episodes that are long enough, without the env steps in which nothing moves."""
+    with ThreadPoolExecutor() as pool:  # image codecs release Python's lock
         for stored in _read_stored(folder, with_pictures=True):
-            kept = kept_steps(stored.actions)
+            kept = moving_steps(stored.actions)
             if len(kept) < CHUNK_LENGTH:
                 continue
             actions = stored.actions[kept]
             actions[:, 6] = np.where(actions[:, 6] == closing, 1.0, -1.0)
-            shown = kept[
-                : len(kept) - CHUNK_LENGTH + 1
-            ]  # as openvla-oft: frames with a whole chunk after them
+            # As openvla-oft does: only frames that have a whole chunk of actions after them.
+            shown = kept[: len(kept) - CHUNK_LENGTH + 1]
             frames = [stored.pictures[step] for step in shown]
-            jpegs = list(pool.map(partial(_as_jpegs, flip=flip, where=stored.where), frames))
+            jpegs = list(pool.map(partial(_as_jpegs, flip=flip, location=stored.location), frames))
             episode = DemoEpisode(
-                jpegs, stored.proprio[shown], np.arange(len(shown)), actions, task_id=-1, init_state_id=-1,  # not known
-                instruction=stored.instruction, noise_scale=0.0, env_steps=len(stored.actions), looks="official",
-            )  # fmt: skip
-            yield stored.where, episode
-
-
-def _as_jpegs(pictures: Sequence[bytes | np.ndarray], flip: Flip, where: str) -> list[bytes]:
-    """A JPEG file stays as it is, for it has had the round trip that a policy's observations get; others get theirs."""
-    rows, columns = STRIDES[flip]
-    files = []
-    for picture in pictures:
-        try:
-            image = (
-                Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else Image.fromarray(picture)
+                jpegs=jpegs,
+                proprio=stored.proprio[shown],
+                frame_steps=np.arange(len(shown)),
+                actions=actions,
+                task_id=-1,  # not known
+                init_state_id=-1,  # not known
+                instruction=stored.instruction,
+                noise_scale=0.0,
+                env_steps=len(stored.actions),
+                looks="official",
             )
-            if isinstance(picture, np.ndarray) or image.format != "JPEG" or flip != "none":
-                picture = encode_jpeg(np.asarray(image.convert("RGB"))[::rows, ::columns])
-        except (OSError, ValueError) as fault:
-            raise BadInput(
-                f"{where}: a picture cannot be read ({first_line(fault)}): get the dataset anew"
-            ) from fault
-        if image.width != image.height:
-            raise BadInput(
-                f"{where}: pictures of {image.width} x {image.height}; LIBERO's are square: crop them"
-            )
-        files.append(picture)
-    return files
+            yield stored.location, episode
 
 
-def choose_cameras(names: Sequence[str], where: str) -> list[str]:
-    """The pictures of agentview, then those of the wrist if there are any, by name. Raises BadInput."""
-    last = {name: re.split(r"[./]", name)[-1] for name in names}
-    wrist = [name for name in names if re.search(r"wrist|hand|^image_?2$", last[name])]
-    others = [name for name in names if name not in wrist]
-    agentview = [name for name in others if last[name] in AGENTVIEW] or others
-    if len(agentview) != 1 or len(wrist) > 1:
-        found = f"cameras {', '.join(names) or 'none'}"
+def _as_jpegs(pictures: Sequence[bytes | np.ndarray], flip: Flip, location: str) -> list[bytes]:
+    """The pictures of one frame as JPEG files. Raises BadInput for pictures that cannot be read or are not square."""
+    return [_as_jpeg(picture, flip, location) for picture in pictures]
+
+
+def _as_jpeg(picture: bytes | np.ndarray, flip: Flip, location: str) -> bytes:
+    """One picture as a JPEG file.
+
+    A JPEG file stays as it is: it already had the round trip through JPEG that a policy's observations get. Every
+    other picture gets its round trip now.
+    """
+    try:
+        image = Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else Image.fromarray(picture)
+        if isinstance(picture, bytes) and image.format == "JPEG" and flip == "none":
+            jpeg = picture
+        else:
+            row_stride, column_stride = STRIDES[flip]
+            jpeg = encode_jpeg(np.asarray(image.convert("RGB"))[::row_stride, ::column_stride])
+    except (OSError, ValueError) as fault:
         raise BadInput(
-            f"{where}: {found}: which is agentview, which the wrist's? name them image and wrist_image"
+            f"{location}: a picture cannot be read ({first_line(fault)}): get the dataset anew"
+        ) from fault
+    if image.width != image.height:
+        raise BadInput(
+            f"{location}: pictures of {image.width} x {image.height}; LIBERO's are square: crop them"
         )
-    return agentview + wrist
+    return jpeg

@@ -1,10 +1,12 @@
 """LeRobot datasets of version 3, without lerobot: numbers and PNG pictures in Parquet files, videos in MP4 files.
 
-meta/info.json names the features; meta/episodes/ says how long each episode is and where in which video it begins.
+meta/info.json names the features; meta/episodes/ holds each episode's length and where in which video it begins.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,102 +15,152 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from contracts import BadInput, first_line, read_json
-from workshop.foreign_demos import StoredEpisode, choose_cameras
+from workshop.stored_episode import StoredEpisode, choose_cameras
 
-STATES, ACTIONS = ("observation.state", "state"), ("action", "actions")  # by lerobot, and as openpi converts
+# Names of the features: first lerobot's, then those of openpi's conversion.
+STATES = ("observation.state", "state")
+ACTIONS = ("action", "actions")
+VIDEO_PLACE = ("chunk_index", "file_index", "from_timestamp")  # of an episode in the videos of a camera
 ROWS_AT_ONCE = 64  # of a Parquet file: pictures in them take memory
+
+Row = dict[str, Any]  # of a Parquet file, by the names of its columns
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What meta/info.json tells of a dataset."""
+
+    folder: Path
+    state: str  # name of the feature
+    action: str
+    cameras: list[str]  # names of the features, agentview before wrist
+    videos: list[str]  # the cameras whose pictures are in MP4 files
+    video_path: str  # template
+    fps: float
+    num_episodes: int
 
 
 def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
     """Its episodes one after the other. Raises BadInput for other versions, missing features and damaged files."""
     info = read_json(folder / "meta" / "info.json")
-    if not str(info.get("codebase_version")).startswith("v3."):
-        found = f"codebase_version {info.get('codebase_version')}"
+    version = info.get("codebase_version")
+    if not str(version).startswith("v3."):
         raise BadInput(
-            f"{folder}: a LeRobot dataset of {found}, expected v3.0: convert it by a current lerobot"
+            f"{folder}: a LeRobot dataset of codebase_version {version}, expected v3.0: convert it by a current lerobot"
         )
     try:
-        yield from _read(folder, info, with_pictures)
+        yield from _read_episodes(_parse_info(folder, info), with_pictures)
     except (AttributeError, LookupError, OSError, TypeError, ValueError, av.error.FFmpegError) as fault:
         reason = f"{type(fault).__name__}: {first_line(fault)}"
         raise BadInput(f"{folder}: no readable LeRobot dataset ({reason}): get it anew") from fault
 
 
-def _read(folder: Path, info: dict[str, Any], with_pictures: bool) -> Iterator[StoredEpisode]:
-    features, fps = info["features"], info["fps"]
-    state, action = (_feature(features, names, folder) for names in (STATES, ACTIONS))
-    cameras = choose_cameras(
-        [name for name in features if features[name]["dtype"] in ("image", "video")], str(folder)
+def _parse_info(folder: Path, info: Mapping[str, Any]) -> Dataset:
+    features = info["features"]
+    types = {name: feature["dtype"] for name, feature in features.items()}
+    cameras = choose_cameras([name for name in types if types[name] in ("image", "video")], str(folder))
+    return Dataset(
+        folder=folder,
+        state=_choose_feature(features, STATES, folder),
+        action=_choose_feature(features, ACTIONS, folder),
+        cameras=cameras,
+        videos=[name for name in cameras if types[name] == "video"],
+        video_path=info["video_path"],
+        fps=info["fps"],
+        num_episodes=info["total_episodes"],
     )
-    videos = [name for name in cameras if features[name]["dtype"] == "video"]
-    places = [
-        f"videos/{name}/{field}"
-        for name in videos
-        for field in ("chunk_index", "file_index", "from_timestamp")
-    ]
-    entries = _rows(folder.glob("meta/episodes/*/*.parquet"), ["episode_index", "length", *places])
-    episodes = {entry["episode_index"]: entry for entry in entries}
-    texts = _rows(
-        [folder / "meta" / "tasks.parquet"], None
-    )  # the text is pandas's index, under changing names
-    tasks = {row["task_index"]: next(text for text in row.values() if isinstance(text, str)) for row in texts}
-    columns = ["episode_index", "task_index", state, action]
-    columns += [name for name in cameras if with_pictures and name not in videos]
-    num_found = 0
-    for index, group in groupby(
-        _rows(folder.glob("data/*/*.parquet"), columns), lambda row: row["episode_index"]
-    ):
-        rows, entry, where = list(group), episodes[index], f"{folder}, episode {index}"
+
+
+def _choose_feature(features: Iterable[str], names: Sequence[str], folder: Path) -> str:
+    """The first of `names` that the dataset has. Raises BadInput if it has none."""
+    for name in names:
+        if name in features:
+            return name
+    raise BadInput(f"{folder}: no {' or '.join(names)} among its features: {', '.join(features)}")
+
+
+def _read_episodes(dataset: Dataset, with_pictures: bool) -> Iterator[StoredEpisode]:
+    entries = _read_entries(dataset)
+    instructions = _read_instructions(dataset.folder)
+    columns = ["episode_index", "task_index", dataset.state, dataset.action]
+    if with_pictures:
+        columns += [name for name in dataset.cameras if name not in dataset.videos]
+    all_rows = _read_rows(dataset.folder.glob("data/*/*.parquet"), columns)
+    num_episodes = 0
+    for index, group in groupby(all_rows, itemgetter("episode_index")):
+        rows = list(group)
+        entry = entries[index]
         if len(rows) != entry["length"]:
             raise ValueError(f"episode {index} has {len(rows)} of {entry['length']} rows")
-        decoded = {
-            name: _decode(folder, info["video_path"], name, entry, fps) for name in videos if with_pictures
-        }
-        pictures = [
-            [decoded[name][step] if name in videos else row[name]["bytes"] for name in cameras]
-            for step, row in enumerate(rows)
-            if with_pictures
-        ]
-        proprio, actions = (np.array([row[name] for row in rows], np.float32) for name in (state, action))
-        yield StoredEpisode(where, pictures, proprio, actions, tasks[rows[0]["task_index"]])
-        num_found += 1
-    if num_found != info["total_episodes"]:
-        raise ValueError(f"{num_found} of {info['total_episodes']} episodes are there")
+        yield StoredEpisode(
+            location=f"{dataset.folder}, episode {index}",
+            pictures=_read_pictures(dataset, entry, rows) if with_pictures else [],
+            proprio=np.array([row[dataset.state] for row in rows], np.float32),
+            actions=np.array([row[dataset.action] for row in rows], np.float32),
+            instruction=instructions[rows[0]["task_index"]],
+        )
+        num_episodes += 1
+    if num_episodes != dataset.num_episodes:
+        raise ValueError(f"{num_episodes} of {dataset.num_episodes} episodes are there")
 
 
-def _feature(features: dict[str, Any], names: Sequence[str], folder: Path) -> str:
-    if not (found := [name for name in names if name in features]):
-        raise BadInput(f"{folder}: no {' or '.join(names)} among its features: {', '.join(features)}")
-    return found[0]
+def _read_entries(dataset: Dataset) -> dict[int, Row]:
+    """The entries of meta/episodes/ by episode: its length, and its place in the videos of each camera."""
+    columns = ["episode_index", "length"]
+    for camera in dataset.videos:
+        columns += [f"videos/{camera}/{field}" for field in VIDEO_PLACE]
+    entries = _read_rows(dataset.folder.glob("meta/episodes/*/*.parquet"), columns)
+    return {entry["episode_index"]: entry for entry in entries}
 
 
-def _rows(paths: Any, columns: list[str] | None) -> Iterator[dict[str, Any]]:
-    """The rows of Parquet files in the order of their names."""
+def _read_instructions(folder: Path) -> dict[int, str]:
+    """The instruction of each task. Its column is the index of a pandas frame, whose name varies: take the text."""
+    instructions = {}
+    for row in _read_rows([folder / "meta" / "tasks.parquet"], None):
+        texts = [value for value in row.values() if isinstance(value, str)]
+        instructions[row["task_index"]] = texts[0]
+    return instructions
+
+
+def _read_pictures(dataset: Dataset, entry: Row, rows: Sequence[Row]) -> list[list[bytes | np.ndarray]]:
+    """[T][cameras]: PNG files from the rows, or decoded pictures from the videos."""
+    by_camera: list[list[bytes] | list[np.ndarray]] = []
+    for camera in dataset.cameras:
+        if camera in dataset.videos:
+            by_camera.append(_decode_video(dataset, camera, entry))
+        else:
+            by_camera.append([row[camera]["bytes"] for row in rows])
+    return [list(pictures) for pictures in zip(*by_camera, strict=True)]
+
+
+def _read_rows(paths: Iterable[Path], columns: list[str] | None) -> Iterator[Row]:
+    """The rows of Parquet files, in the order of the files' names; of all columns if `columns` is None."""
     for path in sorted(paths):
         with pq.ParquetFile(path) as file:
-            if missing := set(columns or ()) - {*file.schema_arrow.names}:
+            missing = set(columns or ()) - set(file.schema_arrow.names)
+            if missing:
                 raise ValueError(f"{path.name} has no {', '.join(sorted(missing))}")
             for batch in file.iter_batches(ROWS_AT_ONCE, columns=columns):
                 yield from batch.to_pylist()
 
 
-def _decode(folder: Path, template: str, camera: str, entry: dict[str, Any], fps: float) -> list[np.ndarray]:
-    """The pictures of an episode, [T] uint8 (H, W, 3) RGB, from a video that holds others as well."""
-    chunk, number, start_s = (
-        entry[f"videos/{camera}/{f}"] for f in ("chunk_index", "file_index", "from_timestamp")
-    )
-    path = folder / template.format(video_key=camera, chunk_index=chunk, file_index=number)
+def _decode_video(dataset: Dataset, camera: str, entry: Row) -> list[np.ndarray]:
+    """The pictures of one episode, [T] uint8 (H, W, 3) RGB, from a video that holds other episodes as well."""
+    chunk_index, file_index, start_s = (entry[f"videos/{camera}/{field}"] for field in VIDEO_PLACE)
+    file_name = dataset.video_path.format(video_key=camera, chunk_index=chunk_index, file_index=file_index)
+    path = dataset.folder / file_name
+    length = entry["length"]
     pictures: list[np.ndarray] = []
     with av.open(str(path)) as video:
         stream = video.streams.video[0]
-        assert stream.time_base is not None, "of every stream in a file"
-        video.seek(int(start_s / stream.time_base), stream=stream)  # to the key frame at or before it
+        assert stream.time_base is not None, "every stream of a file has one"
+        video.seek(int(start_s / stream.time_base), stream=stream)  # to the key frame at or before the start
         for frame in video.decode(stream):
-            place = round((frame.time - start_s) * fps)  # in the episode
-            if place == len(pictures):
+            step = round((frame.time - start_s) * dataset.fps)  # of the episode; negative before its start
+            if step == len(pictures):
                 pictures.append(frame.to_ndarray(format="rgb24"))
-            if len(pictures) == entry["length"]:
+            if len(pictures) == length:
                 return pictures
     raise ValueError(
-        f"{path.name} has {len(pictures)} of {entry['length']} frames of episode {entry['episode_index']}"
+        f"{path.name} has {len(pictures)} of {length} frames of episode {entry['episode_index']}"
     )

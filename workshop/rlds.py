@@ -1,8 +1,9 @@
-"""RLDS folders as of openvla/modified_libero_rlds, without TensorFlow: an episode is a record of a TFRecord file.
+"""RLDS folders such as openvla/modified_libero_rlds, without TensorFlow: each record of a TFRecord file is an episode.
 
-A record is a length (8 bytes), a checksum of it (4), the data, and a checksum of them (4). The data are a message
-tf.train.Example: names and lists of bytes, floats or integers, here of all steps of the episode one after the other.
-Checksums are not compared: a length beyond the file's end finds what is cut, or is none at all.
+A record is the length of its data (8 bytes), a checksum of the length (4), the data, and a checksum of the data (4).
+The data are a message tf.train.Example: names, each with a list of bytes, floats or integers, here of all steps of the
+episode one after the other. Checksums are not compared: a file that was cut short, or is no TFRecord file, is
+recognised by a length that reaches beyond its end.
 """
 
 import re
@@ -13,10 +14,19 @@ from pathlib import Path
 import numpy as np
 
 from contracts import BadInput, first_line
-from workshop.foreign_demos import StoredEpisode, choose_cameras
+from workshop.stored_episode import StoredEpisode, choose_cameras
 
-TEXT, STATE, ACTION = "steps/language_instruction", "steps/observation/state", "steps/action"
+INSTRUCTION = "steps/language_instruction"
+STATE = "steps/observation/state"
+ACTION = "steps/action"
 PICTURE_STARTS = (b"\xff\xd8", b"\x89P")  # of JPEG and PNG files
+# Numbers of the fields of tf.train.Feature; the third is a list of integers.
+BYTES_LIST = 1
+FLOAT_LIST = 2
+# Wire types of protobuf fields, and the bytes of those with a fixed length.
+VARINT = 0
+WITH_LENGTH = 2
+FIXED_BYTES = {1: 8, 5: 4}
 
 Feature = list[memoryview] | np.ndarray  # bytes; float32 (N,)
 
@@ -25,38 +35,56 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
     """The episodes of all its splits one after the other. Raises BadInput for missing features and damaged files."""
     paths = sorted(folder.glob("*.tfrecord*"))
     for path in paths:
-        if shard := re.search(r"(.*)-\d+-of-(\d+)$", path.name):
-            found = sum(other.name.startswith(f"{shard[1]}-") for other in paths)
-            if found != int(shard[2]):
-                raise BadInput(
-                    f"{folder}: {found} of {int(shard[2])} files {shard[1]}-*: download the others"
-                )
+        _check_all_shards(path, paths)
         try:
-            for number, record in enumerate(read_records(path)):
-                yield _episode(parse_example(record), f"{path}, record {number}", with_pictures)
+            for record_index, record in enumerate(read_records(path)):
+                yield _episode(parse_example(record), f"{path}, record {record_index}", with_pictures)
         except (LookupError, OSError, ValueError, struct.error) as fault:
             raise BadInput(f"{path}: no readable TFRecord file ({first_line(fault)}): get it anew") from fault
 
 
-def _episode(example: dict[str, Feature], where: str, with_pictures: bool) -> StoredEpisode:
-    if missing := {TEXT, STATE, ACTION} - example.keys():
-        found = ", ".join(sorted(example))
+def _check_all_shards(path: Path, paths: list[Path]) -> None:
+    """Raise BadInput if a file named NAME-00000-of-00032 lacks some of its 32 siblings among `paths`."""
+    shard = re.search(r"(.*)-\d+-of-(\d+)$", path.name)
+    if shard is None:
+        return
+    name = shard[1]
+    num_shards = int(shard[2])
+    num_present = sum(sibling.name.startswith(f"{name}-") for sibling in paths)
+    if num_present != num_shards:
+        raise BadInput(f"{path.parent}: {num_present} of {num_shards} files {name}-*: download the others")
+
+
+def _episode(example: dict[str, Feature], location: str, with_pictures: bool) -> StoredEpisode:
+    missing = {INSTRUCTION, STATE, ACTION} - example.keys()
+    if missing:
         raise BadInput(
-            f"{where}: no {', '.join(sorted(missing))} among its features: {found}: no RLDS data of LIBERO"
+            f"{location}: no {', '.join(sorted(missing))} among its features: {', '.join(sorted(example))}: this is no "
+            "RLDS data of LIBERO"
         )
-    steps = len(example[TEXT])
+    num_steps = len(example[INSTRUCTION])
     files = {name: values for name, values in example.items() if isinstance(values, list) and values}
-    cameras = choose_cameras([name for name in files if bytes(files[name][0][:2]) in PICTURE_STARTS], where)
-    if short := [name for name in cameras if len(example[name]) != steps]:
-        raise ValueError(f"{len(example[short[0]])} of {steps} entries of {short[0]}")
-    pictures = [[bytes(example[name][step]) for name in cameras] for step in range(steps) if with_pictures]
-    proprio, actions = (np.array(example[name], np.float32).reshape(steps, -1) for name in (STATE, ACTION))
-    return StoredEpisode(where, pictures, proprio, actions, bytes(example[TEXT][0]).decode())
+    picture_names = [name for name in files if bytes(files[name][0][:2]) in PICTURE_STARTS]
+    cameras = choose_cameras(picture_names, location)
+    for name in cameras:
+        if len(files[name]) != num_steps:
+            raise ValueError(f"{len(files[name])} of {num_steps} entries of {name}")
+    pictures = []
+    if with_pictures:
+        pictures = [[bytes(files[name][step]) for name in cameras] for step in range(num_steps)]
+    return StoredEpisode(
+        location=location,
+        pictures=pictures,
+        proprio=np.array(example[STATE], np.float32).reshape(num_steps, -1),
+        actions=np.array(example[ACTION], np.float32).reshape(num_steps, -1),
+        instruction=bytes(example[INSTRUCTION][0]).decode(),
+    )
 
 
 def read_records(path: Path) -> Iterator[memoryview]:
-    """The data of every record; the file is mapped, so what nobody looks at is not read."""
-    data, start = np.memmap(path, np.uint8, "r").data, 0
+    """The data of every record. The file is mapped into memory, so unused parts are never read from disk."""
+    data = np.memmap(path, np.uint8, "r").data
+    start = 0
     while start < len(data):
         (length,) = struct.unpack_from("<Q", data, start)
         end = start + 12 + length
@@ -67,45 +95,53 @@ def read_records(path: Path) -> Iterator[memoryview]:
 
 
 def parse_example(record: memoryview) -> dict[str, Feature]:
-    """The features of a tf.train.Example by name, but for integers, which nothing here needs."""
-    found: dict[str, Feature] = {}
+    """The features of a tf.train.Example by name, without lists of integers, which nothing here needs."""
+    example: dict[str, Feature] = {}
     for _, features in _fields(record):
-        for _, entry in _fields(features):
-            key, feature = (value for _, value in sorted(_fields(entry), key=lambda field: field[0]))
-            for kind, values in _fields(feature):  # one of three lists
-                items = [
-                    item for _, item in _fields(values)
-                ]  # numbers: packed into one item, or each its own
-                if kind == 1:
-                    found[bytes(key).decode()] = items
-                elif kind == 2:
-                    found[bytes(key).decode()] = np.frombuffer(b"".join(items), "<f4")
-    return found
+        for _, entry in _fields(features):  # an entry of a map: field 1 is the key, field 2 the value
+            key, feature = (content for _, content in sorted(_fields(entry), key=_field_number))
+            name = bytes(key).decode()
+            for kind, values in _fields(feature):
+                # Floats may be packed into one item, or each be an item.
+                items = [item for _, item in _fields(values)]
+                if kind == BYTES_LIST:
+                    example[name] = items
+                elif kind == FLOAT_LIST:
+                    example[name] = np.frombuffer(b"".join(items), "<f4")
+    return example
+
+
+def _field_number(field: tuple[int, memoryview]) -> int:
+    return field[0]
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """(number, content) of every field of a protobuf message; of a number, its bytes."""
+    """(field number, content) of every field of a protobuf message. The content of a number is its bytes."""
     start = 0
     while start < len(message):
         tag, start = _varint(message, start)
-        if tag & 7 == 2:  # bytes, a text, a message, packed numbers: the length first
+        wire_type = tag & 7
+        if wire_type == WITH_LENGTH:  # bytes, text, a message or packed numbers
             length, start = _varint(message, start)
             end = start + length
-        elif tag & 7 == 0:
-            end = _varint(message, start)[1]
+        elif wire_type == VARINT:
+            _, end = _varint(message, start)
         else:
-            end = start + {1: 8, 5: 4}[tag & 7]
+            end = start + FIXED_BYTES[wire_type]
         if end > len(message):
-            raise ValueError("a field that ends beyond its message")
+            raise ValueError("a field ends beyond its message")
         yield tag >> 3, message[start:end]
         start = end
 
 
 def _varint(message: memoryview, start: int) -> tuple[int, int]:
-    """(the number, where it ends): seven bits a byte, the lowest first, and a bit that says whether more follow."""
-    value, shift = 0, 0
+    """(the number, where it ends). Each byte holds seven bits, the lowest first; the top bit says that more follow."""
+    value = 0
+    shift = 0
     while True:
         byte = message[start]
-        value, shift, start = value | (byte & 127) << shift, shift + 7, start + 1
+        start += 1
+        value |= (byte & 127) << shift
+        shift += 7
         if byte < 128:
             return value, start
