@@ -89,7 +89,7 @@ def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Re
     from experiment.run_folder import interruptible
     from preflight import check_looks, load_policy
     from rl.selfcheck import Caution, attention_probe, image_probe
-    from vla.tokens import select_key
+    from vla.dataset_statistics import select_key
 
     model = config.model
     for suite in config.suites:

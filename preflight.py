@@ -43,10 +43,11 @@ from envs.worker import NoAnswer, ask
 from rl import selfcheck
 from rl.phases import Teacher, choose_teacher, phase_at
 from rl.selfcheck import Caution
-from vla.checkpoint import CheckpointInfo, base_and_adapter, inspect_checkpoint, resolve_checkpoint
+from vla.checkpoint import CheckpointInfo, base_and_adapter, inspect_checkpoint
+from vla.dataset_statistics import same_actions, select_key, suites_named
+from vla.hub import resolve_checkpoint
 from vla.memory import GIB, fit_to_memory
 from vla.policy import Policy, choose_device, is_large
-from vla.tokens import same_actions, select_key, suites_named
 
 log = logging.getLogger(__name__)
 MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an empty frame has none

@@ -11,8 +11,9 @@ import torch
 import tyro
 
 from contracts import write_json
-from vla.checkpoint import read_model_config, save_checkpoint
 from vla.model import OpenVLAOFT, ProprioProjector
+from vla.model_config import read_model_config
+from vla.network_io import save_checkpoint
 from workshop.tiny import make_tiny_checkpoint
 
 CONFIG = {

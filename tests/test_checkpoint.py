@@ -17,17 +17,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from contracts import BadInput
-from vla import checkpoint
-from vla.checkpoint import (
-    base_and_adapter,
-    file_key,
-    inspect_checkpoint,
-    load_action_head,
-    load_network,
-    read_model_config,
-    resolve_checkpoint,
-    save_checkpoint,
-)
+from vla import hub
+from vla.checkpoint import base_and_adapter, inspect_checkpoint
+from vla.hub import resolve_checkpoint
+from vla.model_config import read_model_config
+from vla.network_io import file_key, load_action_head, load_network, save_checkpoint
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
 CPU = torch.device("cpu")
@@ -271,7 +265,7 @@ def test_complete_snapshot_in_the_cache_needs_no_network(tmp_path, silent_hub, m
 
 
 def test_unreachable_hub_is_one_line_that_says_what_to_do(tmp_path, silent_hub, monkeypatch):
-    monkeypatch.setattr(checkpoint, "HUB_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(hub, "HUB_TIMEOUT_S", 0.2)
     # A snapshot that lacks a shard is not taken for complete.
     index = (
         '{"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}'

@@ -23,7 +23,7 @@ from tests.foreign_files import (
 )
 from tests.small_checkpoint import SMALL, make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
-from vla.tokens import load_statistics
+from vla.dataset_statistics import load_statistics
 from workshop import foreign_demos
 from workshop.demo_files import encode_jpeg, episode_path, write_episode
 from workshop.foreign_demos import find_demos, open_foreign

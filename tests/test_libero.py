@@ -13,7 +13,7 @@ from envs.assets import find_pack, installed_official
 from envs.libero import CAMERAS, SETTLING_ACTION, SETTLING_STEPS, EnvSpec, LiberoEnv, axis_angle, task_files
 from envs.rendering import prepare
 from envs.tasks import load_init_states
-from vla.preprocessing import jpeg_round_trip, lanczos_resize
+from vla.images import jpeg_round_trip, lanczos_resize
 
 SUITE, TASK = "libero_spatial", 4  # a drawer is open there: one more thing that a reset draws at random
 INIT_STATE = 7

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from contracts import BadInput
 from tests.small_checkpoint import make_small_checkpoint
 from tests.test_checkpoint import PUBLIC
-from vla.checkpoint import base_of_adapter, inspect_checkpoint, load_network, read_model_config
+from vla.checkpoint import base_of_adapter, inspect_checkpoint
 from vla.lora import (
     PROPRIO_FILE,
     Adapters,
@@ -26,6 +26,8 @@ from vla.lora import (
     save_adapter_folder,
 )
 from vla.model import ACTION_ROWS, OpenVLAOFT, ProprioProjector
+from vla.model_config import read_model_config
+from vla.network_io import load_network
 from vla.policy import Policy
 from vla.weights import read_tensors
 

@@ -19,11 +19,13 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from tests.test_lora import _inputs, _network, _train_a_little, folder  # noqa: F401 (a fixture)
-from vla.checkpoint import file_key, inspect_checkpoint, load_action_head, load_network
+from vla.checkpoint import inspect_checkpoint
+from vla.dataset_statistics import unnormalise
 from vla.lora import adapters_disabled, add_lora
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector, llama_block
+from vla.network_io import file_key, load_action_head, load_network
 from vla.preprocessing import ImageProcessor, pixel_values
-from vla.tokens import PAD_ID, decode, unnormalise
+from vla.tokens import PAD_ID, decode
 
 GOLDEN = Path(__file__).parent / "golden"
 NUM_ACTION_TOKENS = 56

@@ -14,21 +14,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from contracts import BadInput
 from tests.llama_like import llama_like_tokenizer
-from vla import preprocessing
-from vla.preprocessing import (
-    ImageProcessor,
-    centre_crop,
-    jpeg_round_trip,
-    lanczos_resize,
-    lanczos_weights,
-    load_tokenizer,
-    model_input_images,
-    normalised_levels,
-    pixel_values,
-    pixel_values_on_device,
-    prompt,
-    prompt_ids,
-)
+from vla import images
+from vla.images import centre_crop, jpeg_round_trip, lanczos_resize, lanczos_weights, model_input_images
+from vla.preprocessing import ImageProcessor, normalised_levels, pixel_values, pixel_values_on_device
+from vla.prompts import load_tokenizer, prompt, prompt_ids
 from vla.tokens import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -166,7 +155,7 @@ def test_lanczos_weights_are_those_with_the_sine_of_glibc_which_tensorflow_calls
 ):
     ours, sinf = lanczos_weights(num_in, num_out), ctypes.CDLL("libm.so.6").sinf
     sinf.restype, sinf.argtypes = ctypes.c_float, [ctypes.c_float]
-    monkeypatch.setattr(preprocessing, "_sine", np.vectorize(sinf, otypes=[np.float32]))
+    monkeypatch.setattr(images, "_sine", np.vectorize(sinf, otypes=[np.float32]))
     np.testing.assert_array_equal(ours, lanczos_weights(num_in, num_out))
 
 
@@ -238,7 +227,7 @@ def test_a_file_that_is_missing_or_no_tokenizer_is_named(tmp_path, content):
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(
-        BadInput, match="is missing" if content is None else "is not a usable tokenizer"
+        BadInput, match="is missing" if content is None else "not a usable tokenizer"
     ) as caught:
         load_tokenizer(tmp_path)
     assert str(path) in str(caught.value)

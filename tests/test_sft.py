@@ -21,10 +21,12 @@ from rl.trajectory import Decision, Episode, Trajectory, flatten
 from rl.update import Learner, micro_batch_loss
 from tests.demo_episodes import raw_images, write_demos
 from tests.small_checkpoint import SMALL, make_small_checkpoint
-from vla.checkpoint import inspect_checkpoint, load_network
+from vla.checkpoint import inspect_checkpoint
+from vla.dataset_statistics import load_statistics, same_statistics
 from vla.merge import merge
+from vla.network_io import load_network
 from vla.policy import Policy
-from vla.tokens import FIRST_ACTION_TOKEN, load_statistics, same_statistics
+from vla.tokens import FIRST_ACTION_TOKEN
 from workshop.sft import SFT_RUN_FILE, SftArgs, check_written, fine_tune, read_demos
 from workshop.sft_data import make_observations
 from workshop.sft_update import SUPERVISED, WholeNetwork, logits_of

@@ -10,8 +10,8 @@ from PIL import Image
 from contracts import BadInput, Observation, write_json
 from tests.demo_episodes import FRAME_GAP, FRAMES, raw_images, write_demos
 from tests.small_checkpoint import SMALL, make_small_checkpoint
+from vla.images import centre_crop
 from vla.policy import Policy
-from vla.preprocessing import centre_crop
 from workshop.sft_data import (
     CROP_SIDE,
     adjust_colours,

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-from vla.preprocessing import load_tokenizer, prompt, prompt_ids
+from vla.prompts import load_tokenizer, prompt, prompt_ids
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
 PROMPTS = json.loads((GOLDEN.parent / "prompts.json").read_text())

@@ -9,23 +9,25 @@ import pytest
 import torch
 
 from contracts import BadInput
+from vla.dataset_statistics import (
+    VectorStatistics,
+    load_statistics,
+    normalise,
+    normalise_proprio,
+    select_key,
+    suites_named,
+    unnormalise,
+)
 from vla.tokens import (
     ACTION_TOKEN_IDS,
     BIN_CENTRES,
     BIN_EDGES,
     FIRST_ACTION_TOKEN,
-    VectorStatistics,
     decode,
     encode,
-    load_statistics,
-    normalise,
-    normalise_proprio,
     sample_tokens,
-    select_key,
-    suites_named,
     to_env,
     translate,
-    unnormalise,
 )
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -46,6 +46,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     import torch
 
     from vla import checkpoint
+    from vla.hub import resolve_checkpoint
     from vla.policy import Policy
     from vla.preprocessing import synthetic_observations
 
@@ -54,7 +55,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
         raise BadInput(f"--out {out} exists already: name a new folder")
     if (base := base or checkpoint.base_of_adapter(adapter)) is None:
         raise BadInput(f"--adapter {adapter} holds no adapter_config.json: give a folder of RUN/checkpoints")
-    info = checkpoint.inspect_checkpoint(checkpoint.resolve_checkpoint(base), adapter=str(adapter))
+    info = checkpoint.inspect_checkpoint(resolve_checkpoint(base), adapter=str(adapter))
     key, stored = next(iter(info.statistics)), next(iter(info.weights.values())).dtype
     dtype = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored, torch.float32)
     options: dict[str, Any] = {"task_suite": key, "unnorm_key": key, "device": device, "compile": "off"}
@@ -86,7 +87,7 @@ def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
 
     Its L1 head stays behind, for training has changed what it reads; config.json states the number of images instead.
     """
-    from vla import checkpoint, lora, tokens, weights
+    from vla import dataset_statistics, lora, network_io, weights
 
     adapter, files = lora.read_adapter(folder), weights.by_file(info.weights.values())
     needed, free = sum(path.stat().st_size for path in files), shutil.disk_usage(out).free
@@ -100,7 +101,7 @@ def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
             )
             merged[key] = merged_weight(merged[key], down, up, adapter.alpha / adapter.rank)
         weights.write_tensors(out / path.name, merged)
-    for path in (*info.folder.iterdir(), *info.statistics_folder.glob(tokens.STATISTICS_FILE)):
+    for path in (*info.folder.iterdir(), *info.statistics_folder.glob(dataset_statistics.STATISTICS_FILE)):
         if path.name == "tokenizer.model" or path.suffix == ".json":
             shutil.copyfile(path, out / path.name)
     if (out / weights.INDEX_FILE).exists():
@@ -109,10 +110,10 @@ def write_merged(info: CheckpointInfo, folder: Path, out: Path) -> None:
     changes = {"num_images_in_input": info.num_images, "looks": info.looks}
     write_json(out / "config.json", read_json(out / "config.json") | changes)
     trained = folder / lora.PROPRIO_FILE
-    state = weights.read_tensors(trained) if trained.is_file() else checkpoint.read_proprio_state(info)
+    state = weights.read_tensors(trained) if trained.is_file() else network_io.read_proprio_state(info)
     if state is not None:
         weights.write_pt(
-            out / (info.proprio_file.name if info.proprio_file else checkpoint.PROPRIO_FILE), state
+            out / (info.proprio_file.name if info.proprio_file else network_io.PROPRIO_FILE), state
         )
     results = folder / "metadata.json"  # of the training run
     rows = [f"* {key}: {value}" for key, value in (read_json(results) if results.is_file() else {}).items()]

@@ -28,10 +28,10 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
 
 from vla.lora import LoraLinear
+from vla.model_config import ModelConfig, VitConfig
 from vla.tokens import ACTION_TOKEN_IDS, EOS_ID, PAD_ID
 
 if TYPE_CHECKING:
-    from vla.checkpoint import ModelConfig, VitConfig
     from vla.lora import Adapters
 
 ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # of lm_head: 31744..31999
@@ -225,7 +225,7 @@ class L1RegressionHead(nn.Module):
 
 
 class OpenVLAOFT(nn.Module):
-    """The network. Build it under `torch.device("meta")` and fill it with `vla.checkpoint`."""
+    """The network. Build it under `torch.device("meta")` and fill it with `vla.network_io`."""
 
     adapters: Adapters  # by `vla.lora.add_lora`
 

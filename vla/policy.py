@@ -22,32 +22,23 @@ from torch import Tensor, nn
 
 from contracts import BadInput, Observation, first_line
 from vla import eight_bits, lora
-from vla.checkpoint import (
-    CheckpointInfo,
-    base_and_adapter,
-    check_dimensions,
-    inspect_checkpoint,
-    load_action_head,
-    load_network,
-    resolve_checkpoint,
-)
+from vla.checkpoint import CheckpointInfo, base_and_adapter, inspect_checkpoint
 from vla.cuda_graphs import GraphedNetwork
+from vla.dataset_statistics import STATISTICS_FILE, same_actions, same_statistics, select_key, unnormalise
+from vla.hub import resolve_checkpoint
 from vla.model import L1RegressionHead, OpenVLAOFT
-from vla.preprocessing import ImageProcessor, Inputs, load_tokenizer
+from vla.network_io import check_dimensions, load_action_head, load_network
+from vla.preprocessing import ImageProcessor, Inputs
+from vla.prompts import load_tokenizer
 from vla.tokens import (
     FIRST_ACTION_TOKEN,
     NUM_BINS,
-    STATISTICS_FILE,
     decode,
     encode,
-    same_actions,
-    same_statistics,
     sample_tokens,
-    select_key,
     to_env,
     token_logprobs,
     translate,
-    unnormalise,
 )
 from vla.weights import fingerprint
 

@@ -94,7 +94,7 @@ def encode_jpeg(image: np.ndarray) -> bytes:
 
 
 def decode_jpeg(data: bytes) -> np.ndarray:
-    """JPEG -> uint8 (H, W, 3) RGB, with the decoder of `vla.preprocessing.jpeg_round_trip`.
+    """JPEG -> uint8 (H, W, 3) RGB, with the decoder of `vla.images.jpeg_round_trip`.
 
     So decode_jpeg(encode_jpeg(image)) == jpeg_round_trip(image): a frame read here has had its round trip.
     """

@@ -22,7 +22,7 @@ from huggingface_hub import HfApi, snapshot_download
 from PIL import Image
 
 from contracts import BadInput, first_line
-from vla.checkpoint import HUB_TIMEOUT_S
+from vla.hub import HUB_TIMEOUT_S
 from workshop import rlds
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg
 from workshop.stored_episode import StoredEpisode, check_contents, moving_steps

@@ -35,11 +35,13 @@ from contracts import BadInput, SelfCheckError, write_json
 from envs.tasks import METAWORLD
 from experiment.metrics import system_metrics
 from experiment.run_folder import interruptible, provenance
-from vla.checkpoint import CheckpointInfo, inspect_checkpoint, resolve_checkpoint
+from vla.checkpoint import CheckpointInfo, inspect_checkpoint
+from vla.dataset_statistics import STATISTICS_FILE
+from vla.hub import resolve_checkpoint
 from vla.memory import limit_memory
 from vla.policy import Policy, choose_device
 from vla.preprocessing import ImageProcessor
-from vla.tokens import FIRST_ACTION_TOKEN, STATISTICS_FILE
+from vla.tokens import FIRST_ACTION_TOKEN
 from workshop.demo_files import CHUNK_LENGTH, LIBERO_SIZES, METAWORLD_SIZES
 from workshop.foreign_demos import Flip, find_demos
 from workshop.sft_data import (

@@ -18,8 +18,9 @@ from torch.nn import functional as F
 
 from contracts import BadInput, Observation
 from experiment.metrics import progress_bar
-from vla.preprocessing import CROP_AREA, centre_crop, lanczos_resize
-from vla.tokens import DatasetStatistics, encode, normalise
+from vla.dataset_statistics import DatasetStatistics, normalise
+from vla.images import CROP_AREA, centre_crop, lanczos_resize
+from vla.tokens import encode
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, decode_jpeg, list_episodes, read_episode
 from workshop.foreign_demos import Flip, is_foreign, open_foreign
 

@@ -23,11 +23,14 @@ from contracts import Observation, read_json, write_json
 from rl.phases import Phase, PhaseState
 from rl.trajectory import Decision, Episode, Trajectory, flatten
 from rl.update import make_learner, update
-from vla.checkpoint import CheckpointInfo, check_dimensions, load_network, save_checkpoint
+from vla.checkpoint import CheckpointInfo
+from vla.dataset_statistics import STATISTICS_FILE
 from vla.memory import fit_to_memory
+from vla.network_io import check_dimensions, load_network, save_checkpoint
 from vla.policy import Policy
-from vla.preprocessing import ImageProcessor, Inputs, load_tokenizer
-from vla.tokens import ACTION_TOKEN_IDS, FIRST_ACTION_TOKEN, NUM_BINS, STATISTICS_FILE
+from vla.preprocessing import ImageProcessor, Inputs
+from vla.prompts import load_tokenizer
+from vla.tokens import ACTION_TOKEN_IDS, FIRST_ACTION_TOKEN, NUM_BINS
 from workshop.demo_files import CHUNK_LENGTH
 from workshop.sft_data import augment
 

@@ -13,9 +13,10 @@ from torch import nn
 
 from contracts import BadInput, first_line, read_json, write_json
 from envs.tasks import METAWORLD
-from vla.checkpoint import read_model_config, save_checkpoint
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
-from vla.preprocessing import load_tokenizer
+from vla.model_config import read_model_config
+from vla.network_io import save_checkpoint
+from vla.prompts import load_tokenizer
 from workshop.demo_files import CHUNK_LENGTH, LIBERO_SIZES, METAWORLD_SIZES
 
 TEMPLATE = Path(__file__).parents[1] / "checkpoints" / "tiny-libero-spatial"

@@ -1,0 +1,169 @@
+"""Statistics of a checkpoint's training data, and the scaling of actions and robot states by them.
+
+Source of the formulas: openvla-oft @213c5ff, prismatic/vla/data_utils.py, modeling_prismatic.py in prismatic, and
+openvla_utils.py in experiments/robot.
+"""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from contracts import BadInput, read_json
+
+STATISTICS_FILE = "dataset_statistics.json"
+# openvla-oft adds this to every range, so that a dimension that never moved can be divided by its range.
+RANGE_EPSILON = 1e-8
+_SUITE_OF_WORD = {
+    "spatial": "libero_spatial",
+    "object": "libero_object",
+    "goal": "libero_goal",
+    "10": "libero_10",
+    "long": "libero_10",
+    "90": "libero_90",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class VectorStatistics:
+    """Statistics of one vector, action or proprio. Arrays are (D,) float64.
+
+    q01 and q99 are the 1st and 99th percentile; normalising maps them to -1 and +1.
+    """
+
+    min: np.ndarray
+    max: np.ndarray
+    q01: np.ndarray
+    q99: np.ndarray
+    mask: np.ndarray  # (D,) bool; a dimension that is False passes through unscaled
+
+    @property
+    def dim(self) -> int:
+        return len(self.mask)
+
+
+@dataclass(frozen=True, eq=False)
+class DatasetStatistics:
+    action: VectorStatistics
+    proprio: VectorStatistics | None  # None: the data set had no robot states
+
+
+def unnormalise(actions: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
+    """Actions (..., D) in [-1, 1] -> the data set's units, float64.
+
+    Dimensions outside the mask, such as LIBERO's gripper, stay as they are.
+    """
+    low = statistics.q01
+    high = statistics.q99
+    # No conversion to float64: for the float32 output of the L1 head, 0.5 * (values + 1) stays float32 as in the
+    # original.
+    values = np.asarray(actions)
+    return np.where(statistics.mask, 0.5 * (values + 1.0) * (high - low + RANGE_EPSILON) + low, values)
+
+
+def normalise(actions: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
+    """Actions (..., D) in the data set's units -> [-1, 1], float64.
+
+    Dimensions outside the mask stay as they are; dimensions that never moved become 0.
+    """
+    scaled = np.clip(_scaled(actions, statistics), -1.0, 1.0)
+    return np.where(statistics.min == statistics.max, 0.0, np.where(statistics.mask, scaled, actions))
+
+
+def normalise_proprio(proprio: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
+    """Robot state (..., D) -> [-1, 1], float64. Dimensions outside the mask are clipped to [-1, 1] as well."""
+    return np.clip(np.where(statistics.mask, _scaled(proprio, statistics), proprio), -1.0, 1.0)
+
+
+def _scaled(values: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
+    low = statistics.q01
+    high = statistics.q99
+    return 2.0 * (np.asarray(values, dtype=np.float64) - low) / (high - low + RANGE_EPSILON) - 1.0
+
+
+def same_actions(a: VectorStatistics, b: VectorStatistics) -> bool:
+    """Whether every action token means the same action under both statistics."""
+    return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("q01", "q99", "mask"))
+
+
+def same_statistics(a: DatasetStatistics, b: DatasetStatistics) -> bool:
+    """Whether both action tokens and robot states mean the same under both statistics."""
+    if not same_actions(a.action, b.action):
+        return False
+    if a.proprio is None or b.proprio is None:
+        return a.proprio is b.proprio
+    return same_actions(a.proprio, b.proprio)
+
+
+def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
+    """A checkpoint folder's statistics by key, from dataset_statistics.json, or else from config.json's `norm_stats`.
+
+    Raises BadInput when neither holds usable ones.
+    """
+    path = Path(folder) / STATISTICS_FILE
+    has_statistics_file = path.exists()
+    if not has_statistics_file:
+        path = Path(folder) / "config.json"
+    content = read_json(path)
+    try:
+        entries = content if has_statistics_file else content["norm_stats"]
+        statistics = {}
+        for key, entry in entries.items():
+            proprio = _vector(entry["proprio"]) if entry.get("proprio") else None
+            statistics[key] = DatasetStatistics(_vector(entry["action"]), proprio)
+        if not statistics:
+            raise LookupError("it is empty")
+        return statistics
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise BadInput(
+            f"{path}: no usable dataset statistics ({error!r}); copy dataset_statistics.json of the training run here"
+        ) from error
+
+
+def _vector(entry: dict[str, Any]) -> VectorStatistics:
+    fields = {name: np.array(entry[name], dtype=np.float64) for name in ("min", "max", "q01", "q99")}
+    dim = len(fields["min"])
+    mask = np.array(entry.get("mask", [True] * dim), dtype=bool)
+    for name, values in (fields | {"mask": mask}).items():
+        if values.shape != fields["min"].shape or not np.isfinite(values).all():
+            raise ValueError(f"{name} is {entry[name]}, expected {dim} numbers")
+    return VectorStatistics(**fields, mask=mask)
+
+
+def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = None) -> str:
+    """The key of the statistics to use for a suite. Raises BadInput when there is none.
+
+    It is `unnorm_key` if given; else `<suite>_no_noops` or `<suite>`; else the only key, unless this names another
+    suite.
+    """
+    candidates = [f"{task_suite}_no_noops", task_suite] if unnorm_key is None else [unnorm_key]
+    for key in candidates:
+        if key in keys:
+            return key
+    if unnorm_key is None and len(keys) == 1:
+        only_key = next(iter(keys))
+        suites = suites_named(only_key)
+        if not suites or task_suite in suites:
+            return only_key
+    raise BadInput(
+        f"the checkpoint has no statistics {unnorm_key or f'for {task_suite}'}; it has: {', '.join(sorted(keys))}; "
+        "use a checkpoint of this suite, or choose one of these with --unnorm-key"
+    )
+
+
+def suites_named(name: str) -> set[str]:
+    """The LIBERO suites that a name mentions, as words that follow "libero".
+
+    Examples: "7b-libero-spatial-object" names two; "libero_4_task_suites" names none.
+    """
+    words = re.findall(r"libero|[a-z]+|[0-9]+", name.lower())
+    suites = set()
+    for i, word in enumerate(words):
+        if word == "libero":
+            suite_words = takewhile(_SUITE_OF_WORD.__contains__, words[i + 1 :])
+            suites |= {_SUITE_OF_WORD[suite_word] for suite_word in suite_words}
+    return suites

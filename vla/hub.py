@@ -1,0 +1,49 @@
+"""From the name of a checkpoint to its folder: a local path, the hub's cache, or a download."""
+
+import re
+from pathlib import Path
+
+from huggingface_hub import HfApi, snapshot_download
+
+from contracts import BadInput
+from vla.weights import weight_files
+
+HUB_TIMEOUT_S = 10.0
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ["*.json", "*.safetensors", "*.pt", "tokenizer.model"]  # no Python code
+
+
+def resolve_checkpoint(name: str) -> Path:
+    """The folder of a checkpoint: a local path as it is; a hub id from the cache, or downloaded.
+
+    Raises BadInput, within HUB_TIMEOUT_S where there is no network.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if not _HUB_ID.fullmatch(name):
+        raise BadInput(
+            f"checkpoint {name}: no such folder: give a folder, or a hub id (owner/name); adapters need a base"
+        )
+    cached = _complete_snapshot(name)
+    if cached is not None:
+        return cached
+    try:
+        # Ask with a timeout first: snapshot_download waits forever where a network swallows packets.
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
+        return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except Exception as error:  # the hub library lets errors of several HTTP libraries through
+        raise BadInput(
+            f"checkpoint {name}: no such folder, not in the download cache, and the hub gave "
+            f"{type(error).__name__}: check name and network, or give a local folder"
+        ) from error
+
+
+def _complete_snapshot(name: str) -> Path | None:
+    """The cached folder of a hub id if all its weight files are there, without using the network."""
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
+        is_complete = all(path.is_file() for path in weight_files(folder))
+    except Exception:  # not cached, or known to the library to be incomplete
+        return None
+    return folder if is_complete else None

@@ -1,0 +1,98 @@
+"""The sizes of a network, as the config.json of an OpenVLA checkpoint gives them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import LlamaConfig
+
+from contracts import BadInput, read_json
+from vla.tokens import BOS_ID, EOS_ID, PAD_ID
+
+# A public checkpoint's text_config names only what differs from these values: the sizes of Llama-2, with the
+# rms_norm_eps that LlamaConfig had when OpenVLA was released. They are written out here so that a changed default
+# of the library cannot change what a checkpoint computes.
+LLAMA_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32064,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "head_dim": None,
+    "num_attention_heads": 32,
+    "num_key_value_heads": None,
+    "hidden_act": "silu",
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "rope_scaling": None,
+    "rope_parameters": None,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": PAD_ID,
+}
+DEFAULT_CHUNK_LENGTH = 8
+
+
+@dataclass(frozen=True)
+class VitConfig:
+    """One vision transformer."""
+
+    timm_id: str
+    image_size: int
+    overrides: dict[str, object]  # further keyword arguments of timm.create_model: the sizes of small models
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What config.json says about the network and its training."""
+
+    vits: tuple[VitConfig, VitConfig]  # DINOv2, SigLIP
+    llama: LlamaConfig
+    num_images: int | None  # images per decision; None: the file does not say
+    chunk_length: int  # actions per decision
+    looks: tuple[str, ...]  # see CheckpointInfo
+
+
+def read_model_config(folder: Path) -> ModelConfig:
+    """Read a checkpoint folder's config.json. Raises BadInput when it does not describe an OpenVLA network."""
+    path = folder / "config.json"
+    raw = read_json(path)
+    model_type = raw.get("model_type")
+    if model_type != "openvla":
+        raise BadInput(
+            f"{path}: model_type is {model_type!r}, expected 'openvla': give an OpenVLA-OFT checkpoint"
+        )
+    sizes = raw.get("image_sizes", [224, 224])
+    activations = raw.get("timm_override_act_layers", [None, None])
+    # Only small checkpoints have this field, real ones do not.
+    size_overrides = raw.get("test_vit_overrides", [{}, {}])
+    try:
+        overrides = []
+        for activation, vit_sizes in zip(activations, size_overrides, strict=True):
+            activation_override = {"act_layer": activation} if activation else {}
+            overrides.append(activation_override | vit_sizes)
+        dino, siglip = map(VitConfig, raw["timm_model_ids"], sizes, overrides)
+        llama = _llama_config(raw.get("text_config", {}))
+    except Exception as error:  # transformers has exceptions of its own for fields of the wrong type
+        raise BadInput(f"{path}: not a usable OpenVLA config ({type(error).__name__}: {error})") from error
+    return ModelConfig(
+        vits=(dino, siglip),
+        llama=llama,
+        num_images=raw.get("num_images_in_input"),
+        chunk_length=raw.get("num_action_chunks") or DEFAULT_CHUNK_LENGTH,
+        looks=tuple(raw.get("looks") or ()),
+    )
+
+
+def _llama_config(text_config: dict[str, Any]) -> LlamaConfig:
+    known = {
+        name: value for name, value in text_config.items() if name in LLAMA_DEFAULTS and value is not None
+    }
+    fields = LLAMA_DEFAULTS | known
+    # JSON may write 1.0 as 1, and transformers refuses an integer here.
+    for name in ("rms_norm_eps", "rope_theta"):
+        fields[name] = float(fields[name])
+    # SDPA is fixed, because in some versions of transformers the eager and flash variants add a causal mask.
+    return LlamaConfig(**fields, tie_word_embeddings=False, use_cache=False, attn_implementation="sdpa")

@@ -1,0 +1,173 @@
+"""A network from a checkpoint folder, and a checkpoint folder from a network."""
+
+import re
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from contracts import BadInput, first_line, write_json
+from vla.checkpoint import PROPRIO_PREFIX, CheckpointInfo
+from vla.eight_bits import QUANTISED, quantise
+from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
+from vla.tokens import BOS_ID, EOS_ID, PAD_ID
+from vla.weights import StoredTensor, read_pt, stream_tensors, write_pt, write_tensors
+
+PROPRIO_FILE = "proprio_projector--latest_checkpoint.pt"
+ACTION_HEAD_FILE = "action_head--latest_checkpoint.pt"
+GENERATION_CONFIG = {
+    "_from_model_config": True,
+    "bos_token_id": BOS_ID,
+    "eos_token_id": EOS_ID,
+    "pad_token_id": PAD_ID,
+    "transformers_version": "4.40.1",  # the version that openvla-oft uses
+}
+Head = TypeVar("Head", L1RegressionHead, ProprioProjector)
+
+
+def load_network(
+    info: CheckpointInfo,
+    num_action_tokens: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    eight_bits: torch.dtype | None = None,
+) -> OpenVLAOFT:
+    """Build the network without memory and stream its weights to `device`. The proprio projector stays float32.
+
+    eight_bits: the format of the weight matrices in the language model's blocks, each of which is quantised as soon as
+    it is read; None: they have `dtype` like the others. Raises BadInput when weights and config.json disagree.
+    """
+    network = _build_network(info, num_action_tokens)
+    parameter_names = {file_key(name): name for name in network.state_dict()}
+    # Old versions of transformers stored the rotary frequencies. They are computed below instead.
+    stored = {key: tensor for key, tensor in info.weights.items() if not key.endswith("rotary_emb.inv_freq")}
+    _check_shapes(network, stored, info.folder)
+    state: dict[str, Tensor] = {}
+    scales: dict[str, Tensor] = {}
+    for key, tensor in stream_tensors(stored.values(), device, dtype):
+        name = parameter_names[key]
+        if eight_bits is not None and name.startswith(QUANTISED) and tensor.ndim == 2:
+            state[name], scales[name] = quantise(tensor, eight_bits)
+        else:
+            state[name] = tensor
+    network.requires_grad_(False).load_state_dict(state, strict=True, assign=True)
+    for name, scale in scales.items():
+        network.get_submodule(name.removesuffix(".weight")).weight_scale = scale[:, 0]
+    with torch.device(device):  # the frequencies are float32, whatever the weights' dtype is
+        network.language_model.model.rotary_emb = LlamaRotaryEmbedding(config=info.config.llama)
+    proprio_state = read_proprio_state(info)
+    if proprio_state is not None:
+        projector = _load_head(ProprioProjector, proprio_state, info.proprio_file or info.folder)
+        network.proprio_projector = projector.to(device, torch.float32)
+    return network.requires_grad_(False).eval()
+
+
+def _build_network(info: CheckpointInfo, num_action_tokens: int) -> OpenVLAOFT:
+    """The network on the meta device. Raises BadInput when its sizes do not fit together."""
+    try:
+        with torch.device("meta"):
+            return OpenVLAOFT(info.config, num_action_tokens)
+    except Exception as error:  # timm and transformers raise many kinds for names and sizes that do not fit
+        path = info.folder / "config.json"
+        raise BadInput(f"{path}: no network can be built from it ({first_line(error)})") from error
+
+
+def _check_shapes(network: OpenVLAOFT, stored: dict[str, StoredTensor], folder: Path) -> None:
+    """Raises BadInput for the first tensor, by name, that is missing, unknown or of another shape."""
+    expected = {file_key(name): tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+    for key in sorted(expected.keys() | stored.keys()):
+        expected_shape = expected.get(key)
+        stored_shape = stored[key].shape if key in stored else None
+        if expected_shape != stored_shape:
+            path = stored[key].path if key in stored else folder
+            raise BadInput(f"{path}: {key}: config.json implies shape {expected_shape}, found {stored_shape}")
+
+
+def file_key(name: str) -> str:
+    """The name of a parameter in checkpoint files.
+
+    timm's `gamma` of LayerScale is `scale_factor` there, because old transformers rewrote "gamma" in names.
+    """
+    return re.sub(r"^(vision_backbone\..*\.ls[12])\.gamma$", r"\1.scale_factor", name)
+
+
+def read_proprio_state(info: CheckpointInfo) -> dict[str, Tensor] | None:
+    """The tensors of the folder's proprio projector, in their stored dtype; None when it has none."""
+    if info.proprio_weights:
+        stored = stream_tensors(info.proprio_weights.values())
+        return {key.removeprefix(PROPRIO_PREFIX): tensor for key, tensor in stored}
+    return None if info.proprio_file is None else read_pt(info.proprio_file)
+
+
+def load_action_head(
+    info: CheckpointInfo, device: torch.device, dtype: torch.dtype
+) -> L1RegressionHead | None:
+    """The L1 regression head, or None when the folder has none. Raises BadInput when the file is something else."""
+    if info.action_head_file is None:
+        return None
+    head = _load_head(L1RegressionHead, read_pt(info.action_head_file), info.action_head_file)
+    return head.to(device, dtype).requires_grad_(False)
+
+
+def _load_head(kind: type[Head], state: dict[str, Tensor], path: Path) -> Head:
+    """A module of the class `kind`, with the sizes that its state dict implies. `path` is for the message."""
+    try:
+        with torch.device("meta"):
+            module = kind(*kind.sizes(state))
+        module.load_state_dict(state, assign=True)
+        return module.eval()
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise BadInput(
+            f"{path}: not a {kind.__name__}, tensors {sorted(state)[:3]}...: get the file again"
+        ) from error
+
+
+def check_dimensions(
+    info: CheckpointInfo, unnorm_key: str, head: L1RegressionHead | None, projector: ProprioProjector | None
+) -> None:
+    """Raises BadInput when head or projector do not fit the network and the statistics of `unnorm_key`."""
+    statistics = info.statistics[unnorm_key]
+    hidden_size = info.config.llama.hidden_size
+    action_dim = statistics.action.dim
+    proprio_dim = statistics.proprio.dim if statistics.proprio else None
+    expected = (
+        f"expected one for hidden size {hidden_size}, {action_dim} action and {proprio_dim} proprio dimensions: "
+        "get its own file"
+    )
+    if head is not None:
+        head_sizes = (head.model.fc1.in_features, head.action_dim)
+        if head_sizes != (hidden_size * action_dim, action_dim):
+            raise BadInput(f"{info.action_head_file}: {expected}")
+    if projector is not None:
+        projector_sizes = (projector.fc2.out_features, projector.proprio_dim)
+        if projector_sizes != (hidden_size, proprio_dim):
+            raise BadInput(f"{info.proprio_file or info.folder}: {expected}")
+
+
+def save_checkpoint(
+    folder: Path,
+    network: OpenVLAOFT,
+    config: dict[str, object],
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    action_head: L1RegressionHead | None = None,
+) -> None:
+    """Write config.json, generation_config.json, the weights in `dtype`, and the heads in their own dtypes.
+
+    The network must not have adapters.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "config.json", config)
+    write_json(folder / "generation_config.json", GENERATION_CONFIG)
+    weights = {
+        file_key(name): tensor.to("cpu", dtype)
+        for name, tensor in network.state_dict().items()
+        if not name.startswith(PROPRIO_PREFIX)
+    }
+    write_tensors(folder / "model.safetensors", weights)
+    if network.proprio_projector is not None:
+        write_pt(folder / PROPRIO_FILE, network.proprio_projector.state_dict())
+    if action_head is not None:
+        write_pt(folder / ACTION_HEAD_FILE, action_head.state_dict())
