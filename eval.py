@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from configs.cli import main_guard, parse_eval
 from configs.config import EvalConfig, Suite
@@ -29,206 +29,314 @@ from envs.libero import EnvSpec
 from envs.perturb import KINDS, MAGNITUDES, NONE, from_label
 from envs.pool import make_pool, task_info
 from envs.tasks import task_names
-from experiment.metrics import progress_bar
 from experiment.results import (
-    Key,
+    EpisodeKey,
+    EpisodeRecord,
     Plan,
     Results,
+    Settings,
     make_plan,
     open_results,
     read_results,
-    results_table,
     save_results,
 )
+from experiment.results_table import comparison_table, perturbation_table, results_table
+from experiment.terminal import progress_bar
 
-if TYPE_CHECKING:  # these take seconds to import: --help and wrong flags are answered before
+if TYPE_CHECKING:  # these take seconds to import, and --help and wrong flags are answered without them
     from rl.trajectory import Episode, Trajectory
-    from vla.policy import Policy
+    from vla.policy import Mode, Policy
+
+# Above the number of tasks of any suite (90), and of initial states of any task.
+TASK_STRIDE = 100
+STATE_STRIDE = 10_000
+PERTURBATION_STRIDE = 10**9
+
+log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> None:
-    """Play what is missing of the plan, for one checkpoint or the two of a comparison, and print the results."""
+    """Play the episodes that are missing, for one checkpoint or the two of a comparison, and print the results."""
     config = parse_eval(argv)
-    from experiment.report import training_of
-    from experiment.run_folder import only_writer, provenance
+    from experiment.run_folder import lock_file
     from preflight import choose_looks
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     out = Path(config.out or time.strftime(f"runs/eval-%Y%m%d-%H%M%S-{os.getpid()}.json"))
-    tasks = {str(suite): task_info(recipe(config, suite)) for suite in config.suites}
-    head, labels = {"protocol": config.protocol, **provenance(argv)}, config.simulator.perturbations
-    head["training"] = training_of(Path(str(config.model.checkpoint)))
-    plan = make_plan(tasks, config.trials, config.first_init_state, head, labels, config.samples)
-
+    plan = plan_episodes(config, argv)
     config, _ = choose_looks(config)
-    lock = only_writer(out.with_name(f".{out.name}.lock"), f"--out {out}")
-    wanted = config.compare_with
-    before = read_results(Path(wanted)) if wanted is not None and wanted.endswith(".json") else None
+    lock = lock_file(out.with_name(f".{out.name}.lock"), f"--out {out}")
+
+    before = None
+    is_results_file = config.compare_with is not None and config.compare_with.endswith(".json")
+    if config.compare_with is not None and is_results_file:
+        before = read_results(Path(config.compare_with))
     results = play(config, plan, out, before)
-    if wanted is not None and before is None:
-        config_before = replace(config, model=replace(config.model, checkpoint=wanted))
-        plan_before = replace(plan, head={**plan.head, "training": training_of(Path(wanted))})
-        before = play(config_before, plan_before, out.with_name(f"{out.stem}-before.json"), results)
+    if config.compare_with is not None and not is_results_file:
+        before = play_before(config, config.compare_with, plan, results)
     save_results(results, plan, before)
     lock.release()
+    print_results(results, plan, before)
 
+
+def plan_episodes(config: EvalConfig, argv: Sequence[str]) -> Plan:
+    """The episodes that the command asks for. Raises BadInput for tasks or initial states that do not exist."""
+    from experiment.provenance import provenance
+    from experiment.stored_run import read_training
+
+    tasks = {str(suite): task_info(env_spec(config, suite)) for suite in config.suites}
+    header = {
+        "protocol": config.protocol,
+        **provenance(argv),
+        "training": read_training(Path(str(config.model.checkpoint))),
+    }
+    return make_plan(
+        tasks,
+        config.trials,
+        config.first_init_state,
+        header,
+        config.simulator.perturbations,
+        config.samples,
+    )
+
+
+def play_before(config: EvalConfig, checkpoint: str, plan: Plan, results: Results) -> Results:
+    """Play the checkpoint that `results` are compared with; its file lies beside theirs."""
+    from experiment.stored_run import read_training
+
+    config_before = replace(config, model=replace(config.model, checkpoint=checkpoint))
+    header = {**plan.header, "training": read_training(Path(checkpoint))}
+    out = results.path.with_name(f"{results.path.stem}-before.json")
+    return play(config_before, replace(plan, header=header), out, results)
+
+
+def print_results(results: Results, plan: Plan, before: Results | None) -> None:
     print(*results_table(results, plan), sep="\n")
     if before is not None:
         print(f"\nbefore: {before.settings['checkpoint']} ({before.settings['mode']}), {before.path}")
-        print(*results_table(results, plan, before), sep="\n")
+        print(*comparison_table(before, results, plan), sep="\n")
+    labels = plan.perturbations
     if labels:
-        from experiment.robustness import draw_perturbations, perturbation_table  # which takes matplotlib
+        from experiment.robustness import draw_perturbations  # it imports matplotlib
 
         print("", *perturbation_table(results, labels, before), sep="\n")
-        print(f"picture: {draw_perturbations(results, labels, before, out.with_suffix('.png'))}")
-    print(f"results: {out}")
+        picture = draw_perturbations(results, labels, before, results.path.with_suffix(".png"))
+        print(f"picture: {picture}")
+    print(f"results: {results.path}")
 
 
 def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Results:
-    """Play the episodes that the results file still lacks, suite by suite. `other`: what they will be compared with."""
-    from experiment.run_folder import interruptible
-    from preflight import check_looks, load_policy
-    from rl.selfcheck import Caution, attention_probe, image_probe
-    from vla.dataset_statistics import select_key
+    """Play the episodes that the results file `out` lacks, suite by suite.
 
-    model = config.model
+    `other`: results of the policy that these will be compared with.
+    """
+    from preflight import load_policy
+
+    results = None
     for suite in config.suites:
-        policy = load_policy(
-            model, suite
-        )  # for each suite: statistics, and with them actions, are the suite's
-        if suite == config.suites[0]:
-            attention_probe(policy)
-            image_probe(policy)
-            for later in config.suites:  # now, not after the hours that the first suites take
-                select_key(policy.info.statistics, later, model.unnorm_key)
+        # Loaded for each suite: the action statistics, and with them the actions, are the suite's.
+        policy = load_policy(config.model, suite)
+        if results is None:
+            check_policy(config, policy)
             results = open_results(out, settings_of(config, policy), plan, other)
             save_results(results, plan)
-            settings = results.settings
-            print(f"{model.checkpoint}: {policy.kind}, {settings['mode']}; assets: {settings['assets']}")
-            if isinstance(looks := check_looks(policy.info, config.simulator.assets), Caution):
-                print(looks)
-            if config.protocol is not None and not settings["assets"].startswith("official"):
-                print("published results were taken with LIBERO's own pictures: --assets official")
-            if results.episodes:
-                print(
-                    f"{out}: {len(results.episodes)} of {len(plan.keys)} episodes are there already",
-                    flush=True,
-                )
+            print_start(config, policy, plan, results)
         missing = [key for key in plan.keys if key.task_suite == suite and key not in results.episodes]
         if missing:
-            try:
-                with interruptible():
-                    play_suite(config, policy, suite, plan, missing, results)
-            except KeyboardInterrupt:
-                print(
-                    f"stopped; finished episodes are kept: the same command with --out {out} goes on",
-                    flush=True,
-                )
-                raise
-        del policy  # before the next one needs its memory
+            play_suite(config, policy, suite, plan, missing, results)
+        del policy  # its memory is needed for the next one
+    assert results is not None  # EvalConfig refuses a command without a suite
     return results
 
 
+def check_policy(config: EvalConfig, policy: Policy) -> None:
+    """Check the policy before the first episode. Raises BadInput if it cannot act in one of the suites."""
+    from rl.selfcheck import attention_probe, image_probe
+    from vla.dataset_statistics import select_key
+
+    attention_probe(policy)
+    image_probe(policy)
+    for suite in config.suites:  # all of them now, not after the hours that the first ones take
+        select_key(policy.info.statistics, suite, config.model.unnorm_key)
+
+
+def print_start(config: EvalConfig, policy: Policy, plan: Plan, results: Results) -> None:
+    """Say what is evaluated and how, with warnings about its pictures."""
+    from preflight import check_looks
+    from rl.selfcheck import Caution
+
+    settings = results.settings
+    print(f"{config.model.checkpoint}: {policy.kind}, {settings['mode']}; assets: {settings['assets']}")
+    looks = check_looks(policy.info, config.simulator.assets)
+    if isinstance(looks, Caution):
+        print(looks)
+    if config.protocol is not None and not settings["assets"].startswith("official"):
+        print("published results were taken with LIBERO's own pictures: --assets official")
+    if results.episodes:
+        num_played = len(results.episodes)
+        print(f"{results.path}: {num_played} of {len(plan.keys)} episodes are there already", flush=True)
+
+
 def play_suite(
-    config: EvalConfig, policy: Policy, suite: Suite, plan: Plan, missing: Sequence[Key], results: Results
+    config: EvalConfig,
+    policy: Policy,
+    suite: Suite,
+    plan: Plan,
+    missing: Sequence[EpisodeKey],
+    results: Results,
 ) -> None:
     """Play the `missing` episodes of one suite; each is in the file as soon as it has ended."""
     from experiment.evaluation import evaluate
+    from experiment.stopping import interruptible
 
-    keys, simulator = {episode_of(key, config.seed): key for key in missing}, config.simulator
-    with (
-        make_pool(
-            recipe(config, suite, policy.num_images), simulator.num_envs, policy.prepare, simulator.simulators
-        ) as pool,
-        progress_bar(f"{suite}: episodes", len(missing)) as on_episodes,
-    ):
-
-        def keep(trajectory: Trajectory) -> None:
-            key = keys[trajectory.episode]
-            results.episodes[key] = episode_record(config, results, key, trajectory)
-            trajectory.frames.clear()
-            save_results(results, plan)
-            on_episodes(1)
-
-        played = evaluate(
-            policy, pool, list(keys), results.settings["mode"], results.settings["temperature"] or 1.0, config.seed,
-            max_batch=config.model.max_batch, record=lambda _: config.video != "none", on_finished=keep,
-        )  # fmt: skip
-    print(f"{suite}: {len(missing)} episodes, {played.env_steps / played.wall_s:.0f} env steps/s", flush=True)
-
-
-def recipe(config: EvalConfig, suite: Suite, num_images: int = 1) -> EnvSpec:
-    """The simulator's recipe for a suite. Raises BadInput for a task that does not exist."""
+    keys = {episode_of(key, config.seed): key for key in missing}
+    spec = env_spec(config, suite, policy.num_images)
     simulator = config.simulator
-    task_ids = (0,) if simulator.bddl_file else config.task_ids or tuple(range(len(task_names(suite))))
-    cap, kept = simulator.max_env_steps, simulator.kept_tasks
-    return EnvSpec(suite, task_ids, num_images, simulator.assets, simulator.bddl_file, cap, kept)
+    try:
+        with (
+            interruptible(),
+            make_pool(spec, simulator.num_envs, policy.prepare, simulator.simulators) as pool,
+            progress_bar(f"{suite}: episodes", len(missing)) as advance,
+        ):
+
+            def keep(trajectory: Trajectory) -> None:
+                key = keys[trajectory.episode]
+                results.episodes[key] = episode_record(config, results, key, trajectory)
+                trajectory.frames.clear()
+                save_results(results, plan)
+                advance(1)
+
+            rollout = evaluate(
+                policy,
+                pool,
+                list(keys),
+                results.settings["mode"],
+                results.settings["temperature"] or 1.0,
+                config.seed,
+                max_batch=config.model.max_batch,
+                record=lambda episode: config.video != "none",
+                on_finished=keep,
+            )
+        speed = rollout.env_steps / rollout.wall_s
+        print(f"{suite}: {len(missing)} episodes, {speed:.0f} env steps/s", flush=True)
+    except KeyboardInterrupt:
+        print(
+            f"stopped; finished episodes are kept: the same command with --out {results.path} goes on",
+            flush=True,
+        )
+        raise
 
 
-def episode_of(key: Key, seed: int = 0) -> Episode:
-    """The episode to play. Its number, and with it its random stream, is a function of the key alone.
+def env_spec(config: EvalConfig, suite: Suite, num_images: int = 1) -> EnvSpec:
+    """The simulator's settings for a suite. Raises BadInput for a task that does not exist."""
+    simulator = config.simulator
+    if simulator.bddl_file:
+        task_ids: tuple[int, ...] = (0,)
+    else:
+        task_ids = config.task_ids or tuple(range(len(task_names(suite))))
+    return EnvSpec(
+        suite,
+        task_ids,
+        num_images,
+        simulator.assets,
+        simulator.bddl_file,
+        simulator.max_env_steps,
+        simulator.kept_tasks,
+    )
 
-    What a perturbation draws depends on the seed, the task and the initial state, and is alike for all magnitudes.
+
+def episode_of(key: EpisodeKey, seed: int = 0) -> Episode:
+    """The episode to play. Its index, and with it its random stream, depends on the key alone.
+
+    What a perturbation draws depends on the seed, the task and the initial state, and is the same for all magnitudes.
     """
     from rl.rollout import seed_sequence
     from rl.trajectory import Episode
 
-    # Strides above the number of tasks of any suite (90) and of initial states of any task.
-    index = (key.repeat * 10_000 + key.init_state_id) * 100 + key.task_id
-    (own_seed,) = seed_sequence(seed, "perturb", key.task_id, key.init_state_id).generate_state(1).tolist()
-    if change := from_label(key.perturbation, own_seed):
-        index += 10**9 * (1 + len(MAGNITUDES) * KINDS.index(change.kind) + change.magnitude)
-    return Episode(index, key.task_id, key.init_state_id, group=index, perturbation=change)
+    index = (key.repeat * STATE_STRIDE + key.init_state_id) * TASK_STRIDE + key.task_id
+    sequence = seed_sequence(seed, "perturb", key.task_id, key.init_state_id)
+    (perturbation_seed,) = sequence.generate_state(1).tolist()
+    perturbation = from_label(key.perturbation, perturbation_seed)
+    if perturbation is not None:
+        kind_index = KINDS.index(perturbation.kind)
+        index += PERTURBATION_STRIDE * (1 + len(MAGNITUDES) * kind_index + perturbation.magnitude)
+    return Episode(index, key.task_id, key.init_state_id, group=index, perturbation=perturbation)
 
 
-def settings_of(config: EvalConfig, policy: Policy) -> dict[str, Any]:
-    """Everything beside the episode that decides how it ends: one file holds episodes of equal settings."""
+def settings_of(config: EvalConfig, policy: Policy) -> Settings:
+    """What decides, beside the episode's key, how an episode ends. Raises BadInput for a missing L1 head."""
     from preflight import weights_fingerprint
 
-    checkpoint, bddl, mode = str(config.model.checkpoint), config.simulator.bddl_file, config.mode
-    if mode == "l1" and policy.action_head is None:
-        raise BadInput(f"--mode l1: {checkpoint} ships no action head")
-    if mode == "auto":
-        is_adapter = (
-            resolve_pointer(Path(checkpoint)) / "adapter_config.json"
-        ).is_file()  # trained on tokens
-        mode = "greedy" if policy.action_head is None or is_adapter else "l1"
-        mode = "sample" if config.samples else mode
+    mode = choose_mode(config, policy)
+    bddl_file = config.simulator.bddl_file
     return {
-        "checkpoint": checkpoint,
-        "weights": weights_fingerprint(policy),  # `best` is a pointer that moves
+        "checkpoint": str(config.model.checkpoint),
+        "weights": weights_fingerprint(policy),
         "mode": mode,
         "temperature": (config.temperature or 1.0) if mode == "sample" else None,
         "seed": config.seed,
         "assets": str(find_pack(config.simulator.assets)),
-        "bddl_sha256": None if bddl is None else hashlib.sha256(Path(bddl).read_bytes()).hexdigest(),
+        "bddl_sha256": None
+        if bddl_file is None
+        else hashlib.sha256(Path(bddl_file).read_bytes()).hexdigest(),
         "device": policy.device.type,
         "frozen_weights": policy.frozen_weights,
     }
 
 
-def episode_record(config: EvalConfig, results: Results, key: Key, trajectory: Trajectory) -> dict[str, Any]:
-    """The record of an episode (docs/RESULTS_JSON.md); writes its video if that is wanted."""
-    from experiment.evaluation import write_video
+def choose_mode(config: EvalConfig, policy: Policy) -> Mode:
+    """How the policy decides. Raises BadInput when --mode l1 has no action head."""
+    checkpoint = str(config.model.checkpoint)
+    if config.mode == "l1" and policy.action_head is None:
+        raise BadInput(f"--mode l1: {checkpoint} ships no action head")
+    if config.mode != "auto":
+        return config.mode
+    if config.samples:
+        return "sample"
+    is_adapter = (resolve_pointer(Path(checkpoint)) / "adapter_config.json").is_file()
+    if policy.action_head is None or is_adapter:  # an adapter was trained on tokens
+        return "greedy"
+    return "l1"
 
+
+def episode_record(
+    config: EvalConfig, results: Results, key: EpisodeKey, trajectory: Trajectory
+) -> EpisodeRecord:
+    """The record of an episode (docs/RESULTS_JSON.md); writes its video if --video asks for it."""
     video = None
     if config.video == "all" or (config.video == "failures" and not trajectory.success):
-        ending = (f"-repeat_{key.repeat}" if key.repeat else "") + (
-            "-success" if trajectory.success else "-failure"
-        )
-        perturbed = "" if key.perturbation == NONE else f"-{key.perturbation}"
-        name = f"{key.task_suite}-task_{key.task_id}-init_state_{key.init_state_id}{perturbed}{ending}.mp4"
-        video = f"{results.path.stem}-videos/{name}"
-        try:
-            write_video(results.path.parent / video, trajectory.frames)
-        except Exception as error:
-            logging.warning("%s could not be written (%s); the evaluation goes on", name, first_line(error))
-            video = None
+        video = save_video(results.path, key, trajectory)
     return {
-        **key._asdict(), "seed": config.seed, "mode": results.settings["mode"], "success": trajectory.success,
-        "env_steps": trajectory.env_steps, "decisions": len(trajectory.decisions),
-        "seconds": round(trajectory.seconds, 3), "error": trajectory.fault, "video": video,
-    }  # fmt: skip
+        **key._asdict(),  # type: ignore[typeddict-item]  # mypy does not know its keys
+        "seed": config.seed,
+        "mode": results.settings["mode"],
+        "success": trajectory.success,
+        "env_steps": trajectory.env_steps,
+        "decisions": len(trajectory.decisions),
+        "seconds": round(trajectory.seconds, 3),
+        "error": trajectory.fault,
+        "video": video,
+    }
+
+
+def save_video(results_path: Path, key: EpisodeKey, trajectory: Trajectory) -> str | None:
+    """Write the episode's video beside the results; its path relative to them, or None if it cannot be written."""
+    from experiment.videos import write_video
+
+    parts = [key.task_suite, f"task_{key.task_id}", f"init_state_{key.init_state_id}"]
+    if key.perturbation != NONE:
+        parts.append(key.perturbation)
+    if key.repeat > 0:
+        parts.append(f"repeat_{key.repeat}")
+    parts.append("success" if trajectory.success else "failure")
+    name = "-".join(parts) + ".mp4"
+    video = f"{results_path.stem}-videos/{name}"
+    try:
+        write_video(results_path.parent / video, trajectory.frames)
+    except Exception as error:
+        log.warning("%s could not be written (%s); the evaluation goes on", name, first_line(error))
+        return None
+    return video
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ from configs.config import TrainConfig, changed
 from contracts import resolve_pointer
 from envs.assets import find_pack
 from envs.pool import Pool, make_pool
-from experiment.metrics import advantage_metrics, progress_bar, rollout_metrics, system_metrics, update_line
+from experiment.metrics import advantage_metrics, rollout_metrics, system_metrics, update_line
+from experiment.terminal import log_to_terminal, progress_bar
 from rl.phases import phase_at
 
 if TYPE_CHECKING:
@@ -45,7 +46,8 @@ def main(argv: Sequence[str]) -> None:
     from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
     from experiment.evaluation import evaluate_and_record
     from experiment.report import conclude
-    from experiment.run_folder import interruptible, log_to_terminal, reopen_run, start_run, until_the_end
+    from experiment.run_folder import reopen_run, start_run
+    from experiment.stopping import interruptible, until_the_end
     from rl.ranks import join_ranks, start_ranks
     from rl.update import make_learner
 
@@ -79,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
         else:
             state = load_checkpoint(latest_checkpoint(Path(command.resume)), learner)
             run = reopen_run(Path(command.resume), config, state.metrics_bytes, state.wandb_id, ranks)
-        with interruptible(), until_the_end(run, ranks):
+        with interruptible(), until_the_end(run):
             preflight.log_setup(config, policy, tasks, teacher, run.folder, checks)
             if command.resume is None:
                 state.wandb_id = run.wandb.id
@@ -109,7 +111,6 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
     from rl.update import check_signal, estimate_advantages, update
 
     policy, ranks, seed, end = learner.policy, learner.ranks, config.run.seed, config.phases.total_steps
-    without_signal = 0  # updates in a row whose advantages were all 0
 
     while state.global_step < end:
         # 1. The phase decides who acts and which loss is minimised.
@@ -157,8 +158,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
 
         # 6. Record and save: whatever happens now, at most the rollout under way is lost.
         has_signal = phase.distils or metrics.get("advantage/nonzero_fraction", 0) > 0
-        without_signal = 0 if has_signal else without_signal + 1
-        state.absorb(played)
+        state.count_update(played, has_signal)
         is_best = config.evaluation.best_by == "return" and state.improves(state.return_average)
         best = {"return_average": state.return_average} if is_best else None
         run.record(state.global_step, state.update, metrics | system_metrics())
@@ -167,8 +167,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, best)
         seconds_to_go = (time.perf_counter() - started) / played.env_steps * (end - state.global_step)
         log.info(update_line(metrics, played, phase, state.global_step, end, seconds_to_go))
-        check_signal(without_signal)
-        run.check_time(ranks)
+        check_signal(state.updates_without_signal)
+        run.check_time()
 
 
 if __name__ == "__main__":

@@ -9,20 +9,18 @@ env steps (--between), all seeds and each.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib.pyplot as plt
 
-from experiment.metrics import Successes
+from experiment.run_folder import MetricsRow, read_metrics
+from experiment.statistics import Successes
 
 GREEDY, TEACHER = "eval/student_success", "eval/teacher_success"
 WINDOW = 50  # episodes
 LEVELS = (0.5, 0.75, 0.9)
-Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -37,9 +35,9 @@ class Point:
 @dataclass(frozen=True)
 class Variant:
     name: str
-    seeds: list[list[Row]]  # rows of metrics.jsonl
+    seeds: list[list[MetricsRow]]  # rows of metrics.jsonl
 
-    def evaluated(self) -> list[list[Row]]:
+    def evaluated(self) -> list[list[MetricsRow]]:
         """Per seed that was evaluated before and after, the rows of its evaluations."""
         return [found for rows in self.seeds if len(found := [row for row in rows if GREEDY in row]) > 1]
 
@@ -74,7 +72,7 @@ class Variant:
         return f"{Successes(sum(seed.k for seed in seeds), sum(seed.n for seed in seeds))} ({each})"
 
 
-def curve(rows: Sequence[Row]) -> list[Point]:
+def curve(rows: Sequence[MetricsRow]) -> list[Point]:
     points, episodes, seconds = [], [], 0.0
     for row in rows:
         if "rollout/success_rate" in row:
@@ -96,8 +94,7 @@ def read_variants(folder: Path) -> list[Variant]:
     variants = []
     for variant in sorted(path for path in folder.iterdir() if any(path.glob("seed_*.jsonl"))):
         files = sorted(variant.glob("seed_*.jsonl"))
-        rows = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
-        variants.append(Variant(variant.name, rows))
+        variants.append(Variant(variant.name, [read_metrics(file) for file in files]))
     return variants
 
 

@@ -20,7 +20,7 @@ from contracts import BadInput
 from envs.assets import find_pack
 from envs.libero import EnvSpec, LiberoEnv
 from envs.tasks import task_names
-from experiment.results import compare
+from experiment.statistics import compare
 
 MARKS = (8, 80, 220)  # env steps; 220 is the least step limit of a suite
 BLOCK = 20  # episodes for which a simulator is built

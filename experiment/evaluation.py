@@ -1,21 +1,20 @@
-"""Evaluations of a run: teacher and student on held-out initial states, what is kept of them, what they may stop."""
+"""Evaluations of a run: teacher and student on held-out initial states, their files, and what may stop the run."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import imageio.v2 as imageio
-import numpy as np
+from typing import TYPE_CHECKING, TypedDict
 
 from configs.config import TrainConfig
 from contracts import BadInput, first_line, write_json
 from experiment.checkpoints import TrainerState, mark_best
-from experiment.metrics import Successes, count, progress_bar, rates
-from experiment.run_folder import Run
+from experiment.metrics import success_rates
+from experiment.run_folder import Run, outcomes_path
+from experiment.statistics import Successes, count_successes
+from experiment.terminal import progress_bar
+from experiment.videos import write_video
 from rl.curriculum import evaluation_episodes
 from rl.phases import TeacherMode, phase_at
 from rl.ranks import ALONE, Ranks, shared_rollout
@@ -29,23 +28,50 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NEARLY_ALWAYS = 0.95  # from such a success rate on there is little to learn
+
 
 def evaluate(
-    policy: Policy, pool: Pool, episodes: Sequence[Episode], mode: Mode, temperature: float = 1.0, seed: int = 0, *,
-    by_teacher: bool = False, ranks: Ranks = ALONE, **options: Any,
-) -> Rollout:  # fmt: skip
-    """Play the given episodes by the code of training rollouts, divided among the ranks; mode "l1" is the teacher's.
+    policy: Policy,
+    pool: Pool,
+    episodes: Sequence[Episode],
+    mode: Mode,
+    temperature: float = 1.0,
+    seed: int = 0,
+    *,
+    by_teacher: bool = False,
+    ranks: Ranks = ALONE,
+    max_batch: int | None = None,
+    record: Callable[[Episode], bool] = lambda episode: False,
+    on_steps: Callable[[int], None] = lambda steps: None,
+    on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
+) -> Rollout:
+    """Play the given episodes with the code of training rollouts, divided among the ranks.
 
-    `options`: as `rl.rollout.rollout` takes them. The random stream depends on the seed and the episode only, so every
-    evaluation of a run draws the same numbers: a difference comes from the policy.
+    Mode "l1" is always the teacher's. The last four arguments are those of `rl.rollout.rollout`. The random stream
+    depends only on the seed and the episode: every evaluation of a run draws the same numbers, so a difference
+    between two evaluations comes from the policy.
     """
+    teacher_acts = by_teacher or mode == "l1"
     behaviour = Behaviour(
-        epsilon=1.0 if by_teacher or mode == "l1" else 0.0, temperature=temperature,
-        teacher_mode="l1" if mode == "l1" else "greedy", student_mode="sample" if mode == "sample" else "greedy",
+        epsilon=1.0 if teacher_acts else 0.0,
+        temperature=temperature,
+        teacher_mode="l1" if mode == "l1" else "greedy",
+        student_mode="sample" if mode == "sample" else "greedy",
         keep_observations=False,
-    )  # fmt: skip
-    stream = Randomness(seed, "evaluation")
-    return shared_rollout(ranks, policy, pool, episodes, behaviour=behaviour, randomness=stream, **options)
+    )
+    return shared_rollout(
+        ranks,
+        policy,
+        pool,
+        episodes,
+        behaviour=behaviour,
+        randomness=Randomness(seed, "evaluation"),
+        max_batch=max_batch,
+        record=record,
+        on_steps=on_steps,
+        on_finished=on_finished,
+    )
 
 
 @dataclass(frozen=True)
@@ -55,118 +81,197 @@ class Validation:
     teacher: Successes
     student: Successes  # greedy
     student_sampled: Successes | None  # None with --eval-trials 0
-    played: dict[
-        str, list[Trajectory]
-    ]  # "teacher" (only when it was played now), "student", "student_sampled"
+    trajectories: dict[str, list[Trajectory]]  # by actor; "teacher" only if it was played in this validation
 
     def metrics(self) -> dict[str, float]:
-        found = {"eval/gap": self.teacher.rate - self.student.rate}
-        for actor in ("teacher", "student", "student_sampled"):
-            name, successes = f"eval/{actor}_success", getattr(self, actor)
+        metrics = {"eval/gap": self.teacher.rate - self.student.rate}
+        by_actor = {
+            "teacher": self.teacher,
+            "student": self.student,
+            "student_sampled": self.student_sampled,
+        }
+        for actor, successes in by_actor.items():
             if successes is not None:
-                found |= successes.metrics(name) | rates(name, self.played.get(actor, ()))
-        return found
+                name = f"eval/{actor}_success"
+                metrics |= successes.metrics(name)
+                metrics |= success_rates(name, self.trajectories.get(actor, ()))
+        return metrics
 
     def __str__(self) -> str:
-        rates = f"teacher {self.teacher}, student {self.student}"
-        return rates if self.student_sampled is None else f"{rates}, student sampled {self.student_sampled}"
+        text = f"teacher {self.teacher}, student {self.student}"
+        return text if self.student_sampled is None else f"{text}, student sampled {self.student_sampled}"
 
 
 def validate(
-    policy: Policy, pool: Pool, config: TrainConfig, teacher_mode: TeacherMode, known_teacher: Successes | None,
+    policy: Policy,
+    pool: Pool,
+    config: TrainConfig,
+    teacher_mode: TeacherMode,
+    known_teacher: Successes | None,
     ranks: Ranks = ALONE,
-) -> Validation:  # fmt: skip
-    """Evaluate student and teacher, which never changes: it plays only where no result of it is known.
+) -> Validation:
+    """Evaluate teacher and student.
 
-    Nor does a student that is its teacher still.
+    The teacher never changes, so it is played only if its result is not known yet. The greedy student is not played
+    either while it still equals a teacher that was played just now.
     """
-    task, played = config.task, {}
-
-    def play(actor: str, mode: Mode, trials: int = 1) -> Successes:
-        episodes = evaluation_episodes(task.task_ids, task.eval_init_states, trials)
-        with progress_bar(f"evaluating: {actor}", None, shown=ranks.is_main) as on_steps:
-            played[actor] = evaluate(
-                policy, pool, episodes, mode, config.rollout.temperature, config.run.seed,
-                by_teacher=actor == "teacher", max_batch=config.model.max_batch, ranks=ranks,
-                record=lambda episode: mode != "sample" and episode.index == 0, on_steps=on_steps,
-            ).trajectories  # fmt: skip
-        return count(played[actor])
-
-    teacher, trials = known_teacher or play("teacher", teacher_mode), config.evaluation.eval_trials
-    if teacher_mode == "greedy" and "teacher" in played and policy.is_teacher():
-        student, played["student"] = teacher, played["teacher"]
+    trajectories: dict[str, list[Trajectory]] = {}
+    if known_teacher is None:
+        trajectories["teacher"] = _play("teacher", policy, pool, config, teacher_mode, ranks, by_teacher=True)
+    if teacher_mode == "greedy" and "teacher" in trajectories and policy.is_teacher():
+        trajectories["student"] = trajectories["teacher"]
     else:
-        student = play("student", "greedy")
-    return Validation(teacher, student, play("student_sampled", "sample", trials) if trials else None, played)
+        trajectories["student"] = _play("student", policy, pool, config, "greedy", ranks)
+    trials = config.evaluation.eval_trials
+    if trials > 0:
+        trajectories["student_sampled"] = _play(
+            "student_sampled", policy, pool, config, "sample", ranks, trials
+        )
+    successes = {actor: _count(played) for actor, played in trajectories.items()}
+    return Validation(
+        teacher=known_teacher or successes["teacher"],
+        student=successes["student"],
+        student_sampled=successes.get("student_sampled"),
+        trajectories=trajectories,
+    )
+
+
+def _play(
+    actor: str,
+    policy: Policy,
+    pool: Pool,
+    config: TrainConfig,
+    mode: Mode,
+    ranks: Ranks,
+    trials: int = 1,
+    by_teacher: bool = False,
+) -> list[Trajectory]:
+    """Play all held-out initial states `trials` times; the first episode of a deterministic actor is filmed."""
+    episodes = evaluation_episodes(config.task.task_ids, config.task.eval_init_states, trials)
+    with progress_bar(f"evaluating: {actor}", None, shown=ranks.is_main) as on_steps:
+        rollout = evaluate(
+            policy,
+            pool,
+            episodes,
+            mode,
+            config.rollout.temperature,
+            config.run.seed,
+            by_teacher=by_teacher,
+            ranks=ranks,
+            max_batch=config.model.max_batch,
+            record=lambda episode: mode != "sample" and episode.index == 0,
+            on_steps=on_steps,
+        )
+    return rollout.trajectories
+
+
+def _count(trajectories: Sequence[Trajectory]) -> Successes:
+    return count_successes(trajectory.success for trajectory in trajectories)
 
 
 def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
     """At step 0 and whenever env steps pass a multiple of eval_interval."""
+    if state.evaluated_at is None:
+        return True
     interval = config.evaluation.eval_interval
-    return state.evaluated_at is None or state.global_step // interval > state.evaluated_at // interval
+    return state.global_step // interval > state.evaluated_at // interval
 
 
 def evaluate_and_record(
     config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState
 ) -> None:
-    """Validate teacher and student, record, keep the best checkpoint, write videos. Raises what the checks raise."""
-    teacher = None if state.teacher_k is None else Successes(state.teacher_k, state.teacher_n or 0)
+    """Validate, record, write the evaluation's files, and mark the checkpoint if it is the best so far.
+
+    Raises BadInput when the first evaluation shows that the run cannot learn.
+    """
+    known_teacher = None if state.teacher_k is None else Successes(state.teacher_k, state.teacher_n or 0)
     with run.timed("eval"):
-        found = validate(learner.policy, pool, config, learner.teacher_mode, teacher, learner.ranks)
-    run.record(state.global_step, state.update, found.metrics())
-    log.info("step %d  evaluation: %s", state.global_step, found)
+        validation = validate(
+            learner.policy, pool, config, learner.teacher_mode, known_teacher, learner.ranks
+        )
+    run.record(state.global_step, state.update, validation.metrics())
+    log.info("step %d  evaluation: %s", state.global_step, validation)
     if learner.ranks.is_main:
-        write_evaluation(run, state.global_step, found)
+        write_evaluation(run, state.global_step, validation)
     if state.evaluated_at is None:
-        check_baseline(config, found)
-    state.evaluated_at, state.teacher_k, state.teacher_n = state.global_step, found.teacher.k, found.teacher.n
-    if config.evaluation.best_by == "evaluation" and state.improves(found.student.interval[0]):
-        mark_best(run.checkpoints, learner, state, found.metrics())
+        check_baseline(config, validation)
+    state.evaluated_at = state.global_step
+    state.teacher_k = validation.teacher.k
+    state.teacher_n = validation.teacher.n
+    lower_bound, _ = validation.student.interval
+    if config.evaluation.best_by == "evaluation" and state.improves(lower_bound):
+        mark_best(run.checkpoints, learner, state, validation.metrics())
 
 
-def check_baseline(config: TrainConfig, found: Validation) -> None:
-    """Stop a run whose first teacher or actor never succeeds: it cannot teach. Warn of one that always does."""
-    first, acting = phase_at(0, config.phases), found.student_sampled or found.student
-    teacher_first = first.distils or first.epsilon > 0
-    actor, baseline = ("teacher", found.teacher) if teacher_first else ("student", acting)
+def check_baseline(config: TrainConfig, validation: Validation) -> None:
+    """Check the first evaluation. Raises BadInput when the policy that acts first never succeeds.
+
+    Warns of a student that nearly always succeeds.
+    """
+    first_phase = phase_at(0, config.phases)
+    student = validation.student_sampled or validation.student
+    if first_phase.distils or first_phase.epsilon > 0:
+        actor, baseline = "teacher", validation.teacher
+    else:
+        actor, baseline = "student", student
     if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
         raise BadInput(
             f"the {actor} succeeded in 0 of {baseline.n} baseline episodes: a policy that never succeeds has nothing "
             "to learn from. Check that --checkpoint, --task-suite, --unnorm-key and --assets belong together, or go on "
             "with --allow-zero-baseline"
         )
-    if acting.rate >= 0.95:
+    if student.rate >= NEARLY_ALWAYS:
         advice = "there is little room for improvement; choose other --task-ids, or a higher --temperature"
-        log.warning("the student begins with %s: %s", acting, advice)
+        log.warning("the student begins with %s: %s", student, advice)
 
 
-def write_evaluation(run: Run, global_step: int, found: Validation) -> None:
-    """Write every episode's outcome and the filmed episodes. What fails here costs the files, never the run."""
-    starts = len(
-        {t.episode.group for t in found.played["student"]}
-    )  # (task, initial state); trials repeat all of them
+class Outcome(TypedDict):
+    """An episode in evaluations/step_N.json."""
 
-    def outcome(t: Trajectory) -> dict[str, Any]:
-        key = {"task_id": t.episode.task_id, "init_state_id": t.episode.init_state_id}
-        return key | {"trial": t.episode.index // starts, "success": t.success, "env_steps": t.env_steps}
+    task_id: int
+    init_state_id: int | None
+    trial: int
+    success: bool
+    env_steps: int
 
-    outcomes = {actor: [outcome(t) for t in played] for actor, played in found.played.items()}
+
+def write_evaluation(run: Run, global_step: int, validation: Validation) -> None:
+    """Write the outcome of every episode, and the videos. A failure here costs the files, never the run."""
     try:
-        (run.folder / "evaluations").mkdir(exist_ok=True)
-        write_json(run.folder / "evaluations" / f"step_{global_step}.json", outcomes)
-        for actor, (first, *_) in found.played.items():
-            if first.frames:
-                path = run.folder / "videos" / f"{actor}-step_{global_step}.mp4"
-                write_video(path, first.frames)
-                ending = "success" if first.success else "failure"
-                run.wandb.video(f"video/{actor}", path, global_step, f"{first.episode.describe()}: {ending}")
+        _write_outcomes(run, global_step, validation)
+        _write_videos(run, global_step, validation)
     except Exception as error:
         log.warning(
             "step %d: files of the evaluation could not be written (%s)", global_step, first_line(error)
         )
 
 
-def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
-    """Write frames (H, W, 3) uint8, one per env step, as H.264, at LIBERO's control rate: it plays in real time."""
+def _write_outcomes(run: Run, global_step: int, validation: Validation) -> None:
+    # A group is a (task, initial state); a trial repeats all of them.
+    num_starts = len({trajectory.episode.group for trajectory in validation.trajectories["student"]})
+    outcomes: dict[str, list[Outcome]] = {
+        actor: [
+            {
+                "task_id": trajectory.episode.task_id,
+                "init_state_id": trajectory.episode.init_state_id,
+                "trial": trajectory.episode.index // num_starts,
+                "success": trajectory.success,
+                "env_steps": trajectory.env_steps,
+            }
+            for trajectory in trajectories
+        ]
+        for actor, trajectories in validation.trajectories.items()
+    }
+    path = outcomes_path(run.folder, global_step)
     path.parent.mkdir(exist_ok=True)
-    imageio.mimwrite(path, frames, fps=20, macro_block_size=16, ffmpeg_log_level="error")  # type: ignore[arg-type,call-overload]
+    write_json(path, outcomes)
+
+
+def _write_videos(run: Run, global_step: int, validation: Validation) -> None:
+    for actor, trajectories in validation.trajectories.items():
+        first = trajectories[0]
+        if first.frames:
+            path = run.folder / "videos" / f"{actor}-step_{global_step}.mp4"
+            write_video(path, first.frames)
+            ending = "success" if first.success else "failure"
+            run.wandb.video(f"video/{actor}", path, global_step, f"{first.episode.describe()}: {ending}")

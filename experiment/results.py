@@ -1,91 +1,30 @@
-"""What eval.py measures: success rates with intervals, two policies compared pair by pair, the results file, its table.
+"""The results of eval.py: which episodes are planned, the file that holds their outcomes, and who may be compared.
 
-The file (docs/RESULTS_JSON.md) is replaced as a whole after every episode, so at any moment it is valid, and a kill
-loses the episodes that were under way. It is its own journal: an evaluation that goes on reads which episodes it holds.
+The file (docs/RESULTS_JSON.md) is replaced as a whole after every episode, so it is valid at any moment, and a kill
+loses only the episodes that were under way. An interrupted evaluation resumes from this file.
 """
 
 from __future__ import annotations
 
-import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypedDict
 
 from contracts import BadInput, read_json, write_json
 from envs.perturb import NONE
 from envs.tasks import TaskInfo
-from experiment.metrics import Successes
+from experiment.statistics import Paired, compare, count_successes
+
+if TYPE_CHECKING:  # it imports torch, and `--help` is answered without it
+    from vla.policy import Mode
 
 KIND = {"format": "vla-grpo evaluation", "version": 1}
+# Two evaluations are compared only where these settings agree.
+EQUAL_IN_COMPARISONS = ("temperature", "assets", "bddl_sha256", "mode")
 
 
-@dataclass(frozen=True)
-class Paired:
-    """How many of the same episodes each of two policies solved."""
-
-    both: int
-    only_before: int
-    only_after: int
-    neither: int
-
-    @property
-    def n(self) -> int:
-        return self.both + self.only_before + self.only_after + self.neither
-
-    @property
-    def before(self) -> Successes:
-        return Successes(self.both + self.only_before, self.n)
-
-    @property
-    def after(self) -> Successes:
-        return Successes(self.both + self.only_after, self.n)
-
-    @property
-    def difference(self) -> float:
-        return (self.only_after - self.only_before) / self.n
-
-    @property
-    def interval(self) -> tuple[float, float]:
-        """95 % interval of the difference: method 10 of Newcombe, Statistics in Medicine 17 (1998) 2635-2650."""
-        before, after, n = self.before, self.after, self.n
-        margins = after.k * (n - after.k) * before.k * (n - before.k)
-        determinant = self.both * self.neither - self.only_after * self.only_before
-        corrected = max(determinant - n / 2, 0.0) if determinant > 0 else determinant  # for continuity
-        phi = corrected / math.sqrt(margins) if margins else 0.0
-
-        def reach(one: float, other: float) -> float:
-            return math.sqrt(max(one**2 - 2 * phi * one * other + other**2, 0.0))
-
-        (low_before, high_before), (low_after, high_after) = before.interval, after.interval
-        difference = after.rate - before.rate
-        low = difference - reach(after.rate - low_after, high_before - before.rate)
-        high = difference + reach(high_after - after.rate, before.rate - low_before)
-        return max(low, -1.0), min(high, 1.0)
-
-    @property
-    def p_value(self) -> float:
-        """Exact McNemar test: of the episodes that only one policy solved, each wins half by chance."""
-        decided, fewer = self.only_before + self.only_after, min(self.only_before, self.only_after)
-        return min(1.0, 2 * sum(math.comb(decided, k) for k in range(fewer + 1)) / 2**decided)
-
-    def __str__(self) -> str:
-        low, high = self.interval
-        return f"{100 * self.difference:+.0f} points [{100 * low:+.0f}, {100 * high:+.0f}], p = {self.p_value:.2g}"
-
-
-def compare(before: Mapping[Any, bool], after: Mapping[Any, bool]) -> Paired:
-    """Pair the episodes that both have played; each is a key with its success."""
-    counts = Counter((before[key], after[key]) for key in before.keys() & after.keys())
-    return Paired(*(counts[cell] for cell in ((True, True), (True, False), (False, True), (False, False))))
-
-
-def successes(played: Mapping[Any, bool]) -> Successes:
-    return Successes(sum(played.values()), len(played))
-
-
-class Key(NamedTuple):
+class EpisodeKey(NamedTuple):
     """What makes two episodes of two evaluations a pair."""
 
     task_suite: str
@@ -95,13 +34,45 @@ class Key(NamedTuple):
     perturbation: str = NONE  # its label: envs.perturb
 
 
+class EpisodeRecord(TypedDict):
+    """An episode in the file: its EpisodeKey, how it was played, how it ended."""
+
+    task_suite: str
+    task_id: int
+    init_state_id: int
+    repeat: int
+    perturbation: str
+    seed: int
+    mode: str
+    success: bool
+    env_steps: int  # settling not counted
+    decisions: int
+    seconds: float  # wall time, waiting for the policy included
+    error: str | None  # a simulator fault after which the episode was played again
+    video: str | None  # relative to the file
+
+
+class Settings(TypedDict):
+    """What decides, beside its key, how an episode ends. One file holds episodes of equal settings."""
+
+    checkpoint: str
+    weights: str  # fingerprint: `checkpoints/best` is a pointer that moves
+    mode: Mode
+    temperature: float | None  # None where the policy does not sample
+    seed: int
+    assets: str
+    bddl_sha256: str | None
+    device: str
+    frozen_weights: str
+
+
 @dataclass(frozen=True)
 class Plan:
-    """What is to be played, in this order, and what stands in the results file beside the results."""
+    """Which episodes are to be played, in this order, and what the file holds beside results."""
 
     tasks: Mapping[str, Sequence[TaskInfo]]  # by suite
-    keys: Sequence[Key]
-    head: Mapping[str, Any]  # protocol, command line, versions
+    keys: Sequence[EpisodeKey]
+    header: Mapping[str, object]  # protocol, provenance, training
 
     @property
     def perturbations(self) -> list[str]:
@@ -110,74 +81,77 @@ class Plan:
 
 
 def make_plan(
-    tasks: Mapping[str, Sequence[TaskInfo]], trials: int, first_init_state: int, head: Mapping[str, Any],
-    perturbations: Sequence[str] = (), samples: bool = False,
-) -> Plan:  # fmt: skip
-    """Trial i of a task from initial state `first_init_state` + i; all of a task in a row, while it is built.
+    tasks: Mapping[str, Sequence[TaskInfo]],
+    trials: int,
+    first_init_state: int,
+    header: Mapping[str, object],
+    perturbations: Sequence[str] = (),
+    samples: bool = False,
+) -> Plan:
+    """Plan `trials` episodes of each task: trial i starts from initial state `first_init_state` + i.
 
-    First unperturbed, then by every one of `perturbations`. More trials than initial states are for a policy that
-    samples: a greedy one would repeat itself, and count twice.
+    All episodes of a task follow one another, while the simulator keeps the task built: first the unperturbed ones,
+    then those of each label in `perturbations`. Only a policy that samples (`samples`) plays an initial state more
+    than once: a greedy one would repeat itself, and the same episode would count twice. Raises BadInput.
     """
     keys = []
-    for suite, of_suite in tasks.items():
-        for task in of_suite:
-            if (states := task.num_init_states - first_init_state) <= 0:
-                given = f"--first-init-state {first_init_state}: {suite} task {task.task_id}"
-                raise BadInput(f"{given} has only {task.num_init_states} of them")
-            count = trials if samples else min(trials, states)
-            starts = [(suite, task.task_id, first_init_state + i % states, i // states) for i in range(count)]
-            keys += [Key(*start, label) for label in (NONE, *perturbations) for start in starts]
-    return Plan(tasks, keys, head)
+    for suite, suite_tasks in tasks.items():
+        for task in suite_tasks:
+            num_states = task.num_init_states - first_init_state
+            if num_states <= 0:
+                raise BadInput(
+                    f"--first-init-state {first_init_state}: {suite} task {task.task_id} "
+                    f"has only {task.num_init_states} of them"
+                )
+            num_episodes = trials if samples else min(trials, num_states)
+            for label in (NONE, *perturbations):
+                for trial in range(num_episodes):
+                    init_state_id = first_init_state + trial % num_states
+                    repeat = trial // num_states
+                    keys.append(EpisodeKey(suite, task.task_id, init_state_id, repeat, label))
+    return Plan(tasks, keys, header)
 
 
 @dataclass(frozen=True)
 class Results:
-    """The episodes of an evaluation, in memory and in its file."""
+    """The episodes of an evaluation, as they are in its file."""
 
     path: Path
-    settings: Mapping[str, Any]  # what decides, beside the key, how an episode ends: equal throughout a file
-    episodes: dict[Key, dict[str, Any]] = field(default_factory=dict)
+    settings: Settings
+    episodes: dict[EpisodeKey, EpisodeRecord] = field(default_factory=dict)
 
-    def of(self, *part: Any, perturbation: str = NONE) -> dict[Key, bool]:
-        """Start -> success, of a suite (`task_suite`), of a task (`task_suite, task_id`), or all."""
-        found = {k: e["success"] for k, e in self.episodes.items() if k[: len(part)] == part}
+    def outcomes(
+        self, suite: str | None = None, task_id: int | None = None, perturbation: str = NONE
+    ) -> dict[EpisodeKey, bool]:
+        """Success of each episode with this perturbation: of a task, of a suite, or (suite None) of all.
+
+        The keys are those of the unperturbed episodes, so that perturbed and unperturbed ones can be paired.
+        """
         return {
-            k._replace(perturbation=NONE): won for k, won in found.items() if k.perturbation == perturbation
+            key._replace(perturbation=NONE): record["success"]
+            for key, record in self.episodes.items()
+            if (suite is None or key.task_suite == suite)
+            and (task_id is None or key.task_id == task_id)
+            and key.perturbation == perturbation
         }
 
 
 def save_results(results: Results, plan: Plan, before: Results | None = None) -> None:
-    """Write the file; with `before`, also the comparison."""
-
-    def outcome(*part: Any, perturbation: str = NONE) -> dict[str, Any]:
-        played = results.of(*part, perturbation=perturbation)
-        record: dict[str, Any] = {"success_n": 0}
-        if played:
-            record = successes(played).metrics("success")
-        if before is not None:
-            record |= pairs_record("compared", compare(before.of(*part, perturbation=perturbation), played))
-        if perturbation != NONE:
-            record |= pairs_record("against_unperturbed", compare(results.of(*part), played))
-        return record
-
-    def of_task(suite: str, t: TaskInfo) -> dict[str, Any]:
-        told = {"name": t.name, "instruction": t.instruction, "max_env_steps": t.max_env_steps}
-        return told | outcome(suite, t.task_id)
-
-    suites = {
-        suite: outcome(suite) | {"tasks": {str(task.task_id): of_task(suite, task) for task in tasks}}
-        for suite, tasks in plan.tasks.items()
-    }
+    """Write the file; with `before`, the results of another policy, also the comparison. Raises BadInput."""
+    suites = {}
+    for suite, tasks in plan.tasks.items():
+        task_summaries = {str(task.task_id): _task_summary(results, suite, task, before) for task in tasks}
+        suites[suite] = _summary(results, before, suite) | {"tasks": task_summaries}
     document = {
         **KIND,
         "complete": results.episodes.keys() >= set(plan.keys),
         "settings": results.settings,
         "compared_with": None if before is None else {"file": str(before.path), **before.settings},
-        "all": outcome(),
+        "all": _summary(results, before),
         "suites": suites,
-        "perturbed": {label: outcome(perturbation=label) for label in plan.perturbations},
+        "perturbed": {label: _summary(results, before, perturbation=label) for label in plan.perturbations},
         "episodes": [results.episodes[key] for key in sorted(results.episodes)],
-        **plan.head,
+        **plan.header,
     }
     try:
         results.path.parent.mkdir(parents=True, exist_ok=True)
@@ -186,12 +160,50 @@ def save_results(results: Results, plan: Plan, before: Results | None = None) ->
         raise BadInput(f"--out {results.path}: cannot be written ({error.strerror or error})") from None
 
 
-def pairs_record(name: str, pairs: Paired) -> dict[str, Any]:
+def _task_summary(results: Results, suite: str, task: TaskInfo, before: Results | None) -> dict[str, object]:
+    description = {
+        "name": task.name,
+        "instruction": task.instruction,
+        "max_env_steps": task.max_env_steps,
+    }
+    return description | _summary(results, before, suite, task.task_id)
+
+
+def _summary(
+    results: Results,
+    before: Results | None,
+    suite: str | None = None,
+    task_id: int | None = None,
+    perturbation: str = NONE,
+) -> dict[str, object]:
+    """Success rate and comparisons of some of the episodes, chosen as `Results.outcomes` does."""
+    outcomes = results.outcomes(suite, task_id, perturbation)
+    summary: dict[str, object] = {"success_n": 0}
+    if outcomes:
+        summary = dict(count_successes(outcomes.values()).metrics("success"))
+    if before is not None:
+        pairs = compare(before.outcomes(suite, task_id, perturbation), outcomes)
+        summary |= _comparison("compared", pairs)
+    if perturbation != NONE:
+        pairs = compare(results.outcomes(suite, task_id), outcomes)
+        summary |= _comparison("against_unperturbed", pairs)
+    return summary
+
+
+def _comparison(name: str, pairs: Paired) -> dict[str, object]:
+    """The comparison under `name`; nothing when there are no pairs."""
     if pairs.n == 0:
         return {}
     low, high = pairs.interval
-    difference = {"difference": pairs.difference, "low": low, "high": high, "p_value": pairs.p_value}
-    return {name: {"n": pairs.n, **asdict(pairs), **difference}}
+    values = {
+        "n": pairs.n,
+        **asdict(pairs),
+        "difference": pairs.difference,
+        "low": low,
+        "high": high,
+        "p_value": pairs.p_value,
+    }
+    return {name: values}
 
 
 def read_results(path: Path) -> Results:
@@ -200,71 +212,57 @@ def read_results(path: Path) -> Results:
     if not stored.items() >= KIND.items():
         raise BadInput(f"{path}: no results file of eval.py, version {KIND['version']}; name another")
     try:
-        episodes = {Key(*(e[name] for name in Key._fields)): e for e in stored["episodes"]}
+        episodes = {}
+        for record in stored["episodes"]:
+            key = EpisodeKey(*(record[name] for name in EpisodeKey._fields))
+            episodes[key] = record
         return Results(path, stored["settings"], episodes)
     except (KeyError, TypeError) as error:
         raise BadInput(f"{path}: damaged: a field is missing or unknown ({error})") from None
 
 
-def open_results(
-    path: Path, settings: Mapping[str, Any], plan: Plan, other: Results | None = None
-) -> Results:
-    """The results in `path`, to go on with, or new ones. `other`: what they will be compared with. Raises BadInput."""
+def open_results(path: Path, settings: Settings, plan: Plan, other: Results | None = None) -> Results:
+    """The results in `path`, to go on with, or new ones if there is no such file.
+
+    `other`: results of the policy that these will be compared with. Raises BadInput when the file holds an
+    evaluation with other settings or other episodes, and when `other` cannot be compared.
+    """
     if other is not None:
-        for name in ("temperature", "assets", "bddl_sha256", "mode"):
-            old, new = other.settings.get(name), settings[name]
-            if old != new and (
-                name != "mode" or "sample" in (old, new)
-            ):  # the L1 head is as deterministic as greedy
-                raise BadInput(
-                    f"--compare-with {other.path} was evaluated with {name} {old}, this with {new}"
-                )
-        if other.episodes.keys().isdisjoint(plan.keys):
-            raise BadInput(
-                f"--compare-with {other.path} has no episode (task, initial state) in common with this"
-            )
+        check_comparable(settings, plan, other)
     if not path.exists():
         return Results(path, settings)
     results = read_results(path)
-    stored = results.settings
-    changed = [
-        f"{name} (file: {stored.get(name)}, now: {v})"
-        for name, v in settings.items()
-        if stored.get(name) != v
+    stored: Mapping[str, object] = {**results.settings}
+    differences = [
+        f"{name} (file: {stored.get(name)}, now: {value})"
+        for name, value in settings.items()
+        if stored.get(name) != value
     ]
-    if changed:
+    if differences:
         raise BadInput(
-            f"--out {path} holds an evaluation with other settings: {', '.join(changed)}; name another file"
+            f"--out {path} holds an evaluation with other settings: {', '.join(differences)}; name another file"
         )
-    if strange := results.episodes.keys() - set(plan.keys):
+    unplanned = results.episodes.keys() - set(plan.keys)
+    if unplanned:
         raise BadInput(
-            f"--out {path} holds {len(strange)} episodes that this evaluation leaves out; name another file"
+            f"--out {path} holds {len(unplanned)} episodes that this evaluation leaves out; name another file"
         )
     return results
 
 
-def results_table(results: Results, plan: Plan, before: Results | None = None) -> list[str]:
-    """A line for each task, each suite and all; with `before`, what has changed on the episodes that both have."""
-
-    def row(label: str, instruction: str, *part: Any) -> tuple[str, ...]:
-        played = results.of(*part)
-        if before is None:
-            rate = str(successes(played)) if played else "not played"
-            return label, rate, instruction
-        if (pairs := compare(before.of(*part), played)).n == 0:
-            return label, "", "", "no pairs", ""
-        won_and_lost = f"{pairs.n}: +{pairs.only_after} -{pairs.only_before}"
-        return label, str(pairs.before), str(pairs.after), str(pairs), won_and_lost
-
-    columns = ("success", "instruction") if before is None else ("before", "after", "difference", "pairs")
-    rows: list[tuple[str, ...]] = [("task", *columns)]
-    for suite, tasks in plan.tasks.items():
-        rows += [row(f"{suite} {task.task_id}", task.instruction, suite, task.task_id) for task in tasks]
-        rows.append(row(f"{suite} all", "", suite))
-    if len(plan.tasks) > 1:
-        rows.append(row("all suites", ""))
-    rows[0] = (*rows[0][:-1], f"{rows[0][-1]}; assets: {results.settings['assets']}")
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
+def check_comparable(settings: Settings, plan: Plan, other: Results) -> None:
+    """Raise BadInput when episodes of this plan and those of `other` differ by more than the policy."""
+    ours: Mapping[str, object] = {**settings}
+    theirs: Mapping[str, object] = {**other.settings}
+    for name in EQUAL_IN_COMPARISONS:
+        # The L1 head and greedy tokens are both deterministic: only sampling differs from them.
+        both_deterministic = name == "mode" and "sample" not in (ours[name], theirs.get(name))
+        if ours[name] != theirs.get(name) and not both_deterministic:
+            raise BadInput(
+                f"--compare-with {other.path} was evaluated with {name} {theirs.get(name)}, "
+                f"this with {ours[name]}"
+            )
+    if other.episodes.keys().isdisjoint(plan.keys):
+        raise BadInput(
+            f"--compare-with {other.path} has no episode (task, initial state) in common with this"
+        )

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from configs.config import to_dict
 from configs.presets import PRESETS
-from experiment.metrics import Successes
-from experiment.report import GREEDY, SAMPLED, TEACHER
+from experiment.statistics import Successes
+from experiment.stored_run import GREEDY, SAMPLED, TEACHER
 
 ARGV = ["--preset", "tiny", "--seed", "3", "--lr", "0.001"]
 PROVENANCE = {

@@ -128,7 +128,7 @@ def test_an_update_is_counted_with_its_env_steps_and_returns():
     played = Rollout(
         [trajectory(2, success=True), trajectory(3, task_id=1, index=1)], {}, wall_s=1.0, errors=0
     )
-    state.absorb(played)
+    state.count_update(played, has_signal=True)
     assert (state.global_step, state.update) == (10 + played.env_steps, 5)
     assert state.return_average == pytest.approx(
         0.5

@@ -39,7 +39,7 @@ def starts_of_updates(
         episodes = first_groups(task, 2, len(played), update=state.update, drawn=state.drawn, **options)
         trajectories = [Trajectory(episode) for episode in episodes if played[episode.group]]
         starts += [(t.episode.task_id, t.episode.init_state_id, t.episode.seed) for t in trajectories[::2]]
-        state.absorb(Rollout(trajectories, {}, wall_s=1.0, errors=0))
+        state.count_update(Rollout(trajectories, {}, wall_s=1.0, errors=0), has_signal=True)
     return starts
 
 
@@ -67,7 +67,9 @@ def test_no_state_is_played_twice_before_its_deck_is_used_up_whatever_ranks_leav
     for played in updates:
         groups = [e for e in first_groups(task, 1, len(played), drawn=state.drawn) if played[e.group]]
         drawn.update((e.task_id, e.draw // size, e.init_state_id) for e in groups)
-        state.absorb(Rollout([Trajectory(episode) for episode in groups], {}, wall_s=1.0, errors=0))
+        state.count_update(
+            Rollout([Trajectory(episode) for episode in groups], {}, wall_s=1.0, errors=0), True
+        )
     assert set(drawn.values()) <= {1}
 
 

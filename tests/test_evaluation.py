@@ -20,11 +20,10 @@ from experiment.evaluation import (
     evaluate_and_record,
     evaluation_is_due,
     validate,
-    write_video,
 )
-from experiment.metrics import Successes
-from experiment.report import read_metrics
-from experiment.run_folder import Run
+from experiment.run_folder import METRICS_FILE, Run, read_metrics
+from experiment.statistics import Successes
+from experiment.videos import write_video
 from rl.trajectory import Episode
 from rl.update import Learner
 from tests.fakes import FakePolicy, FakePool, Script, adamw
@@ -68,7 +67,7 @@ def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them():
         "student greedy",
         "student sample",
     ]
-    filmed = {name: (len(played), len(played[0].frames)) for name, played in validation.played.items()}
+    filmed = {name: (len(played), len(played[0].frames)) for name, played in validation.trajectories.items()}
     assert filmed == {"teacher": (6, 9), "student": (6, 9), "student_sampled": (12, 0)}
 
 
@@ -80,7 +79,7 @@ def test_a_student_that_is_its_teacher_still_is_not_played_beside_it(scale, mode
     validation = validate(FakePolicy(adapter_scale=scale), pool, small_config(eval_trials=0), mode, None)
     assert len(pool.started) == started
     assert validation.student == validation.teacher == Successes(3, 6)
-    assert len(validation.played["student"]) == 6
+    assert len(validation.trajectories["student"]) == 6
     assert str(validation) == "teacher 3/6 = 50 % [19, 81], student 3/6 = 50 % [19, 81]"
     assert not any("sampled" in name for name in validation.metrics())
 
@@ -130,7 +129,7 @@ def test_evaluations_are_due_at_the_start_and_when_a_multiple_of_the_interval_is
 def test_an_evaluation_is_recorded_filmed_and_remembered(run, learner):
     state = TrainerState(update=3)
     evaluate_at(120, run, learner, state, successes=7)
-    (row,) = read_metrics(run.folder)
+    (row,) = read_metrics(run.folder / METRICS_FILE)
     assert (row["global_step"], row["update"], row["eval/student_success"], row["eval/gap"]) == (
         120,
         3,
@@ -218,7 +217,7 @@ def test_files_that_cannot_be_written_cost_one_line_and_not_the_run(run, learner
     evaluate_at(120, run, learner, TrainerState(best_score=1.0), successes=1)
     line = "step 120: files of the evaluation could not be written (no space left on device)"
     assert [message for message in caplog.messages if "could not" in message] == [line]
-    assert read_metrics(run.folder)
+    assert read_metrics(run.folder / METRICS_FILE)
 
 
 def test_every_frame_comes_back_at_20_per_second(tmp_path):

@@ -27,6 +27,7 @@ import experiment.checkpoints
 import experiment.evaluation
 import experiment.report
 import experiment.run_folder
+import experiment.videos
 import rl.rollout
 import train_grpo
 from configs.cli import main_guard
@@ -55,11 +56,11 @@ RUNNING = {
         15,
     ),  # 6 of the baseline, 6 of the first update: the middle of the second rollout
     "update": (torch.optim.AdamW, "step", 4),  # half of the second update
-    "metrics line": (experiment.run_folder, "write_all", 3),
+    "metrics line": (experiment.run_folder, "write_and_flush", 3),
     "adapter": (FakePolicy, "save_adapter", 3),
     "checkpoint": (torch, "save", 3),  # the adapter is on the disk already
     "rename": (Path, "rename", 3),  # all of it is
-    "pointer": (experiment.checkpoints, "point", 4),  # latest, best, latest; then the second update's
+    "pointer": (experiment.checkpoints, "write_pointer", 4),  # latest, best, latest; then the second update's
     "evaluation's files": (experiment.evaluation, "write_evaluation", 2),
     "report": (experiment.report, "write_report", 1),
 }
@@ -241,7 +242,7 @@ def test_kill_9_between_a_checkpoint_and_its_pointers_leaves_best_as_it_would_be
     monkeypatch, tmp_path, count
 ):
     """By returns: the first update is the best (all are equal). Its pointers are the second and the third to be set."""
-    monkeypatch.setitem(MOMENTS, "pointer", (experiment.checkpoints, "point", count))
+    monkeypatch.setitem(MOMENTS, "pointer", (experiment.checkpoints, "write_pointer", count))
     assert stopped_at("pointer", killed, tmp_path, "--best-by", "return", "--no-warmup") == -signal.SIGKILL
     run = only_run(tmp_path)
     assert command_line(monkeypatch, "--resume", str(run)) == 0

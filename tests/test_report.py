@@ -10,18 +10,9 @@ import numpy as np
 import pytest
 
 from contracts import BadInput
-from experiment.metrics import Successes
-from experiment.report import (
-    GREEDY,
-    PANELS,
-    SAMPLED,
-    changes,
-    draw_curves,
-    main,
-    read_run,
-    training_of,
-    write_report,
-)
+from experiment.report import PANELS, draw_curves, main, write_report
+from experiment.statistics import Successes
+from experiment.stored_run import GREEDY, SAMPLED, changes, read_run, read_training
 from tests.stored_runs import PROVENANCE, ROWS, evaluation, store, store_episodes, update
 
 
@@ -97,20 +88,22 @@ def test_a_checkpoint_knows_what_its_training_took(tmp_path):
     folder = store(tmp_path / "run", [*ROWS[:-1], ROWS[-1] | {"system/gpu_mem_gb": 3.0}])
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "best").write_text("step_200\n")
-    taken = training_of(folder / "checkpoints" / "best")
+    taken = read_training(folder / "checkpoints" / "best")
     assert (taken["env_steps"], taken["peak_gpu_gib"]) == (200, 0.0)  # not what came after it
     assert taken["hours"] == taken["gpu_hours"] == pytest.approx((7 + 5 + 5 + 7) / 3600)
-    assert training_of(folder / "checkpoints" / "step_300")["peak_gpu_gib"] == 3.0
+    assert read_training(folder / "checkpoints" / "step_300")["peak_gpu_gib"] == 3.0
     assert (taken["config"]["run"]["seed"], taken["machine"], taken["run"]) == (
         0,
         PROVENANCE["machine"],
         "run",
     )
     assert (
-        training_of(store(tmp_path / "cpu", ROWS, model__device="cpu") / "checkpoints/step_300")["gpu_hours"]
+        read_training(store(tmp_path / "cpu", ROWS, model__device="cpu") / "checkpoints/step_300")[
+            "gpu_hours"
+        ]
         == 0
     )
-    assert training_of(tmp_path / "merged") is None
+    assert read_training(tmp_path / "merged") is None
 
 
 def test_the_best_evaluation_is_that_of_the_best_checkpoint(tmp_path):

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from contracts import BadInput
 from envs.tasks import TaskInfo
 from eval import episode_of
-from experiment.metrics import Successes, count
-from experiment.results import Key, Paired, Results, make_plan, open_results, results_table, save_results
-from experiment.robustness import draw_perturbations, perturbation_table
-from tests.fakes import trajectory
+from experiment.results import EpisodeKey, Results, make_plan, open_results, save_results
+from experiment.results_table import comparison_table, perturbation_table, results_table
+from experiment.robustness import draw_perturbations
+from experiment.statistics import Paired, Successes, count_successes
 
 # success rates
 
@@ -43,7 +43,7 @@ def test_no_success_has_a_lower_bound_of_exactly_0_and_no_failure_an_upper_one_o
 
 
 def test_successes_are_counted_and_reported_with_k_n_and_interval():
-    successes = count([trajectory(1, success=i < 8) for i in range(10)])
+    successes = count_successes(i < 8 for i in range(10))
     assert successes == Successes(8, 10)
     assert successes.metrics("eval/x") == pytest.approx(
         {"eval/x": 0.8, "eval/x_k": 8, "eval/x_n": 10, "eval/x_low": 0.4902, "eval/x_high": 0.9433}, abs=1e-4
@@ -90,7 +90,7 @@ def task(task_id=0, states=50) -> TaskInfo:
 
 def test_the_published_protocol_is_every_initial_state_of_every_task_once():
     keys = make_plan({"libero_goal": [task(i) for i in range(10)]}, 50, 0, {}).keys
-    assert sorted(keys) == [Key("libero_goal", i, state, 0) for i in range(10) for state in range(50)]
+    assert sorted(keys) == [EpisodeKey("libero_goal", i, state, 0) for i in range(10) for state in range(50)]
     tasks = {"libero_goal": [task(states=5)]}
     assert len(make_plan(tasks, 5, 3, {}).keys) == 2  # a greedy policy would repeat itself
     keys = make_plan(tasks, 5, 3, {}, samples=True).keys  # more trials than states: from the first again
@@ -204,7 +204,7 @@ def test_the_table_has_a_line_per_task_and_a_sum_and_differences_with_interval_a
     assert lines[0].endswith("instruction; assets: low-poly")
     assert lines[1] == "libero_goal 0    2/3 = 67 % [21, 94]  do 0"
     assert lines[-1] == "libero_goal all  3/6 = 50 % [19, 81]"
-    lines = results_table(results_in(tmp_path), PLAN, results_in(tmp_path, "010000", "before.json"))
+    lines = comparison_table(results_in(tmp_path, "010000", "before.json"), results_in(tmp_path), PLAN)
     assert lines[-1].endswith("+33 points [-17, +67], p = 0.5  6: +2 -0")
 
 

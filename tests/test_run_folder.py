@@ -25,13 +25,12 @@ from configs.config import (
 )
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
-from experiment.report import read_metrics
-from experiment.run_folder import disk_problem, interruptible, reopen_run, start_run, until_the_end
-from rl.ranks import ALONE
+from experiment.run_folder import METRICS_FILE, read_metrics, reopen_run, start_run
+from experiment.stopping import disk_problem, interruptible, until_the_end
 
 ROOT = Path(__file__).parents[1]
 ARGV = ["--task-id", "0", "--seed", "7"]
-FIRST = {"global_step": 1, "update": 1, "rollout/success_rate": 0.5, "train/nan": None}
+FIRST = {"global_step": 1, "update": 1, "rollout/success_rate": 0.5}
 MAKE_ROOM = "make room, lower --keep-checkpoints, or see to permissions"
 
 
@@ -107,7 +106,7 @@ def test_folders_that_cannot_be_written_are_refused(tmp_path):
 
 def test_reopening_drops_records_after_the_checkpoint_and_appends(run):
     run.record(1, 1, {"rollout/success_rate": 0.5, "train/nan": float("nan")})
-    assert read_metrics(run.folder) == [FIRST]  # on the disk while the run is open
+    assert read_metrics(run.folder / METRICS_FILE) == [FIRST]  # on the disk while the run is open
     at_checkpoint = run.metrics_bytes()
     run.record(2, 2, {"will/be_played_again": 1.0})
     run.close()
@@ -115,7 +114,7 @@ def test_reopening_drops_records_after_the_checkpoint_and_appends(run):
     assert again.metrics_bytes() == at_checkpoint
     again.record(2, 2, {})
     again.close()
-    assert read_metrics(run.folder) == [FIRST, {"global_step": 2, "update": 2}]
+    assert read_metrics(run.folder / METRICS_FILE) == [FIRST, {"global_step": 2, "update": 2}]
 
 
 def test_what_a_resume_changes_stays_changed(run):
@@ -169,7 +168,7 @@ def test_the_second_signal_kills():
 
 def end_with(run, reason: BaseException) -> tuple[str, str]:
     """How a run ends on an exception: what is raised for it, and its log."""
-    with pytest.raises(BaseException) as caught, until_the_end(run, ALONE):
+    with pytest.raises(BaseException) as caught, until_the_end(run):
         raise reason
     return f"{type(caught.value).__name__}: {caught.value}", (run.folder / "train.log").read_text()
 
@@ -188,7 +187,7 @@ def test_a_full_gpu_is_one_line(run):
 
 
 def test_a_run_whose_folder_was_deleted_is_told_so_and_gets_no_empty_shell(run):
-    with pytest.raises(BadInput, match="is gone, moved or deleted"), until_the_end(run, ALONE):
+    with pytest.raises(BadInput, match="is gone, moved or deleted"), until_the_end(run):
         shutil.rmtree(run.folder)
     assert not run.folder.exists()
 

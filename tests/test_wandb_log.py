@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import wandb
 
-from experiment.run_folder import WandbLog, resolve_mode
+from experiment.wandb_log import WandbLog, resolve_mode
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,7 +21,7 @@ def _no_login(monkeypatch, tmp_path):
 
 
 def open_log(folder, mode="offline", run_id=None) -> WandbLog:
-    return WandbLog(mode, "project", "name", folder, {"seed": 0}, run_id)
+    return WandbLog(mode, "name", folder, {"seed": 0}, run_id)
 
 
 def broken(*_, **__):
@@ -77,8 +77,8 @@ def test_a_failure_later_is_reported_once_and_ends_logging(monkeypatch, tmp_path
 
 
 def test_online_without_a_login_is_one_line_and_asks_nobody(tmp_path):
-    program = "import sys; from pathlib import Path; from experiment.run_folder import WandbLog\n" + (
-        "WandbLog('online', 'project', 'name', Path(sys.argv[1]), {}, None)"
+    program = "import sys; from pathlib import Path; from experiment.wandb_log import WandbLog\n" + (
+        "WandbLog('online', 'name', Path(sys.argv[1]), {}, None)"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
     ours, terminal = os.openpty()

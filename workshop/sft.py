@@ -34,7 +34,8 @@ from configs.config import Suite, check_numbers
 from contracts import BadInput, SelfCheckError, write_json
 from envs.tasks import METAWORLD
 from experiment.metrics import system_metrics
-from experiment.run_folder import interruptible, provenance
+from experiment.provenance import provenance
+from experiment.stopping import interruptible
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE
 from vla.hub import resolve_checkpoint

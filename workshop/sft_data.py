@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from contracts import BadInput, Observation
-from experiment.metrics import progress_bar
+from experiment.terminal import progress_bar
 from vla.dataset_statistics import DatasetStatistics, normalise
 from vla.images import CROP_AREA, centre_crop, lanczos_resize
 from vla.tokens import encode

@@ -1,0 +1,82 @@
+"""What a later reader needs to repeat a run: its command, commit, package versions and machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypedDict
+
+import torch
+
+
+class GitState(TypedDict, total=False):
+    """Empty when the program does not lie in a git checkout."""
+
+    commit: str
+    modified: bool  # files differ from the commit
+
+
+class Machine(TypedDict):
+    system: str
+    processor: str
+    cpus: int | None
+    gpus: list[str]  # names of the visible ones
+    gpu_gib: list[float]  # memory of each
+
+
+class Provenance(TypedDict):
+    argv: list[str]  # the command line without the program's name
+    git: GitState
+    versions: dict[str, str]  # of Python and of every installed package
+    machine: Machine
+
+
+def provenance(argv: Sequence[str]) -> Provenance:
+    """The provenance of this process, as config.json and results files hold it."""
+    return {
+        "argv": list(argv),
+        "git": git_state(),
+        "versions": package_versions(),
+        "machine": describe_machine(),
+    }
+
+
+def git_state() -> GitState:
+    """Commit of the source that runs, and whether files were changed since."""
+    # --exclude=* leaves tags out, so the answer is the full commit, with "-dirty" behind it if files differ.
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    source_folder = Path(__file__).parent
+    try:
+        finished = subprocess.run(
+            command, cwd=source_folder, capture_output=True, text=True, check=True, timeout=10
+        )
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    description = finished.stdout.strip()
+    if not description:
+        return {}
+    return {"commit": description.removesuffix("-dirty"), "modified": description.endswith("-dirty")}
+
+
+def package_versions() -> dict[str, str]:
+    """Version of Python and of every installed package, by name."""
+    names_and_versions = []
+    for distribution in importlib.metadata.distributions():
+        metadata = distribution.metadata  # read and parsed at every access
+        names_and_versions.append((metadata["Name"], metadata["Version"]))
+    return {"python": platform.python_version(), **dict(sorted(names_and_versions))}
+
+
+def describe_machine() -> Machine:
+    gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
+    return {
+        "system": platform.platform(),
+        "processor": platform.machine(),
+        "cpus": os.cpu_count(),
+        "gpus": [gpu.name for gpu in gpus],
+        "gpu_gib": [gpu.total_memory / 2**30 for gpu in gpus],
+    }

@@ -1,0 +1,72 @@
+"""The results of eval.py as tables on the terminal: by task and suite, and by perturbation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import zip_longest
+
+from envs.perturb import NONE
+from experiment.results import Plan, Results
+from experiment.statistics import compare, count_successes
+
+
+def results_table(results: Results, plan: Plan) -> list[str]:
+    """The success rate of each task, each suite and all suites, one line each."""
+    rows = [("task", "success", f"instruction; assets: {results.settings['assets']}")]
+    for label, suite, task_id, instruction in _parts(plan):
+        outcomes = results.outcomes(suite, task_id)
+        rate = str(count_successes(outcomes.values())) if outcomes else "not played"
+        rows.append((label, rate, instruction))
+    return aligned(rows)
+
+
+def comparison_table(before: Results, after: Results, plan: Plan) -> list[str]:
+    """What has changed on the episodes that both policies have played, with the same lines as `results_table`."""
+    rows = [("task", "before", "after", "difference", f"pairs; assets: {after.settings['assets']}")]
+    for label, suite, task_id, _ in _parts(plan):
+        pairs = compare(before.outcomes(suite, task_id), after.outcomes(suite, task_id))
+        if pairs.n == 0:
+            rows.append((label, "", "", "no pairs", ""))
+        else:
+            gained_and_lost = f"{pairs.n}: +{pairs.only_after} -{pairs.only_before}"
+            rows.append((label, str(pairs.before), str(pairs.after), str(pairs), gained_and_lost))
+    return aligned(rows)
+
+
+def _parts(plan: Plan) -> list[tuple[str, str | None, int | None, str]]:
+    """A line each: label, suite, task id and instruction. Suite and task id choose its episodes; None is all."""
+    parts: list[tuple[str, str | None, int | None, str]] = []
+    for suite, tasks in plan.tasks.items():
+        for task in tasks:
+            parts.append((f"{suite} {task.task_id}", suite, task.task_id, task.instruction))
+        parts.append((f"{suite} all", suite, None, ""))
+    if len(plan.tasks) > 1:
+        parts.append(("all suites", None, None, ""))
+    return parts
+
+
+def perturbation_table(results: Results, labels: Sequence[str], before: Results | None = None) -> list[str]:
+    """What each perturbation costs; with `before`, another policy, also its success and the difference to it."""
+    header: tuple[str, ...] = ("perturbed by", "success", "against unperturbed")
+    if before is not None:
+        header = (*header, "before", "after - before")
+    rows = [header]
+    for label in (NONE, *labels):
+        outcomes = results.outcomes(perturbation=label)
+        cost = "" if label == NONE else str(compare(results.outcomes(), outcomes))
+        row: tuple[str, ...] = (label, str(count_successes(outcomes.values())), cost)
+        if before is not None:
+            pairs = compare(before.outcomes(perturbation=label), outcomes)
+            if pairs.n > 0:
+                row = (*row, str(pairs.before), str(pairs))
+        rows.append(row)
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines in which the cells of a column begin below one another; a row may lack its last cells."""
+    widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()
+        for row in rows
+    ]

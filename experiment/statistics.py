@@ -1,0 +1,138 @@
+"""Success rates with their intervals, and the comparison of two policies episode by episode."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+Z = 1.959963984540054  # standard normal quantile of 95 % intervals
+
+Episode = TypeVar("Episode", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Successes:
+    """k successes of n episodes."""
+
+    k: int
+    n: int
+
+    @property
+    def rate(self) -> float:
+        return self.k / self.n
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % score interval of the rate (Wilson, JASA 22 (1927) 209-212)."""
+        rate = self.rate
+        n = self.n
+        shrinkage = 1 + Z * Z / n
+        centre = (rate + Z * Z / (2 * n)) / shrinkage
+        half_width = Z / shrinkage * math.sqrt(rate * (1 - rate) / n + Z * Z / (4 * n * n))
+        # Rounding must not put the bound of a perfect evaluation below 1, or that of a hopeless one above 0.
+        low = 0.0 if self.k == 0 else centre - half_width
+        high = 1.0 if self.k == n else centre + half_width
+        return low, high
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{self.k}/{self.n} = {100 * self.rate:.0f} % [{100 * low:.0f}, {100 * high:.0f}]"
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """Rate, counts and interval under `name` and names that begin with it."""
+        low, high = self.interval
+        return {
+            name: self.rate,
+            f"{name}_k": self.k,
+            f"{name}_n": self.n,
+            f"{name}_low": low,
+            f"{name}_high": high,
+        }
+
+
+def count_successes(outcomes: Iterable[bool]) -> Successes:
+    """Count the True ones among the outcomes of episodes."""
+    outcomes = list(outcomes)
+    return Successes(sum(outcomes), len(outcomes))
+
+
+@dataclass(frozen=True)
+class Paired:
+    """How many of the same episodes each of two policies solved."""
+
+    both: int
+    only_before: int
+    only_after: int
+    neither: int
+
+    @property
+    def n(self) -> int:
+        return self.both + self.only_before + self.only_after + self.neither
+
+    @property
+    def before(self) -> Successes:
+        return Successes(self.both + self.only_before, self.n)
+
+    @property
+    def after(self) -> Successes:
+        return Successes(self.both + self.only_after, self.n)
+
+    @property
+    def difference(self) -> float:
+        """Success rate after minus success rate before."""
+        return (self.only_after - self.only_before) / self.n
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % interval of the difference (Newcombe, Statistics in Medicine 17 (1998) 2635-2650, method 10)."""
+        before = self.before
+        after = self.after
+        low_before, high_before = before.interval
+        low_after, high_after = after.interval
+        phi = self._correlation()
+        difference = after.rate - before.rate
+        low = difference - _combined(after.rate - low_after, high_before - before.rate, phi)
+        high = difference + _combined(high_after - after.rate, before.rate - low_before, phi)
+        return max(low, -1.0), min(high, 1.0)
+
+    def _correlation(self) -> float:
+        """Newcombe's phi: correlation of the two outcomes, a positive one corrected for continuity."""
+        n = self.n
+        margins = self.after.k * (n - self.after.k) * self.before.k * (n - self.before.k)
+        if margins == 0:
+            return 0.0
+        determinant: float = self.both * self.neither - self.only_after * self.only_before
+        if determinant > 0:
+            determinant = max(determinant - n / 2, 0.0)
+        return determinant / math.sqrt(margins)
+
+    @property
+    def p_value(self) -> float:
+        """Exact McNemar test: of the episodes that only one policy solved, each policy has half by chance."""
+        decided = self.only_before + self.only_after
+        fewer = min(self.only_before, self.only_after)
+        tail = sum(math.comb(decided, k) for k in range(fewer + 1)) / 2**decided
+        return min(1.0, 2 * tail)
+
+    def __str__(self) -> str:
+        low, high = self.interval
+        return f"{100 * self.difference:+.0f} points [{100 * low:+.0f}, {100 * high:+.0f}], p = {self.p_value:.2g}"
+
+
+def _combined(width: float, other_width: float, phi: float) -> float:
+    """Distance of a difference's bound, from those of two rates whose correlation is `phi`."""
+    return math.sqrt(max(width**2 - 2 * phi * width * other_width + other_width**2, 0.0))
+
+
+def compare(before: Mapping[Episode, bool], after: Mapping[Episode, bool]) -> Paired:
+    """Pair the episodes that both policies have played; each mapping is from an episode to its success."""
+    counts = Counter((before[episode], after[episode]) for episode in before.keys() & after.keys())
+    return Paired(
+        both=counts[True, True],
+        only_before=counts[True, False],
+        only_after=counts[False, True],
+        neither=counts[False, False],
+    )

@@ -1,0 +1,106 @@
+"""How a run stops: signals, the end of its time, and one line for what the user can repair."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import signal
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from contracts import BadInput, TimeIsUp, first_line
+from experiment.run_folder import LOG_FILE, Run
+
+log = logging.getLogger(__name__)
+
+DISK_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EROFS,
+    errno.EIO,
+    errno.ESTALE,
+    errno.EACCES,
+}
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Within this block the first SIGINT or SIGTERM raises KeyboardInterrupt; a second one kills the program."""
+
+    def interrupt(signal_number: int, frame: object) -> None:
+        for handled_signal in previous_handlers:
+            signal.signal(handled_signal, signal.SIG_DFL)
+        raise KeyboardInterrupt
+
+    previous_handlers = {}
+    for stop_signal in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(stop_signal) != signal.SIG_IGN:  # a shell's background job ignores SIGINT
+            previous_handlers[stop_signal] = signal.getsignal(stop_signal)
+    for stop_signal in previous_handlers:
+        signal.signal(stop_signal, interrupt)
+    try:
+        yield
+    finally:
+        for stop_signal, handler in previous_handlers.items():
+            signal.signal(stop_signal, handler)
+
+
+@contextlib.contextmanager
+def until_the_end(run: Run) -> Iterator[None]:
+    """Close the run after this block, however the block ends, and log why it ended.
+
+    Everything that a run does in its folder happens in this block. Raises BadInput for what the user can repair.
+    """
+    try:
+        yield
+        run.folder.stat()  # fails if the folder was deleted in the last minutes, when failed writes cost a warning
+    except BaseException as reason:
+        if os.path.exists(run.checkpoints / "latest"):
+            log.warning("stopped; go on with: python train_grpo.py --resume %s", run.folder)
+        problem = repairable_problem(reason, run.folder)
+        if run.ranks.is_main:
+            append_reason_to_log(run.folder, reason, problem)
+        run.close(exit_code=0 if isinstance(reason, TimeIsUp) else 1)
+        if problem is not None:
+            raise BadInput(problem) from reason
+        raise
+    run.close()
+
+
+def repairable_problem(reason: BaseException, run_folder: Path) -> str | None:
+    """One line for a full GPU or a disk that cannot be written; None for every other exception."""
+    if isinstance(reason, torch.OutOfMemoryError):
+        return f"out of GPU memory ({first_line(reason)}): lower --micro-batch-size or --max-batch"
+    if isinstance(reason, OSError):
+        return disk_problem(reason, run_folder)
+    return None
+
+
+def disk_problem(error: OSError, run_folder: Path) -> str | None:
+    """What the user can do about an error while a run writes, in one line; None when no disk is the cause."""
+    if not run_folder.is_dir():
+        return (
+            f"the run folder {run_folder} is gone, moved or deleted; --resume goes on from where it lies now"
+        )
+    if error.errno not in DISK_ERRORS:  # for example a missing file, which may be a bug
+        return None
+    place = error.filename or run_folder
+    return f"{place} cannot be written ({error.strerror}): make room, lower --keep-checkpoints, or see to permissions"
+
+
+def append_reason_to_log(run_folder: Path, reason: BaseException, problem: str | None) -> None:
+    """Write into the log file why the run ends. The terminal gets it from `main_guard` or from Python itself."""
+    if problem is not None:
+        text = problem
+    elif isinstance(reason, BadInput | TimeIsUp | SystemExit | KeyboardInterrupt):  # SystemExit: a lost rank
+        text = str(reason) or "interrupted"
+    else:
+        text = "".join(traceback.format_exception(reason)).rstrip()
+    with contextlib.suppress(OSError), (run_folder / LOG_FILE).open("a") as file:
+        file.write(text + "\n")

@@ -1,0 +1,185 @@
+"""A run read back from its folder, finished or not: its evaluations, what changed, what its training took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from contracts import BadInput, first_line, read_json, resolve_pointer
+from experiment.run_folder import (
+    METRICS_FILE,
+    MetricsRow,
+    RunDescription,
+    outcomes_path,
+    read_description,
+    read_metrics,
+)
+from experiment.statistics import Paired, Successes, compare
+
+TEACHER = "eval/teacher_success"
+GREEDY = "eval/student_success"
+SAMPLED = "eval/student_sampled_success"
+WALL_TIME = ("rollout/time_s", "time/update", "time/eval", "time/checkpoint")
+
+EpisodeOutcomes: TypeAlias = dict[tuple[int, int, int], bool]  # (task, initial state, trial) -> success
+
+
+@dataclass(frozen=True)
+class StoredRun:
+    folder: Path
+    rows: Sequence[MetricsRow]
+    description: RunDescription
+    total_steps: int
+
+    @property
+    def evaluations(self) -> list[MetricsRow]:
+        return [row for row in self.rows if GREEDY in row]
+
+    @property
+    def best_evaluation(self) -> MetricsRow:
+        """The one with the highest lower bound of the greedy student, the first of equals: as `checkpoints/best`."""
+        return max(self.evaluations, key=lambda row: row[f"{GREEDY}_low"])
+
+    def status(self) -> str:
+        """How far the run has come, in one line."""
+        evaluations = self.evaluations
+        is_finished = bool(evaluations) and evaluations[-1]["global_step"] >= self.total_steps
+        state = "Finished" if is_finished else "Not finished"
+        env_steps = self.rows[-1]["global_step"] if self.rows else 0
+        updates = sum("schedule/phase" in row for row in self.rows)
+        return f"{state}: {env_steps} env steps, {updates} updates, {hours(self.rows):.1f} h"
+
+
+def read_run(folder: Path) -> StoredRun:
+    """Read a run folder. Raises BadInput."""
+    try:
+        description = read_description(folder)
+        total_steps = description["config"]["phases"]["total_steps"]
+        rows = read_metrics(folder / METRICS_FILE)
+        if not isinstance(total_steps, int):
+            raise TypeError(f"total_steps is {total_steps!r}")
+    except (BadInput, OSError, KeyError, TypeError) as problem:
+        raise BadInput(f"{folder} is not a run folder: {first_line(problem)}") from None
+    return StoredRun(folder.resolve(), rows, description, total_steps)
+
+
+def hours(rows: Sequence[MetricsRow]) -> float:
+    """Wall clock of rollouts, updates, evaluations and checkpoints."""
+    return sum(row.get(key, 0.0) for row in rows for key in WALL_TIME) / 3600
+
+
+class Training(RunDescription):
+    """What the training of a checkpoint took, beside the config.json of its run."""
+
+    run: str  # name of the run folder
+    env_steps: int
+    hours: float
+    gpu_hours: float
+    peak_gpu_gib: float
+
+
+def read_training(checkpoint: Path) -> Training | None:
+    """What a checkpoint of a run has taken up to its step; None for a checkpoint that lies in no run folder."""
+    checkpoint = resolve_pointer(checkpoint).resolve()
+    step = checkpoint.name.removeprefix("step_")
+    if not step.isdigit():
+        return None
+    run_folder = checkpoint.parents[1]
+    if not (run_folder / METRICS_FILE).is_file():
+        return None
+    run = read_run(run_folder)
+    rows = [row for row in run.rows if row["global_step"] <= int(step)]
+    wall_clock = hours(rows)
+    return {
+        "run": run.folder.name,
+        "env_steps": int(step),
+        "hours": wall_clock,
+        "gpu_hours": wall_clock * _num_gpus(run.description),
+        "peak_gpu_gib": max((row.get("system/gpu_mem_gb", 0.0) for row in rows), default=0.0),
+        **run.description,
+    }
+
+
+def _num_gpus(description: RunDescription) -> int:
+    """How many GPUs trained: one for each rank, unless the run was on a CPU."""
+    has_gpu = bool(description["machine"]["gpus"])
+    if not has_gpu or description["config"]["model"]["device"] == "cpu":
+        return 0
+    return description.get("ranks", 1)
+
+
+class Change(NamedTuple):
+    """A line of the table of results: two success rates and, on equal episodes, their difference."""
+
+    label: str
+    before: Successes
+    after: Successes
+    paired: Paired | None = None  # None if the outcomes of single episodes were not kept
+
+    def __str__(self) -> str:
+        difference = f"; on the same episodes {self.paired}" if self.paired else ""
+        return f"{self.label}: {self.before} before, {self.after} after{difference}"
+
+
+def changes(run: StoredRun) -> list[Change]:
+    """From the first to the last evaluation: the student, sampled and greedy, and the student against its teacher.
+
+    Behind them, with several tasks, the student on each task.
+    """
+    if not run.evaluations:
+        return []
+    first = run.evaluations[0]
+    last = run.evaluations[-1]
+    on_all_tasks = []
+    by_task = []
+    for label, metric in (("student, sampled", SAMPLED), ("student, greedy", GREEDY)):
+        if f"{metric}_k" in first:  # without --eval-trials nothing was sampled
+            before = _read_outcomes(run, first, metric)
+            after = _read_outcomes(run, last, metric)
+            on_all_tasks.append(_change(label, first, metric, last, metric, compare(before, after)))
+            by_task += _changes_by_task(label, before, after)
+    pairs = compare(_read_outcomes(run, first, TEACHER), _read_outcomes(run, last, GREEDY))
+    on_all_tasks.append(_change("teacher, then greedy student", first, TEACHER, last, GREEDY, pairs))
+    return on_all_tasks + by_task
+
+
+def _change(
+    label: str, before: MetricsRow, metric_before: str, after: MetricsRow, metric_after: str, pairs: Paired
+) -> Change:
+    return Change(
+        label,
+        _successes(before, metric_before),
+        _successes(after, metric_after),
+        pairs if pairs.n > 0 else None,
+    )
+
+
+def _changes_by_task(label: str, before: EpisodeOutcomes, after: EpisodeOutcomes) -> list[Change]:
+    """A line for each task, if both evaluations have episodes of several tasks."""
+    task_ids = sorted({task_id for task_id, _, _ in before.keys() & after.keys()})
+    if len(task_ids) <= 1:
+        return []
+    lines = []
+    for task_id in task_ids:
+        task_outcomes = {episode: success for episode, success in before.items() if episode[0] == task_id}
+        pairs = compare(task_outcomes, after)
+        lines.append(Change(f"task {task_id}, {label}", pairs.before, pairs.after, pairs))
+    return lines
+
+
+def _successes(row: MetricsRow, metric: str) -> Successes:
+    return Successes(int(row[f"{metric}_k"]), int(row[f"{metric}_n"]))
+
+
+def _read_outcomes(run: StoredRun, evaluation: MetricsRow, metric: str) -> EpisodeOutcomes:
+    """Outcome of every episode of an actor in an evaluation; empty if the run has not kept them."""
+    path = outcomes_path(run.folder, int(evaluation["global_step"]))
+    if not path.exists():
+        return {}
+    actor = metric.removeprefix("eval/").removesuffix("_success")
+    return {
+        (outcome["task_id"], outcome["init_state_id"], outcome["trial"]): outcome["success"]
+        for outcome in read_json(path).get(actor, [])
+    }

@@ -1,0 +1,31 @@
+"""Videos of episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import imageio.v2 as imageio
+import numpy as np
+
+FRAMES_PER_SECOND = 20  # LIBERO's control rate, so a video plays in real time
+
+
+def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
+    """Write frames (H, W, 3) uint8, one per env step, as H.264.
+
+    Raises ImportError, which says what to install, when the plugin that writes videos is missing.
+    """
+    path.parent.mkdir(exist_ok=True)
+    try:
+        # The format is named, or imageio would take another writer, which does not know these options.
+        imageio.mimwrite(  # type: ignore[call-overload]  # it asks for a list, and takes every sequence
+            path,
+            frames,
+            format="FFMPEG",
+            fps=FRAMES_PER_SECOND,
+            macro_block_size=16,
+            ffmpeg_log_level="error",
+        )
+    except ImportError as error:
+        raise ImportError("imageio has no ffmpeg plugin; run: pip install imageio-ffmpeg") from error

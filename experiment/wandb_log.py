@@ -1,0 +1,105 @@
+"""wandb as a copy of metrics.jsonl: it never asks for a key, and a failure costs one log line, never the run."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from contracts import first_line
+
+if TYPE_CHECKING:  # wandb takes a second to import, and a run without it does not need it
+    import wandb
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PROJECT = "vla-grpo"
+INIT_TIMEOUT_S = 30
+FINISH_TIMEOUT_S = 60  # what was not sent by then stays in the run folder
+
+Mode = Literal["auto", "online", "offline", "disabled"]
+
+
+class WandbLog:
+    """A wandb run. After its first failure, and when it is disabled, it ignores every call."""
+
+    def __init__(
+        self, mode: Mode, name: str, folder: Path, config: Mapping[str, object], run_id: str | None = None
+    ):
+        self.id = run_id  # a checkpoint stores it, so that a resumed run goes on with the same wandb run
+        self._run: wandb.Run | None = None
+        resolved_mode = resolve_mode(mode)
+        if resolved_mode != "disabled":
+            with self._failure_is_one_line("start"):
+                self._start(resolved_mode, name, folder, config)
+
+    def _start(self, mode: str, name: str, folder: Path, config: Mapping[str, object]) -> None:
+        import wandb
+
+        os.environ.setdefault("HOME", str(Path.home()))  # a container or a service manager may set none
+        settings = wandb.Settings(
+            silent=True, console="off", init_timeout=INIT_TIMEOUT_S, finish_timeout=FINISH_TIMEOUT_S
+        )
+        wandb.setup(settings)  # these settings also keep `init` from asking for a key
+        run = wandb.init(
+            mode=mode,  # type: ignore[arg-type]  # WANDB_MODE may hold anything; wandb checks it
+            project=os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT),
+            name=name,
+            dir=folder,
+            config=dict(config),
+            id=self.id,
+            resume="allow" if self.id else None,
+            settings=settings,
+        )
+        run.define_metric("global_step")
+        run.define_metric("*", step_metric="global_step")
+        self.id = run.id
+        self._run = run
+
+    def log(self, row: Mapping[str, float | None]) -> None:
+        """Send a row of metrics.jsonl."""
+        if self._run is not None:
+            with self._failure_is_one_line("log"):
+                self._run.log(dict(row))
+
+    def video(self, name: str, path: Path, global_step: int, caption: str = "") -> None:
+        if self._run is not None:
+            with self._failure_is_one_line("log a video"):
+                import wandb
+
+                self._run.log({name: wandb.Video(str(path), caption=caption), "global_step": global_step})
+
+    def finish(self, exit_code: int = 0) -> None:
+        if self._run is not None:
+            with self._failure_is_one_line("finish"):
+                self._run.finish(exit_code=exit_code)
+        self._run = None
+
+    @contextlib.contextmanager
+    def _failure_is_one_line(self, action: str) -> Iterator[None]:
+        """Within this block an exception is logged in one line, and nothing is sent any more."""
+        try:
+            yield
+        except Exception as error:
+            self._run = None
+            log.warning("wandb could not %s (%s); metrics.jsonl has everything", action, first_line(error))
+
+
+def resolve_mode(mode: Mode) -> str:
+    """Resolve `auto`: the value of WANDB_MODE, else online with a wandb login on this machine, else offline."""
+    if mode != "auto":
+        return mode
+    mode_in_environment = os.environ.get("WANDB_MODE")
+    if mode_in_environment:
+        return mode_in_environment
+    return "online" if _has_login() else "offline"
+
+
+def _has_login() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    netrc = Path(os.environ.get("NETRC", os.path.expanduser("~/.netrc")))
+    return netrc.is_file() and b"api.wandb.ai" in netrc.read_bytes()
