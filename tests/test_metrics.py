@@ -53,7 +53,7 @@ DISTILLATION = {"distill/loss": 1.5, "distill/accuracy": 0.75, "train/time_s": 1
     ],
 )
 def test_the_line_says_what_was_learned(collected, metrics, learning):
-    line = update_line(metrics, collected, TRANSITION, 1000, 5000, eta_s=7200.0)
+    line = update_line(metrics, collected, TRANSITION, 1000, 5000, seconds_to_go=7200.0)
     assert "\n" not in line
     assert line.startswith("step 1000/5000  transition  success 2/3  ")
     assert learning in line

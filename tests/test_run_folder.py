@@ -125,10 +125,10 @@ def test_what_a_resume_changes_stays_changed(run):
 
 
 def test_the_log_goes_to_terminal_and_file_and_is_continued(run, capsys):
-    logging.getLogger("train").info("step 1")
+    logging.getLogger("train_grpo").info("step 1")
     run.close()
     again = reopen_run(run.folder, run.config, 0, None)
-    logging.getLogger("train").info("step 2")
+    logging.getLogger("train_grpo").info("step 2")
     again.close()
     assert (run.folder / "train.log").read_text() == "step 1\nstep 2\n"
     assert "step 2\n" in capsys.readouterr().out
