@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
+import numpy as np
+
 from contracts import BadInput, write_json
 from envs.tasks import cache_dir, libero_root
 
@@ -180,6 +182,11 @@ def _cuda_number(device: ctypes.c_void_p) -> int | None:
     except GLError:
         return None
     return value.value if found else None
+
+
+def upright(image: np.ndarray) -> np.ndarray:
+    """Turn one frame (256, 256, 3) by 180 degrees: cameras of LIBERO and Meta-World stand on their heads."""
+    return np.ascontiguousarray(image[::-1, ::-1])
 
 
 def find_renderer() -> str:

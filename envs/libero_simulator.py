@@ -1,0 +1,211 @@
+"""LIBERO's own env of one task, built for training and driven one env step at a time.
+
+`envs.libero.LiberoEnv` plays whole episodes with it; `workshop.make_init_states` tries out placements with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+from unittest.mock import patch
+
+import numpy as np
+
+from contracts import BadInput
+from envs import perturb, rendering
+from envs.env import IMAGE_SIZE, SimulatorFault
+from envs.mujoco_warnings import check_stability, log_mujoco_warnings
+from envs.perturb import Perturbation
+from envs.tasks import libero_root
+
+if TYPE_CHECKING:
+    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
+    from libero.libero.envs.env_wrapper import OffScreenRenderEnv
+
+T = TypeVar("T")
+MAX_PLACEMENT_TRIES = 100
+# Standard deviation of the arm's joints in the benchmark's initial states, in rad: robosuite's default.
+ARM_NOISE_RAD = 0.02
+# Objects of the benchmark's own states settle by up to 17 cm, 6 cm sideways (off a plate's rim) and 30 degrees.
+MAX_DROP_M = 0.25
+MAX_SHIFT_M = 0.06
+MAX_TILT_DEG = 30.0
+MAX_SPEED = 0.05  # m/s; rotation may be 10 times as much in rad/s
+
+Pose = tuple[np.ndarray, np.ndarray]  # of an object: position (3,) in metres, rotation matrix (9,)
+Seed = int | tuple[int, int]
+StepOutcome = tuple[Mapping[str, np.ndarray], bool]  # of an env step: LIBERO's observations, success
+
+
+class LiberoSimulator:
+    """One built task. Building takes seconds. After a fault it is worthless: close it and build another one."""
+
+    def __init__(self, bddl: Path, assets: Path, cameras: Sequence[str]) -> None:
+        rendering.prepare()
+        with rendering.render_device():
+            self._wrapper = _build_wrapper(bddl, assets, list(cameras))
+        from envs import lean  # imports mujoco, which `prepare` has to precede
+
+        self.domain: BDDLBaseDomain = self._wrapper.env
+        self.gate = lean.CameraGate(self.domain)
+        lean.release_memory(self.domain)
+        self._soft_reset = lean.soft_reset(self.domain)
+        self._lean_physics = lean.lean_physics
+        self._model_as_built = perturb.snapshot(self.domain)
+        self._own_goal = self.domain.parsed_problem["goal_state"]
+        self._step: Callable[[np.ndarray], StepOutcome] = self._exact_step
+        # LIBERO's reward costs a second check of success, and nobody reads it.
+        self.domain.reward = lambda action: 0.0
+
+    def reset(
+        self,
+        seed: Seed,
+        state: np.ndarray | None = None,
+        perturbation: Perturbation | None = None,
+        draw: int = 0,
+    ) -> None:
+        """Place everything by `seed`; then set `state` (1 + nq + nv,): time, qpos and qvel, but of no fixture.
+
+        Without a state the objects stay where they were placed, and the arm's joints are drawn as in the benchmark's.
+        `draw` counts the attempts to perturb this start. Raises BadInput for a state of another task, SimulatorFault
+        where LIBERO finds no room for its objects.
+        """
+        self._step = self._exact_step
+        self.domain.sim.model.opt.timestep = self.domain.model_timestep
+        self.gate.cameras = ()
+        perturb.restore(self.domain, self._model_as_built, self._own_goal)
+        _repeat_until_placed(self._soft_reset, seed)
+        if state is None:
+            state = self.domain.sim.get_state().flatten()
+            state[1:8] += np.random.default_rng(seed).normal(0, ARM_NOISE_RAD, 7)
+        expected = 1 + self.domain.sim.model.nq + self.domain.sim.model.nv
+        if len(state) != expected:
+            raise BadInput(
+                f"the initial states hold {len(state)} numbers each, this task {expected}: "
+                "make those of your own task anew (python -m workshop.make_init_states)"
+            )
+        if perturbation is not None and perturbation.magnitude > 0:
+            state = perturb.displaced(state, self.domain, perturbation, draw)
+        self._wrapper.set_init_state(state)
+
+    def step(self, action: np.ndarray, cameras: Sequence[str] = ()) -> StepOutcome:
+        """One env step, rendered by `cameras` only; images of other cameras are black. Raises SimulatorFault."""
+        self.gate.cameras = tuple(cameras)
+        observations, success = self._step(action)
+        check_stability(self.domain.sim.data._data)
+        return observations, success
+
+    def use_fast_physics(self, physics_steps: int) -> None:
+        """Step by `envs.fast`, so many physics steps to an env step, up to the next reset."""
+        from envs.fast import fast_step
+
+        self._step = fast_step(self.domain, physics_steps)
+
+    def object_poses(self) -> dict[str, Pose]:
+        """Where the movable objects are now, by name."""
+        data = self.domain.sim.data
+        poses = {}
+        for name in self.domain.objects_dict:
+            body = self.domain.obj_body_id[name]
+            poses[name] = (data.body_xpos[body].copy(), data.body_xmat[body].copy())
+        return poses
+
+    def find_problem(self, placed: Mapping[str, Pose]) -> str | None:
+        """Why the settled scene cannot start an episode, or None; `placed` is where the objects were before."""
+        for name, pose in self.object_poses().items():
+            problem = _find_move(placed[name], pose) or self._find_motion(name)
+            if problem is not None:
+                return f"{name} {problem}"
+        return "already solved" if self.domain._check_success() else None
+
+    def _find_motion(self, name: str) -> str | None:
+        joint = self.domain.objects_dict[name].joints[-1]
+        velocity = np.abs(self.domain.sim.data.get_joint_qvel(joint))  # (6,): m/s, rad/s
+        if velocity[:3].max() > MAX_SPEED or velocity[3:].max() > 10 * MAX_SPEED:
+            return "does not come to rest"
+        return None
+
+    def _exact_step(self, action: np.ndarray) -> StepOutcome:
+        with self._lean_physics(self.domain.sim):
+            observations, _, success, _ = self.domain.step(action)
+        return observations, bool(success)
+
+    def close(self) -> None:
+        """Free the GL context. It must happen while its display exists, else the interpreter's exit prints EGLError."""
+        self.gate.make_gl_current()
+        self._wrapper.close()
+
+
+def _find_move(placed: Pose, settled: Pose) -> str | None:
+    """How an object left its place while it settled, if it moved further than the benchmark's objects do."""
+    x, y, z = settled[0] - placed[0]
+    if z < -MAX_DROP_M:
+        return "falls"
+    if math.hypot(x, y) > MAX_SHIFT_M:
+        return "is pushed away"
+    # The angle between two rotations: trace(A^T B) = 1 + 2 cos(angle), and the trace is the product of all elements.
+    cosine = (placed[1] @ settled[1] - 1) / 2
+    if math.degrees(math.acos(np.clip(cosine, -1, 1))) > MAX_TILT_DEG:
+        return "tips over"
+    return None
+
+
+def _repeat_until_placed(attempt: Callable[[], T], seed: Seed) -> T:
+    """Repeat `attempt` until LIBERO's sampler finds room for all objects, as LIBERO's own reset does.
+
+    Raises SimulatorFault after 100 attempts.
+    """
+    from robosuite.utils.errors import RandomizationError
+
+    # LIBERO draws from numpy's global generator, which other code uses, too: restore it afterwards.
+    state = np.random.get_state()  # noqa: NPY002
+    np.random.seed(seed)  # noqa: NPY002
+    try:
+        for _ in range(MAX_PLACEMENT_TRIES):
+            with suppress(RandomizationError):
+                return attempt()
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+    raise SimulatorFault(f"LIBERO found no placement of the objects in {MAX_PLACEMENT_TRIES} tries")
+
+
+def _build_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRenderEnv:
+    """LIBERO's OffScreenRenderEnv of a task file. Raises BadInput where the task or the assets are at fault."""
+    import libero.libero
+    from libero.libero.envs.env_wrapper import OffScreenRenderEnv
+
+    from envs import lean
+
+    log_mujoco_warnings()
+    libero.libero._assets_path_cache = str(assets)  # hf-libero ignores its config file here
+
+    def build() -> OffScreenRenderEnv:
+        return OffScreenRenderEnv(
+            bddl_file_name=str(bddl),
+            camera_names=cameras,
+            camera_heights=IMAGE_SIZE,
+            camera_widths=IMAGE_SIZE,
+            hard_reset=False,
+            ignore_done=True,  # the step limit is the episode's, not LIBERO's
+        )
+
+    is_users_task = not bddl.is_relative_to(libero_root())
+    wrapper = None
+    try:
+        with patch.object(lean.MjSim, "from_xml_string", lean.load_lean):
+            wrapper = _repeat_until_placed(build, seed=0)
+        if is_users_task:
+            wrapper.env._check_success()  # a goal that LIBERO cannot evaluate would end every episode in an error
+        return wrapper
+    except Exception as fault:  # missing files, or a mistake in the task that envs.bddl cannot see
+        if wrapper is not None:
+            wrapper.close()
+        if not is_users_task and not isinstance(fault, OSError | ValueError):
+            raise
+        raise BadInput(
+            f"LIBERO cannot build {bddl} with the assets of {assets} ({type(fault).__name__}: {fault}); "
+            "compare its categories and regions with those of LIBERO's files"
+        ) from fault

@@ -1,0 +1,82 @@
+"""One slot of a pool: executes requests on the envs of its tasks. It runs inside a worker."""
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from envs.env import ChunkResult, Env, EnvSpec, Physics
+from envs.perturb import Perturbation
+
+EnvFactory = Callable[[EnvSpec, int], Env]
+# Frames (num_images, 256, 256, 3) -> (num_images, S, S, 3), both uint8: the part of a policy's preprocessing that is
+# done where the frames are.
+Prepare = Callable[[np.ndarray], np.ndarray]
+
+
+class Reset(NamedTuple):
+    """The request for a new episode; the arguments of `envs.env.Env.reset`."""
+
+    task_id: int
+    init_state_id: int | None
+    seed: int = 0
+    record: bool = False
+    physics: Physics = "exact"
+    perturbation: Perturbation | None = None
+
+
+Request = Reset | np.ndarray  # a new episode, or the actions (n, action_dim) of a chunk
+
+
+class SlotEnv:
+    """Plays episodes of several tasks, one after the other, and keeps the envs of the last few tasks built."""
+
+    def __init__(self, spec: EnvSpec, make_env: EnvFactory, prepare: Prepare | None = None) -> None:
+        self._spec = spec
+        self._make_env = make_env
+        self._prepare = prepare
+        self._envs: dict[int, Env] = {}  # by task id; the last used one is last
+
+    def __call__(self, request: Request) -> ChunkResult:
+        """Execute a request. Raises BadInput."""
+        if isinstance(request, Reset):
+            result = self._env_of(request.task_id).reset(
+                request.init_state_id,
+                request.seed,
+                request.record,
+                request.physics,
+                request.perturbation,
+            )
+        else:
+            result = self._last_used().step_chunk(request)
+        return self._prepared(result)
+
+    def _env_of(self, task_id: int) -> Env:
+        """The env of a task, now the last used one; to make room for a new one, the longest unused one is closed."""
+        env = self._envs.pop(task_id, None)
+        if env is None:
+            if len(self._envs) == self._spec.kept_tasks:
+                longest_unused = next(iter(self._envs))
+                self._envs.pop(longest_unused).close()
+            env = self._make_env(self._spec, task_id)
+        self._envs[task_id] = env
+        return env
+
+    def _last_used(self) -> Env:
+        return next(reversed(self._envs.values()))
+
+    def _prepared(self, result: ChunkResult) -> ChunkResult:
+        if self._prepare is None or result.observation is None:
+            return result
+        started = time.perf_counter()
+        images = self._prepare(result.observation.images)
+        observation = replace(result.observation, images=images, prepared=True)
+        return replace(result, observation=observation, preprocess_s=time.perf_counter() - started)
+
+    def close(self) -> None:
+        """Close all envs, the last used one first."""
+        while self._envs:
+            _, env = self._envs.popitem()
+            env.close()
