@@ -25,7 +25,7 @@ from configs.cli import main_guard, parse_eval
 from configs.config import EvalConfig, Suite
 from contracts import BadInput, first_line, resolve_pointer
 from envs.assets import find_pack
-from envs.libero import EnvSpec
+from envs.env import EnvSpec
 from envs.perturb import KINDS, MAGNITUDES, NONE, from_label
 from envs.pool import make_pool, task_info
 from envs.tasks import task_names

@@ -35,8 +35,8 @@ from configs.config import (
 )
 from contracts import BadInput, Observation, SelfCheckError, first_line
 from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
-from envs.libero import EnvSpec
-from envs.pool import Pool, WorkerPool, make_pool, task_info
+from envs.env import EnvSpec
+from envs.pool import Pool, make_pool, task_info
 from envs.rendering import REPAIR, check_versions, find_renderer, simulator_versions
 from envs.tasks import METAWORLD, TaskInfo
 from envs.worker import NoAnswer, ask
@@ -338,7 +338,7 @@ def check_first_frame(pool: Pool, task: TaskConfig) -> tuple[Observation, str]:
 def first_frame_apart(config: TrainConfig, spec: EnvSpec) -> tuple[Observation, str]:
     """The same in a process of its own: a simulator that hangs or crashes is a finding, too."""
     on_ray = config.simulator.simulators == "ray"
-    with make_pool(spec, 1, simulators="ray") if on_ray else WorkerPool(spec, 1) as pool:
+    with make_pool(spec, 1, simulators="ray") if on_ray else Pool(spec, 1) as pool:
         return check_first_frame(pool, config.task)
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from envs.libero import EnvSpec, LiberoEnv
+from envs.env import EnvSpec
+from envs.libero import LiberoEnv
 from envs.perturb import KINDS, MAGNITUDES, Perturbation
 
 SIDE, LINES = 160, 24  # pixels of a frame, and of the sentence below it

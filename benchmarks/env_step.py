@@ -16,7 +16,8 @@ import numpy as np
 import tyro
 
 from envs.assets import find_pack
-from envs.libero import SETTLING_ACTION, SETTLING_STEPS, EnvSpec, LiberoEnv, task_files
+from envs.env import EnvSpec
+from envs.libero import SETTLING_ACTION, SETTLING_STEPS, LiberoEnv, task_files
 from envs.rendering import prepare
 from envs.tasks import load_init_states
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.libero import EnvSpec, LiberoEnv
-from envs.pool import Reset, SlotEnv
+from envs.env import EnvSpec
+from envs.libero import LiberoEnv
+from envs.slot import Reset, SlotEnv
 from envs.tasks import MAX_ENV_STEPS
 from envs.worker import ask
 
@@ -20,7 +21,7 @@ def resident_mib(suite: str, num_tasks: int, assets: str) -> list[int]:
     """Play a chunk of each task in this process; what is resident then, and what was at most."""
     slot = SlotEnv(EnvSpec(suite, tuple(range(num_tasks)), assets=assets), LiberoEnv)
     for task_id in range(num_tasks):
-        slot(Reset(task_id, init_state_id=0, seed=0, record=False))
+        slot(Reset(task_id, init_state_id=0))
         slot(np.zeros((8, 7)))
     status = Path("/proc/self/status").read_text()
     return [int(re.findall(rf"{name}:\s+(\d+)", status)[0]) // 1024 for name in ("VmRSS", "VmHWM")]

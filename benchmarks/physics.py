@@ -18,7 +18,8 @@ import tyro
 
 from contracts import BadInput
 from envs.assets import find_pack
-from envs.libero import EnvSpec, LiberoEnv
+from envs.env import EnvSpec
+from envs.libero import LiberoEnv
 from envs.tasks import task_names
 from experiment.statistics import compare
 

@@ -21,7 +21,8 @@ import tyro
 from benchmarks.env_step import make_reference, reset_reference, step_reference
 from benchmarks.gpu import observations, timed
 from benchmarks.stand_in import CHUNK, StandInPolicy
-from envs.libero import EnvSpec, task_files
+from envs.env import EnvSpec
+from envs.libero import task_files
 from envs.pool import make_pool
 from envs.rendering import prepare
 from envs.tasks import load_init_states

@@ -21,8 +21,8 @@ import tyro
 
 from benchmarks.stand_in import StandInPolicy
 from envs.assets import find_pack
-from envs.libero import EnvSpec
-from envs.pool import WorkerPool
+from envs.env import EnvSpec
+from envs.pool import Pool
 from rl.rollout import Behaviour, Randomness, rollout
 from rl.trajectory import Episode
 
@@ -115,7 +115,7 @@ def main(arguments: Arguments) -> int:
             quarter_done = time.monotonic()
 
     behaviour = Behaviour(epsilon=0.0, temperature=1.0, keep_observations=False)
-    with WorkerPool(
+    with Pool(
         spec,
         arguments.num_envs,
         step_timeout_s=arguments.step_timeout_s,

@@ -27,8 +27,8 @@ class RunningEnv(Protocol):
 class ChunkRun:
     """A context manager around a reset or a chunk; afterwards `result` holds its outcome.
 
-    It measures the time and counts the env steps. An exception inside the block closes the env, because the simulator is
-    in an unknown state: BadInput goes on to the caller, every other one becomes the `error` of the result.
+    It measures the time and counts the env steps. An exception inside the block closes the env, because the simulator
+    is in an unknown state: BadInput goes on to the caller, every other one becomes the `error` of the result.
     """
 
     def __init__(self, env: RunningEnv) -> None:

@@ -35,10 +35,7 @@ class EnvSpec:
     kept_tasks: int = 3
 
     def __post_init__(self) -> None:
-        if self.bddl_file is None:
-            names = tasks.task_names(self.task_suite)
-        else:
-            names = ("the BDDL file's",)
+        names = ("the BDDL file's",) if self.bddl_file is not None else tasks.task_names(self.task_suite)
         if self.task_ids and all(0 <= task_id < len(names) for task_id in self.task_ids):
             return
         chosen = ", ".join(map(str, self.task_ids)) or "none"

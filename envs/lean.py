@@ -88,13 +88,13 @@ def lean_physics(sim: Any) -> Iterator[None]:
 
 
 class CameraGate:
-    """Makes a domain observe only what is read, and render only the cameras that are `wanted` and what they see.
+    """Makes a domain observe only what is read, and render only the cameras that are in `cameras` and what they see.
 
     An image that is not wanted is black. To disable its observable would shift its clock and so give other images.
     """
 
     def __init__(self, domain: Any) -> None:
-        self.wanted: tuple[str, ...] = ()
+        self.cameras: tuple[str, ...] = ()
         self.seconds = 0.0  # spent rendering since somebody set it to 0
         self._domain = domain
         # Those of objects and joints are never read.
@@ -115,7 +115,7 @@ class CameraGate:
     def _gated(self, camera: str, render: Callable, black: np.ndarray) -> Callable:
         @wraps(render)  # robosuite keeps its marks on functions
         def sensor(obs_cache: dict) -> np.ndarray:
-            if camera not in self.wanted:
+            if camera not in self.cameras:
                 return black
             started = time.perf_counter()
             self.make_gl_current()

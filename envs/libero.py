@@ -1,7 +1,7 @@
 """One LIBERO task as an env (`envs.env.Env`) that executes whole chunks of actions and renders only what is read.
 
-An episode: reset (seeded placement of the fixtures; a stored initial state, or a fresh one that the seed places, too; 10
-settling steps), then chunks until success or the step limit. `envs.libero_simulator` steps LIBERO's own env beneath.
+An episode: reset (seeded placement of the fixtures; a stored initial state, or a fresh one that the seed places, too;
+10 settling steps), then chunks until success or the step limit. `envs.libero_simulator` steps LIBERO's env beneath.
 """
 
 from __future__ import annotations
@@ -203,10 +203,8 @@ class LiberoEnv:
     def _step(self, action: np.ndarray, is_observed: bool) -> bool:
         """One env step, rendered by the policy's cameras or by the recording's or by none; returns success."""
         simulator = self._built()
-        if is_observed:
-            cameras = self._cameras
-        else:
-            cameras = CAMERAS[:1] if self._recording else ()
+        recorded = CAMERAS[:1] if self._recording else ()
+        cameras = self._cameras if is_observed else recorded
         simulator.gate.seconds = 0.0
         self._raw, success = simulator.step(action, cameras)
         self._run.render_s += simulator.gate.seconds

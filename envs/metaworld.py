@@ -144,7 +144,8 @@ class MetaWorldEnv:
         return Observation(self._picture()[None], self.raw[:4].copy(), self.instruction, state=state)
 
     def _picture(self) -> np.ndarray:
-        assert self._env is not None and self._renderer is not None, "reset first"
+        assert self._env is not None, "reset first"
+        assert self._renderer is not None, "it is built with the env"
         started = time.perf_counter()
         self._renderer.update_scene(self._env.data, camera=CAMERA)
         image = rendering.upright(self._renderer.render())

@@ -76,7 +76,7 @@ class InlineWorker:
 
     def __init__(self, make: Callable[..., Callable], *recipe: object) -> None:
         self.deadline = math.inf
-        self._function = make(*recipe)
+        self._function: Any = make(*recipe)
         self._arguments: tuple[object, ...] = ()
 
     def request(self, *arguments: object, timeout_s: float) -> None:
@@ -126,7 +126,9 @@ class ProcessWorker:
     def receive(self) -> Any:
         try:
             if not self.connection.poll(max(0.0, self.deadline - time.monotonic())):
-                self.process.send_signal(signal.SIGABRT)  # faulthandler prints where it hangs, then it is gone
+                self.process.send_signal(
+                    signal.SIGABRT
+                )  # faulthandler prints where it hangs, then it is gone
                 raise NoAnswer(f"it gave no answer in time ({self.end()})")
             answer = self.connection.recv()
         except (EOFError, OSError):

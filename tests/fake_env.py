@@ -6,7 +6,7 @@ import signal
 import numpy as np
 
 from contracts import BadInput, Observation
-from envs.libero import ChunkResult
+from envs.env import ChunkResult
 
 WORK, DIE, HANG, FAULT, REFUSE, WAIT_FOR_FIFO = range(6)
 

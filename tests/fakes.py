@@ -174,7 +174,7 @@ class Script:
 
 @dataclass(frozen=True)
 class FakeResult:
-    """The fields of envs.libero.ChunkResult."""
+    """The fields of envs.env.ChunkResult."""
 
     observation: Observation | None
     success: bool

@@ -4,7 +4,8 @@ import hashlib
 import re
 from pathlib import Path
 
-from envs.libero import EnvSpec, LiberoEnv
+from envs.env import EnvSpec
+from envs.libero import LiberoEnv
 from vla.policy import Policy
 
 FOLDER = Path(__file__).parent.parent / "checkpoints" / "tiny-libero-spatial"

@@ -9,7 +9,8 @@ import pytest
 
 import workshop.demos
 from contracts import BadInput
-from envs.libero import EnvSpec, LiberoEnv
+from envs.env import EnvSpec
+from envs.libero import LiberoEnv
 from envs.perturb import label_of
 from workshop.demo_files import (
     CHUNK_LENGTH,

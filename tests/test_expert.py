@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from contracts import BadInput
-from envs.libero import EnvSpec, LiberoEnv
+from envs.env import EnvSpec
+from envs.libero import LiberoEnv
 from workshop import expert as stages
 from workshop.expert import Expert
 

@@ -4,8 +4,8 @@ import dataclasses
 import inspect
 from itertools import product
 
-from envs.libero import ChunkResult
-from envs.pool import Pool, WorkerPool
+from envs.env import ChunkResult
+from envs.pool import Pool
 from tests.fakes import FakePolicy, FakePool, FakeResult
 from vla.policy import Policy
 
@@ -19,7 +19,7 @@ POOL_METHODS = ["reset", "step", "ready", "close"]
 def test_methods_take_the_real_arguments():
     for fake, reals, methods in (
         (FakePolicy, [Policy], POLICY_METHODS),
-        (FakePool, [Pool, WorkerPool], POOL_METHODS),
+        (FakePool, [Pool], POOL_METHODS),
     ):
         for real, method in product(reals, methods):
             taken, expected = (inspect.signature(getattr(kind, method)).parameters for kind in (fake, real))

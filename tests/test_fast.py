@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from envs.libero import EnvSpec, LiberoEnv
+from envs.env import EnvSpec
+from envs.libero import LiberoEnv
 
 ACTIONS = np.random.default_rng(0).uniform(-1.0, 1.0, (8, 7))  # far above the table
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from envs import rendering
-from envs.libero import CAMERAS, IMAGE_SIZE, EnvSpec, LiberoEnv
+from envs.env import IMAGE_SIZE, EnvSpec
+from envs.libero import CAMERAS, LiberoEnv
 
 rendering.prepare()
 from envs.lean import lean_control, load_lean, only_what_is_in_view, out_of_view  # noqa: E402 - needs `prepare`

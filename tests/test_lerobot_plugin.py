@@ -6,7 +6,8 @@ import torch
 
 from configs.presets import TINY_CHECKPOINT
 from contracts import BadInput, Observation
-from envs.libero import axis_angle, upright
+from envs.libero import axis_angle
+from envs.rendering import upright
 from vla.policy import Policy
 
 pytest.importorskip("lerobot", reason="lerobot is not installed: lerobot_policy_vla_grpo/README.md")

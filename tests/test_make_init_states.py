@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from contracts import BadInput
-from envs.libero import EnvSpec
+from envs.env import EnvSpec
 from envs.pool import task_info
 from envs.tasks import libero_root, load_init_states
 from workshop.make_init_states import make_init_states

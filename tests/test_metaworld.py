@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from contracts import BadInput
-from envs.libero import IMAGE_SIZE, EnvSpec
+from envs.env import IMAGE_SIZE, EnvSpec
 from envs.metaworld import CAMERA, CAMERA_POSITION, NUM_INIT_STATES, STORED, MetaWorldEnv
 from envs.pool import make_env, task_info
 from envs.rendering import prepare, render_device

@@ -7,7 +7,8 @@ import pytest
 
 from configs.config import SimulatorConfig, TrainConfig, changed
 from contracts import BadInput
-from envs.libero import EnvSpec, LiberoEnv
+from envs.env import EnvSpec
+from envs.libero import LiberoEnv
 from envs.perturb import (
     KINDS,
     NONE,

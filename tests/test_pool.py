@@ -7,8 +7,10 @@ import pytest
 
 from contracts import BadInput
 from envs import pool as pool_module
-from envs.libero import EnvSpec
-from envs.pool import Pool, Reset, SlotEnv, WorkerPool, make_pool
+from envs.env import EnvSpec
+from envs.pool import Pool, make_pool
+from envs.slot import Reset, SlotEnv
+from envs.worker import InlineWorker, ProcessWorker
 from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv, every_fourth_pixel
 
 SPEC = EnvSpec("libero_spatial", (0, 1, 2))
@@ -16,11 +18,11 @@ CHUNK = np.zeros((8, 7))
 
 
 def inline_pool():
-    return Pool(SPEC, FakeEnv)
+    return Pool(SPEC, 1, FakeEnv, workers="inline")
 
 
 def worker_pool(num_envs=2, **arguments):
-    return WorkerPool(SPEC, num_envs, FakeEnv, **arguments)
+    return Pool(SPEC, num_envs, FakeEnv, **arguments)
 
 
 @pytest.fixture(params=[inline_pool, worker_pool], ids=["inline", "workers"])
@@ -75,7 +77,7 @@ def test_results_come_as_they_are_ready(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     spec = EnvSpec("libero_spatial", (0,), assets=str(fifo))
-    with WorkerPool(spec, 2, FakeEnv) as pool:
+    with Pool(spec, 2, FakeEnv) as pool:
         for slot, behaviour in enumerate((WAIT_FOR_FIFO, WORK)):
             pool.reset(slot, 0, behaviour)
             only(pool.ready())
@@ -189,10 +191,10 @@ def test_one_env_is_inline_and_more_are_processes_and_a_simulator_that_differs_i
     monkeypatch, caplog
 ):
     monkeypatch.setattr(pool_module, "check_versions", lambda: "mujoco 3.3.5 differs")
-    for num_envs, kind in ((1, Pool), (2, WorkerPool)):
+    for num_envs, kind in ((1, InlineWorker), (2, ProcessWorker)):
         with make_pool(SPEC, num_envs) as pool:
-            assert type(pool) is kind
-            assert os.path.isdir(pool._recipe[0].assets)  # found by the parent, once for all workers
+            assert all(type(worker) is kind for worker in pool._workers)
+            assert os.path.isdir(pool.spec.assets)  # found by the parent, once for all workers
     assert caplog.messages == ["mujoco 3.3.5 differs"] * 2
 
 

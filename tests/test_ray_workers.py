@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from contracts import BadInput
-from envs.libero import EnvSpec
-from envs.pool import WorkerPool, make_pool
+from envs.env import EnvSpec
+from envs.pool import Pool, make_pool
 from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv, every_fourth_pixel
 from tests.test_pool import CHUNK, SPEC, only, play, run_chunk, worker_of
 
@@ -31,7 +31,7 @@ def cluster():
 
 
 def test_faults_are_those_of_processes_and_the_slot_goes_on(cluster):
-    with WorkerPool(SPEC, 1, FakeEnv, every_fourth_pixel, step_timeout_s=2.0, simulators="ray") as pool:
+    with Pool(SPEC, 1, FakeEnv, every_fourth_pixel, step_timeout_s=2.0, workers="ray") as pool:
         images = run_chunk(pool, WORK).observation.images
         assert images.shape == (2, 64, 64, 3)
         assert images.flags.writeable
@@ -51,7 +51,7 @@ def test_faults_are_those_of_processes_and_the_slot_goes_on(cluster):
 def test_a_killed_node_costs_the_episode_that_it_played(cluster, tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    with WorkerPool(replace(SPEC, assets=str(fifo)), 2, FakeEnv, simulators="ray") as pool:
+    with Pool(replace(SPEC, assets=str(fifo)), 2, FakeEnv, workers="ray") as pool:
         for slot in (0, 1):
             run_chunk(pool, WORK, slot)
             pool.reset(slot, 0, WAIT_FOR_FIFO)

@@ -144,7 +144,8 @@ import os, sys
 opened = []
 sys.addaudithook(lambda event, arguments: opened.append(str(arguments[0])) if event == "open" else None)
 
-from envs.libero import EnvSpec, LiberoEnv
+from envs.env import EnvSpec
+from envs.libero import LiberoEnv
 import numpy as np
 
 env = LiberoEnv(EnvSpec("libero_spatial", (0,), num_images=1), 0)

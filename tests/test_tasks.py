@@ -11,7 +11,8 @@ import torch
 
 from contracts import BadInput
 from envs import tasks
-from envs.libero import EnvSpec, task_files
+from envs.env import EnvSpec
+from envs.libero import task_files
 from envs.pool import task_info
 from envs.rendering import prepare
 from envs.tasks import (

@@ -19,13 +19,13 @@ PATIENCE_S = 300  # for what is certain to happen: only a failing test waits tha
 PARENT = """
 import os, signal, sys
 import numpy as np
-from envs.libero import EnvSpec
-from envs.pool import WorkerPool
+from envs.env import EnvSpec
+from envs.pool import Pool
 from tests.fake_env import FakeEnv, HANG, WORK
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell starts with SIGINT ignored
 
-pool = WorkerPool(EnvSpec("libero_spatial", (0,)), 2, FakeEnv)
+pool = Pool(EnvSpec("libero_spatial", (0,)), 2, FakeEnv)
 try:
     for slot, behaviour in enumerate((HANG, WORK)):
         pool.reset(slot, 0, behaviour)

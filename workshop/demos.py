@@ -28,7 +28,8 @@ from configs.cli import main_guard, parse_flags
 from configs.config import SimulatorConfig, check_numbers
 from contracts import BadInput, read_json, write_json
 from envs.assets import METAWORLD_LOOKS, find_pack
-from envs.libero import EnvSpec, LiberoEnv
+from envs.env import EnvSpec
+from envs.libero import LiberoEnv
 from envs.metaworld import MetaWorldEnv
 from envs.perturb import NONE, Kind, Perturbation, from_label
 from envs.pool import make_env, task_info

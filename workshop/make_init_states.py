@@ -22,7 +22,9 @@ from configs.cli import main_guard, parse_flags
 from configs.config import check_numbers
 from contracts import BadInput
 from envs.assets import find_pack
-from envs.libero import SETTLING_ACTION, SETTLING_STEPS, Simulator, SimulatorFault
+from envs.env import SimulatorFault
+from envs.libero import SETTLING_ACTION, SETTLING_STEPS
+from envs.libero_simulator import LiberoSimulator
 from envs.tasks import bddl_task, libero_root
 
 TRIES_PER_STATE = 10  # placements tried, before the task is taken to be impossible
@@ -47,7 +49,7 @@ def make_init_states(bddl: Path, count: int) -> str:
     if out.exists():
         raise BadInput(f"{out} exists; move it away to make another")
     states, rejected = [], Counter[str]()
-    simulator = Simulator(task.bddl, find_pack("lowpoly").folder, ("agentview",))
+    simulator = LiberoSimulator(task.bddl, find_pack("lowpoly").folder, ("agentview",))
     try:
         for seed in range(count * TRIES_PER_STATE):
             try:
@@ -74,7 +76,7 @@ def make_init_states(bddl: Path, count: int) -> str:
     return f"{out}: {count} initial states, instruction {task.instruction!r}; rejected: {reasons}"
 
 
-def find_problem(simulator: Simulator, state: np.ndarray) -> str | None:
+def find_problem(simulator: LiberoSimulator, state: np.ndarray) -> str | None:
     """Start an episode from `state` as `envs.libero` does, and say what speaks against it.
 
     Fixtures are no part of a state: they stand where the seed of episodes puts them.
