@@ -20,7 +20,8 @@ from workshop.demo_files import (
     list_episodes,
     read_episode,
 )
-from workshop.demos import DemosArgs, attempt_of, change_of, collect, main, noise_bursts
+from workshop.demos import DemosArgs, Played, attempt_of, collect, draw_perturbation, main
+from workshop.noisy_episode import noise_bursts
 
 OUT = Path("unused")
 
@@ -44,86 +45,89 @@ def test_the_number_of_processes_does_not_change_a_byte(folder, tmp_path):
 
 
 def test_executing_the_labels_and_the_noise_leads_through_the_frames_to_success(folder):
-    (init_state_id, _), noise_scale, _, generator = attempt_of(_args(), 0, 1)
-    episode, noise = read_episode(episode_path(folder, 0, 1)), noise_bursts(noise_scale, 220, generator)
+    attempt = attempt_of(_args(), 0, 1)
+    noise = noise_bursts(attempt.noise_scale, 220, attempt.noise_generator)
+    episode = read_episode(episode_path(folder, 0, 1))
     executed = episode.actions[: episode.env_steps].astype(np.float64)
     executed[:, :6] = np.clip(executed[:, :6] + noise[: episode.env_steps], -1, 1)
     env = LiberoEnv(EnvSpec("libero_spatial", (0,)), 0)
-    env.reset(init_state_id)
-    at = 0
+    env.reset(attempt.init_state_id)
+    executed_until = 0
     for step, jpegs, proprio in zip(episode.frame_steps, episode.jpegs, episode.proprio, strict=True):
-        if step > at:
-            result = env.step_chunk(executed[at:step])
-            # The labels are stored as float32, whence the tolerance: of rendered edges, too.
+        if step > executed_until:
+            result = env.step_chunk(executed[executed_until:step])
+            # The labels are stored as float32, so states and rendered edges differ a little.
             np.testing.assert_allclose(result.observation.proprio, proprio, atol=1e-4)
             for image, jpeg in zip(result.observation.images, jpegs, strict=True):
-                same = decode_jpeg(encode_jpeg(image)).astype(int) - decode_jpeg(jpeg)
-                assert np.abs(same).mean() < 1.0
-            at = step
-    result = env.step_chunk(executed[at:])
+                difference = decode_jpeg(encode_jpeg(image)).astype(int) - decode_jpeg(jpeg)
+                assert np.abs(difference).mean() < 1.0
+            executed_until = step
+    result = env.step_chunk(executed[executed_until:])
     env.close()
     assert result.success
     assert abs(result.env_steps - episode.env_steps) <= 1
-    assert (episode.task_id, episode.init_state_id) == (0, init_state_id)
+    assert (episode.task_id, episode.init_state_id) == (0, attempt.init_state_id)
     assert (episode.instruction, episode.looks) == (env.instruction, "lowpoly")
 
 
 def test_no_frame_has_noise_in_its_chunk_although_the_episode_has(folder):
-    _, noise_scale, first_frame, generator = attempt_of(_args(), 0, 1)
-    episode, noise = read_episode(episode_path(folder, 0, 1)), noise_bursts(noise_scale, 220, generator)
+    attempt = attempt_of(_args(), 0, 1)
+    noise = noise_bursts(attempt.noise_scale, 220, attempt.noise_generator)
+    episode = read_episode(episode_path(folder, 0, 1))
     assert noise[: episode.env_steps].any()
     for step in episode.frame_steps:
         assert not noise[step : step + CHUNK_LENGTH].any()
     assert len(episode.frame_steps) > 5
-    assert set((episode.frame_steps - first_frame) % _args().frame_every) == {0}
+    assert set((episode.frame_steps - attempt.first_frame) % _args().frame_every) == {0}
 
 
 @pytest.fixture
-def played(monkeypatch):
+def played_places(monkeypatch):
     """(task id, index) of the episodes that a stand-in has played: index 1 fails, index 2 meets a fault."""
-    played: list = []
+    places: list[tuple[int, int]] = []
 
     def play_attempt(args, place):
-        played.append(place)
-        outcome = {1: "failure", 2: "fault"}.get(place[1], "success")
+        places.append(place)
+        task_id, index = place
+        outcome = {1: "failure", 2: "fault"}.get(index, "success")
         if outcome == "success":
-            episode_path(args.out, *place).touch()
-        return {"task_id": place[0], "index": place[1], "outcome": outcome}
+            episode_path(args.out, task_id, index).touch()
+        return Played(task_id, -1, 0.3, index, outcome, env_steps=220)
 
     monkeypatch.setattr(workshop.demos, "play_attempt", play_attempt)
-    return played
+    return places
 
 
-def test_failures_are_dropped_and_remembered_and_faults_are_played_again(played, tmp_path, capsys):
+def test_failures_are_dropped_and_remembered_and_faults_are_played_again(played_places, tmp_path, capsys):
     assert collect(_args(tmp_path, task_ids=(0, 1), episodes=4)) == Counter(success=4, failure=2, fault=2)
     assert "8/8 episodes: 4 success, 2 failure, 2 fault" in capsys.readouterr().out
-    assert played == [(task_id, index) for task_id in (0, 1) for index in range(4)]
+    assert played_places == [(task_id, index) for task_id in (0, 1) for index in range(4)]
     assert len(list_episodes(tmp_path)) == 4
-    played.clear()
+    played_places.clear()
     collect(_args(tmp_path, task_ids=(0, 1), episodes=5))
-    assert played == [(0, 2), (0, 4), (1, 2), (1, 4)]
+    assert played_places == [(0, 2), (0, 4), (1, 2), (1, 4)]
 
 
-def test_a_folder_takes_one_recipe_only(played, tmp_path):
+def test_a_folder_takes_one_recipe_only(played_places, tmp_path):
     main(["--out", str(tmp_path), "--episodes", "1"])
-    with pytest.raises(BadInput, match="other settings"):
+    with pytest.raises(BadInput, match=str(tmp_path)):
         main(["--out", str(tmp_path), "--episodes", "1", "--seed", "1"])
-    assert len(played) == 1
+    assert len(played_places) == 1
 
 
 def test_initial_states_and_noise_scales_meet_equally_often():
     args = DemosArgs(OUT, init_states=(0, 40))
-    attempts = [attempt_of(args, 0, index)[:2] for index in range(160)]
-    starts = [(state, 0) for state in range(40)]
-    assert Counter(attempts) == dict.fromkeys(product(starts, args.noise_scales), 1)
+    attempts = [attempt_of(args, 0, index) for index in range(160)]
+    pairs = Counter((attempt.init_state_id, attempt.noise_scale) for attempt in attempts)
+    assert pairs == dict.fromkeys(product(range(40), args.noise_scales), 1)
 
 
 def test_an_episode_draws_its_perturbation_from_its_place_and_without_the_flag_has_none(tmp_path):
     plain = DemosArgs(tmp_path)
-    assert {change_of(plain, 0, index) for index in range(20)} == {None}
-    assert "perturb" not in plain.recipe()  # folders of before go on
+    assert {draw_perturbation(plain, 0, index) for index in range(20)} == {None}
+    assert "perturb" not in plain.recipe()  # folders from before there were perturbations go on
     varied = DemosArgs(tmp_path, perturb=("camera", "light"), magnitudes=(1, 5))
-    drawn = [change_of(varied, 0, index) for index in range(100)]
-    assert drawn == [change_of(varied, 0, index) for index in range(100)]
+    drawn = [draw_perturbation(varied, 0, index) for index in range(100)]
+    assert drawn == [draw_perturbation(varied, 0, index) for index in range(100)]
     assert {label_of(change) for change in drawn} == {"none", "camera-1", "camera-5", "light-1", "light-5"}
     assert varied.recipe()["magnitudes"] == [1, 5]

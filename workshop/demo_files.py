@@ -2,8 +2,8 @@
 
 episode_{task_id:02d}_{index:06d}.npz, numpy's format without pickle
   jpeg_bytes    uint8 (N,)              all JPEG files one after the other: frame by frame, camera by camera
-  jpeg_offsets  int64 (F, cameras, 2)   first byte of each, and the byte after its last
-and the fields of `DemoEpisode` by their names, but `jpegs`.
+  jpeg_offsets  int64 (F, cameras, 2)   the first byte of each, and the byte after its last
+and the fields of `DemoEpisode` by their names, except `jpegs`.
 """
 
 import io
@@ -19,21 +19,21 @@ from PIL import Image
 from contracts import BadInput, first_line
 
 CHUNK_LENGTH = 8  # actions that belong to a frame
-LIBERO_SIZES, METAWORLD_SIZES = (7, 8), (4, 4)  # numbers of an action and of the robot's state
+# Numbers of an action and of the robot's state.
+LIBERO_SIZES = (7, 8)
+METAWORLD_SIZES = (4, 4)
 
 
 @dataclass(frozen=True)
 class DemoEpisode:
     """A successful episode. Action t is the expert's answer to the state after t executed (noisy) actions."""
 
-    jpegs: list[
-        list[bytes]
-    ]  # [F][cameras], agentview then wrist; (256, 256, 3), upright as Observation.images
+    # [F][cameras], agentview then wrist; pictures (256, 256, 3), upright as Observation.images
+    jpegs: list[list[bytes]]
     proprio: np.ndarray  # (F, 8 or 4) float32, as Observation.proprio
     frame_steps: np.ndarray  # (F,) int64, ascending: number of actions executed before each frame
-    actions: (
-        np.ndarray
-    )  # (T, 7 or 4) float32 in env units (gripper -1 open, 1 close), T >= last frame step + 8
+    # (T, 7 or 4) float32 in env units (gripper -1 open, 1 close), T >= last frame step + 8
+    actions: np.ndarray
     task_id: int
     init_state_id: int  # of the benchmark; -1: a fresh one
     instruction: str
@@ -57,12 +57,11 @@ def list_episodes(folder: Path) -> list[Path]:
 
 
 def write_episode(path: Path, episode: DemoEpisode) -> None:
-    """Write the file in one go: it is there as a whole or not at all. Equal episodes give equal bytes."""
-    files = [jpeg for cameras in episode.jpegs for jpeg in cameras]
-    ends = np.cumsum([len(jpeg) for jpeg in files])
-    offsets = np.stack([ends - [len(jpeg) for jpeg in files], ends], axis=-1).reshape(
-        len(episode.jpegs), -1, 2
-    )
+    """Write the file: it is there as a whole or not at all. Equal episodes give equal bytes."""
+    files = [jpeg for frame in episode.jpegs for jpeg in frame]
+    lengths = [len(jpeg) for jpeg in files]
+    ends = np.cumsum(lengths)
+    offsets = np.stack([ends - lengths, ends], axis=-1).reshape(len(episode.jpegs), -1, 2)
     fields = {name: value for name, value in vars(episode).items() if name != "jpegs"}
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
@@ -76,13 +75,13 @@ def read_episode(path: Path) -> DemoEpisode:
     try:
         with np.load(path, allow_pickle=False) as stored:
             fields = {name: array if array.ndim else array.item() for name, array in stored.items()}
-        stream, offsets = fields.pop("jpeg_bytes").tobytes(), fields.pop("jpeg_offsets").tolist()
-        jpegs = [[stream[start:end] for start, end in cameras] for cameras in offsets]
+        jpeg_bytes = fields.pop("jpeg_bytes").tobytes()
+        offsets = fields.pop("jpeg_offsets").tolist()
+        jpegs = [[jpeg_bytes[start:end] for start, end in frame] for frame in offsets]
         return DemoEpisode(jpegs=jpegs, **fields)
     except (OSError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as fault:
-        reason = first_line(fault)
         raise BadInput(
-            f"{path}: no readable demonstration ({reason}); delete the file and collect it again"
+            f"{path}: no readable demonstration ({first_line(fault)}); delete the file and collect it again"
         ) from fault
 
 

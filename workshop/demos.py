@@ -1,11 +1,12 @@
-"""Collect demonstrations of a scripted expert: noisy episodes, labelled with what the expert wanted.
+"""Collect demonstrations of a scripted expert: noisy episodes, labelled with what the expert wanted to do.
 
 python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 --episodes 200 --num-envs 16
 
-The same command goes on where it was stopped. Episode i of a task is the same whatever else is collected, by however
-many processes. Failed ones are dropped, and remembered in attempts.jsonl. How often it succeeds in the states of
-evaluations: --episodes 50 --init-states 0 50 --noise-scales 0. File format: workshop/demo_files.py.
-LIBERO's expert is ours and knows libero_spatial; --task-suite metaworld_mt50 has Meta-World's, for all of its tasks.
+The same command continues a collection that was interrupted. Episode i of a task is the same whatever else is
+collected, by however many processes. Episodes that fail are dropped, and remembered in attempts.jsonl. To measure how
+often the expert succeeds in the states of evaluations: --episodes 50 --init-states 0 50 --noise-scales 0.
+The file format is described in workshop/demo_files.py. LIBERO's expert is ours and knows libero_spatial; --task-suite
+metaworld_mt50 uses Meta-World's experts, for all of its tasks.
 """
 
 import json
@@ -13,14 +14,14 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 
@@ -34,24 +35,19 @@ from envs.metaworld import MetaWorldEnv
 from envs.perturb import NONE, Kind, Perturbation, from_label
 from envs.pool import make_env, task_info
 from envs.tasks import METAWORLD
-from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg, episode_path, write_episode
-from workshop.expert import Expert
-from workshop.metaworld_expert import MetaWorldExpert
+from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, episode_path, write_episode
+from workshop.noisy_episode import CLEAN_STEPS, Attempt, record_episode
 
+RECIPE_FILE = "recipe.json"
+JOURNAL_FILE = "attempts.jsonl"
 REPORT_EVERY_S = 10.0
-NOISE_RHO = 0.8  # of the noise of one env step, what is left in the next
-NOISE_WEIGHTS = np.array(
-    [1.0, 1.0, 1.0, 0.15, 0.15, 0.3]
-)  # the expert's turns are as much smaller than its moves
-BURST_STEPS = (3, 9)  # env steps of noise: the least, and one more than the most
-CLEAN_STEPS = (12, 33)  # between two bursts; at least the chunk of a frame, with some room for the frame
 
+# Streams of random numbers, so that no choice depends on how many numbers another one draws.
+PLACEMENT_STREAM = 1
+PERTURBATION_STREAM = 2
 
-class Start(NamedTuple):
-    """What `LiberoEnv.reset` starts from."""
-
-    init_state_id: int | None
-    seed: int
+Outcome = Literal["success", "failure", "fault"]
+Place = tuple[int, int]  # of an episode: task id, and its index among the episodes of that task
 
 
 @dataclass(frozen=True)
@@ -86,178 +82,187 @@ class DemosArgs:
     """What LIBERO's objects look like: `lowpoly`, `official` or a folder."""
 
     def recipe(self) -> dict[str, Any]:
-        """Everything that the content of the folder depends on, besides tasks and number, as JSON has it."""
-        others = (
-            "out",
-            "task_ids",
-            "episodes",
-            "num_envs",
-            *(("perturb", "magnitudes") if not self.perturb else ()),
-        )
-        return json.loads(json.dumps({key: value for key, value in vars(self).items() if key not in others}))
+        """All settings that decide an episode of a given task and index, as JSON stores them."""
+        left_out = {"out", "task_ids", "episodes", "num_envs"}
+        if not self.perturb:
+            left_out |= {"perturb", "magnitudes"}  # folders from before there were perturbations go on
+        recipe = {name: value for name, value in vars(self).items() if name not in left_out}
+        return json.loads(json.dumps(recipe))
 
     def env_spec(self, task_ids: tuple[int, ...]) -> EnvSpec:
-        """All cameras of the suite's simulator."""
+        """The simulator with all cameras that the suite has."""
         if self.task_suite == METAWORLD:
             return EnvSpec(self.task_suite, task_ids, num_images=1, assets=METAWORLD_LOOKS)
         return EnvSpec(self.task_suite, task_ids, assets=self.assets)
 
 
-def collect(args: DemosArgs) -> Counter:
+@dataclass(frozen=True)
+class Played:
+    """How an attempt ended: a line of attempts.jsonl."""
+
+    task_id: int
+    init_state_id: int  # -1: a fresh one
+    noise_scale: float
+    index: int
+    outcome: Outcome
+    env_steps: int
+
+
+def collect(args: DemosArgs) -> Counter[str]:
     """Play what the folder still lacks; returns how many episodes ended as success, failure and fault.
 
-    A fault of the simulator is no failure of the expert: its episode is played again by the next collection.
+    A fault of the simulator is no failure of the expert: the next collection plays that episode again.
+    Raises BadInput for wrong arguments, and for a folder of other settings.
     """
     spec = args.env_spec(args.task_ids)
-    stored = min(task.num_init_states for task in task_info(spec))
-    first, end = (0, 1) if args.init_states == "fresh" else args.init_states
-    if not 0 <= first < end <= stored:
-        raise BadInput(f"--init-states {first} {end}: the tasks have 0 .. {stored}; END is left out")
+    check_init_states(args, spec)
     check_numbers(args)
     args.out.mkdir(parents=True, exist_ok=True)
-    if not (args.out / "recipe.json").exists():
-        write_json(args.out / "recipe.json", args.recipe())
-    if (found := read_json(args.out / "recipe.json")) != args.recipe():
-        raise BadInput(
-            f"{args.out} holds demonstrations of other settings: {found}; use them or another --out"
-        )
-    find_pack(spec.assets)  # made once, here, rather than by all workers at the same time
-    failed = failed_attempts(args.out / "attempts.jsonl")
-    places = [(task_id, index) for task_id in args.task_ids for index in range(args.episodes)]
-    places = [
-        place for place in places if place not in failed and not episode_path(args.out, *place).exists()
-    ]
+    check_recipe(args)
+    find_pack(spec.assets)  # generate looks now, rather than in all workers at the same time
+    places = missing_places(args)
     print(f"{args.out}: {len(places)} of {len(args.task_ids) * args.episodes} episodes to play", flush=True)
-    counts: Counter = Counter()
-    started = reported = time.monotonic()
-    with ExitStack() as stack:
-        journal = stack.enter_context((args.out / "attempts.jsonl").open("a"))
-        if args.num_envs > 1:
-            os.environ.setdefault("OMP_NUM_THREADS", "1")
-            executor = stack.enter_context(ProcessPoolExecutor(args.num_envs, get_context("spawn")))
-        for attempt in (map if args.num_envs == 1 else executor.map)(partial(play_attempt, args), places):
-            counts[attempt["outcome"]] += 1
-            journal.write(json.dumps(attempt) + "\n")
+    counts: Counter[str] = Counter()
+    started = time.monotonic()
+    reported = started
+    with (args.out / JOURNAL_FILE).open("a") as journal:
+        for played in play_all(args, places):
+            counts[played.outcome] += 1
+            journal.write(json.dumps(asdict(played)) + "\n")
             journal.flush()
-            if counts.total() == len(places) or time.monotonic() - reported > REPORT_EVERY_S:
-                reported = time.monotonic()
-                done = ", ".join(f"{counts[name]} {name}" for name in ("success", "failure", "fault"))
-                speed = counts.total() / (reported - started)
-                print(f"{counts.total()}/{len(places)} episodes: {done}; {speed:.2f} episodes/s", flush=True)
+            now = time.monotonic()
+            if counts.total() == len(places) or now - reported > REPORT_EVERY_S:
+                reported = now
+                print_progress(counts, len(places), now - started)
     return counts
 
 
-def failed_attempts(journal: Path) -> set[tuple[int, int]]:
-    """(task id, index) of the episodes that are known to fail. A line cut short by a crash is none."""
+def check_init_states(args: DemosArgs, spec: EnvSpec) -> None:
+    """Raise BadInput if a task is unknown or lacks some of the initial states."""
+    num_stored = min(task.num_init_states for task in task_info(spec))
+    if args.init_states == "fresh":
+        return
+    first, end = args.init_states
+    if not 0 <= first < end <= num_stored:
+        raise BadInput(f"--init-states {first} {end}: the tasks have 0 .. {num_stored}; END is left out")
+
+
+def check_recipe(args: DemosArgs) -> None:
+    """Write the settings into a new folder. Raises BadInput if it was begun with others."""
+    path = args.out / RECIPE_FILE
+    if not path.exists():
+        write_json(path, args.recipe())
+    stored = read_json(path)
+    if stored != args.recipe():
+        raise BadInput(
+            f"{args.out} holds demonstrations of other settings: {stored}; use them or another --out"
+        )
+
+
+def missing_places(args: DemosArgs) -> list[Place]:
+    """The episodes that are neither stored nor known to fail."""
+    failed = failed_places(args.out / JOURNAL_FILE)
+    places = [(task_id, index) for task_id in args.task_ids for index in range(args.episodes)]
+    return [place for place in places if place not in failed and not episode_path(args.out, *place).exists()]
+
+
+def failed_places(journal: Path) -> set[Place]:
+    """The episodes that are known to fail. A line that a crash cut short is ignored."""
+    if not journal.exists():
+        return set()
     failed = set()
-    for line in journal.read_text().splitlines() if journal.exists() else []:
+    for line in journal.read_text().splitlines():
         with suppress(ValueError):
-            attempt = json.loads(line)
-            if attempt["outcome"] == "failure":
-                failed.add((attempt["task_id"], attempt["index"]))
+            played = json.loads(line)
+            if played["outcome"] == "failure":
+                failed.add((played["task_id"], played["index"]))
     return failed
 
 
-def attempt_of(args: DemosArgs, task_id: int, index: int) -> tuple[Start, float, int, np.random.Generator]:
-    """The episode `index` of a task: its start, noise scale, env step of the first frame, generator of the noise.
+def play_all(args: DemosArgs, places: Sequence[Place]) -> Iterator[Played]:
+    """Play the episodes in this process or in worker processes; results come in the order of `places`."""
+    play = partial(play_attempt, args)
+    if args.num_envs == 1:
+        yield from map(play, places)
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of a worker: the processes share the cores
+    with ProcessPoolExecutor(args.num_envs, get_context("spawn")) as executor:
+        yield from executor.map(play, places)
 
-    A function of the arguments alone. The benchmark's initial states take turns, and from round to round each meets
-    another of the noise scales.
+
+def print_progress(counts: Counter[str], num_places: int, seconds: float) -> None:
+    outcomes = ", ".join(f"{counts[name]} {name}" for name in ("success", "failure", "fault"))
+    speed = counts.total() / seconds
+    print(f"{counts.total()}/{num_places} episodes: {outcomes}; {speed:.2f} episodes/s", flush=True)
+
+
+def attempt_of(args: DemosArgs, task_id: int, index: int) -> Attempt:
+    """The episode `index` of a task, a function of the arguments alone.
+
+    The benchmark's initial states take turns, and from round to round each meets another of the noise scales.
     """
     generator = np.random.default_rng([args.seed, task_id, index])
+    init_state_id = None
     if args.init_states == "fresh":
-        placement = int(np.random.default_rng([args.seed, task_id, index, 1]).integers(2**32))
-        round_, place, start = 0, index, Start(None, placement)
+        placement_generator = np.random.default_rng([args.seed, task_id, index, PLACEMENT_STREAM])
+        seed = int(placement_generator.integers(2**32))
+        turn = index
     else:
         first, end = args.init_states
-        round_, place = divmod(index, end - first)
-        start = Start(first + place, 0)
-    noise_scale = args.noise_scales[(round_ + place) % len(args.noise_scales)]
-    first_frame = int(generator.integers(min(args.frame_every, CLEAN_STEPS[0] - CHUNK_LENGTH + 1)))
-    return start, noise_scale, first_frame, generator
+        round_index, place = divmod(index, end - first)
+        init_state_id = first + place
+        seed = 0  # in the benchmark's states fixtures stand where evaluation puts them
+        turn = round_index + place
+    return Attempt(
+        init_state_id=init_state_id,
+        seed=seed,
+        noise_scale=args.noise_scales[turn % len(args.noise_scales)],
+        first_frame=int(generator.integers(min(args.frame_every, CLEAN_STEPS[0] - CHUNK_LENGTH + 1))),
+        noise_generator=generator,
+        perturbation=draw_perturbation(args, task_id, index),
+    )
 
 
-def change_of(args: DemosArgs, task_id: int, index: int) -> Perturbation | None:
+def draw_perturbation(args: DemosArgs, task_id: int, index: int) -> Perturbation | None:
     """How the world of an episode is perturbed, a function of the arguments alone."""
     labels = (NONE, *SimulatorConfig(perturb=args.perturb, magnitudes=args.magnitudes).perturbations)
-    generator = np.random.default_rng([args.seed, task_id, index, 2])
-    return from_label(str(generator.choice(labels)), int(generator.integers(2**32)))
+    generator = np.random.default_rng([args.seed, task_id, index, PERTURBATION_STREAM])
+    label = str(generator.choice(labels))
+    return from_label(label, int(generator.integers(2**32)))
 
 
-@lru_cache(1)
-def _env_and_looks(spec: EnvSpec) -> tuple[LiberoEnv | MetaWorldEnv, str]:
-    pack = find_pack(spec.assets)
-    return make_env(replace(spec, assets=str(pack.folder)), spec.task_ids[0]), pack.looks
-
-
-def play_attempt(args: DemosArgs, place: tuple[int, int]) -> dict[str, Any]:
-    """Play an episode (task id, index) and write it if it succeeds; returns its line of the journal.
-
-    Rendered only where a frame is wanted. In the benchmark's states fixtures stand where evaluation puts them.
-    """
+def play_attempt(args: DemosArgs, place: Place) -> Played:
+    """Play an episode, and write it if it succeeds."""
     task_id, index = place
-    (init_state_id, seed), noise_scale, first_frame, generator = attempt_of(args, task_id, index)
+    attempt = attempt_of(args, task_id, index)
     env, looks = _env_and_looks(args.env_spec((task_id,)))
-    noise = noise_bursts(noise_scale, env.max_env_steps, generator, env.action_dim - 1)
-
-    def wants_frame(env_step: int) -> bool:
-        is_due = (env_step - first_frame) % args.frame_every == 0
-        return is_due and not noise[env_step : env_step + CHUNK_LENGTH].any()
-
-    frames, proprio, steps, labels = [], [], [], []
-    change = change_of(args, task_id, index)
-    result = env.reset(init_state_id, seed, perturbation=change, observe=wants_frame(0))
-    if result.error is None:
-        expert = MetaWorldExpert(env) if isinstance(env, MetaWorldEnv) else Expert(env.domain)
-    while not result.done:
-        if result.observation is not None:
-            frames.append([encode_jpeg(image) for image in result.observation.images])
-            proprio.append(result.observation.proprio)
-            steps.append(result.env_steps)
-        labels.append(expert.decide()[1])
-        executed = labels[-1].copy()
-        executed[:-1] = np.clip(executed[:-1] + noise[result.env_steps], -1.0, 1.0)  # the gripper obeys
-        result = env.step_chunk(executed[None], observe=wants_frame(result.env_steps + 1))
-    stored = -1 if init_state_id is None else init_state_id
-    drawn: Any = {"task_id": task_id, "init_state_id": stored, "noise_scale": noise_scale}
+    result, recording = record_episode(env, attempt, args.frame_every)
+    stored_id = -1 if attempt.init_state_id is None else attempt.init_state_id
     if result.success:
-        # The last frame lies up to `frame_every` env steps before success, so its chunk of actions reaches beyond it:
-        # the expert's answer to the final state (to let go of the bowl) fills it up.
-        labels += [expert.decide()[1]] * CHUNK_LENGTH
         episode = DemoEpisode(
-            jpegs=frames,
-            proprio=np.array(proprio, np.float32),
-            frame_steps=np.array(steps, np.int64),
-            actions=np.array(labels, np.float32),
+            jpegs=recording.jpegs,
+            proprio=np.array(recording.proprio, np.float32),
+            frame_steps=np.array(recording.frame_steps, np.int64),
+            actions=np.array(recording.labels, np.float32),
             instruction=env.instruction,
             env_steps=result.env_steps,
             looks=looks,
-            **drawn,
+            task_id=task_id,
+            init_state_id=stored_id,
+            noise_scale=attempt.noise_scale,
         )
         write_episode(episode_path(args.out, task_id, index), episode)
-    outcome = "success" if result.success else "failure" if result.error is None else "fault"
-    return drawn | {"index": index, "outcome": outcome, "env_steps": result.env_steps}
+        outcome: Outcome = "success"
+    else:
+        outcome = "failure" if result.error is None else "fault"
+    return Played(task_id, stored_id, attempt.noise_scale, index, outcome, result.env_steps)
 
 
-def noise_bursts(
-    scale: float, num_steps: int, generator: np.random.Generator, motions: int = 6
-) -> np.ndarray:
-    """What is added to the motions of each env step, (num_steps, motions): bursts of noise, and zeros between them.
-
-    A burst is an Ornstein-Uhlenbeck process with a standard deviation of `scale` x NOISE_WEIGHTS. The quiet between
-    the bursts is for the labels' sake: there a chunk of labels is what was executed, so it leads where it is meant to.
-    Under steady noise the later labels of a chunk would correct pushes that the policy could not foresee.
-    """
-    noise = np.zeros((num_steps, motions))
-    step = int(generator.integers(*CLEAN_STEPS))
-    while step < num_steps:
-        push = generator.standard_normal(motions)
-        for _ in range(generator.integers(*BURST_STEPS)):
-            noise[step : step + 1] = scale * NOISE_WEIGHTS[:motions] * push
-            push = NOISE_RHO * push + np.sqrt(1 - NOISE_RHO**2) * generator.standard_normal(motions)
-            step += 1
-        step += int(generator.integers(*CLEAN_STEPS))
-    return noise
+@lru_cache(1)  # building a simulator takes seconds: keep that of the last task
+def _env_and_looks(spec: EnvSpec) -> tuple[LiberoEnv | MetaWorldEnv, str]:
+    pack = find_pack(spec.assets)
+    env = make_env(replace(spec, assets=str(pack.folder)), spec.task_ids[0])
+    return env, pack.looks
 
 
 def main(argv: Sequence[str]) -> None:

@@ -1,9 +1,9 @@
 """A scripted expert that moves LIBERO's black bowl onto the plate, from the simulation's true state.
 
-Every env step it decides afresh what to do, from the present state alone (`State`): no counters, no stages that are
-left behind. So a state says what the right action is, whatever led there: that makes its actions fit as labels for a
-policy that sees one frame, and lets it recover from noise on the executed actions. The one thing that it keeps is
-where it means to take the bowl (`Plan`), until somebody moves the bowl.
+At every env step it decides afresh, from the present state alone (`State`): it counts nothing and leaves no stage
+behind for good. So a state determines the right action, whatever led to it. That makes the actions good labels for a
+policy that sees a single frame, and lets the expert recover from noise on the executed actions. It remembers one thing:
+where it means to grasp the bowl (`Plan`), until somebody moves the bowl.
 """
 
 from dataclasses import dataclass
@@ -17,51 +17,53 @@ from scipy.spatial.transform import Rotation
 from contracts import BadInput
 
 # Stages, in the order of an episode without disturbances.
-HOVER = "hover"  # fly to the rim, by way of a funnel above it; with fingers that aren't open, go up
+HOVER = "hover"  # fly to the rim, through a funnel above it; go up as long as the fingers are not open
 DESCEND = "descend"  # the last centimetres straight down
 CLOSE = "close"  # shut the fingers around the rim
 LIFT = "lift"  # straight up
-CARRY = "carry"  # fly to the plate, by way of a funnel above it
+CARRY = "carry"  # fly to the plate, through a funnel above it
 LOWER = "lower"  # the last centimetres straight down
 RELEASE = "release"  # open the fingers
 RETREAT = "retreat"  # go up, away from the bowl on the plate
 
-GAIN_PER_M = 40.0  # full action, which moves the eef 13 mm an env step, from an error of 25 mm on
+GAIN_PER_M = 40.0  # an error of 25 mm or more gives full action, which moves the hand 13 mm an env step
 GAIN_PER_RAD = 2.4
-MAX_TURN = 0.5  # of the rotation's full action: 0.07 rad an env step
+MAX_TURN = 0.5  # share of the rotation's full action: 0.07 rad an env step
 
 # Flying: at most HOVER_M above the goal, down a funnel around it.
 HOVER_M = 0.10
-FUNNEL_M = 0.010  # horizontal error at which the hand, or the bowl in it, may come all the way down
+FUNNEL_M = 0.010  # horizontal error within which the hand, or the bowl in it, may come all the way down
 SLOPE = 2.2  # of the funnel's wall: m of height per m of distance
-CLIMB_FIRST_M = (0.02, 0.05)  # below the wall: where sideways motion gets slower, and where it stops
-TURN_AS_DISTANCE_M = 0.1  # per rad: a hand that is not yet turned is not yet there
+# Heights below the funnel's wall: at the first, sideways motion begins to slow down; at the second it stops.
+CLIMB_FIRST_M = (0.02, 0.05)
+TURN_AS_DISTANCE_M = 0.1  # per rad: a hand that still has to turn counts as being this far away
 
-# Grasping. The opening is the distance of the finger joints, 0.077 m at most.
+# Grasping. The opening is the distance between the finger joints, 0.077 m at most.
 OPEN_M = 0.070
 SHUT_M = 0.030
-STALLED_M_S = 0.02  # closing fingers are faster (0.2) unless something is between them
-ALIGNED_M = 0.008  # horizontal error at which the fingers may begin to close
-REACHED_M = 0.012  # vertical
-NEAR_M = 0.030  # error at which closing goes on
-MOVED_M = 0.008  # of the bowl, from where it stood
-SLIPPED_M = 0.045  # a bowl that is further from its place in the hand is lost, not just turned there
-ON_PLATE_M = (0.025, 0.015)  # horizontal distance and height of the bowl on the plate
-DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])  # orientation of the grip site at yaw 0
+STALLED_M_S = 0.02  # fingers close faster than this (at 0.2) unless something is between them
+ALIGNED_M = 0.008  # horizontal error within which the fingers may begin to close
+REACHED_M = 0.012  # vertical error within which they may
+NEAR_M = 0.030  # error up to which they go on closing
+MOVED_M = 0.008  # a bowl further than this from its planned place has been moved
+SLIPPED_M = 0.045  # a bowl further than this from its place in the hand is lost, not merely turned
+ON_PLATE_M = (0.025, 0.015)  # largest horizontal distance and height of a bowl that is on the plate
+
+# Orientation of the grip site when the hand points down at yaw 0.
+DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 
 # Where to take the bowl by its rim.
-RIM_RADIUS_M = (
-    0.048  # of LIBERO's black bowl, to the middle of its slanted wall at the depth of the fingertips
-)
+RIM_RADIUS_M = 0.048  # of LIBERO's black bowl, to the middle of its slanted wall where the fingertips hold it
 RIM_HEIGHT_M = (
     0.040  # of the grip site above the bowl's origin: the fingertips reach 2 cm below the rim's edge
 )
 YAWS_DEG = (0, 15, -15, 30, -30, 45, -45, 60, -60, 75, -75, 90)  # the arm starts at 0
-REACH_M = (
-    0.74  # horizontal, from the robot's base: beyond, the elbow straightens and the controller loses the arm
+# Horizontal distance from the robot's base. Beyond it the elbow straightens and the controller loses the arm.
+REACH_M = 0.74
+TURN_PER_REACH = 60.0  # turning the hand by so many rad is worth reaching 1 m less far
+SIDE_BIAS_M = (
+    0.03  # in favour of the left side, so that millimetres do not decide where both sides are about as near
 )
-TURN_PER_REACH = 60.0  # rad that are worth turning the hand to reach 1 m less far
-SIDE_BIAS_M = 0.03  # to the left side, lest millimetres decide where both are about as near
 CLEARANCE_M = 0.006
 
 
@@ -71,7 +73,7 @@ class State:
 
     eef: np.ndarray  # (3,) grip site between the fingertips
     rotation: np.ndarray  # (3, 3) of the grip site
-    opening: float  # distance of the finger joints
+    opening: float  # distance between the finger joints
     opening_speed: float
     bowl: np.ndarray  # (3,)
     plate: np.ndarray  # (3,)
@@ -87,140 +89,202 @@ class Plan:
 
 
 class Expert:
-    """Acts in the episode that runs in `domain` (LIBERO's BDDLBaseDomain); one per episode."""
+    """Acts in the episode that runs in `domain` (LIBERO's BDDLBaseDomain); one per episode.
+
+    Raises BadInput for tasks other than putting a black bowl onto a plate.
+    """
 
     def __init__(self, domain: Any) -> None:
-        goals = domain.parsed_problem["goal_state"]
-        predicate, moved, target = goals[0] if len(goals) == 1 and len(goals[0]) == 3 else ("", "", "")
-        if predicate != "on" or not moved.startswith("akita_black_bowl") or not target.startswith("plate"):
-            raise BadInput(
-                f"the scripted expert only puts a black bowl onto a plate; this task's goal is {goals}"
-            )
-        self._domain, self._bowl, self._plate = domain, moved, target
+        self._domain = domain
+        self._bowl, self._plate = bowl_and_plate(domain.parsed_problem["goal_state"])
         self._plan: Plan | None = None
 
     def decide(self) -> tuple[str, np.ndarray]:
         """Stage and action (7,), in [-1, 1], for the present state."""
         state = self.look()
-        # A bowl that stands, or falls, elsewhere than was planned for, and is not in the hand: plan again.
-        was_moved = self._plan is not None and np.linalg.norm(state.bowl - self._plan.bowl) > MOVED_M
-        if self._plan is None or (was_moved and state.opening > SHUT_M):
-            sim, body = self._domain.sim, self._domain.obj_body_id[self._bowl]
-            base = sim.data.get_body_xpos("robot0_base")
-            self._plan = plan_grasp(sim.model._model, sim.data._data, body, state.eef, base)
+        if self._plan is None or must_plan_again(state, self._plan):
+            sim = self._domain.sim
+            self._plan = plan_grasp(
+                sim.model._model,
+                sim.data._data,
+                bowl_body=self._domain.obj_body_id[self._bowl],
+                eef=state.eef,
+                base=sim.data.get_body_xpos("robot0_base"),
+            )
         stage = stage_of(state, self._plan)
         return stage, action_of(stage, state, self._plan)
 
     def look(self) -> State:
-        data, robot, bodies = self._domain.sim.data, self._domain.robots[0], self._domain.obj_body_id
+        data = self._domain.sim.data
+        robot = self._domain.robots[0]
+        body_ids = self._domain.obj_body_id
         return State(
             eef=data.get_site_xpos("gripper0_grip_site").copy(),
             rotation=data.get_site_xmat("gripper0_grip_site").copy(),
             opening=float(np.abs(data.qpos[robot._ref_gripper_joint_pos_indexes]).sum()),
             opening_speed=float(data.qvel[robot._ref_gripper_joint_vel_indexes] @ [1.0, -1.0]),
-            bowl=data.body_xpos[bodies[self._bowl]].copy(),
-            plate=data.body_xpos[bodies[self._plate]].copy(),
+            bowl=data.body_xpos[body_ids[self._bowl]].copy(),
+            plate=data.body_xpos[body_ids[self._plate]].copy(),
         )
 
 
+def bowl_and_plate(goal_state: list[list[str]]) -> tuple[str, str]:
+    """The names of the bowl and the plate in the goal of a BDDL file. Raises BadInput for other goals."""
+    if len(goal_state) == 1 and len(goal_state[0]) == 3:
+        predicate, bowl, plate = goal_state[0]
+        if predicate == "on" and bowl.startswith("akita_black_bowl") and plate.startswith("plate"):
+            return bowl, plate
+    raise BadInput(
+        f"the scripted expert only puts a black bowl onto a plate; this task's goal is {goal_state}"
+    )
+
+
+def must_plan_again(state: State, plan: Plan) -> bool:
+    """True if the bowl stands, or falls, elsewhere than planned and is not in the hand."""
+    is_moved = np.linalg.norm(state.bowl - plan.bowl) > MOVED_M
+    return bool(is_moved and state.opening > SHUT_M)
+
+
 def stage_of(state: State, plan: Plan) -> str:
-    """What there is to do; a function of the present state and the plan."""
+    """What to do next: a function of the present state and the plan."""
     to_plate = np.linalg.norm((state.plate - state.bowl)[:2])
     is_on_plate = to_plate < ON_PLATE_M[0] and state.bowl[2] - state.plate[2] < ON_PLATE_M[1]
-    is_near = np.linalg.norm(state.eef - state.bowl - plan.offset) < SLIPPED_M
-    is_lifted = state.bowl[2] > plan.bowl[2] + MOVED_M
-    if (
-        is_near and state.opening < SHUT_M and (state.opening_speed > -STALLED_M_S or is_lifted)
-    ):  # the bowl is held
+    if _is_held(state, plan):
         if is_on_plate:
             return RELEASE
         if to_plate < FUNNEL_M:
             return LOWER
-        return CARRY if np.linalg.norm((state.bowl - plan.bowl)[:2]) > FUNNEL_M else LIFT
+        has_left = np.linalg.norm((state.bowl - plan.bowl)[:2]) > FUNNEL_M
+        return CARRY if has_left else LIFT
     if is_on_plate:
         return RETREAT
-    aside, away = _misses(state, plan)
+    sideways, vertical = _grasp_errors(state, plan)
     if state.opening <= OPEN_M:  # the fingers are on their way
-        return CLOSE if state.opening_speed < 0 and max(aside, away) < NEAR_M else HOVER
-    if aside < ALIGNED_M and away < REACHED_M:
+        is_closing = state.opening_speed < 0 and max(sideways, vertical) < NEAR_M
+        return CLOSE if is_closing else HOVER
+    if sideways < ALIGNED_M and vertical < REACHED_M:
         return CLOSE
-    return DESCEND if aside < FUNNEL_M else HOVER
+    return DESCEND if sideways < FUNNEL_M else HOVER
+
+
+def _is_held(state: State, plan: Plan) -> bool:
+    """Whether the bowl is between the fingers: they are shut around it, or have shut and lifted it."""
+    is_near = np.linalg.norm(state.eef - state.bowl - plan.offset) < SLIPPED_M
+    is_shut = state.opening < SHUT_M
+    is_stalled = state.opening_speed > -STALLED_M_S
+    is_lifted = state.bowl[2] > plan.bowl[2] + MOVED_M
+    return bool(is_near and is_shut and (is_stalled or is_lifted))
 
 
 def action_of(stage: str, state: State, plan: Plan) -> np.ndarray:
-    """The action (7,) of a stage: towards where the hand, or the bowl in it, shall be."""
-    upwards = np.array([0.0, 0.0, HOVER_M])
-    to_grasp, to_plate = state.bowl + plan.offset - state.eef, state.plate - state.bowl
-    if stage in (HOVER, DESCEND):
-        aside, _ = _misses(state, plan)
-        error = _down_funnel(to_grasp, aside, HOVER_M) if state.opening > OPEN_M else upwards
-    elif stage == CLOSE:
-        error = to_grasp
-    elif stage in (LIFT, CARRY, LOWER):
-        top = HOVER_M + max(0.0, plan.bowl[2] - state.plate[2])
-        error = _down_funnel(to_plate, float(np.linalg.norm(to_plate[:2])), top)
-    else:
-        error = upwards if stage == RETREAT else np.zeros(3)
-    move = error * GAIN_PER_M
-    turn = np.clip(_turn(state, plan) * GAIN_PER_RAD, -MAX_TURN, MAX_TURN)
-    gripper = -1.0 if stage in (HOVER, DESCEND, RELEASE, RETREAT) else 1.0  # open, or close
+    """The action (7,) of a stage: it moves the hand, or the bowl in it, towards where the stage wants it."""
+    move = _position_error(stage, state, plan) * GAIN_PER_M
+    turn = np.clip(_turn_error(state, plan) * GAIN_PER_RAD, -MAX_TURN, MAX_TURN)
+    opens = stage in (HOVER, DESCEND, RELEASE, RETREAT)
+    gripper = -1.0 if opens else 1.0
     return np.concatenate([move / max(1.0, np.abs(move).max()), turn, [gripper]])
 
 
-def _misses(state: State, plan: Plan) -> tuple[float, float]:
-    """How far the hand is from the grasp's place: sideways (its turn included), and above it or below it."""
+def _position_error(stage: str, state: State, plan: Plan) -> np.ndarray:
+    """From where the hand, or the bowl in it, is to where the stage wants it, (3,) m."""
+    upwards = np.array([0.0, 0.0, HOVER_M])
+    to_grasp = state.bowl + plan.offset - state.eef
+    to_plate = state.plate - state.bowl
+    if stage in (HOVER, DESCEND):
+        if state.opening <= OPEN_M:
+            return upwards
+        sideways, _ = _grasp_errors(state, plan)
+        return _down_funnel(to_grasp, sideways, HOVER_M)
+    if stage == CLOSE:
+        return to_grasp
+    if stage in (LIFT, CARRY, LOWER):
+        top = HOVER_M + max(0.0, plan.bowl[2] - state.plate[2])
+        return _down_funnel(to_plate, float(np.linalg.norm(to_plate[:2])), top)
+    return upwards if stage == RETREAT else np.zeros(3)
+
+
+def _grasp_errors(state: State, plan: Plan) -> tuple[float, float]:
+    """How far the hand is from where it grasps, m: sideways (its turn included), and vertically."""
     error = state.bowl + plan.offset - state.eef
-    turn = TURN_AS_DISTANCE_M * np.linalg.norm(_turn(state, plan))
+    turn = TURN_AS_DISTANCE_M * np.linalg.norm(_turn_error(state, plan))
     return float(max(np.linalg.norm(error[:2]), turn)), float(abs(error[2]))
 
 
-def _turn(state: State, plan: Plan) -> np.ndarray:
-    """Rotation vector (3,) from the present orientation to that of the plan: the hand upright at the grasp's yaw."""
-    wanted = Rotation.from_euler("z", plan.yaw).as_matrix() @ DOWN
-    return Rotation.from_matrix(wanted @ state.rotation.T).as_rotvec()
+def _turn_error(state: State, plan: Plan) -> np.ndarray:
+    """Rotation vector (3,) from the present orientation to the planned one: the hand upright at the grasp's yaw."""
+    planned = Rotation.from_euler("z", plan.yaw).as_matrix() @ DOWN
+    return Rotation.from_matrix(planned @ state.rotation.T).as_rotvec()
 
 
-def _down_funnel(error: np.ndarray, aside: float, top: float) -> np.ndarray:
-    """The error (3,) to a point above the goal: as high as the funnel is at the distance `aside`, at most `top`.
+def _down_funnel(error: np.ndarray, sideways: float, top: float) -> np.ndarray:
+    """The error (3,) to a point above the goal: as high as the funnel is at the distance `sideways`, at most `top`.
 
-    From below the funnel the way leads up first, sideways only near its wall.
+    From below the funnel the way leads up first, and sideways only near its wall.
     """
-    climb = error[2] + np.clip(SLOPE * (aside - FUNNEL_M), 0.0, top)
-    start, end = CLIMB_FIRST_M
-    return np.array([*(error[:2] * (1.0 - np.clip((climb - start) / (end - start), 0.0, 1.0))), climb])
+    climb = error[2] + np.clip(SLOPE * (sideways - FUNNEL_M), 0.0, top)
+    slow_from, stop_at = CLIMB_FIRST_M
+    slowdown = np.clip((climb - slow_from) / (stop_at - slow_from), 0.0, 1.0)
+    return np.array([*(error[:2] * (1.0 - slowdown)), climb])
+
+
+@dataclass(frozen=True)
+class Obstacles:
+    """Boxes that the hand may hit, in the world frame: centres (N, 3), axes (N, 3, 3), half sizes (N, 3)."""
+
+    centres: np.ndarray
+    axes: np.ndarray
+    half_sizes: np.ndarray
+
+    def count_hits(self, points: np.ndarray) -> int:
+        """How often one of the points (P, 3) lies in a box or closer to it than CLEARANCE_M."""
+        from_centres = points[:, None] - self.centres
+        in_box_frames = np.einsum("nbi,bij->nbj", from_centres, self.axes)
+        return int((np.abs(in_box_frames) < self.half_sizes + CLEARANCE_M).all(axis=-1).sum())
+
+
+def find_obstacles(model: mujoco.MjModel, data: mujoco.MjData, bowl_body: int) -> Obstacles:
+    """The boxes by which LIBERO's scenes collide, without those of the robot and of the bowl itself."""
+    robot_bodies = [
+        body for body in range(model.nbody) if model.body(body).name.startswith(("robot", "gripper", "mount"))
+    ]
+    is_colliding_box = (model.geom_contype != 0) & (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX)
+    is_ignored = np.isin(model.geom_bodyid, [*robot_bodies, bowl_body])
+    boxes = np.flatnonzero(is_colliding_box & ~is_ignored)
+    return Obstacles(data.geom_xpos[boxes], data.geom_xmat[boxes].reshape(-1, 3, 3), model.geom_size[boxes])
 
 
 def plan_grasp(
-    model: mujoco.MjModel, data: mujoco.MjData, bowl: int, eef: np.ndarray, base: np.ndarray
+    model: mujoco.MjModel, data: mujoco.MjData, bowl_body: int, eef: np.ndarray, base: np.ndarray
 ) -> Plan:
     """The rim grasp with the fewest collisions; among equals the least turn and stretch, then the side near the hand.
 
-    `bowl` is a body's id, `eef` and `base` (3,) are the positions of the grip site and of the robot's base.
+    `bowl_body` is a body's id; `eef` and `base` (3,) are the positions of the grip site and of the robot's base.
     """
-    # LIBERO's scenes collide by boxes; those of the robot and of the bowl itself are not in the way.
-    robot = [b for b in range(model.nbody) if model.body(b).name.startswith(("robot", "gripper", "mount"))]
-    is_obstacle = (model.geom_contype != 0) & (model.geom_type == mujoco.mjtGeom.mjGEOM_BOX)
-    boxes = np.flatnonzero(is_obstacle & ~np.isin(model.geom_bodyid, [*robot, bowl]))
+    obstacles = find_obstacles(model, data, bowl_body)
+    bowl = data.xpos[bowl_body].copy()
     height = np.array([0.0, 0.0, RIM_HEIGHT_M])
+    plans = [
+        Plan(bowl, yaw, side * RIM_RADIUS_M * _finger_axis(yaw) + height)
+        for yaw, side in product(np.radians(YAWS_DEG), (-1.0, 1.0))
+    ]
+    costs = [_grasp_cost(plan, obstacles, eef, base) for plan in plans]
+    return plans[costs.index(min(costs))]
 
-    def cost(plan: Plan) -> tuple[int, float, float]:
-        place = plan.bowl + plan.offset
-        points = (place + _hand_points(plan.yaw))[:, None] - data.geom_xpos[boxes]
-        in_box = np.einsum("nbi,bij->nbj", points, data.geom_xmat[boxes].reshape(-1, 3, 3))
-        hits = int((np.abs(in_box) < model.geom_size[boxes] + CLEARANCE_M).all(axis=-1).sum())
-        stretch = max(0.0, float(np.linalg.norm((place - base)[:2])) - REACH_M)
-        bias = SIDE_BIAS_M * (plan.offset @ _finger_axis(plan.yaw) > 0)
-        return hits, abs(plan.yaw) + TURN_PER_REACH * stretch, float(np.linalg.norm(place - eef)) - bias
 
-    rim = product(np.radians(YAWS_DEG), (-1.0, 1.0))
-    where = data.xpos[bowl].copy()
-    return min(
-        (Plan(where, yaw, side * RIM_RADIUS_M * _finger_axis(yaw) + height) for yaw, side in rim), key=cost
-    )
+def _grasp_cost(
+    plan: Plan, obstacles: Obstacles, eef: np.ndarray, base: np.ndarray
+) -> tuple[int, float, float]:
+    """Collisions; turn and stretch of the arm; distance from the hand. Tuples compare by the first that differs."""
+    place = plan.bowl + plan.offset
+    num_hits = obstacles.count_hits(place + _hand_points(plan.yaw))
+    stretch_m = max(0.0, float(np.linalg.norm((place - base)[:2])) - REACH_M)
+    is_left = plan.offset @ _finger_axis(plan.yaw) > 0
+    distance_m = float(np.linalg.norm(place - eef)) - SIDE_BIAS_M * is_left
+    return num_hits, abs(plan.yaw) + TURN_PER_REACH * stretch_m, distance_m
 
 
 def _finger_axis(yaw: float) -> np.ndarray:
-    """The fingers open along it, one inside the bowl and one outside."""
+    """The direction (3,) in which the fingers open, one inside the bowl and one outside."""
     return np.array([-np.sin(yaw), np.cos(yaw), 0.0])
 
 
@@ -228,6 +292,11 @@ def _hand_points(yaw: float) -> np.ndarray:
     """(N, 3) points of the open gripper about its grip site: two fingers, and the hand above them."""
     fingers = product((-0.05, -0.04, 0.04, 0.05), (-0.012, 0.0, 0.012), (-0.012, 0.0, 0.03))
     hand = product((-0.10, -0.05, 0.0, 0.05, 0.10), (-0.03, 0.0, 0.03), (0.07,))
-    along, across, up = np.array([*fingers, *hand]).T
-    sideways = np.array([np.cos(yaw), np.sin(yaw), 0.0])
-    return along[:, None] * _finger_axis(yaw) + across[:, None] * sideways + up[:, None] * [0.0, 0.0, 1.0]
+    along_fingers, across_fingers, up = np.array([*fingers, *hand]).T
+    across_axis = np.array([np.cos(yaw), np.sin(yaw), 0.0])
+    vertical_axis = [0.0, 0.0, 1.0]
+    return (
+        along_fingers[:, None] * _finger_axis(yaw)
+        + across_fingers[:, None] * across_axis
+        + up[:, None] * vertical_axis
+    )

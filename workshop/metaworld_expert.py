@@ -1,4 +1,4 @@
-"""Meta-World's own scripted experts, one for each of its tasks, with the few methods of `workshop.expert.Expert`."""
+"""Meta-World's own scripted experts, one for each of its tasks, with the methods of `workshop.expert.Expert`."""
 
 import warnings
 
@@ -13,12 +13,12 @@ class MetaWorldExpert:
     def __init__(self, env: MetaWorldEnv) -> None:
         from metaworld.policies import ENV_POLICY_MAP
 
-        self._env, self._policy = env, ENV_POLICY_MAP[env.name]()
+        self._env = env
+        self._policy = ENV_POLICY_MAP[env.name]()
 
     def decide(self) -> tuple[str, np.ndarray]:
-        """A name and the action (4,) for the present state, cut to [-1, 1] as the simulator would."""
-        with warnings.catch_warnings():  # that the action was beyond it
-            warnings.simplefilter("ignore")
-            return "", np.clip(
-                np.asarray(self._policy.get_action(self._env.raw), dtype=np.float64), -1.0, 1.0
-            )
+        """A stage, which these experts do not name, and the action (4,), clipped to [-1, 1] as the simulator does."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the policies warn of actions beyond the bounds
+            action = np.asarray(self._policy.get_action(self._env.raw), dtype=np.float64)
+        return "", np.clip(action, -1.0, 1.0)
