@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from contracts import BadInput
-from envs.lowpoly import PACK_NAME, ensure_pack
+from envs.lowpoly.pack import PACK_NAME, ensure_pack
 from envs.tasks import cache_dir, libero_root
 
 PACKAGES = (

@@ -19,11 +19,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import envs.lowpoly
 from contracts import BadInput
-from envs.lowpoly import PACK_NAME, asset_mjcf, ensure_pack, look_of, write_pack
+from envs.lowpoly import pack as pack_module
 from envs.lowpoly.facts import load_facts
-from envs.lowpoly.rooms import TEXTURES
+from envs.lowpoly.mjcf import asset_mjcf
+from envs.lowpoly.pack import PACK_NAME, ensure_pack, look_of, write_pack
+from envs.lowpoly.textures import TEXTURES
 from envs.tasks import libero_root
 
 GOLDEN = Path(__file__).parent / "golden" / "lowpoly.json"
@@ -40,7 +41,8 @@ def pack(tmp_path_factory):
 @pytest.mark.parametrize("name", OBJECTS)
 def test_what_is_drawn_changes_neither_mass_nor_contacts(name):
     look = look_of(FILES[name])
-    drawn, bare = (_compile(asset_mjcf(FILES[name], each)) for each in (look, replace(look, shapes={})))
+    drawn = _compile(asset_mjcf(FILES[name], look))
+    bare = _compile(asset_mjcf(FILES[name], replace(look, shapes={})))
     np.testing.assert_array_equal(drawn.body_mass, bare.body_mass)
     np.testing.assert_array_equal(drawn.body_inertia, bare.body_inertia)
     np.testing.assert_array_equal(drawn.body_ipos, bare.body_ipos)
@@ -103,7 +105,7 @@ def test_a_pack_that_could_not_be_finished_is_not_there(tmp_path, monkeypatch):
         (folder / "scenes").mkdir(parents=True)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(envs.lowpoly, "write_pack", fail_halfway)
+    monkeypatch.setattr(pack_module, "write_pack", fail_halfway)
     with pytest.raises(BadInput, match=r"No space left on device.*VLA_GRPO_CACHE"):
         ensure_pack(tmp_path)
     assert list(tmp_path.iterdir()) == []

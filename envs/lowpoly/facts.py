@@ -1,7 +1,7 @@
 """Typed access to `facts.json`: what LIBERO's own asset files say about bodies, joints, sites and collision.
 
-The numbers were read from LIBERO's MJCF files. Of its meshes and textures there are only a bounding box for each visual
-mesh and the mean colour of most textures. Looks take their measure from these facts.
+The numbers were read from LIBERO's MJCF files. Of its meshes and textures `facts.json` holds only a bounding box for
+each visual mesh and the mean colour of most textures. Our looks take their sizes from these facts.
 """
 
 import json
@@ -16,6 +16,7 @@ import numpy as np
 from envs.lowpoly.shapes import Color, Shape, Vector, box
 
 Attributes = Mapping[str, Any]  # of one MJCF element: numbers, lists of numbers or strings
+# Lists of a body in facts.json, and the MJCF tags of their elements.
 ELEMENTS = {
     "inertials": "inertial",
     "joints": "joint",
@@ -23,17 +24,14 @@ ELEMENTS = {
     "cameras": "camera",
     "lights": "light",
 }
-LOOK_KEYS = {
-    "mesh_box",
-    "look_rgb",
-    "material_rgba",
-}  # of a geom: they describe the original's look, and are no MJCF
+LOOK_KEYS = {"mesh_box", "look_rgb", "material_rgba"}  # of a geom: the original's look, not MJCF
 GREY = (0.6, 0.6, 0.6)
+ALL = slice(None)
 
 
 @dataclass(frozen=True)
 class Geom:
-    attributes: Attributes  # MJCF attributes, without those of the original's look
+    attributes: Attributes  # of MJCF, without those of the original's look
     mesh_box: tuple[Vector, Vector] | None  # lower and upper corner in the geom's frame, metres
     color: Color | None  # mean colour of the original's texture, or its material's colour
 
@@ -45,24 +43,21 @@ class Geom:
 
     def box(self, low: Vector, high: Vector, color: Color) -> Shape:
         """A box in the geom's frame, as a shape in the body's."""
-        return box(low, high, color).placed(
-            **{k: self.attributes[k] for k in ("pos", "quat") if k in self.attributes}
-        )
+        pose = {key: self.attributes[key] for key in ("pos", "quat") if key in self.attributes}
+        return box(low, high, color).placed(**pose)
 
 
 @dataclass(frozen=True)
 class Body:
-    name: str  # "" for one without
+    name: str  # "" for a body without a name
     attributes: Attributes  # name, pos, quat
-    elements: tuple[
-        tuple[str, Attributes], ...
-    ]  # (tag, attributes) of inertials, joints, sites, cameras and lights
+    elements: tuple[tuple[str, Attributes], ...]  # (tag, attributes), in the order of ELEMENTS
     geoms: tuple[Geom, ...]
     bodies: tuple["Body", ...]
 
     @property
     def collision_boxes(self) -> tuple[Geom, ...]:
-        return tuple(g for g in self.geoms if not g.only_drawn and g.attributes["type"] == "box")
+        return tuple(geom for geom in self.geoms if not geom.only_drawn and geom.attributes["type"] == "box")
 
     def walk(self) -> Iterator["Body"]:
         """The body itself and all below it, parents first."""
@@ -98,58 +93,71 @@ class AssetFile:
 class Look:
     """What an asset file shows."""
 
-    shapes: Mapping[str, Sequence[Shape]]  # by name of the body they are fixed to; "" for one without
-    paint: Mapping[str, Attributes] = field(
-        default_factory=dict
-    )  # added to the original's lights and geoms, by name
+    shapes: Mapping[str, Sequence[Shape]]  # by name of the body they are fixed to; "" for one without a name
+    # Attributes added to the original's lights and geoms, by name.
+    paint: Mapping[str, Attributes] = field(default_factory=dict)
     assets: Sequence[tuple[str, Attributes]] = ()  # (tag, attributes) of textures and materials
 
 
 def load_facts() -> tuple[AssetFile, ...]:
-    files = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))["files"]
+    facts = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
     return tuple(
-        AssetFile(path, file["compiler"], file["textures"], _body({"name": "world", **file["worldbody"]}))
-        for path, file in files.items()
+        AssetFile(
+            path=path,
+            compiler=file["compiler"],
+            textures=file["textures"],
+            worldbody=_body({"name": "world", **file["worldbody"]}),
+        )
+        for path, file in facts["files"].items()
     )
 
 
-def _body(raw: dict) -> Body:
+def _body(raw: Mapping[str, Any]) -> Body:
+    elements = [(tag, element) for key, tag in ELEMENTS.items() for element in raw.get(key, ())]
     return Body(
         name=raw.get("name", ""),
         attributes={key: raw[key] for key in ("name", "pos", "quat") if key in raw},
-        elements=tuple((tag, element) for kind, tag in ELEMENTS.items() for element in raw.get(kind, ())),
-        geoms=tuple(map(_geom, raw.get("geoms", ()))),
-        bodies=tuple(map(_body, raw.get("bodies", ()))),
+        elements=tuple(elements),
+        geoms=tuple(_geom(geom) for geom in raw.get("geoms", ())),
+        bodies=tuple(_body(body) for body in raw.get("bodies", ())),
     )
 
 
-def _geom(raw: dict) -> Geom:
+def _geom(raw: Mapping[str, Any]) -> Geom:
     color = raw.get("look_rgb") or raw.get("material_rgba")
-    attributes = {key: value for key, value in raw.items() if key not in LOOK_KEYS}
-    return Geom(attributes, raw.get("mesh_box"), None if color is None else tuple(color[:3]))
+    return Geom(
+        attributes={key: value for key, value in raw.items() if key not in LOOK_KEYS},
+        mesh_box=raw.get("mesh_box"),
+        color=None if color is None else tuple(color[:3]),
+    )
 
 
-def collision_shapes(body: Body, color: Color, only: slice = slice(None)) -> list[Shape]:
-    """The body's collision boxes themselves (or some of them, in their order): nothing floats, nothing sinks."""
-    return [
-        g.box(-np.asarray(g.attributes["size"]), g.attributes["size"], color)
-        for g in body.collision_boxes[only]
-    ]
+def collision_shapes(body: Body, color: Color, only: slice = ALL) -> list[Shape]:
+    """The body's collision boxes themselves, or those of a slice: nothing floats, nothing sinks."""
+    shapes = []
+    for geom in body.collision_boxes[only]:
+        half_size = np.asarray(geom.attributes["size"])
+        shapes.append(geom.box(-half_size, half_size, color))
+    return shapes
 
 
-def extent(body: Body, only: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper corner (3,) of what collides, in the body's frame."""
+def extent(body: Body, only: slice = ALL) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper corner (3,) of the collision boxes, in the body's frame."""
     corners = np.concatenate([shape.vertices for shape in collision_shapes(body, GREY, only)])
     return corners.min(0), corners.max(0)
 
 
 def plain_look(file: AssetFile) -> Look:
-    """For an object without a look of its own: its boxes in the mean colour of its texture."""
+    """For an object without a look of its own: its collision boxes in the mean colour of its texture.
+
+    A body that does not collide is drawn as the bounding boxes of its meshes.
+    """
     shapes = {}
     for body in file.worldbody.walk():
         drawn = [geom for geom in body.geoms if geom.only_drawn]
-        color = next((geom.color for geom in drawn if geom.color), GREY)
-        shapes[body.name] = collision_shapes(body, color) or [
-            geom.box(*geom.mesh_box, geom.color or GREY) for geom in drawn if geom.mesh_box
-        ]
+        colors = [geom.color for geom in drawn if geom.color]
+        boxes = collision_shapes(body, colors[0] if colors else GREY)
+        if not boxes:
+            boxes = [geom.box(*geom.mesh_box, geom.color or GREY) for geom in drawn if geom.mesh_box]
+        shapes[body.name] = boxes
     return Look(shapes)

@@ -1,19 +1,19 @@
 """Coloured triangle meshes with few faces: boxes, surfaces of revolution, tubes.
 
 A `Shape` is one closed surface in the frame of the body it is drawn in, in metres. MuJoCo's own primitives are not
-used: it draws a box as 192 triangles and a capsule as about 900, here a box has 12.
+used, because it draws a box as 192 triangles and a capsule as about 900. Here a box has 12.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 Vector = Sequence[float] | np.ndarray
 Color = tuple[float, ...]  # red, green, blue and, if not opaque, alpha, from 0 to 1
 
-SHARP_BEND = np.cos(np.radians(40.0))  # a profile that bends more than this shows an edge
+# Cosine of the angle between two segments of a profile; one that bends more shows an edge instead of a round surface.
+SHARP_BEND = np.cos(np.radians(40.0))
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,15 @@ class Shape:
         return replace(self, vertices=self.vertices * np.asarray(factors), normals=normals)
 
 
-def joined(patches: Iterable[tuple[np.ndarray, np.ndarray, Any]], color: Color) -> Shape:
-    """One shape of patches (vertices, normals, faces), whose faces count from the first vertex of their own patch."""
+Patch = tuple[np.ndarray, np.ndarray, Sequence[Sequence[int]] | np.ndarray]  # vertices, normals, faces
+
+
+def joined(patches: Iterable[Patch], color: Color) -> Shape:
+    """One shape made of patches, whose faces count from the first vertex of their own patch."""
     vertices, normals, faces = zip(*patches, strict=True)
-    first = np.cumsum([0, *map(len, vertices[:-1])])
-    counted = [np.asarray(patch) + start for patch, start in zip(faces, first, strict=True)]
-    return Shape(np.concatenate(vertices), np.concatenate(normals), np.concatenate(counted), color)
+    first_vertices = np.cumsum([0, *[len(part) for part in vertices[:-1]]])
+    shifted = [np.asarray(part) + first for part, first in zip(faces, first_vertices, strict=True)]
+    return Shape(np.concatenate(vertices), np.concatenate(normals), np.concatenate(shifted), color)
 
 
 def rotation(quat: Vector) -> np.ndarray:
@@ -57,28 +60,33 @@ def rotation(quat: Vector) -> np.ndarray:
 
 def box(low: Vector, high: Vector, color: Color) -> Shape:
     """A box from its lower and upper corner."""
-    low, high = np.asarray(low, float), np.asarray(high, float)
+    low = np.asarray(low, float)
+    high = np.asarray(high, float)
     patches = []
     for axis in range(3):
-        across, up = (axis + 1) % 3, (axis + 2) % 3
+        across = (axis + 1) % 3
+        up = (axis + 2) % 3
         for side, end, faces in ((-1, low, [[3, 2, 1], [3, 1, 0]]), (1, high, [[0, 1, 2], [0, 2, 3]])):
             corners = np.tile(low, (4, 1))
             corners[:, axis] = end[axis]
             corners[[1, 2], across] = high[across]
             corners[[2, 3], up] = high[up]
-            patches.append((corners, np.tile(side * np.eye(3)[axis], (4, 1)), faces))
+            normals = np.tile(side * np.eye(3)[axis], (4, 1))
+            patches.append((corners, normals, faces))
     return joined(patches, color)
 
 
 def prism(outline: Sequence[Vector], low: float, high: float, color: Color) -> Shape:
-    """A convex outline of points (y, z), counter-clockwise, drawn out along x."""
-    bottom, top = (
-        np.column_stack([np.full(len(outline), x), np.asarray(outline, float)]) for x in (low, high)
-    )
-    following = [*range(1, len(outline)), 0]
-    walls = [np.array([bottom[i], bottom[j], top[j], top[i]]) for i, j in enumerate(following)]
+    """A convex outline of points (y, z), counter-clockwise, drawn out along x from `low` to `high`."""
+    num_corners = len(outline)
+    bottom = np.column_stack([np.full(num_corners, low), np.asarray(outline, float)])
+    top = np.column_stack([np.full(num_corners, high), np.asarray(outline, float)])
+    polygons = [top, bottom[::-1]]
+    for i in range(num_corners):
+        following = (i + 1) % num_corners
+        polygons.append(np.array([bottom[i], bottom[following], top[following], top[i]]))
     patches = []
-    for polygon in [top, bottom[::-1], *walls]:
+    for polygon in polygons:
         normal = np.cross(polygon[1] - polygon[0], polygon[2] - polygon[1])
         normals = np.tile(normal / np.linalg.norm(normal), (len(polygon), 1))
         patches.append((polygon, normals, _fan(len(polygon))))
@@ -92,28 +100,45 @@ def lathe(profile: Sequence[Vector], color: Color, segments: int = 20) -> Shape:
     above; a bowl turns back at its rim and runs down inside; a ring ends where it began.
     """
     points = np.asarray(profile, float)
-    step = np.diff(points, axis=0)
-    outward = np.stack([step[:, 1], -step[:, 0]], 1) / np.linalg.norm(step, axis=1, keepdims=True)
+    steps = np.diff(points, axis=0)
+    outwards = np.stack([steps[:, 1], -steps[:, 0]], 1) / np.linalg.norm(steps, axis=1, keepdims=True)
     angles = np.arange(segments) * 2 * np.pi / segments
     circle = np.stack([np.cos(angles), np.sin(angles)], 1)
     patches = []
-    for i in range(len(step)):
-        vertices, normals, faces = [], [], []
+    for i in range(len(steps)):
+        vertices = []
+        normals = []
         for end, neighbour in ((i, i - 1), (i + 1, i + 1)):
-            normal = outward[i]
-            if 0 <= neighbour < len(step) and outward[neighbour] @ normal > SHARP_BEND:
-                normal = (normal + outward[neighbour]) / np.linalg.norm(normal + outward[neighbour])
+            normal = _lathe_normal(outwards, i, neighbour)
             radius, height = points[end]
             vertices.append(np.column_stack([radius * circle, np.full(segments, height)]))
             normals.append(np.column_stack([normal[0] * circle, np.full(segments, normal[1])]))
-        for a in range(segments):
-            b = (a + 1) % segments
-            if points[i][0] > 0:
-                faces.append([a, b, segments + b])
-            if points[i + 1][0] > 0:
-                faces.append([a, segments + b, segments + a])
+        faces = _belt(segments, start_is_open=points[i][0] > 0, end_is_open=points[i + 1][0] > 0)
         patches.append((np.concatenate(vertices), np.concatenate(normals), faces))
     return joined(patches, color)
+
+
+def _lathe_normal(outwards: np.ndarray, i: int, neighbour: int) -> np.ndarray:
+    """The normal (2,) at the end of segment i where segment `neighbour` follows, if there is one.
+
+    At a gentle bend it is the mean of both segments' normals, so that the surface looks round.
+    """
+    normal = outwards[i]
+    if 0 <= neighbour < len(outwards) and outwards[neighbour] @ normal > SHARP_BEND:
+        normal = (normal + outwards[neighbour]) / np.linalg.norm(normal + outwards[neighbour])
+    return normal
+
+
+def _belt(segments: int, start_is_open: bool, end_is_open: bool) -> list[list[int]]:
+    """The triangles between two circles of vertices. A circle of radius 0 is not open: it has no triangles."""
+    faces = []
+    for a in range(segments):
+        b = (a + 1) % segments
+        if start_is_open:
+            faces.append([a, b, segments + b])
+        if end_is_open:
+            faces.append([a, segments + b, segments + a])
+    return faces
 
 
 def cylinder(radius: float, low: float, high: float, color: Color, segments: int = 20) -> Shape:
@@ -129,27 +154,31 @@ def ring(inner: float, outer: float, low: float, high: float, color: Color, segm
 def tube(path: Sequence[Vector], radius: float, color: Color, sides: int = 6) -> Shape:
     """A bent rod, such as a mug's handle: `sides` corners around a path that lies in one plane."""
     points = np.asarray(path, float)
-    along = np.gradient(points, axis=0)
-    along /= np.linalg.norm(along, axis=1, keepdims=True)
-    bend = np.cross(points[1] - points[0], points[-1] - points[1])
-    if np.linalg.norm(bend) <= 1e-12:  # a straight rod: any direction across it
-        bend = np.cross(along[0], np.eye(3)[np.argmin(np.abs(along[0]))])
-    aside = bend / np.linalg.norm(bend)
+    directions = np.gradient(points, axis=0)
+    directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+    plane_normal = np.cross(points[1] - points[0], points[-1] - points[1])
+    is_straight = np.linalg.norm(plane_normal) <= 1e-12
+    if is_straight:  # any direction across the rod will do
+        plane_normal = np.cross(directions[0], np.eye(3)[np.argmin(np.abs(directions[0]))])
+    aside = plane_normal / np.linalg.norm(plane_normal)
     angles = np.arange(sides) * 2 * np.pi / sides
-    cos, sin = np.cos(angles), np.sin(angles)
-    normals = [np.outer(cos, aside) + np.outer(sin, np.cross(direction, aside)) for direction in along]
+    normals = [
+        np.outer(np.cos(angles), aside) + np.outer(np.sin(angles), np.cross(direction, aside))
+        for direction in directions
+    ]
     circles = [point + radius * normal for point, normal in zip(points, normals, strict=True)]
     faces = []
-    for low in range(0, (len(points) - 1) * sides, sides):
+    for start in range(0, (len(points) - 1) * sides, sides):
         for a in range(sides):
-            b, high = (a + 1) % sides, low + sides
-            faces += [[low + a, low + b, high + b], [low + a, high + b, high + a]]
-    wall = np.concatenate(circles), np.concatenate(normals), faces
-    start = circles[0][::-1], np.tile(-along[0], (sides, 1)), _fan(sides)
-    end = circles[-1], np.tile(along[-1], (sides, 1)), _fan(sides)
-    return joined([wall, start, end], color)
+            b = (a + 1) % sides
+            end = start + sides
+            faces += [[start + a, start + b, end + b], [start + a, end + b, end + a]]
+    wall = (np.concatenate(circles), np.concatenate(normals), faces)
+    start_cap = (circles[0][::-1], np.tile(-directions[0], (sides, 1)), _fan(sides))
+    end_cap = (circles[-1], np.tile(directions[-1], (sides, 1)), _fan(sides))
+    return joined([wall, start_cap, end_cap], color)
 
 
-def _fan(corners: int) -> list[list[int]]:
+def _fan(num_corners: int) -> list[list[int]]:
     """The triangles of a convex polygon."""
-    return [[0, i, i + 1] for i in range(1, corners - 1)]
+    return [[0, i, i + 1] for i in range(1, num_corners - 1)]
