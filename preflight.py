@@ -45,9 +45,11 @@ from rl.phases import Teacher, choose_teacher, phase_at
 from rl.selfcheck import Caution
 from vla.checkpoint import CheckpointInfo, base_and_adapter, inspect_checkpoint
 from vla.dataset_statistics import same_actions, select_key, suites_named
+from vla.device import GIB, choose_device, is_large
 from vla.hub import resolve_checkpoint
-from vla.memory import GIB, fit_to_memory
-from vla.policy import Policy, choose_device, is_large
+from vla.loading import LoadOptions
+from vla.memory import fit_to_memory
+from vla.policy import Policy
 
 log = logging.getLogger(__name__)
 MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an empty frame has none
@@ -359,11 +361,17 @@ def load_policy(
     model: ModelConfig, suite: str, update: UpdateConfig = TrainConfig.update, seed: int = 0
 ) -> Policy:
     """The pretrained policy with fresh adapters, or a trained one. Raises BadInput."""
-    return Policy.load(
-        str(model.checkpoint), task_suite=suite, unnorm_key=model.unnorm_key, device=model.device,
-        frozen_weights=model.frozen_weights, compile=model.compile, memory_budget=model.memory_budget,
-        lora_rank=update.lora_rank, seed=seed,
-    )  # fmt: skip
+    options = LoadOptions(
+        task_suite=suite,
+        unnorm_key=model.unnorm_key,
+        lora_rank=update.lora_rank,
+        seed=seed,
+        device=model.device,
+        memory_budget=model.memory_budget,
+        frozen_weights=model.frozen_weights,
+        compile=model.compile,
+    )
+    return Policy.load(str(model.checkpoint), options)
 
 
 def load_teacher(config: TrainConfig, policy: Policy) -> Teacher:
@@ -373,9 +381,9 @@ def load_teacher(config: TrainConfig, policy: Policy) -> Teacher:
     _, adapter = base_and_adapter(checkpoint, None)
     if adapter is not None or config.phases.teacher_checkpoint is not None:
         try:
-            if adapter is None or not policy.learn_from_adapter(adapter):
+            if adapter is None or not policy.use_teacher_adapter(adapter):
                 small = replace(config.update, lora_rank=1)  # adapters that nobody trains
-                policy.learn_from(
+                policy.use_teacher(
                     load_policy(replace(model, checkpoint=checkpoint), config.task.task_suite, small)
                 )
         except BadInput as problem:

@@ -15,6 +15,7 @@ import torch  # noqa: E402
 import tyro  # noqa: E402
 
 from benchmarks.gpu import observations, timed  # noqa: E402
+from vla.loading import LoadOptions  # noqa: E402
 from vla.policy import Policy  # noqa: E402
 
 
@@ -30,7 +31,7 @@ class Args:
 
 def main(args: Args) -> None:
     torch.set_num_threads(1)
-    policy = Policy.load(args.checkpoint, task_suite=args.task_suite, device="cpu")
+    policy = Policy.load(args.checkpoint, LoadOptions(task_suite=args.task_suite, device="cpu"))
     seen = observations(policy, args.batch, prepared=False)
     whole = timed(lambda: policy.act(seen), args.repeats)
     preprocessing = timed(lambda: [policy.prepare(one.images) for one in seen], args.repeats)

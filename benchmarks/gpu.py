@@ -23,8 +23,9 @@ import tyro
 from benchmarks import data_parallel
 from benchmarks.full_size import write_full_size
 from contracts import BadInput, Observation
+from vla.loading import Compile, FrozenWeights, LoadOptions
 from vla.memory import fit_to_memory
-from vla.policy import FrozenWeights, Policy
+from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN
 
 GIB = 2**30
@@ -87,11 +88,17 @@ def measure(folder: Path, args: Args) -> None:
         data_parallel.main(data_parallel.Args(folder, memory_budget=args.memory_gib))
 
 
-def load(folder: Path, memory_gib: float | None, weights: FrozenWeights, **options) -> Policy:
+def load(folder: Path, memory_gib: float | None, weights: FrozenWeights, compile: Compile = "on") -> Policy:
     free_memory()
     torch.cuda.set_per_process_memory_fraction(1.0)
-    options = {"frozen_weights": weights, "compile": "on", "memory_budget": memory_gib} | options
-    return Policy.load(str(folder), task_suite="libero_spatial", device="cuda", **options)
+    options = LoadOptions(
+        task_suite="libero_spatial",
+        device="cuda",
+        memory_budget=memory_gib,
+        frozen_weights=weights,
+        compile=compile,
+    )
+    return Policy.load(str(folder), options)
 
 
 def measure_deciding(folder: Path, weights: FrozenWeights, args: Args, ceiling: float) -> None:

@@ -28,6 +28,7 @@ from envs.rendering import prepare
 from envs.tasks import load_init_states
 from rl.rollout import Behaviour, Randomness, Rollout, rollout
 from rl.trajectory import Episode
+from vla.loading import LoadOptions
 from vla.policy import Policy
 
 PARTS_OF_ENV = ("sim", "render", "preprocess")
@@ -89,7 +90,9 @@ def load_policy(arguments: Arguments):
     if arguments.checkpoint is None:
         return StandInPolicy(arguments.latency_ms / 1000)
     torch.set_num_threads(1)  # the other cores are the simulators'
-    return Policy.load(arguments.checkpoint, task_suite=arguments.task_suite, device=arguments.device)
+    return Policy.load(
+        arguments.checkpoint, LoadOptions(task_suite=arguments.task_suite, device=arguments.device)
+    )
 
 
 def libero_row(spec: EnvSpec, arguments: Arguments) -> Row:

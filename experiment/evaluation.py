@@ -118,7 +118,7 @@ def validate(
     trajectories: dict[str, list[Trajectory]] = {}
     if known_teacher is None:
         trajectories["teacher"] = _play("teacher", policy, pool, config, teacher_mode, ranks, by_teacher=True)
-    if teacher_mode == "greedy" and "teacher" in trajectories and policy.is_teacher():
+    if teacher_mode == "greedy" and "teacher" in trajectories and policy.equals_teacher():
         trajectories["student"] = trajectories["teacher"]
     else:
         trajectories["student"] = _play("student", policy, pool, config, "greedy", ranks)

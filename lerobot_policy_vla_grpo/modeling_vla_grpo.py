@@ -9,6 +9,7 @@ from torch import Tensor
 
 from contracts import BadInput, Observation
 from lerobot_policy_vla_grpo.configuration_vla_grpo import IMAGES, VlaGrpoConfig
+from vla.loading import LoadOptions
 from vla.policy import Policy
 
 
@@ -24,9 +25,14 @@ class VlaGrpoPolicy(PreTrainedPolicy):
                 "--policy.checkpoint is missing: a folder or hub id of an OpenVLA-OFT policy, or an adapter"
             )
         self.policy = Policy.load(
-            config.checkpoint, task_suite=config.task_suite, unnorm_key=config.unnorm_key, device=config.device,
-            frozen_weights=config.frozen_weights,
-        )  # fmt: skip
+            config.checkpoint,
+            LoadOptions(
+                task_suite=config.task_suite,
+                unnorm_key=config.unnorm_key,
+                device=config.device,
+                frozen_weights=config.frozen_weights,
+            ),
+        )
         self.reset()
 
     def reset(self) -> None:

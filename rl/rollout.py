@@ -6,7 +6,6 @@ All randomness is a function of (seed, what it is for), never of history: a resu
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import os
 import time
@@ -19,15 +18,14 @@ import numpy as np
 import torch
 
 from configs.config import TrainConfig
-from contracts import BadInput, Observation, first_line
+from contracts import Observation, first_line
 from rl.phases import PhaseState, TeacherMode
 from rl.trajectory import Decision, Episode, Trajectory
+from vla.memory import shrink_batch
 
 if TYPE_CHECKING:
     from envs.pool import Pool
     from vla.policy import Policy
-
-log = logging.getLogger(__name__)
 
 MAX_ATTEMPTS = 3  # how often an episode is tried before the run gives up on the simulator
 
@@ -201,7 +199,7 @@ def rollout(
             if out_of_memory is None:
                 del waiting[:max_batch]
             else:
-                max_batch = fewer_at_once(policy, len(served), out_of_memory, learning=False)
+                max_batch = shrink_batch(policy, len(served), out_of_memory, is_update=False)
             times["infer"] += time.perf_counter() - decided_from
 
     if pool.num_slots == 1:  # an inline environment works while we wait for it
@@ -277,21 +275,3 @@ def decide(
     return [decisions[i] for i in range(len(observations))], np.stack(
         [actions[i] for i in range(len(observations))]
     )
-
-
-def fewer_at_once(policy: Policy, tried: int, reason: str, learning: bool) -> int:
-    """How many decisions to send through the network at once after `tried` did not fit the GPU's memory.
-
-    Half of them, at last one with all activations recomputed; else BadInput. Each update and rollout begins with the
-    most again: another program may have taken the memory.
-    """
-    torch.cuda.empty_cache()  # nothing on a CPU
-    if tried > 1 or (learning and policy.recompute_everything()):
-        how = f"{tried // 2} decisions at once" if tried > 1 else "all activations recomputed"
-        log.warning("out of GPU memory (%s); the run goes on with %s", reason, how)
-        return max(1, tried // 2)
-    smallest = "a decision with --max-batch 1"
-    if learning:
-        smallest = "an update with --micro-batch-size 1 and --gradient-checkpointing on"
-    advice = "lower --num-envs (simulators may render on the GPU), raise --memory-budget, or close other programs on it"
-    raise BadInput(f"out of GPU memory ({reason}) in {smallest}: {advice}")

@@ -74,7 +74,7 @@ def image_probe(policy: Policy) -> str:
 @torch.no_grad()
 def token_probe(policy: Policy, observation: Observation, must_be_trained: bool) -> str:
     """The action tokens' share of the vocabulary's probability; small in heads of checkpoints trained by regression."""
-    logits, others = policy.logits_and_others([observation])
+    logits, others = policy.logits_and_other_logsumexp([observation])
     mass = (logits.logsumexp(-1) - others).sigmoid().mean().item()
     finding = f"{100 * mass:.1f} % of the token head's probability lies on action tokens"
     require(

@@ -19,8 +19,9 @@ from rl import losses
 from rl.critic import Critic, predict_values
 from rl.phases import Phase, PhaseState, TeacherMode
 from rl.ranks import ALONE, Ranks
-from rl.rollout import fewer_at_once, torch_generator
+from rl.rollout import torch_generator
 from rl.trajectory import Batch, Trajectory
+from vla.memory import shrink_batch
 
 if TYPE_CHECKING:
     from vla.policy import Policy
@@ -230,7 +231,7 @@ def accumulate_gradient(
             reason = first_line(error)
         # Outside of the handler, which keeps everything alive that the failed pass has computed.
         learner.optimizer.zero_grad(set_to_none=True)
-        micro_batch_size = fewer_at_once(learner.policy, micro_batch_size, reason, learning=True)
+        micro_batch_size = shrink_batch(learner.policy, micro_batch_size, reason, is_update=True)
 
 
 def micro_batch_loss(
@@ -239,7 +240,7 @@ def micro_batch_loss(
     """What the phase minimises, summed over the rows of a micro-batch."""
     policy, temperature = learner.policy, config.rollout.temperature
     if phase.phase is Phase.SUPERVISED:
-        logits, others = policy.logits_and_others(micro.observations)
+        logits, others = policy.logits_and_other_logsumexp(micro.observations)
         return losses.distillation_loss(logits, micro, others=others)
     logits = policy.chunk_logits(micro.observations)
     if phase.distils:

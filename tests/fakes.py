@@ -111,7 +111,7 @@ class FakePolicy(nn.Module):
         with self.teacher() as teacher:
             return teacher.act(observations, mode)
 
-    def learn_from(self, teacher: FakePolicy) -> None:
+    def use_teacher(self, teacher: FakePolicy) -> None:
         object.__setattr__(self, "_teacher", teacher)  # torch would make it a part of this module
 
     @contextmanager
@@ -125,7 +125,7 @@ class FakePolicy(nn.Module):
         finally:
             self._is_teacher = before
 
-    def is_teacher(self) -> bool:
+    def equals_teacher(self) -> bool:
         return self._teacher is None and not self.adapter.any() and not self.bias.any()
 
     def recompute_everything(self) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from envs.env import EnvSpec
 from envs.libero import LiberoEnv
+from vla.loading import LoadOptions
 from vla.policy import Policy
 
 FOLDER = Path(__file__).parent.parent / "checkpoints" / "tiny-libero-spatial"
@@ -26,7 +27,7 @@ def test_the_files_are_those_of_the_card_and_small():
 
 def test_it_solves_initial_states_that_no_demonstration_began_in():
     """Greedy, three of the 15 of 50 that its card counts; on another processor rounding may decide one of them."""
-    policy, successes = Policy.load(str(FOLDER), task_suite="libero_spatial"), 0
+    policy, successes = Policy.load(str(FOLDER), LoadOptions(task_suite="libero_spatial")), 0
     env = LiberoEnv(EnvSpec("libero_spatial", (0,), num_images=1, assets="lowpoly"), 0)
     for init_state in (3, 31, 46):
         result = env.reset(init_state)

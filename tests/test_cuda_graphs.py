@@ -40,7 +40,7 @@ def network(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", object)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     toy = Toy()
-    add_lora(toy, rank=2, alpha=2)
+    toy.adapters = add_lora(toy, rank=2, alpha=2, dtype=torch.float32)
     toy.language_model.lm_head = toy.language_model["lm_head"]
     graphed = GraphedNetwork(toy)
     graphed.made = []

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from vla.adapter_folder import read_adapter
 from vla.eight_bits import FORMATS, gradient, product, quantise
-from vla.lora import Adapters, LoraLinear, read_adapter
+from vla.loading import LoadOptions
+from vla.lora import AdaptedLayers, LoraLinear
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
 
@@ -43,7 +45,7 @@ def test_product_and_gradients_are_those_of_the_widened_weights(name, dtype):
     for layer in (ours, theirs):
         for matrix, seed in ((layer.lora_A, 1), (layer.lora_B, 2)):
             matrix.data.normal_(generator=torch.Generator().manual_seed(seed))
-        Adapters([("", layer)]).refresh()
+        AdaptedLayers([("", layer)]).refresh()
         given = x.to(dtype).requires_grad_()
         out = layer(given)
         found.append((out, *torch.autograd.grad(out.square().sum(), (given, layer.lora_A, layer.lora_B))))
@@ -61,7 +63,8 @@ def test_product_and_gradients_are_those_of_the_widened_weights(name, dtype):
 def test_the_network_stays_close_and_a_small_step_arrives(name):
     """The step that `check_learning` promises; half the difference between it and its opposite."""
     policy, exact = (
-        Policy.load(str(BUNDLED), task_suite=SUITE, device="cpu", frozen_weights=w) for w in (name, "float32")
+        Policy.load(str(BUNDLED), LoadOptions(task_suite=SUITE, device="cpu", frozen_weights=w))
+        for w in (name, "float32")
     )
     seen = synthetic_observations(policy.num_images, policy.statistics.proprio, 8)
     gains, logits = [], []
@@ -85,11 +88,11 @@ def test_the_network_stays_close_and_a_small_step_arrives(name):
 
 
 def test_an_adapter_remembers_what_it_was_trained_on(tmp_path, caplog):
-    trained = Policy.load(str(BUNDLED), task_suite=SUITE, device="cpu", frozen_weights="int8")
+    trained = Policy.load(str(BUNDLED), LoadOptions(task_suite=SUITE, device="cpu", frozen_weights="int8"))
     trained.save_adapter(tmp_path)
     assert read_adapter(tmp_path).frozen_weights == "int8"
-    assert Policy.load(str(tmp_path), task_suite=SUITE, device="cpu").frozen_weights == "int8"
+    assert Policy.load(str(tmp_path), LoadOptions(task_suite=SUITE, device="cpu")).frozen_weights == "int8"
     assert not caplog.records
-    other = Policy.load(str(tmp_path), task_suite=SUITE, device="cpu", frozen_weights="float32")
+    other = Policy.load(str(tmp_path), LoadOptions(task_suite=SUITE, device="cpu", frozen_weights="float32"))
     assert other.frozen_weights == "float32"
     assert "trained on weights in int8: on float32 it is another policy" in caplog.text

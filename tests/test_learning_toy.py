@@ -106,7 +106,7 @@ def test_in_the_warmup_the_student_comes_to_choose_what_its_teacher_would(actor,
     teacher = ToyPolicy(
         -student.base, student.chunk_length, student.action_dim
     )  # what the student likes least
-    student.learn_from(teacher)
+    student.use_teacher(teacher)
     seen = flatten(play_sampled(student, seed).trajectories, student.action_dim)
 
     def agreement() -> float:

@@ -8,6 +8,7 @@ from configs.presets import TINY_CHECKPOINT
 from contracts import BadInput, Observation
 from envs.libero import axis_angle
 from envs.rendering import upright
+from vla.loading import LoadOptions
 from vla.policy import Policy
 
 pytest.importorskip("lerobot", reason="lerobot is not installed: lerobot_policy_vla_grpo/README.md")
@@ -55,7 +56,7 @@ def test_actions_of_a_chunk_are_those_of_the_policy_on_the_same_raw_observations
         ],
         1,
     )
-    own = Policy.load(TINY_CHECKPOINT, task_suite="libero_spatial", device="cpu")
+    own = Policy.load(TINY_CHECKPOINT, LoadOptions(task_suite="libero_spatial", device="cpu"))
     seen = [
         Observation(upright(i)[None], p, INSTRUCTION)
         for i, p in zip(raw["pixels"]["image"], proprio, strict=True)

@@ -13,18 +13,10 @@ from torch.nn import functional as F
 from contracts import BadInput
 from tests.small_checkpoint import make_small_checkpoint
 from tests.test_checkpoint import PUBLIC
+from vla.adapter_folder import PROPRIO_FILE, copy_into_network, read_adapter, write_adapter
 from vla.checkpoint import base_of_adapter, inspect_checkpoint
-from vla.lora import (
-    PROPRIO_FILE,
-    Adapters,
-    LoraConv2d,
-    LoraLinear,
-    add_lora,
-    fill_lora,
-    named_adapters,
-    read_adapter,
-    save_adapter_folder,
-)
+from vla.loading import LoadOptions
+from vla.lora import AdaptedLayers, LoraConv2d, LoraLinear, add_lora
 from vla.model import ACTION_ROWS, OpenVLAOFT, ProprioProjector
 from vla.model_config import read_model_config
 from vla.network_io import load_network
@@ -47,7 +39,7 @@ KEYS_OF_PEFT_0_11_1 = {  # the version that openvla-oft pins: the fields of its 
 
 def refreshed(*layers):
     """What `add_lora` keeps for a network of these layers, brought up to date."""
-    adapters = Adapters([("", layer) for layer in layers])
+    adapters = AdaptedLayers([("", layer) for layer in layers])
     adapters.refresh()
     return adapters
 
@@ -198,9 +190,9 @@ def test_full_size_network_has_the_reference_adapters(full_size):
         if isinstance(module, kinds) and "proprio" not in name
     ]
     assert len(targets) == 24 * 4 + 27 * 4 + 5 + 2 + 3 + 32 * 7 + 1 == 439
-    add_lora(full_size, rank=16, alpha=16)
+    adapted = add_lora(full_size, rank=16, alpha=16, dtype=torch.float32)
     trainable = {name: p for name, p in full_size.named_parameters() if p.requires_grad}
-    adapters = named_adapters(full_size)
+    adapters = adapted.named_matrices()
     assert list(adapters) == [f"{name}.{matrix}" for name in targets for matrix in ("lora_A", "lora_B")]
     assert len(adapters) == 878
     assert sum(matrix.numel() for matrix in adapters.values()) == 55_414_144
@@ -215,7 +207,7 @@ def test_fresh_adapters_change_no_logit(folder, dtype):
     inputs = _inputs(network)
     with torch.no_grad():
         before = network(*inputs)
-        add_lora(network, rank=4, alpha=4)
+        network.adapters = add_lora(network, rank=4, alpha=4, dtype=dtype)
         after = network(*inputs)
     # Not to the bit: maps that were several products are one, of another length.
     torch.testing.assert_close(after, before, **TOLERANCE[dtype])
@@ -225,7 +217,7 @@ def test_initialisation_is_a_function_of_the_seed(folder):
     def drawn(seed):
         network = _network(folder)
         torch.manual_seed(torch.seed())  # the global generator must not matter
-        add_lora(network, rank=4, alpha=4, seed=seed)
+        add_lora(network, rank=4, alpha=4, dtype=torch.float32, seed=seed)
         return {name: p.clone() for name, p in network.named_parameters() if "lora_A" in name}
 
     first, again, other = drawn(0), drawn(0), drawn(1)
@@ -236,9 +228,9 @@ def test_initialisation_is_a_function_of_the_seed(folder):
 
 
 def test_peft_itself_loads_the_saved_adapter(network, folder, tmp_path):
-    add_lora(network, rank=4, alpha=8)
+    network.adapters = add_lora(network, rank=4, alpha=8, dtype=torch.float32)
     _train_a_little(network)
-    save_adapter_folder(tmp_path, network, folder, str(folder), "f" * 64)
+    write_adapter(tmp_path, network, folder, str(folder), "f" * 64)
     assert json.loads((tmp_path / "adapter_config.json").read_text()).keys() <= KEYS_OF_PEFT_0_11_1
     base = _network(folder)
     theirs = PeftModel.from_pretrained(base, str(tmp_path))
@@ -253,12 +245,12 @@ def test_peft_itself_loads_the_saved_adapter(network, folder, tmp_path):
     ("rank", "alpha", "message"), [(8, 8, "expected shape"), (4, 16, "alpha 4 at rank 4")]
 )
 def test_adapter_of_other_settings_is_refused(network, folder, tmp_path, rank, alpha, message):
-    add_lora(network, rank=4, alpha=4)
-    save_adapter_folder(tmp_path, network, folder, "some/base", "a" * 64)
+    network.adapters = add_lora(network, rank=4, alpha=4, dtype=torch.float32)
+    write_adapter(tmp_path, network, folder, "some/base", "a" * 64)
     other = _network(folder)
-    add_lora(other, rank, alpha)
+    other.adapters = add_lora(other, rank, alpha, torch.float32)
     with pytest.raises(BadInput, match=message):
-        fill_lora(other, read_adapter(tmp_path))
+        copy_into_network(read_adapter(tmp_path), other)
 
 
 @pytest.mark.parametrize(
@@ -267,8 +259,8 @@ def test_adapter_of_other_settings_is_refused(network, folder, tmp_path, rank, a
 def test_adapter_that_is_not_what_its_config_says_or_of_another_kind_is_refused(
     network, folder, tmp_path, changes
 ):
-    add_lora(network, rank=4, alpha=4)
-    save_adapter_folder(tmp_path, network, folder, "some/base", "a" * 64)
+    network.adapters = add_lora(network, rank=4, alpha=4, dtype=torch.float32)
+    write_adapter(tmp_path, network, folder, "some/base", "a" * 64)
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | changes))
     with pytest.raises(BadInput, match=str(tmp_path)):
@@ -280,7 +272,7 @@ def test_adapter_that_is_not_what_its_config_says_or_of_another_kind_is_refused(
 
 @pytest.fixture
 def adapter_folder(small, tmp_path) -> Path:
-    policy = Policy.load(str(small), task_suite="libero_spatial", lora_rank=2, lora_alpha=2)
+    policy = Policy.load(str(small), LoadOptions(task_suite="libero_spatial", lora_rank=2, lora_alpha=2))
     policy.save_adapter(tmp_path / "adapter")
     return tmp_path / "adapter"
 
@@ -299,7 +291,9 @@ def test_base_is_named_by_the_adapter_or_the_message_says_what_to_do(adapter_fol
     assert base_of_adapter(adapter_folder) == str(small)
     assert base_of_adapter(small) is base_of_adapter(Path("owner/name")) is None
     with pytest.raises(BadInput, match="is itself an adapter"):
-        Policy.load(str(adapter_folder), task_suite="libero_spatial", adapter=str(adapter_folder))
+        Policy.load(
+            str(adapter_folder), LoadOptions(task_suite="libero_spatial", adapter=str(adapter_folder))
+        )
     config = json.loads((adapter_folder / "adapter_config.json").read_text())
     (adapter_folder / "adapter_config.json").write_text(
         json.dumps(config | {"base_model_name_or_path": None})
@@ -312,6 +306,6 @@ def test_adapter_with_proprio_does_not_fit_a_base_without(adapter_folder, small,
     without = shutil.copytree(
         small, tmp_path / "without", ignore=shutil.ignore_patterns("proprio_projector*")
     )
-    policy = Policy.load(str(without), task_suite="libero_spatial", lora_rank=2, lora_alpha=2)
+    policy = Policy.load(str(without), LoadOptions(task_suite="libero_spatial", lora_rank=2, lora_alpha=2))
     with pytest.raises(BadInput, match="trained with proprio"):
         policy.load_adapter(adapter_folder)

@@ -7,10 +7,14 @@ import torch
 
 from contracts import BadInput
 from vla import memory
-from vla.memory import GIB, Need, choose_plan, fit_to_memory
+from vla.memory import GIB, MemoryNeed, choose_plan, fit_to_memory
 
 # Measured on an H200, 7B, two images, bfloat16 (docs/RESULTS.md).
-NEEDS = [Need(0, int(2.58 * GIB), 0.0), Need(49, int(2.09 * GIB), 0.1), Need(81, int(0.38 * GIB), 1.0)]
+NEEDS = [
+    MemoryNeed(0, int(2.58 * GIB), 0.0),
+    MemoryNeed(49, int(2.09 * GIB), 0.1),
+    MemoryNeed(81, int(0.38 * GIB), 1.0),
+]
 
 
 def test_nothing_is_recomputed_where_everything_fits_and_everything_where_only_that_does():
@@ -39,7 +43,7 @@ def test_a_gpu_that_is_too_small_is_refused_with_what_is_missing():
 def policy(monkeypatch):
     """Of a GPU where 3 GiB are free, and a sample needs NEEDS."""
     monkeypatch.setattr(memory, "measure_needs", lambda *_: NEEDS)
-    monkeypatch.setattr(memory, "free_for_activations", lambda _, others: 3 * GIB - others)
+    monkeypatch.setattr(memory, "free_for_activations", lambda _, reserved: 3 * GIB - reserved)
     network = SimpleNamespace(num_blocks=81, recomputed_blocks=0)
     statistics = SimpleNamespace(proprio=None)
     return SimpleNamespace(device=torch.device("cuda"), network=network, num_images=1, statistics=statistics)
@@ -57,7 +61,7 @@ def test_flags_decide_and_auto_is_what_fits(policy, checkpointing, micro_batch_s
 
 def test_what_others_are_going_to_take_is_left_to_them(policy):
     with pytest.raises(BadInput, match=r"0\.2 GiB are left"):
-        fit_to_memory(policy, "auto", "auto", 4, others_bytes=2.8 * GIB)
+        fit_to_memory(policy, "auto", "auto", 4, reserved_bytes=2.8 * GIB)
 
 
 def test_a_cpu_takes_all_at_once_and_keeps_everything(policy):

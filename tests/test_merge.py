@@ -11,6 +11,7 @@ from contracts import BadInput, Observation
 from tests.small_checkpoint import make_small_checkpoint
 from vla import merge as merge_module
 from vla.checkpoint import inspect_checkpoint
+from vla.loading import LoadOptions
 from vla.merge import judge, merge, merged_weight
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
@@ -20,7 +21,7 @@ SUITE = "libero_spatial"
 
 
 def _trained(base: Path, size: float = 0.05, **options) -> Policy:
-    policy = Policy.load(str(base), task_suite=SUITE, lora_rank=4, lora_alpha=8, **options)
+    policy = Policy.load(str(base), LoadOptions(task_suite=SUITE, lora_rank=4, lora_alpha=8, **options))
     generator = torch.Generator().manual_seed(1)
     for _, parameter in policy.named_trainable_parameters():
         with torch.no_grad():
@@ -64,7 +65,7 @@ def merged(adapter, tmp_path_factory) -> Path:
 
 def test_merged_folder_is_the_adapter_on_top_of_its_base(policy, merged):
     observations = _made_up(policy, 4)
-    plain = Policy.load(str(merged), task_suite=SUITE)
+    plain = Policy.load(str(merged), LoadOptions(task_suite=SUITE))
     expected = policy.chunk_logits(observations).detach()
     torch.testing.assert_close(plain.chunk_logits(observations).detach(), expected, rtol=0, atol=1e-4)
     with policy.teacher():
@@ -88,7 +89,7 @@ def test_merged_folder_is_a_plain_checkpoint_in_the_bases_shards_and_dtype(base,
 
 def test_looks_travel_from_run_to_run_and_into_the_merged_folder(base, adapter, merged, tmp_path):
     assert (inspect_checkpoint(base).looks, inspect_checkpoint(merged).looks) == ((), ("official",))
-    further = Policy.load(str(adapter), task_suite=SUITE)
+    further = Policy.load(str(adapter), LoadOptions(task_suite=SUITE))
     assert further.info.looks == ("official",)
     further.save_adapter(tmp_path / "further", looks="lowpoly")
     merge(tmp_path / "further", tmp_path / "out")

@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from tests.test_lora import _inputs, _network, _train_a_little, folder  # noqa: F401 (a fixture)
 from vla.checkpoint import inspect_checkpoint
 from vla.dataset_statistics import unnormalise
-from vla.lora import adapters_disabled, add_lora
+from vla.lora import add_lora
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector, llama_block
 from vla.network_io import file_key, load_action_head, load_network
 from vla.preprocessing import ImageProcessor, pixel_values
@@ -295,7 +295,7 @@ def test_block_is_transformers_with_full_attention_a_mask_and_chosen_rows(key_va
 
 def test_compiled_blocks_have_the_same_outputs_and_gradients(folder, monkeypatch):  # noqa: F811
     network = _network(folder)
-    add_lora(network, rank=4, alpha=4)
+    network.adapters = add_lora(network, rank=4, alpha=4, dtype=torch.float32)
     _train_a_little(network)
     inputs = _inputs(network)
 
@@ -303,7 +303,7 @@ def test_compiled_blocks_have_the_same_outputs_and_gradients(folder, monkeypatch
         network.zero_grad()
         logits, hidden = network(*inputs)
         logits.logsumexp(-1).sum().backward()
-        with torch.no_grad(), adapters_disabled(network):
+        with torch.no_grad(), network.adapters.disabled():
             teacher = network(*inputs)[0]
         return [
             logits,

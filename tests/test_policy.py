@@ -12,7 +12,9 @@ from PIL import Image
 from contracts import BadInput, Observation
 from tests.llama_like import llama_like_tokenizer
 from tests.small_checkpoint import make_small_checkpoint
-from vla.policy import LARGE_CHECKPOINT_BYTES, Policy, choose_device
+from vla.device import LARGE_CHECKPOINT_BYTES, choose_device
+from vla.loading import LoadOptions
+from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
 from vla.tokens import decode, to_env
 
@@ -26,7 +28,7 @@ SHORT, LONG = (
 
 
 def _load(folder, **options) -> Policy:
-    return Policy.load(str(folder), task_suite=SUITE, device="cpu", lora_rank=4, lora_alpha=4, **options)
+    return Policy.load(str(folder), LoadOptions(task_suite=SUITE, device="cpu", lora_rank=4, **options))
 
 
 @pytest.fixture
@@ -56,7 +58,10 @@ def test_decisions_are_the_references_from_observations_to_actions(name, tmp_pat
     unused = shutil.ignore_patterns() if uses_proprio else shutil.ignore_patterns("proprio_projector*")
     folder = shutil.copytree(GOLDEN / "checkpoint", tmp_path / "checkpoint", ignore=unused)
     llama_like_tokenizer().save(str(folder / "tokenizer.json"))
-    policy, count = Policy.load(str(folder), task_suite=SUITE, device="cpu"), len(case["image_index"])
+    policy, count = (
+        Policy.load(str(folder), LoadOptions(task_suite=SUITE, device="cpu")),
+        len(case["image_index"]),
+    )
     images = [
         [Image.open(GOLDEN / "images" / f"model_input_{i}.png") for i in row] for row in case["image_index"]
     ]
@@ -98,8 +103,8 @@ def test_after_an_optimizer_step_the_policy_is_that_of_its_new_parameters(policy
 
 def test_a_small_step_arrives_in_bfloat16():
     """Where adapters are added to rounded outputs, as peft adds them, this share is 0.03 to 0.25."""
-    policy = Policy.load(str(BUNDLED), task_suite=SUITE, device="cpu", frozen_weights="bf16")
-    exact = Policy.load(str(BUNDLED), task_suite=SUITE, device="cpu", frozen_weights="float32")
+    policy = Policy.load(str(BUNDLED), LoadOptions(task_suite=SUITE, device="cpu", frozen_weights="bf16"))
+    exact = Policy.load(str(BUNDLED), LoadOptions(task_suite=SUITE, device="cpu", frozen_weights="float32"))
     seen = synthetic_observations(policy.num_images, policy.statistics.proprio, 8)
     moved = []
     for one in (exact, policy):
@@ -147,10 +152,10 @@ def test_images_prepared_elsewhere_give_the_same_bits(policy, observations):
 def test_teacher_never_changes(small, observations):
     pretrained = _load(small)
     before = pretrained.chunk_logits(observations).detach()
-    assert pretrained.is_teacher()
+    assert pretrained.equals_teacher()
     for _ in range(2):
         _train_a_little(pretrained)
-        assert not pretrained.is_teacher()
+        assert not pretrained.equals_teacher()
         assert not torch.equal(pretrained.chunk_logits(observations), before)
         with torch.no_grad(), pretrained.teacher():
             assert torch.equal(pretrained.chunk_logits(observations), before)
@@ -182,12 +187,12 @@ def test_a_trained_adapter_of_the_same_base_teaches_on_the_same_weights(
     trained.save_adapter(tmp_path / "adapter")
     expected = trained.chunk_logits(observations).detach()
     untrained = _load(small)
-    assert untrained.learn_from_adapter(str(tmp_path / "adapter"))
-    assert not untrained.is_teacher()
+    assert untrained.use_teacher_adapter(str(tmp_path / "adapter"))
+    assert not untrained.equals_teacher()
     _train_a_little(policy)
     _train_a_little(policy)
     student = policy.chunk_logits(observations).detach()
-    assert policy.learn_from_adapter(str(tmp_path / "adapter"))
+    assert policy.use_teacher_adapter(str(tmp_path / "adapter"))
     for _ in range(2):
         assert torch.equal(policy.chunk_logits(observations), student)
         with policy.teacher() as teacher, policy.teacher():
@@ -205,14 +210,14 @@ def test_an_adapter_of_another_base_or_rank_is_no_teacher_on_these_weights(small
     other = make_small_checkpoint(tmp_path / "other", l1_head=True, seed=5)
     for name, trained in (
         ("base", _load(other)),
-        ("rank", Policy.load(str(small), task_suite=SUITE, device="cpu", lora_rank=2, lora_alpha=2)),
+        ("rank", Policy.load(str(small), LoadOptions(task_suite=SUITE, device="cpu", lora_rank=2))),
     ):
         _train_a_little(trained)
         trained.save_adapter(tmp_path / name)
         student = _load(small)
         before = student.chunk_logits(observations).detach()
-        assert not student.learn_from_adapter(str(tmp_path / name))
-        student.learn_from(_load(tmp_path / name))
+        assert not student.use_teacher_adapter(str(tmp_path / name))
+        student.use_teacher(_load(tmp_path / name))
         assert torch.equal(student.act_as_teacher(observations).tokens, trained.act(observations).tokens)
         assert torch.equal(student.chunk_logits(observations), before)
 
@@ -225,7 +230,7 @@ def test_another_checkpoints_actions_become_the_students_nearest_tokens(policy, 
         teacher.statistics,
         action=replace(action, q01=0.5 * action.q01, q99=np.where(action.mask, 0.5 * action.q99, 1)),
     )
-    policy.learn_from(teacher)
+    policy.use_teacher(teacher)
     for mode in ("greedy", "sample"):
         torch.manual_seed(0)
         taught = policy.act_as_teacher(observations, mode)
@@ -262,7 +267,7 @@ def test_saved_adapter_gives_the_same_policy(small, policy, observations, tmp_pa
     policy.save_adapter(tmp_path / "adapter")
     expected = policy.chunk_logits(observations).detach()
     on_its_base = _load(small, adapter=str(tmp_path / "adapter"), seed=7)
-    by_itself = Policy.load(str(tmp_path / "adapter"), task_suite=SUITE)
+    by_itself = Policy.load(str(tmp_path / "adapter"), LoadOptions(task_suite=SUITE))
     resumed = _load(small, seed=7)
     resumed.load_adapter(tmp_path / "adapter")
     for other in (on_its_base, by_itself, resumed):
@@ -278,7 +283,7 @@ def test_a_gpu_too_small_for_the_weights_is_one_line(small, monkeypatch):
     def full(*_):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore lines")
 
-    monkeypatch.setattr("vla.policy.load_network", full)
+    monkeypatch.setattr("vla.loading.load_network", full)
     with pytest.raises(
         BadInput, match=r"^out of GPU memory while loading .* \(CUDA .* 2 GiB\.\): close other [^\n]*$"
     ):

@@ -17,6 +17,7 @@ from rl.selfcheck import (
 )
 from tests.fakes import FakePolicy, observation, parameters_of
 from tests.small_checkpoint import make_small_checkpoint
+from vla.loading import LoadOptions
 from vla.policy import Policy
 
 SEEN = observation(0.3, -0.2, 0.9)
@@ -25,7 +26,7 @@ SEEN = observation(0.3, -0.2, 0.9)
 @pytest.fixture
 def policy(tmp_path):
     return Policy.load(
-        str(make_small_checkpoint(tmp_path / "small")), task_suite="libero_spatial", device="cpu"
+        str(make_small_checkpoint(tmp_path / "small")), LoadOptions(task_suite="libero_spatial", device="cpu")
     )
 
 

@@ -23,6 +23,7 @@ from tests.demo_episodes import raw_images, write_demos
 from tests.small_checkpoint import SMALL, make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
 from vla.dataset_statistics import load_statistics, same_statistics
+from vla.loading import LoadOptions
 from vla.merge import merge
 from vla.network_io import load_network
 from vla.policy import Policy
@@ -89,7 +90,7 @@ def test_the_policy_acts_as_the_demonstrations_that_it_memorised(demos, memorise
     losses = [record["loss"] for record in read_records(memorised)]
     assert losses[0] > 3
     assert losses[-1] < 0.1
-    assert _acts_as(Policy.load(str(memorised), task_suite="libero_spatial"), demos[1]) == 1
+    assert _acts_as(Policy.load(str(memorised), LoadOptions(task_suite="libero_spatial")), demos[1]) == 1
 
 
 def test_the_folder_is_a_checkpoint_like_any_other(demos, tmp_path):
@@ -146,7 +147,7 @@ def test_ctrl_c_saves_what_there_is(demos, tmp_path, monkeypatch, capsys):
     out = fine_tune(_args(demos[0], tmp_path / "out"))
     assert "interrupted after 2 steps" in capsys.readouterr().out
     assert [record["step"] for record in read_records(out)] == [2]
-    assert Policy.load(str(out), task_suite="libero_spatial").kind == "action tokens"
+    assert Policy.load(str(out), LoadOptions(task_suite="libero_spatial")).kind == "action tokens"
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(demos, tmp_path):
@@ -176,7 +177,7 @@ def test_flags_that_cannot_work_are_refused_before_anything_is_written(demos, tm
 def test_the_loss_is_the_cross_entropy_of_openvla_oft_over_all_ids(demos, tmp_path):
     folder, observations = make_small_checkpoint(tmp_path / "init"), _observations(demos[1])
     info = inspect_checkpoint(folder)
-    policy = Policy.load(str(folder), task_suite="libero_spatial")
+    policy = Policy.load(str(folder), LoadOptions(task_suite="libero_spatial"))
     whole = WholeNetwork(info, policy.unnorm_key, CPU)
     tokens = torch.randint(FIRST_ACTION_TOKEN, FIRST_ACTION_TOKEN + 256, (len(observations), 56))
     batch = flatten([Trajectory(Episode(0, 0, None, 0), [
@@ -229,9 +230,9 @@ def adapters(demos, headless, tmp_path_factory):
 
 
 def test_adapters_teach_a_head_to_speak_action_tokens(demos, adapters):
-    policy = Policy.load(str(adapters), task_suite="libero_spatial")
+    policy = Policy.load(str(adapters), LoadOptions(task_suite="libero_spatial"))
     assert _acts_as(policy, demos[1]) > 0.9
-    logits, others = policy.logits_and_others(_observations(demos[1]))
+    logits, others = policy.logits_and_other_logsumexp(_observations(demos[1]))
     assert (
         logits.logsumexp(-1) > others + 2
     ).all()  # among all ids: an argmax over these finds action tokens, too
@@ -239,32 +240,32 @@ def test_adapters_teach_a_head_to_speak_action_tokens(demos, adapters):
 
 def test_the_demonstrations_statistics_stay_with_all_that_follows(demos, headless, adapters, tmp_path):
     own = load_statistics(adapters)["libero_spatial_no_noops"]
-    base = Policy.load(str(headless), task_suite="libero_spatial")
+    base = Policy.load(str(headless), LoadOptions(task_suite="libero_spatial"))
     assert not same_statistics(own, base.statistics)
-    assert not base.learn_from_adapter(str(adapters))  # its tokens mean other actions
-    policy = Policy.load(str(adapters), task_suite="libero_spatial")
+    assert not base.use_teacher_adapter(str(adapters))  # its tokens mean other actions
+    policy = Policy.load(str(adapters), LoadOptions(task_suite="libero_spatial"))
     policy.save_adapter(tmp_path / "later")  # as by RL that began here
     merge(tmp_path / "later", tmp_path / "merged")
     for folder in (tmp_path / "later", tmp_path / "merged"):
-        again = Policy.load(str(folder), task_suite="libero_spatial")
+        again = Policy.load(str(folder), LoadOptions(task_suite="libero_spatial"))
         assert same_statistics(again.statistics, own)
         assert _acts_as(again, demos[1]) > 0.9
 
 
 def test_the_teacher_of_a_run_that_begins_at_an_adapter_is_this_adapter(demos, adapters):
-    policy = Policy.load(str(adapters), task_suite="libero_spatial")
+    policy = Policy.load(str(adapters), LoadOptions(task_suite="libero_spatial"))
     teacher = load_teacher(changed(TrainConfig(), checkpoint=str(adapters)), policy)
-    assert (teacher.mode, policy.is_teacher()) == ("greedy", True)
+    assert (teacher.mode, policy.equals_teacher()) == ("greedy", True)
     observations = _observations(demos[1])
     before = policy.act(observations)
     for _, parameter in policy.named_trainable_parameters():
         parameter.data.add_(0.05)
-    assert not policy.is_teacher()
+    assert not policy.equals_teacher()
     assert torch.equal(policy.act_as_teacher(observations).tokens, before.tokens)
 
 
 def test_a_token_head_that_was_not_saved_is_found(demos, headless, adapters, tmp_path):
-    policy = Policy.load(str(adapters), task_suite="libero_spatial")
+    policy = Policy.load(str(adapters), LoadOptions(task_suite="libero_spatial"))
     args = _args(demos[0], shutil.copytree(adapters, tmp_path / "out"), **ADAPTERS, init=str(headless))
     read = read_demos(args, tmp_path)
     before = logits_of(policy, make_observations(read.train))

@@ -11,6 +11,7 @@ from contracts import BadInput, Observation, write_json
 from tests.demo_episodes import FRAME_GAP, FRAMES, raw_images, write_demos
 from tests.small_checkpoint import SMALL, make_small_checkpoint
 from vla.images import centre_crop
+from vla.loading import LoadOptions
 from vla.policy import Policy
 from workshop.sft_data import (
     CROP_SIDE,
@@ -45,7 +46,7 @@ def policy(tmp_path_factory, episodes):
     """A policy with the statistics of the demonstrations."""
     folder = make_small_checkpoint(tmp_path_factory.mktemp("policy") / "checkpoint")
     write_json(folder / "dataset_statistics.json", {KEY: dataset_statistics([e for e, _ in episodes])})
-    return Policy.load(str(folder), task_suite="libero_spatial")
+    return Policy.load(str(folder), LoadOptions(task_suite="libero_spatial"))
 
 
 def _observations(written, episode: int) -> list[Observation]:

@@ -164,7 +164,7 @@ def test_the_teachers_distribution_is_that_of_its_temperature_and_not_of_the_mic
 
 def test_what_the_student_saw_is_labelled_with_its_teachers_tokens_where_the_student_acts(policy, batch):
     teacher = FakePolicy(seed=7)
-    policy.learn_from(teacher)
+    policy.use_teacher(teacher)
     expected = teacher.act(batch.observations).tokens
     for actor, tokens in (("student", expected), ("teacher", batch.tokens)):
         phases = PhaseConfig(warmup_actor=actor)

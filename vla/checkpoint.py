@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from contracts import BadInput, read_json, resolve_pointer
+from vla.adapter_folder import CONFIG_FILE, read_looks
 from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, load_statistics
-from vla.lora import CONFIG_FILE, read_looks
 from vla.model_config import ModelConfig, read_model_config
 from vla.weights import StoredTensor, read_header, weight_files
 

@@ -75,7 +75,7 @@ class GraphedNetwork:
         """What a recording depends on: shapes, student or teacher, and what is recomputed."""
         network = self.network
         variant = (
-            network.adapters.layers[0][1].enabled,
+            network.adapters.enabled,
             id(network.proprio_projector),
             network.recomputed_blocks,
         )

@@ -1,96 +1,101 @@
-"""How an update fits into a GPU's memory: the micro-batch, and how many blocks recompute their activations."""
+"""How an update fits into a GPU's memory: the micro-batch, and how many blocks recompute their activations.
+
+Also what to do when memory runs out nevertheless.
+"""
+
+from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import torch
 
 from contracts import BadInput, Observation
+from vla.device import GIB
 from vla.eight_bits import FORMATS
-from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
+
+if TYPE_CHECKING:  # importing it takes seconds, and `rl.rollout` needs only `shrink_batch` from here
+    from vla.policy import Policy
 
 log = logging.getLogger(__name__)
 
-GIB = 2**30
 COPIES_OF_TRAINABLE = 4  # gradients (twice on a rank that has none of its own) and AdamW's two moments
-MARGIN = 1.0  # GiB, for recorded forward passes and the allocator's gaps between weights
-# What recorded passes take over what their tensors take: on an H200 1.13 to 1.17 (2 to 11 samples), with 8 bits 1.38
-GAPS, GAPS_OF_8_BITS = 1.2, 1.4
+MARGIN_BYTES = 1.0 * GIB  # for recorded forward passes and the allocator's gaps between weights
+# Recorded passes take so many times what their tensors take. Measured on an H200: 1.13 to 1.17 (2 to 11 samples), and
+# 1.38 with 8 bits.
+GAPS_FACTOR = 1.2
+GAPS_FACTOR_OF_8_BITS = 1.4
 ADVICE = (
     "close other programs on the GPU, lower --lora-rank, raise --memory-budget, or use a GPU with more memory"
 )
 
 
-class Need(NamedTuple):
-    """Peak bytes of one sample's forward and backward pass when the first `recomputed_blocks` blocks recompute."""
+class MemoryNeed(NamedTuple):
+    """Peak memory of one sample's forward and backward pass when the first `recomputed_blocks` blocks recompute."""
 
     recomputed_blocks: int
     bytes: int
-    share: float  # of the forward pass that is computed twice
+    recomputed_share: float  # of the forward pass that is computed twice
 
 
 def fit_to_memory(
-    policy: Policy, gradient_checkpointing: Literal["auto", "on", "off"], micro_batch_size: int | Literal["auto"],
-    share: int, others_bytes: float = 0.0,
-) -> int:  # fmt: skip
+    policy: Policy,
+    gradient_checkpointing: Literal["auto", "on", "off"],
+    micro_batch_size: int | Literal["auto"],
+    most_decisions: int,
+    reserved_bytes: float = 0.0,
+) -> int:
     """Decide which blocks recompute, and the micro-batch where it is "auto"; returns the latter. Raises BadInput.
 
-    share: the most decisions that this device gets of a minibatch; others_bytes: of the GPU, for other processes.
+    most_decisions: how many decisions of a minibatch this device gets at most; reserved_bytes: the part of the GPU that
+    other processes are going to take.
     """
     network = policy.network
-    blocks = network.num_blocks if gradient_checkpointing == "on" else 0
+    recomputed_blocks = network.num_blocks if gradient_checkpointing == "on" else 0
     if policy.device.type == "cuda" and "auto" in (gradient_checkpointing, micro_batch_size):
         log.info(
             "measuring what fits into memory; a large network is compiled first: a minute or two on a first start"
         )
-        needs = measure_needs(
-            policy, synthetic_observations(policy.num_images, policy.statistics.proprio, 1)[0]
-        )
+        observation = synthetic_observations(policy.num_images, policy.statistics.proprio, 1)[0]
+        needs = measure_needs(policy, observation)
         if gradient_checkpointing != "auto":
-            needs = [need for need in needs if need.recomputed_blocks == blocks]
-        sizes = range(1, share + 1) if micro_batch_size == "auto" else (micro_batch_size,)
-        micro_batch_size, blocks = choose_plan(needs, free_for_activations(policy, others_bytes), sizes)
-    network.recomputed_blocks = blocks
-    return share if micro_batch_size == "auto" else micro_batch_size
+            needs = [need for need in needs if need.recomputed_blocks == recomputed_blocks]
+        sizes = range(1, most_decisions + 1) if micro_batch_size == "auto" else (micro_batch_size,)
+        free_bytes = free_for_activations(policy, reserved_bytes)
+        micro_batch_size, recomputed_blocks = choose_plan(needs, free_bytes, sizes)
+    network.recomputed_blocks = recomputed_blocks
+    return most_decisions if micro_batch_size == "auto" else micro_batch_size
 
 
-def limit_memory(gib: float | None, device: torch.device) -> None:
-    """Let this process's tensors have at most so many GiB of the GPU. Raises BadInput when there are not so many."""
-    if gib is None:
-        return
-    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
-    if gib * GIB > total:
-        found = f"{device} has {total / GIB:.1f} GiB of GPU memory"
-        raise BadInput(f"--memory-budget {gib:g}: {found}; give less, or leave the flag out")
-    torch.cuda.set_per_process_memory_fraction(gib * GIB / total, device.index or 0)
-
-
-def measure_needs(policy: Policy, observation: Observation) -> list[Need]:
-    """What a sample needs with no block, the vision blocks and all blocks recomputed."""
-    network, needs = policy.network, list[Need]()
-    sizes = [
+def measure_needs(policy: Policy, observation: Observation) -> list[MemoryNeed]:
+    """What a sample needs with no block, the vision blocks and all blocks recomputed, as far as it fits."""
+    network = policy.network
+    num_vision, num_language = (
         sum(p.numel() for p in part.parameters())
         for part in (network.vision_backbone, network.language_model)
-    ]
-    share_of_vision = sizes[0] / sum(sizes)  # both see about as many tokens
-    for blocks, share in (
+    )
+    share_of_vision = num_vision / (num_vision + num_language)  # both see about as many tokens
+    needs: list[MemoryNeed] = []
+    for recomputed_blocks, share in (
         (network.num_blocks, 1.0),
         (network.vision_backbone.num_blocks, share_of_vision),
         (0, 0.0),
     ):
-        network.recomputed_blocks = blocks
+        network.recomputed_blocks = recomputed_blocks
         try:
-            needs.insert(0, Need(blocks, _peak_of_one(policy, observation), share))
+            peak = _peak_of_one_sample(policy, observation)
         except torch.OutOfMemoryError:
-            break  # and so will all that recompute less
+            break  # whatever recomputes less needs more
+        needs.insert(0, MemoryNeed(recomputed_blocks, peak, share))
     return needs
 
 
-def _peak_of_one(policy: Policy, observation: Observation) -> int:
-    parameters, device = [parameter for _, parameter in policy.named_trainable_parameters()], policy.device
+def _peak_of_one_sample(policy: Policy, observation: Observation) -> int:
+    parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
+    device = policy.device
     for _ in range(2):  # the first pass compiles
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -102,45 +107,72 @@ def _peak_of_one(policy: Policy, observation: Observation) -> int:
 
 
 def choose_plan(
-    needs: Sequence[Need], free_bytes: float, micro_batch_sizes: Sequence[int]
+    needs: Sequence[MemoryNeed], free_bytes: float, micro_batch_sizes: Sequence[int]
 ) -> tuple[int, int]:
-    """(Micro-batch, blocks that recompute) of the fastest plan that fits, by the time that was seen on an H200.
+    """(micro-batch size, number of recomputed blocks) of the fastest plan that fits. Raises BadInput when none does.
 
-    Between two measured needs both bytes and share are in proportion.
+    How long a plan takes is a formula fitted to times on an H200. Between two measured numbers of recomputed blocks,
+    bytes and share are interpolated linearly.
     """
     if not needs:
         raise BadInput(
             f"out of GPU memory in one update of one decision, see --gradient-checkpointing: {ADVICE}"
         )
-    measured, sizes, shares = zip(*needs, strict=True)
-    blocks = np.arange(measured[0], measured[-1] + 1)
-    sizes, shares = np.interp(blocks, measured, sizes), np.interp(blocks, measured, shares)
-    plans = [
-        ((2 + share) * (0.8 + 0.4 / micro_batch_size), (micro_batch_size, int(block)))
-        for micro_batch_size in micro_batch_sizes
-        for block, size, share in zip(blocks, sizes, shares, strict=True)
-        if micro_batch_size * size <= free_bytes
-    ]
+    measured_blocks = [need.recomputed_blocks for need in needs]
+    blocks = np.arange(measured_blocks[0], measured_blocks[-1] + 1)
+    bytes_per_sample = np.interp(blocks, measured_blocks, [need.bytes for need in needs])
+    shares = np.interp(blocks, measured_blocks, [need.recomputed_share for need in needs])
+    plans = []  # (time per sample, (micro-batch size, recomputed blocks))
+    for micro_batch_size in micro_batch_sizes:
+        for recomputed_blocks, sample_bytes, share in zip(blocks, bytes_per_sample, shares, strict=True):
+            if micro_batch_size * sample_bytes <= free_bytes:
+                time = (2 + share) * (0.8 + 0.4 / micro_batch_size)
+                plans.append((time, (micro_batch_size, int(recomputed_blocks))))
     if not plans:
-        least, need = min(micro_batch_sizes), needs[-1]
-        wanted = f"an update by {least} decision(s) at a time, {need.recomputed_blocks} blocks recomputed"
-        found = f"{least * need.bytes / GIB:.1f} GiB beside the weights, {max(free_bytes, 0) / GIB:.1f} GiB are left"
+        smallest = min(micro_batch_sizes)
         raise BadInput(
-            f"{wanted}, needs {found}: {'lower --micro-batch-size, ' if least > 1 else ''}{ADVICE}"
+            f"an update by {smallest} decision(s) at a time, {needs[-1].recomputed_blocks} blocks recomputed, needs "
+            f"{smallest * needs[-1].bytes / GIB:.1f} GiB beside the weights, {max(free_bytes, 0) / GIB:.1f} GiB are "
+            f"left: {'lower --micro-batch-size, ' if smallest > 1 else ''}{ADVICE}"
         )
     return min(plans)[1]
 
 
-def free_for_activations(policy: Policy, others: float) -> float:
-    """Bytes for the tensors of an update's passes: what may still be allocated, less optimizer, gaps and `others`."""
+def free_for_activations(policy: Policy, reserved_bytes: float) -> float:
+    """Bytes for the tensors of an update's passes: what may still be allocated, less optimizer, gaps and reserve."""
     device = policy.device
-    total, allocated = (
-        torch.cuda.get_device_properties(device).total_memory,
-        torch.cuda.memory_allocated(device),
-    )
-    may_have = torch.cuda.get_per_process_memory_fraction(device.index or 0) * total - allocated
+    total = torch.cuda.get_device_properties(device).total_memory
+    allocated = torch.cuda.memory_allocated(device)
+    within_budget = torch.cuda.get_per_process_memory_fraction(device.index or 0) * total - allocated
     unused, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - allocated
+    free = min(within_budget, unused + cached - reserved_bytes)
     trainable = sum(p.numel() * p.element_size() for _, p in policy.named_trainable_parameters())
-    gaps = GAPS_OF_8_BITS if policy.frozen_weights in FORMATS else GAPS
-    return (min(may_have, unused + cached - others) - COPIES_OF_TRAINABLE * trainable - MARGIN * GIB) / gaps
+    factor = GAPS_FACTOR_OF_8_BITS if policy.frozen_weights in FORMATS else GAPS_FACTOR
+    return (free - COPIES_OF_TRAINABLE * trainable - MARGIN_BYTES) / factor
+
+
+def shrink_batch(policy: Policy, batch_size: int, reason: str, is_update: bool) -> int:
+    """How many decisions to compute at once after `batch_size` of them did not fit into the GPU's memory.
+
+    Half as many; of a single one in an update, all activations are recomputed from now on. Raises BadInput when nothing
+    smaller is left. reason: what the exception said.
+
+    Every update and rollout begins with the full size again, because another program may have taken the memory.
+    """
+    torch.cuda.empty_cache()  # does nothing on a CPU
+    if batch_size > 1:
+        log.warning(
+            "out of GPU memory (%s); the run goes on with %d decisions at once", reason, batch_size // 2
+        )
+        return batch_size // 2
+    if is_update and policy.recompute_everything():
+        log.warning("out of GPU memory (%s); the run goes on with all activations recomputed", reason)
+        return 1
+    smallest = "a decision with --max-batch 1"
+    if is_update:
+        smallest = "an update with --micro-batch-size 1 and --gradient-checkpointing on"
+    raise BadInput(
+        f"out of GPU memory ({reason}) in {smallest}: lower --num-envs (simulators may render on the GPU), raise "
+        "--memory-budget, or close other programs on it"
+    )

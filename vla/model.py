@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import timm
 import torch
@@ -27,12 +26,9 @@ from torch.utils.checkpoint import checkpoint
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
 
-from vla.lora import LoraLinear
+from vla.lora import AdaptedLayers, LoraLinear
 from vla.model_config import ModelConfig, VitConfig
 from vla.tokens import ACTION_TOKEN_IDS, EOS_ID, PAD_ID
-
-if TYPE_CHECKING:
-    from vla.lora import Adapters
 
 ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # of lm_head: 31744..31999
 
@@ -227,7 +223,7 @@ class L1RegressionHead(nn.Module):
 class OpenVLAOFT(nn.Module):
     """The network. Build it under `torch.device("meta")` and fill it with `vla.network_io`."""
 
-    adapters: Adapters  # by `vla.lora.add_lora`
+    adapters: AdaptedLayers  # set by who calls `vla.lora.add_lora`
 
     def __init__(
         self, config: ModelConfig, num_action_tokens: int, proprio_projector: ProprioProjector | None = None

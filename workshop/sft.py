@@ -38,9 +38,10 @@ from experiment.provenance import provenance
 from experiment.stopping import interruptible
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE
+from vla.device import choose_device, limit_memory
 from vla.hub import resolve_checkpoint
-from vla.memory import limit_memory
-from vla.policy import Policy, choose_device
+from vla.loading import LoadOptions
+from vla.policy import Policy
 from vla.preprocessing import ImageProcessor
 from vla.tokens import FIRST_ACTION_TOKEN
 from workshop.demo_files import CHUNK_LENGTH, LIBERO_SIZES, METAWORLD_SIZES
@@ -205,10 +206,16 @@ def train(args: SftArgs, demos: Demos, device: torch.device) -> tuple[int, Tenso
     if args.lora_rank is None:
         policy = WholeNetwork(demos.init, demos.key, device)
     else:
-        policy = Policy.load(
-            str(args.init), task_suite=demos.key, unnorm_key=demos.key, statistics=str(demos.init.statistics_folder),
-            device=device, lora_rank=args.lora_rank, lora_alpha=min(args.lora_rank, MOST_ALPHA), seed=args.seed,
-        )  # fmt: skip
+        options = LoadOptions(
+            task_suite=demos.key,
+            unnorm_key=demos.key,
+            statistics=str(demos.init.statistics_folder),
+            lora_rank=args.lora_rank,
+            lora_alpha=min(args.lora_rank, MOST_ALPHA),
+            seed=args.seed,
+            device=device,
+        )
+        policy = Policy.load(str(args.init), options)
     statistics = demos.init.statistics[demos.key]
     frames, tokens = (
         make_observations(demos.train, cropped=not args.augment),
@@ -258,14 +265,15 @@ def check_written(args: SftArgs, demos: Demos, before: Tensor, device: torch.dev
     """
     gc.collect()  # the network that was trained: there may be no memory for two
     torch.cuda.empty_cache()
-    key, out, weights = demos.key, str(args.out), "auto" if args.lora_rank else "float32"
-    options: dict[str, Any] = {
-        "task_suite": key,
-        "unnorm_key": key,
-        "device": device,
-        "frozen_weights": weights,
-    }
-    policy = Policy.load(out, compile="off", **options)
+    key, out = demos.key, str(args.out)
+    options = LoadOptions(
+        task_suite=key,
+        unnorm_key=key,
+        device=device,
+        frozen_weights="auto" if args.lora_rank else "float32",
+        compile="off",
+    )
+    policy = Policy.load(out, options)
     episodes = demos.train[:SHOWN_EPISODES]
     shown = make_observations(episodes)
     Image.fromarray(np.concatenate([*policy.view(shown[0])], axis=1)).save(args.out / "first_frame.png")

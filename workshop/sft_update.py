@@ -71,7 +71,7 @@ class WholeNetwork:
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
             return self.network(*self.model_inputs(observations))[0]
 
-    def logits_and_others(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
+    def logits_and_other_logsumexp(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
         logits = self.chunk_logits(observations)
         return logits, logits.new_full(logits.shape[:2], self.other_logits)
 

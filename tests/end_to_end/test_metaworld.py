@@ -10,6 +10,7 @@ import train_grpo
 from tests.end_to_end.conftest import flags_into, only_run, records_of
 from tests.end_to_end.test_resume import weights_of
 from tests.small_checkpoint import SMALL
+from vla.loading import LoadOptions
 from vla.policy import Policy
 from workshop.demos import DemosArgs, collect
 from workshop.sft import SftArgs, fine_tune
@@ -42,7 +43,7 @@ def flags(policy, tmp_path) -> list[str]:
 
 
 def test_supervised_training_gives_a_policy_of_32_tokens(policy):
-    trained = Policy.load(policy, task_suite=SUITE)
+    trained = Policy.load(policy, LoadOptions(task_suite=SUITE))
     assert (trained.chunk_length, trained.action_dim, trained.num_images) == (8, 4, 1)
     assert trained.statistics.action.mask.all()  # the gripper's effort is scaled as the motions are
     assert trained.statistics.proprio.dim == 4

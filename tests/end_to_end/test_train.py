@@ -8,7 +8,7 @@ from PIL import Image
 import train_grpo
 from contracts import TimeIsUp
 from tests.end_to_end.conftest import flags_into, latest_of, only_run, records_of
-from vla.lora import read_looks
+from vla.adapter_folder import read_looks
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,163 @@
+"""The folder that holds a trained policy: an adapter in peft's format, the proprio projector, and small files.
+
+Evaluation needs nothing else but the base checkpoint, which the folder names.
+"""
+
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from contracts import BadInput, read_json, write_json
+from vla.model import OpenVLAOFT
+from vla.weights import read_header, read_tensors, write_tensors
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+PROPRIO_FILE = "proprio_projector.safetensors"
+SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.json")  # that evaluation reads
+KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
+VARIANTS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "bias")  # of LoRA
+
+
+@dataclass(frozen=True)
+class StoredAdapter:
+    """What an adapter folder holds."""
+
+    folder: Path
+    rank: int
+    alpha: int
+    base_model: str | None  # folder or hub id of the checkpoint that it was trained on
+    base_fingerprint: str | None  # `vla.weights.fingerprint` of that checkpoint; None: from another program
+    frozen_weights: str | None  # the format of the frozen weights in training: `Policy.frozen_weights`
+    tensors: dict[str, Tensor]  # named as by `AdaptedLayers.named_matrices`
+
+
+def write_adapter(
+    folder: Path,
+    network: OpenVLAOFT,
+    base_folder: Path,
+    base_model: str,
+    base_fingerprint: str,
+    frozen_weights: str = "float32",
+    looks: Collection[str] = (),
+) -> None:
+    """Write what training has changed in the format of peft's PeftModel.from_pretrained, and what it takes to run.
+
+    base_folder: the checkpoint folder whose small files are copied; base_model: how the user named it. looks: see
+    `read_looks`.
+    """
+    matrices = network.adapters.named_matrices()
+    # What is left out has peft's default. Version 0.11.1, openvla-oft's, refuses a file with keys of newer versions.
+    config = {
+        "peft_type": "LORA",
+        "r": network.adapters.rank,
+        "lora_alpha": network.adapters.alpha,
+        "init_lora_weights": "gaussian",
+        "target_modules": [name.removesuffix(".lora_A") for name in matrices if name.endswith(".lora_A")],
+        "base_model_name_or_path": base_model,
+        "inference_mode": True,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / CONFIG_FILE, config)
+    tensors = {f"{KEY_PREFIX}{name}.weight": matrix for name, matrix in matrices.items()}
+    metadata = {
+        "base_fingerprint": base_fingerprint,
+        "frozen_weights": frozen_weights,
+        "looks": " ".join(sorted(set(looks))),
+    }
+    write_tensors(folder / WEIGHTS_FILE, tensors, metadata)
+    if network.proprio_projector is not None:
+        write_tensors(folder / PROPRIO_FILE, network.proprio_projector.state_dict())
+    for path in base_folder.iterdir():
+        if SMALL_FILES.fullmatch(path.name):
+            shutil.copyfile(path, folder / path.name)
+
+
+def read_adapter(folder: Path) -> StoredAdapter:
+    """Read an adapter in peft's format. Raises BadInput when it is not a plain LoRA adapter."""
+    config = read_json(folder / CONFIG_FILE)
+    rank, alpha, kind = config.get("r"), config.get("lora_alpha"), config.get("peft_type")
+    used_variants = [name for name in VARIANTS if config.get(name, "none") not in ("none", None, False, {})]
+    if kind != "LORA" or used_variants or not rank or not alpha:
+        raise BadInput(
+            f"{folder / CONFIG_FILE}: expected a plain LoRA adapter, found peft_type {kind}, r {rank}, lora_alpha "
+            f"{alpha} {' '.join(used_variants)}: merge it with the program that made it"
+        )
+    path = folder / WEIGHTS_FILE
+    tensors = {
+        key.removeprefix(KEY_PREFIX).removesuffix(".weight"): tensor
+        for key, tensor in read_tensors(path).items()
+    }
+    _check_pairs(tensors, rank, path)
+    metadata = read_header(path)[1]
+    return StoredAdapter(
+        folder,
+        rank,
+        alpha,
+        base_model=config.get("base_model_name_or_path"),
+        base_fingerprint=metadata.get("base_fingerprint"),
+        frozen_weights=metadata.get("frozen_weights"),
+        tensors=tensors,
+    )
+
+
+def _check_pairs(tensors: Mapping[str, Tensor], rank: int, path: Path) -> None:
+    """Raises BadInput unless every tensor is one of a pair A (rank, ...) and B (..., rank)."""
+    for name in tensors:
+        module, _, matrix = name.rpartition(".")
+        lora_A = tensors.get(f"{module}.lora_A")
+        lora_B = tensors.get(f"{module}.lora_B")
+        is_matrix = matrix in ("lora_A", "lora_B")
+        if not is_matrix or lora_A is None or lora_B is None or not len(lora_A) == lora_B.shape[1] == rank:
+            raise BadInput(
+                f"{path}: {name} is not of a pair lora_A and lora_B of rank {rank}, as {CONFIG_FILE} says"
+            )
+
+
+def read_looks(folder: Path) -> list[str]:
+    """The pictures that an adapter, and its base as far as that is known, was trained on: see CheckpointInfo."""
+    return read_header(folder / WEIGHTS_FILE)[1].get("looks", "").split()
+
+
+def copy_into_network(adapter: StoredAdapter, network: OpenVLAOFT) -> None:
+    """Copy the values of a stored adapter, and of its projector if it has one, into the network's own.
+
+    Raises BadInput when they do not fit.
+    """
+    layers = network.adapters
+    if layers.alpha / layers.rank != adapter.alpha / adapter.rank:
+        raise BadInput(
+            f"{adapter.folder / CONFIG_FILE}: alpha {adapter.alpha} at rank {adapter.rank}, this policy has "
+            f"{layers.alpha} at rank {layers.rank}: give the same LoRA flags"
+        )
+    _copy_tensors(layers.named_matrices(), adapter.tensors, adapter.folder / WEIGHTS_FILE)
+    layers.refresh()
+    path = adapter.folder / PROPRIO_FILE
+    if not path.exists():
+        return
+    if network.proprio_projector is None:
+        raise BadInput(
+            f"{path}: this adapter was trained with proprio, the checkpoint has none: give its own base"
+        )
+    _copy_tensors(network.proprio_projector.state_dict(), read_tensors(path), path)
+
+
+@torch.no_grad()
+def _copy_tensors(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], path: Path) -> None:
+    for name in sorted(targets.keys() | stored.keys()):
+        expected = _shape_of(targets, name)
+        found = _shape_of(stored, name)
+        if expected != found:
+            raise BadInput(
+                f"{path}: {name}: expected shape {expected}, found {found}: it belongs to another base"
+            )
+        targets[name].copy_(stored[name])
+
+
+def _shape_of(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...] | str:
+    return tuple(tensors[name].shape) if name in tensors else "none"

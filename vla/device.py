@@ -1,0 +1,61 @@
+"""Where a policy runs: which device, and how much of its memory this process may take."""
+
+import os
+from pathlib import Path
+
+import torch
+
+from contracts import BadInput
+
+GIB = 2**30
+LARGE_CHECKPOINT_BYTES = 2 * GIB  # larger weights do not run on a CPU unless --device cpu asks for it
+
+
+def choose_device(requested: str | torch.device, checkpoint: str | None = None) -> torch.device:
+    """The device that `--device` names. Raises BadInput when it does not exist.
+
+    `auto` and `cuda` are the GPU of this process: on a machine with several ranks each rank has its own. Without a GPU
+    `auto` is the CPU, unless `checkpoint` is too large for one.
+    """
+    name = str(requested)
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if (
+        name == "auto"
+        and num_gpus == 0
+        and checkpoint is not None
+        and is_large(Path(checkpoint).expanduser())
+    ):
+        raise BadInput(
+            f"{checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB, but torch {torch.__version__} sees none; "
+            "`make demo` trains a small policy here (to force the CPU: --device cpu)"
+        )
+    if name == "cpu" or (name == "auto" and num_gpus == 0):
+        return torch.device("cpu")
+    if name in ("auto", "cuda"):  # always with an index, because some libraries take "cuda" for the first GPU
+        name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
+    if name not in {f"cuda:{index}" for index in range(num_gpus)}:
+        raise BadInput(
+            f"--device {requested}: there is no {name}, torch sees {num_gpus} CUDA GPUs; check nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES, start no more processes than GPUs, or use --device cpu"
+        )
+    return torch.device(name)
+
+
+def is_large(base: Path) -> bool:
+    """Whether a base checkpoint is too large for a CPU: a folder by the size of its weights, a hub id always."""
+    if base.is_dir():
+        return sum(file.stat().st_size for file in base.glob("*.safetensors")) > LARGE_CHECKPOINT_BYTES
+    return not base.is_absolute() and len(base.parts) == 2 and base.parts[0] != "checkpoints"
+
+
+def limit_memory(gib: float | None, device: torch.device) -> None:
+    """Let the tensors of this process take at most `gib` GiB of the GPU. Raises BadInput when it has less."""
+    if gib is None:
+        return
+    total = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else 0
+    if gib * GIB > total:
+        raise BadInput(
+            f"--memory-budget {gib:g}: {device} has {total / GIB:.1f} GiB of GPU memory; give less, or leave the "
+            "flag out"
+        )
+    torch.cuda.set_per_process_memory_fraction(gib * GIB / total, device.index or 0)

@@ -1,0 +1,137 @@
+"""The parts of a policy, read from a checkpoint: the network with its adapters, the heads, and the input's processing.
+
+A checkpoint is a folder or hub id in OpenVLA-OFT's format, or the folder of an adapter, which names its base.
+"""
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+from tokenizers import Tokenizer
+
+from contracts import BadInput, first_line
+from vla import eight_bits
+from vla.adapter_folder import StoredAdapter, read_adapter
+from vla.checkpoint import CheckpointInfo, base_and_adapter, inspect_checkpoint
+from vla.dataset_statistics import select_key
+from vla.device import choose_device, limit_memory
+from vla.hub import resolve_checkpoint
+from vla.lora import add_lora
+from vla.model import L1RegressionHead, OpenVLAOFT
+from vla.network_io import check_dimensions, load_action_head, load_network
+from vla.preprocessing import ImageProcessor
+from vla.prompts import load_tokenizer
+
+log = logging.getLogger(__name__)
+
+FrozenWeights = Literal["auto", "float32", "bf16", "int8", "fp8"]
+Compile = Literal["auto", "on", "off"]
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a checkpoint becomes a policy: the units of its actions, its adapters, and how it runs."""
+
+    task_suite: str  # whose statistics scale actions and proprio
+    unnorm_key: str | None = (
+        None  # the name of these statistics in the checkpoint; None: found by the task suite
+    )
+    statistics: str | None = (
+        None  # a folder with those of demonstrations to learn from; None: the checkpoint's own
+    )
+    adapter: str | None = None  # the folder of a trained adapter; None: fresh adapters, which add nothing yet
+    lora_rank: int = 16  # of fresh adapters; trained ones keep their own
+    lora_alpha: int | None = None  # None: the rank, so that the output of the adapters is added as it is
+    seed: int = 0  # of fresh adapters
+    device: str | torch.device = "auto"  # see `choose_device`
+    memory_budget: float | None = None  # GiB of the GPU that this process may take; None: all of it
+    frozen_weights: FrozenWeights = "auto"  # see `choose_frozen_weights`
+    compile: Compile = "auto"  # torch.compile, on a GPU with whole passes as CUDA graphs; "auto": what pays
+
+
+@dataclass(frozen=True)
+class PolicyParts:
+    """What `load_parts` has read, for `Policy`."""
+
+    info: CheckpointInfo
+    unnorm_key: str
+    base_model: str  # the base checkpoint: an absolute folder, or a hub id
+    tokenizer: Tokenizer
+    processor: ImageProcessor
+    frozen_weights: str  # the format: float32, bf16, int8 or fp8
+    network: OpenVLAOFT  # with fresh adapters
+    action_head: L1RegressionHead | None
+    adapter: StoredAdapter | None  # the trained one, not yet copied into the network
+
+
+def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
+    """Read a checkpoint. Raises BadInput for what the user can repair, if possible before gigabytes are read."""
+    base, adapter_folder = base_and_adapter(checkpoint, options.adapter)
+    device = choose_device(options.device, base)
+    limit_memory(options.memory_budget, device)
+    folder = resolve_checkpoint(base)
+    info = inspect_checkpoint(folder, adapter=adapter_folder, statistics=options.statistics)
+    unnorm_key = select_key(info.statistics, options.task_suite, options.unnorm_key)
+    # Small files first, so that a missing one is noticed before the weights are read.
+    tokenizer = load_tokenizer(folder)
+    processor = ImageProcessor.load(folder)
+    adapter = None if adapter_folder is None else read_adapter(Path(adapter_folder))
+    frozen_weights = choose_frozen_weights(options.frozen_weights, device, adapter)
+    try:
+        network, action_head = _load_networks(info, unnorm_key, options, adapter, frozen_weights, device)
+    except torch.OutOfMemoryError as error:
+        raise BadInput(
+            f"out of GPU memory while loading {checkpoint} ({first_line(error)}): close other programs on the GPU, "
+            "raise --memory-budget, or use a GPU with more memory"
+        ) from None
+    check_dimensions(info, unnorm_key, action_head, network.proprio_projector)
+    base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
+    return PolicyParts(
+        info, unnorm_key, base_model, tokenizer, processor, frozen_weights, network, action_head, adapter
+    )
+
+
+def _load_networks(
+    info: CheckpointInfo,
+    unnorm_key: str,
+    options: LoadOptions,
+    adapter: StoredAdapter | None,
+    frozen_weights: str,
+    device: torch.device,
+) -> tuple[OpenVLAOFT, L1RegressionHead | None]:
+    """The network with fresh adapters (of the trained adapter's rank, if there is one), and the L1 head."""
+    is_exact = frozen_weights == "float32" or (frozen_weights != "bf16" and device.type == "cpu")
+    dtype = torch.float32 if is_exact else torch.bfloat16  # of everything that has not 8 bits
+    num_action_tokens = info.config.chunk_length * info.statistics[unnorm_key].action.dim
+    network = load_network(info, num_action_tokens, device, dtype, eight_bits.FORMATS.get(frozen_weights))
+    if adapter is not None:
+        rank, alpha = adapter.rank, adapter.alpha
+    else:
+        rank = options.lora_rank
+        alpha = rank if options.lora_alpha is None else options.lora_alpha
+    network.adapters = add_lora(network, rank, alpha, network.dtype, options.seed)
+    return network, load_action_head(info, device, dtype)
+
+
+def choose_frozen_weights(
+    requested: FrozenWeights, device: torch.device, adapter: StoredAdapter | None
+) -> FrozenWeights:
+    """`auto` is 8 bits for an adapter that was trained on them, else what suits the device. Raises BadInput."""
+    trained_on = None if adapter is None else adapter.frozen_weights
+    frozen_weights = requested
+    if requested == "auto" and trained_on in eight_bits.FORMATS:
+        frozen_weights = cast("FrozenWeights", trained_on)
+    elif requested == "auto":
+        frozen_weights = "bf16" if device.type == "cuda" else "float32"
+    has_8_bits = {trained_on, frozen_weights} & eight_bits.FORMATS.keys()
+    if adapter is not None and trained_on != frozen_weights and has_8_bits:
+        log.warning(
+            "%s was trained on weights in %s: on %s it is another policy",
+            adapter.folder,
+            trained_on,
+            frozen_weights,
+        )
+    eight_bits.check_device(frozen_weights, device)
+    return frozen_weights

@@ -1,0 +1,97 @@
+"""The three kinds of teacher that a policy, the student, can have.
+
+The student imitates its teacher in the warmup. A teacher is frozen, and is one of
+  * the student itself as it was pretrained: the default, which costs no memory;
+  * the student with the values of another adapter: a copy of the trainable parameters;
+  * another policy: a second network in memory.
+
+`acting` yields the policy that decides as the teacher. `equals_student` says that the student still decides as its
+teacher does, because it has not learned anything yet.
+
+No teacher keeps a reference to the student: a circle of references would keep a deleted policy's GPU memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from vla.model import OpenVLAOFT
+
+PolicyT = TypeVar("PolicyT")  # `vla.policy.Policy`, which imports this module
+
+
+class Teacher(Protocol[PolicyT]):
+    def acting(self, student: PolicyT) -> AbstractContextManager[PolicyT]: ...
+
+    def equals_student(self) -> bool: ...
+
+
+class PretrainedSelf:
+    """The student without adapters and with the pretrained proprio projector."""
+
+    def __init__(self, network: OpenVLAOFT):
+        """network: the student's, before any training."""
+        self._network = network
+        self._proprio_projector = deepcopy(network.proprio_projector)
+
+    @contextmanager
+    def acting(self, student: PolicyT) -> Iterator[PolicyT]:
+        network = self._network
+        students_projector = network.proprio_projector
+        network.proprio_projector = self._proprio_projector
+        try:
+            with network.adapters.disabled():
+                yield student
+        finally:
+            network.proprio_projector = students_projector
+
+    def equals_student(self) -> bool:
+        if any(layer.lora_B.any() for _, layer in self._network.adapters.layers):
+            return False
+        projector = self._network.proprio_projector
+        if projector is None or self._proprio_projector is None:
+            return True
+        return all(map(torch.equal, projector.parameters(), self._proprio_projector.parameters()))
+
+
+class AdaptedSelf:
+    """The student with other values of its trainable parameters, those of another adapter."""
+
+    def __init__(self, parameters: Sequence[Tensor], values: Sequence[Tensor]):
+        """parameters: the student's; values: the teacher's, in the same order."""
+        self._parameters = list(parameters)
+        self._values = list(values)
+
+    @contextmanager
+    def acting(self, student: PolicyT) -> Iterator[PolicyT]:
+        with torch.no_grad():
+            students_values = [parameter.detach().clone() for parameter in self._parameters]
+            torch._foreach_copy_(self._parameters, self._values)
+        try:
+            yield student
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(self._parameters, students_values)
+
+    def equals_student(self) -> bool:
+        return all(map(torch.equal, self._parameters, self._values))
+
+
+class AnotherPolicy(Generic[PolicyT]):
+    """A policy of its own, that reads and decides the same things as the student."""
+
+    def __init__(self, policy: PolicyT):
+        self._policy = policy
+
+    @contextmanager
+    def acting(self, student: PolicyT) -> Iterator[PolicyT]:
+        yield self._policy
+
+    def equals_student(self) -> bool:
+        return False
