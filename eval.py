@@ -91,12 +91,7 @@ def plan_episodes(config: EvalConfig, argv: Sequence[str]) -> Plan:
         "training": read_training(Path(str(config.model.checkpoint))),
     }
     return make_plan(
-        tasks,
-        config.trials,
-        config.first_init_state,
-        header,
-        config.simulator.perturbations,
-        config.samples,
+        tasks, config.trials, config.first_init_state, header, config.simulator.perturbations, config.samples
     )
 
 

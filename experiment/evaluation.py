@@ -85,11 +85,7 @@ class Validation:
 
     def metrics(self) -> dict[str, float]:
         metrics = {"eval/gap": self.teacher.rate - self.student.rate}
-        by_actor = {
-            "teacher": self.teacher,
-            "student": self.student,
-            "student_sampled": self.student_sampled,
-        }
+        by_actor = {"teacher": self.teacher, "student": self.student, "student_sampled": self.student_sampled}
         for actor, successes in by_actor.items():
             if successes is not None:
                 name = f"eval/{actor}_success"

@@ -161,11 +161,7 @@ def save_results(results: Results, plan: Plan, before: Results | None = None) ->
 
 
 def _task_summary(results: Results, suite: str, task: TaskInfo, before: Results | None) -> dict[str, object]:
-    description = {
-        "name": task.name,
-        "instruction": task.instruction,
-        "max_env_steps": task.max_env_steps,
-    }
+    description = {"name": task.name, "instruction": task.instruction, "max_env_steps": task.max_env_steps}
     return description | _summary(results, before, suite, task.task_id)
 
 

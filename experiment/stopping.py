@@ -18,15 +18,7 @@ from experiment.run_folder import LOG_FILE, Run
 
 log = logging.getLogger(__name__)
 
-DISK_ERRORS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EFBIG,
-    errno.EROFS,
-    errno.EIO,
-    errno.ESTALE,
-    errno.EACCES,
-}
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES}
 
 
 @contextlib.contextmanager

@@ -5,31 +5,37 @@ from pathlib import Path
 
 from configs.config import to_dict
 from configs.presets import PRESETS
+from experiment.run_folder import CONFIG_FILE, METRICS_FILE, outcomes_path
 from experiment.statistics import Successes
 from experiment.stored_run import GREEDY, SAMPLED, TEACHER
 
-ARGV = ["--preset", "tiny", "--seed", "3", "--lr", "0.001"]
 PROVENANCE = {
-    "argv": ARGV,
+    "argv": ["--preset", "tiny", "--seed", "3", "--lr", "0.001"],
     "git": {"commit": "0123456789abcdef", "modified": True},
     "versions": {"python": "3.11.2", "torch": "2.15.0"},
     "machine": {"system": "Linux", "processor": "x86_64", "cpus": 2, "gpus": ["Some GPU"]},
 }
 
 
-def evaluation(step: int, teacher: int, greedy: int, sampled: int, n: int = 20, **more) -> dict:
-    """The record of an evaluation in which so many of n succeeded."""
-    counts = {TEACHER: teacher, GREEDY: greedy, SAMPLED: sampled}
-    rates = {name: value for key, k in counts.items() for name, value in Successes(k, n).metrics(key).items()}
-    return {"global_step": step, "update": step // 100, **rates, "time/eval": 7.0, **more}
+def evaluation(step: int, teacher: int, greedy: int, sampled: int) -> dict:
+    """The record of an evaluation in which so many of 20 episodes succeeded."""
+    row = {"global_step": step, "update": step // 100, "time/eval": 7.0}
+    for metric, k in ((TEACHER, teacher), (GREEDY, greedy), (SAMPLED, sampled)):
+        row |= Successes(k, 20).metrics(metric)
+    return row
 
 
 def update(step: int, phase: int, **metrics) -> dict:
-    """The record of an update that ended at `step`, with what every one has."""
+    """The record of an update that ended at `step`: the metrics of every update, and more."""
     return {
-        "global_step": step, "update": step // 100, "schedule/phase": phase, "rollout/success_rate": 0.5,
-        "rollout/time_s": 3.0, "time/update": 2.0, **metrics,
-    }  # fmt: skip
+        "global_step": step,
+        "update": step // 100,
+        "schedule/phase": phase,
+        "rollout/success_rate": 0.5,
+        "rollout/time_s": 3.0,
+        "time/update": 2.0,
+        **metrics,
+    }
 
 
 ROWS = [
@@ -42,28 +48,28 @@ ROWS = [
 ]
 
 
-def store(folder: Path, rows: list[dict], argv: list[str] = ARGV, **settings) -> Path:
-    """Write a run of the preset tiny with changed settings, given as section__field."""
+def store(folder: Path, rows: list[dict], **settings) -> Path:
+    """Write a run of the preset tiny with changed settings, which are named section__field."""
     config = to_dict(PRESETS["tiny"])
     for name, value in settings.items():
         section, field = name.split("__")
         config[section][field] = value
+    description = {"config": config, "looks": "official (0123abcd)", **PROVENANCE}
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(
-        json.dumps({"config": config, "looks": "official (0123abcd)", **PROVENANCE, "argv": argv})
-    )
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / CONFIG_FILE).write_text(json.dumps(description))
+    (folder / METRICS_FILE).write_text("".join(json.dumps(row) + "\n" for row in rows))
     return folder
 
 
-def store_episodes(folder: Path, step: int, **successes: list[bool]) -> None:
+def store_outcomes(folder: Path, step: int, **successes: list[bool]) -> None:
     """Outcomes of an evaluation by actor: initial states 30, 31, ..., in turn of task 0 and task 4."""
     outcomes = {
         actor: [
             {"task_id": i % 2 * 4, "init_state_id": 30 + i, "trial": 0, "success": success, "env_steps": 50}
-            for i, success in enumerate(of_actor)
+            for i, success in enumerate(actor_successes)
         ]
-        for actor, of_actor in successes.items()
+        for actor, actor_successes in successes.items()
     }
-    (folder / "evaluations").mkdir(exist_ok=True)
-    (folder / "evaluations" / f"step_{step}.json").write_text(json.dumps(outcomes))
+    path = outcomes_path(folder, step)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(outcomes))

@@ -31,10 +31,14 @@ def checkpoints(tmp_path) -> Path:
 @pytest.fixture
 def learner() -> Learner:
     """A policy and an optimizer with a history."""
-    policy = FakePolicy(adapter_scale=0.1)
-    learner = Learner(policy, None, adamw(policy))
+    learner = untrained()
     train_a_little(learner)
     return learner
+
+
+def untrained() -> Learner:
+    policy = FakePolicy(adapter_scale=0.1)
+    return Learner(policy, None, adamw(policy))
 
 
 def train_a_little(learner: Learner) -> None:
@@ -43,55 +47,81 @@ def train_a_little(learner: Learner) -> None:
     learner.optimizer.zero_grad()
 
 
-def save(checkpoints: Path, learner: Learner, step: int, keep: int = 9, **state) -> Path:
-    return save_checkpoint(checkpoints, learner, TrainerState(global_step=step, **state), keep)
+def assert_same_parameters(learner: Learner, other: Learner) -> None:
+    for a, b in zip(parameters_of(learner.policy), parameters_of(other.policy), strict=True):
+        assert torch.equal(a, b)
 
 
-def untrained() -> Learner:
-    policy = FakePolicy(adapter_scale=0.1)
-    return Learner(policy, None, adamw(policy))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+def save(checkpoints: Path, learner: Learner, step: int, keep: int = 9) -> Path:
+    return save_checkpoint(checkpoints, learner, TrainerState(global_step=step), keep)
 
 
 def test_everything_comes_back(checkpoints, learner):
     state = TrainerState(
-        512, 3, 1234, 0, 7, 10, 0.25, return_average=0.5, task_success={0: 0.5, 7: 0.75}, drawn={7: 41}, wandb_id="abc"
-    )  # fmt: skip
+        global_step=512,
+        update=3,
+        metrics_bytes=1234,
+        evaluated_at=0,
+        teacher_k=7,
+        teacher_n=10,
+        best_score=0.25,
+        return_average=0.5,
+        task_success={0: 0.5, 7: 0.75},
+        perturbed_success={"camera-1": 0.25},
+        drawn={7: 41},
+        wandb_id="abc",
+        looks="lowpoly",
+        updates_without_signal=9,
+    )
     save_checkpoint(checkpoints, learner, state, keep=2)
     other = untrained()
     assert load_checkpoint(latest_checkpoint(checkpoints.parent), other) == state
-    for a, b in zip(parameters_of(learner.policy), parameters_of(other.policy), strict=True):
-        assert torch.equal(a, b)
+    assert_same_parameters(learner, other)
+    # The optimizer's moments are equal, too, so the next steps are.
     train_a_little(learner)
-    train_a_little(other)  # the same moments: the next steps are equal, too
-    for a, b in zip(parameters_of(learner.policy), parameters_of(other.policy), strict=True):
-        assert torch.equal(a, b)
+    train_a_little(other)
+    assert_same_parameters(learner, other)
+
+
+def test_a_checkpoint_without_a_count_of_updates_without_signal_has_none(checkpoints, learner):
+    """As older versions of the program wrote it."""
+    folder = save(checkpoints, learner, 1)
+    stored = torch.load(folder / TRAINER_FILE)
+    del stored["state"]["updates_without_signal"]
+    torch.save(stored, folder / TRAINER_FILE)
+    assert load_checkpoint(folder, untrained()).updates_without_signal == 0
 
 
 def test_the_pointer_moves_only_after_everything_is_on_the_disk(monkeypatch, checkpoints, learner):
     order = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda fd: (order.append("fsync"), fsync(fd)))
-    monkeypatch.setattr(os, "replace", lambda *a: (order.append("pointer"), replace(*a)))
+    fsync = os.fsync
+    replace = os.replace
+
+    def noted_fsync(descriptor):
+        order.append("fsync")
+        fsync(descriptor)
+
+    def noted_replace(source, target):
+        order.append("pointer")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(os, "replace", noted_replace)
     folder = save(checkpoints, learner, 1)
-    files = len(contents(folder))
-    assert order.index("pointer") >= files + 2  # every file, the folder, and the folder above
+    num_files = sum(path.is_file() for path in folder.rglob("*"))
+    assert order.index("pointer") >= num_files + 2  # every file, the folder, and the folder above
 
 
 def test_a_missing_checkpoint_is_named_with_the_steps_that_are_there(checkpoints, learner):
-    with pytest.raises(BadInput, match=r"no checkpoint at .*latest \(latest\); steps found: none"):
+    with pytest.raises(BadInput, match="steps found: none"):
         latest_checkpoint(checkpoints.parent)
-    for step in (50, 100):
-        folder = save(checkpoints, learner, step)
-    shutil.rmtree(folder)
+    save(checkpoints, learner, 50)
+    shutil.rmtree(save(checkpoints, learner, 100))
     with pytest.raises(BadInput, match=r"\(step_100\); steps found: step_50"):
         latest_checkpoint(checkpoints.parent)
 
 
-def test_the_newest_are_kept_by_number_not_by_name_and_the_best_always(checkpoints, learner):
+def test_the_newest_by_their_number_are_kept_and_the_best_always(checkpoints, learner):
     save(checkpoints, learner, 8)
     mark_best(checkpoints, learner, TrainerState(global_step=8, best_score=0.9), {})
     for step in (9, 10, 100):
@@ -101,6 +131,8 @@ def test_the_newest_are_kept_by_number_not_by_name_and_the_best_always(checkpoin
 
 
 class Payload:
+    """Ends the process that unpickles it."""
+
     def __reduce__(self):
         return (os.abort, ())
 
@@ -109,28 +141,51 @@ class Payload:
 def test_damaged_trainer_files_are_refused_in_one_line(checkpoints, learner, damage):
     folder = save(checkpoints, learner, 1)
     path = folder / TRAINER_FILE
-    whole = path.read_bytes()
-    {
-        "cut": lambda: path.write_bytes(whole[: len(whole) // 2]),
-        "text": lambda: path.write_text("not a checkpoint"),
-        "missing": path.unlink,
-        "fields": lambda: torch.save({"state": {"no_such_field": 1}}, path),
-        "list": lambda: torch.save([1, 2, 3], path),
-        "code": lambda: torch.save({"state": Payload()}, path),  # does not run: it would end this process
-    }[damage]()
-    with pytest.raises(BadInput) as caught:
+    if damage == "cut":
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+    elif damage == "text":
+        path.write_text("not a checkpoint")
+    elif damage == "missing":
+        path.unlink()
+    elif damage == "fields":
+        torch.save({"state": {"no_such_field": 1}}, path)
+    elif damage == "list":
+        torch.save([1, 2, 3], path)
+    else:
+        torch.save({"state": Payload()}, path)
+    with pytest.raises(BadInput, match=str(path)):
         load_checkpoint(folder, untrained())
-    assert str(caught.value).startswith(f"{path} is not a usable checkpoint (")
+
+
+def two_episodes() -> Rollout:
+    return Rollout([trajectory(2, success=True), trajectory(3, task_id=1, index=1)], {}, wall_s=1.0, errors=0)
 
 
 def test_an_update_is_counted_with_its_env_steps_and_returns():
     state = TrainerState(global_step=10, update=4)
-    played = Rollout(
-        [trajectory(2, success=True), trajectory(3, task_id=1, index=1)], {}, wall_s=1.0, errors=0
-    )
-    state.count_update(played, has_signal=True)
-    assert (state.global_step, state.update) == (10 + played.env_steps, 5)
-    assert state.return_average == pytest.approx(
-        0.5
-    )  # starts at the mean of the first update, then alpha 0.99
+    rollout = two_episodes()
+    state.count_update(rollout, has_signal=True)
+    assert (state.global_step, state.update) == (10 + rollout.env_steps, 5)
+    assert state.return_average == pytest.approx(0.5)  # begins at the mean of the first update
     assert state.task_success == pytest.approx({0: 0.9 * 0.5 + 0.1, 1: 0.9 * 0.5})
+    rollout.trajectories.pop()
+    state.count_update(rollout, has_signal=True)  # one success more
+    assert state.return_average == pytest.approx(0.99 * 0.5 + 0.01)
+
+
+def test_the_return_is_that_of_episodes_without_the_teacher():
+    state = TrainerState()
+    rollout = two_episodes()
+    rollout.trajectories[1].decisions[-1].by_teacher = True
+    state.count_update(rollout, has_signal=True)
+    assert state.return_average == 1.0
+
+
+def test_updates_without_signal_are_counted_in_a_row():
+    state = TrainerState()
+    counts = []
+    for has_signal in (False, False, True, False):
+        state.count_update(two_episodes(), has_signal)
+        counts.append(state.updates_without_signal)
+    assert counts == [1, 2, 0, 1]

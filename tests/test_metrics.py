@@ -1,4 +1,4 @@
-"""The numbers of an update: right, and under the names of the specification."""
+"""The metrics of an update: right, and under the names of the specification."""
 
 import pytest
 
@@ -11,7 +11,7 @@ TRANSITION = PhaseState(Phase.TRANSITION, 0.25, 1.0, 0.75)
 
 
 @pytest.fixture
-def collected() -> Rollout:
+def rollout() -> Rollout:
     trajectories = [
         trajectory(2, success=True, index=0, task_id=0, group=0),
         trajectory(3, success=False, index=1, task_id=4, group=0, last_executed=1),
@@ -19,27 +19,46 @@ def collected() -> Rollout:
     ]
     for decision in trajectories[0].decisions:
         decision.by_teacher = True
-    return Rollout(
-        trajectories, {"sim": 3.0, "render": 2.0, "infer": 1.0, "wait": 0.5}, wall_s=7.25, errors=2
-    )
+    times = {"sim": 3.0, "render": 2.0, "infer": 1.0, "wait": 0.5}
+    return Rollout(trajectories, times, wall_s=7.25, errors=2)
 
 
-def test_rollout_numbers(collected):
-    found = rollout_metrics(collected, TRANSITION)
+def test_rollout_metrics(rollout):
     env_steps = 8 + 9 + 12
     expected = {
-        "rollout/success_rate": 2 / 3, "rollout/success_rate_task_0": 1.0, "rollout/success_rate_task_4": 0.5,
-        "rollout/episode_length": env_steps / 3, "rollout/trajectories": 3, "rollout/env_steps_per_s": env_steps / 7.25,
-        "rollout/teacher_fraction": 2 / 8, "rollout/epsilon": 0.25, "rollout/errors": 2,
-        "rollout/time_s": 7.25, "schedule/phase": 1, "schedule/warmup_progress": 1.0,
-        "schedule/transition_progress": 0.75, "time/sim": 3.0, "time/render": 2.0, "time/infer": 1.0, "time/wait": 0.5,
-    }  # fmt: skip
-    assert found == pytest.approx(expected)
-    collected.trajectories[:] = [t for t in collected.trajectories if t.episode.task_id == 4]
-    assert not any("_task_" in name for name in rollout_metrics(collected, TRANSITION, 0))  # of one alone
+        "rollout/success_rate": 2 / 3,
+        "rollout/success_rate_task_0": 1.0,
+        "rollout/success_rate_task_4": 0.5,
+        "rollout/episode_length": env_steps / 3,
+        "rollout/trajectories": 3,
+        "rollout/env_steps_per_s": env_steps / 7.25,
+        "rollout/teacher_fraction": 2 / 8,
+        "rollout/epsilon": 0.25,
+        "rollout/errors": 2,
+        "rollout/time_s": 7.25,
+        "schedule/phase": 1,
+        "schedule/warmup_progress": 1.0,
+        "schedule/transition_progress": 0.75,
+        "time/sim": 3.0,
+        "time/render": 2.0,
+        "time/infer": 1.0,
+        "time/wait": 0.5,
+        "curriculum/probability_task_4": 0.75,
+    }
+    assert rollout_metrics(rollout, TRANSITION, {4: 0.75}) == pytest.approx(expected)
 
 
-PPO = {"train/policy_loss": -0.5, "train/approx_kl": 0.01, "train/clip_fraction": 0.25, "train/time_s": 100.0}
+def test_a_single_task_has_no_rate_of_its_own(rollout):
+    del rollout.trajectories[0]
+    assert not any("_task_" in name for name in rollout_metrics(rollout, TRANSITION))
+
+
+PPO = {
+    "train/policy_loss": -0.5,
+    "train/approx_kl": 0.01,
+    "train/clip_fraction": 0.25,
+    "train/time_s": 100.0,
+}
 DISTILLATION = {"distill/loss": 1.5, "distill/accuracy": 0.75, "train/time_s": 100.0}
 
 
@@ -52,8 +71,8 @@ DISTILLATION = {"distill/loss": 1.5, "distill/accuracy": 0.75, "train/time_s": 1
         ({}, "no learning signal"),  # dynamic sampling kept nothing: no update was made
     ],
 )
-def test_the_line_says_what_was_learned(collected, metrics, learning):
-    line = update_line(metrics, collected, TRANSITION, 1000, 5000, seconds_to_go=7200.0)
+def test_the_line_says_what_was_learned(rollout, metrics, learning):
+    line = update_line(metrics, rollout, TRANSITION, 1000, 5000, seconds_to_go=7200.0)
     assert "\n" not in line
     assert line.startswith("step 1000/5000  transition  success 2/3  ")
     assert learning in line

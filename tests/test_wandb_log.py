@@ -1,4 +1,4 @@
-"""wandb copies the records, and whatever it does, a run goes on."""
+"""wandb gets a copy of the records, and whatever it does, a run goes on."""
 
 import os
 import subprocess
@@ -15,13 +15,13 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(autouse=True)
 def _no_login(monkeypatch, tmp_path):
-    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR"):
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_DIR", "WANDB_PROJECT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
 
 
-def open_log(folder, mode="offline", run_id=None) -> WandbLog:
-    return WandbLog(mode, "name", folder, {"seed": 0}, run_id)
+def open_log(folder: Path, run_id: str | None = None) -> WandbLog:
+    return WandbLog("online", "name", folder, {"seed": 0}, run_id)
 
 
 def broken(*_, **__):
@@ -29,17 +29,19 @@ def broken(*_, **__):
 
 
 class FakeRun:
-    """A wandb run that notes what it is told; the methods named in `failing` raise."""
+    """A wandb run that notes what it is told; the method named `failing` raises."""
 
     id = "fake-id"
 
-    def __init__(self, failing: str = ""):
-        self.rows, self.metrics, self.exit_code = [], {}, None
-        for method in failing.split():
-            setattr(self, method, broken)
+    def __init__(self, failing: str | None = None):
+        self.rows = []
+        self.step_metrics = {}
+        self.exit_code = None
+        if failing is not None:
+            setattr(self, failing, broken)
 
     def define_metric(self, name, step_metric=None):
-        self.metrics[name] = step_metric
+        self.step_metrics[name] = step_metric
 
     def log(self, row):
         self.rows.append(row)
@@ -48,57 +50,66 @@ class FakeRun:
         self.exit_code = exit_code
 
 
-def use(monkeypatch, run) -> dict:
-    """Let wandb.init return `run`; what init was called with."""
+def use(monkeypatch, run: FakeRun) -> dict:
+    """Let wandb.init return `run`; returns the arguments of its last call."""
     arguments = {}
-    monkeypatch.setattr(wandb, "init", lambda **given: (arguments.update(given), run)[1])
+
+    def init(**keywords):
+        arguments.update(keywords)
+        return run
+
+    monkeypatch.setattr(wandb, "init", init)
     return arguments
 
 
-def test_a_failing_start_leaves_a_log_that_does_nothing(monkeypatch, tmp_path, caplog):
+def test_a_failing_start_is_one_line_and_leaves_a_log_that_does_nothing(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(wandb, "init", broken)
-    log = open_log(tmp_path, "online")
+    log = open_log(tmp_path)
     log.log({"global_step": 1})
     log.video("video/x", tmp_path / "none.mp4", 1)
     log.finish()
-    assert caplog.messages == ["wandb could not start (the network is down); metrics.jsonl has everything"]
+    (line,) = caplog.messages
+    assert "the network is down" in line
 
 
 @pytest.mark.parametrize("failing", ["define_metric", "log", "finish"])
 def test_a_failure_later_is_reported_once_and_ends_logging(monkeypatch, tmp_path, caplog, failing):
     use(monkeypatch, FakeRun(failing))
-    log = open_log(tmp_path, "online")
+    log = open_log(tmp_path)
     for step in range(3):
         log.log({"global_step": step})
     log.finish()
     log.finish()
-    assert len(caplog.messages) == 1
-    assert "the network is down" in caplog.messages[0]
+    (line,) = caplog.messages
+    assert "the network is down" in line
 
 
 def test_online_without_a_login_is_one_line_and_asks_nobody(tmp_path):
-    program = "import sys; from pathlib import Path; from experiment.wandb_log import WandbLog\n" + (
+    program = (
+        "import sys; from pathlib import Path; from experiment.wandb_log import WandbLog\n"
         "WandbLog('online', 'name', Path(sys.argv[1]), {}, None)"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]
-    ours, terminal = os.openpty()
+    reader, terminal = os.openpty()
     subprocess.run(command, cwd=ROOT, check=True, stdin=terminal, stdout=terminal, stderr=terminal)
-    (line,) = os.read(ours, 10_000).decode().splitlines()
+    (line,) = os.read(reader, 10_000).decode().splitlines()
     assert line.startswith("wandb could not start (No API key configured")
 
 
 def test_records_go_through_with_env_steps_as_x_axis_and_a_resumed_run_keeps_its_id(monkeypatch, tmp_path):
     run = FakeRun()
     arguments = use(monkeypatch, run)
-    log = open_log(tmp_path, "online")
+    monkeypatch.setenv("WANDB_PROJECT", "my-project")
+    log = open_log(tmp_path)
     assert log.id == "fake-id"  # what a checkpoint remembers
     assert (arguments["id"], arguments["resume"]) == (None, None)
     assert (arguments["config"], arguments["mode"], arguments["dir"]) == ({"seed": 0}, "online", tmp_path)
+    assert arguments["project"] == "my-project"
     log.log({"global_step": 5, "rollout/success_rate": 0.5})
     log.finish(exit_code=1)
     assert (run.rows, run.exit_code) == ([{"global_step": 5, "rollout/success_rate": 0.5}], 1)
-    assert run.metrics["*"] == "global_step"
-    open_log(tmp_path, "online", run_id="fake-id")
+    assert run.step_metrics["*"] == "global_step"
+    open_log(tmp_path, run_id="fake-id")
     assert (arguments["id"], arguments["resume"]) == ("fake-id", "allow")
 
 

@@ -1,0 +1,97 @@
+"""How a run ends: its log says why, and what the user can repair is one line."""
+
+import errno
+import os
+import shutil
+import signal
+
+import pytest
+import torch
+
+from configs.config import RunConfig, TrainConfig
+from contracts import BadInput
+from experiment.run_folder import LOG_FILE, Run
+from experiment.stopping import disk_problem, interruptible, until_the_end
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "run"
+    (folder / "checkpoints").mkdir(parents=True)
+    run = Run(folder, TrainConfig(run=RunConfig(wandb_mode="disabled")))
+    yield run
+    run.close()
+
+
+def end_with(run: Run, reason: BaseException) -> tuple[BaseException, str]:
+    """What is raised when `reason` ends the run, and the run's log."""
+    with pytest.raises(BaseException) as caught, until_the_end(run):
+        raise reason
+    return caught.value, (run.folder / LOG_FILE).read_text()
+
+
+def test_an_interrupt_is_logged_and_the_way_to_go_on_is_named(run, caplog):
+    (run.checkpoints / "latest").write_text("step_0")
+    raised, logged = end_with(run, KeyboardInterrupt())
+    assert isinstance(raised, KeyboardInterrupt)
+    assert logged == "interrupted\n"
+    assert caplog.messages == [f"stopped; go on with: python train_grpo.py --resume {run.folder}"]
+
+
+def test_a_bug_is_logged_with_its_traceback(run):
+    raised, logged = end_with(run, ValueError("a bug"))
+    assert isinstance(raised, ValueError)
+    assert "Traceback" in logged
+    assert logged.endswith("ValueError: a bug\n")
+
+
+def test_a_full_gpu_is_one_line_with_the_flags_that_help(run):
+    raised, logged = end_with(run, torch.OutOfMemoryError("CUDA out of memory\nand more"))
+    assert isinstance(raised, BadInput)
+    assert "--micro-batch-size" in str(raised)
+    assert logged == f"{raised}\n"
+
+
+def test_a_run_whose_folder_was_deleted_is_told_so_and_gets_no_empty_shell(run):
+    with pytest.raises(BadInput, match=str(run.folder)), until_the_end(run):
+        shutil.rmtree(run.folder)
+    assert not run.folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("error_number", "path", "is_disk_problem"),
+    [
+        (errno.ENOENT, "/elsewhere/asset.xml", False),
+        (errno.EACCES, "checkpoints/step_1", True),
+        (errno.ENOSPC, "/tmp/frames", True),
+        (errno.ECONNRESET, None, False),
+        (errno.EROFS, None, True),
+    ],
+)
+def test_disks_are_blamed_for_what_disks_do(tmp_path, error_number, path, is_disk_problem):
+    filename = None if path is None else str(tmp_path / path)
+    problem = disk_problem(OSError(error_number, "reason", filename), tmp_path)
+    if is_disk_problem:
+        assert (filename or str(tmp_path)) in problem
+        assert "--keep-checkpoints" in problem
+    else:
+        assert problem is None
+
+
+def test_the_second_signal_kills():
+    child = os.fork()
+    if child == 0:
+        with interruptible():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGINT)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGINT
+
+
+def test_handlers_come_back_after_the_block():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        signal.raise_signal(signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) == before
