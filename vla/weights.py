@@ -5,8 +5,8 @@ import hashlib
 import os
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,9 +17,13 @@ from contracts import BadInput, first_line, read_json
 
 INDEX_FILE = "model.safetensors.index.json"
 CPU = torch.device("cpu")
+FINGERPRINT_BYTES = 4096  # of the start, the middle and the end of every tensor
 
 
-class StoredTensor(NamedTuple):
+@dataclass(frozen=True)
+class StoredTensor:
+    """Where a tensor is stored, and what its file's header says about it."""
+
     path: Path
     name: str
     dtype: str  # "BF16", "F32", ...
@@ -31,67 +35,79 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX_FILE
     if not index.is_file():
         return [folder / "model.safetensors"]
-    return [folder / name for name in sorted(set(read_json(index)["weight_map"].values()))]
+    names = set(read_json(index)["weight_map"].values())
+    return [folder / name for name in sorted(names)]
 
 
 def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
     """All tensors of a safetensors file by name, and its metadata. Raises BadInput when it is missing or not whole."""
     if not path.is_file():
         raise BadInput(f"{path} is missing: download the checkpoint again, or copy all of its files")
+    tensors = {}
     try:
         with safe_open(path, framework="pt") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
-            tensors = {
-                k: StoredTensor(path, k, s.get_dtype(), tuple(s.get_shape())) for k, s in slices.items()
-            }
+            for name in file.keys():  # noqa: SIM118 (the file is no dictionary)
+                header = file.get_slice(name)
+                tensors[name] = StoredTensor(path, name, header.get_dtype(), tuple(header.get_shape()))
             return tensors, file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise BadInput(f"{path} is not a whole safetensors file ({error}): download it again") from error
 
 
 def by_file(tensors: Iterable[StoredTensor]) -> dict[Path, list[StoredTensor]]:
-    found: dict[Path, list[StoredTensor]] = {}
+    """The tensors of each file, in the order given."""
+    files: dict[Path, list[StoredTensor]] = {}
     for tensor in tensors:
-        found.setdefault(tensor.path, []).append(tensor)
-    return found
+        files.setdefault(tensor.path, []).append(tensor)
+    return files
 
 
 def stream_tensors(
     tensors: Iterable[StoredTensor], device: torch.device = CPU, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) one at a time on `device`, converted to `dtype`; one file is open at a time."""
-    for path, entries in by_file(tensors).items():
+    """(name, tensor) one at a time on `device`, converted to `dtype`; one file is open at a time.
+
+    Raises BadInput for a tensor that holds NaN or infinity.
+    """
+    for path, stored_tensors in by_file(tensors).items():
         with safe_open(path, framework="pt", device=str(device)) as file:
-            for entry in entries:
-                tensor = file.get_tensor(entry.name)
-                _check_finite(tensor, entry.name, path)
-                # On the CPU, safetensors gives a view of the mapped file: a copy must not follow the file's fate.
-                yield entry.name, tensor.to(dtype=dtype, copy=device.type == "cpu")
+            for stored in stored_tensors:
+                tensor = file.get_tensor(stored.name)
+                _check_finite(tensor, stored.name, path)
+                # On the CPU, safetensors gives a view of the mapped file. Copy it, so that a file that changes or
+                # disappears later does not change the tensor.
+                yield stored.name, tensor.to(dtype=dtype, copy=device.type == "cpu")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a small safetensors file, on the CPU in their stored dtype."""
-    return dict(stream_tensors(read_header(path)[0].values()))
+    """All tensors of a small safetensors file, on the CPU in their stored dtype. Raises BadInput."""
+    stored, _ = read_header(path)
+    return dict(stream_tensors(stored.values()))
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """One safetensors file, readable for everyone (the library makes it private to its owner). Raises OSError."""
+    """Write one safetensors file, readable for everyone (the library makes it private). Raises OSError."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
         save_file(contiguous, path, metadata={"format": "pt"} | (metadata or {}))
     except SafetensorError as error:
-        if found := re.search(r"\(os error (\d+)\)", str(error)):  # such as a full disk
-            raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
-        raise
+        os_error = re.search(r"\(os error (\d+)\)", str(error))  # for example, a full disk
+        if os_error is None:
+            raise
+        code = int(os_error[1])
+        raise OSError(code, os.strerror(code), str(path)) from error
     path.chmod(0o644)
 
 
 def read_pt(path: Path) -> dict[str, Tensor]:
-    """A `.pt` state dict on the CPU, without the prefix `module.` that distributed training adds to names."""
+    """A `.pt` state dict on the CPU, without the prefix `module.` that distributed training adds to names.
+
+    Code that the file may contain is not executed. Raises BadInput when it is no file of finite tensors.
+    """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         tensors: dict[str, Tensor] = {key.removeprefix("module."): tensor for key, tensor in state.items()}
-    except Exception as error:  # torch has half a dozen kinds for files that are damaged or something else
+    except Exception as error:  # torch raises half a dozen kinds for files that are damaged or something else
         raise BadInput(
             f"{path} is no file of tensors ({first_line(error)}): get it from its source again"
         ) from error
@@ -101,30 +117,35 @@ def read_pt(path: Path) -> dict[str, Tensor]:
 
 
 def write_pt(path: Path, state: dict[str, Tensor]) -> None:
-    """A `.pt` state dict as openvla-oft's distributed training writes it: names begin with `module.`."""
+    """Write a `.pt` state dict as openvla-oft's distributed training does: names begin with `module.`."""
     torch.save({f"module.{name}": tensor.detach().cpu() for name, tensor in state.items()}, path)
 
 
 def _check_finite(tensor: Tensor, name: str, path: Path) -> None:
-    # The sum takes no memory beside the tensor and half the time of a look at each number.
-    if not tensor.sum(dtype=torch.float32).isfinite() and not torch.isfinite(tensor).all():
+    # First look at the sum: it needs no further memory and takes half the time of a look at each number. It may be
+    # infinite although all numbers are finite, so look at each number then.
+    if tensor.sum(dtype=torch.float32).isfinite():
+        return
+    if not torch.isfinite(tensor).all():
         raise BadInput(
             f"{path}: tensor {name} holds NaN or infinity: get it from its source again, or take another"
         )
 
 
 def fingerprint(tensors: Iterable[StoredTensor]) -> str:
-    """A hash of every tensor's name, dtype, shape and first, middle and last 4 KiB, however spread over files."""
+    """A hash of every tensor's name, dtype, shape, and first, middle and last 4 KiB.
+
+    It does not depend on how the tensors are spread over files.
+    """
     tensors = sorted(tensors, key=lambda tensor: tensor.name)
+    digest = hashlib.sha256()
     with contextlib.ExitStack() as stack:
         files = {path: stack.enter_context(safe_open(path, "pt")) for path in by_file(tensors)}
-        digest = hashlib.sha256()
         for tensor in tensors:
             digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}\n".encode())
-            content = (
-                files[tensor.path].get_tensor(tensor.name).flatten().view(torch.uint8)
-            )  # mapped, not read
-            last = max(0, len(content) - 4096)
+            # The tensor is mapped from its file; only the parts below are read.
+            content = files[tensor.path].get_tensor(tensor.name).flatten().view(torch.uint8)
+            last = max(0, len(content) - FINGERPRINT_BYTES)
             for start in (0, last // 2, last):
-                digest.update(content[start : start + 4096].numpy().tobytes())
+                digest.update(content[start : start + FINGERPRINT_BYTES].numpy().tobytes())
     return digest.hexdigest()
