@@ -16,7 +16,7 @@ class Phase(Enum):
     WARMUP = "warmup"  # the student learns the teacher's tokens; one of them acts
     TRANSITION = "transition"  # the teacher acts with probability epsilon, PPO on the mixed experience
     RL = "rl"  # the student acts, PPO
-    SUPERVISED = "supervised"  # demonstrations: the student learns their tokens (workshop/sft_update.py)
+    SUPERVISED = "supervised"  # demonstrations: the student learns their tokens (workshop/sft.py)
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,15 @@ from vla.dataset_statistics import load_statistics
 from workshop import foreign_demos
 from workshop.demo_files import encode_jpeg, episode_path, write_episode
 from workshop.foreign_demos import find_demos, open_foreign
-from workshop.sft import SftArgs, find_all, fine_tune
-from workshop.sft_data import chunk_tokens, dataset_statistics, make_observations, read_episodes
+from workshop.sft import fine_tune
+from workshop.sft_config import SftArgs
+from workshop.sft_data import (
+    chunk_tokens,
+    dataset_statistics,
+    find_all,
+    make_observations,
+    read_episodes,
+)
 
 Frames = dict[str, np.ndarray]
 RECORDINGS = [record(0), record(1, steps=22), record(2)]

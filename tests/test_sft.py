@@ -28,10 +28,13 @@ from vla.merge import merge
 from vla.network_io import load_network
 from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN
-from workshop.sft import SFT_RUN_FILE, SftArgs, check_written, fine_tune, read_demos
-from workshop.sft_data import make_observations
-from workshop.sft_update import SUPERVISED, WholeNetwork, logits_of
+from workshop.sft import SFT_RUN_FILE, fine_tune
+from workshop.sft_check import check_written
+from workshop.sft_config import SftArgs
+from workshop.sft_data import make_observations, read_demos
+from workshop.sft_update import SUPERVISED, logits_of
 from workshop.tiny import TinySize
+from workshop.whole_network import WholeNetwork
 
 MEMORISING = {
     "steps": 250,

@@ -13,16 +13,8 @@ from tests.small_checkpoint import SMALL, make_small_checkpoint
 from vla.images import centre_crop
 from vla.loading import LoadOptions
 from vla.policy import Policy
-from workshop.sft_data import (
-    CROP_SIDE,
-    adjust_colours,
-    crop,
-    dataset_statistics,
-    make_observations,
-    read_episodes,
-    split_episodes,
-    to_levels,
-)
+from workshop.augment import CROP_SIDE, adjust_colours, crop, to_levels
+from workshop.sft_data import dataset_statistics, make_observations, read_episodes, split_episodes
 
 KEY = "libero_spatial_no_noops"
 SIZE = 60

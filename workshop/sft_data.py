@@ -1,118 +1,224 @@
-"""Demonstrations as what a policy sees and says: observations, tokens, their statistics; augmentation of pictures.
+"""The data of supervised training: demonstrations as what a policy sees and says, and their statistics.
 
-Images are uint8 after JPEG and Lanczos resize. Training crops and colours them at random (`augment`); held-out frames,
-and all without augmentation, get evaluation's centre crop: pixel by pixel what the policy will see.
+Images are uint8 after JPEG and Lanczos resize. Training crops and colours them at random (workshop/augment.py).
+Held-out frames, and all frames without augmentation, get evaluation's centre crop: pixel by pixel what the policy will
+see.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from contracts import BadInput, Observation
+from contracts import BadInput, Observation, write_json
+from envs.tasks import METAWORLD
 from experiment.terminal import progress_bar
-from vla.dataset_statistics import DatasetStatistics, normalise
-from vla.images import CROP_AREA, centre_crop, lanczos_resize
+from vla.checkpoint import CheckpointInfo, inspect_checkpoint
+from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, normalise
+from vla.hub import resolve_checkpoint
+from vla.images import centre_crop, lanczos_resize
+from vla.preprocessing import ImageProcessor
 from vla.tokens import encode
-from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, decode_jpeg, list_episodes, read_episode
-from workshop.foreign_demos import Flip, is_foreign, open_foreign
-
-CROP_SIDE = CROP_AREA**0.5  # of the image's side
-T = TypeVar("T")
-
+from workshop.demo_files import (
+    CHUNK_LENGTH,
+    LIBERO_SIZES,
+    METAWORLD_SIZES,
+    DemoEpisode,
+    decode_jpeg,
+    list_episodes,
+    read_episode,
+)
+from workshop.foreign_demos import Flip, find_demos, is_foreign, open_foreign
+from workshop.sft_config import SftArgs
+from workshop.tiny import make_tiny_checkpoint
 
 Images = np.ndarray  # (F, n, 3, S, S) uint8, of the F frames of an episode: decoded and resized, not cropped
 Episodes = list[tuple[DemoEpisode, Images]]
+StatisticsEntry = dict[str, object]  # of one data set in dataset_statistics.json
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Demos:
+    """The demonstrations, and the checkpoint that is to learn them."""
+
+    init: CheckpointInfo  # the checkpoint, with the statistics of the demonstrations
+    key: str  # of these statistics
+    looks: list[str]  # of the pictures that the checkpoint has learned from after this training
+    train: Episodes
+    held_out: Episodes
+
+
+def read_demos(args: SftArgs, scratch: Path) -> Demos:
+    """Read all demonstrations, and find or make the checkpoint that training starts from. Raises BadInput.
+
+    The folder `scratch` gets the demonstrations' statistics, and the random weights if training starts from such.
+    """
+    folders, key = find_all(args.demos, args.task_suite)
+    is_metaworld = args.task_suite == METAWORLD
+    if args.init:
+        checkpoint = resolve_checkpoint(args.init)
+    else:
+        checkpoint = make_tiny_checkpoint(
+            scratch / "init",
+            seed=args.seed,
+            num_images=args.num_images or 2,
+            size=args.size,
+            metaworld=is_metaworld,
+        )
+    init = inspect_checkpoint(checkpoint, args.num_images)
+    if init.config.chunk_length != CHUNK_LENGTH:
+        raise BadInput(
+            f"--init {checkpoint}: chunks of {init.config.chunk_length} actions; demonstrations have {CHUNK_LENGTH}: "
+            "give another checkpoint"
+        )
+    image_size = ImageProcessor.load(checkpoint).image_size
+    episodes = read_episodes(folders, init.num_images, image_size, args.flip)
+    demo_episodes = [episode for episode, _ in episodes]
+    expected_sizes = METAWORLD_SIZES if is_metaworld else LIBERO_SIZES
+    for episode in demo_episodes:
+        if (episode.actions.shape[1], episode.proprio.shape[1]) != expected_sizes:
+            raise BadInput(f"--task-suite {args.task_suite}: the demonstrations are another simulator's")
+    entry = dataset_statistics(demo_episodes, binary_gripper=not is_metaworld)
+    write_json(scratch / STATISTICS_FILE, {key: entry})
+    init = inspect_checkpoint(checkpoint, args.num_images, statistics=str(scratch))
+    looks = {*init.looks, *(episode.looks for episode in demo_episodes)}
+    train, held_out = split_episodes(episodes, args.holdout, args.seed)
+    return Demos(init, key, sorted(looks - {""}), train, held_out)
+
+
+def find_all(demos: Sequence[str], task_suite: str | None) -> tuple[list[Path], str]:
+    """The folders of the demonstrations, and the key of their statistics. Raises BadInput."""
+    folders = []
+    keys = set()
+    for folder_or_hub_id in demos:
+        folder, dataset_name = find_demos(folder_or_hub_id)
+        folders.append(folder)
+        keys.add(dataset_name or "libero_spatial_no_noops")
+    if task_suite:
+        return folders, f"{task_suite}_no_noops"
+    if len(keys) > 1:
+        names = ", ".join(sorted(keys))
+        raise BadInput(f"--demos of several names ({names}): name their suite with --task-suite")
+    return folders, keys.pop()
 
 
 def read_episodes(folders: Sequence[Path], num_images: int, image_size: int, flip: Flip = "none") -> Episodes:
-    """All episodes and their pictures, read one after the other; the files of the pictures are not kept.
+    """All episodes and their pictures, read one after the other; the JPEG files of the pictures are not kept.
 
-    Folders are our own or foreign (see workshop/foreign_demos.py, and there for `flip`). Raises BadInput.
+    Folders are our own or foreign (see workshop/foreign_demos.py, also for `flip`). Raises BadInput.
     """
-    found = []
-    with ThreadPoolExecutor() as pool:  # decoding and resizing let go of Python's lock
+    episodes = []
+    with ThreadPoolExecutor() as pool:  # decoding and resizing release Python's lock
         for folder in folders:
-            if is_foreign(folder):
-                number, episodes = open_foreign(folder, flip)
-            else:
-                paths = list_episodes(folder)
-                number, episodes = len(paths), ((str(path), read_episode(path)) for path in paths)
-            with progress_bar(f"reading {folder}", number) as on_episodes:
-                for where, episode in episodes:
-                    images = _images(where, episode, num_images, image_size, pool)
-                    found.append((replace(episode, jpegs=[[]] * len(images)), images))
+            num_episodes, stored_episodes = _open_folder(folder, flip)
+            with progress_bar(f"reading {folder}", num_episodes) as on_episodes:
+                for location, episode in stored_episodes:
+                    images = _read_images(location, episode, num_images, image_size, pool)
+                    without_files = replace(episode, jpegs=[[]] * len(images))
+                    episodes.append((without_files, images))
                     on_episodes(1)
-    return found
+    return episodes
 
 
-def _images(
-    where: str, episode: DemoEpisode, num_images: int, image_size: int, pool: ThreadPoolExecutor
+def _open_folder(folder: Path, flip: Flip) -> tuple[int, Iterator[tuple[str, DemoEpisode]]]:
+    """How many episodes a folder has, and an iterator of (location for messages, episode)."""
+    if is_foreign(folder):
+        return open_foreign(folder, flip)
+    paths = list_episodes(folder)
+    return len(paths), ((str(path), read_episode(path)) for path in paths)
+
+
+def _read_images(
+    location: str, episode: DemoEpisode, num_images: int, image_size: int, pool: ThreadPoolExecutor
 ) -> Images:
-    if (cameras := len(episode.jpegs[0])) < num_images:
-        raise BadInput(f"{where}: {cameras} images per frame, --num-images {num_images} needs more")
+    num_cameras = len(episode.jpegs[0])
+    if num_cameras < num_images:
+        raise BadInput(f"{location}: {num_cameras} images per frame, --num-images {num_images} needs more")
     files = [jpeg for frame in episode.jpegs for jpeg in frame[:num_images]]
     try:
-        images = np.stack(list(pool.map(_resized, files, [image_size] * len(files))))
+        images = np.stack(list(pool.map(_read_image, files, [image_size] * len(files))))
     except ValueError as fault:
-        raise BadInput(f"{where}: no readable JPEG file: {fault}; collect it again") from fault
+        raise BadInput(f"{location}: no readable JPEG file: {fault}; collect it again") from fault
     return images.reshape(-1, num_images, *images.shape[1:])
 
 
-def _resized(jpeg: bytes, size: int) -> np.ndarray:
-    """uint8 (3, S, S)"""
-    return lanczos_resize(np.ascontiguousarray(decode_jpeg(jpeg).transpose(2, 0, 1)), size)
+def _read_image(jpeg: bytes, size: int) -> np.ndarray:
+    """JPEG -> uint8 (3, size, size)."""
+    planes = np.ascontiguousarray(decode_jpeg(jpeg).transpose(2, 0, 1))
+    return lanczos_resize(planes, size)
 
 
 def from_env(actions: np.ndarray) -> np.ndarray:
-    """The inverse of `to_env`: gripper (..., 6) from -1 = open, +1 = close to 1 = open, 0 = close, nothing beyond."""
+    """Actions (..., D) in the data sets' gripper convention, float64: the inverse of `vla.tokens.to_env`.
+
+    The last dimension goes from -1 = open, 1 = close to 1 = open, 0 = close, limited to [0, 1].
+    """
     dataset_actions = np.array(actions, dtype=np.float64)
     dataset_actions[..., -1] = 1.0 - np.clip(dataset_actions[..., -1], 0.0, 1.0)
     return dataset_actions
 
 
-def dataset_statistics(episodes: Sequence[DemoEpisode], binary_gripper: bool = True) -> dict[str, Any]:
-    """One entry of dataset_statistics.json, computed as openvla-oft does: over all actions, gripper not scaled.
+def dataset_statistics(episodes: Sequence[DemoEpisode], binary_gripper: bool = True) -> StatisticsEntry:
+    """One entry of dataset_statistics.json, over all actions and states as openvla-oft computes it.
 
-    A gripper that is not binary, but an effort, is an action dimension like the others.
+    A binary gripper is not scaled. One that takes an effort is an action dimension like the others.
     """
     actions = np.concatenate([episode.actions for episode in episodes]).astype(np.float64)
-    actions = from_env(actions) if binary_gripper else actions
+    if binary_gripper:
+        actions = from_env(actions)
     proprio = np.concatenate([episode.proprio for episode in episodes]).astype(np.float64)
-    entry: dict[str, Any] = {"num_transitions": len(actions), "num_trajectories": len(episodes)}
-    for name, values in (("action", actions), ("proprio", proprio)):
-        q01, q99 = np.quantile(values, [0.01, 0.99], axis=0)
-        rows = {"mean": values.mean(0), "std": values.std(0), "min": values.min(0), "max": values.max(0)}
-        entry[name] = {row: numbers.tolist() for row, numbers in (rows | {"q01": q01, "q99": q99}).items()}
-    entry["action"]["mask"] = [True] * (actions.shape[1] - 1) + [not binary_gripper]
-    return entry
+    mask = [True] * (actions.shape[1] - 1) + [not binary_gripper]
+    return {
+        "num_transitions": len(actions),
+        "num_trajectories": len(episodes),
+        "action": _vector_statistics(actions) | {"mask": mask},
+        "proprio": _vector_statistics(proprio),
+    }
+
+
+def _vector_statistics(values: np.ndarray) -> dict[str, list[float]]:
+    q01, q99 = np.quantile(values, [0.01, 0.99], axis=0)
+    rows = {
+        "mean": values.mean(0),
+        "std": values.std(0),
+        "min": values.min(0),
+        "max": values.max(0),
+        "q01": q01,
+        "q99": q99,
+    }
+    return {name: row.tolist() for name, row in rows.items()}
 
 
 def split_episodes(episodes: Sequence[T], holdout: float, seed: int) -> tuple[list[T], list[T]]:
-    """(to train on, held out), a random share of whole episodes. Raises BadInput when none is left to train on."""
+    """(to train on, held out): a random share of whole episodes. Raises BadInput when none is left to train on."""
     num_held_out = math.ceil(holdout * len(episodes))
     if num_held_out == len(episodes):
         raise BadInput(
             f"--holdout {holdout} of {len(episodes)} episodes leaves none to train on: collect more"
         )
     order = np.random.default_rng(seed).permutation(len(episodes))
-    held_out, train = ([episodes[i] for i in np.sort(part)] for part in np.split(order, [num_held_out]))
+    held_out = [episodes[i] for i in np.sort(order[:num_held_out])]
+    train = [episodes[i] for i in np.sort(order[num_held_out:])]
     return train, held_out
 
 
 def chunk_tokens(episodes: Episodes, statistics: DatasetStatistics) -> Tensor:
-    """The token ids of every frame's chunk, (N, A) int64, time-major; `Policy.actions` undoes it."""
-    chunks = np.concatenate(
-        [e.actions[e.frame_steps[:, None] + np.arange(CHUNK_LENGTH)] for e, _ in episodes]
-    )
-    actions = chunks if statistics.action.mask[-1] else from_env(chunks)  # (N, 8, 7 or 4)
+    """The token ids of every frame's chunk, (N, A) int64, time-major; `Policy.actions` is the inverse."""
+    chunks = []
+    for episode, _ in episodes:
+        steps = episode.frame_steps[:, None] + np.arange(CHUNK_LENGTH)
+        chunks.append(episode.actions[steps])
+    actions = np.concatenate(chunks)  # (N, 8, 7 or 4)
+    is_gripper_binary = not statistics.action.mask[-1]
+    if is_gripper_binary:
+        actions = from_env(actions)
     return torch.from_numpy(encode(normalise(actions, statistics.action))).flatten(1)
 
 
@@ -120,65 +226,9 @@ def make_observations(episodes: Episodes, cropped: bool = True) -> list[Observat
     """The frames as a policy gets them from a simulator's process; uncropped ones share the episodes' memory."""
     observations = []
     for episode, images in episodes:
-        for frame, state in zip(images, episode.proprio.astype(np.float64), strict=True):
+        states = episode.proprio.astype(np.float64)
+        for frame, state in zip(images, states, strict=True):
             planes = np.stack([centre_crop(image) for image in frame]) if cropped else frame  # (n, 3, S, S)
-            observations.append(
-                Observation(np.moveaxis(planes, 1, -1), state, episode.instruction, prepared=True)
-            )
+            pictures = np.moveaxis(planes, 1, -1)
+            observations.append(Observation(pictures, state, episode.instruction, prepared=True))
     return observations
-
-
-def augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Crop, then change brightness, contrast, saturation and hue, limiting values to [0, 1] after each.
-
-    uint8 (N, 3, S, S) -> uint8 of the same shape; every image draws for itself. `generator` is one of their device.
-    Source: openvla-oft @213c5ff, prismatic/vla/datasets/datasets.py, for the ranges; kvablack/dlimp @a36e167,
-    dlimp/augmentations.py, for the order and the conversions. There, all draws of an image come from one seed, so that
-    crops move along the diagonal only and the colours change together; here they are independent.
-    """
-    draws = torch.rand(len(images), 6, device=images.device, generator=generator)
-    lows, highs = torch.tensor(
-        [[0, 0, -0.2, 0.8, 0.8, -0.05], [1, 1, 0.2, 1.2, 1.2, 0.05]], device=images.device
-    )
-    offsets, *colours = (lows + (highs - lows) * draws).split([2, 1, 1, 1, 1], dim=1)
-    brightness, contrast, saturation, hue = (factors[..., None, None] for factors in colours)  # (N, 1, 1, 1)
-    values = crop(images.float() / 255, (1 - CROP_SIDE) * offsets).clamp(0, 1)
-    values = (values + brightness).clamp(0, 1)
-    mean = values.mean(dim=(2, 3), keepdim=True)
-    values = (mean + contrast * (values - mean)).clamp(0, 1)
-    return to_levels(adjust_colours(values, saturation, hue))
-
-
-def crop(values: Tensor, offsets: Tensor) -> Tensor:
-    """A square of 90 % of the area, enlarged to the old size bilinearly; corners of the box map to corners.
-
-    values: float32 (N, 3, S, S). offsets: (N, 2), top and left edge of the box as shares of the side, from 0 to
-    1 - CROP_SIDE.
-    """
-    # grid_sample counts from -1 to 1 and wants (x, y): output u in [-1, 1] lies at CROP_SIDE * u + shift.
-    shift = (2 * offsets + CROP_SIDE - 1).flip(1)  # (N, 2)
-    scale = CROP_SIDE * torch.eye(2, device=values.device).expand(len(values), 2, 2)
-    grid = F.affine_grid(torch.cat([scale, shift[..., None]], dim=-1), list(values.shape), align_corners=True)
-    return F.grid_sample(values, grid, mode="bilinear", padding_mode="border", align_corners=True)
-
-
-def adjust_colours(values: Tensor, saturation: Tensor, hue: Tensor) -> Tensor:
-    """Multiply the saturation of HSV (up to 1) and turn the hue, keeping HSV's value.
-
-    values: float32 (N, 3, S, S) in [0, 1]; saturation: factors (N, 1, 1, 1); hue: (N, 1, 1, 1), of the full circle.
-    """
-    red, green, blue = values.split(1, dim=1)
-    value = values.amax(1, keepdim=True)
-    chroma = value - values.amin(1, keepdim=True)
-    divisor = torch.where(chroma > 0, chroma, 1.0)
-    sextant = torch.where(value == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor)
-    sextant = torch.where(value == red, (green - blue) / divisor, sextant)  # hue in sixths of the circle
-    chroma = torch.minimum(saturation * chroma, value)  # chroma = saturation * value
-    # Each channel is a trapezoid over the hue: 0 for one third of the circle, `chroma` below `value` for another.
-    places = [torch.remainder(sextant + 6 * hue + start, 6) for start in (5.0, 3.0, 1.0)]
-    return torch.cat([value - chroma * torch.minimum(p, 4 - p).clamp(0, 1) for p in places], dim=1)
-
-
-def to_levels(values: Tensor) -> Tensor:
-    """[0, 1] -> uint8 by floor(255.5 x), which is TensorFlow's conversion and that of `centre_crop`."""
-    return (values.clamp(0, 1) * 255.5).to(torch.uint8)

@@ -1,18 +1,20 @@
 """Make a small checkpoint with random weights in the real folder format: for tests, and to train a small policy from.
 
-Tokenizer, statistics and the fields of the configs that no size changes are those of the bundled policy.
+The tokenizer, the statistics and the config fields that do not depend on sizes are those of the bundled policy.
 """
 
 import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from contracts import BadInput, first_line, read_json, write_json
 from envs.tasks import METAWORLD
+from vla.dataset_statistics import STATISTICS_FILE
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.model_config import read_model_config
 from vla.network_io import save_checkpoint
@@ -47,45 +49,29 @@ class TinySize:
 
 
 def make_tiny_checkpoint(
-    out: Path, dtype: torch.dtype = torch.float32, *, seed: int = 0, num_images: int = 2, proprio: bool = True,
-    metaworld: bool = False, l1_head: bool = False, size: TinySize = TinySize(),
-) -> Path:  # fmt: skip
-    """Write the folder and return it. The same arguments give the same bytes.
+    out: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    seed: int = 0,
+    num_images: int = 2,
+    proprio: bool = True,
+    metaworld: bool = False,
+    l1_head: bool = False,
+    size: TinySize = TinySize(),
+) -> Path:
+    """Write the folder and return it. The same arguments give the same weights. Raises BadInput for bad sizes.
 
-    The weights are float32, unlike the 7B checkpoints' bfloat16: small models run and train so on the CPU.
+    The weights are float32, unlike the 7B checkpoints' bfloat16: small models run and train in float32 on the CPU.
     """
-    side = [size.image_size] * 2
     out.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(TEMPLATE / name, out / name)
-    (entry,) = read_json(TEMPLATE / "dataset_statistics.json").values()
-    statistics = {f"libero_{suite}_no_noops": entry for suite in ("spatial", "object", "goal", "10")}
-    if metaworld:
-        unit = dict.fromkeys(("min", "q01"), [-1.0] * 4) | dict.fromkeys(("max", "q99"), [1.0] * 4)
-        statistics = {METAWORLD: {"action": unit, "proprio": unit}}
-    action_dim, proprio_dim = METAWORLD_SIZES if metaworld else LIBERO_SIZES
-    write_json(out / "dataset_statistics.json", statistics)
-    processor = read_json(TEMPLATE / "preprocessor_config.json")
-    processor |= {"input_sizes": [[3, *side]] * 2, "tvf_crop_params": [{"output_size": side}] * 2}
-    processor["tvf_resize_params"] = [params | {"size": side} for params in processor["tvf_resize_params"]]
-    write_json(out / "preprocessor_config.json", processor)
-    config = read_json(TEMPLATE / "config.json") | {
-        "num_images_in_input": num_images,
-        "norm_stats": statistics,
-    }
-    config["looks"] = []  # random weights
-    vit = {"patch_size": size.patch_size, "embed_dim": size.vision_dim, "depth": size.vision_depth}
-    config |= {"image_sizes": side, "test_vit_overrides": [vit | {"num_heads": size.vision_heads}] * 2}
-    llm, heads = config["text_config"], size.llm_heads
-    llm |= {
-        "hidden_size": size.llm_dim,
-        "intermediate_size": size.llm_mlp_dim,
-        "num_hidden_layers": size.llm_depth,
-    }
-    llm |= {"num_attention_heads": heads, "num_key_value_heads": heads}
-    for part in (config, llm):
-        part["torch_dtype"] = str(dtype).removeprefix("torch.")
+    statistics = _statistics(metaworld)
+    write_json(out / STATISTICS_FILE, statistics)
+    write_json(out / "preprocessor_config.json", _preprocessor_config(size.image_size))
+    config = _config(size, num_images, statistics, str(dtype).removeprefix("torch."))
     write_json(out / "config.json", config)
+    action_dim, proprio_dim = METAWORLD_SIZES if metaworld else LIBERO_SIZES
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -94,29 +80,73 @@ def make_tiny_checkpoint(
             head = L1RegressionHead(2, size.llm_dim, size.llm_dim, action_dim) if l1_head else None
     except (ValueError, AssertionError, RuntimeError, ZeroDivisionError) as fault:
         raise BadInput(f"--size: no network can be built from {size} ({first_line(fault)})") from fault
-    _initialise(network, load_tokenizer(out).get_vocab().values(), torch.Generator().manual_seed(seed))
+    token_ids = load_tokenizer(out).get_vocab().values()
+    _initialise(network, token_ids, torch.Generator().manual_seed(seed))
     save_checkpoint(out, network, config, dtype=dtype, action_head=head)
     return out
 
 
+def _statistics(metaworld: bool) -> dict[str, object]:
+    """The bundled policy's statistics under the names of four suites; of Meta-World, ones that scale nothing."""
+    if metaworld:
+        low = [-1.0] * 4
+        high = [1.0] * 4
+        vector = {"min": low, "q01": low, "max": high, "q99": high}
+        return {METAWORLD: {"action": vector, "proprio": vector}}
+    (entry,) = read_json(TEMPLATE / STATISTICS_FILE).values()
+    return {f"libero_{suite}_no_noops": entry for suite in ("spatial", "object", "goal", "10")}
+
+
+def _preprocessor_config(image_size: int) -> dict[str, object]:
+    square = [image_size, image_size]
+    config = read_json(TEMPLATE / "preprocessor_config.json")
+    config["input_sizes"] = [[3, *square]] * 2
+    config["tvf_crop_params"] = [{"output_size": square}] * 2
+    config["tvf_resize_params"] = [params | {"size": square} for params in config["tvf_resize_params"]]
+    return config
+
+
+def _config(size: TinySize, num_images: int, statistics: dict[str, object], dtype: str) -> dict[str, Any]:
+    config = read_json(TEMPLATE / "config.json")
+    config["num_images_in_input"] = num_images
+    config["norm_stats"] = statistics
+    config["looks"] = []  # random weights have learned from no pictures
+    config["image_sizes"] = [size.image_size] * 2
+    vit_sizes = {
+        "patch_size": size.patch_size,
+        "embed_dim": size.vision_dim,
+        "depth": size.vision_depth,
+        "num_heads": size.vision_heads,
+    }
+    config["test_vit_overrides"] = [vit_sizes] * 2
+    config["torch_dtype"] = dtype
+    config["text_config"] |= {
+        "hidden_size": size.llm_dim,
+        "intermediate_size": size.llm_mlp_dim,
+        "num_hidden_layers": size.llm_depth,
+        "num_attention_heads": size.llm_heads,
+        "num_key_value_heads": size.llm_heads,
+        "torch_dtype": dtype,
+    }
+    return config
+
+
 @torch.no_grad()
 def _initialise(network: OpenVLAOFT, token_ids: Iterable[int], generator: torch.Generator) -> None:
-    """Weights with standard deviation 1 / sqrt(inputs): the libraries' 0.02 nearly silences layers of such small width.
+    """Draw weights with standard deviation 1 / sqrt(inputs).
 
-    LayerScale starts at 1, or DINOv2 would start as the identity. Rows of ids that no text has are zero: they compress
-    to nothing.
+    The libraries' 0.02 nearly silences layers of such small width. LayerScale starts at 1, or DINOv2 would start as
+    the identity. Rows of ids that no text has are zero, because zeros compress to nothing.
     """
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
-            std = module.weight[0].numel() ** -0.5
-            module.weight.copy_(std * torch.randn(module.weight.shape, generator=generator))
+            num_inputs = module.weight[0].numel()
+            module.weight.copy_(num_inputs**-0.5 * torch.randn(module.weight.shape, generator=generator))
     for name, parameter in network.named_parameters():
-        if name.endswith(".gamma"):
+        if name.endswith(".gamma"):  # of LayerScale
             parameter.fill_(1.0)
-    embeddings, lm_head = (
-        network.language_model.model.embed_tokens.weight,
-        network.language_model.lm_head.weight,
-    )
+    embeddings = network.language_model.model.embed_tokens.weight
+    lm_head = network.language_model.lm_head.weight
     embeddings.copy_(0.5 * torch.randn(embeddings.shape, generator=generator))
     unused = sorted(set(range(len(embeddings))) - set(token_ids))
     embeddings[unused] = 0.0

@@ -1,0 +1,73 @@
+"""Random crops and colours for training images, as OpenVLA-OFT has them.
+
+Source: openvla-oft @213c5ff, prismatic/vla/datasets/datasets.py, for the ranges; kvablack/dlimp @a36e167,
+dlimp/augmentations.py, for the order and the conversions. There all draws of an image come from one seed, so that crops
+move along the diagonal only and the colours change together. Here they are independent.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from vla.images import CROP_AREA
+
+CROP_SIDE = CROP_AREA**0.5  # share of the image's side that a crop keeps
+# Ranges of an image's six draws: the crop's offset down and right (as shares of the room that it leaves), brightness,
+# contrast, saturation, hue.
+LOWEST = [0, 0, -0.2, 0.8, 0.8, -0.05]
+HIGHEST = [1, 1, 0.2, 1.2, 1.2, 0.05]
+
+
+def augment(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Crop, then change brightness, contrast, saturation and hue, limiting values to [0, 1] after each.
+
+    uint8 (N, 3, S, S) -> uint8 of the same shape; every image has draws of its own. `generator` is on their device.
+    """
+    draws = torch.rand(len(images), 6, device=images.device, generator=generator)
+    lowest, highest = torch.tensor([LOWEST, HIGHEST], device=images.device)
+    offsets, *colours = (lowest + (highest - lowest) * draws).split([2, 1, 1, 1, 1], dim=1)
+    brightness, contrast, saturation, hue = (factors[..., None, None] for factors in colours)  # (N, 1, 1, 1)
+    values = crop(images.float() / 255, (1 - CROP_SIDE) * offsets).clamp(0, 1)
+    values = (values + brightness).clamp(0, 1)
+    mean = values.mean(dim=(2, 3), keepdim=True)
+    values = (mean + contrast * (values - mean)).clamp(0, 1)
+    return to_levels(adjust_colours(values, saturation, hue))
+
+
+def crop(values: Tensor, offsets: Tensor) -> Tensor:
+    """A square of 90 % of the area, enlarged to the old size bilinearly; corners of the box map to corners.
+
+    values: float32 (N, 3, S, S). offsets: (N, 2), top and left edge of the box as shares of the side, from 0 to
+    1 - CROP_SIDE.
+    """
+    # grid_sample counts from -1 to 1 and expects (x, y): output u in [-1, 1] lies at CROP_SIDE * u + shift.
+    shift = (2 * offsets + CROP_SIDE - 1).flip(1)  # (N, 2)
+    scale = CROP_SIDE * torch.eye(2, device=values.device).expand(len(values), 2, 2)
+    grid = F.affine_grid(torch.cat([scale, shift[..., None]], dim=-1), list(values.shape), align_corners=True)
+    return F.grid_sample(values, grid, mode="bilinear", padding_mode="border", align_corners=True)
+
+
+def adjust_colours(values: Tensor, saturation: Tensor, hue: Tensor) -> Tensor:
+    """Multiply the saturation of HSV (up to 1) and turn the hue, keeping HSV's value.
+
+    values: float32 (N, 3, S, S) in [0, 1]; saturation: factors (N, 1, 1, 1); hue: (N, 1, 1, 1), in full circles.
+    """
+    red, green, blue = values.split(1, dim=1)
+    value = values.amax(1, keepdim=True)
+    chroma = value - values.amin(1, keepdim=True)
+    divisor = torch.where(chroma > 0, chroma, 1.0)
+    # The hue in sixths of the circle.
+    sextant = torch.where(value == green, 2 + (blue - red) / divisor, 4 + (red - green) / divisor)
+    sextant = torch.where(value == red, (green - blue) / divisor, sextant)
+    chroma = torch.minimum(saturation * chroma, value)  # chroma = saturation * value
+    # Each channel is a trapezoid over the hue: `value` for one third of the circle, `value - chroma` for another.
+    channels = []
+    for start in (5.0, 3.0, 1.0):
+        position = torch.remainder(sextant + 6 * hue + start, 6)
+        channels.append(value - chroma * torch.minimum(position, 4 - position).clamp(0, 1))
+    return torch.cat(channels, dim=1)
+
+
+def to_levels(values: Tensor) -> Tensor:
+    """[0, 1] -> uint8 by floor(255.5 x), which is TensorFlow's conversion and that of `centre_crop`."""
+    return (values.clamp(0, 1) * 255.5).to(torch.uint8)

@@ -1,0 +1,82 @@
+"""After supervised training: is what was written the policy that was trained?
+
+A policy with a low loss that never succeeds is most often not read as it was trained: without its token head, with
+statistics of other data, on pictures that are cropped or turned otherwise.
+"""
+
+import gc
+from typing import get_args
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from configs.config import Suite
+from contracts import SelfCheckError
+from vla.loading import LoadOptions
+from vla.policy import Policy
+from vla.tokens import FIRST_ACTION_TOKEN
+from workshop.sft_config import SftArgs
+from workshop.sft_data import Demos, chunk_tokens, make_observations
+from workshop.sft_update import logits_of
+
+SHOWN_EPISODES = 4  # training episodes whose frames are compared
+CLEAR_MARGIN = (
+    1.0  # nats between the two likeliest tokens: rounded weights or other kernels do not decide there
+)
+LEAST_AGREEMENT = 0.98  # of the clear tokens, before and after saving
+
+
+def check_written(args: SftArgs, demos: Demos, logits_before: Tensor, device: torch.device) -> None:
+    """Load what was written as every program will, and compare its greedy tokens with those of the trained network.
+
+    logits_before: (N, A, 256), of the trained network on the first SHOWN_EPISODES training episodes. Also writes
+    first_frame.png, and prints what to do next. Raises SelfCheckError when too few tokens agree.
+    """
+    gc.collect()  # frees the network that was trained: there may be no memory for two
+    torch.cuda.empty_cache()
+    options = LoadOptions(
+        task_suite=demos.key,
+        unnorm_key=demos.key,
+        device=device,
+        frozen_weights="auto" if args.lora_rank else "float32",
+        compile="off",
+    )
+    policy = Policy.load(str(args.out), options)
+    episodes = demos.train[:SHOWN_EPISODES]
+    observations = make_observations(episodes)
+    first_frame = np.concatenate(list(policy.view(observations[0])), axis=1)
+    Image.fromarray(first_frame).save(args.out / "first_frame.png")
+
+    tokens = logits_of(policy, observations).argmax(-1) + FIRST_ACTION_TOKEN
+    two_best = logits_before.topk(2)
+    tokens_before = two_best.indices[..., 0] + FIRST_ACTION_TOKEN
+    is_clear = two_best.values[..., 0] - two_best.values[..., 1] > CLEAR_MARGIN
+    agrees = (tokens == tokens_before)[is_clear]
+    agreement = agrees.float().mean().nan_to_num(1.0).item()  # NaN where no token is clear
+    accuracy = (tokens == chunk_tokens(episodes, policy.statistics)).float().mean().item()
+
+    finding = (
+        f"{args.out}, read again: {agreement:.1%} of {len(agrees)} clear tokens on training frames "
+        "are as before saving"
+    )
+    if agreement < LEAST_AGREEMENT:
+        raise SelfCheckError(f"{finding}: what was written is not what was trained")
+    print(
+        f"{finding}, {accuracy:.1%} of all are as demonstrated; statistics: {demos.key}. {_next_steps(args, demos)}"
+    )
+
+
+def _next_steps(args: SftArgs, demos: Demos) -> str:
+    suite = demos.key.removesuffix("_no_noops")
+    if suite not in get_args(Suite):
+        suite = "SUITE"  # for the user to fill in
+    flags = f"--checkpoint {args.out} --task-suite {suite}"
+    return (
+        "Evaluate it, and go on by RL:\n"
+        f"  python eval.py {flags}\n"
+        f"  python train_grpo.py {flags}\n"
+        f"No success although most tokens are as demonstrated? Compare {args.out}/first_frame.png, what it was trained "
+        "on, with first_frame.png of a run (--flip, --assets)"
+    )

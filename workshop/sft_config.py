@@ -1,0 +1,82 @@
+"""The settings of supervised fine-tuning: the flags of workshop.sft."""
+
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from configs.config import check_numbers
+from contracts import BadInput
+from workshop.foreign_demos import Flip
+from workshop.tiny import TinySize
+
+NETWORK_LR = 1.5e-3  # the default for all parameters of a small network
+ADAPTER_LR = 5e-4  # the default for adapters: openvla-oft's
+FINAL_LR = 0.01  # share of the largest learning rate at which the cosine ends
+
+
+@dataclass(frozen=True)
+class SftArgs:
+    """Fine-tune an OpenVLA-OFT policy on demonstrations: all parameters of a small one, or adapters."""
+
+    demos: tuple[str, ...]
+    """Folders of demonstrations (workshop.demos), LeRobot v3 datasets or RLDS folders; of the two also hub ids."""
+    out: Path
+    """Folder to write; must not exist."""
+    init: str | None = None
+    """Checkpoint to start from, folder or hub id (None: random weights in the sizes below)."""
+    lora_rank: int | None = None
+    """Rank of adapters to train in place of all parameters: what a 7B needs. openvla-oft's is 32."""
+    memory_budget: float | None = None
+    """GiB of GPU memory that training may take (None: all that is free). Adapters of a 7B fit into 24."""
+    size: TinySize = field(default_factory=TinySize)
+    num_images: Literal[1, 2] | None = None
+    """Images per decision: 1 (agentview) or 2 (and wrist). None: what --init has, or 2."""
+    flip: Flip = "none"
+    """How pictures of LeRobot and RLDS data must be mirrored to be upright as openvla's are. both: LIBERO's own."""
+    task_suite: str | None = None
+    """Suite that the statistics are named after (None: the LeRobot or RLDS dataset's name, else libero_spatial)."""
+    holdout: float = 0.05
+    """Share of the episodes that is kept from training, to be measured on."""
+    steps: int = 6000
+    """Optimizer steps."""
+    batch_size: int = 256
+    """Frames per optimizer step."""
+    lr: float | None = None
+    """Largest learning rate, after the warm-up; from there on, a cosine (None: 1.5e-3, of adapters 5e-4)."""
+    warmup_steps: int = 200
+    """Optimizer steps of the warm-up."""
+    augment: bool = True
+    """Crop and colour training images at random, as OpenVLA-OFT does."""
+    seed: int = 0
+    """Seed of the random weights, the held-out episodes, the batches and the augmentation."""
+    save_dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Precision of the stored weights; training is in float32 (bfloat16 autocast on a GPU). Adapters are float32."""
+    log_every: int = 100
+    """Optimizer steps per log line, with a measurement on the held-out episodes."""
+    device: str = "auto"
+    """Device to train on: cpu, cuda, cuda:1 and so on (auto: a GPU if there is one)."""
+
+    def __post_init__(self) -> None:
+        if self.init is not None and self.size != TinySize():
+            raise BadInput(
+                "--size is for random weights, a checkpoint has its own sizes: leave out --init or --size"
+            )
+        if self.lora_rank is not None and (self.init is None or self.num_images is not None):
+            raise BadInput(
+                "--lora-rank puts adapters on a policy: give it by --init, and leave out --num-images"
+            )
+        check_numbers(self)
+
+    @property
+    def largest_lr(self) -> float:
+        if self.lr is not None:
+            return self.lr
+        return NETWORK_LR if self.lora_rank is None else ADAPTER_LR
+
+    def learning_rate(self, step: int) -> float:
+        """The learning rate of step 0, 1, ...: a linear warm-up, then half a cosine down to one hundredth."""
+        warmup = min(1.0, (step + 1) / (self.warmup_steps + 1))
+        progress = max(0.0, step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
+        cosine = 0.5 * (1 + math.cos(math.pi * progress))
+        return self.largest_lr * warmup * (FINAL_LR + (1 - FINAL_LR) * cosine)

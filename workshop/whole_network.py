@@ -1,0 +1,92 @@
+"""A small network of which all parameters learn, not only adapters."""
+
+import math
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from contracts import Observation, read_json, write_json
+from vla.checkpoint import CheckpointInfo
+from vla.dataset_statistics import STATISTICS_FILE
+from vla.network_io import check_dimensions, load_network, save_checkpoint
+from vla.preprocessing import ImageProcessor, Inputs
+from vla.prompts import load_tokenizer
+from vla.tokens import ACTION_TOKEN_IDS, NUM_BINS
+from workshop.demo_files import CHUNK_LENGTH
+
+
+class WholeNetwork:
+    """A network of which all parameters learn, in float32, with the members of `Policy` that `rl.update` uses.
+
+    Rows of `lm_head` that are no action tokens are set to zero and never computed. So the logits of their ids are 0,
+    their share of the softmax is known without computing them, and an argmax never chooses one. The network stays in
+    eval mode, in which no layer behaves differently from training mode.
+    """
+
+    def __init__(self, info: CheckpointInfo, unnorm_key: str, device: torch.device):
+        self.info = info
+        self.device = device
+        statistics = info.statistics[unnorm_key]
+        self.action_dim = statistics.action.dim
+        self.chunk_length = CHUNK_LENGTH
+        self.model_inputs = Inputs(
+            processor=ImageProcessor.load(info.folder),
+            tokenizer=load_tokenizer(info.folder),
+            num_images=info.num_images,
+            proprio=statistics.proprio if info.uses_proprio else None,
+            device=device,
+        )
+        self.network = load_network(info, CHUNK_LENGTH * self.action_dim, device, torch.float32)
+        check_dimensions(info, unnorm_key, None, self.network.proprio_projector)
+        head = self.network.language_model.lm_head.weight
+        head[: ACTION_TOKEN_IDS.start] = 0.0
+        head[ACTION_TOKEN_IDS.stop :] = 0.0
+        # Of the logits of all other ids, which are 0.
+        self.other_logsumexp = math.log(len(head) - NUM_BINS)
+        self.network.requires_grad_(True)
+
+    def chunk_logits(self, observations: Sequence[Observation]) -> Tensor:
+        """Logits of the action tokens, (B, A, 256) float32, with gradient to all parameters."""
+        with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
+            return self.network(*self.model_inputs(observations))[0]
+
+    def logits_and_other_logsumexp(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
+        """Logits of the action tokens, (B, A, 256), and the log-sum-exp of all other ids' logits, (B, A)."""
+        logits = self.chunk_logits(observations)
+        return logits, logits.new_full(logits.shape[:2], self.other_logsumexp)
+
+    def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        return list(self.network.named_parameters())
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """Nothing to do: unlike a Policy's adapters, no layer here keeps a copy of a parameter."""
+
+    def recompute_everything(self) -> bool:
+        """Recompute the activations of all blocks from now on; False when that is what it does already."""
+        blocks_before = self.network.recomputed_blocks
+        self.network.recomputed_blocks = self.network.num_blocks
+        return blocks_before < self.network.num_blocks
+
+    def save(self, folder: Path, looks: Sequence[str], dtype: torch.dtype) -> None:
+        """Write a whole checkpoint folder: weights in `dtype`, and the demonstrations' statistics.
+
+        Other small files are those of the checkpoint that training started from. An L1 head is left out, because it
+        reads hidden states that training has changed. As the number of images is otherwise found out by the presence
+        of that head, config.json states the number.
+        """
+        statistics = read_json(self.info.statistics_folder / STATISTICS_FILE)
+        dtype_name = str(dtype).removeprefix("torch.")
+        config = read_json(self.info.folder / "config.json")
+        config["num_images_in_input"] = self.info.num_images
+        config["norm_stats"] = statistics
+        config["torch_dtype"] = dtype_name
+        config["looks"] = looks
+        config["text_config"] = config.get("text_config", {}) | {"torch_dtype": dtype_name}
+        save_checkpoint(folder, self.network, config, dtype=dtype)
+        write_json(folder / STATISTICS_FILE, statistics)
+        for path in self.info.folder.iterdir():
+            if "token" in path.name or "processor" in path.name:
+                shutil.copyfile(path, folder / path.name)
