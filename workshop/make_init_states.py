@@ -1,10 +1,10 @@
-"""Make the initial states of a task of one's own: as many as asked for, each tried out in the simulator.
+"""Make the initial states of a task of one's own, each tried out in the simulator.
 
 python -m workshop.make_init_states my_task.bddl --count 50
 
-LIBERO's own sampler places the objects, with seeds 0, 1, 2, ...; a placement is kept if, started and settled as
-training starts an episode, all objects rest where they were put and the task is not solved yet. They are written beside
-the BDDL file (my_task.pruned_init), where --bddl-file finds them, in the format of LIBERO's own files.
+LIBERO's own sampler places the objects, with seeds 0, 1, 2, ... Each placement is started and settled as training
+starts an episode. It is kept if all objects rest where they were put and the task is not solved yet. The states are
+written beside the BDDL file (my_task.pruned_init), where --bddl-file finds them, in the format of LIBERO's own files.
 """
 
 import os
@@ -27,7 +27,7 @@ from envs.libero import SETTLING_ACTION, SETTLING_STEPS
 from envs.libero_simulator import LiberoSimulator
 from envs.tasks import bddl_task, libero_root
 
-TRIES_PER_STATE = 10  # placements tried, before the task is taken to be impossible
+TRIES_PER_STATE = 10  # placements tried before the task counts as impossible
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,23 @@ def make_init_states(bddl: Path, count: int) -> str:
         raise BadInput(f"{bddl} is LIBERO's own and has its initial states; copy the file to change it")
     if out.exists():
         raise BadInput(f"{out} exists; move it away to make another")
-    states, rejected = [], Counter[str]()
-    simulator = LiberoSimulator(task.bddl, find_pack("lowpoly").folder, ("agentview",))
+    states, rejected = sample_states(task.bddl, count)
+    reasons = ", ".join(f"{times} x {reason}" for reason, times in rejected.most_common()) or "none"
+    if len(states) < count:
+        usable = f"{len(states)} of {count * TRIES_PER_STATE} placements"
+        raise BadInput(f"{bddl}: only {usable} can be used, {count} are wanted; rejected: {reasons}")
+    # Renamed at the end, so that the file is there as a whole or not at all.
+    draft = out.with_name(f".{out.name}.tmp")
+    torch.save(np.stack(states), draft)
+    os.replace(draft, out)
+    return f"{out}: {count} initial states, instruction {task.instruction!r}; rejected: {reasons}"
+
+
+def sample_states(bddl: Path, count: int) -> tuple[list[np.ndarray], Counter[str]]:
+    """Up to `count` usable states, each (1 + nq + nv,), and how often placements were rejected for which reason."""
+    states: list[np.ndarray] = []
+    rejected: Counter[str] = Counter()
+    simulator = LiberoSimulator(bddl, find_pack("lowpoly").folder, ("agentview",))
     try:
         for seed in range(count * TRIES_PER_STATE):
             try:
@@ -57,38 +72,32 @@ def make_init_states(bddl: Path, count: int) -> str:
             except SimulatorFault:
                 rejected["no room for all objects"] += 1
                 continue
-            state = np.array(simulator.domain.sim.get_state().flatten())  # (1 + nq + nv,)
-            if problem := find_problem(simulator, state):
-                rejected[problem] += 1
-            else:
+            state = np.array(simulator.domain.sim.get_state().flatten())
+            problem = find_problem(simulator, state)
+            if problem is None:
                 states.append(state)
+            else:
+                rejected[problem] += 1
             if len(states) == count:
                 break
     finally:
         simulator.close()
-    reasons = ", ".join(f"{number} x {reason}" for reason, number in rejected.most_common()) or "none"
-    if len(states) < count:
-        usable = f"{len(states)} of {count * TRIES_PER_STATE} placements"
-        raise BadInput(f"{bddl}: only {usable} can be used, {count} are wanted; rejected: {reasons}")
-    draft = out.with_name(f".{out.name}.tmp")  # whole or not at all
-    torch.save(np.stack(states), draft)
-    os.replace(draft, out)
-    return f"{out}: {count} initial states, instruction {task.instruction!r}; rejected: {reasons}"
+    return states, rejected
 
 
 def find_problem(simulator: LiberoSimulator, state: np.ndarray) -> str | None:
-    """Start an episode from `state` as `envs.libero` does, and say what speaks against it.
+    """Start an episode from `state` as `envs.libero` does; returns the reason against the state, if there is one.
 
     Fixtures are no part of a state: they stand where the seed of episodes puts them.
     """
     simulator.reset(0, state)
-    placed = simulator.object_poses()
+    placed_poses = simulator.object_poses()
     try:
         for _ in range(SETTLING_STEPS):
             simulator.step(SETTLING_ACTION)
     except SimulatorFault:
         return "unstable simulation"
-    return simulator.find_problem(placed)
+    return simulator.find_problem(placed_poses)
 
 
 def main(argv: Sequence[str]) -> None:

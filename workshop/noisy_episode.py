@@ -4,7 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from envs.libero import ChunkResult, LiberoEnv
+from envs.env import ChunkResult
+from envs.libero import LiberoEnv
 from envs.metaworld import MetaWorldEnv
 from envs.perturb import Perturbation
 from workshop.demo_files import CHUNK_LENGTH, encode_jpeg
