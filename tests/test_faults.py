@@ -13,11 +13,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -27,17 +28,18 @@ import experiment.checkpoints
 import experiment.evaluation
 import experiment.report
 import experiment.run_folder
-import experiment.videos
-import rl.rollout
 import train_grpo
 from configs.cli import main_guard
 from configs.config import changed
 from configs.presets import TINY_CHECKPOINT
 from contracts import resolve_pointer
+from experiment.run_folder import METRICS_FILE, read_metrics
 from rl.phases import Teacher
+from rl.update import MAX_UPDATES_WITHOUT_SIGNAL
 from tests.fakes import FakePolicy, FakePool, Script, observation
 
 ROOT = Path(__file__).parents[1]
+# Three updates of three episodes each: warmup, transition, RL. Evaluations at 0, 48 and 72 env steps.
 FLAGS = [
     "--preset", "smoke", "--warmup-steps", "24", "--transition-steps", "24", "--total-steps", "72", "--n-steps", "24",
     "--eval-interval", "48", "--n-epochs", "1", "--batch-size", "3", "--micro-batch-size", "3",
@@ -46,36 +48,42 @@ FOUND = {"git": {}, "versions": {}, "machine": {"cpus": 1, "gpus": [], "processo
 # What differs from run to run.
 VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/")
 
-# Moment of a run -> (where in the program, at which call of it): before its first checkpoint, and then.
-START = {"first checkpoint": (FakePolicy, "save_adapter", 1)}
-RUNNING = {
-    "baseline evaluation": (experiment.evaluation, "validate", 1),
-    "rollout": (
-        rl.rollout,
-        "decide",
-        15,
-    ),  # 6 of the baseline, 6 of the first update: the middle of the second rollout
-    "update": (torch.optim.AdamW, "step", 4),  # half of the second update
-    "metrics line": (experiment.run_folder, "write_and_flush", 3),
-    "adapter": (FakePolicy, "save_adapter", 3),
-    "checkpoint": (torch, "save", 3),  # the adapter is on the disk already
-    "rename": (Path, "rename", 3),  # all of it is
-    "pointer": (experiment.checkpoints, "write_pointer", 4),  # latest, best, latest; then the second update's
-    "evaluation's files": (experiment.evaluation, "write_evaluation", 2),
-    "report": (experiment.report, "write_report", 1),
+
+@dataclass(frozen=True)
+class Moment:
+    """The first call of a function while the run's pointers name these checkpoints."""
+
+    owner: object
+    function: str
+    latest: str | None  # None: there is none yet
+    best: str | None = None  # None: any or none
+
+
+FIRST_CHECKPOINT = Moment(FakePolicy, "save_adapter", None)
+# Most moments lie in the second update: step_24 is saved, step_48 is not.
+MOMENTS = {
+    "baseline evaluation": Moment(experiment.evaluation, "validate", "step_0"),
+    "rollout": Moment(FakePool, "step", "step_24"),
+    "update": Moment(torch.optim.AdamW, "step", "step_24"),
+    "metrics line": Moment(experiment.run_folder, "write_and_flush", "step_24"),
+    "adapter": Moment(FakePolicy, "save_adapter", "step_24"),
+    "checkpoint": Moment(torch, "save", "step_24"),  # the adapter is on the disk already
+    "rename": Moment(Path, "rename", "step_24"),  # all of the checkpoint is on the disk
+    "pointer": Moment(experiment.checkpoints, "write_pointer", "step_24"),
+    "evaluation's files": Moment(experiment.evaluation, "write_evaluation", "step_48"),
+    "report": Moment(experiment.report, "write_report", "step_72"),
 }
-MOMENTS = START | RUNNING
 
 
 @pytest.fixture(autouse=True)
 def _fakes(monkeypatch) -> Iterator[None]:
     straight()  # once, before anything is patched
     use_fakes(monkeypatch)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {stop_signal: signal.getsignal(stop_signal) for stop_signal in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the suite runs in the background
     yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    for stop_signal, handler in handlers.items():
+        signal.signal(stop_signal, handler)
 
 
 def use_fakes(monkeypatch) -> None:
@@ -112,8 +120,8 @@ def command_line(monkeypatch, *argv: str) -> int:
     return main_guard("train_grpo.py", train_grpo.main)
 
 
-def start(monkeypatch, folder: Path, *flags: str) -> int:
-    return command_line(monkeypatch, *FLAGS, "--output", str(folder), *flags)
+def start(monkeypatch, output: Path, *flags: str) -> int:
+    return command_line(monkeypatch, *FLAGS, "--output", str(output), *flags)
 
 
 def resumes_to_the_same_result(run: Path) -> bool:
@@ -122,78 +130,98 @@ def resumes_to_the_same_result(run: Path) -> bool:
         return command_line(patch, "--resume", str(run)) == 0 and results(run) == straight()
 
 
-def at(monkeypatch, moment: str, act: Callable[..., Any]) -> None:
-    """When the run comes to the moment, call `act` (with the arguments that are there) first."""
-    owner, name, count = MOMENTS[moment]
-    original, calls = getattr(owner, name), 0
+def at(monkeypatch, output: Path, moment: Moment, act: Callable[..., None]) -> None:
+    """When the run in `output` comes to the moment, call `act` first, with the arguments of the function."""
+    original = getattr(moment.owner, moment.function)
+    is_done = False
 
-    def reached(*args, **kwargs):
-        nonlocal calls
-        calls += 1
-        if calls == count:
+    def patched(*args, **kwargs):
+        nonlocal is_done
+        has_come = pointer(output, "latest") == moment.latest and (
+            moment.best is None or pointer(output, "best") == moment.best
+        )
+        if has_come and not is_done:
+            is_done = True
             act(*args)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(owner, name, reached)
+    monkeypatch.setattr(moment.owner, moment.function, patched)
 
 
-def stopped_at(moment: str, act: Callable[..., Any], folder: Path, *flags: str) -> int:
-    """How a run in a forked process ends that does `act` at the moment: a code, or minus a signal."""
+def pointer(output: Path, name: str) -> str | None:
+    """The checkpoint that `latest` or `best` of the only run names."""
+    for path in output.glob(f"*/checkpoints/{name}"):
+        return path.read_text().strip()
+    return None
+
+
+def stopped_at(moment: Moment, act: Callable[..., None], output: Path, *flags: str) -> int:
+    """How a run ends in a forked process that calls `act` at the moment: an exit code, or minus a signal."""
     child = os.fork()
     if child == 0:
         torch.set_num_threads(1)  # the parent's threads do not exist here
         with pytest.MonkeyPatch.context() as patch:
-            at(patch, moment, act)
-            os._exit(start(patch, folder, *flags))
+            at(patch, output, moment, act)
+            os._exit(start(patch, output, *flags))
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def killed(*_, **__) -> None:
+def kill(*_) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def results(run: Path) -> tuple[list, list, dict]:
     """Records without durations, and the last checkpoint's weights and state."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rows = [{key: value for key, value in row.items() if not key.startswith(VARYING)} for row in rows]
+    rows = [
+        {metric: value for metric, value in row.items() if not metric.startswith(VARYING)}
+        for row in read_metrics(run / METRICS_FILE)
+    ]
     latest = resolve_pointer(run / "checkpoints" / "latest")
     weights = [np.load(latest / f"{name}.npy").tobytes() for name in ("adapter", "bias")]
-    state = torch.load(latest / "trainer.pt")["state"]
-    return rows, weights, {key: value for key, value in state.items() if key != "metrics_bytes"}
+    state = stored_state(run)
+    del state["metrics_bytes"]
+    return rows, weights, state
+
+
+def stored_state(run: Path) -> dict:
+    return torch.load(resolve_pointer(run / "checkpoints" / "latest") / "trainer.pt")["state"]
 
 
 @cache
 def straight() -> tuple[list, list, dict]:
     """The results of a run that nothing stops."""
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+    with TemporaryDirectory() as output, pytest.MonkeyPatch.context() as patch:
         use_fakes(patch)
-        assert start(patch, Path(folder)) == 0
-        return results(only_run(Path(folder)))
+        assert start(patch, Path(output)) == 0
+        return results(only_run(Path(output)))
 
 
-def only_run(folder: Path) -> Path:
-    (run,) = folder.iterdir()
+def only_run(output: Path) -> Path:
+    (run,) = output.iterdir()
     return run
 
 
-def one_line(captured: str) -> str:
-    (line,) = captured.splitlines()
+def one_line(errors: str) -> str:
+    (line,) = errors.splitlines()
     assert line.startswith("train_grpo.py: ")
     return line
 
 
+# signals
+
+
 @pytest.mark.parametrize(
-    ("script", "number"), [("train_grpo.py", signal.SIGINT), ("eval.py", signal.SIGTERM)]
+    ("script", "stop_signal"), [("train_grpo.py", signal.SIGINT), ("eval.py", signal.SIGTERM)]
 )
-def test_a_signal_during_the_imports_is_one_line_and_130(script, number):
+def test_a_signal_during_the_imports_is_one_line_and_130(script, stop_signal):
     """Sent from within the import of torch, the longest of them, by the program's own interpreter."""
     program = f"""
 import os, runpy, signal, sys
-signal.signal({int(number)}, signal.SIG_DFL)
+signal.signal({int(stop_signal)}, signal.SIG_DFL)
 class Interrupting:
     def find_spec(self, name, *_):
         if name == "torch":
-            os.kill(os.getpid(), {int(number)})
+            os.kill(os.getpid(), {int(stop_signal)})
 sys.meta_path.insert(0, Interrupting())
 sys.argv = ["{script}", "--checkpoint", "{TINY_CHECKPOINT}", "--device", "cpu"]
 runpy.run_path("{script}", run_name="__main__")
@@ -202,73 +230,83 @@ runpy.run_path("{script}", run_name="__main__")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{script}: interrupted\n")
 
 
-@pytest.mark.parametrize("moment", RUNNING)
+# Both signals take the same path, so each moment gets one of them.
+@pytest.mark.parametrize(("moment", "stop_signal"), zip(MOMENTS, cycle((signal.SIGINT, signal.SIGTERM))))
 def test_a_signal_at_any_moment_is_one_line_and_the_run_goes_on_to_the_same_result(
-    monkeypatch, capsys, tmp_path, moment
+    monkeypatch, capsys, tmp_path, moment, stop_signal
 ):
-    number = signal.SIGINT if len(moment) % 2 else signal.SIGTERM  # both take the same path
-    at(monkeypatch, moment, lambda *_: signal.raise_signal(number))
+    at(monkeypatch, tmp_path, MOMENTS[moment], lambda *_: signal.raise_signal(stop_signal))
     assert start(monkeypatch, tmp_path) == 130
-    said, run = capsys.readouterr(), only_run(tmp_path)
-    assert one_line(said.err) == "train_grpo.py: interrupted"
-    assert said.out.splitlines()[-1] == f"stopped; go on with: python train_grpo.py --resume {run}"
+    captured = capsys.readouterr()
+    run = only_run(tmp_path)
+    assert one_line(captured.err) == "train_grpo.py: interrupted"
+    assert captured.out.splitlines()[-1] == f"stopped; go on with: python train_grpo.py --resume {run}"
     assert (run / "train.log").read_text().splitlines()[-1] == "interrupted"
     assert not list((run / "checkpoints").glob(".writing-*"))
     assert resumes_to_the_same_result(run)
 
 
-@pytest.mark.parametrize("moment", RUNNING)
+# kill -9
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_kill_9_at_any_moment_loses_the_rollout_under_way_at_most(tmp_path, moment):
-    assert stopped_at(moment, killed, tmp_path) == -signal.SIGKILL
+    assert stopped_at(MOMENTS[moment], kill, tmp_path) == -signal.SIGKILL
     run = only_run(tmp_path)
-    saved = torch.load(resolve_pointer(run / "checkpoints" / "latest") / "trainer.pt")["state"]["update"]
-    finished = sum(
-        "rollout/trajectories" in line for line in (run / "metrics.jsonl").read_text().splitlines()
-    )
-    assert saved >= finished - 1  # a record comes before its checkpoint
+    finished = sum("rollout/trajectories" in row for row in read_metrics(run / METRICS_FILE))
+    assert stored_state(run)["update"] >= finished - 1  # a record comes before its checkpoint
     assert resumes_to_the_same_result(run)
     assert list((run / "checkpoints").glob(".*")) == []
 
 
-@pytest.mark.parametrize("moment", START)
-def test_kill_9_before_the_first_checkpoint_has_nothing_to_go_on_with(monkeypatch, capfd, tmp_path, moment):
-    assert stopped_at(moment, killed, tmp_path) == -signal.SIGKILL
+def test_kill_9_before_the_first_checkpoint_has_nothing_to_go_on_with(monkeypatch, capfd, tmp_path):
+    assert stopped_at(FIRST_CHECKPOINT, kill, tmp_path) == -signal.SIGKILL
     assert command_line(monkeypatch, "--resume", str(only_run(tmp_path))) == 2
     assert "no checkpoint at" in one_line(capfd.readouterr().err)
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_kill_9_between_a_checkpoint_and_its_pointers_leaves_best_as_it_would_be(
-    monkeypatch, tmp_path, count
-):
-    """By returns: the first update is the best (all are equal). Its pointers are the second and the third to be set."""
-    monkeypatch.setitem(MOMENTS, "pointer", (experiment.checkpoints, "write_pointer", count))
-    assert stopped_at("pointer", killed, tmp_path, "--best-by", "return", "--no-warmup") == -signal.SIGKILL
+@pytest.mark.parametrize("best", [None, "step_24"])
+def test_kill_9_between_a_checkpoint_and_its_pointers_leaves_best_as_it_would_be(monkeypatch, tmp_path, best):
+    """By returns the first update is the best, as all are equal. `best` moves first, then `latest`."""
+    moment = Moment(experiment.checkpoints, "write_pointer", "step_0", best)
+    assert stopped_at(moment, kill, tmp_path, "--best-by", "return", "--no-warmup") == -signal.SIGKILL
+    assert pointer(tmp_path, "best") == best
     run = only_run(tmp_path)
     assert command_line(monkeypatch, "--resume", str(run)) == 0
-    best = resolve_pointer(run / "checkpoints" / "best")
-    assert best.name == "step_24"
-    assert json.loads((best / "metadata.json").read_text())["return_average"] == 1.0
+    assert pointer(tmp_path, "best") == "step_24"
+    metadata = json.loads((run / "checkpoints" / "step_24" / "metadata.json").read_text())
+    assert metadata["return_average"] == 1.0
 
 
 def test_kill_9_within_a_metrics_line_leaves_no_trace_of_it(tmp_path):
-    half = lambda descriptor, data: (os.write(descriptor, data[:40]), killed())  # noqa: E731
-    assert stopped_at("metrics line", half, tmp_path) == -signal.SIGKILL
+    def write_half(descriptor: int, data: bytes) -> None:
+        os.write(descriptor, data[:40])
+        kill()
+
+    assert stopped_at(MOMENTS["metrics line"], write_half, tmp_path) == -signal.SIGKILL
     run = only_run(tmp_path)
-    assert not (run / "metrics.jsonl").read_text().endswith("\n")
+    assert not (run / METRICS_FILE).read_text().endswith("\n")
     assert resumes_to_the_same_result(run)
+
+
+# disks
 
 
 def test_a_checkpoint_that_no_longer_fits_is_one_line_and_the_last_one_stays(monkeypatch, capsys, tmp_path):
     """The kernel refuses the file's growth half-way (RLIMIT_FSIZE: it needs no root and no disk of one's own)."""
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    at(monkeypatch, "checkpoint", lambda *_: resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard)))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def limit_file_size(*_) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
+
+    at(monkeypatch, tmp_path, MOMENTS["checkpoint"], limit_file_size)
     try:
         assert start(monkeypatch, tmp_path) == 2
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
-    line, run = one_line(capsys.readouterr().err), only_run(tmp_path)
-    assert ": make room, lower --keep-checkpoints" in line
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    line = one_line(capsys.readouterr().err)
+    run = only_run(tmp_path)
+    assert "--keep-checkpoints" in line
     assert line.endswith((run / "train.log").read_text().splitlines()[-1])  # the log says why the run ended
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["best", "latest", "step_0", "step_24"]
     assert resumes_to_the_same_result(run)
@@ -276,33 +314,52 @@ def test_a_checkpoint_that_no_longer_fits_is_one_line_and_the_last_one_stays(mon
 
 def test_a_metrics_line_on_a_full_disk_is_one_line(monkeypatch, capsys, tmp_path):
     """/dev/full refuses as a full disk does."""
-    at(
-        monkeypatch,
-        "metrics line",
-        lambda descriptor, _: os.dup2(os.open("/dev/full", os.O_WRONLY), descriptor),
-    )
+
+    def fill_disk(descriptor: int, _: bytes) -> None:
+        os.dup2(os.open("/dev/full", os.O_WRONLY), descriptor)
+
+    at(monkeypatch, tmp_path, MOMENTS["metrics line"], fill_disk)
     assert start(monkeypatch, tmp_path) == 2
-    assert "(No space left on device): make room" in one_line(capsys.readouterr().err)
-    run = only_run(tmp_path)
-    assert resolve_pointer(run / "checkpoints" / "latest").name == "step_24"
-    assert resumes_to_the_same_result(run)
+    assert "(No space left on device)" in one_line(capsys.readouterr().err)
+    assert pointer(tmp_path, "latest") == "step_24"
+    assert resumes_to_the_same_result(only_run(tmp_path))
 
 
 def test_a_run_whose_folder_was_moved_stops_and_goes_on_in_its_new_place(
     monkeypatch, capsys, tmp_path, tmp_path_factory
 ):
-    elsewhere = tmp_path_factory.mktemp("elsewhere") / "run"
-    at(monkeypatch, "rollout", lambda *_: only_run(tmp_path).rename(elsewhere))
+    new_place = tmp_path_factory.mktemp("elsewhere") / "run"
+    at(monkeypatch, tmp_path, MOMENTS["rollout"], lambda *_: only_run(tmp_path).rename(new_place))
     assert start(monkeypatch, tmp_path) == 2
     assert "is gone" in one_line(capsys.readouterr().err)
     assert list(tmp_path.iterdir()) == []
-    assert resumes_to_the_same_result(elsewhere)
+    assert resumes_to_the_same_result(new_place)
+
+
+# the loop
+
+
+def test_the_limit_of_updates_without_a_signal_counts_on_after_a_resume(monkeypatch, capsys, tmp_path):
+    hopeless = FakePool(lambda *_: Script(env_steps=8, success=False))
+    monkeypatch.setattr(train_grpo, "make_pool", lambda *_: hopeless)
+    at(
+        monkeypatch,
+        tmp_path,
+        Moment(FakePool, "step", "step_96"),
+        lambda *_: signal.raise_signal(signal.SIGINT),
+    )
+    assert start(monkeypatch, tmp_path, "--no-warmup", "--total-steps", "1000") == 130
+    run = only_run(tmp_path)
+    assert stored_state(run)["updates_without_signal"] == 4
+    capsys.readouterr()
+    assert command_line(monkeypatch, "--resume", str(run)) == 2
+    assert "no learning signal" in one_line(capsys.readouterr().err)
+    assert stored_state(run)["update"] == MAX_UPDATES_WITHOUT_SIGNAL
 
 
 def test_evaluations_are_exact_whatever_physics_trains(monkeypatch, tmp_path):
     pool = FakePool(lambda *_: Script(env_steps=8, success=True))
     monkeypatch.setattr(train_grpo, "make_pool", lambda *_: pool)
     assert start(monkeypatch, tmp_path, "--physics", "fast", "--train-init-states", "0", "40") == 0
-    assert {(state >= 40, physics) for (_, state), physics in zip(pool.started, pool.physics, strict=True)} == {
-        (True, "exact"), (False, "fast"),
-    }  # fmt: skip
+    is_evaluation = [init_state_id >= 40 for _, init_state_id in pool.started]
+    assert set(zip(is_evaluation, pool.physics, strict=True)) == {(True, "exact"), (False, "fast")}
