@@ -21,7 +21,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.cli import main_guard, parse_eval
+from command_line import main_guard
+from configs.cli import parse_eval
 from configs.config import EvalConfig, Suite
 from contracts import BadInput, first_line, resolve_pointer
 from envs.assets import find_pack

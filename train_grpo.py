@@ -20,7 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.cli import main_guard, parse_train
+from command_line import main_guard
+from configs.cli import parse_train
 from configs.config import TrainConfig, changed
 from contracts import resolve_pointer
 from envs.assets import find_pack

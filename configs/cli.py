@@ -1,21 +1,13 @@
-"""The command lines: flags from dataclasses, presets, stored runs, exit codes."""
+"""The command lines of train_grpo.py and eval.py: presets, and the flags of a stored run."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
-import os
-import re
-import signal
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
-import tyro
-
+from command_line import parse_flags
 from configs.config import (
     CHANGEABLE_ON_RESUME,
     EvalConfig,
@@ -26,9 +18,8 @@ from configs.config import (
     require,
 )
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
-from contracts import BadInput, TimeIsUp, read_json
+from contracts import BadInput, read_json
 
-T = TypeVar("T")
 NO_CHECKPOINT = "--checkpoint is missing: name a folder or a hub id (see --help)"
 
 
@@ -90,51 +81,3 @@ def parse_eval(argv: Sequence[str]) -> EvalConfig:
     config = parse_flags(EvalConfig, argv, prog="eval.py")
     require(bool(config.model.checkpoint), NO_CHECKPOINT)
     return config
-
-
-def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None = None) -> T:
-    """`argv` as an instance of the dataclass `kind`, its sections without prefixes. tyro's error boxes are BadInput."""
-    box = io.StringIO()
-    options: dict[str, Any] = {} if default is None else {"default": default}
-    try:
-        with contextlib.redirect_stderr(box):
-            return tyro.cli(kind, args=list(argv), prog=prog, config=(tyro.conf.OmitArgPrefixes,), **options)
-    except SystemExit as stop:
-        if stop.code == 0:  # --help
-            raise
-        lines = [line.strip("│ ") for line in box.getvalue().splitlines() if not re.match(r"[╭╰]|│ ─", line)]
-        sentence = re.split(r"\s*(?:Argument helptext|For full helptext)", " ".join(" ".join(lines).split()))[
-            0
-        ]
-        raise BadInput(f"{sentence} (see --help)") from None
-
-
-def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
-    """Run `main(argv)` of a program; returns 0 (done, time is up), 2 (the user can repair it) or 130 (interrupted)."""
-    # PyTorch's threads wait for one another actively: beside another busy program an update takes 5 times as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        program += f", rank {os.environ['RANK']}"
-
-    def leave(number: int, frame: object) -> None:
-        os.write(2, f"{program}: interrupted\n".encode())
-        os._exit(130)
-
-    # Until `interruptible` takes over, either signal ends the program.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) != signal.SIG_IGN:  # as SIGINT is in a shell's background job
-            signal.signal(number, leave)
-    try:
-        main(sys.argv[1:])
-        sys.stdout.flush()
-    except BadInput as problem:
-        print(f"{program}: {problem}", file=sys.stderr)
-        return 2
-    except TimeIsUp as reason:
-        print(f"{program}: {reason}")
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # nobody reads the output any more (`| head`): no complaint at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0

@@ -19,7 +19,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from configs.cli import main_guard, parse_flags
+from command_line import main_guard, parse_flags
 from contracts import first_line
 from experiment.run_folder import MetricsRow
 from experiment.stored_run import StoredRun, changes, read_run

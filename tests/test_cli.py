@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.cli import main_guard, parse_eval, parse_train
+from command_line import main_guard
+from configs.cli import parse_eval, parse_train
 from configs.config import CHANGEABLE_ON_RESUME, EvalConfig, TrainConfig, differing_fields, to_dict
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
 from contracts import BadInput, TimeIsUp

@@ -29,7 +29,7 @@ import experiment.evaluation
 import experiment.report
 import experiment.run_folder
 import train_grpo
-from configs.cli import main_guard
+from command_line import main_guard
 from configs.config import changed
 from configs.presets import TINY_CHECKPOINT
 from contracts import resolve_pointer

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from configs.cli import main_guard, parse_flags
+from command_line import main_guard, parse_flags
 from contracts import BadInput, read_json, resolve_pointer, write_json
 
 if TYPE_CHECKING:  # imported where it is used: --help needs no torch

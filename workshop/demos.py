@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from configs.cli import main_guard, parse_flags
+from command_line import main_guard, parse_flags
 from configs.config import SimulatorConfig, check_numbers
 from contracts import BadInput, read_json, write_json
 from envs.assets import METAWORLD_LOOKS, find_pack

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import tyro
 
-from configs.cli import main_guard, parse_flags
+from command_line import main_guard, parse_flags
 from configs.config import check_numbers
 from contracts import BadInput
 from envs.assets import find_pack

@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from configs.cli import main_guard, parse_flags
+from command_line import main_guard, parse_flags
 from configs.config import changed
 from contracts import BadInput, write_json
 from experiment.metrics import system_metrics

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import eval as eval_program
 import train_grpo
-from configs.cli import main_guard
+from command_line import main_guard
 from tests.end_to_end.conftest import latest_of
 
 
