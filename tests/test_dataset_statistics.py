@@ -1,0 +1,153 @@
+"""Scaling by dataset statistics against the original code's outputs (tests/golden) and closed forms; their files."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from contracts import BadInput
+from vla.dataset_statistics import (
+    VectorStatistics,
+    load_statistics,
+    normalise,
+    normalise_proprio,
+    select_key,
+    suites_named,
+    unnormalise,
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+COMBINED = [f"{suite}_no_noops" for suite in ("libero_spatial", "libero_object", "libero_goal", "libero_10")]
+STATISTICS = load_statistics(GOLDEN / "checkpoint")["libero_tiny_no_noops"]
+
+
+@pytest.fixture
+def entry() -> dict:
+    """One data set's entry in a statistics file."""
+    return json.loads((GOLDEN / "checkpoint" / "dataset_statistics.json").read_text())["libero_tiny_no_noops"]
+
+
+def write(folder: Path, content: object, name: str = "dataset_statistics.json") -> Path:
+    (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+# Scaling
+
+
+@pytest.mark.parametrize("case", ["case_a_1img", "case_b_2img_proprio"])
+@pytest.mark.parametrize("source", ["discrete", "l1"])
+def test_unnormalise_equals_reference(case, source):
+    arrays = np.load(GOLDEN / f"{case}.npz")
+    actions = unnormalise(arrays[f"normalized_actions_{source}"], STATISTICS.action)
+    assert actions.dtype == np.float64
+    np.testing.assert_array_equal(actions, arrays[f"actions_{source}"])
+
+
+@pytest.mark.parametrize("mask", ["1111111", "0000000", "0110101", "1011110", None])
+def test_every_dimension_follows_its_own_place_in_the_mask(mask, entry, tmp_path):
+    if mask is None:  # then all are scaled
+        del entry["action"]["mask"]
+    else:
+        entry["action"]["mask"] = [bit == "1" for bit in mask]
+    statistics = load_statistics(write(tmp_path, {"key": entry}))["key"].action
+    chunk = np.random.default_rng(0).uniform(-1, 1, (8, 7))
+    actions = unnormalise(chunk, statistics)
+    for i, bit in enumerate(mask or "1111111"):
+        low = entry["action"]["q01"][i]
+        high = entry["action"]["q99"][i]
+        expected = chunk[:, i] if bit == "0" else 0.5 * (chunk[:, i] + 1) * (high - low + 1e-8) + low
+        np.testing.assert_array_equal(actions[:, i], expected)
+    np.testing.assert_allclose(normalise(actions, statistics), chunk, atol=1e-12)
+
+
+def test_a_dimension_that_never_moved_normalises_to_zero():
+    low = np.array([0.3, -1.0])
+    high = np.array([0.3, 1.0])  # the first is constant
+    statistics = VectorStatistics(min=low, max=high, q01=low, q99=high, mask=np.array([True, True]))
+    np.testing.assert_allclose(normalise(np.array([0.3, 0.5]), statistics), [0.0, 0.5], atol=1e-7)
+    assert normalise(np.array([9.0, 0.5]), statistics)[0] == 0.0
+
+
+def test_proprio_equals_reference_with_and_without_mask():
+    reference = np.load(GOLDEN / "postprocess.npz")
+    raw = reference["proprio_raw"]
+    mask = reference["proprio_mask"]
+    np.testing.assert_array_equal(normalise_proprio(raw, STATISTICS.proprio), reference["proprio_normalized"])
+    masked = normalise_proprio(raw, dataclasses.replace(STATISTICS.proprio, mask=mask))
+    np.testing.assert_array_equal(masked, reference["proprio_normalized_masked"])
+    assert (masked[:, ~mask] == np.clip(raw[:, ~mask], -1, 1)).all()
+
+
+# Files
+
+
+def test_norm_stats_of_the_config_serve_only_without_a_statistics_file(tmp_path, entry):
+    write(tmp_path, {"norm_stats": {"from_config": entry}}, "config.json")
+    assert list(load_statistics(tmp_path)) == ["from_config"]
+    write(tmp_path, {"from_file": {"action": entry["action"]}})
+    assert list(load_statistics(tmp_path)) == ["from_file"]
+    assert load_statistics(tmp_path)["from_file"].proprio is None  # a data set without robot states
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("q01", [0.0] * 6), ("max", [float("nan")] * 7), ("mask", [True] * 6)]
+)
+def test_a_broken_field_is_named(tmp_path, entry, field, value):
+    entry["action"][field] = value
+    with pytest.raises(BadInput, match=rf"dataset_statistics\.json.*{field}"):
+        load_statistics(write(tmp_path, {"some_key": entry}))
+
+
+@pytest.mark.parametrize("content", [[], {}, {"key": 3}, {"key": {"action": {"min": [0.0]}}}])
+def test_an_unexpected_structure_names_the_file(tmp_path, content):
+    with pytest.raises(BadInput, match=r"dataset_statistics\.json"):
+        load_statistics(write(tmp_path, content))
+
+
+# Keys
+
+
+@pytest.mark.parametrize(
+    ("keys", "suite", "unnorm_key", "expected"),
+    [
+        (COMBINED, "libero_goal", None, "libero_goal_no_noops"),
+        (["bridge", "libero_goal"], "libero_goal", None, "libero_goal"),
+        (["libero_tiny_no_noops"], "libero_spatial", None, "libero_tiny_no_noops"),
+        (["libero_10_no_noops_1.0"], "libero_10", None, "libero_10_no_noops_1.0"),
+        (COMBINED, "libero_goal", "libero_10_no_noops", "libero_10_no_noops"),
+    ],
+)
+def test_key_follows_from_the_suite_unless_one_is_given(keys, suite, unnorm_key, expected):
+    assert select_key(keys, suite, unnorm_key) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "suite", "unnorm_key"),
+    [
+        (COMBINED, "libero_90", None),
+        (COMBINED, "libero_goal", "libero_goal"),
+        (["bridge", "fractal"], "libero_goal", None),
+        (["libero_goal_no_noops"], "libero_spatial", None),
+    ],
+)
+def test_a_key_that_does_not_exist_is_refused_with_those_that_do(keys, suite, unnorm_key):
+    with pytest.raises(BadInput, match=", ".join(sorted(keys))):
+        select_key(keys, suite, unnorm_key)
+
+
+@pytest.mark.parametrize(
+    ("name", "suites"),
+    [
+        ("Openvla-oft-SFT-libero-spatial-traj1", {"libero_spatial"}),
+        ("Openvla-oft-SFT-libero10-traj1", {"libero_10"}),
+        ("openvla-7b-oft-libero-spatial-goal-10", {"libero_spatial", "libero_goal", "libero_10"}),
+        ("libero-long", {"libero_10"}),
+        ("libero_4_task_suites", set()),
+        ("my-spatial-policy", set()),
+    ],
+)
+def test_suites_are_read_from_names(name, suites):
+    assert suites_named(name) == suites

@@ -1,0 +1,79 @@
+"""Prompts and their ids against the original ones (tests/golden). The Llama-2 vocabulary itself is not distributed."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from contracts import BadInput
+from tests.llama_like import llama_like_tokenizer
+from vla.prompts import load_tokenizer, prompt, prompt_ids
+from vla.tokens import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID
+
+PROMPTS = json.loads((Path(__file__).parent / "golden" / "prompts.json").read_text())
+SPECIAL_TOKENS = {"<unk>": 0, "<s>": BOS_ID, "</s>": EOS_ID, "▁": EMPTY_TOKEN_ID}
+each_case = pytest.mark.parametrize("case", PROMPTS["cases"], ids=lambda case: repr(case["task"]))
+
+
+def word_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
+    """One id a word, as small checkpoints have it. It adds BOS by itself, like the released files."""
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", BOS_ID)]
+    )
+    return tokenizer
+
+
+def test_special_ids_equal_reference():
+    reference = [PROMPTS[name] for name in ("bos", "eos", "pad", "empty_token")]
+    assert reference == [BOS_ID, EOS_ID, PAD_ID, EMPTY_TOKEN_ID]
+
+
+@each_case
+def test_prompt_and_ids_equal_reference(case):
+    def encode(text: str, add_special_tokens: bool) -> SimpleNamespace:
+        """Answers with the reference's ids."""
+        assert text == case["eval_prompt"]
+        return SimpleNamespace(ids=case["eval_ids_processor"][0 if add_special_tokens else 1 :])
+
+    assert prompt(case["task"]) == case["eval_prompt"]
+    ids = prompt_ids(SimpleNamespace(encode=encode), case["task"])
+    assert ids == case["eval_ids_with_29871"]
+    assert ids == case["train_input_ids"][: len(ids)]  # so the policy reads what it was trained on
+
+
+@each_case
+def test_ids_of_a_llama_like_tokenizer_equal_reference(case, tmp_path):
+    llama_like_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    assert prompt_ids(load_tokenizer(tmp_path), case["task"]) == case["eval_ids_with_29871"]
+
+
+def test_padding_and_truncation_saved_in_the_file_do_not_change_the_ids(tmp_path):
+    tokenizer = word_tokenizer({**SPECIAL_TOKENS, "stove": 5})
+    expected = prompt_ids(tokenizer, "turn on the stove")
+    assert 5 in expected
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=40)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert prompt_ids(load_tokenizer(tmp_path), "turn on the stove") == expected
+
+
+@pytest.mark.parametrize(("token", "token_id"), [("<s>", 7), ("</s>", 7), ("▁", 28705)])
+def test_the_vocabulary_of_another_model_is_refused(tmp_path, token, token_id):
+    word_tokenizer({**SPECIAL_TOKENS, token: token_id}).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(BadInput, match=r"tokenizer\.json.*Llama-2"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"{}", b"version https://git-lfs.github.com/spec/v1\noid sha256:0"]
+)
+def test_a_file_that_is_missing_or_no_tokenizer_is_named(tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(BadInput, match=str(path)):
+        load_tokenizer(tmp_path)
