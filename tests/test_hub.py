@@ -1,0 +1,71 @@
+"""Folders of checkpoints: local ones and complete downloads need no network; without a network, one line says so.
+
+The hub is played by a server in this process that takes connections and never answers.
+"""
+
+import json
+import socket
+
+import pytest
+from huggingface_hub import constants
+
+from contracts import BadInput
+from vla import hub
+from vla.hub import resolve_checkpoint
+
+
+@pytest.fixture
+def silent_hub(monkeypatch):
+    """A hub that sends nothing. Gives a function that tells whether it was asked."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+        def was_asked() -> bool:
+            try:
+                server.accept()[0].close()
+            except BlockingIOError:
+                return False
+            return True
+
+        yield was_asked
+
+
+def cache_snapshot(tmp_path, monkeypatch, files: dict[str, str]):
+    """Make `tmp_path` the download cache, with a snapshot of someone/policy that has these files."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    repository = tmp_path / "models--someone--policy"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("a" * 40)
+    for name, content in files.items():
+        (snapshot / name).write_text(content)
+    return snapshot
+
+
+def test_local_path_is_looked_up_without_network(tmp_path, silent_hub):
+    assert resolve_checkpoint(str(tmp_path)) == tmp_path
+    for name in ("/no/such/folder", "./missing", "runs/a/checkpoints/best"):
+        with pytest.raises(BadInput, match=name):
+            resolve_checkpoint(name)
+    assert not silent_hub()
+
+
+def test_complete_snapshot_in_the_cache_needs_no_network(tmp_path, silent_hub, monkeypatch):
+    snapshot = cache_snapshot(tmp_path, monkeypatch, {"config.json": "{}", "model.safetensors": ""})
+    assert resolve_checkpoint("someone/policy") == snapshot
+    assert not silent_hub()
+
+
+def test_incomplete_snapshot_is_asked_for_and_the_hub_given_up_within_the_timeout(
+    tmp_path, silent_hub, monkeypatch
+):
+    monkeypatch.setattr(hub, "HUB_TIMEOUT_S", 0.2)
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    index = json.dumps({"weight_map": {"a": shards[0], "b": shards[1]}})
+    cache_snapshot(tmp_path, monkeypatch, {"model.safetensors.index.json": index, shards[0]: ""})
+    with pytest.raises(BadInput, match="someone/policy"):
+        resolve_checkpoint("someone/policy")
+    assert silent_hub()
