@@ -60,12 +60,13 @@ def main(argv: Sequence[str]) -> None:
     """Play the episodes that are missing, for one checkpoint or the two of a comparison, and print the results."""
     config = parse_eval(argv)
     from experiment.run_folder import lock_file
-    from preflight import choose_looks
+    from experiment.setup import choose_looks
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     out = Path(config.out or time.strftime(f"runs/eval-%Y%m%d-%H%M%S-{os.getpid()}.json"))
     plan = plan_episodes(config, argv)
-    config, _ = choose_looks(config)
+    assets = choose_looks(config.simulator.assets, config.model, config.suites)
+    config = replace(config, simulator=replace(config.simulator, assets=assets))
     lock = lock_file(out.with_name(f".{out.name}.lock"), f"--out {out}")
 
     before = None
@@ -126,7 +127,7 @@ def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Re
 
     `other`: results of the policy that these will be compared with.
     """
-    from preflight import load_policy
+    from experiment.setup import load_policy
 
     results = None
     for suite in config.suites:
@@ -159,13 +160,12 @@ def check_policy(config: EvalConfig, policy: Policy) -> None:
 def print_start(config: EvalConfig, policy: Policy, plan: Plan, results: Results) -> None:
     """Say what is evaluated and how, with warnings about its pictures."""
     from preflight import check_looks
-    from rl.selfcheck import Caution
 
     settings = results.settings
     print(f"{config.model.checkpoint}: {policy.kind}, {settings['mode']}; assets: {settings['assets']}")
-    looks = check_looks(policy.info, config.simulator.assets)
-    if isinstance(looks, Caution):
-        print(looks)
+    looks = check_looks(policy.info, find_pack(config.simulator.assets))
+    if looks.status == "warning":
+        print(looks.text)
     if config.protocol is not None and not settings["assets"].startswith("official"):
         print("published results were taken with LIBERO's own pictures: --assets official")
     if results.episodes:
@@ -261,7 +261,7 @@ def episode_of(key: EpisodeKey, seed: int = 0) -> Episode:
 
 def settings_of(config: EvalConfig, policy: Policy) -> Settings:
     """What decides, beside the episode's key, how an episode ends. Raises BadInput for a missing L1 head."""
-    from preflight import weights_fingerprint
+    from experiment.setup import weights_fingerprint
 
     mode = choose_mode(config, policy)
     bddl_file = config.simulator.bddl_file

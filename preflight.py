@@ -1,11 +1,11 @@
-"""The checks before the first episode: each finding is one line, with the command that repairs it where one is needed.
+"""The checks before the first episode: what each finds is one line, with the command that repairs it where needed.
 
-A training run stops at the first failure; `--check-only` goes on with all that it leaves possible.
+A training run stops at the first failure; `--check-only` goes on with all that it leaves possible. A check takes plain
+values, most of them made by `experiment.setup`, and returns a `Check`.
 """
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import platform
@@ -14,422 +14,431 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Literal, TypeVar, get_args
 
-import imageio.v2 as imageio
-import numpy as np
 import torch
 
-from configs.config import (
-    EvalConfig,
-    ModelConfig,
-    RunConfig,
-    SimulatorConfig,
-    TaskConfig,
-    TrainConfig,
-    UpdateConfig,
-    require,
-)
+from configs.config import ModelConfig, RunConfig, SimulatorConfig, TaskConfig, TrainConfig
 from contracts import BadInput, Observation, SelfCheckError, first_line
-from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
+from envs.assets import Pack, find_pack
 from envs.env import EnvSpec
-from envs.pool import Pool, make_pool, task_info
+from envs.pool import Pool, make_pool
 from envs.rendering import REPAIR, check_versions, find_renderer, simulator_versions
-from envs.tasks import METAWORLD, TaskInfo
+from envs.tasks import TaskInfo
 from envs.worker import NoAnswer, ask
+from experiment.setup import (
+    choose_looks,
+    find_checkpoint,
+    find_tasks,
+    first_observation,
+    fit_micro_batch,
+    load_policy,
+    load_teacher,
+    make_spec,
+    simulator_memory,
+)
 from rl import selfcheck
-from rl.phases import Teacher, choose_teacher, phase_at
-from rl.selfcheck import Caution
-from vla.checkpoint import CheckpointInfo, base_and_adapter, inspect_checkpoint
-from vla.dataset_statistics import same_actions, select_key, suites_named
-from vla.device import GIB, choose_device, is_large
-from vla.hub import resolve_checkpoint
-from vla.loading import LoadOptions
-from vla.memory import fit_to_memory
+from rl.phases import Teacher, phase_at
+from vla.checkpoint import CheckpointInfo, base_and_adapter
+from vla.dataset_statistics import select_key, suites_named
+from vla.device import GIB, choose_device
 from vla.policy import Policy
 
 log = logging.getLogger(__name__)
 MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an empty frame has none
 COPIES_IN_CHECKPOINT = 3  # of every trained number, float32: itself and AdamW's two moments
 RESERVE_GIB = 0.5  # of the disk, for videos, records and the report
-STATUSES = ("ok", "warning", "FAILED", "skipped")
-Config = TypeVar("Config", TrainConfig, EvalConfig)
+SOFTWARE_RENDERERS = ("llvmpipe", "softpipe", "swrast", "software")
+Status = Literal["ok", "warning", "FAILED", "skipped"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a check found: one line, which for a warning or a failure says what to do."""
+
+    status: Status
+    text: str
+
+    @property
+    def passed(self) -> bool:
+        return self.status in ("ok", "warning")
 
 
 class Checks:
-    """Makes checks and remembers their findings. A failure is raised, or printed, with `show_all`, like all else."""
+    """The checks made so far. A failure is raised; with `show_all` it is printed, as all the others are."""
 
     def __init__(self, show_all: bool = False) -> None:
-        self.findings: list[tuple[str, str, str]] = []  # name, status, text
-        self._show_all, self._started = show_all, time.perf_counter()
+        self.made: dict[str, Check] = {}  # by name, in the order in which they were made
+        self._show_all = show_all
         self._print = show_all and os.environ.get("RANK", "0") == "0"
+        self._started = time.perf_counter()
+        self._last_line = self._started
 
-    def make(self, name: str, check: Callable[[], Any], *needs: Any) -> Any:
-        """Make a check; returns its value, if it gives one, or its finding. None: it failed, or one of `needs` did."""
-        started, value, status, text = time.perf_counter(), None, "skipped", "what it needs has failed"
-        if all(need is not None for need in needs):
-            try:
-                found = check()
-                value, text = found if isinstance(found, tuple) else (found, found)
-                status = "warning" if isinstance(text, Caution) else "ok"
-            except Exception as failure:
-                if not self._show_all:
-                    raise
-                status, text = "FAILED", str(failure)
-                if not isinstance(failure, BadInput | SelfCheckError):
-                    log.error("a check ended in a fault", exc_info=failure)
-                    text = (
-                        f"{type(failure).__name__}: {first_line(failure)} (a fault: its traceback is above)"
-                    )
-        self.findings.append((name, status, text))
+    def run(self, name: str, check: Callable[..., Check], *values: object, after: Sequence[str] = ()) -> None:
+        """Make a check. It is skipped when one of its values is None, or a check named in `after` did not pass."""
+        result = self._attempt(name, check, values, after)
+        if result is not None:
+            self._add(name, result)
+
+    def make(
+        self,
+        name: str,
+        check: Callable[[T], Check],
+        function: Callable[..., T],
+        *values: object,
+        after: Sequence[str] = (),
+    ) -> T | None:
+        """Make function(*values), and check it. None when that failed, or was skipped as in `run`."""
+        value = self._attempt(name, function, values, after)
+        if value is None:
+            return None
+        self.run(name, check, value)
+        return value if self.made[name].passed else None
+
+    def _attempt(
+        self, name: str, function: Callable[..., T], values: Sequence[object], after: Sequence[str]
+    ) -> T | None:
+        if any(value is None for value in values) or not all(self.made[other].passed for other in after):
+            self._add(name, Check("skipped", "what it needs has failed"))
+            return None
+        try:
+            return function(*values)
+        except Exception as failure:
+            if not self._show_all:
+                raise
+            text = str(failure)
+            if not isinstance(failure, BadInput | SelfCheckError):
+                log.error("a check ended in a fault", exc_info=failure)
+                text = f"{type(failure).__name__}: {first_line(failure)} (a fault: its traceback is above)"
+            self._add(name, Check("FAILED", text))
+            return None
+
+    def _add(self, name: str, check: Check) -> None:
+        """Keep a check, and print it with the seconds since the line before."""
+        if check.status == "FAILED" and not self._show_all:
+            raise BadInput(check.text)
+        self.made[name] = check
+        now = time.perf_counter()
         if self._print:
-            print(f"{status:8} {name:14} {time.perf_counter() - started:5.1f} s  {text}", flush=True)
-        return value
+            print(f"{check.status:8} {name:14} {now - self._last_line:5.1f} s  {check.text}", flush=True)
+        self._last_line = now
 
     def summary(self) -> str:
-        counts = Counter(status for _, status, _ in self.findings)
-        counted = ", ".join(f"{counts[status]} {status}" for status in STATUSES if counts[status])
-        return f"{len(self.findings)} checks in {time.perf_counter() - self._started:.1f} s: {counted}"
+        counts = Counter(check.status for check in self.made.values())
+        counted = ", ".join(f"{counts[status]} {status}" for status in get_args(Status) if counts[status])
+        return f"{len(self.made)} checks in {time.perf_counter() - self._started:.1f} s: {counted}"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """The summary and the warnings, as (title, text), for the table that a run shows at its start."""
+        rows = [("checks", self.summary())]
+        for name, check in self.made.items():
+            if check.status == "warning":
+                rows.append(("warning", f"{name}: {check.text}"))
+        return rows
 
     def conclude(self) -> None:
         """Print the summary. Raises BadInput when a check has failed."""
         if self._print:
             print(self.summary())
-        failed = [f"{name}: {text}" for name, status, text in self.findings if status == "FAILED"]
-        require(not failed, f"{len(failed)} of {len(self.findings)} checks FAILED; {' '.join(failed[:1])}")
-
-
-def check_machine(checks: Checks, config: TrainConfig) -> tuple[Any, Any]:
-    """What needs no policy. Returns whether there is a device for one, and whether LIBERO runs (None: no)."""
-    versions = checks.make("versions", check_installed)
-    device = checks.make("device", lambda: check_device(config.model))
-    renderer = checks.make("rendering", check_rendering)
-    envs, tasks = config.simulator, len(config.task.task_ids)
-    if envs.simulators == "ray":
-        checks.make("ray", check_ray)
-    else:
-        checks.make("host memory", lambda: check_host_memory(envs, tasks))
-    return device, versions and renderer
-
-
-def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool) -> Observation:
-    """Before a run; returns the first observation of the first task. Raises the first failure."""
-    check_checkpoint(checks, config, policy.info)
-    checks.make("disk", lambda: check_disk(config.run, policy))
-    observation = checks.make("first frame", lambda: check_first_frame(pool, config.task))
-    check_policy(checks, config, policy, observation, config.update.micro_batch_size)
-    return observation
+        failed = [f"{name}: {check.text}" for name, check in self.made.items() if check.status == "FAILED"]
+        if failed:
+            raise BadInput(f"{len(failed)} of {len(self.made)} checks FAILED; {failed[0]}")
 
 
 def check_only(config: TrainConfig) -> None:
     """Make all checks and print a line for each. Raises BadInput if one failed."""
     checks = Checks(show_all=True)
-    chosen = checks.make("assets", lambda: choose_looks(config))
-    config = chosen or config
-    device, can_simulate = check_machine(checks, config)
-    info = checks.make("checkpoint", lambda: find_checkpoint(config.model), device)
-    suite = check_checkpoint(checks, config, info, chosen)
-    policy = checks.make("weights", lambda: load_weights(config), suite)
-    checks.make("teacher", lambda: ": ".join(load_teacher(config, policy)), policy)
-    micro_batch_size = checks.make("micro-batch", lambda: fit_micro_batch(config, policy), policy)
-    checks.make("disk", lambda: check_disk(config.run, policy), policy)
-    found = checks.make("tasks", lambda: find_tasks(config, info.num_images if info else 1))
+    task = config.task
+    assets = checks.make(
+        "assets", check_assets, choose_looks, config.simulator.assets, config.model, (task.task_suite,)
+    )
+    simulator = replace(config.simulator, assets=assets or config.simulator.assets)
+    check_machine(checks, config.model, simulator, len(task.task_ids))
+
+    info = checks.make("checkpoint", check_checkpoint, find_checkpoint, config.model, after=["device"])
+    checks.run("looks", check_looks, info, find_pack(assets) if assets else None)
+    checks.run("suite", check_suite, info, config.model, task.task_suite)
+    policy = checks.make(
+        "weights",
+        check_weights,
+        load_policy,
+        config.model,
+        task.task_suite,
+        config.update.lora_rank,
+        config.run.seed,
+        after=["suite"],
+    )
+    checks.make(
+        "teacher",
+        check_teacher,
+        load_teacher,
+        policy,
+        config.model,
+        config.phases,
+        task.task_suite,
+        config.loss.kl_coef,
+    )
+    micro_batch_size = checks.make(
+        "micro-batch",
+        check_micro_batch,
+        fit_micro_batch,
+        policy,
+        config.update,
+        simulator,
+        len(task.task_ids),
+    )
+    checks.run("disk", check_disk, config.run, policy)
+
+    spec = make_spec(task, simulator, num_images=info.num_images if info else 1)
+    checks.make("tasks", check_tasks, find_tasks, spec, task)
     observation = checks.make(
-        "first frame", lambda: first_frame_apart(config, found[0]), found, can_simulate and chosen
+        "first frame",
+        check_first_frame,
+        first_observation_apart,
+        spec,
+        task,
+        simulator.simulators,
+        after=["assets", "versions", "rendering", "tasks"],
     )
     check_policy(checks, config, policy, observation, micro_batch_size)
     checks.conclude()
 
 
-def check_checkpoint(checks: Checks, config: TrainConfig, info: Any, has_looks: Any = True) -> Any:
-    checks.make("looks", lambda: check_looks(info, config.simulator.assets), info, has_looks)
-    return checks.make("suite", lambda: check_suite(info, config.model, config.task.task_suite), info)
+def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool) -> Observation:
+    """Check what a run has been set up with; returns the first observation. Raises the first failure."""
+    checks.run("looks", check_looks, policy.info, find_pack(config.simulator.assets))
+    checks.run("suite", check_suite, policy.info, config.model, config.task.task_suite)
+    checks.run("disk", check_disk, config.run, policy)
+    observation = checks.make("first frame", check_first_frame, first_observation, pool, config.task)
+    assert observation is not None  # a failure was raised
+    check_policy(checks, config, policy, observation, config.update.micro_batch_size)
+    return observation
+
+
+def check_machine(checks: Checks, model: ModelConfig, simulator: SimulatorConfig, num_tasks: int) -> None:
+    """Check what needs no policy."""
+    checks.run("versions", check_installed)
+    checks.run("device", check_device, model)
+    checks.make("rendering", check_renderer, find_renderer_apart)
+    if simulator.simulators == "ray":
+        checks.run("ray", check_ray)
+    else:
+        checks.run("host memory", check_host_memory, simulator, num_tasks)
 
 
 def check_policy(
-    checks: Checks, config: TrainConfig, policy: Any, observation: Any, micro_batch_size: Any
+    checks: Checks,
+    config: TrainConfig,
+    policy: Policy | None,
+    observation: Observation | None,
+    micro_batch_size: int | Literal["auto"] | None,
 ) -> None:
-    """Ask the policy what no error message would ever tell (`rl.selfcheck`)."""
-    seen = observation or (policy and selfcheck.made_up_observation(policy))
-    # After the warmup of an L1 head, or of another checkpoint, nothing is left of the checkpoint's token logits.
-    phases, has_l1_head = config.phases, policy and policy.action_head is not None
-    has_other_tokens = phases.teacher_checkpoint or (has_l1_head and phases.teacher != "greedy")
-    relearns = phase_at(0, phases).distils and has_other_tokens
-    needs_tokens = not (config.evaluation.allow_zero_baseline or relearns)
-    checks.make("attention", lambda: selfcheck.attention_probe(policy), policy)
-    checks.make("images", lambda: selfcheck.image_probe(policy), policy)
-    checks.make("token head", lambda: selfcheck.token_probe(policy, seen, needs_tokens), policy, observation)
-    checks.make(
-        "log-probs", lambda: selfcheck.check_logits_path(policy, seen, config.rollout.temperature), policy
-    )
-    checks.make(
-        "learning", lambda: selfcheck.check_learning(policy, seen, micro_batch_size), micro_batch_size
-    )
+    """Ask the policy what no error message would ever tell (`rl.selfcheck`). None: this could not be made."""
+    seen = observation
+    if seen is None and policy is not None:
+        seen = selfcheck.made_up_observation(policy)
+    checks.run("attention", check_attention, policy)
+    checks.run("images", check_images, policy)
+    checks.run("token head", check_token_head, policy, observation, config)
+    checks.run("log-probs", check_log_probs, policy, seen, config.rollout.temperature)
+    checks.run("learning", check_learning, policy, seen, micro_batch_size)
 
 
-def check_installed() -> str:
+# The machine.
+
+
+def check_installed() -> Check:
     """The versions that decide what is computed. Raises BadInput for those of the simulator that change LIBERO."""
-    ours = {
+    versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": version("transformers"),
+        **simulator_versions(),
     }
-    finding = ", ".join(f"{name} {number}" for name, number in (ours | simulator_versions()).items())
+    text = ", ".join(f"{package} {installed}" for package, installed in versions.items())
     caution = check_versions()
-    return Caution(f"{finding}: {caution}") if caution else finding
+    return Check("warning", f"{text}: {caution}") if caution else Check("ok", text)
 
 
-def check_device(model: ModelConfig) -> str:
-    """The device's name and memory. Raises BadInput when it computes nothing, as when torch has no code for it."""
+def check_device(model: ModelConfig) -> Check:
+    """The device's name and memory. A GPU that torch has no code for computes nothing."""
     device = choose_device(model.device, base_and_adapter(str(model.checkpoint), None)[0])
     if device.type != "cuda":
-        return f"CPU, {torch.get_num_threads()} thread(s)"
+        return Check("ok", f"CPU, {torch.get_num_threads()} thread(s)")
     name = torch.cuda.get_device_name(device)
     try:
         torch.ones(2, device=device).sum().item()
     except RuntimeError as error:
         repair = "see nvidia-smi; where torch has no code for it, run: pip install --upgrade torch torchvision timm"
-        raise BadInput(f"{name} does not compute ({first_line(error)}): {repair}") from None
-    return f"{name}, {torch.cuda.get_device_properties(device).total_memory / GIB:.0f} GiB"
+        return Check("FAILED", f"{name} does not compute ({first_line(error)}): {repair}")
+    return Check("ok", f"{name}, {torch.cuda.get_device_properties(device).total_memory / GIB:.0f} GiB")
 
 
-def check_rendering() -> str:
-    """One frame outside of LIBERO, and what drew it; software beside a GPU is a caution."""
+def find_renderer_apart() -> str:
+    """What draws a frame outside of LIBERO, asked in a process of its own. Raises BadInput where nothing does."""
     try:
-        finding = ask(find_renderer)
+        return ask(find_renderer)
     except NoAnswer as reason:
         raise BadInput(f"no frame can be rendered ({reason}); {REPAIR}") from None
-    in_software = any(word in finding.lower() for word in ("llvmpipe", "softpipe", "swrast", "software"))
-    slow = "renders on the CPU, slowly, although there is a GPU; run: unset MUJOCO_GL PYOPENGL_PLATFORM"
-    return Caution(f"{finding} {slow}; {REPAIR}") if in_software and torch.cuda.is_available() else finding
 
 
-def check_ray() -> str:
+def check_renderer(renderer: str) -> Check:
+    """Software is slow, which is worth a warning where there is a GPU."""
+    in_software = any(name in renderer.lower() for name in SOFTWARE_RENDERERS)
+    if in_software and torch.cuda.is_available():
+        slow = "renders on the CPU, slowly, although there is a GPU; run: unset MUJOCO_GL PYOPENGL_PLATFORM"
+        return Check("warning", f"{renderer} {slow}; {REPAIR}")
+    return Check("ok", renderer)
+
+
+def check_ray() -> Check:
     """Join the cluster: what it has. Raises BadInput."""
     from envs.ray_workers import connect  # which imports what is not always installed
 
-    return connect()
+    return Check("ok", connect())
 
 
-def simulators_gib(simulator: SimulatorConfig, num_tasks: int) -> tuple[float, float]:
-    """Main memory of simulators here, and of a GPU (8 low-poly ones: 1.0 GiB, 15 official 8.3, 16 of 10 tasks 66)."""
-    built = min(num_tasks, simulator.kept_tasks)
-    here = simulator.num_envs if simulator.simulators == "processes" else 0  # Ray chooses the nodes of others
-    light = simulator.assets in ("lowpoly", METAWORLD_LOOKS)
-    main, of_gpu = (0.3 + 0.2 * built, 0.13 * built) if light else (0.6 + 0.6 * built, 0.15 + 0.4 * built)
-    return here * main, here * of_gpu
-
-
-def check_host_memory(simulator: SimulatorConfig, num_tasks: int) -> str:
+def check_host_memory(simulator: SimulatorConfig, num_tasks: int) -> Check:
     available_kib = re.findall(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[0]
-    free, needed = int(available_kib) / 2**20, simulators_gib(simulator, num_tasks)[0]
-    finding = f"{free:.1f} GiB are free, {simulator.num_envs} simulator(s) will take about {needed:.1f}"
-    return Caution(f"{finding}: lower --num-envs or --kept-tasks") if free < needed else finding
+    free = int(available_kib) / 2**20
+    needed = simulator_memory(simulator, num_tasks).main
+    text = f"{free:.1f} GiB are free, {simulator.num_envs} simulator(s) will take about {needed:.1f}"
+    if free < needed:
+        return Check("warning", f"{text}: lower --num-envs or --kept-tasks")
+    return Check("ok", text)
 
 
-def check_disk(run: RunConfig, policy: Policy) -> str:
+def check_disk(run: RunConfig, policy: Policy) -> Check:
+    """Whether the checkpoints that a run keeps fit on the disk."""
     output = Path(run.output).absolute()
-    free = (
-        shutil.disk_usage(next(folder for folder in (output, *output.parents) if folder.is_dir())).free / GIB
-    )
+    existing_folder = next(folder for folder in (output, *output.parents) if folder.is_dir())
+    free = shutil.disk_usage(existing_folder).free / GIB
     trained = sum(parameter.numel() for _, parameter in policy.named_trainable_parameters())
-    kept = run.keep_checkpoints + 2  # and `best`, and one that is being written
-    needed = 4 * trained * COPIES_IN_CHECKPOINT * kept / GIB + RESERVE_GIB
-    finding = f"{free:.1f} GiB are free in {output}, {kept} checkpoints and records take {needed:.1f}"
-    require(
-        free >= needed, f"{finding}: name a folder on another disk with --output, or lower --keep-checkpoints"
+    checkpoints = run.keep_checkpoints + 2  # and `best`, and one that is being written
+    needed = 4 * trained * COPIES_IN_CHECKPOINT * checkpoints / GIB + RESERVE_GIB
+    text = f"{free:.1f} GiB are free in {output}, {checkpoints} checkpoints and records take {needed:.1f}"
+    if free < needed:
+        return Check(
+            "FAILED", f"{text}: name a folder on another disk with --output, or lower --keep-checkpoints"
+        )
+    return Check("ok", text)
+
+
+# The checkpoint and what it is used for.
+
+
+def check_assets(assets: str) -> Check:
+    pack = find_pack(assets)
+    return Check("ok", f"{pack}: {pack.folder}")
+
+
+def check_checkpoint(info: CheckpointInfo) -> Check:
+    proprio = "proprio" if info.uses_proprio else "no proprio"
+    return Check("ok", f"{info.kind}; reads {info.num_images} image(s) and {proprio}; {info.folder}")
+
+
+def check_looks(info: CheckpointInfo, pack: Pack) -> Check:
+    """Whether the policy will see what it was trained on: LIBERO's own, where its folder does not say."""
+    trained_on = info.looks or ("official",)
+    if pack.looks in trained_on:
+        return Check("ok", str(pack))
+    names = [
+        looks if looks in ("official", "lowpoly", "metaworld") else f"the folder of pack {looks}"
+        for looks in trained_on
+    ]
+    assumed = "" if info.looks else ", as most were: its folder does not say"
+    return Check(
+        "warning",
+        f"{pack}, but the policy was trained on {' and '.join(trained_on)}{assumed}; "
+        f"use --assets {' or '.join(names)}",
     )
-    return finding
 
 
-def find_checkpoint(model: ModelConfig) -> tuple[CheckpointInfo, str]:
-    base, adapter = base_and_adapter(str(model.checkpoint), None)
-    info = inspect_checkpoint(resolve_checkpoint(base), adapter=adapter)
-    reads = f"{info.num_images} image(s) and {'' if info.uses_proprio else 'no '}proprio"
-    return info, f"{info.kind}; reads {reads}; {info.folder}"
-
-
-def check_suite(info: CheckpointInfo, model: ModelConfig, task_suite: str) -> str:
+def check_suite(info: CheckpointInfo, model: ModelConfig, task_suite: str) -> Check:
     """The ranges of actions in force, and whether they and the checkpoint's name are those of the suite."""
     key = select_key(info.statistics, task_suite, model.unnorm_key)
-    base, _ = base_and_adapter(str(model.checkpoint), None)
     action = info.statistics[key].action
-    low, high = (" ".join(f"{v:.2f}" for v in bound) for bound in (action.q01, action.q99))
-    finding = f"{key}: actions from [{low}] to [{high}]"
+    low = " ".join(f"{value:.2f}" for value in action.q01)
+    high = " ".join(f"{value:.2f}" for value in action.q99)
+    text = f"{key}: actions from [{low}] to [{high}]"
+    base, _ = base_and_adapter(str(model.checkpoint), None)
     for name, repair in ((key, "leave out --unnorm-key"), (Path(base).name, "use another --task-suite")):
-        if suites_named(name) and task_suite not in suites_named(name):
+        suites = suites_named(name)
+        if suites and task_suite not in suites:
             other = f"{name} is of another suite than the tasks ({task_suite}), and has no success as a rule"
-            return Caution(f"{finding}; {other}: {repair}, or use another --checkpoint")
-    return finding
+            return Check("warning", f"{text}; {other}: {repair}, or use another --checkpoint")
+    return Check("ok", text)
 
 
-def choose_looks(config: Config) -> tuple[Config, str]:
-    """The configuration with the looks that `--assets auto` stands for, and which they are. Raises BadInput."""
-    assets, model = config.simulator.assets, config.model
-    suites = config.suites if isinstance(config, EvalConfig) else (config.task.task_suite,)
-    if METAWORLD in suites:
-        assets = METAWORLD_LOOKS
-    if assets == "auto":  # a 7B knows LIBERO's own; on a CPU they cost a small policy two thirds of its speed
-        assets = "official"
-        if not is_large(Path(base_and_adapter(str(model.checkpoint), None)[0]).expanduser()):
-            has_gpu = model.device != "cpu" and torch.cuda.is_available()
-            known = find_checkpoint(model)[0].looks or ("official",)
-            assets = "official" if has_gpu and installed_official() and "official" in known else "lowpoly"
-    pack = find_pack(assets)
-    return replace(config, simulator=replace(config.simulator, assets=assets)), f"{pack}: {pack.folder}"
-
-
-def check_looks(info: CheckpointInfo, assets: str) -> str:
-    """Whether the policy will see what it was trained on: LIBERO's own, where its folder does not say."""
-    pack, known = find_pack(assets), info.looks or ("official",)
-    if pack.looks in known:
-        return str(pack)
-    repair = " or ".join(
-        look if look in ("official", "lowpoly", "metaworld") else f"the folder of pack {look}"
-        for look in known
-    )
-    said = "" if info.looks else ", as most were: its folder does not say"
-    return Caution(
-        f"{pack}, but the policy was trained on {' and '.join(known)}{said}; use --assets {repair}"
-    )
-
-
-def find_tasks(config: TrainConfig, num_images: int) -> tuple[tuple[EnvSpec, list[TaskInfo]], str]:
-    """The simulators' recipe and the tasks, each of which has the initial states that the configuration uses."""
-    task, simulator = config.task, config.simulator
-    assets, bddl_file, cap, kept = (
-        simulator.assets,
-        simulator.bddl_file,
-        simulator.max_env_steps,
-        simulator.kept_tasks,
-    )
-    spec = EnvSpec(task.task_suite, task.task_ids, num_images, assets, bddl_file, cap, kept)
-    needed, lower = task.eval_init_states[1], "--train-init-states, --eval-init-states"
-    if isinstance(task.train_init_states, tuple):
-        needed = max(needed, task.train_init_states[1])
-    for info in (tasks := task_info(spec)):
-        few = (
-            f"task {info.task_id} ({info.name}) has only {info.num_init_states} initial states: lower {lower}"
-        )
-        require(needed <= info.num_init_states, few)
-    return (spec, tasks), "; ".join(f"{info.task_id} {info.instruction}" for info in tasks)
-
-
-def check_first_frame(pool: Pool, task: TaskConfig) -> tuple[Observation, str]:
-    states = task.train_init_states
-    pool.reset(0, task.task_ids[0], states[0] if isinstance(states, tuple) else None)
-    ((_, result),) = pool.ready()
-    if result.observation is None:
-        repair = "look at the messages above; run: pip install --no-deps -r requirements-simulator.txt"
-        raise BadInput(
-            f"the simulator failed at its first reset (task {task.task_ids[0]}: {result.error}), {repair}"
-        )
-    images = result.observation.images
-    contrast = min(float(image.std()) for image in images)
-    finding = (
-        f"{len(images)} camera(s), {images.shape[2]} x {images.shape[1]} pixels, contrast {contrast:.1f}"
-    )
-    empty = "a rendered frame is empty: check the GL driver (try MUJOCO_GL=osmesa), or --assets"
-    require(contrast >= MIN_CONTRAST, f"{finding}: {empty}")
-    return result.observation, finding
-
-
-def first_frame_apart(config: TrainConfig, spec: EnvSpec) -> tuple[Observation, str]:
-    """The same in a process of its own: a simulator that hangs or crashes is a finding, too."""
-    on_ray = config.simulator.simulators == "ray"
-    with make_pool(spec, 1, simulators="ray") if on_ray else Pool(spec, 1) as pool:
-        return check_first_frame(pool, config.task)
-
-
-def load_weights(config: TrainConfig) -> tuple[Policy, str]:
-    policy = load_policy(config.model, config.task.task_suite, config.update, config.run.seed)
+def check_weights(policy: Policy) -> Check:
     rows = dict(policy.describe())
-    return policy, f"{rows['parameters']}; trainable {rows['trainable']}; on {policy.device}"
+    return Check("ok", f"{rows['parameters']}; trainable {rows['trainable']}; on {policy.device}")
 
 
-def fit_micro_batch(config: TrainConfig, policy: Policy) -> tuple[int, str]:
-    update, others = config.update, int(simulators_gib(config.simulator, len(config.task.task_ids))[1] * GIB)
-    share = -(-update.batch_size // int(os.environ.get("WORLD_SIZE", "1")))
-    size = fit_to_memory(policy, update.gradient_checkpointing, update.micro_batch_size, share, others)
-    return size, f"{size} decisions at a time"
+def check_teacher(teacher: Teacher) -> Check:
+    return Check("ok", f"{teacher.mode}: {teacher.why}")
 
 
-def load_policy(
-    model: ModelConfig, suite: str, update: UpdateConfig = TrainConfig.update, seed: int = 0
-) -> Policy:
-    """The pretrained policy with fresh adapters, or a trained one. Raises BadInput."""
-    options = LoadOptions(
-        task_suite=suite,
-        unnorm_key=model.unnorm_key,
-        lora_rank=update.lora_rank,
-        seed=seed,
-        device=model.device,
-        memory_budget=model.memory_budget,
-        frozen_weights=model.frozen_weights,
-        compile=model.compile,
+def check_micro_batch(micro_batch_size: int) -> Check:
+    return Check("ok", f"{micro_batch_size} decisions at a time")
+
+
+# The simulator.
+
+
+def check_tasks(tasks: Sequence[TaskInfo]) -> Check:
+    return Check("ok", "; ".join(f"{task.task_id} {task.instruction}" for task in tasks))
+
+
+def first_observation_apart(spec: EnvSpec, task: TaskConfig, simulators: str) -> Observation:
+    """The first observation from a process of its own: a simulator that hangs or crashes is a failed check, too."""
+    pool = make_pool(spec, 1, simulators="ray") if simulators == "ray" else Pool(spec, 1)
+    with pool:
+        return first_observation(pool, task)
+
+
+def check_first_frame(observation: Observation) -> Check:
+    """Whether every camera shows something."""
+    images = observation.images
+    contrast = min(float(image.std()) for image in images)
+    text = f"{len(images)} camera(s), {images.shape[2]} x {images.shape[1]} pixels, contrast {contrast:.1f}"
+    if contrast < MIN_CONTRAST:
+        repair = "check the GL driver (try MUJOCO_GL=osmesa), or --assets"
+        return Check("FAILED", f"{text}: a rendered frame is empty: {repair}")
+    return Check("ok", text)
+
+
+# The policy.
+
+
+def check_attention(policy: Policy) -> Check:
+    return Check("ok", selfcheck.attention_probe(policy))
+
+
+def check_images(policy: Policy) -> Check:
+    return Check("ok", selfcheck.image_probe(policy))
+
+
+def check_token_head(policy: Policy, observation: Observation, config: TrainConfig) -> Check:
+    """Whether the checkpoint's token head was trained, where the run needs that."""
+    phases = config.phases
+    has_l1_head = policy.action_head is not None
+    teacher_brings_tokens = phases.teacher_checkpoint is not None or (
+        has_l1_head and phases.teacher != "greedy"
     )
-    return Policy.load(str(model.checkpoint), options)
+    # After the warmup by an L1 head, or by another checkpoint, nothing is left of the checkpoint's token logits.
+    is_relearned = phase_at(0, phases).distils and teacher_brings_tokens
+    must_be_trained = not (config.evaluation.allow_zero_baseline or is_relearned)
+    return Check("ok", selfcheck.token_probe(policy, observation, must_be_trained))
 
 
-def load_teacher(config: TrainConfig, policy: Policy) -> Teacher:
-    """Give the policy the teacher that --teacher names; how it decides, and why. Raises BadInput."""
-    model = config.model
-    checkpoint = config.phases.teacher_checkpoint or str(model.checkpoint)
-    _, adapter = base_and_adapter(checkpoint, None)
-    if adapter is not None or config.phases.teacher_checkpoint is not None:
-        try:
-            if adapter is None or not policy.use_teacher_adapter(adapter):
-                small = replace(config.update, lora_rank=1)  # adapters that nobody trains
-                policy.use_teacher(
-                    load_policy(replace(model, checkpoint=checkpoint), config.task.task_suite, small)
-                )
-        except BadInput as problem:
-            raise BadInput(f"--teacher {checkpoint}: {problem}") from None
-    with policy.teacher() as teacher:
-        has_l1_head = teacher.action_head is not None and adapter is None  # an adapter was trained on tokens
-        same_tokens = teacher is policy or same_actions(teacher.statistics.action, policy.statistics.action)
-        return choose_teacher(config, has_l1_head, same_tokens)
+def check_log_probs(policy: Policy, observation: Observation, temperature: float) -> Check:
+    return Check("ok", selfcheck.check_logits_path(policy, observation, temperature))
 
 
-def weights_fingerprint(policy: Policy) -> str:
-    """A hash of a policy's weights: samples of the frozen ones (`vla.weights.fingerprint`), all of the trained ones."""
-    trained = ((name, p.detach().float().cpu().numpy()) for name, p in policy.named_trainable_parameters())
-    numbers = b"".join(name.encode() + values.tobytes() for name, values in trained)
-    return hashlib.sha256(policy.base_fingerprint.encode() + numbers).hexdigest()
-
-
-def save_model_view(path: Path, observation: Observation, policy: Policy) -> None:
-    """Write the images as the network sees them: after JPEG, resize and crop."""
-    imageio.imwrite(path, np.concatenate(list(policy.view(observation)), axis=1))
-
-
-def log_setup(
-    config: TrainConfig,
-    policy: Policy,
-    tasks: Sequence[TaskInfo],
-    teacher: Sequence[str],
-    folder: Path,
-    checks: Checks,
-) -> None:
-    """Say what is about to run: policy, teacher (its mode, and why), tasks, looks, folder, and what was found."""
-    rows = [
-        *policy.describe(),
-        (
-            "update",
-            f"{config.update.batch_size} decisions a step, {config.update.micro_batch_size} at a time",
-        ),
-        ("teacher", ": ".join(teacher)),
-        *(
-            (f"task {task.task_id}", f"{task.instruction} (at most {task.max_env_steps} env steps)")
-            for task in tasks
-        ),
-        ("assets", str(find_pack(config.simulator.assets))),
-        ("run folder", str(folder)),
-        ("checks", checks.summary()),
-        *(("warning", f"{name}: {text}") for name, status, text in checks.findings if status == "warning"),
-    ]
-    for name, value in rows:
-        log.info("%-14s  %s", name, value)
+def check_learning(policy: Policy, observation: Observation, micro_batch_size: int) -> Check:
+    return Check("ok", selfcheck.check_learning(policy, observation, micro_batch_size))

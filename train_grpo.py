@@ -17,14 +17,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from command_line import main_guard
 from configs.cli import parse_train
 from configs.config import TrainConfig, changed
-from contracts import resolve_pointer
-from envs.assets import find_pack
 from envs.pool import Pool, make_pool
 from experiment.metrics import advantage_metrics, rollout_metrics, system_metrics, update_line
 from experiment.terminal import log_to_terminal, progress_bar
@@ -39,56 +36,54 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> None:
-    """Set up the ranks, the policy, the simulators and the run folder, check them, train."""
-    command = parse_train(argv)  # --help and wrong flags, before the seconds that the imports below take
-    config = command.config
+    """Read the flags, start the ranks, and check the setup alone or train."""
+    command = parse_train(argv)  # --help and wrong flags are answered before the slow imports below
 
-    import preflight
-    from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
-    from experiment.evaluation import evaluate_and_record
-    from experiment.report import conclude
-    from experiment.run_folder import reopen_run, start_run
-    from experiment.stopping import interruptible, until_the_end
-    from rl.ranks import join_ranks, start_ranks
-    from rl.update import make_learner
+    from preflight import check_only
+    from rl.ranks import start_ranks
 
     log_to_terminal()
-    if config.run.data_parallel:
+    if command.config.run.data_parallel:
         start_ranks()
     if command.check_only:
-        preflight.check_only(config)
-        return
-    config, _ = preflight.choose_looks(config)
-    checks = preflight.Checks()
-    preflight.check_machine(checks, config)
+        check_only(command.config)
+    else:
+        set_up_and_train(command.config, command.resume, argv)
+
+
+def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str]) -> None:
+    """Set up policy, teacher, simulators and run folder, check them, train. `resume`: the run folder to go on in."""
+    from experiment import setup
+    from experiment.evaluation import evaluate_and_record
+    from experiment.report import conclude
+    from experiment.stopping import interruptible, until_the_end
+    from preflight import Checks, check_machine, check_setup
+    from rl.ranks import join_ranks
+    from rl.update import make_learner
+
+    config = setup.settle_settings(config)
+    checks = Checks()
+    check_machine(checks, config.model, config.simulator, len(config.task.task_ids))
     ranks = join_ranks(config.model.device)
-    pinned = {
-        "checkpoint": str(config.model.checkpoint),
-        "teacher": config.phases.teacher,
-    }  # `best` may move on
-    config = changed(config, **{name: str(resolve_pointer(Path(path))) for name, path in pinned.items()})
-    policy = preflight.load_policy(config.model, config.task.task_suite, config.update, config.run.seed)
-    teacher = preflight.load_teacher(config, policy)
-    micro_batch_size, _ = preflight.fit_micro_batch(config, policy)
+    policy = setup.load_policy(config.model, config.task.task_suite, config.update.lora_rank, config.run.seed)
+    teacher = setup.load_teacher(
+        policy, config.model, config.phases, config.task.task_suite, config.loss.kl_coef
+    )
+    micro_batch_size = setup.fit_micro_batch(
+        policy, config.update, config.simulator, len(config.task.task_ids)
+    )
     config = changed(config, micro_batch_size=micro_batch_size)
-    (spec, tasks), _ = preflight.find_tasks(config, policy.num_images)
+    spec = setup.make_spec(config.task, config.simulator, policy.num_images)
+    tasks = setup.find_tasks(spec, config.task)
     learner = make_learner(policy, config, ranks, teacher.mode)
 
     with make_pool(spec, config.simulator.num_envs, policy.prepare, config.simulator.simulators) as pool:
-        observation = preflight.check_setup(checks, config, policy, pool)
-        if command.resume is None:
-            looks = find_pack(config.simulator.assets).looks
-            state, run = TrainerState(ranks=ranks.size, looks=looks), start_run(config, argv, ranks)
-        else:
-            state = load_checkpoint(latest_checkpoint(Path(command.resume)), learner)
-            run = reopen_run(Path(command.resume), config, state.metrics_bytes, state.wandb_id, ranks)
+        observation = check_setup(checks, config, policy, pool)
+        run, state = setup.open_run(config, resume, argv, learner)
         with interruptible(), until_the_end(run):
-            preflight.log_setup(config, policy, tasks, teacher, run.folder, checks)
-            if command.resume is None:
-                state.wandb_id = run.wandb.id
-                if ranks.is_main:
-                    preflight.save_model_view(run.folder / "first_frame.png", observation, policy)
-                save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)
+            setup.log_setup(config, policy, tasks, teacher, run.folder, checks.rows())
+            if resume is None:
+                setup.save_first_files(config, run, learner, state, observation)
             train(config, run, learner, pool, state)
             evaluate_and_record(config, run, learner, pool, state)
             if ranks.is_main:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from configs.config import PhaseConfig, TrainConfig
+from configs.config import PhaseConfig
 from contracts import BadInput
 
 TeacherMode = Literal["greedy", "l1"]
@@ -50,19 +50,26 @@ def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
     return PhaseState(Phase.RL, 0.0, 1.0, 1.0)
 
 
-def choose_teacher(config: TrainConfig, has_l1_head: bool, has_same_tokens: bool = True) -> Teacher:
-    """How the teacher decides, and why in words; what is passed is of the checkpoint that teaches. Raises BadInput."""
-    wanted, other = config.phases.teacher, config.phases.teacher_checkpoint
+def choose_teacher(
+    phases: PhaseConfig, checkpoint: str, kl_coef: float, has_l1_head: bool, has_same_tokens: bool = True
+) -> Teacher:
+    """How the teacher decides, and why in words. Raises BadInput.
+
+    checkpoint: the one that is trained; has_l1_head, has_same_tokens: of the one that teaches.
+    """
+    other = phases.teacher_checkpoint
     name = other or "the checkpoint"
-    if wanted == "l1" and not has_l1_head:
-        raise BadInput(f"--teacher l1: {config.model.checkpoint} ships no action head; use --teacher greedy")
-    mode: TeacherMode = "l1" if wanted == "l1" or (has_l1_head and wanted != "greedy") else "greedy"
+    if phases.teacher == "l1" and not has_l1_head:
+        raise BadInput(f"--teacher l1: {checkpoint} ships no action head; use --teacher greedy")
+    mode: TeacherMode = "greedy"
+    if phases.teacher == "l1" or (has_l1_head and phases.teacher != "greedy"):
+        mode = "l1"
     why = f"{name} has no action head: its token logits were trained"
-    if wanted in ("greedy", "l1"):
+    if phases.teacher in ("greedy", "l1"):
         why = "as asked by --teacher"
     elif mode == "l1":
         why = f"{name} was trained by regression: its token logits mean nothing"
-    if (mode == "l1" or not has_same_tokens) and config.loss.kl_coef > 0:
+    if kl_coef > 0 and (mode == "l1" or not has_same_tokens):
         reason = "the L1 head has none" if mode == "l1" else f"the tokens of {other} mean other actions"
         raise BadInput(
             f"--kl-coef needs the teacher's token distribution, and {reason}; leave it out or use --teacher greedy"

@@ -32,10 +32,6 @@ GAIN_LIMITS = (0.6, 1.6)
 REINSTALL = "a library of this installation is broken; run: pip install -r requirements.txt"
 
 
-class Caution(str):
-    """A finding with which a run works, but slowly or otherwise than meant; it says what helps."""
-
-
 def made_up_observation(policy: Policy) -> Observation:
     return synthetic_observations(policy.num_images, policy.statistics.proprio, count=1)[0]
 

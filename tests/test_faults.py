@@ -28,9 +28,9 @@ import experiment.checkpoints
 import experiment.evaluation
 import experiment.report
 import experiment.run_folder
+import experiment.setup
 import train_grpo
 from command_line import main_guard
-from configs.config import changed
 from configs.presets import TINY_CHECKPOINT
 from contracts import resolve_pointer
 from experiment.run_folder import METRICS_FILE, read_metrics
@@ -88,20 +88,25 @@ def _fakes(monkeypatch) -> Iterator[None]:
 
 def use_fakes(monkeypatch) -> None:
     """Let train_grpo.py run on a policy of a few hundred numbers and scripted episodes."""
-    preflight = SimpleNamespace(
-        choose_looks=lambda config: (changed(config, assets="lowpoly"), ""),
-        Checks=lambda *_: None,
+    checks = SimpleNamespace(
+        Checks=lambda: SimpleNamespace(rows=list),
         check_machine=lambda *_: None,
         check_only=lambda *_: None,
         check_setup=lambda *_: observation(1.0, 2.0, 3.0),
-        find_tasks=lambda *_: ((None, []), ""),
-        fit_micro_batch=lambda config, _: (config.update.micro_batch_size, ""),
-        load_policy=lambda *_: FakePolicy(adapter_scale=0.1),
-        load_teacher=lambda *_: Teacher("greedy", ""),
-        log_setup=lambda *_: None,
-        save_model_view=lambda *_: None,
     )
-    monkeypatch.setitem(sys.modules, "preflight", preflight)
+    monkeypatch.setitem(sys.modules, "preflight", checks)
+    fakes = {
+        "choose_looks": lambda *_: "lowpoly",
+        "load_policy": lambda *_: FakePolicy(adapter_scale=0.1),
+        "load_teacher": lambda *_: Teacher("greedy", ""),
+        "fit_micro_batch": lambda policy, update, *_: update.micro_batch_size,
+        "make_spec": lambda *_: None,
+        "find_tasks": lambda *_: [],
+        "log_setup": lambda *_: None,
+        "save_model_view": lambda *_: None,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(experiment.setup, name, fake)
     monkeypatch.setattr(
         train_grpo, "make_pool", lambda *_: FakePool(lambda *_: Script(env_steps=8, success=True))
     )

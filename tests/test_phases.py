@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.config import LossConfig, PhaseConfig, TrainConfig
+from configs.config import PhaseConfig
 from contracts import BadInput
 from rl.phases import Phase, choose_teacher, phase_at
 
@@ -62,17 +62,17 @@ def test_no_warmup_is_rl_from_step_0_whatever_the_lengths_say(step, warmup, tran
     ],
 )
 def test_the_teacher_is_chosen_with_a_reason(wanted, has_l1_head, mode, why):
-    teacher = choose_teacher(TrainConfig(phases=PhaseConfig(teacher=wanted)), has_l1_head)
+    teacher = choose_teacher(PhaseConfig(teacher=wanted), "a/checkpoint", 0.0, has_l1_head)
     assert teacher.mode == mode
     assert why in teacher.why
 
 
 def test_a_teacher_that_cannot_be_is_refused():
     with pytest.raises(BadInput, match="ships no action head; use --teacher greedy"):
-        choose_teacher(TrainConfig(phases=PhaseConfig(teacher="l1")), has_l1_head=False)
+        choose_teacher(PhaseConfig(teacher="l1"), "a/checkpoint", 0.0, has_l1_head=False)
     with pytest.raises(BadInput, match="--kl-coef needs the teacher's token distribution"):
-        choose_teacher(TrainConfig(loss=LossConfig(kl_coef=0.1)), has_l1_head=True)
-    other = TrainConfig(phases=PhaseConfig(teacher="some/other"), loss=LossConfig(kl_coef=0.1))
-    assert choose_teacher(other, has_l1_head=False).mode == "greedy"
+        choose_teacher(PhaseConfig(), "a/checkpoint", 0.1, has_l1_head=True)
+    other = PhaseConfig(teacher="some/other")
+    assert choose_teacher(other, "a/checkpoint", 0.1, has_l1_head=False).mode == "greedy"
     with pytest.raises(BadInput, match="the tokens of some/other mean other actions; leave it out"):
-        choose_teacher(other, has_l1_head=False, has_same_tokens=False)
+        choose_teacher(other, "a/checkpoint", 0.1, has_l1_head=False, has_same_tokens=False)

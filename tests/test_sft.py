@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from configs.config import TrainConfig, changed
+from configs.config import ModelConfig, PhaseConfig, TrainConfig
 from contracts import BadInput, Observation, SelfCheckError
-from preflight import load_teacher
+from experiment.setup import load_teacher
 from rl.trajectory import Decision, Episode, Trajectory, flatten
 from rl.update import Learner, micro_batch_loss
 from tests.demo_episodes import raw_images, write_demos
@@ -257,7 +257,7 @@ def test_the_demonstrations_statistics_stay_with_all_that_follows(demos, headles
 
 def test_the_teacher_of_a_run_that_begins_at_an_adapter_is_this_adapter(demos, adapters):
     policy = Policy.load(str(adapters), LoadOptions(task_suite="libero_spatial"))
-    teacher = load_teacher(changed(TrainConfig(), checkpoint=str(adapters)), policy)
+    teacher = load_teacher(policy, ModelConfig(str(adapters)), PhaseConfig(), "libero_spatial", kl_coef=0.0)
     assert (teacher.mode, policy.equals_teacher()) == ("greedy", True)
     observations = _observations(demos[1])
     before = policy.act(observations)

@@ -1,0 +1,265 @@
+"""Set up a run: what it looks like, policy, teacher, tasks, micro-batch and folder, each as a plain value.
+
+Nothing here is a check beyond what making the value needs: the checks are in preflight.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import imageio.v2 as imageio
+import numpy as np
+import torch
+
+from configs.config import (
+    ModelConfig,
+    PhaseConfig,
+    SimulatorConfig,
+    Suite,
+    TaskConfig,
+    TrainConfig,
+    UpdateConfig,
+    changed,
+)
+from contracts import BadInput, Observation, resolve_pointer
+from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
+from envs.env import EnvSpec
+from envs.pool import Pool, task_info
+from envs.tasks import METAWORLD, TaskInfo
+from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
+from experiment.run_folder import Run, reopen_run, start_run
+from rl.phases import Teacher, choose_teacher
+from rl.update import Learner
+from vla.checkpoint import CheckpointInfo, base_and_adapter, inspect_checkpoint
+from vla.dataset_statistics import same_actions
+from vla.device import GIB, is_large
+from vla.hub import resolve_checkpoint
+from vla.loading import LoadOptions
+from vla.memory import fit_to_memory
+from vla.policy import Policy
+
+log = logging.getLogger(__name__)
+
+
+def settle_settings(config: TrainConfig) -> TrainConfig:
+    """Replace what may change under a run: `--assets auto`, and the pointer `best` that another run may move."""
+    return changed(
+        config,
+        assets=choose_looks(config.simulator.assets, config.model, (config.task.task_suite,)),
+        checkpoint=str(resolve_pointer(Path(str(config.model.checkpoint)))),
+        teacher=str(resolve_pointer(Path(config.phases.teacher))),
+    )
+
+
+def choose_looks(assets: str, model: ModelConfig, task_suites: Sequence[Suite]) -> str:
+    """The looks that `--assets auto` stands for; other names as they are. Raises BadInput where they are missing."""
+    if METAWORLD in task_suites:
+        assets = METAWORLD_LOOKS
+    if assets == "auto":
+        assets = _automatic_looks(model)
+    find_pack(assets)
+    return assets
+
+
+def _automatic_looks(model: ModelConfig) -> str:
+    base, _ = base_and_adapter(str(model.checkpoint), None)
+    if is_large(Path(base).expanduser()):
+        return "official"
+    has_gpu = model.device != "cpu" and torch.cuda.is_available()
+    official_is_installed = installed_official() is not None
+    return looks_of_small_policy(has_gpu, official_is_installed, find_checkpoint(model).looks)
+
+
+def looks_of_small_policy(has_gpu: bool, official_is_installed: bool, trained_on: Sequence[str]) -> str:
+    """LIBERO's own looks where they can be had: on a CPU they cost a small policy two thirds of its speed.
+
+    trained_on: the looks that the checkpoint names; most name none, and were trained on the official ones.
+    """
+    knows_official = not trained_on or "official" in trained_on
+    if has_gpu and official_is_installed and knows_official:
+        return "official"
+    return "lowpoly"
+
+
+def find_checkpoint(model: ModelConfig) -> CheckpointInfo:
+    """What the folder or hub id of --checkpoint holds. Raises BadInput."""
+    base, adapter = base_and_adapter(str(model.checkpoint), None)
+    return inspect_checkpoint(resolve_checkpoint(base), adapter=adapter)
+
+
+def load_policy(
+    model: ModelConfig, task_suite: str, lora_rank: int = UpdateConfig.lora_rank, seed: int = 0
+) -> Policy:
+    """The pretrained policy with fresh adapters, or a trained one. Raises BadInput."""
+    options = LoadOptions(
+        task_suite=task_suite,
+        unnorm_key=model.unnorm_key,
+        lora_rank=lora_rank,
+        seed=seed,
+        device=model.device,
+        memory_budget=model.memory_budget,
+        frozen_weights=model.frozen_weights,
+        compile=model.compile,
+    )
+    return Policy.load(str(model.checkpoint), options)
+
+
+def load_teacher(
+    policy: Policy, model: ModelConfig, phases: PhaseConfig, task_suite: str, kl_coef: float
+) -> Teacher:
+    """Give the policy the teacher that --teacher names; returns how it decides, and why. Raises BadInput."""
+    checkpoint = phases.teacher_checkpoint or str(model.checkpoint)
+    _, adapter = base_and_adapter(checkpoint, None)
+    if phases.teacher_checkpoint is not None or adapter is not None:
+        try:
+            _set_teacher(policy, replace(model, checkpoint=checkpoint), adapter, task_suite)
+        except BadInput as problem:
+            raise BadInput(f"--teacher {checkpoint}: {problem}") from None
+    with policy.teacher() as teacher:
+        has_l1_head = teacher.action_head is not None and adapter is None  # an adapter was trained on tokens
+        same_tokens = teacher is policy or same_actions(teacher.statistics.action, policy.statistics.action)
+    return choose_teacher(phases, str(model.checkpoint), kl_coef, has_l1_head, same_tokens)
+
+
+def _set_teacher(policy: Policy, teacher: ModelConfig, adapter: str | None, task_suite: str) -> None:
+    """Let the policy learn from another checkpoint: on its own weights where that is an adapter of the same base."""
+    if adapter is not None and policy.use_teacher_adapter(adapter):
+        return
+    policy.use_teacher(load_policy(teacher, task_suite, lora_rank=1))  # nobody trains the teacher's adapters
+
+
+class SimulatorMemory(NamedTuple):
+    """GiB that all simulators on this machine take."""
+
+    main: float
+    gpu: float
+
+
+def simulator_memory(simulator: SimulatorConfig, num_tasks: int) -> SimulatorMemory:
+    """Measured: of a GPU, 8 low-poly simulators take 1.0 GiB, 15 official ones 8.3, 16 of 10 official tasks 66."""
+    if simulator.simulators != "processes":  # Ray places them on nodes of its choice
+        return SimulatorMemory(0.0, 0.0)
+    built_tasks = min(num_tasks, simulator.kept_tasks)
+    if simulator.assets in ("lowpoly", METAWORLD_LOOKS):
+        main = 0.3 + 0.2 * built_tasks
+        gpu = 0.13 * built_tasks
+    else:
+        main = 0.6 + 0.6 * built_tasks
+        gpu = 0.15 + 0.4 * built_tasks
+    return SimulatorMemory(simulator.num_envs * main, simulator.num_envs * gpu)
+
+
+def fit_micro_batch(policy: Policy, update: UpdateConfig, simulator: SimulatorConfig, num_tasks: int) -> int:
+    """Decisions per forward and backward pass; decides, too, which blocks recompute. Raises BadInput."""
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    largest = -(-update.batch_size // ranks)  # a rank's share of a minibatch, rounded up
+    simulator_bytes = int(simulator_memory(simulator, num_tasks).gpu * GIB)
+    return fit_to_memory(
+        policy, update.gradient_checkpointing, update.micro_batch_size, largest, simulator_bytes
+    )
+
+
+def make_spec(task: TaskConfig, simulator: SimulatorConfig, num_images: int) -> EnvSpec:
+    """The recipe by which simulators are built, for a policy that reads `num_images` cameras."""
+    return EnvSpec(
+        task.task_suite,
+        task.task_ids,
+        num_images,
+        simulator.assets,
+        simulator.bddl_file,
+        simulator.max_env_steps,
+        simulator.kept_tasks,
+    )
+
+
+def find_tasks(spec: EnvSpec, task: TaskConfig) -> list[TaskInfo]:
+    """The tasks of a run. Raises BadInput for one that has fewer initial states than the configuration uses."""
+    needed = task.eval_init_states[1]
+    if isinstance(task.train_init_states, tuple):
+        needed = max(needed, task.train_init_states[1])
+    tasks = task_info(spec)
+    for info in tasks:
+        if info.num_init_states < needed:
+            raise BadInput(
+                f"task {info.task_id} ({info.name}) has only {info.num_init_states} initial states: "
+                "lower --train-init-states, --eval-init-states"
+            )
+    return tasks
+
+
+def first_observation(pool: Pool, task: TaskConfig) -> Observation:
+    """What the first task looks like at its start. Raises BadInput when the simulator fails at once."""
+    states = task.train_init_states
+    init_state = states[0] if isinstance(states, tuple) else None
+    pool.reset(0, task.task_ids[0], init_state)
+    ((_, result),) = pool.ready()
+    if result.observation is None:
+        raise BadInput(
+            f"the simulator failed at its first reset (task {task.task_ids[0]}: {result.error}), look at the "
+            "messages above; run: pip install --no-deps -r requirements-simulator.txt"
+        )
+    return result.observation
+
+
+def open_run(
+    config: TrainConfig, resume: str | None, argv: Sequence[str], learner: Learner
+) -> tuple[Run, TrainerState]:
+    """The folder and the state of a new run, or those of the run folder `resume`, read into the learner."""
+    if resume is not None:
+        state = load_checkpoint(latest_checkpoint(Path(resume)), learner)
+        run = reopen_run(Path(resume), config, state.metrics_bytes, state.wandb_id, learner.ranks)
+        return run, state
+    run = start_run(config, argv, learner.ranks)
+    looks = find_pack(config.simulator.assets).looks
+    return run, TrainerState(ranks=learner.ranks.size, looks=looks, wandb_id=run.wandb.id)
+
+
+def save_first_files(
+    config: TrainConfig, run: Run, learner: Learner, state: TrainerState, observation: Observation
+) -> None:
+    """Write what a new run has before its first update: the first frame, and a checkpoint to go on from."""
+    if learner.ranks.is_main:
+        save_model_view(run.folder / "first_frame.png", observation, learner.policy)
+    save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)
+
+
+def save_model_view(path: Path, observation: Observation, policy: Policy) -> None:
+    """Write the images as the network sees them: after JPEG, resize and crop."""
+    imageio.imwrite(path, np.concatenate(list(policy.view(observation)), axis=1))
+
+
+def weights_fingerprint(policy: Policy) -> str:
+    """A hash of a policy's weights: samples of the frozen ones (`vla.weights.fingerprint`), all of the trained ones."""
+    digest = hashlib.sha256(policy.base_fingerprint.encode())
+    for name, parameter in policy.named_trainable_parameters():
+        digest.update(name.encode())
+        digest.update(parameter.detach().float().cpu().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def log_setup(
+    config: TrainConfig,
+    policy: Policy,
+    tasks: Sequence[TaskInfo],
+    teacher: Teacher,
+    folder: Path,
+    checks: Iterable[tuple[str, str]],
+) -> None:
+    """Say what is about to run: policy, teacher, tasks, looks, folder, and the rows (name, text) of the checks."""
+    update = config.update
+    rows = policy.describe()
+    rows.append(("update", f"{update.batch_size} decisions a step, {update.micro_batch_size} at a time"))
+    rows.append(("teacher", f"{teacher.mode}: {teacher.why}"))
+    for task in tasks:
+        rows.append((f"task {task.task_id}", f"{task.instruction} (at most {task.max_env_steps} env steps)"))
+    rows.append(("assets", str(find_pack(config.simulator.assets))))
+    rows.append(("run folder", str(folder)))
+    rows.extend(checks)
+    for name, text in rows:
+        log.info("%-14s  %s", name, text)

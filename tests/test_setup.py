@@ -1,0 +1,141 @@
+"""What a run is set up with: looks, teacher, tasks and first observation."""
+
+import pytest
+
+from configs.config import ModelConfig, PhaseConfig, SimulatorConfig, TaskConfig, TrainConfig, changed
+from contracts import BadInput
+from envs.assets import installed_official
+from experiment.setup import (
+    choose_looks,
+    find_tasks,
+    first_observation,
+    load_policy,
+    load_teacher,
+    looks_of_small_policy,
+    make_spec,
+    settle_settings,
+    simulator_memory,
+    weights_fingerprint,
+)
+from tests.fakes import FakePool, Script
+from tests.small_checkpoint import make_small_checkpoint
+
+SUITE = "libero_spatial"
+
+
+def on_cpu(checkpoint) -> ModelConfig:
+    return ModelConfig(checkpoint=str(checkpoint), device="cpu")
+
+
+# looks
+
+
+@pytest.mark.parametrize(
+    ("has_gpu", "official_is_installed", "trained_on", "looks"),
+    [
+        (True, True, (), "official"),
+        (True, True, ("lowpoly", "official"), "official"),
+        (True, True, ("lowpoly",), "lowpoly"),
+        (True, False, (), "lowpoly"),
+        (False, True, (), "lowpoly"),
+    ],
+)
+def test_a_small_policy_sees_official_looks_only_where_they_are_fast_known_and_there(
+    has_gpu, official_is_installed, trained_on, looks
+):
+    assert looks_of_small_policy(has_gpu, official_is_installed, trained_on) == looks
+
+
+def test_auto_depends_on_the_size_of_the_policy_and_other_names_are_kept(small):
+    assert choose_looks("auto", on_cpu(small), [SUITE]) == "lowpoly"
+    assert choose_looks("lowpoly", ModelConfig("owner/openvla-7b"), [SUITE]) == "lowpoly"
+    assert choose_looks("auto", on_cpu(small), ["metaworld_mt50"]) == "metaworld"
+    with pytest.raises(BadInput, match="nowhere"):
+        choose_looks("nowhere", on_cpu(small), [SUITE])
+
+
+@pytest.mark.skipif(installed_official() is None, reason="LIBERO's own assets are not installed")
+def test_a_large_policy_sees_official_looks_on_a_cpu_too():
+    assert choose_looks("auto", ModelConfig("owner/openvla-7b", device="cpu"), [SUITE]) == "official"
+
+
+def test_pointers_to_a_checkpoint_are_replaced_by_what_they_name_now(tmp_path):
+    (tmp_path / "best").write_text("step_8")
+    pointers = {"checkpoint": str(tmp_path / "best"), "teacher": str(tmp_path / "best"), "assets": "lowpoly"}
+    settled = settle_settings(changed(TrainConfig(), **pointers))
+    assert settled.model.checkpoint == settled.phases.teacher == str(tmp_path / "step_8")
+    assert settle_settings(settled) == settled
+
+
+# teacher
+
+
+def test_what_is_wrong_with_another_teacher_is_said_with_its_flag(small, tmp_path):
+    policy = load_policy(on_cpu(small), SUITE)
+    one_image = make_small_checkpoint(tmp_path / "teacher", num_images=1)
+    for teacher in (str(one_image), "gredy"):
+        with pytest.raises(BadInput, match=f"--teacher {teacher}: "):
+            load_teacher(policy, on_cpu(small), PhaseConfig(teacher=teacher), SUITE, kl_coef=0.0)
+
+
+def test_the_teacher_is_the_checkpoints_l1_head_unless_another_is_named(small, tmp_path):
+    without_head = make_small_checkpoint(tmp_path / "without_head")
+    for checkpoint, teacher, mode in (
+        (small, "auto", "l1"),
+        (small, "greedy", "greedy"),
+        (without_head, "auto", "greedy"),
+        (small, str(without_head), "greedy"),
+    ):
+        policy = load_policy(on_cpu(checkpoint), SUITE)
+        phases = PhaseConfig(teacher=teacher)
+        assert load_teacher(policy, on_cpu(checkpoint), phases, SUITE, kl_coef=0.0).mode == mode
+
+
+# simulators
+
+
+def test_memory_grows_with_simulators_and_kept_tasks_and_is_elsewhere_on_ray():
+    one_task = simulator_memory(SimulatorConfig(num_envs=8, assets="lowpoly"), num_tasks=1)
+    assert one_task.gpu == pytest.approx(1.0, abs=0.1)  # measured
+    many_tasks = simulator_memory(
+        SimulatorConfig(num_envs=16, assets="official", kept_tasks=10), num_tasks=10
+    )
+    assert many_tasks.gpu == pytest.approx(66, abs=1)  # measured
+    assert simulator_memory(SimulatorConfig(num_envs=8, simulators="ray"), num_tasks=1) == (0, 0)
+    kept = simulator_memory(SimulatorConfig(assets="lowpoly", kept_tasks=2), num_tasks=2)
+    assert simulator_memory(SimulatorConfig(assets="lowpoly", kept_tasks=2), num_tasks=9) == kept
+
+
+def test_a_task_needs_all_initial_states_that_are_configured():
+    def tasks_of(**settings):
+        task = TaskConfig("libero_goal", (7,), **settings)
+        return find_tasks(make_spec(task, SimulatorConfig(), num_images=1), task)
+
+    assert [task.instruction for task in tasks_of()] == ["turn on the stove"]
+    assert len(tasks_of(train_init_states="fresh", eval_init_states=(0, 50))) == 1
+    for too_many in (
+        {"eval_init_states": (40, 51)},
+        {"train_init_states": (20, 51), "eval_init_states": (0, 9)},
+    ):
+        with pytest.raises(BadInput, match=r"task 7 .* has only 50 initial states"):
+            tasks_of(**too_many)
+
+
+def test_a_simulator_that_fails_at_its_first_reset_is_bad_input():
+    faulty = FakePool(lambda *_: Script(8, faults=1), num_slots=1)
+    with pytest.raises(BadInput, match=r"\(task 0: planted fault\).*pip install"):
+        first_observation(faulty, TaskConfig())
+    working = FakePool(lambda *_: Script(8), num_slots=1)
+    assert first_observation(working, TaskConfig()).images.shape[0] == 1
+
+
+# weights
+
+
+def test_the_fingerprint_changes_with_any_trained_number(small):
+    policy = load_policy(on_cpu(small), SUITE)
+    before = weights_fingerprint(policy)
+    assert weights_fingerprint(load_policy(on_cpu(small), SUITE)) == before
+    _, last = policy.named_trainable_parameters()[-1]
+    last.data.view(-1)[-1] += 1
+    assert weights_fingerprint(policy) != before
