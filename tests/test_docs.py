@@ -84,16 +84,18 @@ def test_every_test_module_and_file_exists(page):
 
 
 def test_the_tree_of_the_readme_is_the_tree():
-    """Every file that stands there is there, and every file of the program stands there."""
-    tree, folder, named = PAGES["README.md"].split("## The tree")[1], "", set()
-    for line in tree.splitlines():
-        if heading := re.match(r"(\w+)/ ", line):
-            folder = heading[1]
-        inside = f"{folder}/" if heading or line.startswith("  ") else ""
-        named |= {inside + name for name in re.findall(r"\b\w+\.py\b", line)}
-    folders = ("", "configs", "envs", "rl", "vla")
-    there = {str(path.relative_to(PROJECT)) for folder in folders for path in (PROJECT / folder).glob("*.py")}
-    assert named == {path for path in there if not path.endswith("__init__.py")}
+    """Every folder and file that is named there exists, and every folder of the program is named."""
+    tree = PAGES["README.md"].split("## The tree")[1].split("```")[1]
+    entries = re.split(r"\n(?=\S)", tree.strip())  # each with its continuation lines
+    named = {entry.split()[0] for entry in entries}
+    for entry in entries:
+        name, *words = re.findall(r"[\w./]+", entry)
+        assert (PROJECT / name).exists()
+        missing = [word for word in words if word.endswith(".py") and not (PROJECT / name / word).exists()]
+        assert not missing
+    tracked = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True)
+    folders = {path.split("/")[0] + "/" for path in tracked.stdout.splitlines() if "/" in path}
+    assert {folder for folder in folders if not folder.startswith(".")} <= named
 
 
 @pytest.mark.parametrize("message", messages())
