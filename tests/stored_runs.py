@@ -1,13 +1,16 @@
-"""Run folders that were never run: metrics.jsonl and config.json with known numbers."""
+"""Run folders that were never run, with known numbers in them, and what of a real run can be compared."""
 
 import json
 from pathlib import Path
 
 from configs.config import to_dict
 from configs.presets import PRESETS
-from experiment.run_folder import CONFIG_FILE, METRICS_FILE, outcomes_path
+from experiment.run_folder import CONFIG_FILE, METRICS_FILE, MetricsRow, outcomes_path, read_metrics
 from experiment.statistics import Successes
 from experiment.stored_run import GREEDY, SAMPLED, TEACHER
+
+# What differs between two runs of the same computation: how long it took, and how much memory.
+VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/")
 
 PROVENANCE = {
     "argv": ["--preset", "tiny", "--seed", "3", "--lr", "0.001"],
@@ -73,3 +76,11 @@ def store_outcomes(folder: Path, step: int, **successes: list[bool]) -> None:
     path = outcomes_path(folder, step)
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(outcomes))
+
+
+def comparable_metrics(run: Path) -> list[MetricsRow]:
+    """The records of a run without what varies: equal runs have equal ones."""
+    return [
+        {metric: value for metric, value in row.items() if not metric.startswith(VARYING)}
+        for row in read_metrics(run / METRICS_FILE)
+    ]

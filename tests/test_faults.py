@@ -37,6 +37,7 @@ from experiment.run_folder import METRICS_FILE, read_metrics
 from rl.phases import Teacher
 from rl.update import MAX_UPDATES_WITHOUT_SIGNAL
 from tests.fakes import FakePolicy, FakePool, Script, observation
+from tests.stored_runs import comparable_metrics
 
 ROOT = Path(__file__).parents[1]
 # Three updates of three episodes each: warmup, transition, RL. Evaluations at 0, 48 and 72 env steps.
@@ -45,8 +46,6 @@ FLAGS = [
     "--eval-interval", "48", "--n-epochs", "1", "--batch-size", "3", "--micro-batch-size", "3",
 ]  # fmt: skip
 FOUND = {"git": {}, "versions": {}, "machine": {"cpus": 1, "gpus": [], "processor": "", "system": ""}}
-# What differs from run to run.
-VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/")
 
 
 @dataclass(frozen=True)
@@ -177,15 +176,11 @@ def kill(*_) -> None:
 
 def results(run: Path) -> tuple[list, list, dict]:
     """Records without durations, and the last checkpoint's weights and state."""
-    rows = [
-        {metric: value for metric, value in row.items() if not metric.startswith(VARYING)}
-        for row in read_metrics(run / METRICS_FILE)
-    ]
     latest = resolve_pointer(run / "checkpoints" / "latest")
     weights = [np.load(latest / f"{name}.npy").tobytes() for name in ("adapter", "bias")]
     state = stored_state(run)
     del state["metrics_bytes"]
-    return rows, weights, state
+    return comparable_metrics(run), weights, state
 
 
 def stored_state(run: Path) -> dict:

@@ -1,6 +1,5 @@
 """The real command lines on a small checkpoint, the real simulator and the low-poly pack."""
 
-import json
 import os
 import subprocess
 import sys
@@ -8,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from contracts import resolve_pointer
+from experiment.run_folder import METRICS_FILE, MetricsRow, read_metrics
 from workshop.tiny import make_tiny_checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -50,10 +51,10 @@ def only_run(flags: list[str]) -> Path:
     return folder
 
 
-def records_of(run: Path) -> list[dict]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+def records_of(run: Path) -> list[MetricsRow]:
+    return read_metrics(run / METRICS_FILE)
 
 
 def latest_of(run: Path) -> Path:
     """The checkpoint that the pointer `latest` names."""
-    return run / "checkpoints" / (run / "checkpoints" / "latest").read_text().strip()
+    return resolve_pointer(run / "checkpoints" / "latest")

@@ -2,7 +2,7 @@
 
     python -m tests.end_to_end.forked
 
-Reads a JSON list, what stands behind `python`, from every line of stdin, and answers with a line [exit code, output].
+Reads from every line of stdin a JSON list, the arguments of `python`, and answers with a line [exit code, output].
 """
 
 import json
@@ -12,29 +12,37 @@ import signal
 import sys
 import tempfile
 
-import preflight  # noqa: F401
+import preflight  # noqa: F401  # imported once, here, for all of them
 
 LIMIT_S = 300
 
 
 def execute(argv: list[str]) -> None:
-    sys.argv = argv[argv[0] == "-m" :]
+    """Do what `python ARGV` does."""
     if argv[0] == "-m":
+        sys.argv = argv[1:]
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
     else:
+        sys.argv = argv
         runpy.run_path(argv[0], run_name="__main__")
+
+
+def execute_in_fork(argv: list[str]) -> tuple[int, str]:
+    """Exit code and output of the command line; a child that takes longer than LIMIT_S is ended by its alarm."""
+    with tempfile.TemporaryFile("w+") as output:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(LIMIT_S)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            execute(argv)
+            sys.exit()
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        output.seek(0)
+        return code, output.read()
 
 
 if __name__ == "__main__":
     for line in sys.stdin:
-        with tempfile.TemporaryFile("w+") as said:
-            if (child := os.fork()) == 0:
-                signal.alarm(LIMIT_S)
-                os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-                for stream in (1, 2):
-                    os.dup2(said.fileno(), stream)
-                execute(json.loads(line))
-                sys.exit()
-            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-            said.seek(0)
-            print(json.dumps([code, said.read()]), flush=True)
+        print(json.dumps(execute_in_fork(json.loads(line))), flush=True)

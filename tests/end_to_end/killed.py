@@ -24,12 +24,13 @@ PLACES = {
 
 
 def dying_at_call(count: int, function: Callable) -> Callable:
-    calls = 0
+    """`function`, which kills the process instead when it is called for the `count`-th time."""
+    num_calls = 0
 
     def wrapped(*args, **kwargs):
-        nonlocal calls
-        calls += 1
-        if calls == count:
+        nonlocal num_calls
+        num_calls += 1
+        if num_calls == count:
             os.kill(os.getpid(), signal.SIGKILL)
         return function(*args, **kwargs)
 

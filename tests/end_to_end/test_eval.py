@@ -21,65 +21,70 @@ def stored(path) -> dict:
     return json.loads(path.read_text())
 
 
-def outcomes(path) -> list[dict]:
+def episodes_in(path) -> list[dict]:
     """Episodes without what may differ between two evaluations of the same."""
-    return [{k: v for k, v in episode.items() if k != "seconds"} for episode in stored(path)["episodes"]]
+    return [
+        {name: value for name, value in episode.items() if name != "seconds"}
+        for episode in stored(path)["episodes"]
+    ]
 
 
 def test_killed_evaluation_goes_on_and_equals_the_straight_one(flags, tmp_path, capsys):
     sampled = [*flags, "--task-id", "0", "--mode", "sample"]
-    straight, killed = tmp_path / "straight.json", tmp_path / "killed.json"
+    straight = tmp_path / "straight.json"
+    killed = tmp_path / "killed.json"
     eval_program.main([*sampled, "--out", str(straight)])
     cut = run_command("-m", "tests.end_to_end.killed", "chunk", "3", "eval", *sampled, "--out", str(killed))
     assert cut.returncode == -signal.SIGKILL, cut.stdout + cut.stderr
-    assert len(outcomes(killed)) == 1
+    assert len(episodes_in(killed)) == 1
     assert not stored(killed)["complete"]
     capsys.readouterr()
     eval_program.main([*sampled, "--out", str(killed)])
     assert "1 of 2 episodes are there already" in capsys.readouterr().out
     assert stored(killed)["complete"]
-    assert outcomes(killed) == outcomes(straight)
+    assert episodes_in(killed) == episodes_in(straight)
     assert stored(killed)["versions"]["mujoco"] == "3.3.0"
 
 
 def test_comparison_videos_and_table(flags, checkpoint, tmp_path, capsys):
     flags = [*flags, "--task-id", "0"]
-    after, before = tmp_path / "r.json", tmp_path / "r-before.json"
+    after = tmp_path / "r.json"
+    before = tmp_path / "r-before.json"
     eval_program.main([*flags, "--out", str(after), "--compare-with", checkpoint, "--video", "failures"])
     assert stored(before)["complete"]
     assert stored(after)["compared_with"]["file"] == str(before)
     assert stored(after)["all"]["compared"]["n"] == 2
-    videos = [episode["video"] for episode in outcomes(after)]
+    videos = [episode["video"] for episode in episodes_in(after)]
     assert videos == [f"r-videos/libero_spatial-task_0-init_state_{i}-failure.mp4" for i in range(2)]
     assert all((tmp_path / video).stat().st_size > 0 for video in videos)
-    shown = capsys.readouterr().out
-    assert "libero_spatial all  0/2 = 0 % [0, 66]" in shown
-    assert "+0 points" in shown
+    output = capsys.readouterr().out
+    assert "libero_spatial all  0/2 = 0 % [0, 66]" in output
+    assert "+0 points" in output
 
-    again = [*flags, "--out", str(after), "--compare-with", str(before)]  # a file, and nothing left to play
-    eval_program.main(again)
+    # Compared with a file, and with nothing left to play.
+    eval_program.main([*flags, "--out", str(after), "--compare-with", str(before)])
     assert "2 of 2 episodes are there already" in capsys.readouterr().out
-    other = [*flags, "--out", str(tmp_path / "x.json"), "--compare-with", str(before), "--mode", "sample"]
-    with pytest.raises(BadInput, match="with temperature None, this with 1"):
-        eval_program.main(other)
+    sampled = [*flags, "--mode", "sample", "--out", str(tmp_path / "x.json"), "--compare-with", str(before)]
+    with pytest.raises(BadInput, match="--compare-with"):
+        eval_program.main(sampled)
     assert not (tmp_path / "x.json").exists()
 
 
 def test_a_suite_that_the_checkpoint_cannot_act_in_is_refused_before_the_first_episode(flags, tmp_path):
     out = tmp_path / "all.json"
     suites = ["--task-suite", "libero_spatial", "libero_goal", "--task-id", "0"]
-    with pytest.raises(BadInput, match="no statistics for libero_goal"):
+    with pytest.raises(BadInput, match="libero_goal"):
         eval_program.main([*flags, "--checkpoint", TINY_CHECKPOINT, *suites, "--out", str(out)])
     assert not out.exists()
 
 
 def test_a_task_of_ones_own_is_evaluated_with_its_own_instruction(flags, tmp_path):
     original = (libero_root() / "bddl_files" / "libero_goal" / "turn_on_the_stove.bddl").read_text()
-    own, out = tmp_path / "light_it.bddl", tmp_path / "own.json"
-    own.write_text(
-        original.replace("Turn on the stove", "light the stove").replace("turn on the", "light the")
-    )
-    eval_program.main([*flags, "--bddl-file", str(own), "--trials", "1", "--out", str(out)])
+    renamed = original.replace("Turn on the stove", "light the stove").replace("turn on the", "light the")
+    bddl_file = tmp_path / "light_it.bddl"
+    bddl_file.write_text(renamed)
+    out = tmp_path / "results.json"
+    eval_program.main([*flags, "--bddl-file", str(bddl_file), "--trials", "1", "--out", str(out)])
     task = stored(out)["suites"]["libero_spatial"]["tasks"]["0"]
     assert (task["name"], task["instruction"]) == ("light_it", "light the stove")
     assert stored(out)["settings"]["bddl_sha256"]

@@ -12,29 +12,40 @@ from safetensors.torch import load_file
 
 import train_grpo
 from tests.end_to_end.conftest import ROOT, flags_into, latest_of, only_run, records_of, run_command
-
-# What may differ between two runs of the same computation: how long it took, how much memory.
-TIMES = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/")
+from tests.stored_runs import comparable_metrics
 
 
-def metrics_of(run):
-    return [
-        {key: value for key, value in row.items() if not key.startswith(TIMES)} for row in records_of(run)
-    ]
-
-
-def weights_of(run):
+def weights_of(run: Path) -> dict[str, torch.Tensor]:
+    """Everything trainable in the last checkpoint."""
     folder = latest_of(run)
-    return load_file(folder / "adapter_model.safetensors") | load_file(
-        folder / "proprio_projector.safetensors"
-    )
+    adapter = load_file(folder / "adapter_model.safetensors")
+    return adapter | load_file(folder / "proprio_projector.safetensors")
 
 
-def assert_same_run(run, straight):
-    assert metrics_of(run) == metrics_of(straight)
-    weights, expected = weights_of(run), weights_of(straight)
+def trainer_of(run: Path) -> dict:
+    return torch.load(latest_of(run) / "trainer.pt")
+
+
+def assert_same_run(run: Path, straight: Path) -> None:
+    assert comparable_metrics(run) == comparable_metrics(straight)
+    weights = weights_of(run)
+    expected = weights_of(straight)
     assert weights.keys() == expected.keys()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
+
+
+def assert_same_critic_memory(critic: dict, expected: dict) -> None:
+    """The episodes that the critic remembers, by task: pairs of states and return."""
+    assert critic.keys() == expected.keys()
+    num_episodes = 0
+    for task_id, episodes in expected.items():
+        for (states, episode_return), (other_states, other_return) in zip(
+            critic[task_id], episodes, strict=True
+        ):
+            assert torch.equal(states, other_states)
+            assert episode_return == other_return
+            num_episodes += 1
+    assert num_episodes > 0
 
 
 @pytest.fixture
@@ -49,52 +60,52 @@ def everything(smoke) -> list[str]:
 
 def stopped_by_sigterm(flags: list[str]) -> Path:
     """The folder of a run that SIGTERM has stopped after its first update."""
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
-        [sys.executable, "train_grpo.py", *flags], cwd=ROOT, env=environ, text=True, stdout=subprocess.PIPE,
+        [sys.executable, "train_grpo.py", *flags],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-    ) as process:  # fmt: skip
+    ) as process:
         for line in process.stdout:
             if "to go" in line:  # the first update is done
                 process.terminate()
                 break
-        rest, errors = process.communicate(timeout=300)
+        output, errors = process.communicate(timeout=300)
+    run = only_run(flags)
     assert process.returncode == 130
     assert errors.splitlines()[-1] == "train_grpo.py: interrupted"
     assert "Traceback" not in errors
-    assert rest.splitlines()[-1] == f"stopped; go on with: python train_grpo.py --resume {only_run(flags)}"
-    return only_run(flags)
+    assert output.splitlines()[-1] == f"stopped; go on with: python train_grpo.py --resume {run}"
+    return run
 
 
 def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resumes_to_the_same_result(
     everything, tmp_path
 ):
-    """With another end, too."""
+    """Also with another end than it was started with."""
     flags = flags_into(everything, tmp_path / "straight")
     train_grpo.main(flags)
     straight = only_run(flags)
-    assert records_of(straight)[-2]["train/optimizer_steps"] > 0  # or equal weights would show nothing
+    assert records_of(straight)[-2]["train/optimizer_steps"] > 0  # otherwise equal weights would show nothing
 
     run = stopped_by_sigterm(flags_into([*everything, "--total-steps", "1000"], tmp_path / "stopped"))
     assert latest_of(run).name == "step_32"
-    again = ["--resume", str(run), "--total-steps", "96"]
-    killed = run_command("-m", "tests.end_to_end.killed", "checkpoint", "2", "train_grpo", *again)
+    resume = ["--resume", str(run), "--total-steps", "96"]
+    killed = run_command("-m", "tests.end_to_end.killed", "checkpoint", "2", "train_grpo", *resume)
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     assert latest_of(run).name == "step_64"
     assert list((run / "checkpoints").glob(".writing-*"))
-    train_grpo.main(again)
+
+    train_grpo.main(resume)
     assert_same_run(run, straight)
     assert not list((run / "checkpoints").glob(".writing-*"))
-    assert {"eval/student_success_task_0", "eval/student_sampled_success_task_1"} <= metrics_of(run)[
-        -1
-    ].keys()
-    states = [torch.load(latest_of(folder) / "trainer.pt") for folder in (straight, run)]
-    assert all(
-        states[0]["state"][cursor] == states[1]["state"][cursor] for cursor in ("task_success", "drawn")
-    )
-    assert set(states[0]["state"]["drawn"]) == {0, 1}
-    remembered = [
-        [episode for of_task in state["critic"].values() for episode in of_task] for state in states
-    ]
-    assert len(remembered[0]) == len(remembered[1]) > 0
-    assert all(torch.equal(a, b) and x == y for (a, x), (b, y) in zip(*remembered, strict=True))
+    last_record = records_of(run)[-1]
+    assert {"eval/student_success_task_0", "eval/student_sampled_success_task_1"} <= last_record.keys()
+    trainer = trainer_of(run)
+    expected = trainer_of(straight)
+    for field in ("task_success", "drawn"):
+        assert trainer["state"][field] == expected["state"][field]
+    assert set(trainer["state"]["drawn"]) == {0, 1}
+    assert_same_critic_memory(trainer["critic"], expected["critic"])
