@@ -1,0 +1,112 @@
+"""A grown network computes what the small one does: two images, robot state, an L1 head."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.growing import add_noise, grow, grow_action_head
+from vla.checkpoint import read_model_config
+from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
+from workshop.tiny import TinySize, make_tiny_checkpoint
+
+SMALL = TinySize(56, 14, vision_dim=32, vision_depth=3, vision_heads=2, llm_dim=32, llm_depth=3, llm_heads=1)
+LARGE = TinySize(
+    56,
+    14,
+    vision_dim=64,
+    vision_depth=5,
+    vision_heads=2,
+    llm_dim=128,
+    llm_depth=6,
+    llm_heads=4,
+    llm_mlp_dim=500,
+)
+
+
+def random_network(
+    folder: Path, size: TinySize, seed: int, second_vision_dim: int | None = None
+) -> OpenVLAOFT:
+    make_tiny_checkpoint(folder, seed=seed, size=size)
+    if second_vision_dim is not None:  # as in OpenVLA, whose two vision transformers have 1024 and 1152
+        config = json.loads((folder / "config.json").read_text())
+        config["test_vit_overrides"][1]["embed_dim"] = second_vision_dim
+        (folder / "config.json").write_text(json.dumps(config))
+    torch.manual_seed(seed)
+    network = OpenVLAOFT(read_model_config(folder), num_action_tokens=56).eval()
+    network.proprio_projector = ProprioProjector(8, size.llm_dim)
+    randomise(network)
+    return network
+
+
+@torch.no_grad()
+def randomise(module: torch.nn.Module) -> None:
+    for name, parameter in module.named_parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0, parameter[0].numel() ** -0.5)
+        elif name.endswith(("weight", "gamma")):
+            parameter.uniform_(0.5, 1.5)
+        else:
+            parameter.normal_(0, 0.1)
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory) -> tuple[OpenVLAOFT, OpenVLAOFT]:
+    small = random_network(tmp_path_factory.mktemp("small"), SMALL, seed=0)
+    large = random_network(tmp_path_factory.mktemp("large"), LARGE, seed=1, second_vision_dim=96)
+    grow(small, large)
+    return small, large
+
+
+@pytest.fixture
+def inputs() -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(2)
+    images = torch.randn(3, 12, 56, 56, generator=generator)
+    prompts = torch.randint(3, 1000, (3, 12), generator=generator)
+    lengths = torch.tensor([12, 9, 7])
+    proprio = torch.randn(3, 8, generator=generator)
+    return images, prompts, lengths, proprio
+
+
+@torch.no_grad()
+def test_a_grown_network_has_the_logits_of_the_small_one(networks, inputs):
+    small, large = networks
+    expected, small_hidden = small(*inputs)
+    logits, hidden = large(*inputs)
+    assert (logits - expected).abs().max() < 1e-4 * expected.std()
+    torch.testing.assert_close(hidden, small_hidden.repeat(1, 1, 4), rtol=1e-3, atol=1e-4)
+
+
+@torch.no_grad()
+def test_a_grown_l1_head_has_the_actions_of_the_small_one(networks, inputs):
+    small, large = networks
+    small_head = L1RegressionHead(2, 32, 32, action_dim=7)
+    large_head = L1RegressionHead(2, 128, 96, action_dim=7)
+    for head in (small_head, large_head):
+        randomise(head)
+    grow_action_head(small_head, large_head, llm_repeats=4)
+    expected = small_head(small(*inputs)[1])
+    assert (large_head(large(*inputs)[1]) - expected).abs().max() < 1e-4 * expected.std()
+
+
+@torch.no_grad()
+def test_noise_makes_every_matrix_dense_and_moves_the_logits_a_little(networks, inputs):
+    _, large = networks
+    before = large(*inputs)[0]
+    saved = {name: value.clone() for name, value in large.state_dict().items()}
+    add_noise(large, 0.01, torch.Generator().manual_seed(0))
+    after = large(*inputs)[0]
+    matrices = [parameter for parameter in large.parameters() if parameter.ndim > 1]
+    large.load_state_dict(saved)
+    assert all((matrix == 0).float().mean() < 1e-5 for matrix in matrices)
+    change = (after - before).std() / before.std()
+    assert 0.001 < change < 0.3
+
+
+def test_widths_that_do_not_divide_are_refused(networks, tmp_path):
+    other = random_network(
+        tmp_path, TinySize(56, 14, vision_dim=32, vision_heads=2, llm_dim=48, llm_heads=1), 0
+    )
+    with pytest.raises(ValueError, match="language model"):
+        grow(other, networks[1])
