@@ -97,9 +97,9 @@ def test_noise_makes_every_matrix_dense_and_moves_the_logits_a_little(networks, 
     saved = {name: value.clone() for name, value in large.state_dict().items()}
     add_noise(large, 0.01, torch.Generator().manual_seed(0))
     after = large(*inputs)[0]
-    matrices = [parameter for parameter in large.parameters() if parameter.ndim > 1]
+    zeros = [(p == 0).float().mean().item() for p in large.parameters() if p.ndim > 1]
     large.load_state_dict(saved)
-    assert all((matrix == 0).float().mean() < 1e-5 for matrix in matrices)
+    assert max(zeros) < 1e-5
     change = (after - before).std() / before.std()
     assert 0.001 < change < 0.3
 
