@@ -1,0 +1,203 @@
+"""Does a policy look, and does it read? What its decisions depend on, and whether its hand follows the object.
+
+    python -m benchmarks.eyes --checkpoint checkpoints/tiny-libero-spatial --task-id 0
+
+Three measurements on one task, all with greedy episodes in exact physics:
+
+* The hand: the objects are moved by --magnitude steps of `--perturb position` (2 cm each) in --placements episodes.
+  Where the gripper first closes, how does the hand's position depend on the position of the object to be picked up?
+  A slope of 1 means that the hand follows the object, 0 that it goes to the same place always.
+* Swapped inputs: how far does a decision move (KL divergence in nats a token, at temperature 1) when one of its inputs
+  is taken from another episode at the same decision, or from another task, or is black?
+* Black images: how many of the benchmark's initial states are solved without seeing anything?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import tyro
+
+from contracts import Observation
+from envs.libero import EnvSpec, LiberoEnv
+from envs.perturb import Perturbation
+from envs.tasks import task_names
+from experiment.metrics import Successes
+from vla.policy import Policy
+
+GRIPPER_CLOSES = 0.0  # the last number of an action in the simulator's convention: -1 opens, 1 closes
+KL_BATCH = 16  # observations that are sent through the network together
+
+
+@dataclass(frozen=True)
+class Args:
+    checkpoint: str
+    """Folder or hub id of the policy."""
+    task_suite: str = "libero_spatial"
+    task_id: int = 0
+    placements: int = 50
+    """Episodes with moved objects."""
+    magnitude: int = 3
+    """How far objects are moved, in steps of 2 cm."""
+    black_episodes: int = 50
+    """Episodes with black images, from the benchmark's initial states (0: none)."""
+    assets: str = "lowpoly"
+    """Looks: lowpoly, official or a folder."""
+    device: str = "auto"
+
+
+@dataclass
+class Approach:
+    """An episode up to the moment in which the gripper first closes."""
+
+    observations: list[Observation] = field(default_factory=list)
+    object_xy: np.ndarray | None = None  # (2,) metres, of the object to be picked up, before the first action
+    hand_xy: np.ndarray | None = None  # (2,) metres, where the gripper closes; None: it never does
+
+
+def main(args: Args) -> None:
+    policy = Policy.load(args.checkpoint, task_suite=args.task_suite, device=args.device)
+    spec = EnvSpec(args.task_suite, (args.task_id,), policy.num_images, args.assets)
+    env = LiberoEnv(spec, args.task_id)
+    print(f"{args.checkpoint}: {env.instruction!r}, {args.assets} looks", flush=True)
+    approaches = [approach(policy, env, seed, args.magnitude) for seed in range(args.placements)]
+    print(hand_report(approaches), flush=True)
+    for name, nats in swapped_inputs(policy, approaches, other_instructions(args)).items():
+        print(f"{name:40} {nats:8.3f} nats a token", flush=True)
+    if args.black_episodes > 0:
+        states = range(min(args.black_episodes, env.num_init_states))
+        successes = sum(succeeds_blind(policy, env, init_state_id) for init_state_id in states)
+        print(f"black images: {Successes(successes, len(states))} successes")
+    env.close()
+
+
+def approach(policy: Policy, env: LiberoEnv, seed: int, magnitude: int) -> Approach:
+    """Play greedily, with objects moved by `seed`, until the gripper closes for the first time."""
+    record = Approach()
+    result = env.reset(
+        seed % env.num_init_states, seed, perturbation=Perturbation("position", magnitude, seed)
+    )
+    record.object_xy = object_position(env)[:2]
+    while not result.done:
+        record.observations.append(result.observation)
+        chunk = policy.act([result.observation]).actions[0]
+        closing = np.flatnonzero(chunk[:, -1] > GRIPPER_CLOSES)
+        if len(closing) > 0:
+            if closing[0] > 0:
+                env.step_chunk(chunk[: closing[0]], observe=False)
+            record.hand_xy = hand_position(env)[:2]
+            break
+        result = env.step_chunk(chunk)
+    return record
+
+
+def object_position(env: LiberoEnv) -> np.ndarray:
+    """(3,) metres: the object that the task's goal names first."""
+    domain = env.domain
+    name = domain.parsed_problem["goal_state"][0][1]
+    return domain.sim.data.body_xpos[domain.obj_body_id[name]].copy()
+
+
+def hand_position(env: LiberoEnv) -> np.ndarray:
+    """(3,) metres: the point between the fingers."""
+    robot = env.domain.robots[0]
+    return env.domain.sim.data.site_xpos[robot.eef_site_id].copy()
+
+
+def hand_report(approaches: Sequence[Approach]) -> str:
+    closed = [record for record in approaches if record.hand_xy is not None]
+    if len(closed) < 3:
+        return f"the gripper closes in {len(closed)} of {len(approaches)} episodes: no slope can be measured"
+    objects = np.stack([record.object_xy for record in closed])
+    hands = np.stack([record.hand_xy for record in closed])
+    slopes = [slope(objects[:, axis], hands[:, axis]) for axis in (0, 1)]
+    spread = np.ptp(objects, axis=0) * 100
+    return (
+        f"the hand follows the object with slope {slopes[0]:.2f} in x and {slopes[1]:.2f} in y: the gripper closes in "
+        f"{len(closed)} of {len(approaches)} episodes, whose objects lie within {spread[0]:.0f} x {spread[1]:.0f} cm"
+    )
+
+
+def slope(x: np.ndarray, y: np.ndarray) -> float:
+    """Of the least squares line through (x, y)."""
+    return float(np.polyfit(x, y, deg=1)[0])
+
+
+def other_instructions(args: Args) -> list[str]:
+    """The instructions of the suite's other tasks."""
+    specs = [
+        EnvSpec(args.task_suite, (task_id,))
+        for task_id in range(len(task_names(args.task_suite)))
+        if task_id != args.task_id
+    ]
+    return [LiberoEnv(spec, spec.task_ids[0]).instruction for spec in specs]
+
+
+Change = Callable[[Observation, Observation, np.random.Generator], Observation]
+
+
+def swapped_inputs(
+    policy: Policy, approaches: Sequence[Approach], instructions: Sequence[str]
+) -> dict[str, float]:
+    """How far decisions move, in nats a token, when an input is swapped: name of the swap -> mean KL divergence."""
+    swaps: dict[str, Change] = {
+        "image of another episode, same decision": lambda seen, other, _: replace(seen, images=other.images),
+        "black image": lambda seen, *_: replace(seen, images=np.zeros_like(seen.images)),
+    }
+    if policy.uses_proprio:
+        swaps["robot state of another episode"] = lambda seen, other, _: replace(seen, proprio=other.proprio)
+    if instructions:
+        swaps["instruction of another task"] = lambda seen, _, random: replace(
+            seen, instruction=str(random.choice(list(instructions)))
+        )
+    originals, others = pairs_of_decisions(approaches)
+    before = log_probabilities(policy, originals)
+    random = np.random.default_rng(0)
+    shifts = {}
+    for name, change in swaps.items():
+        changed = [change(seen, other, random) for seen, other in zip(originals, others, strict=True)]
+        shifts[name] = kl_divergence(before, log_probabilities(policy, changed))
+    shuffled = [originals[row] for row in random.permutation(len(originals))]
+    mixed = [replace(seen, images=other.images) for seen, other in zip(originals, shuffled, strict=True)]
+    shifts["image of any decision"] = kl_divergence(before, log_probabilities(policy, mixed))
+    return shifts
+
+
+def pairs_of_decisions(approaches: Sequence[Approach]) -> tuple[list[Observation], list[Observation]]:
+    """Every decision, and the one of the next episode at the same time."""
+    originals = []
+    others = []
+    for record, following in zip(approaches, [*approaches[1:], approaches[0]], strict=True):
+        length = min(len(record.observations), len(following.observations))
+        originals += record.observations[:length]
+        others += following.observations[:length]
+    return originals, others
+
+
+@torch.no_grad()
+def log_probabilities(policy: Policy, observations: Sequence[Observation]) -> torch.Tensor:
+    """(N, A, 256) at temperature 1."""
+    batches = [observations[start : start + KL_BATCH] for start in range(0, len(observations), KL_BATCH)]
+    return torch.cat([F.log_softmax(policy.chunk_logits(batch), dim=-1).cpu() for batch in batches])
+
+
+def kl_divergence(before: torch.Tensor, after: torch.Tensor) -> float:
+    """Mean over decisions and tokens of KL(before || after), from log-probabilities (N, A, 256)."""
+    return (before.exp() * (before - after)).sum(-1).mean().item()
+
+
+def succeeds_blind(policy: Policy, env: LiberoEnv, init_state_id: int) -> bool:
+    """One greedy episode in which all images are black."""
+    result = env.reset(init_state_id)
+    while not result.done:
+        seen = replace(result.observation, images=np.zeros_like(result.observation.images))
+        result = env.step_chunk(policy.act([seen]).actions[0])
+    return result.success
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))
