@@ -1,4 +1,4 @@
-"""A scripted expert that moves LIBERO's black bowl onto the plate, from the simulation's true state.
+"""A scripted expert that moves LIBERO's black bowl onto a plate, a stove or a cabinet, from the simulation's state.
 
 At every env step it decides afresh, from the present state alone (`State`): it counts nothing and leaves no stage
 behind for good. So a state determines the right action, whatever led to it. That makes the actions good labels for a
@@ -21,10 +21,10 @@ HOVER = "hover"  # fly to the rim, through a funnel above it; go up as long as t
 DESCEND = "descend"  # the last centimetres straight down
 CLOSE = "close"  # shut the fingers around the rim
 LIFT = "lift"  # straight up
-CARRY = "carry"  # fly to the plate, through a funnel above it
+CARRY = "carry"  # fly to the target, through a funnel above it
 LOWER = "lower"  # the last centimetres straight down
 RELEASE = "release"  # open the fingers
-RETREAT = "retreat"  # go up, away from the bowl on the plate
+RETREAT = "retreat"  # go up, away from the bowl on its target
 
 GAIN_PER_M = 40.0  # an error of 25 mm or more gives full action, which moves the hand 13 mm an env step
 GAIN_PER_RAD = 2.4
@@ -47,7 +47,9 @@ REACHED_M = 0.012  # vertical error within which they may
 NEAR_M = 0.030  # error up to which they go on closing
 MOVED_M = 0.008  # a bowl further than this from its planned place has been moved
 SLIPPED_M = 0.045  # a bowl further than this from its place in the hand is lost, not merely turned
-ON_PLATE_M = (0.025, 0.015)  # largest horizontal distance and height of a bowl that is on the plate
+ON_TARGET_M = 0.025  # largest horizontal distance of a bowl that is on its target
+PLATE_HEIGHT_M = 0.015  # largest height of a bowl above a plate on which it stands
+REGION_HEIGHT_M = 0.035  # and above the middle of a region, such as a stove's burner or a cabinet's top
 
 # Orientation of the grip site when the hand points down at yaw 0.
 DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
@@ -76,7 +78,8 @@ class State:
     opening: float  # distance between the finger joints
     opening_speed: float
     bowl: np.ndarray  # (3,)
-    plate: np.ndarray  # (3,)
+    target: np.ndarray  # (3,) plate, or middle of the region, where the bowl is to go
+    target_height: float  # a bowl that stands there is at most so far above `target`
 
 
 @dataclass(frozen=True)
@@ -91,12 +94,12 @@ class Plan:
 class Expert:
     """Acts in the episode that runs in `domain` (LIBERO's BDDLBaseDomain); one per episode.
 
-    Raises BadInput for tasks other than putting a black bowl onto a plate.
+    Raises BadInput for tasks other than putting a black bowl onto a plate or a region.
     """
 
     def __init__(self, domain: Any) -> None:
         self._domain = domain
-        self._bowl, self._plate = bowl_and_plate(domain.parsed_problem["goal_state"])
+        self._bowl, self._target = bowl_and_target(domain.parsed_problem["goal_state"])
         self._plan: Plan | None = None
 
     def decide(self) -> tuple[str, np.ndarray]:
@@ -118,24 +121,30 @@ class Expert:
         data = self._domain.sim.data
         robot = self._domain.robots[0]
         body_ids = self._domain.obj_body_id
+        is_region = self._target not in body_ids
         return State(
             eef=data.get_site_xpos("gripper0_grip_site").copy(),
             rotation=data.get_site_xmat("gripper0_grip_site").copy(),
             opening=float(np.abs(data.qpos[robot._ref_gripper_joint_pos_indexes]).sum()),
             opening_speed=float(data.qvel[robot._ref_gripper_joint_vel_indexes] @ [1.0, -1.0]),
             bowl=data.body_xpos[body_ids[self._bowl]].copy(),
-            plate=data.body_xpos[body_ids[self._plate]].copy(),
+            target=data.get_site_xpos(self._target).copy()
+            if is_region
+            else data.body_xpos[body_ids[self._target]].copy(),
+            target_height=REGION_HEIGHT_M if is_region else PLATE_HEIGHT_M,
         )
 
 
-def bowl_and_plate(goal_state: list[list[str]]) -> tuple[str, str]:
-    """The names of the bowl and the plate in the goal of a BDDL file. Raises BadInput for other goals."""
+def bowl_and_target(goal_state: list[list[str]]) -> tuple[str, str]:
+    """The names of the bowl and of what it goes onto, in the goal of a BDDL file. Raises BadInput for other goals."""
     if len(goal_state) == 1 and len(goal_state[0]) == 3:
-        predicate, bowl, plate = goal_state[0]
-        if predicate == "on" and bowl.startswith("akita_black_bowl") and plate.startswith("plate"):
-            return bowl, plate
+        predicate, bowl, target = goal_state[0]
+        is_known = target.startswith(("plate", "flat_stove", "wooden_cabinet"))
+        if predicate == "on" and bowl.startswith("akita_black_bowl") and is_known:
+            return bowl, target
     raise BadInput(
-        f"the scripted expert only puts a black bowl onto a plate; this task's goal is {goal_state}"
+        "the scripted expert only puts a black bowl onto a plate, a stove or a cabinet; "
+        f"this task's goal is {goal_state}"
     )
 
 
@@ -147,16 +156,17 @@ def must_plan_again(state: State, plan: Plan) -> bool:
 
 def stage_of(state: State, plan: Plan) -> str:
     """What to do next: a function of the present state and the plan."""
-    to_plate = np.linalg.norm((state.plate - state.bowl)[:2])
-    is_on_plate = to_plate < ON_PLATE_M[0] and state.bowl[2] - state.plate[2] < ON_PLATE_M[1]
+    distance_m = np.linalg.norm((state.target - state.bowl)[:2])
+    is_low = state.bowl[2] - state.target[2] < state.target_height
+    is_on_target = distance_m < ON_TARGET_M and is_low
     if _is_held(state, plan):
-        if is_on_plate:
+        if is_on_target:
             return RELEASE
-        if to_plate < FUNNEL_M:
+        if distance_m < FUNNEL_M:
             return LOWER
         has_left = np.linalg.norm((state.bowl - plan.bowl)[:2]) > FUNNEL_M
         return CARRY if has_left else LIFT
-    if is_on_plate:
+    if is_on_target:
         return RETREAT
     sideways, vertical = _grasp_errors(state, plan)
     if state.opening <= OPEN_M:  # the fingers are on their way
@@ -189,7 +199,7 @@ def _position_error(stage: str, state: State, plan: Plan) -> np.ndarray:
     """From where the hand, or the bowl in it, is to where the stage wants it, (3,) m."""
     upwards = np.array([0.0, 0.0, HOVER_M])
     to_grasp = state.bowl + plan.offset - state.eef
-    to_plate = state.plate - state.bowl
+    to_target = state.target - state.bowl
     if stage in (HOVER, DESCEND):
         if state.opening <= OPEN_M:
             return upwards
@@ -198,8 +208,8 @@ def _position_error(stage: str, state: State, plan: Plan) -> np.ndarray:
     if stage == CLOSE:
         return to_grasp
     if stage in (LIFT, CARRY, LOWER):
-        top = HOVER_M + max(0.0, plan.bowl[2] - state.plate[2])
-        return _down_funnel(to_plate, float(np.linalg.norm(to_plate[:2])), top)
+        top = HOVER_M + max(0.0, plan.bowl[2] - state.target[2])
+        return _down_funnel(to_target, float(np.linalg.norm(to_target[:2])), top)
     return upwards if stage == RETREAT else np.zeros(3)
 
 
