@@ -13,6 +13,7 @@ ROOT = Path(__file__).parent.parent
 # From the bottom to the top. Rooms of one floor do not import each other.
 FLOORS = [
     {"contracts"},
+    {"command_line"},
     {"envs", "vla"},
     {"configs"},
     {"rl"},
@@ -52,7 +53,7 @@ def imported_modules(path: Path, modules: set[str]) -> Iterator[str]:
 def imports() -> dict[str, set[str]]:
     """Module -> the project's modules that it imports."""
     paths = {module_name(path): path for path in source_files()}
-    return {name: set(imported_modules(path, set(paths))) for name, path in paths.items()}
+    return {name: {*imported_modules(path, {*paths})} - {name} for name, path in paths.items()}
 
 
 def room_of(module: str) -> str:
