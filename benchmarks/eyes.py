@@ -14,7 +14,7 @@ Three measurements on one task, all with greedy episodes in exact physics:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -23,10 +23,12 @@ import torch.nn.functional as F
 import tyro
 
 from contracts import Observation
-from envs.libero import EnvSpec, LiberoEnv
+from envs.env import EnvSpec
+from envs.libero import LiberoEnv
 from envs.perturb import Perturbation
+from envs.pool import task_info
 from envs.tasks import task_names
-from experiment.metrics import Successes
+from experiment.statistics import Successes
 from vla.policy import Policy
 
 GRIPPER_CLOSES = 0.0  # the last number of an action in the simulator's convention: -1 opens, 1 closes
@@ -129,42 +131,36 @@ def slope(x: np.ndarray, y: np.ndarray) -> float:
 
 def other_instructions(args: Args) -> list[str]:
     """The instructions of the suite's other tasks."""
-    specs = [
-        EnvSpec(args.task_suite, (task_id,))
-        for task_id in range(len(task_names(args.task_suite)))
-        if task_id != args.task_id
-    ]
-    return [LiberoEnv(spec, spec.task_ids[0]).instruction for spec in specs]
-
-
-Change = Callable[[Observation, Observation, np.random.Generator], Observation]
+    task_ids = [task_id for task_id in range(len(task_names(args.task_suite))) if task_id != args.task_id]
+    return [task.instruction for task in task_info(EnvSpec(args.task_suite, tuple(task_ids)))]
 
 
 def swapped_inputs(
     policy: Policy, approaches: Sequence[Approach], instructions: Sequence[str]
 ) -> dict[str, float]:
     """How far decisions move, in nats a token, when an input is swapped: name of the swap -> mean KL divergence."""
-    swaps: dict[str, Change] = {
-        "image of another episode, same decision": lambda seen, other, _: replace(seen, images=other.images),
-        "black image": lambda seen, *_: replace(seen, images=np.zeros_like(seen.images)),
+    random = np.random.default_rng(0)
+    originals, others = pairs_of_decisions(approaches)
+    shuffled = [originals[row] for row in random.permutation(len(originals))]
+    black = [replace(seen, images=np.zeros_like(seen.images)) for seen in originals]
+    changed = {
+        "image of another episode, same decision": with_images(originals, others),
+        "image of any decision": with_images(originals, shuffled),
+        "black image": black,
     }
     if policy.uses_proprio:
-        swaps["robot state of another episode"] = lambda seen, other, _: replace(seen, proprio=other.proprio)
+        pairs = zip(originals, others, strict=True)
+        changed["robot state of another episode"] = [replace(a, proprio=b.proprio) for a, b in pairs]
     if instructions:
-        swaps["instruction of another task"] = lambda seen, _, random: replace(
-            seen, instruction=str(random.choice(list(instructions)))
-        )
-    originals, others = pairs_of_decisions(approaches)
+        drawn = random.choice(instructions, size=len(originals)).tolist()
+        pairs = zip(originals, drawn, strict=True)
+        changed["instruction of another task"] = [replace(a, instruction=text) for a, text in pairs]
     before = log_probabilities(policy, originals)
-    random = np.random.default_rng(0)
-    shifts = {}
-    for name, change in swaps.items():
-        changed = [change(seen, other, random) for seen, other in zip(originals, others, strict=True)]
-        shifts[name] = kl_divergence(before, log_probabilities(policy, changed))
-    shuffled = [originals[row] for row in random.permutation(len(originals))]
-    mixed = [replace(seen, images=other.images) for seen, other in zip(originals, shuffled, strict=True)]
-    shifts["image of any decision"] = kl_divergence(before, log_probabilities(policy, mixed))
-    return shifts
+    return {name: kl_divergence(before, log_probabilities(policy, seen)) for name, seen in changed.items()}
+
+
+def with_images(observations: Sequence[Observation], others: Sequence[Observation]) -> list[Observation]:
+    return [replace(seen, images=other.images) for seen, other in zip(observations, others, strict=True)]
 
 
 def pairs_of_decisions(approaches: Sequence[Approach]) -> tuple[list[Observation], list[Observation]]:
