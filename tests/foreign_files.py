@@ -3,6 +3,7 @@
 import io
 import json
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,10 @@ from tests.demo_episodes import INSTRUCTIONS, raw_images
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg
 
 CAMERAS = ("image", "image2")  # of HuggingFaceVLA/libero: agentview, wrist
+CAMERA_KEYS = [f"observation.images.{camera}" for camera in CAMERAS]
 FPS = 10
+VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+Encode = Callable[[np.ndarray], bytes]  # picture -> file
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,8 @@ def record(episode: int, steps: int = 18) -> Recording:
     rng = np.random.default_rng([episode, 3])
     actions = rng.uniform(-0.9, 0.9, (steps, 7)).astype(np.float32)
     actions[:, 6] = np.where((np.arange(steps) + episode) // 8 % 2, 1, -1)
-    proprio, finger = rng.normal(size=(steps, 8)).astype(np.float32), 0.03
+    proprio = rng.normal(size=(steps, 8)).astype(np.float32)
+    finger = 0.03
     for step in range(steps):
         proprio[step, 6:] = finger, -finger
         finger = float(np.clip(finger - 0.005 * actions[step, 6], 0, 0.04))
@@ -40,7 +45,7 @@ def record(episode: int, steps: int = 18) -> Recording:
 
 
 def as_our_own(recording: Recording) -> DemoEpisode:
-    """With the frames that a foreign dataset has for training: those with a whole chunk after them."""
+    """The recording with the frames that a foreign dataset has for training: those with a whole chunk after them."""
     frames = len(recording.actions) - CHUNK_LENGTH + 1
     return DemoEpisode(
         jpegs=[[encode_jpeg(image) for image in images] for images in recording.images[:frames]],
@@ -61,69 +66,104 @@ def png(image: np.ndarray) -> bytes:
     return file.getvalue()
 
 
+# LeRobot
+
+
 def write_lerobot(
     folder: Path, recordings: list[Recording], video: bool = False, version: str = "v3.0"
 ) -> Path:
     """A dataset of one chunk: all episodes in one Parquet file, and in one video of each camera."""
-    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     pytest.importorskip("av")
-    keys = [f"observation.images.{camera}" for camera in CAMERAS]
-    vectors = {"observation.state": [8], "action": [7], "episode_index": [1], "task_index": [1]}
-    features = {name: {"dtype": "float32", "shape": shape} for name, shape in vectors.items()}
-    features |= {key: {"dtype": "video" if video else "image", "shape": [64, 64, 3]} for key in keys}
-    video_path = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
-    info = {"codebase_version": version, "fps": FPS, "total_episodes": len(recordings), "features": features}
-    tasks = sorted({recording.instruction for recording in recordings})
-    data, episodes, start = [], [], 0
-    for index, recording in enumerate(recordings):
-        steps = len(recording.actions)
-        for step in range(steps):
-            row = {
-                "observation.state": recording.proprio[step].tolist(),
-                "action": recording.actions[step].tolist(),
-            }
-            row |= {"episode_index": index, "task_index": tasks.index(recording.instruction)}
-            if not video:
-                row |= {
-                    key: {"bytes": png(recording.images[step, i]), "path": None} for i, key in enumerate(keys)
-                }
-            data.append(row)
-        place = {"chunk_index": 0, "file_index": 0, "from_timestamp": start / FPS}
-        episodes.append({"episode_index": index, "length": steps})
-        episodes[-1] |= {
-            f"videos/{key}/{name}": value for key in keys for name, value in place.items() if video
-        }
-        start += steps
+    instructions = sorted({recording.instruction for recording in recordings})
     (folder / "meta").mkdir(parents=True)
-    (folder / "meta" / "info.json").write_text(json.dumps(info | {"video_path": video_path}))
-    rows_of_tasks = [{"task_index": index, "__index_level_0__": text} for index, text in enumerate(tasks)]
-    for path, rows in (
-        ("meta/tasks.parquet", rows_of_tasks),
-        ("meta/episodes/chunk-000/file-000.parquet", episodes),
-        ("data/chunk-000/file-000.parquet", data),
-    ):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(rows), folder / path)
-    for i, key in enumerate(keys if video else []):
-        path = folder / video_path.format(video_key=key, chunk_index=0, file_index=0)
-        path.parent.mkdir(parents=True)
-        write_video(path, np.concatenate([recording.images[:, i] for recording in recordings]))
+    (folder / "meta" / "info.json").write_text(json.dumps(_info(len(recordings), video, version)))
+    tasks = [{"task_index": i, "__index_level_0__": text} for i, text in enumerate(instructions)]
+    steps = [
+        step
+        for index, recording in enumerate(recordings)
+        for step in _steps(recording, index, instructions, with_pictures=not video)
+    ]
+    _write_parquet(folder / "meta/tasks.parquet", tasks)
+    _write_parquet(folder / "meta/episodes/chunk-000/file-000.parquet", _episodes(recordings, video))
+    _write_parquet(folder / "data/chunk-000/file-000.parquet", steps)
+    if video:
+        for camera, key in enumerate(CAMERA_KEYS):
+            images = np.concatenate([recording.images[:, camera] for recording in recordings])
+            write_video(folder / VIDEO_PATH.format(video_key=key, chunk_index=0, file_index=0), images)
     return folder
+
+
+def _info(num_episodes: int, video: bool, version: str) -> dict:
+    shapes = {"observation.state": [8], "action": [7], "episode_index": [1], "task_index": [1]}
+    features = {name: {"dtype": "float32", "shape": shape} for name, shape in shapes.items()}
+    for key in CAMERA_KEYS:
+        features[key] = {"dtype": "video" if video else "image", "shape": [64, 64, 3]}
+    return {
+        "codebase_version": version,
+        "fps": FPS,
+        "total_episodes": num_episodes,
+        "features": features,
+        "video_path": VIDEO_PATH,
+    }
+
+
+def _steps(recording: Recording, index: int, instructions: list[str], with_pictures: bool) -> list[dict]:
+    rows = []
+    for images, proprio, action in zip(recording.images, recording.proprio, recording.actions, strict=True):
+        row = {
+            "observation.state": proprio.tolist(),
+            "action": action.tolist(),
+            "episode_index": index,
+            "task_index": instructions.index(recording.instruction),
+        }
+        if with_pictures:
+            for camera, key in enumerate(CAMERA_KEYS):
+                row[key] = {"bytes": png(images[camera]), "path": None}
+        rows.append(row)
+    return rows
+
+
+def _episodes(recordings: list[Recording], video: bool) -> list[dict]:
+    rows = []
+    first_step = 0
+    for index, recording in enumerate(recordings):
+        row = {"episode_index": index, "length": len(recording.actions)}
+        if video:
+            for key in CAMERA_KEYS:
+                row[f"videos/{key}/chunk_index"] = 0
+                row[f"videos/{key}/file_index"] = 0
+                row[f"videos/{key}/from_timestamp"] = first_step / FPS
+        rows.append(row)
+        first_step += len(recording.actions)
+    return rows
+
+
+def _write_parquet(path: Path, rows: list[dict]) -> None:
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path)
 
 
 def write_video(path: Path, images: np.ndarray) -> None:
     av = pytest.importorskip("av")
+    path.parent.mkdir(parents=True)
     with av.open(str(path), "w") as video:
         stream = video.add_stream("mpeg4", rate=FPS, options={"qmin": "1", "qmax": "1"})
-        stream.width = stream.height = images.shape[1]
-        stream.pix_fmt, stream.gop_size = "yuv420p", 4
+        stream.width = images.shape[2]
+        stream.height = images.shape[1]
+        stream.pix_fmt = "yuv420p"
+        stream.gop_size = 4
         for image in images:
             video.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         video.mux(stream.encode())
 
 
-def write_rlds(folder: Path, recordings: list[Recording], encode: object = png) -> Path:
-    """One TFRecord file for each episode, encode: picture -> file. Returns the folder of the version."""
+# RLDS
+
+
+def write_rlds(folder: Path, recordings: list[Recording], encode: Encode = png) -> Path:
+    """One TFRecord file for each episode. Returns the folder of the version."""
     folder = folder / "1.0.0"
     folder.mkdir(parents=True)
     for index, recording in enumerate(recordings):
@@ -132,14 +172,12 @@ def write_rlds(folder: Path, recordings: list[Recording], encode: object = png) 
     return folder
 
 
-def rlds_features(recording: Recording, encode: object = png) -> dict[str, list[bytes] | np.ndarray]:
+def rlds_features(recording: Recording, encode: Encode = png) -> dict[str, list[bytes] | np.ndarray]:
     """An episode as TensorFlow Datasets flattens it: bytes, float32 or int64 of all steps."""
     steps = len(recording.actions)
-    pictures = {
-        f"steps/observation/{name}": [encode(image) for image in recording.images[:, i]]
-        for i, name in enumerate(("image", "wrist_image"))
-    }
-    return pictures | {
+    return {
+        "steps/observation/image": [encode(image) for image in recording.images[:, 0]],
+        "steps/observation/wrist_image": [encode(image) for image in recording.images[:, 1]],
         "episode_metadata/file_path": [b"demo.hdf5"],
         "steps/is_first": np.arange(steps) == 0,
         "steps/reward": np.zeros(steps, np.float32),
@@ -151,28 +189,34 @@ def rlds_features(recording: Recording, encode: object = png) -> dict[str, list[
 
 
 def example(features: dict[str, list[bytes] | np.ndarray]) -> bytes:
-    """A message tf.train.Example."""
+    """A protocol buffer message tf.train.Example."""
     entries = []
     for name, values in features.items():
         if isinstance(values, list):
-            kind, content = 1, b"".join(_field(1, value) for value in values)
+            kind = 1  # bytes_list
+            content = b"".join(_field(1, value) for value in values)
         elif values.dtype == np.float32:
-            kind, content = 2, _field(1, values.astype("<f4").tobytes())
+            kind = 2  # float_list
+            content = _field(1, values.astype("<f4").tobytes())
         else:
-            kind, content = 3, _field(1, b"".join(_varint(int(value) % 2**64) for value in values))
-        entries.append(_field(1, _field(1, name.encode()) + _field(2, _field(kind, content))))
+            kind = 3  # int64_list
+            content = _field(1, b"".join(_varint(int(value) % 2**64) for value in values))
+        feature = _field(kind, content)
+        entries.append(_field(1, _field(1, name.encode()) + _field(2, feature)))
     return _field(1, b"".join(entries))
 
 
 def tfrecord(data: bytes) -> bytes:
-    length = struct.pack("<Q", len(data))
-    return length + bytes(4) + data + bytes(4)  # nobody compares the checksums
+    """A record of a TFRecord file. Its two checksums are zero, because nothing compares them."""
+    return struct.pack("<Q", len(data)) + bytes(4) + data + bytes(4)
 
 
-def _field(number: int, content: bytes) -> bytes:
-    return _varint(number << 3 | 2) + _varint(len(content)) + content
+def _field(tag: int, content: bytes) -> bytes:
+    """A length-delimited field of a message."""
+    return _varint(tag << 3 | 2) + _varint(len(content)) + content
 
 
 def _varint(value: int) -> bytes:
-    low, rest = value & 127, value >> 7
-    return bytes([low | 128]) + _varint(rest) if rest else bytes([low])
+    low_bits = value & 127
+    rest = value >> 7
+    return bytes([low_bits | 128]) + _varint(rest) if rest else bytes([low_bits])

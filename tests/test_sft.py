@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from configs.config import ModelConfig, PhaseConfig, TrainConfig
 from contracts import BadInput, Observation, SelfCheckError
 from experiment.setup import load_teacher
-from rl.trajectory import Decision, Episode, Trajectory, flatten
 from rl.update import Learner, micro_batch_loss
 from tests.demo_episodes import raw_images, write_demos
 from tests.small_checkpoint import SMALL, make_small_checkpoint
@@ -28,14 +27,24 @@ from vla.merge import merge
 from vla.network_io import load_network
 from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN
+from workshop.demo_files import DemoEpisode
 from workshop.sft import SFT_RUN_FILE, fine_tune
 from workshop.sft_check import check_written
 from workshop.sft_config import SftArgs
 from workshop.sft_data import make_observations, read_demos
-from workshop.sft_update import SUPERVISED, logits_of
+from workshop.sft_update import SUPERVISED, demonstration_batch, logits_of
 from workshop.tiny import TinySize
 from workshop.whole_network import WholeNetwork
 
+SHORT = {
+    "size": SMALL,
+    "holdout": 0.0,
+    "log_every": 2,
+    "device": "cpu",
+    "steps": 4,
+    "batch_size": 4,
+    "warmup_steps": 1,
+}
 MEMORISING = {
     "steps": 250,
     "batch_size": 8,
@@ -44,35 +53,44 @@ MEMORISING = {
     "augment": False,
     "log_every": 50,
 }
-ADAPTERS = MEMORISING | {"lora_rank": 16, "size": TinySize(), "lr": 1e-2, "steps": 120, "batch_size": 4}
+FROM_CHECKPOINT = {"size": TinySize()}  # the sizes are the checkpoint's own
+ADAPTERS = MEMORISING | FROM_CHECKPOINT | {"lora_rank": 16, "lr": 1e-2, "steps": 120, "batch_size": 4}
 WIDER = replace(SMALL, llm_dim=32, llm_heads=2, llm_mlp_dim=64)
 CPU = torch.device("cpu")
 
 
-def _args(demos: Path, out: Path, **changes) -> SftArgs:
-    options = {"size": SMALL, "holdout": 0.0, "log_every": 2, "device": "cpu", "steps": 4, "batch_size": 4}
-    return SftArgs((demos,), out, **(options | {"warmup_steps": 1} | changes))
+def sft_args(demos: Path, out: Path, **changes) -> SftArgs:
+    return SftArgs((demos,), out, **(SHORT | changes))
+
+
+def load_policy(folder: Path) -> Policy:
+    return Policy.load(str(folder), LoadOptions(task_suite="libero_spatial"))
 
 
 def read_records(folder: Path) -> list[dict]:
-    file = folder / "sft_metrics.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    return [json.loads(line) for line in (folder / "sft_metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
-def demos(tmp_path_factory):
-    """(folder, the episodes): two episodes of four frames."""
-    folder = tmp_path_factory.mktemp("demos")
-    return folder, write_demos(folder)
+def demos(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("demos")
 
 
 @pytest.fixture(scope="module")
-def memorised(demos, tmp_path_factory):
+def episodes(demos) -> list[DemoEpisode]:
+    """Two episodes of four frames, which the folder `demos` holds."""
+    return write_demos(demos)
+
+
+@pytest.fixture(scope="module")
+def memorised(demos, episodes, tmp_path_factory) -> Path:
     """A policy trained on the two episodes until it knows them."""
-    return fine_tune(_args(demos[0], tmp_path_factory.mktemp("sft") / "memorised", **MEMORISING, size=WIDER))
+    out = tmp_path_factory.mktemp("sft") / "memorised"
+    return fine_tune(sft_args(demos, out, **MEMORISING | {"size": WIDER}))
 
 
-def _observations(episodes) -> list[Observation]:
+def observations_of(episodes: list[DemoEpisode]) -> list[Observation]:
+    """What a simulator would have given at the episodes' frames."""
     return [
         Observation(images, proprio.astype(np.float64), episode.instruction)
         for i, episode in enumerate(episodes)
@@ -80,82 +98,95 @@ def _observations(episodes) -> list[Observation]:
     ]
 
 
-def _acts_as(policy: Policy, episodes) -> float:
-    """The share of the actions that are the demonstrations' but for their bins."""
-    actions = policy.act(_observations(episodes), "greedy").actions
-    labels = np.concatenate([[e.actions[step : step + 8] for step in e.frame_steps] for e in episodes])
-    low, high = policy.statistics.action.q01[:6], policy.statistics.action.q99[:6]
-    near = np.abs(actions[..., :6] - np.clip(labels[..., :6], low, high)) <= (high - low) / 255 + 1e-6
-    return np.concatenate([near, actions[..., 6:] == labels[..., 6:]], axis=-1).mean()
+def share_as_demonstrated(policy: Policy, episodes: list[DemoEpisode]) -> float:
+    """The share of the policy's greedy actions that equal the demonstrated ones, up to the width of a bin."""
+    actions = policy.act(observations_of(episodes), "greedy").actions
+    demonstrated = np.concatenate(
+        [[episode.actions[step : step + 8] for step in episode.frame_steps] for episode in episodes]
+    )
+    low = policy.statistics.action.q01[:6]
+    high = policy.statistics.action.q99[:6]
+    errors = np.abs(actions[..., :6] - np.clip(demonstrated[..., :6], low, high))
+    motions_are_equal = errors <= (high - low) / 255 + 1e-6
+    grippers_are_equal = actions[..., 6:] == demonstrated[..., 6:]
+    return np.concatenate([motions_are_equal, grippers_are_equal], axis=-1).mean()
 
 
-def test_the_policy_acts_as_the_demonstrations_that_it_memorised(demos, memorised):
+def test_the_policy_acts_as_the_demonstrations_that_it_memorised(episodes, memorised):
     losses = [record["loss"] for record in read_records(memorised)]
     assert losses[0] > 3
     assert losses[-1] < 0.1
-    assert _acts_as(Policy.load(str(memorised), LoadOptions(task_suite="libero_spatial")), demos[1]) == 1
+    assert share_as_demonstrated(load_policy(memorised), episodes) == 1
 
 
-def test_the_folder_is_a_checkpoint_like_any_other(demos, tmp_path):
+def test_the_folder_is_a_checkpoint_like_any_other(demos, episodes, tmp_path):
     init = make_small_checkpoint(tmp_path / "init", l1_head=True)
-    out = fine_tune(_args(demos[0], tmp_path / "out", init=str(init), size=TinySize(), holdout=0.5))
+    out = fine_tune(sft_args(demos, tmp_path / "out", init=str(init), holdout=0.5, **FROM_CHECKPOINT))
     assert {path.name for path in out.iterdir()} == {
-        "config.json", "dataset_statistics.json", "first_frame.png", "generation_config.json", "model.safetensors",
-        "preprocessor_config.json", "proprio_projector--latest_checkpoint.pt", "sft_metrics.jsonl", SFT_RUN_FILE,
-        "tokenizer.json", "tokenizer_config.json",
-    }  # fmt: skip
+        "config.json",
+        "dataset_statistics.json",
+        "first_frame.png",
+        "generation_config.json",
+        "model.safetensors",
+        "preprocessor_config.json",
+        "proprio_projector--latest_checkpoint.pt",
+        "sft_metrics.jsonl",
+        SFT_RUN_FILE,
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
     assert [record["step"] for record in read_records(out)] == [2, 4]
     assert "held_out/nll" in read_records(out)[-1]
     run = json.loads((out / SFT_RUN_FILE).read_text())
     assert (run["steps"], run["train_episodes"], run["train_frames"]) == (4, 1, 4)
     info = inspect_checkpoint(out)
-    assert (info.kind, info.num_images, info.uses_proprio) == (
-        "action tokens",
-        2,
-        True,
-    )  # without init's L1 head
+    assert info.kind == "action tokens"  # init's L1 head is left out
+    assert (info.num_images, info.uses_proprio) == (2, True)
     assert list(info.statistics) == ["libero_spatial_no_noops"]
-    assert (inspect_checkpoint(init).looks, info.looks) == ((), ("lowpoly",))
+    assert inspect_checkpoint(init).looks == ()
+    assert info.looks == ("lowpoly",)
     assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
 
 
-def test_all_that_the_network_computes_is_trained_and_rows_of_other_ids_are_zero(demos, tmp_path):
+def test_all_that_the_network_computes_is_trained_and_rows_of_other_ids_are_zero(demos, episodes, tmp_path):
     init = make_small_checkpoint(tmp_path / "init")
-    out = fine_tune(_args(demos[0], tmp_path / "out", init=str(init), size=TinySize(), save_dtype="float32"))
-    infos = [inspect_checkpoint(folder) for folder in (init, out)]
-    before, after = (load_network(info, 56, CPU, torch.float32).state_dict() for info in infos)
+    args = sft_args(demos, tmp_path / "out", init=str(init), save_dtype="float32", **FROM_CHECKPOINT)
+    out = fine_tune(args)
+    before = load_network(inspect_checkpoint(init), 56, CPU, torch.float32).state_dict()
+    after = load_network(inspect_checkpoint(out), 56, CPU, torch.float32).state_dict()
     unchanged = {name for name, tensor in after.items() if torch.equal(tensor, before[name])}
-    parts = (f"blocks.{SMALL.vision_depth - 1}.", "norm.", "attn_pool.")
-    never_computed = tuple(
-        f"vision_backbone.{vit}.{part}" for vit in ("featurizer", "fused_featurizer") for part in parts
-    )
     # DINOv2's class token is only attended to, and trained by that.
+    never_computed = tuple(
+        f"vision_backbone.{vit}.{part}"
+        for vit in ("featurizer", "fused_featurizer")
+        for part in (f"blocks.{SMALL.vision_depth - 1}.", "norm.", "attn_pool.")
+    )
     assert unchanged == {name for name in after if name.startswith(never_computed)}
     weight = after["language_model.lm_head.weight"]
-    rows = torch.ones(len(weight), dtype=torch.bool)
-    rows[FIRST_ACTION_TOKEN : FIRST_ACTION_TOKEN + 256] = False
-    assert not weight[rows].any()
-    assert weight[~rows].any(dim=1).all()
+    is_other_id = torch.ones(len(weight), dtype=torch.bool)
+    is_other_id[FIRST_ACTION_TOKEN : FIRST_ACTION_TOKEN + 256] = False
+    assert not weight[is_other_id].any()
+    assert weight[~is_other_id].any(dim=1).all()
 
 
-def test_ctrl_c_saves_what_there_is(demos, tmp_path, monkeypatch, capsys):
-    rate = SftArgs.learning_rate
+def test_ctrl_c_saves_what_has_been_trained(demos, episodes, tmp_path, monkeypatch, capsys):
+    learning_rate = SftArgs.learning_rate
 
-    def interrupted(args: SftArgs, step: int) -> float:
+    def interrupt_in_the_third_step(args: SftArgs, step: int) -> float:
         if step == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return rate(args, step)
+        return learning_rate(args, step)
 
-    monkeypatch.setattr(SftArgs, "learning_rate", interrupted)
-    out = fine_tune(_args(demos[0], tmp_path / "out"))
+    monkeypatch.setattr(SftArgs, "learning_rate", interrupt_in_the_third_step)
+    out = fine_tune(sft_args(demos, tmp_path / "out"))
     assert "interrupted after 2 steps" in capsys.readouterr().out
     assert [record["step"] for record in read_records(out)] == [2]
-    assert Policy.load(str(out), LoadOptions(task_suite="libero_spatial")).kind == "action tokens"
+    assert load_policy(out).kind == "action tokens"
 
 
-def test_a_loss_that_is_not_finite_ends_the_training(demos, tmp_path):
+def test_a_loss_that_is_not_finite_ends_the_training(demos, episodes, tmp_path):
     with pytest.raises(BadInput, match="--lr"):
-        fine_tune(_args(demos[0], tmp_path / "out", lr=1e18, warmup_steps=0))
+        fine_tune(sft_args(demos, tmp_path / "out", lr=1e18, warmup_steps=0))
 
 
 @pytest.mark.parametrize(
@@ -168,98 +199,96 @@ def test_a_loss_that_is_not_finite_ends_the_training(demos, tmp_path):
         ({"size": replace(SMALL, vision_dim=17)}, "--size"),
         ({"init": "somewhere"}, "--size"),
         ({"lora_rank": 4}, "--init"),
-        ({"lora_rank": 0, "init": "somewhere", "size": TinySize()}, "--lora-rank"),
+        ({"lora_rank": 0, "init": "somewhere", **FROM_CHECKPOINT}, "--lora-rank"),
     ],
 )
-def test_flags_that_cannot_work_are_refused_before_anything_is_written(demos, tmp_path, changes, flag):
+def test_flags_that_cannot_work_are_refused_before_anything_is_written(
+    demos, episodes, tmp_path, changes, flag
+):
     with pytest.raises(BadInput, match=flag):
-        fine_tune(_args(demos[0], tmp_path / "out", **changes))
+        fine_tune(sft_args(demos, tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()
 
 
-def test_the_loss_is_the_cross_entropy_of_openvla_oft_over_all_ids(demos, tmp_path):
-    folder, observations = make_small_checkpoint(tmp_path / "init"), _observations(demos[1])
-    info = inspect_checkpoint(folder)
-    policy = Policy.load(str(folder), LoadOptions(task_suite="libero_spatial"))
-    whole = WholeNetwork(info, policy.unnorm_key, CPU)
+def test_the_loss_is_the_cross_entropy_of_openvla_oft_over_all_ids(episodes, tmp_path):
+    folder = make_small_checkpoint(tmp_path / "init")
+    observations = observations_of(episodes)
     tokens = torch.randint(FIRST_ACTION_TOKEN, FIRST_ACTION_TOKEN + 256, (len(observations), 56))
-    batch = flatten([Trajectory(Episode(0, 0, None, 0), [
-        Decision(one, of_one, True, executed=8) for one, of_one in zip(observations, tokens, strict=True)
-    ])], action_dim=7)  # fmt: skip
-    for learner in (policy, whole):
-        of_rows, _ = micro_batch_loss(Learner(learner, None, None), batch, SUPERVISED, TrainConfig())
-        hidden = learner.network(*learner.model_inputs(observations))[1]
-        logits = learner.network.vocabulary_logits(hidden)
-        torch.testing.assert_close(
-            of_rows / len(batch), F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-        )
+    policy = load_policy(folder)
+    whole_network = WholeNetwork(inspect_checkpoint(folder), policy.unnorm_key, CPU)
+    for trained in (policy, whole_network):
+        batch = demonstration_batch(trained, observations, tokens)
+        loss_sum, _ = micro_batch_loss(Learner(trained, None, None), batch, SUPERVISED, TrainConfig())
+        hidden = trained.network(*trained.model_inputs(observations))[1]
+        logits = trained.network.vocabulary_logits(hidden)
+        expected = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+        torch.testing.assert_close(loss_sum / len(batch), expected)
 
 
 def test_learning_rate_rises_linearly_and_falls_as_a_cosine_to_a_hundredth():
-    args = _args(Path(), Path(), steps=1100, warmup_steps=100, lr=2.0)
+    args = sft_args(Path(), Path(), steps=1100, warmup_steps=100, lr=2.0)
     assert args.learning_rate(0) == pytest.approx(2.0 / 101)
     assert args.learning_rate(49) == pytest.approx(2.0 * 50 / 101)
     assert args.learning_rate(100) == pytest.approx(2.0)
     assert args.learning_rate(600) == pytest.approx(2.0 * (0.01 + 0.99 * 0.5))
     assert args.learning_rate(1100) == pytest.approx(0.02)
-    assert (
-        _args(Path(), Path(), init="x", size=TinySize(), lora_rank=4, warmup_steps=0).learning_rate(0) == 5e-4
-    )
+    adapter_args = sft_args(Path(), Path(), init="x", lora_rank=4, warmup_steps=0, **FROM_CHECKPOINT)
+    assert adapter_args.learning_rate(0) == 5e-4
 
 
 # Adapters
 
 
 @pytest.fixture(scope="module")
-def headless(memorised, tmp_path_factory):
-    """What memorised the two episodes, with a token head that knows nothing, and statistics of other data."""
+def headless(memorised, tmp_path_factory) -> Path:
+    """What memorised the two episodes, but with a random token head, and statistics of other data."""
     folder = shutil.copytree(memorised, tmp_path_factory.mktemp("headless") / "base")
     tensors = load_file(folder / "model.safetensors")
     head = tensors["language_model.lm_head.weight"]
     head.copy_(torch.randn(head.shape, generator=torch.Generator().manual_seed(0)) / head.shape[1] ** 0.5)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    entries = json.loads((folder / "dataset_statistics.json").read_text())
-    for vector in (entries["libero_spatial_no_noops"][name] for name in ("action", "proprio")):
+    path = folder / "dataset_statistics.json"
+    entries = json.loads(path.read_text())
+    for name in ("action", "proprio"):
+        vector = entries["libero_spatial_no_noops"][name]
         vector["q99"] = [2 * value + 1 for value in vector["q99"]]
-    (folder / "dataset_statistics.json").write_text(json.dumps(entries))
+    path.write_text(json.dumps(entries))
     return folder
 
 
 @pytest.fixture(scope="module")
-def adapters(demos, headless, tmp_path_factory):
+def adapters(demos, headless, tmp_path_factory) -> Path:
     """The same demonstrations, learned by adapters."""
     out = tmp_path_factory.mktemp("sft") / "adapters"
-    return fine_tune(_args(demos[0], out, **ADAPTERS, init=str(headless)))
+    return fine_tune(sft_args(demos, out, init=str(headless), **ADAPTERS))
 
 
-def test_adapters_teach_a_head_to_speak_action_tokens(demos, adapters):
-    policy = Policy.load(str(adapters), LoadOptions(task_suite="libero_spatial"))
-    assert _acts_as(policy, demos[1]) > 0.9
-    logits, others = policy.logits_and_other_logsumexp(_observations(demos[1]))
-    assert (
-        logits.logsumexp(-1) > others + 2
-    ).all()  # among all ids: an argmax over these finds action tokens, too
+def test_adapters_teach_a_head_to_speak_action_tokens(episodes, adapters):
+    policy = load_policy(adapters)
+    assert share_as_demonstrated(policy, episodes) > 0.9
+    # An argmax over all ids finds action tokens, too.
+    logits, other_logsumexp = policy.logits_and_other_logsumexp(observations_of(episodes))
+    assert (logits.logsumexp(-1) > other_logsumexp + 2).all()
 
 
-def test_the_demonstrations_statistics_stay_with_all_that_follows(demos, headless, adapters, tmp_path):
-    own = load_statistics(adapters)["libero_spatial_no_noops"]
-    base = Policy.load(str(headless), LoadOptions(task_suite="libero_spatial"))
-    assert not same_statistics(own, base.statistics)
+def test_the_demonstrations_statistics_stay_with_all_that_follows(episodes, headless, adapters, tmp_path):
+    statistics = load_statistics(adapters)["libero_spatial_no_noops"]
+    base = load_policy(headless)
+    assert not same_statistics(statistics, base.statistics)
     assert not base.use_teacher_adapter(str(adapters))  # its tokens mean other actions
-    policy = Policy.load(str(adapters), LoadOptions(task_suite="libero_spatial"))
-    policy.save_adapter(tmp_path / "later")  # as by RL that began here
+    load_policy(adapters).save_adapter(tmp_path / "later")  # as by RL that began here
     merge(tmp_path / "later", tmp_path / "merged")
     for folder in (tmp_path / "later", tmp_path / "merged"):
-        again = Policy.load(str(folder), LoadOptions(task_suite="libero_spatial"))
-        assert same_statistics(again.statistics, own)
-        assert _acts_as(again, demos[1]) > 0.9
+        policy = load_policy(folder)
+        assert same_statistics(policy.statistics, statistics)
+        assert share_as_demonstrated(policy, episodes) > 0.9
 
 
-def test_the_teacher_of_a_run_that_begins_at_an_adapter_is_this_adapter(demos, adapters):
-    policy = Policy.load(str(adapters), LoadOptions(task_suite="libero_spatial"))
+def test_the_teacher_of_a_run_that_begins_at_an_adapter_is_this_adapter(episodes, adapters):
+    policy = load_policy(adapters)
     teacher = load_teacher(policy, ModelConfig(str(adapters)), PhaseConfig(), "libero_spatial", kl_coef=0.0)
     assert (teacher.mode, policy.equals_teacher()) == ("greedy", True)
-    observations = _observations(demos[1])
+    observations = observations_of(episodes)
     before = policy.act(observations)
     for _, parameter in policy.named_trainable_parameters():
         parameter.data.add_(0.05)
@@ -268,13 +297,15 @@ def test_the_teacher_of_a_run_that_begins_at_an_adapter_is_this_adapter(demos, a
 
 
 def test_a_token_head_that_was_not_saved_is_found(demos, headless, adapters, tmp_path):
-    policy = Policy.load(str(adapters), LoadOptions(task_suite="libero_spatial"))
-    args = _args(demos[0], shutil.copytree(adapters, tmp_path / "out"), **ADAPTERS, init=str(headless))
-    read = read_demos(args, tmp_path)
-    before = logits_of(policy, make_observations(read.train))
-    check_written(args, read, before, CPU)
-    tensors = load_file(args.out / "adapter_model.safetensors")
-    without = {name: x * 0 if "lm_head" in name else x for name, x in tensors.items()}
-    save_file(without, args.out / "adapter_model.safetensors")
-    with pytest.raises(SelfCheckError, match="what was written is not what was trained"):
-        check_written(args, read, before, CPU)
+    copy = shutil.copytree(adapters, tmp_path / "out")
+    args = sft_args(demos, copy, init=str(headless), **ADAPTERS)
+    data = read_demos(args, tmp_path)
+    logits = logits_of(load_policy(adapters), make_observations(data.train))
+    check_written(args, data, logits, CPU)
+    tensors = load_file(copy / "adapter_model.safetensors")
+    for name, tensor in tensors.items():
+        if "lm_head" in name:
+            tensor.zero_()
+    save_file(tensors, copy / "adapter_model.safetensors")
+    with pytest.raises(SelfCheckError):
+        check_written(args, data, logits, CPU)

@@ -1,4 +1,4 @@
-"""The small checkpoint has the real folder format, and the whole program can load it."""
+"""The small checkpoint has the real folder format, and other programs can read it."""
 
 import json
 from pathlib import Path
@@ -13,36 +13,35 @@ GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
 PROMPTS = json.loads((GOLDEN.parent / "prompts.json").read_text())
 
 
-def _generic(keys) -> set[str]:
-    """Keys with block and layer numbers left out, so that networks of different depth can be compared."""
-    return {".".join("N" if part.isdigit() else part for part in key.split(".")) for key in keys}
+def keys_without_numbers(folder: Path) -> set[str]:
+    """Names of tensors with block and layer numbers left out, to compare networks of different depth."""
+    names = load_file(folder / "model.safetensors").keys()
+    return {".".join("N" if part.isdigit() else part for part in name.split(".")) for name in names}
 
 
 def test_files_and_keys_are_those_of_the_reference_format(small):
     reference = {path.name.replace("150000", "latest") for path in GOLDEN.iterdir()}
     assert {path.name for path in small.iterdir()} == reference | {"tokenizer.json", "tokenizer_config.json"}
-    assert _generic(load_file(small / "model.safetensors")) == _generic(
-        load_file(GOLDEN / "model.safetensors")
-    )
+    assert keys_without_numbers(small) == keys_without_numbers(GOLDEN)
     for module in ("proprio_projector", "action_head"):
         ours = torch.load(small / f"{module}--latest_checkpoint.pt", weights_only=True)
         theirs = torch.load(GOLDEN / f"{module}--150000_checkpoint.pt", weights_only=True)
         assert ours.keys() == theirs.keys()
-    config, golden = (json.loads((path / "config.json").read_text()) for path in (small, GOLDEN))
-    assert config.keys() - {"num_images_in_input", "looks"} == golden.keys() - {"auto_map"}
-    processor, golden = (
-        json.loads((path / "preprocessor_config.json").read_text()) for path in (small, GOLDEN)
-    )
-    assert processor["tvf_normalize_params"] == golden["tvf_normalize_params"]
-    assert processor.keys() == golden.keys()
+    config = json.loads((small / "config.json").read_text())
+    golden_config = json.loads((GOLDEN / "config.json").read_text())
+    assert config.keys() - {"num_images_in_input", "looks"} == golden_config.keys() - {"auto_map"}
+    processor = json.loads((small / "preprocessor_config.json").read_text())
+    golden_processor = json.loads((GOLDEN / "preprocessor_config.json").read_text())
+    assert processor["tvf_normalize_params"] == golden_processor["tvf_normalize_params"]
+    assert processor.keys() == golden_processor.keys()
 
 
 def test_action_string_becomes_the_references_training_ids(small):
     """After "Out: " come 29871 and one id per action, as in the reference's training example."""
     tokenizer = load_tokenizer(small)
-    characters = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
+    token_of_id = {token_id: token for token, token_id in tokenizer.get_vocab().items()}
     case = PROMPTS["cases"][0]
-    actions = "".join(characters[token_id] for token_id in case["train_action_ids"])
+    actions = "".join(token_of_id[token_id] for token_id in case["train_action_ids"])
     ids = tokenizer.encode(prompt(case["task"]) + " " + actions).ids
     assert ids == [*prompt_ids(tokenizer, case["task"]), *case["train_action_ids"]]
 
