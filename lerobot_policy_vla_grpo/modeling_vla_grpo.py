@@ -1,7 +1,6 @@
-"""The policy as lerobot calls it: once an env step; every `chunk_length` of them it decides the next chunk."""
+"""The policy as lerobot calls it: once in every env step. It decides a new chunk when the last one is used up."""
 
 from collections import deque
-from typing import Any
 
 import torch
 from lerobot.policies import PreTrainedPolicy
@@ -17,34 +16,37 @@ class VlaGrpoPolicy(PreTrainedPolicy):
     config_class = VlaGrpoConfig
     name = "vla_grpo"
 
-    def __init__(self, config: VlaGrpoConfig, **_: Any):
+    def __init__(self, config: VlaGrpoConfig, **_: object):
         super().__init__(config)
         config.validate_features()
         if not config.checkpoint:
             raise BadInput(
                 "--policy.checkpoint is missing: a folder or hub id of an OpenVLA-OFT policy, or an adapter"
             )
-        self.policy = Policy.load(
-            config.checkpoint,
-            LoadOptions(
-                task_suite=config.task_suite,
-                unnorm_key=config.unnorm_key,
-                device=config.device,
-                frozen_weights=config.frozen_weights,
-            ),
+        options = LoadOptions(
+            task_suite=config.task_suite,
+            unnorm_key=config.unnorm_key,
+            device=config.device,
+            frozen_weights=config.frozen_weights,
         )
+        self.policy = Policy.load(config.checkpoint, options)
         self.reset()
 
     def reset(self) -> None:
-        self._actions: deque[Tensor] = deque()  # of the chunks under way, (num_envs, action_dim) each
+        """A new episode begins with a new chunk."""
+        self._actions: deque[Tensor] = deque()  # what is left of the chunks, (num_envs, action_dim) each
 
-    def select_action(self, batch: dict[str, Any], **_: Any) -> Tensor:
+    def select_action(self, batch: dict, **_: object) -> Tensor:
+        """The next action (num_envs, action_dim) float64 of the chunks."""
         if not self._actions:
             self._actions.extend(self.predict_action_chunk(batch).unbind(1))
         return self._actions.popleft()
 
-    def predict_action_chunk(self, batch: dict[str, Any], **_: Any) -> Tensor:
-        """(num_envs, chunk_length, action_dim) float64, in LIBERO's own units: -1 opens the gripper, 1 closes it."""
+    def predict_action_chunk(self, batch: dict, **_: object) -> Tensor:
+        """(num_envs, chunk_length, action_dim) float64 in LIBERO's own units: -1 opens the gripper, 1 closes it.
+
+        batch: images float32 (num_envs, 3, 256, 256) from 0 to 1 under the names IMAGES, "observation.state", "task".
+        """
         images = torch.stack([batch[name] for name in IMAGES[: self.policy.num_images]], dim=1)
         images = (images * 255).round().to(torch.uint8).permute(0, 1, 3, 4, 2)  # lerobot divided them by 255
         states = batch["observation.state"].double()
@@ -57,4 +59,5 @@ class VlaGrpoPolicy(PreTrainedPolicy):
     def get_optim_params(self) -> dict:
         raise NotImplementedError("vla_grpo policies are trained by train_grpo.py, lerobot evaluates them")
 
-    forward = get_optim_params
+    def forward(self, batch: dict) -> tuple[Tensor, dict | None]:
+        raise NotImplementedError("vla_grpo policies are trained by train_grpo.py, lerobot evaluates them")

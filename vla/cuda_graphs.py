@@ -1,8 +1,9 @@
 """The network's passes as CUDA graphs: recorded once per shape, replayed afterwards without Python.
 
-A 7B forward pass is some 3,000 kernels; to launch them from Python takes as long as to run them for one observation.
-Recordings, of forward or of forward and backward, share one pool of memory, in which a replay overwrites what the one
-before it computed: results are copied out at once, and a backward pass must follow its own forward pass.
+A 7B forward pass is some 3,000 kernels. To launch them from Python takes as long as to run them for one observation.
+A recording is of a forward pass, or of a forward and a backward pass. All of them share one pool of memory, in which a
+replay overwrites what the replay before it has computed. So results are copied out at once, and a backward pass must
+follow its own forward pass.
 
 Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog), torch.cuda.make_graphed_callables.
 """
@@ -18,12 +19,14 @@ from torch import Tensor
 
 from vla.model import OpenVLAOFT
 
-WARM_UP = 2  # passes before recording: kernels are compiled and chosen in them
-Inputs = tuple[Any, ...]  # tensors, and None where the network reads nothing
+WARM_UP_PASSES = 2  # before recording: kernels are compiled and chosen in them
+Inputs = tuple[Any, ...]  # the network's arguments: tensors, and None where it reads nothing
 
 
 @dataclass
 class Recording:
+    """A recorded pass and the tensors that it reads and writes."""
+
     inputs: Inputs
     outputs: tuple[Tensor, Tensor]  # logits (B, A, 256), hidden states (B, A, D)
     forward: torch.cuda.CUDAGraph
@@ -31,9 +34,10 @@ class Recording:
     output_gradients: tuple[Tensor, ...] = ()
 
     def replay(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        for static, given in zip(self.inputs, inputs, strict=True):
-            if given is not None:
-                static.copy_(given)
+        """The outputs for other inputs of the same shapes."""
+        for recorded_input, new_input in zip(self.inputs, inputs, strict=True):
+            if new_input is not None:
+                recorded_input.copy_(new_input)
         self.forward.replay()
         logits, hidden = self.outputs
         return logits.clone(), hidden.clone()
@@ -47,9 +51,10 @@ class GraphedNetwork:
         self.replays = 0
         self._recordings: dict[Hashable, Recording] = {}
         self._gradients: dict[Tensor, Tensor] = {}  # parameter -> where every recording adds its gradient
-        self._warm: set[Hashable] = set()
+        self._warm: set[Hashable] = set()  # keys of passes that have been warmed up
         self._pool = torch.cuda.graph_pool_handle()
-        # One for all: cuBLAS keeps memory for every stream that it has ever worked on, on an H200 32 MiB.
+        # One stream for all recordings: cuBLAS keeps memory for every stream that it has ever worked on, 32 MiB on an
+        # H200.
         self._stream = torch.cuda.Stream()
         network.vision_backbone.second_stream = torch.cuda.Stream()
         self._anchor = torch.zeros(
@@ -62,8 +67,9 @@ class GraphedNetwork:
         if key not in self._recordings:
             with suppress(torch.OutOfMemoryError):
                 self._recordings[key] = self._record(inputs, with_gradient)
-        if key not in self._recordings:  # and nothing holds what the failed attempt had computed any more
-            self.forget()  # their memory may be what is missing
+        # A second attempt after the `with` block, where nothing holds what the failed one has computed.
+        if key not in self._recordings:
+            self.forget()  # the other recordings' memory may be what is missing
             self._recordings[key] = self._record(inputs, with_gradient)
         recording = self._recordings[key]
         self.replays += 1
@@ -74,77 +80,78 @@ class GraphedNetwork:
     def _key(self, inputs: Inputs, with_gradient: bool) -> Hashable:
         """What a recording depends on: shapes, student or teacher, and what is recomputed."""
         network = self.network
-        variant = (
-            network.adapters.enabled,
-            id(network.proprio_projector),
-            network.recomputed_blocks,
-        )
+        variant = (network.adapters.enabled, id(network.proprio_projector), network.recomputed_blocks)
         return (with_gradient, variant, *(None if x is None else (x.shape, x.dtype) for x in inputs))
 
     def forget(self) -> None:
-        """Give all recordings up, and their memory back."""
+        """Give up all recordings and free their memory."""
         self._recordings.clear()
         self._pool = torch.cuda.graph_pool_handle()
         gc.collect()
         torch.cuda.empty_cache()
 
     def _record(self, inputs: Inputs, with_gradient: bool) -> Recording:
-        static = tuple(None if x is None else x.clone() for x in inputs)
-        self._warm_up(static, with_gradient)
+        recorded_inputs = tuple(None if x is None else x.clone() for x in inputs)
+        self._warm_up(recorded_inputs, with_gradient)
         forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
         with torch.cuda.graph(forward, pool=self._pool, stream=self._stream):
-            outputs = self.network(*static)
+            outputs = self.network(*recorded_inputs)
         if not with_gradient:
-            return Recording(static, outputs, forward)
-        output_gradients, parameters = tuple(map(torch.zeros_like, outputs)), list(self._gradients)
+            return Recording(recorded_inputs, outputs, forward)
+        output_gradients = tuple(map(torch.zeros_like, outputs))
+        parameters = list(self._gradients)
         with torch.cuda.graph(backward, pool=self._pool, stream=self._stream):
             gradients = torch.autograd.grad(outputs, parameters, output_gradients)
             torch._foreach_add_([self._gradients[parameter] for parameter in parameters], gradients)
         logits, hidden = outputs
-        return Recording(static, (logits.detach(), hidden.detach()), forward, backward, output_gradients)
+        return Recording(
+            recorded_inputs, (logits.detach(), hidden.detach()), forward, backward, output_gradients
+        )
 
     def _warm_up(self, inputs: Inputs, with_gradient: bool) -> None:
-        """Passes that are not recorded: they compile, and find out which parameters get a gradient.
+        """Run passes that are not recorded: they compile, and find out which parameters get a gradient.
 
-        With gradient a large (compiled) network takes much memory beside the recordings, which are given up, and so all
-        smaller batches are warmed up, too. A small one comes with many sizes of batches, and keeps what it has.
+        With gradient a large (compiled) network takes much memory beside the recordings. They are given up for it, and
+        so that this happens once, all smaller batches are warmed up, too. A small network meets many batch sizes, and
+        keeps its recordings.
         """
-        whole, is_large = len(inputs[0]), with_gradient and self.network.is_compiled
-        counts = range(1, whole + 1) if is_large else (whole,)
-        parts = [tuple(None if x is None else x[:count] for x in inputs) for count in counts]
-        cold = [part for part in parts if self._key(part, with_gradient) not in self._warm]
-        if is_large and cold:
+        batch_size = len(inputs[0])
+        is_large = with_gradient and self.network.is_compiled
+        batch_sizes = range(1, batch_size + 1) if is_large else (batch_size,)
+        batches = [tuple(None if x is None else x[:size] for x in inputs) for size in batch_sizes]
+        cold_batches = [batch for batch in batches if self._key(batch, with_gradient) not in self._warm]
+        if is_large and cold_batches:
             self.forget()
-        for part in cold:
+        for batch in cold_batches:
             try:
-                for _ in range(WARM_UP):
-                    self._one_pass(part, with_gradient)
+                for _ in range(WARM_UP_PASSES):
+                    self._run_once(batch, with_gradient)
             except torch.OutOfMemoryError:
                 # What was compiled last serves all shapes that it suits, and some of its kernels have never run.
                 self._warm.clear()
                 raise
-            self._warm.add(self._key(part, with_gradient))
+            self._warm.add(self._key(batch, with_gradient))
 
-    def _one_pass(self, inputs: Inputs, with_gradient: bool) -> None:
-        """As recordings want it: not on the default stream."""
+    def _run_once(self, inputs: Inputs, with_gradient: bool) -> None:
+        """A pass as recordings want it: not on the default stream."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             outputs = self.network(*inputs)
             if with_gradient:
-                candidates = [p for p in self.network.parameters() if p.requires_grad]
+                parameters = [p for p in self.network.parameters() if p.requires_grad]
                 ones = tuple(map(torch.ones_like, outputs))
-                found = torch.autograd.grad(outputs, candidates, ones, allow_unused=True)
-                for parameter, gradient in zip(candidates, found, strict=True):
+                gradients = torch.autograd.grad(outputs, parameters, ones, allow_unused=True)
+                for parameter, gradient in zip(parameters, gradients, strict=True):
                     if gradient is not None and parameter not in self._gradients:
                         grad = parameter.grad
                         self._gradients[parameter] = torch.zeros_like(parameter) if grad is None else grad
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def take_gradients(self) -> None:
-        """Make the tensors that recordings add to the parameters' `.grad`, with what is in there now."""
-        fresh = [buffer for parameter, buffer in self._gradients.items() if parameter.grad is None]
-        if fresh:
-            torch._foreach_zero_(fresh)
+        """Make the tensors that recordings add to the parameters' `.grad`, without losing what is in there now."""
+        to_clear = [buffer for parameter, buffer in self._gradients.items() if parameter.grad is None]
+        if to_clear:
+            torch._foreach_zero_(to_clear)
         for parameter, buffer in self._gradients.items():
             if parameter.grad is not None and parameter.grad is not buffer:
                 buffer.copy_(parameter.grad)
@@ -159,18 +166,23 @@ class _Replay(torch.autograd.Function):
         ctx: Any, anchor: Tensor, network: GraphedNetwork, recording: Recording, *inputs: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.network, ctx.recording, ctx.number = network, recording, network.replays
+        ctx.network = network
+        ctx.recording = recording
+        ctx.replay_index = network.replays
         return recording.replay(inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
-        if ctx.network.replays != ctx.number:
+        if ctx.network.replays != ctx.replay_index:
             raise RuntimeError(
                 "another pass of the network ran between this forward pass and its backward pass, and has overwritten "
                 "its activations: call backward first, or load the policy without CUDA graphs"
             )
         ctx.network.take_gradients()
-        for static, given in zip(ctx.recording.output_gradients, gradients, strict=True):
-            static.zero_() if given is None else static.copy_(given)
+        for recorded_gradient, gradient in zip(ctx.recording.output_gradients, gradients, strict=True):
+            if gradient is None:
+                recorded_gradient.zero_()
+            else:
+                recorded_gradient.copy_(gradient)
         ctx.recording.backward.replay()
         return None, None, None, *(None for _ in ctx.recording.inputs)

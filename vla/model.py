@@ -39,67 +39,72 @@ def llama_block(
     mask: Tensor | None,
     cos: Tensor,
     sin: Tensor,
-    rows: Tensor | None,
+    positions: Tensor | None,
 ) -> Tensor:
-    """(B, S, D) -> (B, S, D), or (B, A, D) at the positions `rows` (B, A) alone, with full attention.
+    """Run a block of the language model with full attention: (B, S, D) -> (B, S, D).
 
-    mask (B, 1, 1, S) True where a key is real, None for all; cos and sin (1, S, head_dim).
+    mask (B, 1, 1, S): True where a key is real; None when all are. cos and sin (1, S, head_dim). positions (B, A): the
+    output is computed there alone, (B, A, D); None: everywhere.
     """
-    attention, mlp = block.self_attn, block.mlp
+    attention = block.self_attn
+    mlp = block.mlp
     head_dim = attention.head_dim
     normed = block.input_layernorm(hidden)
-    qkv = _products(attention, "qkv_proj", ("q_proj", "k_proj", "v_proj"), normed)
+    qkv = _linear_maps(attention, "qkv_proj", ("q_proj", "k_proj", "v_proj"), normed)
     q, k, v = (x.unflatten(-1, (-1, head_dim)).transpose(1, 2) for x in qkv)
     q, k = apply_rotary_pos_emb(q, k, cos, sin)
-    if rows is not None:
-        hidden = hidden.gather(1, rows[..., None].expand(-1, -1, hidden.shape[-1]))
-        q = q.gather(2, rows[:, None, :, None].expand(-1, q.shape[1], -1, head_dim))
+    if positions is not None:
+        hidden = hidden.gather(1, positions[..., None].expand(-1, -1, hidden.shape[-1]))
+        q = q.gather(2, positions[:, None, :, None].expand(-1, q.shape[1], -1, head_dim))
     mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=k.shape[1] != q.shape[1])
     hidden = hidden + attention.o_proj(mixed.transpose(1, 2).flatten(2))
-    gate, up = _products(
-        mlp, "gate_up_proj", ("gate_proj", "up_proj"), block.post_attention_layernorm(hidden)
-    )
+    normed = block.post_attention_layernorm(hidden)
+    gate, up = _linear_maps(mlp, "gate_up_proj", ("gate_proj", "up_proj"), normed)
     return hidden + mlp.down_proj(mlp.act_fn(gate) * up)
 
 
-def _products(module: nn.Module, together: str, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
-    """Several linear maps of x: one product where `vla.lora` has put them together."""
-    if hasattr(module, together):
-        layer = getattr(module, together)
+def _linear_maps(module: nn.Module, fused_name: str, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
+    """Several linear maps of x: one product where `vla.lora` has made one layer of them, `fused_name`."""
+    if hasattr(module, fused_name):
+        layer = getattr(module, fused_name)
         return layer(x).split(layer.out_features, dim=-1)
     return tuple(getattr(module, name)(x) for name in names)
 
 
 def vit_block(block: nn.Module, tokens: Tensor) -> Tensor:
+    """Run a block of a vision transformer: (B, T, D) -> (B, T, D). A function, so that it can be compiled."""
     return block(tokens)
 
 
+# Runs a vision transformer's block: (its index among the blocks that are computed, block, tokens) -> tokens
+RunBlock = Callable[[int, nn.Module, Tensor], Tensor]
+
+
 class FusedVisionBackbone(nn.Module):
-    """Two vision transformers. Their last blocks, norms and pooling are never computed: checkpoints hold them."""
+    """Two vision transformers, DINOv2 and SigLIP, side by side on the same images.
+
+    Their last blocks, norms and pooling are never computed. They exist because checkpoints hold their weights.
+    """
 
     def __init__(self, vits: tuple[VitConfig, VitConfig]):
         super().__init__()
         dino, siglip = vits
         self.featurizer = _create_vit(dino)
         self.fused_featurizer = _create_vit(siglip)
-        # Set by `vla.cuda_graphs`: the second runs beside the first, for few images do not fill a large GPU.
+        # Set by `vla.cuda_graphs`: there SigLIP runs beside DINOv2, because few images do not fill a large GPU.
         self.second_stream: torch.cuda.Stream | None = None
-        self.num_blocks = (
-            len(self.featurizer.blocks) + len(self.fused_featurizer.blocks) - 2
-        )  # that are computed
+        self.num_dino_blocks = len(self.featurizer.blocks) - 1  # that are computed
+        self.num_blocks = self.num_dino_blocks + len(self.fused_featurizer.blocks) - 1
 
-    def forward(self, pixel_values: Tensor, run_block: Callable[[int, nn.Module, Tensor], Tensor]) -> Tensor:
-        """(B, 6 * images, S, S) -> (B, images * patches, dino_dim + siglip_dim); see `_run` for run_block."""
+    def forward(self, pixel_values: Tensor, run_block: RunBlock) -> Tensor:
+        """(B, 6 * images, S, S) -> (B, images * patches, dino_dim + siglip_dim).
+
+        An image has 3 channels as DINOv2 normalises them and 3 as SigLIP does.
+        """
         images = pixel_values.unflatten(1, (-1, 6)).flatten(0, 1)  # (B * images, 6, S, S)
         dino, siglip = side_by_side(
             partial(_patch_features, self.featurizer, images[:, :3], run_block, 0),
-            partial(
-                _patch_features,
-                self.fused_featurizer,
-                images[:, 3:],
-                run_block,
-                len(self.featurizer.blocks) - 1,
-            ),
+            partial(_patch_features, self.fused_featurizer, images[:, 3:], run_block, self.num_dino_blocks),
             None if torch.is_grad_enabled() else self.second_stream,
         )
         return torch.cat([dino, siglip], dim=-1).unflatten(0, (len(pixel_values), -1)).flatten(1, 2)
@@ -114,34 +119,37 @@ def _create_vit(config: VitConfig) -> VisionTransformer:
 
 
 def _patch_features(
-    vit: VisionTransformer, images: Tensor, run_block: Callable[..., Tensor], first: int
+    vit: VisionTransformer, images: Tensor, run_block: RunBlock, first_block_index: int
 ) -> Tensor:
     """Output of the second-to-last block without final norm, class and register tokens dropped: (B, patches, dim)."""
     tokens = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
     for i, block in enumerate(vit.blocks[:-1]):
-        tokens = run_block(first + i, block, tokens)
+        tokens = run_block(first_block_index + i, block, tokens)
     return tokens[:, vit.num_prefix_tokens :]
 
 
 def side_by_side(
     first: Callable[[], Tensor], second: Callable[[], Tensor], stream: torch.cuda.Stream | None
 ) -> tuple[Tensor, Tensor]:
-    """Results of both; with `stream` the second is computed on it while the GPU computes the first.
+    """The results of both functions. With `stream`, the GPU computes the second on it beside the first.
 
-    Neither may free what the other reads. The second's memory goes to later work on `stream`, which waits first.
+    Neither may free what the other reads. Memory that the second frees is used again only by later work on `stream`,
+    which waits for this stream first.
     """
     if stream is None:
         return first(), second()
-    here = torch.cuda.current_stream()
-    stream.wait_stream(here)
+    current_stream = torch.cuda.current_stream()
+    stream.wait_stream(current_stream)
     with torch.cuda.stream(stream):
-        result = second()
-    both = first(), result
-    here.wait_stream(stream)
-    return both
+        second_result = second()
+    first_result = first()
+    current_stream.wait_stream(stream)
+    return first_result, second_result
 
 
 class Projector(nn.Module):
+    """Image features as tokens of the language model: (B, patches, vision_dim) -> (B, patches, llm_dim)."""
+
     def __init__(self, vision_dim: int, llm_dim: int):
         super().__init__()
         self.fc1 = nn.Linear(vision_dim, 4 * vision_dim)
@@ -153,7 +161,10 @@ class Projector(nn.Module):
 
 
 class ProprioProjector(nn.Module):
-    """The robot's state as one more token of the language model. Its state dict is a `.pt` file of the checkpoint."""
+    """The robot's state as one more token of the language model.
+
+    Its state dict is a `.pt` file of the checkpoint.
+    """
 
     def __init__(self, proprio_dim: int, llm_dim: int):
         super().__init__()
@@ -173,6 +184,8 @@ class ProprioProjector(nn.Module):
 
 
 class ResidualBlock(nn.Module):
+    """A layer of the L1 head."""
+
     def __init__(self, dim: int):
         super().__init__()
         self.ffn = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.ReLU())
@@ -182,6 +195,8 @@ class ResidualBlock(nn.Module):
 
 
 class ResidualMLP(nn.Module):
+    """All layers of the L1 head: (..., input_dim) -> (..., output_dim)."""
+
     def __init__(self, num_blocks: int, input_dim: int, hidden_dim: int, output_dim: int):
         super().__init__()
         self.layer_norm1 = nn.LayerNorm(input_dim)
@@ -198,7 +213,10 @@ class ResidualMLP(nn.Module):
 
 
 class L1RegressionHead(nn.Module):
-    """Hidden states at the action positions -> continuous normalised actions. Its state dict is a `.pt` file, too."""
+    """Hidden states at the action positions -> continuous normalised actions.
+
+    Its state dict is a `.pt` file of the checkpoint.
+    """
 
     def __init__(self, num_blocks: int, llm_dim: int, hidden_dim: int, action_dim: int):
         super().__init__()
@@ -223,7 +241,7 @@ class L1RegressionHead(nn.Module):
 class OpenVLAOFT(nn.Module):
     """The network. Build it under `torch.device("meta")` and fill it with `vla.network_io`."""
 
-    adapters: AdaptedLayers  # set by who calls `vla.lora.add_lora`
+    adapters: AdaptedLayers  # what `vla.lora.add_lora` returned for this network
 
     def __init__(
         self, config: ModelConfig, num_action_tokens: int, proprio_projector: ProprioProjector | None = None
@@ -231,17 +249,18 @@ class OpenVLAOFT(nn.Module):
         super().__init__()
         self.num_action_tokens = num_action_tokens  # A
         self.vision_backbone = FusedVisionBackbone(config.vits)
-        vision_dim = (
-            self.vision_backbone.featurizer.embed_dim + self.vision_backbone.fused_featurizer.embed_dim
-        )
+        vits = (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
+        vision_dim = sum(vit.embed_dim for vit in vits)
         self.projector = Projector(vision_dim, config.llama.hidden_size)
         self.language_model = LlamaForCausalLM(config.llama)
         self.proprio_projector = proprio_projector
         self.num_blocks = self.vision_backbone.num_blocks + config.llama.num_hidden_layers
-        # So many blocks recompute their activations in the backward pass instead of keeping them, in the order of
-        # computing: the vision transformers' take more memory for the time that recomputing costs.
+        # How many blocks recompute their activations in the backward pass instead of keeping them: the first ones in
+        # the order of computing. Those of the vision transformers come first, because they save more memory for the
+        # time that recomputing costs.
         self.recomputed_blocks = 0
-        self._vit_block: Callable[..., Tensor] = vit_block  # or compiled
+        # The functions that run a block, or their compiled forms
+        self._vit_block: Callable[..., Tensor] = vit_block
         self._llama_block: Callable[..., Tensor] = llama_block
 
     @property
@@ -254,9 +273,9 @@ class OpenVLAOFT(nn.Module):
 
     def compile_blocks(self) -> None:
         """Fuse the small operations of every block (torch.compile)."""
-        # One compiled form per kind of block, student or teacher, with or without gradient, and shape.
+        # There is one compiled form per kind of block, student or teacher, with or without gradient, and shape.
         torch._dynamo.config.recompile_limit = 64
-        # Products of one element each are computed again in the backward pass: a quarter less memory, little time.
+        # Compute cheap element-wise products again in the backward pass: a quarter less memory for little time.
         torch._functorch.config.activation_memory_budget = 0.8
         self._vit_block, self._llama_block = torch.compile(vit_block), torch.compile(llama_block)
 
@@ -265,23 +284,25 @@ class OpenVLAOFT(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """Logits of the action tokens 31744.. (B, A, 256) float32 and the hidden states (B, A, D) they come from.
 
-        pixel_values (B, 6 * images, S, S); prompt_ids (B, P) padded on the right, prompt_lengths (B,) None if none is.
+        pixel_values (B, 6 * images, S, S); prompt_ids (B, P), padded on the right; prompt_lengths (B,), None when
+        nothing is padded; proprio (B, proprio_dim) normalised, None without a proprio projector.
         """
         embeddings, is_real = self.embed(pixel_values, prompt_ids, prompt_lengths, proprio)
-        hidden = self.decode(
-            embeddings, is_real, self.first_output_position(embeddings, prompt_ids, prompt_lengths)
-        )
+        first_output = self.first_output_position(embeddings, prompt_ids, prompt_lengths)
+        hidden = self.decode(embeddings, is_real, first_output)
         return self.action_logits(hidden), hidden
 
     def embed(
         self, pixel_values: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None, proprio: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The language model's input (B, S, D), and which of its positions hold something (B, S): None if all do.
+        """The language model's input (B, S, D), and which of its positions are no padding (B, S), None if all are.
 
-        Worked example of the text, A = 2, lengths (3, 2):   b p p 0 0 /      b = BOS, p = prompt, / = </s>, . = padding
-                                                             b p 0 0 / .
+        Worked example of the text for A = 2 and prompts of lengths (3, 2):
+
+            b p p 0 0 /      b = BOS, p = prompt, 0 = zero vector, / = </s>, . = padding
+            b p 0 0 / .
         """
-        images = self.vision_backbone(pixel_values.to(self.dtype), partial(self._run, self._vit_block))
+        images = self.vision_backbone(pixel_values.to(self.dtype), partial(self._run_block, self._vit_block))
         parts = [self.projector(images)]
         if self.proprio_projector is not None:  # float32 in a network of any dtype
             assert proprio is not None
@@ -306,24 +327,26 @@ class OpenVLAOFT(nn.Module):
 
     def decode(self, embeddings: Tensor, is_real: Tensor | None, first_output: Tensor) -> Tensor:
         """Hidden states (B, A, D) after the final norm at A positions from `first_output` (B,) on."""
-        llama, length = self.language_model.model, embeddings.shape[1]
+        llama = self.language_model.model
         # Padding comes last, so the positions of all other tokens are those of the unpadded sequence.
-        cos, sin = llama.rotary_emb(
-            embeddings, position_ids=torch.arange(length, device=embeddings.device)[None]
-        )
+        position_ids = torch.arange(embeddings.shape[1], device=embeddings.device)[None]
+        cos, sin = llama.rotary_emb(embeddings, position_ids=position_ids)
         # No mask at all where nothing is padded: that lets SDPA take its fastest kernel, the one the reference takes.
         mask = None if is_real is None else is_real[:, None, None, :]
-        positions = first_output[:, None] + torch.arange(self.num_action_tokens, device=embeddings.device)
+        output_positions = first_output[:, None] + torch.arange(
+            self.num_action_tokens, device=embeddings.device
+        )
         hidden = embeddings
         for i, layer in enumerate(llama.layers):
-            rows = positions if layer is llama.layers[-1] else None  # nobody reads its output anywhere else
-            number = self.vision_backbone.num_blocks + i
-            hidden = self._run(self._llama_block, number, layer, hidden, mask, cos, sin, rows)
+            # The output of the last layer is read at these positions only.
+            positions = output_positions if layer is llama.layers[-1] else None
+            block_index = self.vision_backbone.num_blocks + i
+            hidden = self._run_block(self._llama_block, block_index, layer, hidden, mask, cos, sin, positions)
         return llama.norm(hidden)
 
-    def _run(self, forward: Callable[..., Tensor], number: int, *arguments: object) -> Tensor:
-        """The forward pass of block `number` in the order of computing, its activations kept or recomputed."""
-        if number < self.recomputed_blocks and torch.is_grad_enabled():
+    def _run_block(self, forward: Callable[..., Tensor], block_index: int, *arguments: object) -> Tensor:
+        """Run a block, given by its index in the order of computing; its activations are kept or recomputed."""
+        if block_index < self.recomputed_blocks and torch.is_grad_enabled():
             return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False)
         return forward(*arguments)
 
@@ -340,9 +363,7 @@ class OpenVLAOFT(nn.Module):
 
 
 def _lengths(prompt_ids: Tensor, prompt_lengths: Tensor | None) -> Tensor:
-    """(B,): of unpadded prompts all of them."""
-    return (
-        prompt_ids.new_full(prompt_ids.shape[:1], prompt_ids.shape[1])
-        if prompt_lengths is None
-        else prompt_lengths
-    )
+    """(B,); without `prompt_lengths` no prompt is padded."""
+    if prompt_lengths is not None:
+        return prompt_lengths
+    return prompt_ids.new_full(prompt_ids.shape[:1], prompt_ids.shape[1])
