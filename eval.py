@@ -246,7 +246,7 @@ def episode_of(key: EpisodeKey, seed: int = 0) -> Episode:
 
     What a perturbation draws depends on the seed, the task and the initial state, and is the same for all magnitudes.
     """
-    from rl.rollout import seed_sequence
+    from rl.randomness import seed_sequence
     from rl.trajectory import Episode
 
     index = (key.repeat * STATE_STRIDE + key.init_state_id) * TASK_STRIDE + key.task_id

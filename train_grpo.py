@@ -16,7 +16,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from command_line import main_guard
@@ -40,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
     command = parse_train(argv)  # --help and wrong flags are answered before the slow imports below
 
     from preflight import check_only
-    from rl.ranks import start_ranks
+    from rl.launcher import start_ranks
 
     log_to_terminal()
     if command.config.run.data_parallel:
@@ -93,76 +92,100 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
 
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
     """Warmup, transition and RL, from `state` to the last env step. Saves after every update."""
+    # Here, not at the top of the file: they import torch, for which --help would wait two seconds.
     from experiment.checkpoints import save_checkpoint
     from experiment.evaluation import evaluate_and_record, evaluation_is_due
-    from rl.curriculum import (
-        informative_rollout,
-        perturbation_probabilities,
-        task_probabilities,
-        training_episodes,
-    )
-    from rl.ranks import shared_rollout
-    from rl.rollout import Randomness, behaviour_in
+    from rl.advantages import estimate_advantages
+    from rl.behaviour import behaviour_in
+    from rl.curriculum import TrainingEpisodes, perturbation_probabilities, task_probabilities
+    from rl.dynamic_sampling import informative_rollout
+    from rl.randomness import Randomness
+    from rl.rollout import play_episodes
     from rl.trajectory import flatten
-    from rl.update import check_signal, estimate_advantages, update
+    from rl.update import check_signal, update
 
-    policy, ranks, seed, end = learner.policy, learner.ranks, config.run.seed, config.phases.total_steps
+    policy = learner.policy
+    ranks = learner.ranks
+    n_steps = config.rollout.n_steps
+    end = config.phases.total_steps
 
     while state.global_step < end:
-        # 1. The phase decides who acts and which loss is minimised.
+        # 1. The phase decides who acts and which loss is minimised. It is a function of the env steps alone: no rule
+        # looks at the success, so that a resumed run and runs with other seeds change phase at the same step.
         phase = phase_at(state.global_step, config.phases)
 
-        # 2. Validate teacher and student on held-out initial states.
+        # 2. Validate teacher and student on held-out initial states. This marks the best checkpoint; training itself
+        # never goes back to it and learns nothing from these episodes.
         if evaluation_is_due(config, state):
             evaluate_and_record(config, run, learner, pool, state)
 
         # 3. Roll out whole episodes: the teacher acts (or the student already), then a mixture, then the student.
+        # A rollout ends some env steps after n_steps: to cut or drop unfinished episodes would favour short successes.
         started = time.perf_counter()
-        preferred = task_probabilities(config, state.task_success)
-        episodes = partial(
-            training_episodes, config.task, config.rollout.group_size, seed, state.update, state.drawn, preferred,
-            perturbation_probabilities(config, state.perturbed_success),
+        task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
+        perturbation_shares = perturbation_probabilities(config, state.perturbed_success)
+        episodes = TrainingEpisodes(
+            config.task, config.rollout.group_size, config.run.seed, state.update, state.drawn,
+            task_shares, perturbation_shares,
         )  # fmt: skip
-        own_steps = config.rollout.n_steps // ranks.size
-        with progress_bar(f"update {state.update + 1}: rollout", own_steps, shown=ranks.is_main) as on_steps:
-            rollout = partial(
-                shared_rollout, ranks, policy, pool, behaviour=behaviour_in(phase, config, learner.teacher_mode),
-                randomness=Randomness(seed, "rollout", state.update), max_batch=config.model.max_batch,
-                on_steps=on_steps,
-            )  # fmt: skip
+        behaviour = behaviour_in(phase, config, learner.teacher_mode)
+        randomness = Randomness(config.run.seed, "rollout", state.update)
+        title = f"update {state.update + 1}: rollout"
+        with progress_bar(title, n_steps // ranks.size, shown=ranks.is_main) as on_steps:
             if config.rollout.dynamic_sampling and not phase.distils:
-                played, trajectories = informative_rollout(rollout, episodes, config.rollout)
+                rollout, trajectories = informative_rollout(
+                    policy, pool, episodes, behaviour, randomness, config, ranks, on_steps
+                )
             else:
-                played = rollout(episodes(), n_steps=config.rollout.n_steps)
-                trajectories = played.trajectories
-        metrics = rollout_metrics(played, phase, preferred)
+                max_batch = config.model.max_batch
+                rollout = play_episodes(
+                    policy,
+                    pool,
+                    episodes,
+                    behaviour,
+                    randomness,
+                    n_steps,
+                    max_batch,
+                    ranks,
+                    on_steps=on_steps,
+                )
+                trajectories = rollout.trajectories
+        metrics = rollout_metrics(rollout, phase, task_shares)
 
         if trajectories:
-            # 4. Advantages: the return of an episode, or how much better it was than others or than expected.
-            batch = flatten(trajectories, policy.action_dim)
+            # 4. Advantages (rl/advantages.py) from the returns R, 1 at success and else 0. absolute: R itself. group
+            # (GRPO): (R - mean) / std of the group. rloo: R - mean of the rest of the group. batch: R compared with
+            # the task's mean in the rollout. gae: by a critic of simulator states. No reward is shaped, and an episode
+            # that reaches its step cap has failed: nothing is bootstrapped there.
+            batch = flatten(trajectories, policy.action_dim)  # a row for each decision
             if not phase.distils:
-                advantages, of_critic = estimate_advantages(
-                    learner, batch, trajectories, config, state.update
+                advantages, critic_metrics = estimate_advantages(
+                    learner.critic, batch, trajectories, config, state.update
                 )
                 batch = replace(batch, advantages=advantages)
-                metrics |= advantage_metrics(advantages) | of_critic
+                metrics |= advantage_metrics(advantages) | critic_metrics
 
-            # 5. Epochs of minibatches: distillation_loss in the warmup, ppo_loss afterwards (rl/losses.py).
-            title, decisions = f"update {state.update + 1}: learning", config.update.n_epochs * len(batch)
-            with run.timed("update"), progress_bar(title, decisions, shown=ranks.is_main) as on_decisions:
+            # 5. Epochs of minibatches: distillation_loss in the warmup, ppo_loss afterwards (rl/losses.py). Each
+            # rollout is learned from once, in its update: there is no replay buffer. The KL to the teacher and the
+            # entropy bonus are off by default.
+            title = f"update {state.update + 1}: learning"
+            num_decisions = config.update.n_epochs * len(batch)
+            with run.timed("update"), progress_bar(title, num_decisions, shown=ranks.is_main) as on_decisions:
                 metrics |= update(learner, batch, phase, config, state.update, on_decisions)
 
-        # 6. Record and save: whatever happens now, at most the rollout under way is lost.
+        # 6. Record and save: whatever happens now, at most the rollout under way is lost. Neither trajectories nor
+        # generators are saved: a random draw is a function of (seed, update, episode, decision).
         has_signal = phase.distils or metrics.get("advantage/nonzero_fraction", 0) > 0
-        state.count_update(played, has_signal)
+        state.count_update(rollout, has_signal)
         is_best = config.evaluation.best_by == "return" and state.improves(state.return_average)
         best = {"return_average": state.return_average} if is_best else None
         run.record(state.global_step, state.update, metrics | system_metrics())
         state.metrics_bytes = run.metrics_bytes()
         with run.timed("checkpoint"):
             save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, best)
-        seconds_to_go = (time.perf_counter() - started) / played.env_steps * (end - state.global_step)
-        log.info(update_line(metrics, played, phase, state.global_step, end, seconds_to_go))
+        seconds_per_step = (time.perf_counter() - started) / rollout.env_steps
+        seconds_to_go = seconds_per_step * (end - state.global_step)
+        log.info(update_line(metrics, rollout, phase, state.global_step, end, seconds_to_go))
         check_signal(state.updates_without_signal)
         run.check_time()
 

@@ -26,7 +26,9 @@ from envs.libero import task_files
 from envs.pool import make_pool
 from envs.rendering import prepare
 from envs.tasks import load_init_states
-from rl.rollout import Behaviour, Randomness, Rollout, rollout
+from rl.behaviour import Behaviour
+from rl.randomness import Randomness
+from rl.rollout import Rollout, play_episodes
 from rl.trajectory import Episode
 from vla.loading import LoadOptions
 from vla.policy import Policy
@@ -126,14 +128,16 @@ def pool_rows(spec: EnvSpec, num_envs: int, policy, arguments: Arguments) -> tup
     max_batch = arguments.max_batch
     prepare = None if isinstance(policy, StandInPolicy) else policy.prepare
     with make_pool(spec, num_envs, prepare, arguments.simulators) as pool:
-        rollout(
+        play_episodes(
             policy, pool, episodes(arguments, num_envs), BEHAVIOUR, Randomness(0, "warm up")
         )  # builds simulators
         played = episodes(arguments, arguments.episodes * num_envs)
-        alone = rollout(
+        alone = play_episodes(
             StandInPolicy(0.0), pool, played, BEHAVIOUR, Randomness(0, "rollout"), max_batch=max_batch
         )
-        together = rollout(policy, pool, played, BEHAVIOUR, Randomness(0, "rollout"), max_batch=max_batch)
+        together = play_episodes(
+            policy, pool, played, BEHAVIOUR, Randomness(0, "rollout"), max_batch=max_batch
+        )
     return row(f"{name}, simulation alone", num_envs, alone), row(f"{name}, with policy", num_envs, together)
 
 

@@ -23,7 +23,9 @@ from benchmarks.stand_in import StandInPolicy
 from envs.assets import find_pack
 from envs.env import EnvSpec
 from envs.pool import Pool
-from rl.rollout import Behaviour, Randomness, rollout
+from rl.behaviour import Behaviour
+from rl.randomness import Randomness
+from rl.rollout import play_episodes
 from rl.trajectory import Episode
 
 MIB = 2**20
@@ -122,7 +124,7 @@ def main(arguments: Arguments) -> int:
         recycle_after=arguments.recycle_after,
     ) as pool:
         thread.start()
-        played = rollout(
+        played = play_episodes(
             StandInPolicy(0.0), pool, episodes, behaviour, Randomness(0, "soak"), on_steps=on_steps
         )
         watch.over.set()

@@ -47,7 +47,7 @@ class TrainerState:
     return_average: float | None = None  # exponential average of the student's episodic return
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
     perturbed_success: dict[str, float] = field(default_factory=dict)  # the same per kind and magnitude
-    drawn: dict[int, int] = field(default_factory=dict)  # groups that each task had: see training_episodes
+    drawn: dict[int, int] = field(default_factory=dict)  # groups that each task had: see TrainingEpisodes
     wandb_id: str | None = None
     ranks: int = 1  # processes that train together; which episodes they play depends on their number
     looks: str = ""  # the pictures that the run trains on: see CheckpointInfo
@@ -166,7 +166,7 @@ def _remove_old(checkpoints: Path, keep: int) -> None:
 
 
 def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
-    """Restore the learner and return the run's state. Random generators need no restoring: see rl/rollout.py.
+    """Restore the learner and return the run's state. Random generators need no restoring: see rl/randomness.py.
 
     Raises BadInput when the folder cannot be used, or was written by another number of ranks.
     """

@@ -15,10 +15,12 @@ from experiment.run_folder import Run, outcomes_path
 from experiment.statistics import Successes, count_successes
 from experiment.terminal import progress_bar
 from experiment.videos import write_video
+from rl.behaviour import Behaviour
 from rl.curriculum import evaluation_episodes
 from rl.phases import TeacherMode, phase_at
-from rl.ranks import ALONE, Ranks, shared_rollout
-from rl.rollout import Behaviour, Randomness, Rollout
+from rl.randomness import Randomness
+from rl.ranks import ALONE, Ranks
+from rl.rollout import Rollout, play_episodes
 from rl.trajectory import Episode, Trajectory
 from rl.update import Learner
 
@@ -48,8 +50,8 @@ def evaluate(
 ) -> Rollout:
     """Play the given episodes with the code of training rollouts, divided among the ranks.
 
-    Mode "l1" is always the teacher's. The last four arguments are those of `rl.rollout.rollout`. The random stream
-    depends only on the seed and the episode: every evaluation of a run draws the same numbers, so a difference
+    Mode "l1" is always the teacher's. The last four arguments are those of `rl.rollout.play_episodes`. The random
+    stream depends only on the seed and the episode: every evaluation of a run draws the same numbers, so a difference
     between two evaluations comes from the policy.
     """
     teacher_acts = by_teacher or mode == "l1"
@@ -60,14 +62,14 @@ def evaluate(
         student_mode="sample" if mode == "sample" else "greedy",
         keep_observations=False,
     )
-    return shared_rollout(
-        ranks,
+    return play_episodes(
         policy,
         pool,
         episodes,
         behaviour=behaviour,
         randomness=Randomness(seed, "evaluation"),
         max_batch=max_batch,
+        ranks=ranks,
         record=record,
         on_steps=on_steps,
         on_finished=on_finished,

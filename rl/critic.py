@@ -1,8 +1,9 @@
-"""The critic of `--advantage gae`: the chance of success, by the state of the simulator, learned from past rollouts.
+"""The critic of `--advantage gae`: the chance of success from the state of the simulator, learned from past rollouts.
 
 It sees what the policy cannot (asymmetric actor-critic, Pinto et al. 2018): true poses and speeds, some 80 numbers. So
 a few hundred episodes teach a small network in a second, whatever the size of the policy. Values of a rollout come from
-the rollouts before it alone: fitted on its own outcomes, they would explain away what its advantages should teach.
+the rollouts before it alone: a critic fitted on a rollout's own outcomes would explain away what the advantages should
+teach.
 """
 
 from __future__ import annotations
@@ -14,14 +15,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from rl.rollout import torch_generator
+from rl.randomness import torch_generator
 from rl.trajectory import Trajectory
 
 HALF_LIFE = 75  # episodes of the same task after which one counts half
 FORGET_AFTER = 5 * HALF_LIFE
 ENSEMBLE = 3  # networks, whose mean is the value
-WIDTH, DROPOUT, WEIGHT_DECAY, LR = 128, 0.1, 0.05, 2e-3
-STEPS, BATCH_SIZE = 400, 256
+WIDTH = 128
+DROPOUT = 0.1
+WEIGHT_DECAY = 0.05
+LR = 2e-3
+STEPS = 400
+BATCH_SIZE = 256
 LOGIT_LIMIT = 6.0  # no state is lost or won for certain
 
 
@@ -33,63 +38,77 @@ class Critic:
 
     def remember(self, trajectories: Sequence[Trajectory]) -> None:
         for trajectory in trajectories:
-            of_task = self.episodes.setdefault(trajectory.episode.task_id, [])
-            of_task.append((states_of(trajectory), float(trajectory.success)))
-            del of_task[:-FORGET_AFTER]
+            episodes_of_task = self.episodes.setdefault(trajectory.episode.task_id, [])
+            episodes_of_task.append((states_of(trajectory), float(trajectory.success)))
+            del episodes_of_task[:-FORGET_AFTER]
 
 
 def states_of(trajectory: Trajectory) -> Tensor:
-    """(T, D) float32, of its decisions."""
+    """(T, D) float32, the simulator's state at each of T decisions."""
     observations = [d.observation for d in trajectory.decisions if d.observation is not None]
     return torch.stack([torch.as_tensor(observation.state) for observation in observations])
 
 
 def predict_values(
-    critic: Critic, trajectories: Sequence[Trajectory], seed: int, update: int
+    critic: Critic, trajectories: Sequence[Trajectory], seed: int, update_index: int
 ) -> Tensor | None:
     """(N,) chance of success at every decision, by networks fitted anew on what is remembered; None before that."""
-    episodes = [(task_id, *episode) for task_id, of_task in critic.episodes.items() for episode in of_task]
-    if not episodes:
+    if not critic.episodes:
         return None
-    tasks = sorted({*critic.episodes, *(t.episode.task_id for t in trajectories)})
-    new = [(t.episode.task_id, states_of(t)) for t in trajectories]
-    width = max(
-        states.shape[1] for states in [*(states for _, states, _ in episodes), *(states for _, states in new)]
-    )
+    task_ids = sorted({*critic.episodes, *(trajectory.episode.task_id for trajectory in trajectories)})
+    old_states = [states for episodes in critic.episodes.values() for states, _ in episodes]
+    new_states = [states_of(trajectory) for trajectory in trajectories]
+    width = max(states.shape[1] for states in [*old_states, *new_states])
 
-    def inputs(task_id: int, states: Tensor) -> Tensor:
-        """(T, width + tasks): states of tasks with fewer objects are shorter."""
-        which = F.one_hot(torch.tensor(tasks.index(task_id)), len(tasks)).float()
-        return torch.cat([F.pad(states, (0, width - states.shape[1])), which.expand(len(states), -1)], dim=1)
+    old_tasks = [task_id for task_id, episodes in critic.episodes.items() for _ in episodes]
+    new_tasks = [trajectory.episode.task_id for trajectory in trajectories]
+    old_inputs = _inputs(old_states, old_tasks, task_ids, width)
+    new_inputs = _inputs(new_states, new_tasks, task_ids, width)
+    mean = old_inputs.mean(0)
+    std = old_inputs.std(0) + 1e-3
+    networks = _fit_ensemble(critic, (old_inputs - mean) / std, seed, update_index)
+    with torch.no_grad():
+        inputs = (new_inputs - mean) / std
+        return torch.stack([network(inputs)[:, 0].sigmoid() for network in networks]).mean(0)
 
-    seen = torch.cat([inputs(task_id, states) for task_id, states, _ in episodes])
-    lengths = torch.tensor([len(states) for _, states, _ in episodes])
-    returns = torch.tensor([outcome for *_, outcome in episodes]).repeat_interleave(lengths)
-    ages = torch.cat([torch.arange(len(of_task)).flip(0) for of_task in critic.episodes.values()])
+
+def _inputs(states: Sequence[Tensor], tasks: Sequence[int], task_ids: Sequence[int], width: int) -> Tensor:
+    """(N, width + number of tasks): the states of all episodes, padded as tasks with fewer objects have shorter ones,
+    and the one-hot task."""
+    rows: list[Tensor] = []
+    for episode_states, task_id in zip(states, tasks, strict=True):
+        padded = F.pad(episode_states, (0, width - episode_states.shape[1]))
+        one_hot = F.one_hot(torch.tensor(task_ids.index(task_id)), len(task_ids)).float()
+        rows.append(torch.cat([padded, one_hot.expand(len(padded), -1)], dim=1))
+    return torch.cat(rows)
+
+
+def _fit_ensemble(critic: Critic, inputs: Tensor, seed: int, update_index: int) -> list[nn.Module]:
+    """Networks fitted on the remembered states, (N, D) standardised; recent episodes weigh more."""
+    episodes = [episode for episodes in critic.episodes.values() for episode in episodes]
+    lengths = torch.tensor([len(states) for states, _ in episodes])
+    returns = torch.tensor([episode_return for _, episode_return in episodes]).repeat_interleave(lengths)
+    ages = torch.cat([torch.arange(len(episodes)).flip(0) for episodes in critic.episodes.values()])
     weights = (0.5 ** (ages / HALF_LIFE)).repeat_interleave(lengths)
-    asked = torch.cat([inputs(task_id, states) for task_id, states in new])
-    mean, std = seen.mean(0), seen.std(0) + 1e-3
-    seen, asked = (seen - mean) / std, (asked - mean) / std
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # these are small products: more threads wait for one another
-    with torch.random.fork_rng(devices=[]):  # dropout draws from torch's own generator
-        torch.manual_seed(torch_generator(seed, "critic", update).initial_seed())
-        networks = [fit(seen, returns, weights) for _ in range(ENSEMBLE)]
+    with torch.random.fork_rng(devices=[]):  # dropout draws from torch's global generator
+        torch.manual_seed(torch_generator(seed, "critic", update_index).initial_seed())
+        networks = [fit(inputs, returns, weights) for _ in range(ENSEMBLE)]
     torch.set_num_threads(threads)
-    with torch.no_grad():
-        return torch.stack([network(asked)[:, 0].sigmoid() for network in networks]).mean(0)
+    return networks
 
 
-def fit(states: Tensor, returns: Tensor, weights: Tensor) -> nn.Module:
-    """A network whose logit tells the return, 0 or 1, of (N, D) states; rows are drawn by `weights` (N,)."""
+def fit(inputs: Tensor, returns: Tensor, weights: Tensor) -> nn.Module:
+    """A network whose logit tells the return, 0 or 1, from (N, D) inputs; rows are drawn by `weights` (N,)."""
     layers: list[nn.Module] = []
-    for size in (states.shape[1], WIDTH):
+    for size in (inputs.shape[1], WIDTH):
         layers += [nn.Linear(size, WIDTH), nn.SiLU(), nn.Dropout(DROPOUT)]
     network = nn.Sequential(*layers, nn.Linear(WIDTH, 1))
     optimizer = torch.optim.AdamW(network.parameters(), lr=LR, weight_decay=WEIGHT_DECAY, fused=True)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, LR, total_steps=STEPS)
     for rows in torch.multinomial(weights, STEPS * BATCH_SIZE, replacement=True).split(BATCH_SIZE):
-        logits = network(states[rows])[:, 0].clamp(-LOGIT_LIMIT, LOGIT_LIMIT)
+        logits = network(inputs[rows])[:, 0].clamp(-LOGIT_LIMIT, LOGIT_LIMIT)
         loss = F.binary_cross_entropy_with_logits(logits, returns[rows])
         optimizer.zero_grad()
         loss.backward()

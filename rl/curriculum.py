@@ -1,59 +1,86 @@
-"""Which episodes a rollout or an evaluation plays: their order, the curriculum over tasks, dynamic sampling."""
+"""Which episodes a rollout or an evaluation plays: their order, and the curriculum over tasks and perturbations."""
 
 from __future__ import annotations
 
 import itertools
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
-from configs.config import RolloutConfig, TaskConfig, TrainConfig
-from envs.perturb import NONE, from_label
-from rl.rollout import Rollout, seed_sequence
-from rl.trajectory import Episode, Trajectory
+from configs.config import TaskConfig, TrainConfig
+from envs.perturb import NONE, Perturbation, from_label
+from rl.randomness import seed_sequence
+from rl.trajectory import Episode
 
-log = logging.getLogger(__name__)
+Choice = TypeVar("Choice", bound=Hashable)
 
 PREFERENCE_TEMPERATURE = 0.2
-FLOOR = 0.2  # share of the episodes that is spread evenly over the tasks: what is mastered or hopeless is still tried
-UNKNOWN = 0.5  # a task that was not played yet counts as worth most
+FLOOR = (
+    0.2  # share of the episodes that is spread evenly, so that mastered and hopeless tasks are tried again
+)
+UNKNOWN = 0.5  # success rate of what was not played yet: it counts as worth most
 
 
-def training_episodes(
-    task: TaskConfig, group_size: int, seed: int, update: int, drawn: Mapping[int, int],
-    probabilities: Mapping[int, float] | None = None, perturbed: Mapping[str, float] | None = None,
-) -> Iterator[Episode]:  # fmt: skip
-    """Endless groups of `group_size` episodes with one task, initial state and perturbation each.
+@dataclass(frozen=True)
+class TrainingEpisodes:
+    """The endless episodes of one update: groups of `group_size` with one task, initial state and perturbation each.
 
-    A function of the arguments. Tasks take turns, or are drawn by `probabilities`, perturbations by `perturbed`.
-    `drawn`: groups that a task had in earlier updates; its initial states are a deck over the whole run, shuffled anew
-    when all were used, or fresh ones for each (update, group).
+    They are a function of the fields alone, and every iteration begins with the first episode. The benchmark's initial
+    states of a task are one deck over the whole run, shuffled anew when all were used. With `fresh` ones every group of
+    every update has another.
     """
-    rng = np.random.default_rng(seed_sequence(seed, "tasks", update))
-    draws = {task_id: drawn.get(task_id, 0) for task_id in task.task_ids}
-    for group in itertools.count():
-        if probabilities is None:
-            turn = min(draws.values())
-            order = _shuffled(task.task_ids, seed, "turn", turn)
-            task_id = next(task_id for task_id in order if draws[task_id] == turn)
-        else:
-            task_id = int(rng.choice(list(probabilities), p=list(probabilities.values())))
-        draw, init_state_id, placement = draws[task_id], None, 0
-        if isinstance(task.train_init_states, tuple):
-            states = range(*task.train_init_states)
-            init_state_id = _shuffled(states, seed, "deck", task_id, draw // len(states))[draw % len(states)]
-        else:
-            placement = int(seed_sequence(seed, "fresh", update, group).generate_state(1)[0])
-        draws[task_id] += 1
-        change = None
-        if perturbed is not None:
-            own_seed, choice = seed_sequence(seed, "perturb", update, group).generate_state(2).tolist()
-            label = np.random.default_rng(choice).choice(list(perturbed), p=list(perturbed.values()))
-            change = from_label(str(label), own_seed)
-        for member in range(group_size):
-            yield Episode(group * group_size + member, task_id, init_state_id, group, placement, draw, change)
+
+    task: TaskConfig
+    group_size: int
+    seed: int
+    update_index: int
+    groups_drawn: Mapping[int, int]  # task id -> groups that it had in earlier updates
+    task_probabilities: Mapping[int, float] | None = None  # None: tasks take turns
+    perturbation_probabilities: Mapping[str, float] | None = None  # by label; None: nothing is perturbed
+
+    def __iter__(self) -> Iterator[Episode]:
+        rng = np.random.default_rng(seed_sequence(self.seed, "tasks", self.update_index))
+        groups_drawn = {task_id: self.groups_drawn.get(task_id, 0) for task_id in self.task.task_ids}
+        for group in itertools.count():
+            if self.task_probabilities is None:
+                task_id = self._task_whose_turn_it_is(groups_drawn)
+            else:
+                probabilities = list(self.task_probabilities.values())
+                task_id = int(rng.choice(list(self.task_probabilities), p=probabilities))
+            draw = groups_drawn[task_id]
+            groups_drawn[task_id] += 1
+            init_state_id, placement_seed = self._start(task_id, draw, group)
+            perturbation = self._perturbation(group)
+            for member in range(self.group_size):
+                index = group * self.group_size + member
+                yield Episode(index, task_id, init_state_id, group, placement_seed, draw, perturbation)
+
+    def _task_whose_turn_it_is(self, groups_drawn: Mapping[int, int]) -> int:
+        """Every turn has an order of its own, so that no task is always first."""
+        turn = min(groups_drawn.values())
+        order = _shuffled(self.task.task_ids, self.seed, "turn", turn)
+        return next(task_id for task_id in order if groups_drawn[task_id] == turn)
+
+    def _start(self, task_id: int, draw: int, group: int) -> tuple[int | None, int]:
+        """(Official initial state or None, seed of LIBERO's placement sampler)."""
+        if isinstance(self.task.train_init_states, tuple):
+            states = range(*self.task.train_init_states)
+            deck = _shuffled(states, self.seed, "deck", task_id, draw // len(states))
+            return deck[draw % len(states)], 0
+        placement_seed = seed_sequence(self.seed, "fresh", self.update_index, group).generate_state(1)[0]
+        return None, int(placement_seed)
+
+    def _perturbation(self, group: int) -> Perturbation | None:
+        if self.perturbation_probabilities is None:
+            return None
+        sequence = seed_sequence(self.seed, "perturb", self.update_index, group)
+        perturbation_seed, choice_seed = sequence.generate_state(2).tolist()
+        labels = list(self.perturbation_probabilities)
+        probabilities = list(self.perturbation_probabilities.values())
+        label = np.random.default_rng(choice_seed).choice(labels, p=probabilities)
+        return from_label(str(label), perturbation_seed)
 
 
 def _shuffled(items: Sequence[int], seed: int, purpose: str, *counters: int) -> list[int]:
@@ -61,71 +88,43 @@ def _shuffled(items: Sequence[int], seed: int, purpose: str, *counters: int) -> 
 
 
 def evaluation_episodes(task_ids: Sequence[int], init_states: tuple[int, int], trials: int) -> list[Episode]:
-    """Every (task, held-out initial state), `trials` times; one group per (task, initial state)."""
-    starts = [(task_id, state) for task_id in task_ids for state in range(*init_states)]
-    episodes = [
-        (task_id, state, group) for _ in range(trials) for group, (task_id, state) in enumerate(starts)
+    """Every (task, held-out initial state), `trials` times; one group for each (task, initial state)."""
+    starts = list(itertools.product(task_ids, range(*init_states)))
+    return [
+        Episode(trial * len(starts) + group, task_id, init_state_id, group)
+        for trial in range(trials)
+        for group, (task_id, init_state_id) in enumerate(starts)
     ]
-    return [Episode(index, *start) for index, start in enumerate(episodes)]
 
 
 def task_probabilities(config: TrainConfig, success: Mapping[int, float]) -> dict[int, float] | None:
-    """With --curriculum; else None, and tasks take turns."""
+    """The probability of each task with --curriculum; None without it: tasks take turns."""
+    if not config.rollout.curriculum:
+        return None
     task_ids = config.task.task_ids
-    return (
-        dict(zip(task_ids, preferences(task_ids, success), strict=True))
-        if config.rollout.curriculum
-        else None
-    )
+    return dict(zip(task_ids, preferences(task_ids, success), strict=True))
 
 
 def perturbation_probabilities(config: TrainConfig, success: Mapping[str, float]) -> dict[str, float] | None:
-    """Of none, and of every kind and magnitude of --perturb: kinds (none is one) alike, or by --curriculum."""
+    """The probability of each perturbation's label, `none` among them; None where nothing is to be perturbed.
+
+    Every kind is as likely as none, and its magnitudes are alike. With --curriculum the success rates decide.
+    """
     labels = (NONE, *config.simulator.perturbations)
     if len(labels) == 1:
         return None
-    shares = [1.0] + [1.0 / len({*config.simulator.magnitudes})] * (len(labels) - 1)
+    num_magnitudes = len(set(config.simulator.magnitudes))
+    shares = [1.0] + [1.0 / num_magnitudes] * (len(labels) - 1)
     if config.rollout.curriculum:
         shares = preferences(labels, success)
     return {label: share / sum(shares) for label, share in zip(labels, shares, strict=True)}
 
 
-def preferences(things: Sequence[Any], success: Mapping[Any, float]) -> list[float]:
-    """What succeeds half of the time teaches most: softmax of -|success - 0.5| / temperature, mixed with uniform."""
-    distance = np.array([abs(success.get(thing, UNKNOWN) - 0.5) for thing in things])
-    preference = np.exp(-distance / PREFERENCE_TEMPERATURE)
-    return (FLOOR / len(things) + (1 - FLOOR) * preference / preference.sum()).tolist()
+def preferences(choices: Sequence[Choice], success: Mapping[Choice, float]) -> list[float]:
+    """Probabilities that prefer what succeeds half of the time, as it teaches most.
 
-
-def informative_rollout(
-    play: Callable[..., Rollout], episodes: Callable[[], Iterator[Episode]], config: RolloutConfig
-) -> tuple[Rollout, list[Trajectory]]:
-    """Dynamic sampling (DAPO, Yu et al. 2025, section 3.2): learn only from groups that can teach, within a bound.
-
-    Plays until the groups inside the bounds hold `n_steps` env steps, or twice as many env steps have been played.
-    episodes() gives the update's episodes from the first on. Returns all that was played, and the kept groups.
+    The softmax of -|success - 0.5| / PREFERENCE_TEMPERATURE, mixed with the uniform distribution by FLOOR.
     """
-    played: list[Rollout] = []
-    kept: list[Trajectory] = []
-    next_group, missing, (low, high) = 0, config.n_steps, config.group_success_bounds
-    while missing > 0:
-        rest = (episode for episode in episodes() if episode.group >= next_group)
-        part = play(rest, n_steps=missing)
-        played.append(part)
-        for _, members in itertools.groupby(part.trajectories, key=lambda t: t.episode.group):
-            trajectories = list(members)
-            if low <= sum(t.success for t in trajectories) / len(trajectories) <= high:
-                kept += trajectories
-        next_group = part.trajectories[-1].episode.group + 1
-        extra = sum(p.env_steps for p in played) - config.n_steps
-        lacking = config.n_steps - sum(t.env_steps for t in kept)
-        missing = min(lacking, config.n_steps - extra)
-    if lacking > 0:
-        log.info("dynamic sampling: twice --n-steps played, %d trajectories kept", len(kept))
-    whole = Rollout(
-        trajectories=[t for p in played for t in p.trajectories],
-        times={key: sum(p.times[key] for p in played) for key in played[0].times},
-        wall_s=sum(p.wall_s for p in played),
-        errors=sum(p.errors for p in played),
-    )
-    return whole, kept
+    distances = np.array([abs(success.get(choice, UNKNOWN) - 0.5) for choice in choices])
+    weights = np.exp(-distances / PREFERENCE_TEMPERATURE)
+    return (FLOOR / len(choices) + (1 - FLOOR) * weights / weights.sum()).tolist()

@@ -1,169 +1,97 @@
-"""The algorithm's mathematics: advantages, distillation, the clipped surrogate, KL, entropy.
+"""The losses: distillation in the warmup, PPO's clipped surrogate afterwards, with optional KL and entropy terms.
 
-Dimension key: N decisions of the rollout, B of a micro-batch, A tokens of a chunk (56), V action-token ids (256).
-A decision's loss is the mean over its executed tokens, as a sum over 56 would saturate the clip, times its weight.
+Dimension key: N decisions of the rollout, B of a micro-batch, A tokens of a chunk (8 actions of 7 = 56), V action-token
+ids (256), L ratios of a decision (1 per chunk, or A per token).
+
+A decision's loss is the mean over its executed tokens (a sum over 56 would saturate the clip) times its weight. Losses
+are SUMS over a micro-batch: `rl.update` divides by the size of the whole minibatch.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from configs.config import LossConfig
-from envs.perturb import label_of
-from rl.trajectory import Batch, Trajectory
+from rl.trajectory import Batch
 from vla.tokens import FIRST_ACTION_TOKEN
 
-EPSILON = 1e-6  # keeps the division by a standard deviation finite
-ADVANTAGE_LIMIT = 10.0  # |A| is clamped to this
-LOGRATIO_LIMIT = 5.0
+LOGRATIO_LIMIT = 5.0  # log-ratios are clamped to +-this, so that no ratio overflows
 DUAL_CLIP = 3.0  # where A < 0 a ratio above this costs no more (Ye et al. 2020)
 
-# Sums over the decisions of a micro-batch (maxima where the name ends so), on the policy's device, without gradient.
+# Sums over the decisions of a micro-batch (maxima where the name ends in _max), on the policy's device, no gradient.
 Statistics = dict[str, Tensor]
 
 
-def compute_advantages(batch: Batch, trajectories: Sequence[Trajectory], config: LossConfig) -> Tensor:
-    """(N,) advantage of every decision from the returns of its trajectory, its group, or its task in the rollout.
-
-    `absolute` is the return itself, discounted per decision from the last one backwards: failures give no gradient and
-    cost no compute. The relative kinds give every decision of a trajectory the same value.
-    """
-    returns = torch.tensor([float(t.success) for t in trajectories])
-    groups = torch.tensor([t.episode.group for t in trajectories])
-    if config.advantage == "absolute":
-        advantages = returns[batch.trajectory] * config.discount**batch.steps_to_end
-    elif config.advantage in ("batch", "gae"):
-        advantages = returns.clone()
-        kinds = [(t.episode.task_id, label_of(t.episode.perturbation)) for t in trajectories]
-        for kind in set(kinds):  # else every episode of an easy task would count as good
-            same = torch.tensor([other == kind for other in kinds])
-            advantages[same] -= returns[same].mean()
-        advantages = scaled(advantages)[batch.trajectory]
-    else:
-        relative = standardised if config.advantage == "group" else minus_mean_of_others
-        advantages = torch.zeros_like(returns)
-        for group in groups.unique():
-            advantages[groups == group] = relative(returns[groups == group])
-        advantages = advantages[batch.trajectory]
-    return advantages.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
-
-
-def standardised(returns: Tensor) -> Tensor:
-    """A_i = (R_i - mean) / (std + 1e-6), unbiased std; exactly 0 when all are equal (GRPO, Shao et al. 2024, eq. 3)."""
-    return (
-        scaled(returns - returns.mean()) if bool((returns != returns[0]).any()) else torch.zeros_like(returns)
-    )
-
-
-def scaled(centred: Tensor) -> Tensor:
-    """Divided by their unbiased standard deviation + 1e-6; 0 for one alone."""
-    return centred / (centred.std() + EPSILON) if len(centred) > 1 else torch.zeros_like(centred)
-
-
-def minus_mean_of_others(returns: Tensor) -> Tensor:
-    """A_i = R_i - mean of the others (RLOO, Ahmadian et al. 2024); 0 for one alone."""
-    return (
-        returns - (returns.sum() - returns) / (len(returns) - 1)
-        if len(returns) > 1
-        else torch.zeros_like(returns)
-    )
-
-
-def policy_advantages(batch: Batch) -> Tensor:
-    """(N,) what the surrogate multiplies: A, but max(A, 0) where the teacher decided.
-
-    Its chunk was not drawn from the student: a negative A would push the student off the teacher's mode.
-    """
-    return torch.where(batch.by_teacher, batch.advantages.clamp(min=0), batch.advantages)
-
-
-def weighs_trajectories(config: LossConfig) -> bool:
-    """Whether all trajectories weigh the same: `auto` where they are compared, lest long failures outweigh."""
-    if config.aggregation == "auto":
-        return config.advantage in ("group", "rloo", "batch")
-    return config.aggregation == "trajectory"
-
-
-def decision_weights(batch: Batch, by_trajectory: bool) -> Tensor:
-    """(N,) weights with mean 1, so that all trajectories, or all of the rollout, weigh the same by executed token.
-
-    They turn a mean over decisions of means over executed tokens into the mean over executed tokens of the rollout (the
-    mean of the trajectories' such means): a chunk that the episode's end has cut weighs as much less as it is shorter.
-    """
-    tokens = batch.executed.sum(-1)
-    if not by_trajectory:
-        return tokens * len(batch) / tokens.sum()
-    of_trajectory = torch.bincount(batch.trajectory, tokens)
-    return (tokens * len(batch) / of_trajectory[batch.trajectory] / len(of_trajectory)).float()
-
-
-# Losses: weighted SUMS over the micro-batch, the caller divides.
-
-
 def distillation_loss(
-    logits: Tensor, micro: Batch, temperature: float = 1.0, others: Tensor | None = None
+    logits: Tensor, micro_batch: Batch, temperature: float = 1.0, other_logsumexp: Tensor | None = None
 ) -> tuple[Tensor, Statistics]:
     """Cross-entropy of the student at `temperature` to the teacher's tokens.
 
-    Over the action tokens; with `others`, the log of the sum of exp of all other ids' logits (B, A), over all ids: a
-    head that was never trained on action tokens has to learn that it is these that are wanted.
+    logits (B, A, V). The softmax is over the V action tokens. With other_logsumexp (B, A), the log-sum-exp of the
+    logits of all other ids, it is over all ids: a head that was never trained on action tokens has to learn that these
+    are the ones to use.
     """
-    targets = micro.tokens - FIRST_ACTION_TOKEN
-    logprobs = F.log_softmax(logits / temperature, dim=-1)
-    cross_entropy = -logprobs.gather(-1, targets[..., None]).squeeze(-1)
-    if others is not None:
-        cross_entropy = cross_entropy + F.softplus(others - logits.logsumexp(-1))
-    loss = (micro.weights * masked_mean(cross_entropy, micro.executed)).sum()
+    targets = micro_batch.tokens - FIRST_ACTION_TOKEN  # (B, A)
+    logprobs = F.log_softmax(logits / temperature, dim=-1)  # (B, A, V)
+    cross_entropy = -logprobs.gather(-1, targets[..., None]).squeeze(-1)  # (B, A)
+    if other_logsumexp is not None:
+        # -log of the action tokens' share of the probability: log(1 + exp(others - actions)).
+        cross_entropy = cross_entropy + F.softplus(other_logsumexp - logits.logsumexp(-1))
+    loss = (micro_batch.weights * masked_mean(cross_entropy, micro_batch.executed)).sum()
     with torch.no_grad():
-        accuracy = (micro.weights * masked_mean((logits.argmax(-1) == targets).float(), micro.executed)).sum()
+        is_equal = (logits.argmax(-1) == targets).float()  # (B, A)
+        accuracy = (micro_batch.weights * masked_mean(is_equal, micro_batch.executed)).sum()
     return loss, {"distill/loss": loss.detach(), "distill/accuracy": accuracy}
 
 
 def ppo_loss(
-    logits: Tensor, logprobs: Tensor, micro: Batch, config: LossConfig, temperature: float
+    logits: Tensor, logprobs: Tensor, micro_batch: Batch, config: LossConfig, temperature: float
 ) -> tuple[Tensor, Statistics]:
-    """The clipped surrogate with the optional KL and entropy terms.
+    """The clipped surrogate (Schulman et al. 2017, eq. 7) + kl_coef * KL(student || teacher) - entropy_coef * entropy.
 
-    logits (B, A, V); logprobs (B, A) of the batch's tokens by the policy as it is now, at `temperature`.
+    logits (B, A, V) and logprobs (B, A), of the batch's tokens at `temperature`, are those of the policy as it is now.
     """
-    executed, old_logprobs = micro.executed, micro.student_logprobs
+    executed = micro_batch.executed  # (B, A)
+    old_logprobs = micro_batch.student_logprobs  # (B, A)
     if config.ratio_level == "chunk":
-        logratio = chunk_logratio(logprobs, old_logprobs, executed)
+        logratio = chunk_logratio(logprobs, old_logprobs, executed)  # (B, 1)
+        counted = executed[:, :1]  # the first action of a chunk is always executed
     else:
-        logratio = logprobs - old_logprobs
-    counted = executed if config.ratio_level == "token" else executed[:, :1]
-    surrogate, ratio = clipped_surrogate(logratio, policy_advantages(micro), counted, config)
-    all_logprobs = F.log_softmax(logits / temperature, dim=-1)
-    entropies, loss = entropy(all_logprobs, executed), surrogate
+        logratio = logprobs - old_logprobs  # (B, A)
+        counted = executed
+    surrogate, ratio = clipped_surrogate(logratio, policy_advantages(micro_batch), counted, config)
+    all_logprobs = F.log_softmax(logits / temperature, dim=-1)  # (B, A, V)
+    entropies = entropy(all_logprobs, executed)  # (B,)
+    loss = surrogate  # (B,)
     if config.kl_coef > 0:
-        assert micro.teacher_logprobs is not None
-        kl = exact_kl(all_logprobs, micro.teacher_logprobs.to(logits.device, non_blocking=True), executed)
-        loss = loss + config.kl_coef * kl
+        assert micro_batch.teacher_logprobs is not None
+        teacher_logprobs = micro_batch.teacher_logprobs.to(logits.device, non_blocking=True)
+        teacher_kl = exact_kl(all_logprobs, teacher_logprobs, executed)  # (B,)
+        loss = loss + config.kl_coef * teacher_kl
     if config.entropy_coef > 0:
         loss = loss - config.entropy_coef * entropies
 
     with torch.no_grad():
-        drift = (chunk_logratio(logprobs, old_logprobs, executed).exp() - 1).abs()
-        share = counted / counted.sum(-1, keepdim=True)
-        outside = (
-            ratio.clamp(1 - config.clip_low, 1 + config.clip_high) != ratio
-        )  # whatever A is, also where it is 0
+        chunk_ratio = chunk_logratio(logprobs, old_logprobs, executed).exp()  # (B, 1)
+        share = counted / counted.sum(
+            -1, keepdim=True
+        )  # (B, L), the weight of each ratio in its decision's mean
+        # Whatever the advantage is, also where it is 0: so the fraction can be compared between kinds of advantage.
+        is_outside = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) != ratio  # (B, L)
         statistics = {
-            "train/policy_loss": (micro.weights * surrogate).sum(),
-            "train/clip_fraction": (outside * share).sum(),
+            "train/policy_loss": (micro_batch.weights * surrogate).sum(),
+            "train/clip_fraction": (is_outside * share).sum(),
             "train/approx_kl": approx_kl(logprobs, old_logprobs, executed).sum(),
             "train/ratio_mean": (ratio * share).sum(),
             "train/entropy": entropies.sum(),
             "train/ratio_max": ratio.masked_fill(~counted, -torch.inf).max(),
-            "ratio_error": drift.sum(),
+            "ratio_error": (chunk_ratio - 1).abs().sum(),
         }
         if config.kl_coef > 0:
-            statistics["train/teacher_kl"] = kl.sum()
-    return (micro.weights * loss).sum(), statistics
+            statistics["train/teacher_kl"] = teacher_kl.sum()
+    return (micro_batch.weights * loss).sum(), statistics
 
 
 def clipped_surrogate(
@@ -171,14 +99,48 @@ def clipped_surrogate(
 ) -> tuple[Tensor, Tensor]:
     """Loss -clip(ratio) * A of each decision (B,), and its ratios (B, L).
 
-    logratio, executed (B, L): one column per ratio (L = 1 for chunk ratios, A for token ratios); advantages (B,).
-    A > 0 clips above 1 + clip_high, A < 0 below 1 - clip_low (PPO's minimum never takes its bounds on the other sides,
-    Schulman et al. 2017, eq. 7) and above DUAL_CLIP, lest one unlikely token has a gradient of 100 (Ye et al. 2020).
+    logratio, executed (B, L); advantages (B,). This is -min(ratio * A, clip(ratio) * A) of Schulman et al. 2017, eq. 7,
+    written by the sign of A, as the minimum takes only one of the two bounds:
+    A > 0: nothing is gained above 1 + clip_high. A < 0: nothing is gained below 1 - clip_low. Above DUAL_CLIP nothing
+    more is lost there (Ye et al. 2020, eq. 5): else one unlikely token may have a gradient of 100.
     """
     ratio = logratio.clamp(-LOGRATIO_LIMIT, LOGRATIO_LIMIT).exp()
-    gains, loses = ratio.clamp(max=1 + config.clip_high), ratio.clamp(1 - config.clip_low, DUAL_CLIP)
-    bounded = torch.where(advantages[:, None] > 0, gains, loses)
-    return -masked_mean(bounded, executed) * advantages, ratio
+    ratio_if_good = ratio.clamp(max=1 + config.clip_high)
+    ratio_if_bad = ratio.clamp(1 - config.clip_low, DUAL_CLIP)
+    clipped = torch.where(advantages[:, None] > 0, ratio_if_good, ratio_if_bad)
+    return -masked_mean(clipped, executed) * advantages, ratio
+
+
+def policy_advantages(batch: Batch) -> Tensor:
+    """(N,) what the surrogate multiplies: A, but max(A, 0) where the teacher has decided.
+
+    The teacher's chunk was not drawn from the student: a negative A would push the student off the teacher's mode.
+    """
+    return torch.where(batch.by_teacher, batch.advantages.clamp(min=0), batch.advantages)
+
+
+def weighs_trajectories(config: LossConfig) -> bool:
+    """Whether all trajectories weigh the same, instead of all decisions.
+
+    `auto`: for group, rloo and batch. Failed episodes are longer, and would dominate a mean over decisions.
+    """
+    if config.aggregation == "auto":
+        return config.advantage in ("group", "rloo", "batch")
+    return config.aggregation == "trajectory"
+
+
+def decision_weights(batch: Batch, by_trajectory: bool) -> Tensor:
+    """(N,) weights of the decisions in the loss, with mean 1: all trajectories, or all executed tokens, weigh the same.
+
+    A decision's loss is a mean over its executed tokens. The weights turn the mean over decisions into the mean over
+    all executed tokens of the rollout, or of each trajectory: a chunk that the episode's end has cut weighs as much
+    less as it is shorter.
+    """
+    tokens = batch.executed.sum(-1)  # (N,) executed tokens of each decision
+    if not by_trajectory:
+        return tokens * len(batch) / tokens.sum()
+    trajectory_tokens = torch.bincount(batch.trajectory, tokens)  # (M,)
+    return (tokens * len(batch) / trajectory_tokens[batch.trajectory] / len(trajectory_tokens)).float()
 
 
 def masked_mean(values: Tensor, executed: Tensor) -> Tensor:
@@ -187,12 +149,12 @@ def masked_mean(values: Tensor, executed: Tensor) -> Tensor:
 
 
 def chunk_logratio(new: Tensor, old: Tensor, executed: Tensor) -> Tensor:
-    """(B, 1) difference of chunk log-probs (means over executed tokens) from (B, A) token log-probs."""
+    """(B, 1) difference of chunk log-probs, which are means over executed tokens of the token log-probs (B, A)."""
     return masked_mean(new - old, executed)[:, None]
 
 
 def approx_kl(new: Tensor, old: Tensor, executed: Tensor) -> Tensor:
-    """(B,) k3 estimate of KL(old || new) per token: mean of (r - 1) - log r, never negative (Schulman 2020)."""
+    """(B,) estimate k3 of KL(old || new) per token: mean of (r - 1) - log r, never negative (Schulman 2020)."""
     logratio = new - old
     return masked_mean(torch.expm1(logratio) - logratio, executed)
 
@@ -205,28 +167,3 @@ def exact_kl(logprobs: Tensor, reference_logprobs: Tensor, executed: Tensor) -> 
 def entropy(logprobs: Tensor, executed: Tensor) -> Tensor:
     """(B,) mean over executed tokens of the entropy in nats of (B, A, V) log-probs."""
     return masked_mean(-(logprobs.exp() * logprobs).sum(-1), executed)
-
-
-def gae(
-    values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discount: float, gae_lambda: float
-) -> Tensor:
-    """(N,) generalised advantage estimates (Schulman et al. 2016, eq. 16); one decision is one time step.
-
-    delta_t = r_t + discount * V_{t+1} - V_t with the sparse reward on the last decision and V = 0 behind it: an episode
-    that reaches its cap has failed for good. A_t = sum over k of (discount * lambda)^k delta_{t+k}, standardised over
-    the rollout.
-    """
-    advantages = torch.zeros_like(values)
-    for row in reversed(range(len(values))):
-        if batch.steps_to_end[row] == 0:
-            advantages[row] = float(trajectories[int(batch.trajectory[row])].success) - values[row]
-        else:
-            delta = discount * values[row + 1] - values[row]
-            advantages[row] = delta + discount * gae_lambda * advantages[row + 1]
-    return standardised(advantages).clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
-
-
-def explained_variance(values: Tensor, returns: Tensor) -> float:
-    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant; 0 for constant returns."""
-    variance = returns.var(unbiased=False)
-    return 0.0 if variance == 0 else (1 - (returns - values).var(unbiased=False) / variance).item()

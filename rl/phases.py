@@ -21,15 +21,18 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class PhaseState:
+    """The phase, how far it has come, and who acts in it."""
+
     phase: Phase
     epsilon: (
-        float  # probability that the teacher decides: in the warmup 1 (0: --warmup-actor student), in RL 0
+        float  # probability that the teacher decides: 1 in the warmup (0: --warmup-actor student), 0 in RL
     )
     warmup_progress: float  # 0..1
     transition_progress: float  # 0..1
 
     @property
     def distils(self) -> bool:
+        """Whether the student imitates tokens, instead of learning from returns."""
         return self.phase in (Phase.WARMUP, Phase.SUPERVISED)
 
 
@@ -40,12 +43,13 @@ class Teacher(NamedTuple):
 
 def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
     """The phase at `global_step` env steps. Epsilon falls linearly from 1 to 0 over the transition."""
-    warmup, transition = (phases.warmup_steps, phases.transition_steps) if phases.warmup else (0, 0)
-    if global_step < warmup:
-        epsilon = float(phases.warmup_actor == "teacher")
-        return PhaseState(Phase.WARMUP, epsilon, global_step / warmup, 0.0)
-    if global_step < warmup + transition:
-        progress = (global_step - warmup) / transition
+    warmup_end = phases.warmup_steps if phases.warmup else 0
+    transition_steps = phases.transition_steps if phases.warmup else 0
+    if global_step < warmup_end:
+        epsilon = 1.0 if phases.warmup_actor == "teacher" else 0.0
+        return PhaseState(Phase.WARMUP, epsilon, global_step / warmup_end, 0.0)
+    if global_step < warmup_end + transition_steps:
+        progress = (global_step - warmup_end) / transition_steps
         return PhaseState(Phase.TRANSITION, 1.0 - progress, 1.0, progress)
     return PhaseState(Phase.RL, 0.0, 1.0, 1.0)
 

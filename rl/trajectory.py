@@ -1,4 +1,4 @@
-"""The records of the algorithm: decisions, trajectories, and the flat batch that an update learns from.
+"""The records of the algorithm: episodes, decisions, trajectories, and the flat batch that an update learns from.
 
 Dimension key: N decisions of the batch, M trajectories, A action tokens of a chunk (8 actions x 7 = 56), V token ids.
 """
@@ -22,10 +22,10 @@ from envs.perturb import Perturbation, label_of
 class Episode:
     """What to play: enough to play it again identically."""
 
-    index: int  # position in this rollout; with the update number it fixes all randomness of the episode
+    index: int  # position in this rollout; with the update's number it fixes all randomness of the episode
     task_id: int
-    init_state_id: int | None  # of the benchmark's initial states; None: a fresh one, placed by `seed`
-    group: int  # episodes with one group number share task and initial state
+    init_state_id: int | None  # one of the benchmark's initial states; None: a fresh one, placed by `seed`
+    group: int  # episodes of one group share task, initial state and perturbation
     seed: int = (
         0  # of LIBERO's placement sampler; with one of the benchmark's states it places the fixtures alone
     )
@@ -43,7 +43,7 @@ class Decision:
     """One policy call. Only `executed` is unknown until the simulator has played the chunk."""
 
     observation: Observation | None  # its images uint8 on the CPU; None where it was not kept
-    tokens: Tensor  # (A,) int64 token ids of the chunk that was executed
+    tokens: Tensor  # (A,) int64 token ids of the chunk that was sent to the simulator
     by_teacher: bool
     student_logprobs: Tensor | None = None  # (A,) float32 at the sampling temperature; None in the warmup
     executed: int = 0  # actions of the chunk that the simulator executed
@@ -67,7 +67,7 @@ class Batch:
     """Decisions of a rollout, one row each; no padded time axis.
 
     Two trajectories of 2 and 1 decisions give N = 3, M = 2, `trajectory` = [0, 0, 1], `steps_to_end` = [1, 0, 0].
-    What `flatten` does not know (advantages 0, weights 1, the last two) is filled in by `rl.update`.
+    `flatten` leaves advantages at 0 and weights at 1: `rl.advantages` and `rl.update` fill in these and the last field.
     """
 
     observations: list[Observation]  # N observations
@@ -85,45 +85,45 @@ class Batch:
         return len(self.observations)
 
     def __getitem__(self, rows: slice | Tensor) -> Batch:
-        """Some rows; by a slice they are views."""
-        numbers = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
+        """The rows of a slice, as views, or copies of those that an index tensor names."""
+        indices = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
+        observations = [self.observations[index] for index in indices]
         columns = {name: column[rows] for name, column in self._columns().items()}
-        return replace(self, observations=[self.observations[i] for i in numbers], **columns)
+        return replace(self, observations=observations, **columns)
 
     def split(self, size: int | Sequence[int]) -> Iterator[Batch]:
-        """Consecutive parts of `size` rows (the last may have fewer), or of the given sizes."""
+        """Consecutive parts of `size` rows (the last may have fewer), or of each of the sizes."""
         sizes = [size] * -(-len(self) // size) if isinstance(size, int) else size
-        return (
-            self[end - count : end] for end, count in zip(itertools.accumulate(sizes), sizes, strict=True)
-        )
+        for end, part_size in zip(itertools.accumulate(sizes), sizes, strict=True):
+            yield self[end - part_size : end]
 
     def to(self, device: torch.device) -> Batch:
         """The same with its columns on `device`, so that picking rows there waits for nothing."""
-        return replace(
-            self, **{n: c.to(device) for n, c in self._columns().items() if n != "teacher_logprobs"}
-        )
+        columns = self._columns()
+        columns.pop("teacher_logprobs", None)  # it stays on the CPU
+        return replace(self, **{name: column.to(device) for name, column in columns.items()})
 
     def _columns(self) -> dict[str, Any]:
+        """The fields that are tensors."""
         return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
 
 
 def flatten(trajectories: Sequence[Trajectory], action_dim: int) -> Batch:
     """Trajectories as one flat batch. `action_dim` tokens make one action (7 for LIBERO)."""
-    decisions = [d for trajectory in trajectories for d in trajectory.decisions]
-    lengths = torch.tensor([len(t.decisions) for t in trajectories])
+    decisions = [decision for trajectory in trajectories for decision in trajectory.decisions]
+    lengths = torch.tensor([len(trajectory.decisions) for trajectory in trajectories])
     num_tokens = len(decisions[0].tokens)
-    executed_tokens = torch.tensor([d.executed * action_dim for d in decisions])
+    executed_tokens = torch.tensor([decision.executed * action_dim for decision in decisions])
     zeros = torch.zeros(num_tokens)
+    logprobs = [zeros if d.student_logprobs is None else d.student_logprobs for d in decisions]
     return Batch(
         observations=[d.observation for d in decisions if d.observation is not None],
-        tokens=torch.stack([d.tokens for d in decisions]),
+        tokens=torch.stack([decision.tokens for decision in decisions]),
         executed=torch.arange(num_tokens)[None, :] < executed_tokens[:, None],
-        student_logprobs=torch.stack(
-            [zeros if d.student_logprobs is None else d.student_logprobs for d in decisions]
-        ),
-        by_teacher=torch.tensor([d.by_teacher for d in decisions]),
+        student_logprobs=torch.stack(logprobs),
+        by_teacher=torch.tensor([decision.by_teacher for decision in decisions]),
         trajectory=torch.arange(len(lengths)).repeat_interleave(lengths),
-        steps_to_end=torch.cat([torch.arange(len(t.decisions)).flip(0) for t in trajectories]),
+        steps_to_end=torch.cat([torch.arange(int(length)).flip(0) for length in lengths]),
         advantages=torch.zeros(len(decisions)),
         weights=torch.ones(len(decisions)),
     )

@@ -1,11 +1,11 @@
-"""One update: epochs of minibatches over a rollout, with exact gradient accumulation and gradient protection."""
+"""One update: epochs of minibatches over a rollout, with exact gradient accumulation."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,43 +13,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from configs.config import TrainConfig
+from configs.config import TrainConfig, UpdateConfig
 from contracts import BadInput, first_line
 from rl import losses
-from rl.critic import Critic, predict_values
+from rl.critic import Critic
+from rl.optimizer import make_optimizer, optimizer_step
 from rl.phases import Phase, PhaseState, TeacherMode
+from rl.randomness import torch_generator
 from rl.ranks import ALONE, Ranks
-from rl.rollout import torch_generator
-from rl.trajectory import Batch, Trajectory
+from rl.selfcheck import check_first_ratio
+from rl.trajectory import Batch
 from vla.memory import shrink_batch
 
 if TYPE_CHECKING:
     from vla.policy import Policy
 
-ADAM_EPS = 1e-8  # AdamW's usual one
-FIRST_RATIO_LIMIT = (
-    0.05  # mean |ratio - 1| before any step; above it rollout and update disagree about the policy
-)
-SKIP_FACTOR = 1000.0  # x max_grad_norm: the step is skipped
-WARN_FACTOR = 100.0  # x max_grad_norm: the step is counted as a spike
-MAX_SKIPPED_IN_A_ROW = 20  # then the training has diverged
+SPIKE_FACTOR = 100.0  # times max_grad_norm: a step with a larger gradient is counted as a spike
+MAX_SKIPPED_IN_A_ROW = 20  # optimizer steps; then the training has diverged
 MAX_UPDATES_WITHOUT_SIGNAL = 10
-OVER_ALL_ROWS = (
-    "train/entropy",
-    "train/approx_kl",
-    "train/clip_fraction",
-)  # at the end of an update, for SAMPLE_SIZE
-SAMPLE_SIZE = 256  # rows, active or not: so these can be compared between kinds of advantage
+# Metrics that are measured at the end of an update over SAMPLE_SIZE rows, active or not, so that they can be compared
+# between kinds of advantage.
+OVER_ALL_ROWS = ("train/entropy", "train/approx_kl", "train/clip_fraction")
+SAMPLE_SIZE = 256
 
 
 @dataclass(frozen=True)
 class Learner:
-    """What is trained: the policy's adapters and their optimizer, with `--advantage gae` a critic; and who trains."""
+    """What is trained, the policy's adapters with their optimizer and perhaps a critic, and who trains it."""
 
     policy: Policy
-    critic: Critic | None
+    critic: Critic | None  # with `--advantage gae`
     optimizer: torch.optim.Optimizer
-    ranks: Ranks = ALONE  # every one of them has this learner, with the same numbers in it
+    ranks: Ranks = ALONE  # every rank has this learner, with the same numbers in it
     teacher_mode: TeacherMode = "greedy"  # how the policy's teacher decides
 
 
@@ -64,147 +59,138 @@ def make_learner(
     return Learner(policy, critic, optimizer, ranks, teacher_mode)
 
 
-def make_optimizer(parameters: Sequence[Tensor], lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """Fused: one kernel for all parameters, and no other AdamW leaves out the steps that are marked as unusable.
-
-    The moments are made now: in the first step, where AdamW would make them, they may find a GPU full of recorded
-    passes, which give way to one another but not to an optimizer.
-    """
-    optimizer = torch.optim.AdamW(parameters, lr, eps=ADAM_EPS, weight_decay=weight_decay, fused=True)
-    for parameter in parameters:
-        moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
-        optimizer.state[parameter] = {"step": torch.zeros((), device=parameter.device), **moments}
-    return optimizer
-
-
-def estimate_advantages(
-    learner: Learner, batch: Batch, trajectories: Sequence[Trajectory], config: TrainConfig, number: int
-) -> tuple[Tensor, dict[str, float]]:
-    """(N,) advantages, by the configured rule or by the critic, with its metrics. It remembers the rollout afterwards.
-
-    Those of a critic that has not seen an episode yet are those of `batch`.
-    """
-    critic, values = learner.critic, None
-    if critic is not None:
-        values = predict_values(critic, trajectories, config.run.seed, number)
-        critic.remember(trajectories)
-    if values is None:
-        return losses.compute_advantages(batch, trajectories, config.loss), {}
-    returns = torch.tensor([float(t.success) for t in trajectories])[batch.trajectory]
-    metrics = {"train/explained_variance": losses.explained_variance(values, returns)}
-    return losses.gae(values, batch, trajectories, config.loss.discount, config.loss.gae_lambda), metrics
-
-
 def update(
-    learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig, number: int,
-    on_decisions: Callable[[int], None] = lambda _: None,
-) -> dict[str, float]:  # fmt: skip
+    learner: Learner,
+    batch: Batch,
+    phase: PhaseState,
+    config: TrainConfig,
+    update_index: int,
+    on_decisions: Callable[[int], None] = lambda decisions: None,
+) -> dict[str, float]:
     """Minimise the phase's loss over `n_epochs` passes; returns the metrics. Raises BadInput for a diverged training.
 
     The loss is divided by the minibatch's size, inactive rows included: the gradient is what it would be if they ran.
-    A minibatch without active rows takes no optimizer step (no momentum, no weight decay). All ranks come with the same
-    batch, and each runs its share of a minibatch's active rows, perhaps none. After the first minibatch the GPU is not
-    waited for within an epoch: what its steps were is read at the end.
+    A minibatch without active rows takes no optimizer step (no momentum, no weight decay). Every rank holds the whole
+    batch and computes a slice of each minibatch's active rows, perhaps an empty one. After the first minibatch nobody
+    waits for the GPU within an epoch: what its steps were is read at the end.
     """
     started = time.perf_counter()
-    policy, optimizer, ranks, settings = learner.policy, learner.optimizer, learner.ranks, config.update
-    trained = optimizer.param_groups[0]["params"]
-    warmup_lr = (
-        settings.warmup_lr if phase.distils else None
-    )  # imitation bears larger steps than reinforcement
-    optimizer.param_groups[0]["lr"] = settings.lr if warmup_lr is None else warmup_lr
+    ranks = learner.ranks
+    optimizer = learner.optimizer
+    settings = config.update
+    parameters = optimizer.param_groups[0]["params"]
+    optimizer.param_groups[0]["lr"] = learning_rate(settings, phase)
     active = rows_that_learn(batch, phase, config)
-    data = complete(learner, batch, phase, config).to(policy.device)
-    totals: dict[str, float] = {}
-    norms: list[float] = []
-    micro_batch_size, first_ratio_error = int(settings.micro_batch_size), None
+    batch = prepare_batch(learner, batch, phase, config).to(learner.policy.device)
+    micro_batch_size = int(settings.micro_batch_size)
+    first_ratio_error: float | None = None
+    statistics: dict[str, float] = {}  # over all ranks and epochs
+    gradient_norms: list[float] = []  # of all optimizer steps, NaN where one was skipped
 
     for epoch in range(settings.n_epochs):
-        generator = torch_generator(config.run.seed, "minibatches", number, epoch)
-        order = torch.randperm(len(batch), generator=generator).split(settings.batch_size)
-        rows = [minibatch[active[minibatch]] for minibatch in order]
-        minibatches = data[torch.cat(rows)].split([len(minibatch) for minibatch in rows])
-        statistics: list[losses.Statistics] = []
+        epoch_statistics: list[losses.Statistics] = []
         epoch_norms: list[Tensor] = []
-        for minibatch, size in zip(minibatches, map(len, order), strict=True):
+        generator = torch_generator(config.run.seed, "minibatches", update_index, epoch)
+        for minibatch, size in draw_minibatches(batch, active, settings.batch_size, generator):
             on_decisions(size)
             if len(minibatch) == 0:
                 continue
-            share = minibatch[ranks.rank :: ranks.size]
-            own, micro_batch_size = accumulate_gradient(learner, share, size, micro_batch_size, phase, config)
-            if first_ratio_error is None and not phase.distils:
-                first_ratio_error = check_first_ratio(_over_ranks(own, ranks))
-            ranks.sum_gradients(trained)
+            rows_of_rank = minibatch[ranks.rank :: ranks.size]
+            micro_batch_size, minibatch_statistics = accumulate_gradient(
+                learner, rows_of_rank, size, micro_batch_size, phase, config
+            )
+            if first_ratio_error is None and not phase.distils:  # no step is taken yet
+                first_ratio_error = check_first_ratio(sum_statistics(minibatch_statistics, ranks))
+            ranks.sum_gradients(parameters)
             epoch_norms.append(optimizer_step(optimizer, settings.max_grad_norm))
             optimizer.zero_grad(set_to_none=True)
-            statistics += own
-        of_epoch = _over_ranks(statistics, ranks)
-        totals = merged((totals, of_epoch))
-        norms += torch.stack(epoch_norms).tolist() if epoch_norms else []
-        skipped = (len(list(run)) for is_skipped, run in itertools.groupby(norms, math.isnan) if is_skipped)
-        if max(skipped, default=0) >= MAX_SKIPPED_IN_A_ROW:
-            raise _diverged(f"{MAX_SKIPPED_IN_A_ROW} optimizer steps in a row", number)
-        approx_kl = of_epoch.get("train/approx_kl", 0.0) / of_epoch.get("decisions", 1)
-        if settings.target_kl is not None and approx_kl > settings.target_kl:
+            epoch_statistics += minibatch_statistics
+        epoch_sums = sum_statistics(epoch_statistics, ranks)
+        statistics = merge([statistics, epoch_sums])
+        gradient_norms += torch.stack(epoch_norms).tolist() if epoch_norms else []
+        check_skipped_steps(gradient_norms, update_index)
+        if drifted_too_far(epoch_sums, settings.target_kl):
             break
 
-    ranks.check_same_parameters(trained)
-    taken = [norm for norm in norms if not math.isnan(norm)]
-    if norms and not taken:
-        raise _diverged(f"all {len(norms)} optimizer steps", number)
-    decisions = totals.pop("decisions", 0)
-    metrics = {key: value if key.endswith("_max") else value / decisions for key, value in totals.items()}
-    metrics.pop("ratio_error", None)
+    ranks.check_same_parameters(parameters)
+    if gradient_norms and all(map(math.isnan, gradient_norms)):
+        raise _diverged(f"all {len(gradient_norms)} optimizer steps", update_index)
+    metrics = mean_statistics(statistics)
     if not phase.distils:
-        metrics |= measure_sample(learner, data, micro_batch_size, phase, config, number)
-    metrics |= {
-        "train/grad_norm": sum(taken) / len(taken) if taken else 0.0,
-        "train/optimizer_steps": len(taken),
-        "train/skipped_steps": len(norms) - len(taken),
-        "train/gradient_spikes": sum(norm > WARN_FACTOR * settings.max_grad_norm for norm in taken),
-        "train/zero_advantage_fraction": 1.0 - active.float().mean().item(),
-        "train/epochs": epoch + 1,
-        "train/lr": optimizer.param_groups[0]["lr"],
-        "train/time_s": time.perf_counter() - started,
-    }
+        metrics |= measure_sample(learner, batch, micro_batch_size, phase, config, update_index)
+    metrics |= step_metrics(gradient_norms, settings.max_grad_norm)
+    metrics["train/zero_advantage_fraction"] = 1.0 - active.float().mean().item()
+    metrics["train/epochs"] = epoch + 1
+    metrics["train/lr"] = optimizer.param_groups[0]["lr"]
+    metrics["train/time_s"] = time.perf_counter() - started
     if first_ratio_error is not None:
         metrics["train/first_ratio_error"] = first_ratio_error
     return metrics
 
 
+def learning_rate(settings: UpdateConfig, phase: PhaseState) -> float:
+    """Imitation bears larger steps than reinforcement, so the warmup may have a rate of its own."""
+    if phase.distils and settings.warmup_lr is not None:
+        return settings.warmup_lr
+    return settings.lr
+
+
 def rows_that_learn(batch: Batch, phase: PhaseState, config: TrainConfig) -> Tensor:
-    """(N,) bool, False for rows that cannot contribute a gradient and never run."""
+    """(N,) bool, False for rows that cannot contribute a gradient: they never run."""
     if phase.distils or config.loss.kl_coef > 0 or config.loss.entropy_coef > 0:
         return torch.ones(len(batch), dtype=torch.bool)
     return losses.policy_advantages(batch) != 0
 
 
-def complete(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
-    """The batch with what the losses need beside the advantages: weights, teacher's tokens or log-probs (N, A, V)."""
-    policy, size = learner.policy, int(config.update.micro_batch_size)
+def prepare_batch(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
+    """The batch with what its loss needs beside advantages: weights, and the teacher's tokens or log-probs."""
     by_trajectory = losses.weighs_trajectories(config.loss) and not phase.distils
     batch = replace(batch, weights=losses.decision_weights(batch, by_trajectory))
-    if (
-        phase.distils and phase.epsilon == 0
-    ):  # the student has acted, and learns what the teacher would have done
+    if phase.distils:
+        if phase.epsilon == 0:  # the student has acted, and learns what the teacher would have done
+            batch = replace(batch, tokens=teacher_tokens(learner, batch, config))
+    elif config.loss.kl_coef > 0:
+        batch = replace(batch, teacher_logprobs=teacher_logprobs(learner, batch, config))
+    return batch
 
-        def tokens_of(rows: Tensor) -> Tensor:
-            parts = batch[rows].split(size)
-            answers = [policy.act_as_teacher(part.observations, learner.teacher_mode) for part in parts]
-            return torch.cat([answer.tokens for answer in answers])
 
-        batch = replace(batch, tokens=learner.ranks.divide(len(batch), tokens_of))
-    if phase.distils or config.loss.kl_coef == 0:
-        return batch
-    temperature = config.rollout.temperature
+def teacher_tokens(learner: Learner, batch: Batch, config: TrainConfig) -> Tensor:
+    """(N, A) the tokens that the teacher chooses for the batch's observations; each rank asks for a part."""
 
-    @torch.no_grad()
+    def tokens_of(rows: Tensor) -> Tensor:
+        parts = batch[rows].split(int(config.update.micro_batch_size))
+        acted = [learner.policy.act_as_teacher(part.observations, learner.teacher_mode) for part in parts]
+        return torch.cat([part.tokens for part in acted])
+
+    return learner.ranks.divide(len(batch), tokens_of)
+
+
+@torch.no_grad()
+def teacher_logprobs(learner: Learner, batch: Batch, config: TrainConfig) -> Tensor:
+    """(N, A, V) the teacher's log-probs at the sampling temperature, on the CPU; each rank computes a part."""
+
     def logprobs_of(rows: Tensor) -> Tensor:
-        with policy.teacher() as teacher:
-            logits = (teacher.chunk_logits(part.observations) for part in batch[rows].split(size))
-            return torch.cat([F.log_softmax(part / temperature, dim=-1).cpu() for part in logits])
+        logprobs: list[Tensor] = []
+        with learner.policy.teacher() as teacher:
+            for part in batch[rows].split(int(config.update.micro_batch_size)):
+                logits = teacher.chunk_logits(part.observations)
+                logprobs.append(F.log_softmax(logits / config.rollout.temperature, dim=-1).cpu())
+        return torch.cat(logprobs)
 
-    return replace(batch, teacher_logprobs=learner.ranks.divide(len(batch), logprobs_of))
+    return learner.ranks.divide(len(batch), logprobs_of)
+
+
+def draw_minibatches(
+    batch: Batch, active: Tensor, batch_size: int, generator: torch.Generator
+) -> Iterator[tuple[Batch, int]]:
+    """All rows once, in random order: the active rows of each minibatch, and its size with the inactive ones.
+
+    The rows of the epoch are gathered at once: on a GPU the minibatches are views, and picking them waits for nothing.
+    """
+    minibatches = torch.randperm(len(batch), generator=generator).split(batch_size)
+    active_rows = [rows[active[rows]] for rows in minibatches]
+    parts = batch[torch.cat(active_rows)].split([len(rows) for rows in active_rows])
+    return zip(parts, map(len, minibatches), strict=True)
 
 
 def accumulate_gradient(
@@ -214,109 +200,134 @@ def accumulate_gradient(
     micro_batch_size: int,
     phase: PhaseState,
     config: TrainConfig,
-) -> tuple[list[losses.Statistics], int]:
-    """The gradient of a minibatch's mean loss over `size` rows, one micro-batch (and one graph in memory) at a time.
+) -> tuple[int, list[losses.Statistics]]:
+    """Add up the gradient of a minibatch's mean loss over `size` rows, one micro-batch (one graph in memory) at a time.
 
-    Out of memory, it begins again with a smaller micro-batch, whose size it returns.
+    Out of memory, it begins again with a smaller micro-batch. Returns the micro-batch size that fits, and statistics.
     """
     while True:
-        statistics = []
+        statistics: list[losses.Statistics] = []
         try:
-            for micro in minibatch.split(micro_batch_size):
-                loss_sum, of_micro = micro_batch_loss(learner, micro, phase, config)
+            for micro_batch in minibatch.split(micro_batch_size):
+                loss_sum, sums = micro_batch_loss(learner, micro_batch, phase, config)
                 (loss_sum / size).backward()
-                statistics.append(of_micro | {"decisions": loss_sum.new_full((), len(micro))})
-            return statistics, micro_batch_size
+                statistics.append(sums | {"decisions": loss_sum.new_full((), len(micro_batch))})
+            return micro_batch_size, statistics
         except torch.OutOfMemoryError as error:
             reason = first_line(error)
-        # Outside of the handler, which keeps everything alive that the failed pass has computed.
+        # Outside of the handler: the exception keeps everything alive that the failed pass has computed.
         learner.optimizer.zero_grad(set_to_none=True)
         micro_batch_size = shrink_batch(learner.policy, micro_batch_size, reason, is_update=True)
 
 
 def micro_batch_loss(
-    learner: Learner, micro: Batch, phase: PhaseState, config: TrainConfig
+    learner: Learner, micro_batch: Batch, phase: PhaseState, config: TrainConfig
 ) -> tuple[Tensor, losses.Statistics]:
     """What the phase minimises, summed over the rows of a micro-batch."""
-    policy, temperature = learner.policy, config.rollout.temperature
+    policy = learner.policy
     if phase.phase is Phase.SUPERVISED:
-        logits, others = policy.logits_and_other_logsumexp(micro.observations)
-        return losses.distillation_loss(logits, micro, others=others)
-    logits = policy.chunk_logits(micro.observations)
+        logits, other_logsumexp = policy.logits_and_other_logsumexp(micro_batch.observations)
+        return losses.distillation_loss(logits, micro_batch, other_logsumexp=other_logsumexp)
+    logits = policy.chunk_logits(micro_batch.observations)
     if phase.distils:
-        return losses.distillation_loss(logits, micro, config.phases.distill_student_temperature)
-    logprobs = policy.token_logprobs(logits, micro.tokens, temperature)
-    return losses.ppo_loss(logits, logprobs, micro, config.loss, temperature)
+        return losses.distillation_loss(logits, micro_batch, config.phases.distill_student_temperature)
+    temperature = config.rollout.temperature
+    logprobs = policy.token_logprobs(logits, micro_batch.tokens, temperature)
+    return losses.ppo_loss(logits, logprobs, micro_batch, config.loss, temperature)
+
+
+# Statistics and metrics
 
 
 @torch.no_grad()
 def measure_sample(
-    learner: Learner, batch: Batch, micro_batch_size: int, phase: PhaseState, config: TrainConfig, number: int
+    learner: Learner,
+    batch: Batch,
+    micro_batch_size: int,
+    phase: PhaseState,
+    config: TrainConfig,
+    update_index: int,
 ) -> dict[str, float]:
     """OVER_ALL_ROWS by the policy as it is now, over rows that are drawn from the whole rollout."""
-    generator, ranks = torch_generator(config.run.seed, "statistics", number), learner.ranks
+    ranks = learner.ranks
+    generator = torch_generator(config.run.seed, "statistics", update_index)
     rows = torch.randperm(len(batch), generator=generator)[:SAMPLE_SIZE]
-    own = batch[rows[ranks.rank :: ranks.size]].split(micro_batch_size)
-    found = _over_ranks([micro_batch_loss(learner, micro, phase, config)[1] for micro in own], ranks)
-    return {name: found[name] / len(rows) for name in OVER_ALL_ROWS}
+    rows_of_rank = batch[rows[ranks.rank :: ranks.size]]
+    statistics = [
+        micro_batch_loss(learner, micro_batch, phase, config)[1]
+        for micro_batch in rows_of_rank.split(micro_batch_size)
+    ]
+    sums = sum_statistics(statistics, ranks)
+    return {name: sums[name] / len(rows) for name in OVER_ALL_ROWS}
 
 
-def optimizer_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
-    """An optimizer step with the gradient scaled down to `max_norm`.
-
-    Returns its norm before that, on the device; NaN where the device has left the step out, because the norm is not
-    finite or beyond SKIP_FACTOR * max_norm. Fused AdamW knows such steps: torch.amp.GradScaler takes them so.
-    """
-    parameters = optimizer.param_groups[0]["params"]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]).to(
-        parameters[0].device
-    )
-    torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    is_usable = norm <= SKIP_FACTOR * max_norm  # False for NaN, too
-    optimizer.grad_scale, optimizer.found_inf = None, (~is_usable).float()  # type: ignore[attr-defined]
-    optimizer.step()
-    del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
-    return torch.where(is_usable, norm, torch.nan)
+def sum_statistics(statistics: Sequence[losses.Statistics], ranks: Ranks) -> dict[str, float]:
+    """Statistics of all ranks' micro-batches as those of one; read from the device in one transfer."""
+    on_device = [value for micro_batch in statistics for value in micro_batch.values()]
+    values = iter(torch.stack(on_device).tolist() if on_device else [])
+    on_cpu = [{name: next(values) for name in micro_batch} for micro_batch in statistics]
+    return merge(ranks.gather(merge(on_cpu)))
 
 
-def merged(parts: Iterable[dict[str, float]]) -> dict[str, float]:
-    """Statistics of several micro-batches, or ranks, as those of one."""
+def merge(parts: Iterable[dict[str, float]]) -> dict[str, float]:
+    """Sums of several parts as sums over all of them; the largest of those named _max."""
     whole: dict[str, float] = {}
     for part in parts:
-        for key, value in part.items():
-            whole[key] = (
-                max(whole.get(key, value), value) if key.endswith("_max") else whole.get(key, 0.0) + value
-            )
+        for name, value in part.items():
+            if name.endswith("_max"):
+                whole[name] = max(whole.get(name, value), value)
+            else:
+                whole[name] = whole.get(name, 0.0) + value
     return whole
 
 
-def _over_ranks(parts: Sequence[losses.Statistics], ranks: Ranks) -> dict[str, float]:
-    """Of all ranks' micro-batches; read from the device in one transfer."""
-    found = [value for part in parts for value in part.values()]
-    values = iter(torch.stack(found).tolist() if found else ())
-    return merged(ranks.gather(merged({key: next(values) for key in part} for part in parts)))
+def mean_statistics(statistics: dict[str, float]) -> dict[str, float]:
+    """Means over the decisions of an update; empty where none was active."""
+    decisions = statistics.get("decisions", 0)
+    return {
+        name: value if name.endswith("_max") else value / decisions
+        for name, value in statistics.items()
+        if name not in ("decisions", "ratio_error")
+    }
 
 
-def check_first_ratio(first: dict[str, float]) -> float:
-    """The mean |ratio - 1| of the first minibatch, where the update must see the policy that acted."""
-    error = first["ratio_error"] / first["decisions"]
-    if not error <= FIRST_RATIO_LIMIT:  # also for NaN
-        raise RuntimeError(
-            f"first minibatch: mean |ratio - 1| = {error:.4f} before any optimizer step (limit {FIRST_RATIO_LIMIT}): "
-            "the update does not see the policy that acted (its weights, temperature, preprocessing and precision)"
-        )
-    return error
+def step_metrics(gradient_norms: Sequence[float], max_grad_norm: float) -> dict[str, float]:
+    """How the optimizer steps went, by the norms before clipping; NaN stands for a skipped step."""
+    taken = [norm for norm in gradient_norms if not math.isnan(norm)]
+    return {
+        "train/grad_norm": sum(taken) / len(taken) if taken else 0.0,
+        "train/optimizer_steps": len(taken),
+        "train/skipped_steps": len(gradient_norms) - len(taken),
+        "train/gradient_spikes": sum(norm > SPIKE_FACTOR * max_grad_norm for norm in taken),
+    }
 
 
-def _diverged(what: str, number: int) -> BadInput:
+# Reasons to stop
+
+
+def drifted_too_far(epoch_sums: dict[str, float], target_kl: float | None) -> bool:
+    """Whether the approximate KL of a whole epoch, in nats per token, exceeds `--target-kl`."""
+    if target_kl is None:
+        return False
+    return epoch_sums.get("train/approx_kl", 0.0) / epoch_sums.get("decisions", 1) > target_kl
+
+
+def check_skipped_steps(gradient_norms: Sequence[float], update_index: int) -> None:
+    """Raise BadInput when MAX_SKIPPED_IN_A_ROW optimizer steps in a row were skipped, in whichever epochs."""
+    for is_skipped, steps in itertools.groupby(gradient_norms, math.isnan):
+        if is_skipped and len(list(steps)) >= MAX_SKIPPED_IN_A_ROW:
+            raise _diverged(f"{MAX_SKIPPED_IN_A_ROW} optimizer steps in a row", update_index)
+
+
+def _diverged(steps: str, update_index: int) -> BadInput:
     return BadInput(
-        f"the training has diverged: update {number} had {what} with a non-finite or enormous gradient, and is not "
-        "saved; resume from an earlier checkpoint, or start again with a lower --lr or --max-grad-norm"
+        f"the training has diverged: update {update_index} had {steps} with a non-finite or enormous gradient, and is "
+        "not saved; resume from an earlier checkpoint, or start again with a lower --lr or --max-grad-norm"
     )
 
 
 def check_signal(updates_without_signal: int) -> None:
-    """Stop a run that has not had one non-zero advantage for many updates in a row."""
+    """Stop a run whose advantages were all 0 in many updates in a row."""
     if updates_without_signal >= MAX_UPDATES_WITHOUT_SIGNAL:
         raise BadInput(
             f"no learning signal: all advantages of the last {updates_without_signal} updates were 0. Look at "

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from rl import ranks
+from rl import launcher
 from tests.small_checkpoint import make_small_checkpoint
 
 # Tensors here are small: threads that wait for one another on a busy machine cost more than they bring (16 times more).
@@ -28,7 +28,7 @@ def small(tmp_path_factory) -> Path:
 def own_signals(monkeypatch):
     """For `run_as_ranks` in this process: it handles signals, and ranks that do not go by themselves go soon."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    monkeypatch.setattr(ranks, "GRACE_S", 0.5)
+    monkeypatch.setattr(launcher, "GRACE_S", 0.5)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     yield
     for number, handler in before.items():

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from contracts import Observation
 from envs.perturb import Perturbation
+from rl.optimizer import make_optimizer
 from rl.trajectory import Batch, Decision, Episode, Trajectory, flatten
-from rl.update import make_optimizer
 
 CHUNK_LENGTH, ACTION_DIM = 4, 2
 NUM_TOKENS, NUM_BINS = CHUNK_LENGTH * ACTION_DIM, 256

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rl.advantages import gae, standardised
 from rl.critic import FORGET_AFTER, Critic, predict_values
-from rl.losses import gae, standardised
 from rl.trajectory import Trajectory, flatten
 from tests.fakes import ACTION_DIM, observation, trajectory
 
@@ -57,7 +57,7 @@ def played(number: int, task_id: int = 0) -> list[Trajectory]:
 
 
 def values_of(critic: Critic, trajectories: list[Trajectory], seed: int = 0) -> torch.Tensor | None:
-    return predict_values(critic, trajectories, seed, update=1)
+    return predict_values(critic, trajectories, seed, update_index=1)
 
 
 @pytest.fixture

@@ -9,12 +9,10 @@ from hypothesis import strategies as st
 
 from configs.config import RolloutConfig, TaskConfig, TrainConfig
 from experiment.checkpoints import TrainerState
-from rl.curriculum import informative_rollout, task_probabilities, training_episodes
-from rl.rollout import Behaviour, Randomness, Rollout, rollout
+from rl.curriculum import TrainingEpisodes, task_probabilities
+from rl.rollout import Rollout
 from rl.trajectory import Episode, Trajectory
-from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, trajectory
 
-GROUP = 4
 tasks = st.builds(
     TaskConfig,
     task_ids=st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True).map(tuple),
@@ -26,7 +24,7 @@ FRESH = TaskConfig(task_ids=(0, 1, 2), train_init_states="fresh")
 
 
 def first_groups(task: TaskConfig, group_size: int, groups: int, seed: int = 0, update: int = 0, **options):
-    episodes = training_episodes(task, group_size, seed, update, **({"drawn": {}} | options))
+    episodes = TrainingEpisodes(task, group_size, seed, update, **({"groups_drawn": {}} | options))
     return list(itertools.islice(episodes, groups * group_size))
 
 
@@ -36,7 +34,9 @@ def starts_of_updates(
     """Starts of all groups that were played: of each update those that are marked True."""
     state, starts = TrainerState(), []
     for played in updates:
-        episodes = first_groups(task, 2, len(played), update=state.update, drawn=state.drawn, **options)
+        episodes = first_groups(
+            task, 2, len(played), update=state.update, groups_drawn=state.drawn, **options
+        )
         trajectories = [Trajectory(episode) for episode in episodes if played[episode.group]]
         starts += [(t.episode.task_id, t.episode.init_state_id, t.episode.seed) for t in trajectories[::2]]
         state.count_update(Rollout(trajectories, {}, wall_s=1.0, errors=0), has_signal=True)
@@ -49,9 +49,9 @@ def starts_of_updates(
 @pytest.mark.parametrize("probabilities", [None, {0: 0.1, 1: 0.2, 2: 0.7}])
 def test_episodes_are_a_function_of_the_arguments(probabilities):
     for task in (TaskConfig(task_ids=(0, 1, 2)), FRESH):
-        first = first_groups(task, 1, 20, 1, probabilities=probabilities)
-        assert first == first_groups(task, 1, 20, 1, probabilities=probabilities)
-        assert first != first_groups(task, 1, 20, 2, probabilities=probabilities)
+        first = first_groups(task, 1, 20, 1, task_probabilities=probabilities)
+        assert first == first_groups(task, 1, 20, 1, task_probabilities=probabilities)
+        assert first != first_groups(task, 1, 20, 2, task_probabilities=probabilities)
 
 
 @given(task=tasks, lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6))
@@ -65,7 +65,7 @@ def test_no_state_is_played_twice_before_its_deck_is_used_up_whatever_ranks_leav
     size, drawn = len(range(*task.train_init_states)), Counter()
     state = TrainerState()
     for played in updates:
-        groups = [e for e in first_groups(task, 1, len(played), drawn=state.drawn) if played[e.group]]
+        groups = [e for e in first_groups(task, 1, len(played), groups_drawn=state.drawn) if played[e.group]]
         drawn.update((e.task_id, e.draw // size, e.init_state_id) for e in groups)
         state.count_update(
             Rollout([Trajectory(episode) for episode in groups], {}, wall_s=1.0, errors=0), True
@@ -120,69 +120,7 @@ def test_tasks_near_half_success_are_preferred_by_a_softmax_of_the_distance():
 
 
 def test_drawn_tasks_follow_the_probabilities_and_groups_never_mix_tasks():
-    drawn = first_groups(TaskConfig(task_ids=(4, 7)), 2, 1000, probabilities={4: 0.8, 7: 0.2})
+    drawn = first_groups(TaskConfig(task_ids=(4, 7)), 2, 1000, task_probabilities={4: 0.8, 7: 0.2})
     assert sum(e.task_id == 4 for e in drawn) / len(drawn) == pytest.approx(0.8, abs=0.05)
     pairs = zip(drawn[::2], drawn[1::2], strict=True)
     assert all((a.task_id, a.init_state_id) == (b.task_id, b.init_state_id) for a, b in pairs)
-
-
-# dynamic sampling
-
-
-def run(successes_of_group, n_steps: int, num_slots: int = 1):
-    """Episodes of one chunk (4 env steps); successes_of_group(g) of the 4 in group g succeed."""
-    pool = FakePool(
-        lambda _, i: Script(CHUNK_LENGTH, success=i % GROUP < successes_of_group(i // GROUP)),
-        num_slots,
-        order_seed=0,
-    )
-    rounds = []
-
-    def play(episodes, n_steps):
-        rounds.append(n_steps)
-        return rollout(
-            FakePolicy(), pool, episodes, Behaviour(0.0, 1.0), Randomness(0, "rollout"), n_steps=n_steps
-        )
-
-    config = RolloutConfig(n_steps, group_size=GROUP, dynamic_sampling=True)
-    episodes = lambda: (Episode(i, 0, i, i // GROUP) for i in itertools.count())  # noqa: E731
-    played, kept = informative_rollout(play, episodes, config)
-    return rounds, played, kept
-
-
-def groups_of(trajectories) -> list[int]:
-    return sorted({t.episode.group for t in trajectories})
-
-
-@pytest.mark.parametrize(
-    ("successes", "bounds", "kept"),  # the bounds belong to the interval
-    [(0, (0.1, 0.9), False), (8, (0.1, 0.9), False), (1, (0.125, 0.9), True), (1, (0.126, 0.9), False),
-     (8, (0.0, 1.0), True)],
-)  # fmt: skip
-def test_groups_are_kept_by_their_success_rate_each_by_its_own(successes, bounds, kept):
-    group = [trajectory(1, success=i < successes, group=3, index=i) for i in range(8)]
-    mixed = [trajectory(1, success=i < 4, group=4, index=8 + i) for i in range(8)]
-    played = Rollout(group + mixed, {}, wall_s=1.0, errors=0)
-    config = RolloutConfig(n_steps=1, group_success_bounds=bounds)
-    assert informative_rollout(lambda *_, n_steps: played, lambda: [], config) == (
-        played,
-        (group if kept else []) + mixed,
-    )
-
-
-@pytest.mark.parametrize("num_slots", [1, 3])
-def test_dropped_groups_are_refilled_with_the_groups_that_follow_and_all_that_was_played_counts(num_slots):
-    _, played, kept = run(lambda g: 4 if g % 2 else 2, 32, num_slots)
-    assert sum(t.env_steps for t in kept) >= 32
-    assert all(g % 2 == 0 for g in groups_of(kept))
-    indices = [t.episode.index for t in played.trajectories]
-    assert indices == list(range(len(indices)))  # every episode once, none left out
-    assert played.env_steps == CHUNK_LENGTH * len(indices)
-    assert played.times["sim"] > 0
-
-
-@pytest.mark.parametrize("successes", [0, 4])
-def test_where_no_group_can_teach_sampling_ends_after_twice_the_env_steps(successes):
-    _, played, kept = run(lambda g: successes, 32)
-    assert kept == []
-    assert played.env_steps == 2 * 32

@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 
 from configs.config import LossConfig, PhaseConfig, RolloutConfig, TrainConfig, UpdateConfig
+from rl.advantages import estimate_advantages
+from rl.behaviour import behaviour_in
 from rl.critic import predict_values
 from rl.phases import PhaseState, phase_at
-from rl.rollout import Randomness, behaviour_in, rollout
+from rl.randomness import Randomness
+from rl.rollout import play_episodes
 from rl.trajectory import Batch, Episode, Trajectory, flatten
-from rl.update import Learner, estimate_advantages, make_learner, update
+from rl.update import Learner, make_learner, update
 from tests.fakes import FIRST_ACTION_TOKEN, FakePool, Script
 from tests.toy import BINS, ToyPolicy
 
@@ -75,7 +78,7 @@ def make_case(advantage: str = "group", mixed: bool = False, **loss: object) -> 
     base = torch.randn(3, 4, len(BINS), generator=generator, dtype=torch.float64)
     learner = make_learner(ToyPolicy(base, chunk_length=2, action_dim=2), config)
     phase = phase_at(GLOBAL_STEP, config.phases)
-    trajectories = rollout(
+    trajectories = play_episodes(
         learner.policy, FakePool(lambda _, state: Script(*EPISODES[state]), num_slots=2),
         [Episode(i, 0, i, i // GROUP) for i in range(len(EPISODES))],
         behaviour_in(phase, config, "greedy"), Randomness(0, "rollout"),
@@ -84,8 +87,8 @@ def make_case(advantage: str = "group", mixed: bool = False, **loss: object) -> 
     values = None
     if learner.critic is not None:
         learner.critic.remember(trajectories)
-        values = predict_values(learner.critic, trajectories, seed=0, update=3).tolist()
-    advantages, _ = estimate_advantages(learner, batch, trajectories, config, 3)
+        values = predict_values(learner.critic, trajectories, seed=0, update_index=3).tolist()
+    advantages, _ = estimate_advantages(learner.critic, batch, trajectories, config, 3)
     return Case(config, phase, learner, trajectories, replace(batch, advantages=advantages), values)
 
 
@@ -129,7 +132,7 @@ def gradients(case: Case, **settings: object) -> list[Tensor]:
     } | settings
     optimizer = JumpThenRecord(case.learner)
     config = replace(case.config, update=UpdateConfig(**settings))
-    update(replace(case.learner, optimizer=optimizer), case.batch, case.phase, config, number=0)
+    update(replace(case.learner, optimizer=optimizer), case.batch, case.phase, config, update_index=0)
     return optimizer.gradients
 
 

@@ -19,11 +19,14 @@ from configs.config import (
     TrainConfig,
     UpdateConfig,
 )
-from rl.curriculum import training_episodes
+from rl.advantages import estimate_advantages
+from rl.behaviour import Behaviour, behaviour_in
+from rl.curriculum import TrainingEpisodes
 from rl.phases import phase_at
-from rl.rollout import Behaviour, Randomness, Rollout, behaviour_in, rollout
+from rl.randomness import Randomness
+from rl.rollout import Rollout, play_episodes
 from rl.trajectory import Episode, flatten
-from rl.update import Learner, estimate_advantages, make_learner, update
+from rl.update import Learner, make_learner, update
 from tests.toy import CONTEXTS, EPISODE, ToyPolicy, ToyPool, pretrained_policy
 
 SEEDS = range(2)
@@ -48,13 +51,13 @@ def one_update(
 ) -> dict[str, float]:
     """Steps 1 and 3 to 5 of `train`; returns the metrics of the update."""
     phase = phase_at(number * config.rollout.n_steps, config.phases)
-    played = rollout(
-        learner.policy, pool, training_episodes(config.task, config.rollout.group_size, seed, number, {}),
+    played = play_episodes(
+        learner.policy, pool, TrainingEpisodes(config.task, config.rollout.group_size, seed, number, {}),
         behaviour_in(phase, config, "greedy"), Randomness(seed, "rollout", number), config.rollout.n_steps,
     )  # fmt: skip
     batch = flatten(played.trajectories, learner.policy.action_dim)
     if not phase.distils:
-        advantages, _ = estimate_advantages(learner, batch, played.trajectories, config, number)
+        advantages, _ = estimate_advantages(learner.critic, batch, played.trajectories, config, number)
         batch = replace(batch, advantages=advantages)
     return update(learner, batch, phase, replace(config, run=RunConfig(seed=seed)), number)
 
@@ -62,7 +65,7 @@ def one_update(
 def play_sampled(policy: ToyPolicy, seed: int, episodes: int = 200) -> Rollout:
     behaviour = Behaviour(epsilon=0.0, temperature=1.0)
     starts = [Episode(i, 0, i % CONTEXTS, i) for i in range(episodes)]
-    return rollout(policy, ToyPool(), starts, behaviour, Randomness(seed, "evaluation"))
+    return play_episodes(policy, ToyPool(), starts, behaviour, Randomness(seed, "evaluation"))
 
 
 def success(policy: ToyPolicy, seed: int) -> float:

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from configs.config import LossConfig
 from envs.perturb import Perturbation
+from rl.advantages import relative_returns
 from rl.losses import (
     FIRST_ACTION_TOKEN,
     approx_kl,
     clipped_surrogate,
-    compute_advantages,
     decision_weights,
     distillation_loss,
     entropy,
@@ -42,7 +42,7 @@ def advantages(kind: str, successes, groups=None, lengths=None, discount=1.0) ->
         for i, success in enumerate(successes)
     ]
     config = LossConfig(advantage=kind, discount=discount)
-    return compute_advantages(flatten(played, ACTION_DIM), played, config).numpy()
+    return relative_returns(flatten(played, ACTION_DIM), played, config).numpy()
 
 
 # Published numbers for n = 8 and k successes: (advantage of a success, of a failure).
@@ -65,7 +65,7 @@ def test_batch_advantages_compare_episodes_of_the_same_task_and_perturbation():
     played = [trajectory(1, success, i, i) for i, success in enumerate([1, 1, 1, 0, 0, 1])]
     for one, (task_id, change) in zip(played, starts, strict=True):
         one.episode = replace(one.episode, task_id=task_id, perturbation=change)
-    found = compute_advantages(flatten(played, ACTION_DIM), played, LossConfig(advantage="batch"))
+    found = relative_returns(flatten(played, ACTION_DIM), played, LossConfig(advantage="batch"))
     spread = math.sqrt(4 * 0.25 / 5)  # of 0, 0, and four halves
     assert found.tolist() == pytest.approx(
         [0, 0, 0.5 / spread, -0.5 / spread, -0.5 / spread, 0.5 / spread], rel=1e-4

@@ -1,5 +1,6 @@
 """Perturbations: what each kind changes and leaves alone, on LIBERO's own simulator where it takes one."""
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,7 +21,7 @@ from envs.perturb import (
 )
 from envs.rendering import prepare
 from envs.tasks import suite_task, task_names
-from rl.curriculum import perturbation_probabilities, training_episodes
+from rl.curriculum import TrainingEpisodes, perturbation_probabilities
 
 
 @pytest.fixture(scope="module")
@@ -156,8 +157,7 @@ def test_flags_name_kinds_and_magnitudes():
 
 def episodes(config, success, count=400, update=0):
     perturbed = perturbation_probabilities(config, success)
-    stream = training_episodes(config.task, 2, 0, update, {}, None, perturbed)
-    return [next(stream) for _ in range(count)]
+    return list(itertools.islice(TrainingEpisodes(config.task, 2, 0, update, {}, None, perturbed), count))
 
 
 def test_a_group_trains_on_one_perturbation_drawn_by_seed_update_and_group():

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from rl import ranks as ranks_module
-from rl.ranks import ALONE, join_ranks, run_as_ranks, start_ranks
+from rl import launcher
+from rl.launcher import run_as_ranks, start_ranks
+from rl.ranks import ALONE, join_ranks
 from tests.together import results
 
 ROOT = Path(__file__).parents[1]
@@ -173,7 +174,7 @@ def test_signals_reach_every_rank():
 
 def test_ranks_do_not_outlive_a_killed_launcher():
     command = python("print(rank, flush=True); signal.pause()")
-    code = f"from rl.ranks import run_as_ranks\nrun_as_ranks({command!r}, 2)"
+    code = f"from rl.launcher import run_as_ranks\nrun_as_ranks({command!r}, 2)"
     launcher = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert sorted(launcher.stdout.readline() for _ in range(2)) == ["0\n", "1\n"]
     launcher.kill()
@@ -183,9 +184,7 @@ def test_ranks_do_not_outlive_a_killed_launcher():
 @pytest.mark.usefixtures("own_signals")
 def test_data_parallel_starts_a_rank_per_gpu_unless_it_is_one_already(monkeypatch, caplog):
     started = []
-    monkeypatch.setattr(
-        ranks_module, "run_as_ranks", lambda command, size: started.append((command, size)) or 3
-    )
+    monkeypatch.setattr(launcher, "run_as_ranks", lambda command, size: started.append((command, size)) or 3)
     start_ranks()
     assert "there is no second GPU" in caplog.text
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)

@@ -9,12 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contracts import BadInput
-from rl.rollout import MAX_ATTEMPTS, Behaviour, Randomness, decide, rollout, torch_generator
+from rl.behaviour import Behaviour, decide
+from rl.randomness import Randomness, torch_generator
+from rl.rollout import MAX_ATTEMPTS, play_episodes
 from rl.trajectory import Episode
 from tests.fakes import CHUNK_LENGTH, FIRST_ACTION_TOKEN, FakePolicy, FakePool, Script, random_observations
 
 STUDENT = Behaviour(epsilon=0.0, temperature=1.0, record_student_logprobs=True)
-RANDOMNESS = Randomness(seed=0, purpose="rollout", update=0)
+RANDOMNESS = Randomness(seed=0, purpose="rollout", update_index=0)
 
 
 def episodes(count: int | None = None, group_size: int = 1):
@@ -30,7 +32,9 @@ def lengths_script(*lengths: int):
 
 def play(pool, behaviour=STUDENT, n_steps=None, source=None, policy=None, randomness=RANDOMNESS, **options):
     source = episodes() if source is None else source
-    return rollout(policy or FakePolicy(), pool, source, behaviour, randomness, n_steps=n_steps, **options)
+    return play_episodes(
+        policy or FakePolicy(), pool, source, behaviour, randomness, n_steps=n_steps, **options
+    )
 
 
 def played(collected) -> list[int]:

@@ -10,8 +10,9 @@ import torch
 
 from configs.config import LossConfig, PhaseConfig, RolloutConfig, TrainConfig, UpdateConfig
 from contracts import BadInput
+from rl.optimizer import make_optimizer
 from rl.phases import phase_at
-from rl.update import Learner, check_signal, complete, make_optimizer, update
+from rl.update import Learner, check_signal, prepare_batch, update
 from tests.fakes import FIRST_ACTION_TOKEN, FakePolicy, acted_batch, adamw, parameters_of
 
 LENGTHS = (3, 2, 3)
@@ -158,7 +159,7 @@ def test_the_teachers_distribution_is_that_of_its_temperature_and_not_of_the_mic
             rollout=RolloutConfig(temperature=1.6),
             update=UpdateConfig(micro_batch_size=size),
         )
-        found = complete(Learner(policy, None, adamw(policy)), batch, RL, config)
+        found = prepare_batch(Learner(policy, None, adamw(policy)), batch, RL, config)
         assert torch.equal(found.teacher_logprobs, expected)
 
 
@@ -169,7 +170,7 @@ def test_what_the_student_saw_is_labelled_with_its_teachers_tokens_where_the_stu
     for actor, tokens in (("student", expected), ("teacher", batch.tokens)):
         phases = PhaseConfig(warmup_actor=actor)
         config = TrainConfig(phases=phases, update=UpdateConfig(micro_batch_size=3))
-        found = complete(Learner(policy, None, adamw(policy)), batch, phase_at(0, phases), config)
+        found = prepare_batch(Learner(policy, None, adamw(policy)), batch, phase_at(0, phases), config)
         assert torch.equal(found.tokens, tokens)
 
 

@@ -17,16 +17,22 @@ from torch import nn
 
 from configs.config import LossConfig, PhaseConfig, RolloutConfig, TaskConfig, TrainConfig, UpdateConfig
 from contracts import SelfCheckError
-from rl.curriculum import evaluation_episodes, informative_rollout, training_episodes
+from rl.behaviour import Behaviour
+from rl.curriculum import TrainingEpisodes, evaluation_episodes
+from rl.dynamic_sampling import informative_rollout
 from rl.phases import phase_at
-from rl.ranks import Ranks, RanksLost, join_ranks, shared_rollout
-from rl.rollout import Behaviour, Randomness
-from rl.update import Learner, complete, update
+from rl.randomness import Randomness
+from rl.ranks import Ranks, RanksLost, join_ranks
+from rl.rollout import Rollout, play_episodes
+from rl.update import Learner, prepare_batch, update
 from tests.fakes import FakePolicy, FakePool, Script, acted_batch, adamw, parameters_of
 
 LENGTHS = (3, 2, 3)
 ADVANTAGES = torch.tensor([1.0, 0.0, -2.0, 0.5, 0.0, 0.0, -1.0, 1.5])  # 5 of 8 decisions are active
 STUDENT = Behaviour(epsilon=0.0, temperature=1.0, record_student_logprobs=True)
+EPISODES = TrainingEpisodes(
+    TaskConfig(train_init_states=(0, 40)), group_size=2, seed=0, update_index=0, groups_drawn={}
+)
 
 
 class GradientsKept(torch.optim.AdamW):
@@ -84,23 +90,14 @@ def script(task_id: int, init_state: int) -> Script:
     return Script(env_steps=10 + init_state % 7, success=init_state % 3 == 0)
 
 
-def play(ranks: Ranks, pool: FakePool, episodes, n_steps: int | None, **options):
-    return shared_rollout(
-        ranks,
-        FakePolicy(),
-        pool,
-        episodes,
-        n_steps,
-        behaviour=STUDENT,
-        randomness=Randomness(0, "x"),
-        **options,
-    )
+def play(ranks: Ranks, pool: FakePool, episodes, n_steps: int | None, **options) -> Rollout:
+    randomness = Randomness(0, "x")
+    return play_episodes(FakePolicy(), pool, episodes, STUDENT, randomness, n_steps, ranks=ranks, **options)
 
 
 def rollout_of(ranks: Ranks, num_slots: int = 1) -> dict[str, Any]:
     pool = FakePool(script, num_slots)
-    episodes = training_episodes(TaskConfig(train_init_states=(0, 40)), 2, seed=0, update=0, drawn={})
-    return {"started": pool.started, "trajectories": contents(play(ranks, pool, episodes, 120).trajectories)}
+    return {"started": pool.started, "trajectories": contents(play(ranks, pool, EPISODES, 120).trajectories)}
 
 
 def contents(trajectories) -> list[tuple]:
@@ -116,11 +113,12 @@ def contents(trajectories) -> list[tuple]:
 
 
 def sampled_dynamically(ranks: Ranks) -> list:
-    config = RolloutConfig(n_steps=60, group_size=2, dynamic_sampling=True, group_success_bounds=(0.5, 1.0))
+    rollout_config = RolloutConfig(
+        n_steps=60, group_size=2, dynamic_sampling=True, group_success_bounds=(0.5, 1.0)
+    )
+    config = TrainConfig(rollout=rollout_config)
     played, kept = informative_rollout(
-        lambda episodes, n_steps: play(ranks, FakePool(script), episodes, n_steps),
-        lambda: training_episodes(TaskConfig(train_init_states=(0, 40)), 2, seed=0, update=0, drawn={}),
-        config,
+        FakePolicy(), FakePool(script), EPISODES, STUDENT, Randomness(0, "x"), config, ranks
     )
     return [contents(played.trajectories), contents(kept)]
 
@@ -138,7 +136,7 @@ def teachers_logprobs(ranks: Ranks) -> torch.Tensor:
     batch = acted_batch(policy, LENGTHS)
     learner = Learner(policy, None, adamw(policy), ranks)
     config = TrainConfig(loss=LossConfig(kl_coef=0.1), update=UpdateConfig(micro_batch_size=1))
-    return complete(learner, batch, phase_at(0, PhaseConfig(warmup=False)), config).teacher_logprobs
+    return prepare_batch(learner, batch, phase_at(0, PhaseConfig(warmup=False)), config).teacher_logprobs
 
 
 def results(ranks: Ranks) -> dict[str, Any]:

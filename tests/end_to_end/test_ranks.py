@@ -9,7 +9,7 @@ import pytest
 
 import train_grpo
 from contracts import BadInput
-from rl.ranks import run_as_ranks
+from rl.launcher import run_as_ranks
 from tests.end_to_end.conftest import ROOT, flags_into, latest_of, only_run
 from tests.end_to_end.test_resume import assert_same_run
 

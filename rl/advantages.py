@@ -1,0 +1,132 @@
+"""Advantages: how much better an episode's decisions were than what they are compared with.
+
+Dimension key: N decisions of the rollout, M trajectories. The reward is sparse: a trajectory's return R is 1 at
+success, else 0. docs/HOW_IT_WORKS.md compares the kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from configs.config import LossConfig, TrainConfig
+from envs.perturb import label_of
+from rl.critic import Critic, predict_values
+from rl.trajectory import Batch, Trajectory
+
+EPSILON = 1e-6  # keeps the division by a standard deviation finite
+ADVANTAGE_LIMIT = 10.0  # |A| is clamped to this
+
+
+def estimate_advantages(
+    critic: Critic | None,
+    batch: Batch,
+    trajectories: Sequence[Trajectory],
+    config: TrainConfig,
+    update_index: int,
+) -> tuple[Tensor, dict[str, float]]:
+    """(N,) advantages by `--advantage`, and the metrics of the critic, which then remembers the rollout.
+
+    A critic that has not seen an episode yet knows no values: then the advantages are those of `batch`.
+    """
+    if critic is None:
+        return relative_returns(batch, trajectories, config.loss), {}
+    values = predict_values(critic, trajectories, config.run.seed, update_index)
+    critic.remember(trajectories)
+    if values is None:
+        return relative_returns(batch, trajectories, config.loss), {}
+    returns = torch.tensor([float(trajectory.success) for trajectory in trajectories])
+    advantages = gae(values, batch, trajectories, config.loss.discount, config.loss.gae_lambda)
+    return advantages, {"train/explained_variance": explained_variance(values, returns[batch.trajectory])}
+
+
+def relative_returns(batch: Batch, trajectories: Sequence[Trajectory], config: LossConfig) -> Tensor:
+    """(N,) advantage of every decision from the returns of its trajectory, of its group, or of the rollout.
+
+    absolute: the return itself, discounted per decision from the last one backwards; failures give no gradient and cost
+    no compute. group (GRPO), rloo and batch: the trajectory's return compared with others, the same for all decisions.
+    """
+    returns = torch.tensor([float(trajectory.success) for trajectory in trajectories])  # (M,)
+    if config.advantage == "absolute":
+        advantages = returns[batch.trajectory] * config.discount**batch.steps_to_end
+    elif config.advantage == "group":
+        advantages = _group_by_group(returns, trajectories, standardised)[batch.trajectory]
+    elif config.advantage == "rloo":
+        advantages = _group_by_group(returns, trajectories, minus_mean_of_others)[batch.trajectory]
+    else:
+        advantages = scaled(_minus_mean_of_task(returns, trajectories))[batch.trajectory]
+    return advantages.clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
+
+
+def _group_by_group(
+    returns: Tensor, trajectories: Sequence[Trajectory], compare: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """(M,) `compare` of the returns of each group: the trajectories of one task, initial state and perturbation."""
+    groups = torch.tensor([trajectory.episode.group for trajectory in trajectories])
+    advantages = torch.zeros_like(returns)
+    for group in groups.unique():
+        is_member = groups == group
+        advantages[is_member] = compare(returns[is_member])
+    return advantages
+
+
+def _minus_mean_of_task(returns: Tensor, trajectories: Sequence[Trajectory]) -> Tensor:
+    """(M,) returns less the mean of the same task and perturbation: else every episode of an easy task looks good."""
+    centred = returns.clone()
+    kinds = [(t.episode.task_id, label_of(t.episode.perturbation)) for t in trajectories]
+    for kind in set(kinds):
+        is_same = torch.tensor([other == kind for other in kinds])
+        centred[is_same] -= returns[is_same].mean()
+    return centred
+
+
+def standardised(returns: Tensor) -> Tensor:
+    """A_i = (R_i - mean) / (std + 1e-6), unbiased std; exactly 0 when all are equal (GRPO, Shao et al. 2024, eq. 3)."""
+    if bool((returns == returns[0]).all()):
+        return torch.zeros_like(returns)
+    return scaled(returns - returns.mean())
+
+
+def scaled(centred: Tensor) -> Tensor:
+    """Divided by their unbiased standard deviation + 1e-6; 0 for one alone."""
+    if len(centred) < 2:
+        return torch.zeros_like(centred)
+    return centred / (centred.std() + EPSILON)
+
+
+def minus_mean_of_others(returns: Tensor) -> Tensor:
+    """A_i = R_i - mean of the others (RLOO, Ahmadian et al. 2024); 0 for one alone."""
+    if len(returns) < 2:
+        return torch.zeros_like(returns)
+    return returns - (returns.sum() - returns) / (len(returns) - 1)
+
+
+def gae(
+    values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discount: float, gae_lambda: float
+) -> Tensor:
+    """(N,) generalised advantage estimates (Schulman et al. 2016, eq. 16), standardised over the rollout.
+
+    One decision is one time step: delta_t = r_t + discount * V_{t+1} - V_t, and A_t = sum over k of
+    (discount * lambda)^k delta_{t+k}. The sparse reward comes with the last decision. V is 0 behind it, also where an
+    episode has reached its cap: it has failed for good.
+    """
+    advantages = torch.zeros_like(values)
+    for row in reversed(range(len(values))):
+        is_last = batch.steps_to_end[row] == 0
+        if is_last:
+            reward = float(trajectories[int(batch.trajectory[row])].success)
+            advantages[row] = reward - values[row]
+        else:
+            delta = discount * values[row + 1] - values[row]
+            advantages[row] = delta + discount * gae_lambda * advantages[row + 1]
+    return standardised(advantages).clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> float:
+    """1 - Var(returns - values) / Var(returns): 1 is perfect, 0 no better than a constant; 0 for constant returns."""
+    variance = returns.var(unbiased=False)
+    if variance == 0:
+        return 0.0
+    return (1 - (returns - values).var(unbiased=False) / variance).item()

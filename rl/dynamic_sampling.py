@@ -1,0 +1,88 @@
+"""Dynamic sampling: learn only from groups of episodes that can teach (DAPO, Yu et al. 2025, section 3.2).
+
+A group whose episodes all succeed, or all fail, gives no relative advantage. It is dropped, and others are played.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from configs.config import TrainConfig
+from rl.behaviour import Behaviour
+from rl.randomness import Randomness
+from rl.ranks import Ranks
+from rl.rollout import Rollout, play_episodes
+from rl.trajectory import Episode, Trajectory
+
+if TYPE_CHECKING:
+    from envs.pool import Pool
+    from vla.policy import Policy
+
+log = logging.getLogger(__name__)
+
+
+def informative_rollout(
+    policy: Policy,
+    pool: Pool,
+    episodes: Iterable[Episode],
+    behaviour: Behaviour,
+    randomness: Randomness,
+    config: TrainConfig,
+    ranks: Ranks,
+    on_steps: Callable[[int], None] = lambda env_steps: None,
+) -> tuple[Rollout, list[Trajectory]]:
+    """Play until the groups that can teach hold `n_steps` env steps, at most twice as many env steps in all.
+
+    `episodes` begin anew with every iteration. Returns all that was played, and the trajectories to learn from.
+    """
+    n_steps = config.rollout.n_steps
+    parts: list[Rollout] = []
+    kept: list[Trajectory] = []
+    next_group = 0
+    missing_steps = n_steps
+    while missing_steps > 0:
+        part = play_episodes(
+            policy,
+            pool,
+            (episode for episode in episodes if episode.group >= next_group),
+            behaviour,
+            randomness,
+            n_steps=missing_steps,
+            max_batch=config.model.max_batch,
+            ranks=ranks,
+            on_steps=on_steps,
+        )
+        parts.append(part)
+        kept += informative_groups(part.trajectories, config.rollout.group_success_bounds)
+        next_group = part.trajectories[-1].episode.group + 1
+        lacking_steps = n_steps - sum(trajectory.env_steps for trajectory in kept)
+        allowed_steps = 2 * n_steps - sum(part.env_steps for part in parts)
+        missing_steps = min(lacking_steps, allowed_steps)
+    if lacking_steps > 0:
+        log.info("dynamic sampling: twice --n-steps played, %d trajectories kept", len(kept))
+    return _joined(parts), kept
+
+
+def informative_groups(trajectories: Sequence[Trajectory], bounds: tuple[float, float]) -> list[Trajectory]:
+    """The trajectories of groups whose success rate lies within `bounds`. Trajectories of a group are neighbours."""
+    lowest, highest = bounds
+    kept: list[Trajectory] = []
+    for _, members in itertools.groupby(trajectories, key=lambda trajectory: trajectory.episode.group):
+        group = list(members)
+        success_rate = sum(trajectory.success for trajectory in group) / len(group)
+        if lowest <= success_rate <= highest:
+            kept += group
+    return kept
+
+
+def _joined(parts: Sequence[Rollout]) -> Rollout:
+    """Rollouts that were played one after another, as one."""
+    return Rollout(
+        trajectories=[trajectory for part in parts for trajectory in part.trajectories],
+        times={name: sum(part.times[name] for part in parts) for name in parts[0].times},
+        wall_s=sum(part.wall_s for part in parts),
+        errors=sum(part.errors for part in parts),
+    )
