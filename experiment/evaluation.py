@@ -127,7 +127,7 @@ def validate(
         )
     successes = {actor: _count(played) for actor, played in trajectories.items()}
     return Validation(
-        teacher=known_teacher or successes["teacher"],
+        teacher=successes["teacher"] if known_teacher is None else known_teacher,
         student=successes["student"],
         student_sampled=successes.get("student_sampled"),
         trajectories=trajectories,
@@ -207,7 +207,7 @@ def check_baseline(config: TrainConfig, validation: Validation) -> None:
     Warns of a student that nearly always succeeds.
     """
     first_phase = phase_at(0, config.phases)
-    student = validation.student_sampled or validation.student
+    student = validation.student if validation.student_sampled is None else validation.student_sampled
     if first_phase.distils or first_phase.epsilon > 0:
         actor, baseline = "teacher", validation.teacher
     else:

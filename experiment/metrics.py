@@ -42,8 +42,9 @@ def rollout_metrics(
     }
     for part, seconds in rollout.times.items():
         metrics[f"time/{part}"] = seconds
-    for task_id, probability in (task_probabilities or {}).items():
-        metrics[f"curriculum/probability_task_{task_id}"] = probability
+    if task_probabilities is not None:
+        for task_id, probability in task_probabilities.items():
+            metrics[f"curriculum/probability_task_{task_id}"] = probability
     return metrics
 
 

@@ -36,7 +36,7 @@ class RunDescription(Provenance, total=False):
 
     config: dict[str, dict[str, object]]  # settings by section: see configs.config.to_dict
     looks: str  # name and digest of the assets
-    ranks: int  # missing in runs of older versions, which had one
+    ranks: int  # missing in runs of older versions
 
 
 class Run:
@@ -165,7 +165,7 @@ def reopen_run(
     looks = str(find_pack(config.simulator.assets))
     if looks_of_run != looks:
         raise BadInput(
-            f"--resume {folder}: the run has seen assets {looks_of_run}, not {looks}: name those with --assets"
+            f"--resume {folder}: the run uses assets {looks_of_run}, these are {looks}: name the run's with --assets"
         )
     write_json(folder / CONFIG_FILE, {**description, "config": to_dict(config)})  # a changed setting stays so
     with (folder / METRICS_FILE).open("a") as metrics:

@@ -51,7 +51,8 @@ def until_the_end(run: Run) -> Iterator[None]:
     """
     try:
         yield
-        run.folder.stat()  # fails if the folder was deleted in the last minutes, when failed writes cost a warning
+        # Raises if the folder was deleted after the last checkpoint: evaluation and report only warn of that.
+        run.folder.stat()
     except BaseException as reason:
         if os.path.exists(run.checkpoints / "latest"):
             log.warning("stopped; go on with: python train_grpo.py --resume %s", run.folder)
