@@ -12,7 +12,7 @@ import tyro
 
 from contracts import write_json
 from vla.model import OpenVLAOFT, ProprioProjector
-from vla.model_config import read_model_config
+from vla.network_config import read_network_config
 from vla.network_io import save_checkpoint
 from workshop.tiny import make_tiny_checkpoint
 
@@ -50,7 +50,7 @@ def write_full_size(folder: tyro.conf.Positional[Path]) -> None:
     write_json(folder / "preprocessor_config.json", processor)
     write_json(folder / "config.json", CONFIG)
     with torch.device("meta"):
-        network = OpenVLAOFT(read_model_config(folder), num_action_tokens=56)
+        network = OpenVLAOFT(read_network_config(folder), num_action_tokens=56)
     network = network.to(torch.bfloat16).to_empty(device="cuda")
     torch.manual_seed(0)
     with torch.no_grad():

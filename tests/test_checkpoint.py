@@ -14,13 +14,27 @@ from safetensors.torch import load_file, save_file
 
 from contracts import BadInput
 from vla.checkpoint import base_and_adapter, inspect_checkpoint
-from vla.model_config import read_model_config
+from vla.network_config import read_network_config
 from vla.network_io import file_key, load_action_head, load_network, save_checkpoint
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
 CPU = torch.device("cpu")
 PROPRIO = "proprio_projector--latest_checkpoint.pt"
 ACTION_HEAD = "action_head--latest_checkpoint.pt"
+# What config.json of the public checkpoints says about the network.
+PUBLIC_CONFIG = {
+    "model_type": "openvla",
+    "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
+    "timm_override_act_layers": [None, None],
+    "image_sizes": [224, 224],
+    "use_fused_vision_backbone": True,
+    "text_config": {
+        "model_type": "llama",
+        "pad_token_id": 32000,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 32064,
+    },
+}
 
 
 def load(folder: Path, dtype: torch.dtype = torch.float32):
@@ -86,21 +100,8 @@ def test_adapter_that_a_pointer_names_is_found_with_its_base(small, tmp_path):
 
 
 def test_public_checkpoints_are_llama_2_7b_with_their_own_epsilon(tmp_path):
-    public = {
-        "model_type": "openvla",
-        "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
-        "timm_override_act_layers": [None, None],
-        "image_sizes": [224, 224],
-        "use_fused_vision_backbone": True,
-        "text_config": {
-            "model_type": "llama",
-            "pad_token_id": 32000,
-            "torch_dtype": "bfloat16",
-            "vocab_size": 32064,
-        },
-    }
-    (tmp_path / "config.json").write_text(json.dumps(public))
-    config = read_model_config(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(PUBLIC_CONFIG))
+    config = read_network_config(tmp_path)
     llama = config.llama
     assert (llama.hidden_size, llama.intermediate_size, llama.num_hidden_layers) == (4096, 11008, 32)
     assert (llama.num_attention_heads, llama.num_key_value_heads, llama.vocab_size) == (32, 32, 32064)

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from benchmarks.growing import add_noise, grow, grow_action_head
-from vla.checkpoint import read_model_config
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
+from vla.network_config import read_network_config
 from workshop.tiny import TinySize, make_tiny_checkpoint
 
 SMALL = TinySize(56, 14, vision_dim=32, vision_depth=3, vision_heads=2, llm_dim=32, llm_depth=3, llm_heads=1)
@@ -34,7 +34,7 @@ def random_network(
         config["test_vit_overrides"][1]["embed_dim"] = second_vision_dim
         (folder / "config.json").write_text(json.dumps(config))
     torch.manual_seed(seed)
-    network = OpenVLAOFT(read_model_config(folder), num_action_tokens=56).eval()
+    network = OpenVLAOFT(read_network_config(folder), num_action_tokens=56).eval()
     network.proprio_projector = ProprioProjector(8, size.llm_dim)
     randomise(network)
     return network

@@ -12,13 +12,13 @@ from torch.nn import functional as F
 
 from contracts import BadInput
 from tests.small_checkpoint import make_small_checkpoint
-from tests.test_checkpoint import PUBLIC
+from tests.test_checkpoint import PUBLIC_CONFIG
 from vla.adapter_folder import PROPRIO_FILE, copy_into_network, read_adapter, write_adapter
 from vla.checkpoint import base_of_adapter, inspect_checkpoint
 from vla.loading import LoadOptions
 from vla.lora import AdaptedLayers, LoraConv2d, LoraLinear, add_lora
 from vla.model import ACTION_ROWS, OpenVLAOFT, ProprioProjector
-from vla.model_config import read_model_config
+from vla.network_config import read_network_config
 from vla.network_io import load_network
 from vla.policy import Policy
 from vla.weights import read_tensors
@@ -174,9 +174,9 @@ def _train_a_little(network, size=0.05):
 def full_size(tmp_path_factory):
     """The 7B network without memory, as the public config.json describes it."""
     folder = tmp_path_factory.mktemp("public")
-    (folder / "config.json").write_text(json.dumps(PUBLIC))
+    (folder / "config.json").write_text(json.dumps(PUBLIC_CONFIG))
     with torch.device("meta"):
-        return OpenVLAOFT(read_model_config(folder), 56, ProprioProjector(8, 4096))
+        return OpenVLAOFT(read_network_config(folder), 56, ProprioProjector(8, 4096))
 
 
 def test_full_size_network_has_the_reference_adapters(full_size):

@@ -13,7 +13,7 @@ from pathlib import Path
 from contracts import BadInput, read_json, resolve_pointer
 from vla.adapter_folder import CONFIG_FILE, read_looks
 from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, load_statistics
-from vla.model_config import ModelConfig, read_model_config
+from vla.network_config import NetworkConfig, read_network_config
 from vla.weights import StoredTensor, read_header, weight_files
 
 PROPRIO_PREFIX = "proprio_projector."  # of the tensors' names where they are among the safetensors
@@ -24,7 +24,7 @@ class CheckpointInfo:
     """What a folder holds, according to its file names, headers and JSON files alone."""
 
     folder: Path
-    config: ModelConfig
+    config: NetworkConfig
     statistics: dict[str, DatasetStatistics]
     # The folder that the statistics come from: an adapter may have learned from another data set than its base.
     statistics_folder: Path
@@ -57,7 +57,7 @@ def inspect_checkpoint(
     checkpoint; it may have seen further pictures and have statistics of its own. statistics: folder with the
     statistics of demonstrations that the policy will learn from; these win over the adapter's and the checkpoint's.
     """
-    config = read_model_config(folder)
+    config = read_network_config(folder)
     weights: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
         tensors, _ = read_header(path)

@@ -27,7 +27,7 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
 
 from vla.lora import AdaptedLayers, LoraLinear
-from vla.model_config import ModelConfig, VitConfig
+from vla.network_config import NetworkConfig, VitConfig
 from vla.tokens import ACTION_TOKEN_IDS, EOS_ID, PAD_ID
 
 ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # of lm_head: 31744..31999
@@ -244,7 +244,7 @@ class OpenVLAOFT(nn.Module):
     adapters: AdaptedLayers  # what `vla.lora.add_lora` returned for this network
 
     def __init__(
-        self, config: ModelConfig, num_action_tokens: int, proprio_projector: ProprioProjector | None = None
+        self, config: NetworkConfig, num_action_tokens: int, proprio_projector: ProprioProjector | None = None
     ):
         super().__init__()
         self.num_action_tokens = num_action_tokens  # A

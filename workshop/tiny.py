@@ -16,7 +16,7 @@ from contracts import BadInput, first_line, read_json, write_json
 from envs.tasks import METAWORLD
 from vla.dataset_statistics import STATISTICS_FILE
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
-from vla.model_config import read_model_config
+from vla.network_config import read_network_config
 from vla.network_io import save_checkpoint
 from vla.prompts import load_tokenizer
 from workshop.demo_files import CHUNK_LENGTH, LIBERO_SIZES, METAWORLD_SIZES
@@ -75,7 +75,7 @@ def make_tiny_checkpoint(
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            network = OpenVLAOFT(read_model_config(out), num_action_tokens=CHUNK_LENGTH * action_dim)
+            network = OpenVLAOFT(read_network_config(out), num_action_tokens=CHUNK_LENGTH * action_dim)
             network.proprio_projector = ProprioProjector(proprio_dim, size.llm_dim) if proprio else None
             head = L1RegressionHead(2, size.llm_dim, size.llm_dim, action_dim) if l1_head else None
     except (ValueError, AssertionError, RuntimeError, ZeroDivisionError) as fault:

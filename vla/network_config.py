@@ -45,7 +45,7 @@ class VitConfig:
 
 
 @dataclass(frozen=True)
-class ModelConfig:
+class NetworkConfig:
     """What config.json says about the network and its training."""
 
     vits: tuple[VitConfig, VitConfig]  # DINOv2, SigLIP
@@ -55,7 +55,7 @@ class ModelConfig:
     looks: tuple[str, ...]  # see CheckpointInfo
 
 
-def read_model_config(folder: Path) -> ModelConfig:
+def read_network_config(folder: Path) -> NetworkConfig:
     """Read a checkpoint folder's config.json. Raises BadInput when it does not describe an OpenVLA network."""
     path = folder / "config.json"
     raw = read_json(path)
@@ -77,7 +77,7 @@ def read_model_config(folder: Path) -> ModelConfig:
         llama = _llama_config(raw.get("text_config", {}))
     except Exception as error:  # transformers has exceptions of its own for fields of the wrong type
         raise BadInput(f"{path}: not a usable OpenVLA config ({type(error).__name__}: {error})") from error
-    return ModelConfig(
+    return NetworkConfig(
         vits=(dino, siglip),
         llama=llama,
         num_images=raw.get("num_images_in_input"),
