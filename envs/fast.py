@@ -2,25 +2,32 @@
 
 robosuite takes 25 and solves the constraints three times in each, every solution starting from the one before. Here
 they are solved once, as MuJoCo's documentation has it for controllers (mj_step1, control, mj_step2), and the controller
-is compiled. While objects settle, 25 physics steps keep the same equations, with other rounding; then longer ones, with
-contacts nearly as stiff, move the hand about a millimetre otherwise in a chunk. Import after `envs.rendering.prepare`.
+is compiled. While objects settle, 25 physics steps keep the same equations, with other rounding. Longer steps, with
+contacts nearly as stiff, then move the hand by about a millimetre otherwise in a chunk. Import this after
+`envs.rendering.prepare`.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import mujoco
 import numpy as np
 from numba import njit
 
+if TYPE_CHECKING:
+    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
+    from robosuite.robots import SingleArm
+
 JOINT_KP = 10.0  # of robosuite's pull towards the initial joints, critically damped
-OBSERVED_S = (
-    0.046  # how much of an env step has passed where robosuite's clocks, started in the reset, observe
-)
+# How much of an env step has passed when robosuite's clocks, which start in the reset, let it observe.
+OBSERVED_S = 0.046
 WITHOUT_SENSORS = int(mujoco.mjtDisableBit.mjDSBL_SENSOR)  # nobody reads them
 # MuJoCo gives no contact a time constant below two physics steps, in exact physics 4 ms. Of 13 physics steps two are
 # 7.7 ms: so soft that the hand lifts a ramekin with the bowl on it. With 4 ms they let bowls at rest jump.
-AS_STIFF, CONTACT_S = int(mujoco.mjtDisableBit.mjDSBL_REFSAFE), 0.0055
+WITHOUT_LIMIT_OF_STIFFNESS = int(mujoco.mjtDisableBit.mjDSBL_REFSAFE)
+CONTACT_S = 0.0055
 
 
 @njit(cache=True)
@@ -33,22 +40,24 @@ def osc_torques(hand: tuple, arm: tuple, goal: tuple) -> np.ndarray:
     position, rotation, jacobian_pos, jacobian_ori = hand
     joints, velocity, bias, masses = arm
     goal_position, goal_rotation, goal_joints, kp, kd = goal
-    mass, jacobian = masses.copy(), np.concatenate((jacobian_pos, jacobian_ori))
+    mass = masses.copy()
+    jacobian = np.concatenate((jacobian_pos, jacobian_ori))
     error = np.zeros(6)
     for i in range(3):
         error[i] = goal_position[i] - position[i]
-        j, k = (i + 1) % 3, (i + 2) % 3
+        j = (i + 1) % 3
+        k = (i + 2) % 3
         for axis in range(3):  # half the sum of the axes' cross products
             error[3 + i] += 0.5 * (
                 rotation[j, axis] * goal_rotation[k, axis] - rotation[k, axis] * goal_rotation[j, axis]
             )
     force = kp * error - kd * (jacobian @ velocity)
-    pull = (
-        JOINT_KP * (goal_joints - joints) - 2.0 * np.sqrt(JOINT_KP) * velocity
-    )  # rad/s^2; the hand shall not feel it
+    # The pull of the joints (rad/s^2), which must not move the hand.
+    pull = JOINT_KP * (goal_joints - joints) - 2.0 * np.sqrt(JOINT_KP) * velocity
     mobility = jacobian @ np.linalg.solve(mass, np.ascontiguousarray(jacobian.T))  # (6, 6): J M^-1 J^T
     uncoupled = mobility.copy()
-    uncoupled[:3, 3:] = uncoupled[3:, :3] = 0.0
+    uncoupled[:3, 3:] = 0.0
+    uncoupled[3:, :3] = 0.0
     wrench = np.linalg.solve(uncoupled, force) - np.linalg.solve(mobility, jacobian @ pull)
     return jacobian.T @ wrench + mass @ pull + bias
 
@@ -64,69 +73,119 @@ def command(
     motors[7:] = fingers
 
 
-def fast_step(domain: Any, substeps: int) -> Callable[[np.ndarray], tuple[Mapping[str, np.ndarray], bool]]:
-    """`domain.step` in `substeps` physics steps, for the episode that runs: an action (7,) to observations and success.
+class FastStep:
+    """In place of `domain.step`, for the episode that runs: an action (7,) to observations and success.
 
-    What robosuite's and LIBERO's `step` do, for what LIBERO uses (`envs.lean.lean_control`). The next reset makes a new
-    controller, and needs a new one of these.
+    It does what robosuite's and LIBERO's `step` do, for what LIBERO uses (`envs.lean_controller`), in `physics_steps`
+    physics steps. The next reset makes a new controller, and needs a new one of these.
     """
-    sim, robot = domain.sim, domain.robots[0]
-    model, data = sim.model._model, sim.data._data
-    c, gripper = robot.controller, robot.gripper
-    site, arm = sim.model.site_name2id(c.eef_name), slice(c.qvel_index[0], c.qvel_index[-1] + 1)
-    position, rotation = data.site_xpos[site], data.site_xmat[site].reshape(3, 3)  # like the following, views
-    joints, velocity, bias = (
-        data.qpos[c.qpos_index[0] : c.qpos_index[-1] + 1],
-        data.qvel[arm],
-        data.qfrc_bias[arm],
-    )
-    jacobian_pos, jacobian_ori = np.zeros((3, model.nv)), np.zeros((3, model.nv))
-    mass_matrix = np.zeros((model.nv, model.nv))
-    hand_state = position, rotation, jacobian_pos[:, arm], jacobian_ori[:, arm]
-    arm_state = joints, velocity, bias, mass_matrix[arm, arm]
-    first, last = robot._ref_joint_actuator_indexes[0], robot._ref_joint_gripper_actuator_indexes[-1]
-    motors, limits = data.ctrl[first : last + 1], model.actuator_ctrlrange[first : last + 1]
-    middle, reach = limits[7:].mean(axis=1), np.ptp(limits[7:], axis=1) / 2
-    model.opt.timestep = domain.control_timestep / substeps
-    durations = model.opt.timestep / domain.model_timestep * (1 + np.arange(substeps))[:, None]  # so far
-    observed = round(OBSERVED_S / model.opt.timestep)
-    disabled = WITHOUT_SENSORS
-    if model.opt.timestep > domain.model_timestep:
-        disabled, times = disabled | AS_STIFF, model.geom_solref[:, 0]
-        times[(times > 0) & (times < CONTACT_S)] = CONTACT_S
 
-    def goal() -> tuple[np.ndarray, ...]:
-        return c.goal_pos, c.goal_ori, c.initial_joint, c.kp, c.kd
+    def __init__(self, domain: BDDLBaseDomain, physics_steps: int) -> None:
+        self._domain = domain
+        robot = domain.robots[0]
+        self._model = domain.sim.model._model
+        self._data = domain.sim.data._data
+        self._osc = robot.controller  # robosuite's OperationalSpaceController
+        self._gripper = robot.gripper
+        self._look_up_arm()
+        self._look_up_motors(robot)
+        self._set_time_step(physics_steps)
+        self._measure()
+        # Compile `command` now, on a copy: a reset may take its time.
+        command(
+            self._motors.copy(), self._limits, np.zeros(2), self._hand_state, self._arm_state, self._goal()
+        )
 
-    def measure() -> None:
-        mujoco.mj_jacSite(model, data, jacobian_pos, jacobian_ori, site)
-        mujoco.mj_fullM(model, mass_matrix, data.qM)
+    def _look_up_arm(self) -> None:
+        """Views of MuJoCo's arrays that hold the hand and the arm, and arrays for what has to be computed."""
+        data = self._data
+        nv = self._model.nv
+        joints = slice(self._osc.qpos_index[0], self._osc.qpos_index[-1] + 1)
+        arm = slice(self._osc.qvel_index[0], self._osc.qvel_index[-1] + 1)
+        self._site = self._domain.sim.model.site_name2id(self._osc.eef_name)
+        self._position = data.site_xpos[self._site]
+        self._rotation = data.site_xmat[self._site].reshape(3, 3)
+        self._jacobian_pos = np.zeros((3, nv))
+        self._jacobian_ori = np.zeros((3, nv))
+        self._mass_matrix = np.zeros((nv, nv))
+        self._hand_state = (
+            self._position,
+            self._rotation,
+            self._jacobian_pos[:, arm],
+            self._jacobian_ori[:, arm],
+        )
+        self._arm_state = (
+            data.qpos[joints],
+            data.qvel[arm],
+            data.qfrc_bias[arm],
+            self._mass_matrix[arm, arm],
+        )
 
-    measure()
-    command(
-        motors.copy(), limits, np.zeros(2), hand_state, arm_state, goal()
-    )  # compiled: a reset may take its time
+    def _look_up_motors(self, robot: SingleArm) -> None:
+        first = robot._ref_joint_actuator_indexes[0]
+        last = robot._ref_joint_gripper_actuator_indexes[-1]
+        self._motors = self._data.ctrl[first : last + 1]  # (9,): a view
+        self._limits = self._model.actuator_ctrlrange[first : last + 1]
+        self._fingers_middle = self._limits[7:].mean(axis=1)
+        self._fingers_reach = np.ptp(self._limits[7:], axis=1) / 2
 
-    def step(action: np.ndarray) -> tuple[Mapping[str, np.ndarray], bool]:
+    def _set_time_step(self, physics_steps: int) -> None:
+        """Choose the model's time step, and with longer ones nearly the stiffness of contacts."""
+        domain = self._domain
+        options = self._model.opt
+        options.timestep = domain.control_timestep / physics_steps
+        # After each physics step, how many of the exact ones would have passed: (physics_steps, 1).
+        self._elapsed = options.timestep / domain.model_timestep * (1 + np.arange(physics_steps))[:, None]
+        self._observed_step = round(OBSERVED_S / options.timestep)
+        self._disabled = WITHOUT_SENSORS
+        if options.timestep > domain.model_timestep:
+            self._disabled |= WITHOUT_LIMIT_OF_STIFFNESS
+            times = self._model.geom_solref[:, 0]
+            times[(times > 0) & (times < CONTACT_S)] = CONTACT_S
+
+    def __call__(self, action: np.ndarray) -> tuple[Mapping[str, np.ndarray], bool]:
+        domain = self._domain
+        model = self._model
+        data = self._data
         domain.timestep += 1
-        closing = gripper.speed * np.array([-1.0, 1.0]) * np.sign(action[6])
-        fingers = np.clip(gripper.current_action + durations * closing, -1.0, 1.0)
-        gripper.current_action = fingers[-1]
-        model.opt.disableflags |= disabled
-        for substep, finger_commands in enumerate(middle + reach * fingers):
+        commands = self._finger_commands(action[6])
+        model.opt.disableflags |= self._disabled
+        for physics_step, fingers in enumerate(commands):
             mujoco.mj_step1(model, data)
-            if substep == 0:
-                c.ee_pos, c.ee_ori_mat, c.new_update = position.copy(), rotation.copy(), False
-                c.set_goal(action[:6])
-            measure()
-            command(motors, limits, finger_commands, hand_state, arm_state, goal())
+            if physics_step == 0:
+                self._set_goal(action[:6])
+            self._measure()
+            command(self._motors, self._limits, fingers, self._hand_state, self._arm_state, self._goal())
             mujoco.mj_step2(model, data)
-            if substep == observed:
+            if physics_step == self._observed_step:
                 domain._update_observables(force=True)
-        model.opt.disableflags &= ~disabled
-        c.new_update = True
+        model.opt.disableflags &= ~self._disabled
+        self._osc.new_update = True
         domain.cur_time += domain.control_timestep
         domain._post_action(action)
         return domain._get_observations(), bool(domain._check_success())
 
-    return step
+    def _finger_commands(self, effort: float) -> np.ndarray:
+        """(physics_steps, 2): the gripper closes or opens at its speed from where its last command left it."""
+        gripper = self._gripper
+        closing = gripper.speed * np.array([-1.0, 1.0]) * np.sign(effort)
+        fingers = np.clip(gripper.current_action + self._elapsed * closing, -1.0, 1.0)
+        gripper.current_action = fingers[-1]
+        return self._fingers_middle + self._fingers_reach * fingers
+
+    def _set_goal(self, motion: np.ndarray) -> None:
+        osc = self._osc
+        osc.ee_pos = self._position.copy()
+        osc.ee_ori_mat = self._rotation.copy()
+        osc.new_update = False
+        osc.set_goal(motion)
+
+    def _goal(self) -> tuple[np.ndarray, ...]:
+        osc = self._osc
+        return osc.goal_pos, osc.goal_ori, osc.initial_joint, osc.kp, osc.kd
+
+    def _measure(self) -> None:
+        model = self._model
+        data = self._data
+        mujoco.mj_jacSite(model, data, self._jacobian_pos, self._jacobian_ori, self._site)
+        mujoco.mj_fullM(model, self._mass_matrix, data.qM)

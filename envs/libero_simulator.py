@@ -100,9 +100,9 @@ class LiberoSimulator:
 
     def use_fast_physics(self, physics_steps: int) -> None:
         """Step by `envs.fast`, so many physics steps to an env step, up to the next reset."""
-        from envs.fast import fast_step
+        from envs.fast import FastStep
 
-        self._step = fast_step(self.domain, physics_steps)
+        self._step = FastStep(self.domain, physics_steps)
 
     def object_poses(self) -> dict[str, Pose]:
         """Where the movable objects are now, by name."""

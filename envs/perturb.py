@@ -10,11 +10,16 @@ from __future__ import annotations
 
 import re
 import zlib
-from typing import Any, Literal, NamedTuple, cast, get_args
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
 from contracts import BadInput
+
+if TYPE_CHECKING:
+    import mujoco
+    from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
 
 Kind = Literal["camera", "robot", "noise", "light", "language", "position", "task", "object"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -23,66 +28,93 @@ NONE = "none"  # the label of an unperturbed episode
 
 ORBIT_DEG = 5.0  # a step of the camera around what it looks at, and half as much up or down
 JOINTS_RAD = 0.1  # a step of the arm's 7 initial joints, all together (their norm)
-NOISE_STD = (0.0, 0.08, 0.12, 0.18, 0.26, 0.38)  # of white in pixels, as ImageNet-C has it (Hendrycks 2019)
-LIGHT_STOPS = 0.35  # a step of the strongest channel: twice as bright or half as bright is 1
+# Standard deviation of the noise by magnitude, where white is 1, as ImageNet-C has it (Hendrycks 2019).
+NOISE_STD = (0.0, 0.08, 0.12, 0.18, 0.26, 0.38)
+LIGHT_STOPS = 0.35  # a step of the strongest channel; one stop is twice or half as bright
 SHIFT_M = 0.02  # a step of every object that stands on the table
 STACKED_M = 0.07  # objects nearer than this in x and y move together: a bowl on a ramekin
-APART_M = 0.13  # others keep this distance, or what they had
+APART_M = 0.13  # other objects keep this distance, or the one they had if it was smaller
 NEARER = 0.8  # where something would fall, the next draw goes this much less far
 MAX_DRAWS = 20
 COLOURS = np.array(
     [[0.9, 0.1, 0.1], [0.1, 0.7, 0.1], [0.1, 0.2, 0.9], [0.9, 0.8, 0.1], [0.7, 0.1, 0.8], [1, 1, 1]]
 )
-UNSET_RGBA = np.array([0.5, 0.5, 0.5, 1.0])  # of a geom whose material or texture decides
+UNSET_RGBA = np.array([0.5, 0.5, 0.5, 1.0])  # of a geom whose material or texture decides its colour
+# Fields of the model that `change_scene` or fast physics may change.
 MODEL_FIELDS = ("cam_pos", "cam_quat", "light_diffuse", "geom_rgba", "geom_matid", "geom_solref")
+UPWARDS = np.array([0.0, 0.0, 1.0])
 
 VERBS = {
-    "pick up": "grab", "pick": "grab", "place": "set", "put": "set", "push": "slide", "turn on": "switch on",
+    "pick up": "grab",
+    "pick": "grab",
+    "place": "set",
+    "put": "set",
+    "push": "slide",
+    "turn on": "switch on",
     "open": "pull open",
-}  # fmt: skip
+}
 
 
 class Perturbation(NamedTuple):
+    """One change of the world, drawn from (seed, kind)."""
+
     kind: Kind
     magnitude: int  # 0 to 5
     seed: int = 0
 
     def rng(self, *more: int) -> np.random.Generator:
+        """The random generator of this kind; `more` numbers choose another stream."""
         return np.random.default_rng([self.seed, zlib.crc32(self.kind.encode()), *more])
 
 
 def label_of(perturbation: Perturbation | None) -> str:
+    """Kind and magnitude as results and metrics name them: `camera-3`, or `none`."""
     return NONE if perturbation is None else f"{perturbation.kind}-{perturbation.magnitude}"
 
 
 def from_label(label: str, seed: int) -> Perturbation | None:
+    """The inverse of `label_of`."""
+    if label == NONE:
+        return None
     kind, _, magnitude = label.partition("-")
-    return None if label == NONE else Perturbation(cast(Kind, kind), int(magnitude), seed)
+    return Perturbation(cast(Kind, kind), int(magnitude), seed)
+
+
+# -------------------------------------------------------------------------------------- the sentence and the picture
 
 
 def paraphrase(instruction: str, magnitude: int) -> str:
     """The same demand in words further and further from those of the benchmark."""
-    other_verbs = re.sub(rf"\b({'|'.join(VERBS)})\b", lambda found: VERBS[found[0]], instruction)
+    other_verbs = re.sub(rf"\b({'|'.join(VERBS)})\b", lambda match: VERBS[match[0]], instruction)
     without_articles = re.sub(r"\b(the|a|an) ", "", other_verbs)
-    return (
+    sentences = (
         instruction,
         f"please {instruction}",
         other_verbs,
         f"would you {other_verbs} for me",
         f"here is what has to be done now: {without_articles}",
         f"lunch is over and the kitchen must be tidy before the guests come, so {without_articles}, and nothing else",
-    )[magnitude]
+    )
+    return sentences[magnitude]
 
 
 def noisy(images: np.ndarray, perturbation: Perturbation, env_step: int) -> np.ndarray:
-    """Gaussian noise on uint8 images, another one at every step."""
-    noise = perturbation.rng(env_step).normal(0.0, 255.0 * NOISE_STD[perturbation.magnitude], images.shape)
+    """uint8 images with Gaussian noise, which differs from step to step."""
+    std = 255.0 * NOISE_STD[perturbation.magnitude]
+    noise = perturbation.rng(env_step).normal(0.0, std, images.shape)
     return np.clip(np.rint(images + noise), 0, 255).astype(np.uint8)
 
 
-def displaced(state: np.ndarray, domain: Any, perturbation: Perturbation, draw: int) -> np.ndarray:
-    """The initial state (1 + nq + nv,) with other joints of the arm, or other places of the objects."""
-    state, rng = state.copy(), perturbation.rng(draw)
+# ------------------------------------------------------------------------------------------------- the initial state
+
+
+def displaced(state: np.ndarray, domain: BDDLBaseDomain, perturbation: Perturbation, draw: int) -> np.ndarray:
+    """The initial state (1 + nq + nv,) with other joints of the arm, or other places of the objects.
+
+    `draw` counts the attempts: each draws other places, and less far. From draw MAX_DRAWS on no object is moved.
+    """
+    state = state.copy()
+    rng = perturbation.rng(draw)
     if perturbation.kind == "robot":
         direction = rng.normal(size=7)
         state[1:8] += perturbation.magnitude * JOINTS_RAD * direction / np.linalg.norm(direction)
@@ -95,126 +127,164 @@ def displaced(state: np.ndarray, domain: Any, perturbation: Perturbation, draw: 
 
 
 def scattered(places: np.ndarray, radius: float, rng: np.random.Generator) -> np.ndarray:
-    """Every stack of the (n, 2) places moved by `radius` metres, each its own way, where the others leave room."""
-    before = np.linalg.norm(places[:, None] - places, axis=-1)
-    places, left = places.copy(), set(range(len(places)))
-    while left:
-        stack = [i for i in left if before[i, min(left)] < STACKED_M]
-        left -= set(stack)
-        others = [i for i in range(len(places)) if i not in stack]
-        needed = np.minimum(before[np.ix_(stack, others)], APART_M)
+    """Every stack of the (n, 2) places moved by `radius` metres in a direction of its own, if there is room for it."""
+    distances = np.linalg.norm(places[:, None] - places, axis=-1)
+    places = places.copy()
+    unmoved = set(range(len(places)))
+    while unmoved:
+        stack = [i for i in unmoved if distances[i, min(unmoved)] < STACKED_M]
+        unmoved -= set(stack)
+        elsewhere = [i for i in range(len(places)) if i not in stack]
+        least = np.minimum(distances[np.ix_(stack, elsewhere)], APART_M)
         for angle in rng.uniform(0, 2 * np.pi, MAX_DRAWS):
             moved = places[stack] + radius * np.array([np.cos(angle), np.sin(angle)])
-            if (np.linalg.norm(moved[:, None] - places[others], axis=-1) >= needed).all():
+            if (np.linalg.norm(moved[:, None] - places[elsewhere], axis=-1) >= least).all():
                 places[stack] = moved
                 break
     return places
 
 
-def snapshot(domain: Any) -> dict[str, np.ndarray]:
-    """What `change_scene` and fast physics may change of the model, as it is: for `restore`."""
+# ---------------------------------------------------------------------------------------------- the model and the goal
+
+
+def snapshot(domain: BDDLBaseDomain) -> dict[str, np.ndarray]:
+    """What `change_scene` and fast physics may change of the model, as it is now; `restore` takes it."""
     model = domain.sim.model._model
-    headlight = model.vis.headlight
     fields = {name: getattr(model, name).copy() for name in MODEL_FIELDS}
-    return fields | {"ambient": headlight.ambient.copy(), "diffuse": headlight.diffuse.copy()}
+    fields["ambient"] = model.vis.headlight.ambient.copy()
+    fields["diffuse"] = model.vis.headlight.diffuse.copy()
+    return fields
 
 
-def restore(domain: Any, as_built: dict[str, np.ndarray], goal: list) -> None:
+def restore(domain: BDDLBaseDomain, as_built: dict[str, np.ndarray], goal: list) -> None:
+    """Undo what changed the model since its `snapshot`, and set the goal."""
     model = domain.sim.model._model
     for name in MODEL_FIELDS:
         getattr(model, name)[:] = as_built[name]
-    model.vis.headlight.ambient[:], model.vis.headlight.diffuse[:] = as_built["ambient"], as_built["diffuse"]
+    model.vis.headlight.ambient[:] = as_built["ambient"]
+    model.vis.headlight.diffuse[:] = as_built["diffuse"]
     domain.parsed_problem["goal_state"] = goal
 
 
-def change_scene(domain: Any, perturbation: Perturbation, instruction: str) -> str:
-    """Change the model, or the goal, of a domain that stands in its initial state; returns the instruction."""
-    kind, magnitude, _ = perturbation
-    if magnitude == 0:
+def change_scene(domain: BDDLBaseDomain, perturbation: Perturbation, instruction: str) -> str:
+    """Change the model, or the goal, of a domain that stands in its initial state; returns the instruction.
+
+    Raises BadInput if there is no other goal in the scene.
+    """
+    if perturbation.magnitude == 0:
         return instruction
-    if kind == "language":
-        return paraphrase(instruction, magnitude)
-    if kind == "task":
-        return _other_goal(domain, magnitude)
-    if kind == "camera":
+    if perturbation.kind == "language":
+        return paraphrase(instruction, perturbation.magnitude)
+    if perturbation.kind == "task":
+        return _change_goal(domain, perturbation.magnitude)
+    if perturbation.kind == "camera":
         _move_camera(domain, perturbation)
-    if kind == "light":
+    if perturbation.kind == "light":
         _change_light(domain, perturbation)
-    if kind == "object":
+    if perturbation.kind == "object":
         _recolour(domain, perturbation)
     return instruction
 
 
-def _move_camera(domain: Any, perturbation: Perturbation) -> None:
-    """Around the point of the table that the agentview camera looks at."""
+def _move_camera(domain: BDDLBaseDomain, perturbation: Perturbation) -> None:
+    """Move the agentview camera around the point of the table that it looks at."""
     import mujoco
 
-    model, camera = domain.sim.model._model, domain.sim.model.camera_name2id("agentview")
-    sideways, upwards = np.deg2rad(ORBIT_DEG * perturbation.magnitude) * perturbation.rng().choice([-1, 1], 2)
+    model = domain.sim.model._model
+    camera = domain.sim.model.camera_name2id("agentview")
+    step = np.deg2rad(ORBIT_DEG * perturbation.magnitude)
+    sideways, upwards = step * perturbation.rng().choice([-1, 1], 2)
     matrix = np.zeros(9)
     mujoco.mju_quat2Mat(matrix, model.cam_quat[camera])
     right, _, backward = matrix.reshape(3, 3).T
-    height = min(
-        position[2] for position in (domain.sim.data.body_xpos[body] for body in domain.obj_body_id.values())
-    )
-    centre = model.cam_pos[camera] - backward * (model.cam_pos[camera][2] - height) / backward[2]
-    for axis, angle in ((np.array([0.0, 0.0, 1.0]), sideways), (right, upwards / 2)):
-        turn, offset, turned = np.zeros(4), np.zeros(3), np.zeros(4)
-        mujoco.mju_axisAngle2Quat(turn, axis, angle)
-        mujoco.mju_rotVecQuat(offset, model.cam_pos[camera] - centre, turn)
-        mujoco.mju_mulQuat(turned, turn, model.cam_quat[camera])
-        model.cam_pos[camera], model.cam_quat[camera] = centre + offset, turned
+    table_height = min(domain.sim.data.body_xpos[body][2] for body in domain.obj_body_id.values())
+    position = model.cam_pos[camera]
+    centre = position - backward * (position[2] - table_height) / backward[2]
+    _orbit(model, camera, centre, UPWARDS, sideways)
+    _orbit(model, camera, centre, right, upwards / 2)
 
 
-def _change_light(domain: Any, perturbation: Perturbation) -> None:
-    """Brighter or darker, and of another tint: one factor for each of red, green and blue."""
-    model, stops = domain.sim.model._model, perturbation.rng().uniform(-1, 1, 3)
+def _orbit(model: mujoco.MjModel, camera: int, centre: np.ndarray, axis: np.ndarray, angle: float) -> None:
+    """Turn a camera by `angle` (rad) around an axis through `centre`."""
+    import mujoco
+
+    turn = np.zeros(4)
+    offset = np.zeros(3)
+    orientation = np.zeros(4)
+    mujoco.mju_axisAngle2Quat(turn, axis, angle)
+    mujoco.mju_rotVecQuat(offset, model.cam_pos[camera] - centre, turn)
+    mujoco.mju_mulQuat(orientation, turn, model.cam_quat[camera])
+    model.cam_pos[camera] = centre + offset
+    model.cam_quat[camera] = orientation
+
+
+def _change_light(domain: BDDLBaseDomain, perturbation: Perturbation) -> None:
+    """Make the light brighter or darker, and of another tint: one factor for each of red, green and blue."""
+    model = domain.sim.model._model
+    stops = perturbation.rng().uniform(-1, 1, 3)
     factors = 2.0 ** (perturbation.magnitude * LIGHT_STOPS * stops / np.abs(stops).max())
     for lights in (model.light_diffuse, model.vis.headlight.ambient, model.vis.headlight.diffuse):
         lights[:] = lights * factors
 
 
-def _recolour(domain: Any, perturbation: Perturbation) -> None:
-    """What the goal names first turns from its mean colour into another, and loses its texture."""
-    model, sim = domain.sim.model._model, domain.sim
+def _recolour(domain: BDDLBaseDomain, perturbation: Perturbation) -> None:
+    """Turn what the goal names first from its mean colour towards another one, without its texture."""
+    model = domain.sim.model._model
     colour = perturbation.rng().choice(COLOURS)
-    named = {_owner(fact[1], domain) for fact in domain.parsed_problem["goal_state"]}
-    bodies = [domain.obj_body_id[name] for name in named]
+    names = {_body_name(fact[1], domain) for fact in domain.parsed_problem["goal_state"]}
+    bodies = [domain.obj_body_id[name] for name in names]
+    share = perturbation.magnitude / 5
     for geom in np.flatnonzero(np.isin(model.body_rootid[model.geom_bodyid], bodies)):
-        own, material = model.geom_rgba[geom], model.geom_matid[geom]
-        if material >= 0 and np.allclose(own, UNSET_RGBA):
+        before = model.geom_rgba[geom]
+        material = model.geom_matid[geom]
+        if material >= 0 and np.allclose(before, UNSET_RGBA):
             texture = model.mat_texid[material].max()
-            mean = sim.texture_colours[texture] if texture >= 0 else np.ones(3)
-            own = np.append(mean * model.mat_rgba[material][:3], 1.0)
+            mean = domain.sim.texture_colours[texture] if texture >= 0 else np.ones(3)
+            before = np.append(mean * model.mat_rgba[material][:3], 1.0)
             model.geom_matid[geom] = -1
-        share = perturbation.magnitude / 5
-        model.geom_rgba[geom, :3] = (1 - share) * own[:3] + share * colour
+        model.geom_rgba[geom, :3] = (1 - share) * before[:3] + share * colour
 
 
-def _other_goal(domain: Any, magnitude: int) -> str:
-    """Another object of the scene is to go where the task's own should (onto the last one if that is to go nowhere)."""
+def _change_goal(domain: BDDLBaseDomain, magnitude: int) -> str:
+    """Choose another object of the scene to go where the task's own should; returns the instruction for it.
+
+    If the task's own object is to go nowhere (a drawer to be opened), the other one is to go onto the last object.
+    Raises BadInput if all objects of the scene are of the task's own categories.
+    """
+    problem = domain.parsed_problem
     categories = {name: thing.category_name for name, thing in domain.objects_dict.items()}
-    goals = [fact for fact in domain.parsed_problem["goal_state"] if len(fact) == 3] or [
-        ["on", "", [*categories][-1]]
-    ]
-    taken = {categories.get(_owner(word, domain)) for fact in goals for word in fact[1:]}
-    others = sorted(
-        {category: name for name, category in categories.items() if category not in taken}.items()
-    )
-    if not others:
-        told = " ".join(domain.parsed_problem["language_instruction"])
-        raise BadInput(f"--perturb task: there is no other object in the scene of {told!r}: leave task out")
-    category, name = others[(magnitude - 1) % len(others)]
-    relation, _, target = goals[0]
-    place = (
-        _owner(target, domain) if _owner(target, domain) in domain.obj_body_id else "table"
-    )  # a region of it
-    domain.parsed_problem["goal_state"] = [[relation, name, target]]
-    where = "in" if relation.lower() == "in" else "on"
-    named = re.sub(r"_\d+$", "", place)
-    return f"pick up the {category} and place it {where} the {named}".replace("_", " ")
+    facts = [fact for fact in problem["goal_state"] if len(fact) == 3]
+    if not facts:
+        facts = [["on", "", list(categories)[-1]]]
+    category, name = _other_object(domain, categories, facts, magnitude)
+    relation, _, target = facts[0]
+    problem["goal_state"] = [[relation, name, target]]
+    place = _body_name(target, domain)
+    if place not in domain.obj_body_id:  # a region of the table
+        place = "table"
+    preposition = "in" if relation.lower() == "in" else "on"
+    place = re.sub(r"_\d+$", "", place)
+    return f"pick up the {category} and place it {preposition} the {place}".replace("_", " ")
 
 
-def _owner(name: str, domain: Any) -> str:
-    """The object or fixture that a name in a goal belongs to: `basket_1` of `basket_1_contain_region`."""
-    return next(thing for thing in (*domain.obj_body_id, name) if f"{name}_".startswith(f"{thing}_"))
+def _other_object(
+    domain: BDDLBaseDomain, categories: dict[str, str], facts: Sequence[Sequence[str]], magnitude: int
+) -> tuple[str, str]:
+    """Category and name of an object whose category is not part of the goal; each magnitude takes the next one."""
+    taken = {categories.get(_body_name(word, domain)) for fact in facts for word in fact[1:]}
+    last_of_category = {category: name for name, category in categories.items() if category not in taken}
+    if not last_of_category:
+        instruction = " ".join(domain.parsed_problem["language_instruction"])
+        raise BadInput(
+            f"--perturb task: there is no other object in the scene of {instruction!r}: leave task out"
+        )
+    candidates = sorted(last_of_category.items())
+    return candidates[(magnitude - 1) % len(candidates)]
+
+
+def _body_name(name: str, domain: BDDLBaseDomain) -> str:
+    """The object or fixture that a name in a goal belongs to: `basket_1` for `basket_1_contain_region`."""
+    for body_name in domain.obj_body_id:
+        if f"{name}_".startswith(f"{body_name}_"):
+            return body_name
+    return name

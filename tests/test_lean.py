@@ -9,7 +9,8 @@ from envs.env import IMAGE_SIZE, EnvSpec
 from envs.libero import CAMERAS, LiberoEnv
 
 rendering.prepare()
-from envs.lean import lean_control, load_lean, only_what_is_in_view, out_of_view  # noqa: E402 - needs `prepare`
+from envs.lean import load_lean, only_what_is_in_view, out_of_view  # noqa: E402 - needs `prepare`
+from envs.lean_controller import LeanController  # noqa: E402
 
 # The camera is at the origin and looks down (-z) at a square view with a slope of 1 at each side.
 SCENE = """
@@ -49,7 +50,7 @@ def test_motor_commands_are_robosuites_to_the_bit():
     domain = env.domain
     actions = np.random.default_rng(0).uniform(-1.5, 1.5, (20, 7))
     outcomes = []
-    for make_control in (lean_control, lambda domain: type(domain)._pre_action.__get__(domain)):
+    for make_control in (LeanController, lambda domain: type(domain)._pre_action.__get__(domain)):
         env.reset(0)
         del domain.robots[0].controller.update  # robosuite's own shows through again
         outcomes.append(commands(domain, make_control(domain), actions))
