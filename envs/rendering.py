@@ -37,14 +37,20 @@ HOME_WRITERS = {
     "__GL_SHADER_DISK_CACHE_PATH": "nvidia",
     "NUMBA_CACHE_DIR": "numba",  # robosuite would write into site-packages
 }
-CUDA_DEVICE_NV = 0x323A  # attribute of EGL_NV_device_cuda: CUDA's number of an EGL device
+DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID")
+CUDA_DEVICE_NV = 0x323A  # attribute of EGL_NV_device_cuda: CUDA's index of an EGL device
+
+
+# --------------------------------------------------------------------------------------------------- before an import
 
 
 @cache
 def prepare() -> None:
     """Make this process ready to import the simulator. Raises BadInput for what the user can repair."""
     check_versions()
-    os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = choose_backend()
+    backend = choose_backend()
+    os.environ["MUJOCO_GL"] = backend
+    os.environ["PYOPENGL_PLATFORM"] = backend
     for variable, name in HOME_WRITERS.items():
         os.environ.setdefault(variable, str(cache_dir() / name))
     os.environ["LIBERO_CONFIG_PATH"] = str(write_libero_config())
@@ -56,7 +62,7 @@ def prepare() -> None:
 
 
 def choose_backend() -> str:
-    """The render backend: what MUJOCO_GL says, else EGL, its libraries found. Never switched."""
+    """The render backend: MUJOCO_GL, else EGL. Raises BadInput if its libraries are missing; never switches."""
     backend = (os.environ.get("MUJOCO_GL") or "egl").lower()
     if backend not in BACKENDS:
         raise BadInput(f"no such headless render backend: MUJOCO_GL={backend}; use egl or osmesa")
@@ -71,7 +77,9 @@ def choose_backend() -> str:
 
 def check_versions() -> str | None:
     """A sentence if the simulator differs a little from the tested one. Raises BadInput if LIBERO's tasks would."""
-    mujoco, robosuite, _ = simulator_versions().values()
+    versions = simulator_versions()
+    mujoco = versions["mujoco"]
+    robosuite = versions["robosuite"]
     if not robosuite.startswith("1.4."):
         raise BadInput(
             f"robosuite {robosuite} is not the 1.4 that LIBERO's tasks need; run: {INSTALL_SIMULATOR}"
@@ -99,17 +107,17 @@ def simulator_versions() -> dict[str, str]:
 def write_libero_config() -> Path:
     """Write the config.yaml without which `import libero.libero` asks a question on stdin; returns its folder."""
     root = libero_root()
-    folder = (
-        cache_dir() / "libero" / hashlib.sha256(str(root).encode()).hexdigest()[:16]
-    )  # of this installation
+    # Every installation of LIBERO has a folder of its own.
+    folder = cache_dir() / "libero" / hashlib.sha256(str(root).encode()).hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
-    parts = {
-        "benchmark_root": "", "bddl_files": "bddl_files", "init_states": "init_files", "assets": "assets",
-        "datasets": "../datasets",
-    }  # fmt: skip
-    write_json(
-        folder / "config.yaml", {name: str(root / part) for name, part in parts.items()}
-    )  # JSON is YAML, too
+    config = {
+        "benchmark_root": str(root),
+        "bddl_files": str(root / "bddl_files"),
+        "init_states": str(root / "init_files"),
+        "assets": str(root / "assets"),
+        "datasets": str(root / "../datasets"),
+    }
+    write_json(folder / "config.yaml", config)  # JSON is YAML, too
     return folder
 
 
@@ -117,44 +125,56 @@ def _quiet_robosuite() -> None:
     """No /tmp/robosuite.log (another user's file would be a PermissionError) and no note about "private macros"."""
     if "robosuite" in sys.modules:
         return
-    # robosuite opens the log file while it is imported: its settings have to be changed before, in a module of theirs.
+    # robosuite opens the log file while it is imported, so its settings have to be changed before: load the module of
+    # its settings alone, and put it where robosuite's import finds it.
     (package,) = importlib.util.find_spec("robosuite").submodule_search_locations  # type: ignore[union-attr, misc]
-    macros = sys.modules["robosuite.macros"] = types.ModuleType("robosuite.macros")
-    vars(macros).update(
-        runpy.run_path(f"{package}/macros.py", run_name="robosuite.macros"), FILE_LOGGING_LEVEL=None
-    )
+    macros = types.ModuleType("robosuite.macros")
+    macros.__dict__.update(runpy.run_path(f"{package}/macros.py", run_name="robosuite.macros"))
+    macros.__dict__["FILE_LOGGING_LEVEL"] = None
+    sys.modules["robosuite.macros"] = macros
     logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
+
+
+# ----------------------------------------------------------------------------------------------------------- devices
 
 
 @contextmanager
 def render_device() -> Iterator[int | None]:
     """Within this block robosuite and MuJoCo are imported for, and make GL contexts on, the right EGL device."""
     device = choose_egl_device() if os.environ["MUJOCO_GL"] == "egl" else None
-    # robosuite asserts that the second is in the first, which the learner needs back afterwards.
-    names = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID")
-    saved = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, str(device or 0)))
+    # robosuite asserts that MUJOCO_EGL_DEVICE_ID is in CUDA_VISIBLE_DEVICES, which the learner needs back afterwards.
+    saved = {name: os.environ.get(name) for name in DEVICE_VARIABLES}
+    os.environ.update(dict.fromkeys(DEVICE_VARIABLES, str(device or 0)))
     try:
         yield device
     finally:
-        for name in names:
-            del os.environ[name]
-        os.environ.update({name: value for name, value in saved.items() if value is not None})
+        for name, value in saved.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 def choose_egl_device() -> int:
-    """EGL's number of the device to render on: MUJOCO_EGL_DEVICE_ID, else that of the learner's GPU, else 0 (Mesa)."""
+    """EGL's index of the device to render on: MUJOCO_EGL_DEVICE_ID, else that of the learner's GPU, else 0 (Mesa).
+
+    Raises BadInput if there is no such device, or if its driver does not start.
+    """
     from mujoco.egl import egl_ext
     from OpenGL.error import GLError
 
     devices = egl_ext.eglQueryDevicesEXT()
-    wanted = os.environ.get("MUJOCO_EGL_DEVICE_ID", "")
-    if wanted and not (wanted.isdigit() and int(wanted) < len(devices)):
-        raise BadInput(
-            f"MUJOCO_EGL_DEVICE_ID={wanted}: EGL sees {len(devices)} device(s); unset it or correct it"
-        )
-    learner, numbers = int(os.environ.get("LOCAL_RANK", "0")), [_cuda_number(device) for device in devices]
-    index = int(wanted or (numbers.index(learner) if learner in numbers else 0))
+    users_choice = os.environ.get("MUJOCO_EGL_DEVICE_ID", "")
+    if users_choice:
+        if not users_choice.isdigit() or int(users_choice) >= len(devices):
+            raise BadInput(
+                f"MUJOCO_EGL_DEVICE_ID={users_choice}: EGL sees {len(devices)} device(s); unset it or correct it"
+            )
+        index = int(users_choice)
+    else:
+        learner = int(os.environ.get("LOCAL_RANK", "0"))
+        cuda_indices = [_cuda_index(device) for device in devices]
+        index = cuda_indices.index(learner) if learner in cuda_indices else 0
     try:
         display = egl_ext.eglGetPlatformDisplayEXT(egl_ext.EGL_PLATFORM_DEVICE_EXT, devices[index], None)
         works = egl_ext.eglInitialize(display, None, None)
@@ -165,32 +185,29 @@ def choose_egl_device() -> int:
     return index
 
 
-def _cuda_number(device: ctypes.c_void_p) -> int | None:
-    """CUDA's number of an EGL device; it already obeys CUDA_VISIBLE_DEVICES."""
+def _cuda_index(device: ctypes.c_void_p) -> int | None:
+    """CUDA's index of an EGL device, or None if it is no GPU; CUDA_VISIBLE_DEVICES already applies to it."""
     from mujoco.egl import egl_ext
     from OpenGL.error import GLError
 
     # EGLBoolean eglQueryDeviceAttribEXT(EGLDeviceEXT, EGLint, EGLAttrib *)
-    prototype = ctypes.CFUNCTYPE(
+    query_type = ctypes.CFUNCTYPE(
         ctypes.c_uint, ctypes.c_void_p, ctypes.c_int, ctypes.POINTER(ctypes.c_ssize_t)
     )
     address = egl_ext.eglGetProcAddress("eglQueryDeviceAttribEXT")
-    value = ctypes.c_ssize_t(-1)
+    index = ctypes.c_ssize_t(-1)
+    has_index = False
     try:
-        found = prototype(address)(device, CUDA_DEVICE_NV, ctypes.byref(value)) if address else False
+        if address:
+            has_index = query_type(address)(device, CUDA_DEVICE_NV, ctypes.byref(index))
         egl_ext.eglGetError()  # a device that is no GPU leaves EGL_BAD_ATTRIBUTE behind
     except GLError:
         return None
-    return value.value if found else None
-
-
-def upright(image: np.ndarray) -> np.ndarray:
-    """Turn one frame (256, 256, 3) by 180 degrees: cameras of LIBERO and Meta-World stand on their heads."""
-    return np.ascontiguousarray(image[::-1, ::-1])
+    return index.value if has_index else None
 
 
 def find_renderer() -> str:
-    """Make a GL context; returns its device and what the driver calls itself: a question for `envs.worker.ask`."""
+    """Make a GL context; returns its device and what the driver calls itself. A question for `envs.worker.ask`."""
     prepare()
     with render_device() as device:
         import mujoco
@@ -198,5 +215,16 @@ def find_renderer() -> str:
 
         context = mujoco.GLContext(64, 64)
         context.make_current()
-        vendor, name = (GL.glGetString(what).decode() for what in (GL.GL_VENDOR, GL.GL_RENDERER))
-    return f"{'OSMesa' if device is None else f'EGL device {device}'}: {name} ({vendor})"
+        vendor = GL.glGetString(GL.GL_VENDOR).decode()
+        renderer = GL.glGetString(GL.GL_RENDERER).decode()
+        context.free()
+    backend = "OSMesa" if device is None else f"EGL device {device}"
+    return f"{backend}: {renderer} ({vendor})"
+
+
+# ---------------------------------------------------------------------------------------------------------- pictures
+
+
+def upright(image: np.ndarray) -> np.ndarray:
+    """Turn one frame (256, 256, 3) by 180 degrees: the cameras of LIBERO and Meta-World stand on their heads."""
+    return np.ascontiguousarray(image[::-1, ::-1])

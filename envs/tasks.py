@@ -26,19 +26,19 @@ MAX_ENV_STEPS = {
     "libero_90": 400,
 }
 METAWORLD = "metaworld_mt50"  # the suite whose tasks are not LIBERO's
+METAWORLD_LINES = Path(__file__).with_name("metaworld_tasks.txt").read_text().splitlines()
 # Meta-World's task names, in the order of its benchmark of 50, and what a policy is told: Meta-World has no words.
-METAWORLD_TASKS = dict(
-    line.split(" ", 1) for line in Path(__file__).with_name("metaworld_tasks.txt").read_text().splitlines()
-)
-# What a pickled array names.
+METAWORLD_TASKS = dict(line.split(" ", 1) for line in METAWORLD_LINES)
+# What a pickled array may name.
 ARRAY_NAMES = {"numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype", "_codecs.encode"}
-NUM_SAMPLED_INIT_STATES = (
-    50  # of a BDDL file that comes without stored states: as many as a benchmark task has
-)
+# Of a BDDL file that comes without stored states: as many as a benchmark task has.
+NUM_SAMPLED_INIT_STATES = 50
 
 
 @dataclass(frozen=True)
 class TaskInfo:
+    """What a run needs to know of a task."""
+
     task_id: int
     name: str
     instruction: str
@@ -48,6 +48,8 @@ class TaskInfo:
 
 @dataclass(frozen=True)
 class TaskFiles:
+    """A task of LIBERO by its files."""
+
     name: str
     instruction: str
     bddl: Path
@@ -57,21 +59,21 @@ class TaskFiles:
 def cache_dir() -> Path:
     """Where the simulator's side writes: $VLA_GRPO_CACHE, else ~/.cache/vla-grpo, else a folder in /tmp."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vla-grpo")
-    wanted = Path(os.environ.get("VLA_GRPO_CACHE") or home).absolute()
-    for folder in (wanted, Path(tempfile.gettempdir(), f"vla-grpo-{os.getuid()}")):
+    preferred = Path(os.environ.get("VLA_GRPO_CACHE") or home).absolute()
+    temporary = Path(tempfile.gettempdir(), f"vla-grpo-{os.getuid()}")
+    for folder in (preferred, temporary):
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # In a shared /tmp the second name may be somebody else's.
-            if os.access(folder, os.W_OK | os.X_OK) and (
-                folder == wanted or folder.stat().st_uid == os.getuid()
-            ):
+            # In a shared /tmp the folder may be another user's.
+            is_private = folder == preferred or folder.stat().st_uid == os.getuid()
+            if is_private and os.access(folder, os.W_OK | os.X_OK):
                 return folder
     return Path(tempfile.mkdtemp(prefix="vla-grpo-"))
 
 
 @cache
 def libero_root() -> Path:
-    """Folder `libero/libero` of the installed package, found without importing it."""
+    """Folder `libero/libero` of the installed package, looked up without importing it. Raises BadInput."""
     spec = importlib.util.find_spec("libero")
     root = Path(spec.origin).parent / "libero" if spec and spec.origin else None
     if root is None or not (root / "bddl_files").is_dir():
@@ -81,30 +83,30 @@ def libero_root() -> Path:
 
 @cache
 def task_names(task_suite: str) -> tuple[str, ...]:
-    """Names of a suite's tasks; the task id is the index."""
+    """Names of a suite's tasks; the task id is the index. Raises BadInput for an unknown suite."""
     if task_suite == METAWORLD:
         return tuple(METAWORLD_TASKS)
     if task_suite not in MAX_ENV_STEPS:
-        raise BadInput(
-            f"unknown task suite {task_suite!r}; there are: {', '.join((*MAX_ENV_STEPS, METAWORLD))}"
-        )
-    task_map = runpy.run_path(str(libero_root() / "benchmark" / "libero_suite_task_map.py"))[
-        "libero_task_map"
-    ]
-    return tuple(task_map[task_suite])
+        suites = ", ".join((*MAX_ENV_STEPS, METAWORLD))
+        raise BadInput(f"unknown task suite {task_suite!r}; there are: {suites}")
+    task_map = runpy.run_path(str(libero_root() / "benchmark" / "libero_suite_task_map.py"))
+    return tuple(task_map["libero_task_map"][task_suite])
 
 
 def suite_task(task_suite: str, task_id: int) -> TaskFiles:
+    """The files of a task of LIBERO's benchmark."""
     name = task_names(task_suite)[task_id]
     instruction = re.sub(r"^[A-Z_]+SCENE\d+_", "", name).replace("_", " ")  # as LIBERO's benchmark derives it
     bddl = libero_root() / "bddl_files" / task_suite / f"{name}.bddl"
-    return TaskFiles(
-        name, instruction, bddl, libero_root() / "init_files" / task_suite / f"{name}.pruned_init"
-    )
+    init_states = libero_root() / "init_files" / task_suite / f"{name}.pruned_init"
+    return TaskFiles(name, instruction, bddl, init_states)
 
 
 def bddl_task(bddl_file: str) -> TaskFiles:
-    """A task by its BDDL file; its initial states lie beside it (`.pruned_init`) or where LIBERO keeps its own."""
+    """A task by its BDDL file; its initial states lie beside it (`.pruned_init`) or where LIBERO keeps its own.
+
+    Raises BadInput for a file that is no task.
+    """
     bddl = Path(bddl_file).absolute()
     instruction = read_instruction(bddl)
     stored = bddl.with_suffix(".pruned_init")
@@ -123,7 +125,10 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def load_init_states(path: Path) -> np.ndarray:
-    """Initial states (num_states, 1 + nq + nv) float64: time, qpos and qvel of the simulation, one state per row."""
+    """Initial states (num_states, 1 + nq + nv) float64: time, qpos and qvel of the simulation, one state per row.
+
+    Raises BadInput for anything else.
+    """
     try:
         with zipfile.ZipFile(path) as archive:  # an array that was written by torch.save
             (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))

@@ -84,7 +84,7 @@ def machine(monkeypatch):
         monkeypatch.setattr(egl_ext, "eglQueryDevicesEXT", lambda: list(range(len(cuda_numbers))))
         monkeypatch.setattr(egl_ext, "eglGetPlatformDisplayEXT", lambda *_: None)
         monkeypatch.setattr(egl_ext, "eglInitialize", lambda *_: works)
-        monkeypatch.setattr(rendering, "_cuda_number", lambda device: cuda_numbers[device])
+        monkeypatch.setattr(rendering, "_cuda_index", lambda device: cuda_numbers[device])
 
     return with_devices
 
