@@ -5,9 +5,16 @@ from pathlib import Path
 from workshop.tiny import TinySize, make_tiny_checkpoint
 
 SMALL = TinySize(
-    image_size=32, patch_size=16, vision_dim=16, vision_depth=3, vision_heads=2,
-    llm_dim=16, llm_depth=3, llm_heads=2, llm_mlp_dim=24,
-)  # fmt: skip
+    image_size=32,
+    patch_size=16,
+    vision_dim=16,
+    vision_depth=3,
+    vision_heads=2,
+    llm_dim=16,
+    llm_depth=3,
+    llm_heads=2,
+    llm_mlp_dim=24,
+)
 
 
 def make_small_checkpoint(folder: Path, **options) -> Path:

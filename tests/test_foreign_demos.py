@@ -32,7 +32,7 @@ from workshop.sft_config import SftArgs
 from workshop.sft_data import (
     chunk_tokens,
     dataset_statistics,
-    find_all,
+    find_demo_folders,
     make_observations,
     read_episodes,
 )
@@ -228,11 +228,11 @@ def test_a_dataset_is_named_by_its_folder(tmp_path):
     with pytest.raises(BadInput, match=r"holds several RLDS datasets.*libero_goal_no_noops/1\.0\.0, mine"):
         find_demos(tmp_path)
     given = [str(folder) for folder in folders]
-    assert find_all(given, "libero_goal") == (folders, "libero_goal_no_noops")
+    assert find_demo_folders(given, "libero_goal") == (folders, "libero_goal_no_noops")
     with pytest.raises(BadInput, match="--task-suite"):
-        find_all(given, None)
+        find_demo_folders(given, None)
     (tmp_path / "ours").mkdir()
-    assert find_all([str(tmp_path / "ours")], None)[1] == "libero_spatial_no_noops"
+    assert find_demo_folders([str(tmp_path / "ours")], None)[1] == "libero_spatial_no_noops"
 
 
 def test_a_dataset_of_the_hub_is_downloaded_or_taken_from_the_cache(tmp_path, monkeypatch):

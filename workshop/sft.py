@@ -38,10 +38,10 @@ from workshop.sft_config import SftArgs
 from workshop.sft_data import Demos, chunk_tokens, make_observations, read_demos
 from workshop.sft_update import (
     SUPERVISED,
+    augment_observations,
     demonstration_batch,
     held_out_metrics,
     logits_of,
-    perturbed,
     proprio_noise_scale,
     supervised_learner,
     update_config,
@@ -90,10 +90,10 @@ def train_and_save(args: SftArgs, demos: Demos, device: torch.device) -> tuple[i
 def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Policy | WholeNetwork:
     """The checkpoint to train, with the demonstrations' statistics: with adapters, or as a whole."""
     if args.lora_rank is None:
-        return WholeNetwork(demos.init, demos.key, device)
+        return WholeNetwork(demos.init, demos.unnorm_key, device)
     options = LoadOptions(
-        task_suite=demos.key,
-        unnorm_key=demos.key,
+        task_suite=demos.unnorm_key,
+        unnorm_key=demos.unnorm_key,
         statistics=str(demos.init.statistics_folder),
         device=device,
         lora_rank=args.lora_rank,
@@ -105,7 +105,7 @@ def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Policy | W
 
 def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork) -> int:
     """Take `args.steps` optimizer steps, or fewer when interrupted; returns how many were taken."""
-    statistics = demos.init.statistics[demos.key]
+    statistics = demos.init.statistics[demos.unnorm_key]
     frames = make_observations(demos.train, cropped=not args.augment)
     tokens = chunk_tokens(demos.train, statistics)  # (N, A)
     held_out_frames = make_observations(demos.held_out)
@@ -133,7 +133,7 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork) -> int:
                 observations = [frames[row] for row in rows]
 
                 # 2. Augment their pictures, and add noise to their robot states.
-                observations = perturbed(observations, noise_scale, args.augment, generator)
+                observations = augment_observations(observations, noise_scale, args.augment, generator)
 
                 # 3. One optimizer step of RL's own update, as if a teacher had played these frames.
                 batch = demonstration_batch(policy, observations, tokens[rows])

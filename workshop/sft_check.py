@@ -37,8 +37,8 @@ def check_written(args: SftArgs, demos: Demos, logits_before: Tensor, device: to
     gc.collect()  # frees the network that was trained: there may be no memory for two
     torch.cuda.empty_cache()
     options = LoadOptions(
-        task_suite=demos.key,
-        unnorm_key=demos.key,
+        task_suite=demos.unnorm_key,
+        unnorm_key=demos.unnorm_key,
         device=device,
         frozen_weights="auto" if args.lora_rank else "float32",
         compile="off",
@@ -64,12 +64,13 @@ def check_written(args: SftArgs, demos: Demos, logits_before: Tensor, device: to
     if agreement < LEAST_AGREEMENT:
         raise SelfCheckError(f"{finding}: what was written is not what was trained")
     print(
-        f"{finding}, {accuracy:.1%} of all are as demonstrated; statistics: {demos.key}. {_next_steps(args, demos)}"
+        f"{finding}, {accuracy:.1%} of all are as demonstrated; statistics: {demos.unnorm_key}. "
+        + _next_steps(args, demos)
     )
 
 
 def _next_steps(args: SftArgs, demos: Demos) -> str:
-    suite = demos.key.removesuffix("_no_noops")
+    suite = demos.unnorm_key.removesuffix("_no_noops")
     if suite not in get_args(Suite):
         suite = "SUITE"  # for the user to fill in
     flags = f"--checkpoint {args.out} --task-suite {suite}"

@@ -49,7 +49,7 @@ class Demos:
     """The demonstrations, and the checkpoint that is to learn them."""
 
     init: CheckpointInfo  # the checkpoint, with the statistics of the demonstrations
-    key: str  # of these statistics
+    unnorm_key: str  # of these statistics
     looks: list[str]  # of the pictures that the checkpoint has learned from after this training
     train: Episodes
     held_out: Episodes
@@ -60,7 +60,7 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
 
     The folder `scratch` gets the demonstrations' statistics, and the random weights if training starts from such.
     """
-    folders, key = find_all(args.demos, args.task_suite)
+    folders, unnorm_key = find_demo_folders(args.demos, args.task_suite)
     is_metaworld = args.task_suite == METAWORLD
     if args.init:
         checkpoint = resolve_checkpoint(args.init)
@@ -86,14 +86,14 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
         if (episode.actions.shape[1], episode.proprio.shape[1]) != expected_sizes:
             raise BadInput(f"--task-suite {args.task_suite}: the demonstrations are another simulator's")
     entry = dataset_statistics(demo_episodes, binary_gripper=not is_metaworld)
-    write_json(scratch / STATISTICS_FILE, {key: entry})
+    write_json(scratch / STATISTICS_FILE, {unnorm_key: entry})
     init = inspect_checkpoint(checkpoint, args.num_images, statistics=str(scratch))
     looks = {*init.looks, *(episode.looks for episode in demo_episodes)}
     train, held_out = split_episodes(episodes, args.holdout, args.seed)
-    return Demos(init, key, sorted(looks - {""}), train, held_out)
+    return Demos(init, unnorm_key, sorted(looks - {""}), train, held_out)
 
 
-def find_all(demos: Sequence[str], task_suite: str | None) -> tuple[list[Path], str]:
+def find_demo_folders(demos: Sequence[str], task_suite: str | None) -> tuple[list[Path], str]:
     """The folders of the demonstrations, and the key of their statistics. Raises BadInput."""
     folders = []
     keys = set()

@@ -61,19 +61,19 @@ def proprio_noise_scale(observations: Sequence[Observation]) -> np.ndarray:
     return PROPRIO_NOISE * np.std([observation.proprio for observation in observations], axis=0)
 
 
-def perturbed(
+def augment_observations(
     observations: Sequence[Observation],
     noise_scale: np.ndarray,
-    is_augmented: bool,
+    augment_images: bool,
     generator: torch.Generator,
 ) -> list[Observation]:
-    """The observations with noise on their robot states and, if `is_augmented`, random crops and colours.
+    """The observations with noise on their robot states and, if `augment_images`, random crops and colours.
 
     All draws come from `generator`, on whose device the images are augmented.
     """
     device = generator.device
     images = np.stack([observation.images for observation in observations])
-    if is_augmented:
+    if augment_images:
         planes = torch.from_numpy(images).to(device).movedim(-1, 2)  # (B, n, 3, S, S)
         augmented = augment(planes.flatten(0, 1), generator).view(planes.shape)
         images = augmented.movedim(2, -1).cpu().numpy()
