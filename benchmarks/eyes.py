@@ -29,6 +29,7 @@ from envs.perturb import Perturbation
 from envs.pool import task_info
 from envs.tasks import task_names
 from experiment.statistics import Successes
+from vla.loading import LoadOptions
 from vla.policy import Policy
 
 GRIPPER_CLOSES = 0.0  # the last number of an action in the simulator's convention: -1 opens, 1 closes
@@ -62,7 +63,7 @@ class Approach:
 
 
 def main(args: Args) -> None:
-    policy = Policy.load(args.checkpoint, task_suite=args.task_suite, device=args.device)
+    policy = Policy.load(args.checkpoint, LoadOptions(args.task_suite, device=args.device))
     spec = EnvSpec(args.task_suite, (args.task_id,), policy.num_images, args.assets)
     env = LiberoEnv(spec, args.task_id)
     print(f"{args.checkpoint}: {env.instruction!r}, {args.assets} looks", flush=True)
