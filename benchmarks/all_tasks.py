@@ -1,9 +1,9 @@
-"""Every task of every suite on a pack: build, reset, load initial states, settle, draw.
+"""Check every task of every suite with some looks: build, reset, load initial states, settle, draw.
 
 python -m benchmarks.all_tasks                                        # the 40 tasks of the four standard suites
 python -m benchmarks.all_tasks --suites libero_90                     # the 90 others
 python -m benchmarks.all_tasks --suites all --assets official --states 1     # all 130 on LIBERO's own, in 15 minutes
-Prints one line per task; exit code 1 if an object of any initial state falls off or flies away, or a frame is empty.
+Prints one line per task. Exit code 1 if an object of any initial state falls off or flies away, or a frame is empty.
 """
 
 import argparse
@@ -16,17 +16,16 @@ from pathlib import Path
 import numpy as np
 
 from envs.assets import find_pack
+from envs.libero import SETTLING_ACTION, SETTLING_STEPS
 from envs.rendering import prepare
 from envs.tasks import MAX_ENV_STEPS, load_init_states, suite_task, task_names
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 CAMERAS = ("agentview", "robot0_eye_in_hand")
-SETTLING_STEPS = 10
-STAND_STILL = np.array([0.0] * 6 + [-1.0])  # gripper open, as LIBERO's evaluation settles
 
 # The initial states hold objects some centimetres above what they come to rest on (16 cm at most), and a few slide or
 # topple as they land (the bottle of KITCHEN_SCENE4 rolls up to 30 cm and stays on the table). That is LIBERO's own
-# physics. Whatever falls off a table exceeds the bounds by far: more than a metre while the others settle.
+# physics. Whatever falls off a table exceeds these bounds by far: it falls more than a metre while the others settle.
 MAX_DROP_M = 0.20
 MAX_SHIFT_M = 0.40
 MAX_SPEED_M_S = 1.0
@@ -37,7 +36,7 @@ MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255
 class Settled:
     """What the settling steps did to the objects of one initial state."""
 
-    finite: bool
+    is_finite: bool
     drop_m: float  # the deepest fall of any object; negative is upwards
     shift_m: float  # the widest way of any object along the floor
     speed_m_s: float  # the highest speed of any object at the end
@@ -45,14 +44,14 @@ class Settled:
     @property
     def in_place(self) -> bool:
         return (
-            self.finite
+            self.is_finite
             and self.drop_m < MAX_DROP_M
             and self.shift_m < MAX_SHIFT_M
             and self.speed_m_s < MAX_SPEED_M_S
         )
 
 
-def build_env(task_suite: str, task_id: int, assets: Path, renderer: bool = False):
+def build_env(task_suite: str, task_id: int, assets: Path):
     """LIBERO's own env, reset, with its own loop; cameras are drawn only when `env.sim.render` is called."""
     prepare()
     import libero.libero
@@ -62,7 +61,7 @@ def build_env(task_suite: str, task_id: int, assets: Path, renderer: bool = Fals
     env = ControlEnv(
         bddl_file_name=str(suite_task(task_suite, task_id).bddl),
         use_camera_obs=False,
-        has_offscreen_renderer=renderer,
+        has_offscreen_renderer=True,
         ignore_done=True,
     )
     env.seed(0)
@@ -73,16 +72,16 @@ def build_env(task_suite: str, task_id: int, assets: Path, renderer: bool = Fals
 def settle(env, init_state: np.ndarray) -> Settled:
     """Load an initial state and stand still until everything has come to rest."""
     env.set_init_state(init_state)
-    before = object_positions(env)
+    start = object_positions(env)
     for _ in range(SETTLING_STEPS):
-        env.step(STAND_STILL)
-    way = object_positions(env) - before
-    names = [env.env.objects_dict[name].joints[0] for name in env.env.objects_dict]
-    speeds = [np.linalg.norm(env.sim.data.get_joint_qvel(name)[:3]) for name in names]
+        env.step(SETTLING_ACTION)
+    shifts = object_positions(env) - start
+    joints = [movable.joints[0] for movable in env.env.objects_dict.values()]
+    speeds = [np.linalg.norm(env.sim.data.get_joint_qvel(joint)[:3]) for joint in joints]
     return Settled(
-        finite=bool(np.isfinite(env.sim.data.qpos).all() and np.isfinite(env.sim.data.qvel).all()),
-        drop_m=float(np.max(-way[:, 2])),
-        shift_m=float(np.max(np.linalg.norm(way[:, :2], axis=1))),
+        is_finite=bool(np.isfinite(env.sim.data.qpos).all() and np.isfinite(env.sim.data.qvel).all()),
+        drop_m=float(np.max(-shifts[:, 2])),
+        shift_m=float(np.max(np.linalg.norm(shifts[:, :2], axis=1))),
         speed_m_s=float(np.max(speeds)),
     )
 
@@ -102,33 +101,34 @@ def frame_ms(env, camera: str, repeats: int = 5) -> float:
     return (time.perf_counter() - start) / repeats * 1000
 
 
-def run_task(task_suite: str, task_id: int, assets: Path, states: int) -> bool:
-    """Print the line of a task; True if all is well."""
+def check_task(task_suite: str, task_id: int, assets: Path, num_states: int) -> bool:
+    """Print the line of a task; returns True if all is well."""
     start = time.perf_counter()
-    env = build_env(task_suite, task_id, assets, renderer=True)
+    env = build_env(task_suite, task_id, assets)
     build_s = time.perf_counter() - start
     task = suite_task(task_suite, task_id)
-    settled = [settle(env, state) for state in load_init_states(task.init_states)[:states]]
-    frames = [frame_ms(env, camera) for camera in CAMERAS]
+    settled = [settle(env, state) for state in load_init_states(task.init_states)[:num_states]]
+    agentview_ms, wrist_ms = [frame_ms(env, camera) for camera in CAMERAS]
     contrast = min(env.sim.render(256, 256, camera_name=camera).std() for camera in CAMERAS)
     env.close()
-    good = sum(state.in_place for state in settled)
+    num_in_place = sum(state.in_place for state in settled)
+    drop_cm = 100 * max(state.drop_m for state in settled)
+    shift_cm = 100 * max(state.shift_m for state in settled)
+    speed_cm_s = 100 * max(state.speed_m_s for state in settled)
     print(
-        f"{task_suite:15}{task_id:3}  {good:3}/{len(settled):<3}"
-        f"{max(s.drop_m for s in settled) * 100:7.1f}{max(s.shift_m for s in settled) * 100:7.1f}"
-        f"{max(s.speed_m_s for s in settled) * 100:7.1f}"
-        f"{build_s:8.1f}{frames[0]:8.0f}{frames[1]:6.0f}{contrast:6.0f}  {task.name[:70]}",
+        f"{task_suite:15}{task_id:3}  {num_in_place:3}/{len(settled):<3}{drop_cm:7.1f}{shift_cm:7.1f}{speed_cm_s:7.1f}"
+        f"{build_s:8.1f}{agentview_ms:8.0f}{wrist_ms:6.0f}{contrast:6.0f}  {task.name[:70]}",
         flush=True,
     )
-    return good == len(settled) and contrast >= MIN_CONTRAST
+    return num_in_place == len(settled) and contrast >= MIN_CONTRAST
 
 
-def main(suites: Sequence[str], assets: str, states: int) -> int:
+def main(suites: Sequence[str], assets: str, num_states: int) -> int:
     pack = find_pack(assets)
     print(f"{pack}\nsuite          id  in place drop  shift  speed   build   agent wrist contr  task")
     print("                             cm     cm   cm/s       s      ms    ms   ast")
     tasks = [(suite, task_id) for suite in suites for task_id in range(len(task_names(suite)))]
-    results = [run_task(suite, task_id, pack.folder, states) for suite, task_id in tasks]
+    results = [check_task(suite, task_id, pack.folder, num_states) for suite, task_id in tasks]
     print(
         f"{sum(results)} of {len(results)} tasks: drawn, and every object of every initial state stays in its place"
     )
@@ -141,5 +141,5 @@ if __name__ == "__main__":
     parser.add_argument("--assets", default="lowpoly", help="lowpoly, official or a folder")
     parser.add_argument("--states", type=int, default=50, help="initial states per task")
     arguments = parser.parse_args()
-    suites = list(MAX_ENV_STEPS) if "all" in arguments.suites else arguments.suites
-    sys.exit(main(suites, arguments.assets, arguments.states))
+    chosen_suites = list(MAX_ENV_STEPS) if "all" in arguments.suites else arguments.suites
+    sys.exit(main(chosen_suites, arguments.assets, arguments.states))

@@ -1,4 +1,4 @@
-"""A picture of every perturbation: kinds below one another, magnitudes 0 to 5 from left to right.
+"""A picture of every perturbation: a row for each kind, magnitudes 0 to 5 from left to right.
 
 python -m benchmarks.contact_sheet --assets official --out docs/images/perturbations.jpg
 """
@@ -6,33 +6,54 @@ python -m benchmarks.contact_sheet --assets official --out docs/images/perturbat
 import argparse
 from pathlib import Path
 
-import numpy as np
 from PIL import Image, ImageDraw
 
 from envs.env import EnvSpec
 from envs.libero import LiberoEnv
 from envs.perturb import KINDS, MAGNITUDES, Perturbation
 
-SIDE, LINES = 160, 24  # pixels of a frame, and of the sentence below it
+FRAME_SIDE = 160  # pixels
+CAPTION_HEIGHT = 24
+MAX_CAPTION = 27  # characters that fit below a frame
 
-parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-parser.add_argument("--task-suite", default="libero_spatial")
-parser.add_argument("--task-id", type=int, default=0)
-parser.add_argument("--init-state", type=int, default=0)
-parser.add_argument("--seed", type=int, default=7)
-parser.add_argument("--assets", default="official")
-parser.add_argument("--out", type=Path, default=Path("perturbations.jpg"))
-arguments = parser.parse_args()
-env = LiberoEnv(EnvSpec(arguments.task_suite, (arguments.task_id,), 1, arguments.assets), arguments.task_id)
-sheet = Image.new("RGB", (SIDE * len(MAGNITUDES), (SIDE + LINES) * len(KINDS)), "white")
-for row, kind in enumerate(KINDS):
-    for magnitude in MAGNITUDES:
-        change = Perturbation(kind, magnitude, arguments.seed)
-        seen = env.reset(arguments.init_state, perturbation=change).observation
-        assert seen is not None
-        x, y, words = magnitude * SIDE, row * (SIDE + LINES), seen.instruction.split()
-        sheet.paste(Image.fromarray(np.asarray(seen.images[0])).resize((SIDE, SIDE)), (x, y))
-        text = f"{kind} {magnitude}" if kind not in ("language", "task") else " ".join(words[:4]) + " ..."
-        ImageDraw.Draw(sheet).text((x + 2, y + SIDE + 2), text[:27], fill="black")
-sheet.save(arguments.out, quality=85)
-env.close()
+
+def caption(kind: str, magnitude: int, instruction: str) -> str:
+    """Kind and magnitude; for a change of the instruction, its first words."""
+    if kind in ("language", "task"):
+        first_words = " ".join(instruction.split()[:4])
+        return f"{first_words} ..."
+    return f"{kind} {magnitude}"
+
+
+def draw_sheet(env: LiberoEnv, init_state_id: int, seed: int) -> Image.Image:
+    """Reset the env once for each kind and magnitude, and put the pictures of agentview side by side."""
+    cell_height = FRAME_SIDE + CAPTION_HEIGHT
+    sheet = Image.new("RGB", (FRAME_SIDE * len(MAGNITUDES), cell_height * len(KINDS)), "white")
+    draw = ImageDraw.Draw(sheet)
+    for row, kind in enumerate(KINDS):
+        for column, magnitude in enumerate(MAGNITUDES):
+            perturbation = Perturbation(kind, magnitude, seed)
+            observation = env.reset(init_state_id, perturbation=perturbation).observation
+            assert observation is not None, "a reset observes unless it is told not to"
+            x = column * FRAME_SIDE
+            y = row * cell_height
+            frame = Image.fromarray(observation.images[0]).resize((FRAME_SIDE, FRAME_SIDE))
+            sheet.paste(frame, (x, y))
+            text = caption(kind, magnitude, observation.instruction)
+            draw.text((x + 2, y + FRAME_SIDE + 2), text[:MAX_CAPTION], fill="black")
+    return sheet
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--task-suite", default="libero_spatial")
+    parser.add_argument("--task-id", type=int, default=0)
+    parser.add_argument("--init-state", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--assets", default="official")
+    parser.add_argument("--out", type=Path, default=Path("perturbations.jpg"))
+    arguments = parser.parse_args()
+    spec = EnvSpec(arguments.task_suite, (arguments.task_id,), num_images=1, assets=arguments.assets)
+    libero_env = LiberoEnv(spec, arguments.task_id)
+    draw_sheet(libero_env, arguments.init_state, arguments.seed).save(arguments.out, quality=85)
+    libero_env.close()

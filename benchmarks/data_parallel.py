@@ -5,12 +5,11 @@
 
 FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. `ranks` is
 `--data-parallel`, which starts a process for every visible GPU. On G GPUs there are G times as many simulators,
-env steps and samples, so the ideal ratio of rates is G. Medians over all iterations but the first, in which passes are
-compiled and recorded. Random weights never succeed; with an entropy term all decisions are learned from all the same.
-What the runs print goes to standard error.
+env steps and samples, so the ideal ratio of rates is G. Printed are medians over all iterations but the first, in which
+passes are compiled and recorded. Random weights never succeed; with an entropy term all decisions are learned from all
+the same. What the runs print goes to standard error.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -23,7 +22,9 @@ from typing import Literal
 import torch
 import tyro
 
-CHUNK = 8  # env steps that a decision covers
+from experiment.run_folder import MetricsRow, read_metrics
+
+CHUNK_LENGTH = 8  # env steps that a decision covers
 FLAGS = (
     "--allow-zero-baseline --eval-interval 1000000 --eval-init-states 40 41 --entropy-coef 0.01 --no-warmup "
     "--transition-steps 0 --wandb-mode disabled"
@@ -54,70 +55,108 @@ class Args:
     """Further flags of train_grpo.py, as one string (--flags="--lr 1e-5")."""
 
 
+@dataclass(frozen=True)
+class Rates:
+    env_steps_per_s: float
+    samples_per_s: float
+
+
 def main(args: Args) -> None:
-    gpus = torch.cuda.device_count() if args.device == "cuda" else 1
-    alone = None
-    for way in args.ways if gpus > 1 else ("one",):
-        rates = measure(args, way, 1 if way == "one" else gpus, alone)
-        alone = rates if way == "one" else alone
+    num_gpus = torch.cuda.device_count() if args.device == "cuda" else 1
+    ways = args.ways if num_gpus > 1 else ("one",)
+    one_gpu_rates = None
+    for way in ways:
+        gpus = 1 if way == "one" else num_gpus
+        updates = run_training(args, way, gpus)
+        rates = measure_rates(updates)
+        print(f"{way}, {gpus} GPU(s), {args.envs_per_gpu} simulators each:", flush=True)
+        print_rates(rates, one_gpu_rates)
+        print_times(updates)
+        if way == "one":
+            one_gpu_rates = rates
 
 
-def measure(args: Args, way: Way, gpus: int, alone: dict[str, float] | None) -> dict[str, float]:
-    """Run train_grpo.py and show its iterations. Returns the rates."""
-    steps = gpus * args.envs_per_gpu * args.episodes_per_env * args.episode_steps
-    num_envs = args.envs_per_gpu  # each rank's
-    budget = [] if args.memory_budget is None else ["--memory-budget", str(args.memory_budget)]
-    launcher = [*LAUNCHER.split(), "--num_processes", str(gpus)] if way == "accelerate" else []
+def run_training(args: Args, way: Way, gpus: int) -> list[MetricsRow]:
+    """Run train_grpo.py; returns the metrics of its updates, without the first if there are others."""
     with tempfile.TemporaryDirectory() as output:
-        command = [
-            sys.executable, *launcher, "train_grpo.py", *(["--data-parallel"] if way == "ranks" else []),
-            "--checkpoint", str(args.checkpoint), "--device", args.device, "--output", output, *FLAGS.split(), *budget,
-            "--num-envs", str(num_envs), "--max-env-steps", str(args.episode_steps), "--n-steps", str(steps),
-            "--total-steps", str(args.iterations * steps), "--n-epochs", str(args.n_epochs),
-            "--batch-size", str(args.batch_per_gpu * gpus), *args.flags.split(),
-        ]  # fmt: skip
-        done = subprocess.run(command, env=None if gpus > 1 else one_gpu(), stdout=sys.stderr)
-        if done.returncode != 0:
-            raise SystemExit(f"{way}: exit code {done.returncode}, see above")
+        command = training_command(args, way, gpus, output)
+        finished = subprocess.run(command, env=one_gpu_environ() if gpus == 1 else None, stdout=sys.stderr)
+        if finished.returncode != 0:
+            raise SystemExit(f"{way}: exit code {finished.returncode}, see above")
         (metrics,) = Path(output).glob("*/metrics.jsonl")
-        records = [json.loads(line) for line in metrics.read_text().splitlines()]
-    updates = [record for record in records if "rollout/time_s" in record]
-    print(f"{way}, {gpus} GPU(s), {args.envs_per_gpu} simulators each:", flush=True)
-    return show(updates[1:] or updates, alone)
+        updates = [row for row in read_metrics(metrics) if "rollout/time_s" in row]
+    return updates[1:] or updates
 
 
-def one_gpu() -> dict[str, str]:
-    """The environment in which the first visible GPU is the only one."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    return {**os.environ, "CUDA_VISIBLE_DEVICES": visible}
-
-
-def show(records: list[dict[str, float]], alone: dict[str, float] | None) -> dict[str, float]:
-    """Print seconds, memory and rates of the iterations, the rates as ratios to those of one GPU, too."""
-
-    def middle(name: str) -> float:
-        return median(record.get(name, 0.0) for record in records)
-
-    rates = {
-        "env steps/s": middle("rollout/env_steps_per_s"),
-        "update samples/s": median(samples_learned(record) / record["time/update"] for record in records),
+def training_command(args: Args, way: Way, gpus: int, output: str) -> list[str]:
+    n_steps = gpus * args.envs_per_gpu * args.episodes_per_env * args.episode_steps
+    settings: dict[str, object] = {
+        "--checkpoint": args.checkpoint,
+        "--device": args.device,
+        "--output": output,
+        "--num-envs": args.envs_per_gpu,  # of each rank
+        "--max-env-steps": args.episode_steps,
+        "--n-steps": n_steps,
+        "--total-steps": args.iterations * n_steps,
+        "--n-epochs": args.n_epochs,
+        "--batch-size": args.batch_per_gpu * gpus,
     }
-    for rate, value in rates.items():
-        ratio = f", {value / alone[rate]:.2f} x one GPU" if alone else ""
-        print(f"    {value:8.1f} {rate}{ratio}")
+    if args.memory_budget is not None:
+        settings["--memory-budget"] = args.memory_budget
+    command = [sys.executable]
+    if way == "accelerate":
+        command += [*LAUNCHER.split(), "--num_processes", str(gpus)]
+    command.append("train_grpo.py")
+    if way == "ranks":
+        command.append("--data-parallel")
+    for flag, value in settings.items():
+        command += [flag, str(value)]
+    return [*command, *FLAGS.split(), *args.flags.split()]
+
+
+def one_gpu_environ() -> dict[str, str]:
+    """The environment variables with which the first visible GPU is the only one."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": first}
+
+
+def measure_rates(updates: list[MetricsRow]) -> Rates:
+    return Rates(
+        env_steps_per_s=middle(updates, "rollout/env_steps_per_s"),
+        samples_per_s=median(samples_learned(row) / row["time/update"] for row in updates),
+    )
+
+
+def samples_learned(row: MetricsRow) -> float:
+    """How many decisions an update learned from, counted once in every epoch."""
+    decisions = row["rollout/env_steps_per_s"] * row["rollout/time_s"] / CHUNK_LENGTH
+    return row["train/epochs"] * decisions * (1 - row["train/zero_advantage_fraction"])
+
+
+def middle(updates: list[MetricsRow], name: str) -> float:
+    """Median of a metric; an update without it counts as 0."""
+    return median(row.get(name, 0.0) for row in updates)
+
+
+def print_rates(rates: Rates, one_gpu_rates: Rates | None) -> None:
+    """Rates of the iterations, also as ratios to those of one GPU if these are known."""
+    for name, unit in (("env_steps_per_s", "env steps/s"), ("samples_per_s", "update samples/s")):
+        rate = getattr(rates, name)
+        ratio = ""
+        if one_gpu_rates is not None:
+            ratio = f", {rate / getattr(one_gpu_rates, name):.2f} x one GPU"
+        print(f"    {rate:8.1f} {unit}{ratio}")
+
+
+def print_times(updates: list[MetricsRow]) -> None:
+    """Seconds of the parts of an iteration, and memory."""
     print(
-        f"    rollout {middle('rollout/time_s'):.1f} s (policy {middle('time/infer'):.1f}, waiting "
-        f"{middle('time/wait'):.1f}), update {middle('time/update'):.1f} s, checkpoint "
-        f"{middle('time/checkpoint'):.1f} s, peak {middle('system/gpu_mem_gb'):.1f} GiB, first ratio error "
-        f"{middle('train/first_ratio_error'):.4f}",
+        f"    rollout {middle(updates, 'rollout/time_s'):.1f} s (policy {middle(updates, 'time/infer'):.1f}, waiting "
+        f"{middle(updates, 'time/wait'):.1f}), update {middle(updates, 'time/update'):.1f} s, checkpoint "
+        f"{middle(updates, 'time/checkpoint'):.1f} s, peak {middle(updates, 'system/gpu_mem_gb'):.1f} GiB, first ratio "
+        f"error {middle(updates, 'train/first_ratio_error'):.4f}",
         flush=True,
     )
-    return rates
-
-
-def samples_learned(record: dict[str, float]) -> float:
-    decisions = record["rollout/env_steps_per_s"] * record["rollout/time_s"] / CHUNK
-    return record["train/epochs"] * decisions * (1 - record["train/zero_advantage_fraction"])
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python -m benchmarks.decision [CHECKPOINT]
 
-Medians of `repeats` calls after two that are not counted.
+Prints medians of `repeats` calls, after two calls that do not count.
 """
 
 import os
@@ -14,7 +14,7 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import torch  # noqa: E402
 import tyro  # noqa: E402
 
-from benchmarks.gpu import observations, timed  # noqa: E402
+from benchmarks.timing import make_observations, median_seconds  # noqa: E402
 from vla.loading import LoadOptions  # noqa: E402
 from vla.policy import Policy  # noqa: E402
 
@@ -32,15 +32,20 @@ class Args:
 def main(args: Args) -> None:
     torch.set_num_threads(1)
     policy = Policy.load(args.checkpoint, LoadOptions(task_suite=args.task_suite, device="cpu"))
-    seen = observations(policy, args.batch, prepared=False)
-    whole = timed(lambda: policy.act(seen), args.repeats)
-    preprocessing = timed(lambda: [policy.prepare(one.images) for one in seen], args.repeats)
+    observations = make_observations(policy, args.batch, prepared=False)
+
+    def prepare_all() -> None:
+        for observation in observations:
+            policy.prepare(observation.images)
+
+    call_s = median_seconds(lambda: policy.act(observations), args.repeats)
+    preprocessing_s = median_seconds(prepare_all, args.repeats)
     with policy.teacher():
-        teacher = timed(lambda: policy.act(seen), args.repeats)
+        teacher_s = median_seconds(lambda: policy.act(observations), args.repeats)
     print(f"{policy.num_images} image(s), {args.batch} observation(s) a call, one thread")
-    print(f"{'one call':>16} {1e3 * whole:7.1f} ms")
-    print(f"{'of it images':>16} {1e3 * preprocessing:7.1f} ms, {preprocessing / whole:.0%}")
-    print(f"{'adapters off':>16} {1e3 * teacher:7.1f} ms")
+    print(f"{'one call':>16} {1e3 * call_s:7.1f} ms")
+    print(f"{'of it images':>16} {1e3 * preprocessing_s:7.1f} ms, {preprocessing_s / call_s:.0%}")
+    print(f"{'adapters off':>16} {1e3 * teacher_s:7.1f} ms")
 
 
 if __name__ == "__main__":

@@ -2,15 +2,16 @@
 
 The reference is what the published evaluations do: OffScreenRenderEnv with two 256x256 cameras, one action at a time,
 both cameras rendered at every step. Both envs run in this process, take turns chunk by chunk and execute the same
-random actions, so that a busy machine slows both; medians over the chunks are printed.
+random actions, so that a busy machine slows both. Medians over the chunks are printed.
 
     python -m benchmarks.env_step --task-suite libero_spatial --task-id 0 --chunks 20
 """
 
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TypeVar
 
 import numpy as np
 import tyro
@@ -21,11 +22,12 @@ from envs.libero import SETTLING_ACTION, SETTLING_STEPS, LiberoEnv, task_files
 from envs.rendering import prepare
 from envs.tasks import load_init_states
 
-CHUNK = 8
+CHUNK_LENGTH = 8
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Args:
     task_suite: str = "libero_spatial"
     task_id: int = 0
     chunks: int = 20
@@ -34,13 +36,28 @@ class Arguments:
     assets: str = "lowpoly"
 
 
-def timed(action: Callable[[], object]) -> tuple[float, object]:
+@dataclass
+class Timing:
+    """Seconds of one of the two loops."""
+
+    make_s: float
+    reset_s: float
+    chunks_s: list[float] = field(default_factory=list)
+
+    def row(self, name: str) -> str:
+        chunk_s = median(self.chunks_s)
+        return f"{name:34}{CHUNK_LENGTH / chunk_s:12.1f}{1000 * chunk_s:12.1f}{self.make_s:9.2f}{self.reset_s:9.2f}"
+
+
+def timed(call: Callable[[], T]) -> tuple[float, T]:
+    """Seconds of a call, and what it returns."""
     started = time.perf_counter()
-    outcome = action()
-    return time.perf_counter() - started, outcome
+    result = call()
+    return time.perf_counter() - started, result
 
 
 def make_reference(spec: EnvSpec, task_id: int):
+    """The env of the published evaluations."""
     import libero.libero
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 
@@ -64,48 +81,52 @@ def step_reference(reference, actions: np.ndarray) -> None:
         reference.step(action)
 
 
-def main(arguments: Arguments) -> None:
-    spec = EnvSpec(arguments.task_suite, (arguments.task_id,), arguments.num_images, arguments.assets)
-    init_state = load_init_states(task_files(spec, arguments.task_id).init_states)[0]
+def main(args: Args) -> None:
+    spec = EnvSpec(args.task_suite, (args.task_id,), args.num_images, args.assets)
+    init_state = load_init_states(task_files(spec, args.task_id).init_states)[0]
     prepare()
 
-    ours = LiberoEnv(spec, arguments.task_id)
-    our_make_s, _ = timed(
-        lambda: ours.reset(0)
-    )  # with the import of the simulator, so it comes first for both to use
-    reference_make_s, reference = timed(lambda: make_reference(spec, arguments.task_id))
+    env = LiberoEnv(spec, args.task_id)
+    # The first reset builds the simulator and imports it. Ours comes first, so that both can use its imports.
+    env_make_s, _ = timed(lambda: env.reset(0))
+    reference_make_s, reference = timed(lambda: make_reference(spec, args.task_id))
     reference_reset_s, _ = timed(lambda: reset_reference(reference, init_state))
-    our_reset_s, _ = timed(lambda: ours.reset(0))
+    env_reset_s, _ = timed(lambda: env.reset(0))
+    env_timing = Timing(env_make_s, env_reset_s)
+    reference_timing = Timing(reference_make_s, reference_reset_s)
 
+    renders_s = []
     generator = np.random.default_rng(0)
-    reference_s, our_s, render_s = [], [], []
-    for _ in range(arguments.chunks):
-        actions = generator.uniform(-1, 1, (CHUNK, 7))
-        reference_s.append(timed(lambda: step_reference(reference, actions))[0])  # noqa: B023
-        seconds, result = timed(lambda: ours.step_chunk(actions))  # noqa: B023
-        our_s.append(seconds)
-        render_s.append(result.render_s)
+    for _ in range(args.chunks):
+        actions = generator.uniform(-1, 1, (CHUNK_LENGTH, 7))
+        started = time.perf_counter()
+        step_reference(reference, actions)
+        between = time.perf_counter()
+        result = env.step_chunk(actions)
+        env_timing.chunks_s.append(time.perf_counter() - between)
+        reference_timing.chunks_s.append(between - started)
+        renders_s.append(result.render_s)
         if result.done:
-            ours.reset(0)
+            env.reset(0)
             reset_reference(reference, init_state)
+    reference.close()
+    env.close()
+    print_table(args, reference_timing, env_timing, median(renders_s))
 
-    theirs, mine, render = (statistics.median(values) for values in (reference_s, our_s, render_s))
-    print(
-        f"{arguments.task_suite} task {arguments.task_id}, {find_pack(spec.assets)}, {arguments.chunks} chunks"
-    )
+
+def print_table(args: Args, reference: Timing, env: Timing, render_s: float) -> None:
+    print(f"{args.task_suite} task {args.task_id}, {find_pack(args.assets)}, {args.chunks} chunks")
     print(f"{'':34}{'env steps/s':>12}{'ms a chunk':>12}{'make s':>9}{'reset s':>9}")
-    for name, chunk_s, make_s, reset_s in (
-        ("LIBERO's loop, 2 cameras each step", theirs, reference_make_s, reference_reset_s),
-        (f"step_chunk, {arguments.num_images} camera(s) each chunk", mine, our_make_s, our_reset_s),
-    ):
-        print(f"{name:34}{CHUNK / chunk_s:12.1f}{1000 * chunk_s:12.1f}{make_s:9.2f}{reset_s:9.2f}")
+    print(reference.row("LIBERO's loop, 2 cameras each step"))
+    print(env.row(f"step_chunk, {args.num_images} camera(s) each chunk"))
+    chunk_s = median(env.chunks_s)
+    ratio = median(reference.chunks_s) / chunk_s
+    render_share = render_s / chunk_s
     print(
-        f"ratio {theirs / mine:.2f}; of step_chunk {render / mine:.0%} is rendering, {1 - render / mine:.0%} simulation"
+        f"ratio {ratio:.2f}; of step_chunk {render_share:.0%} is rendering, {1 - render_share:.0%} simulation"
     )
     print("(make of step_chunk includes the imports, the first reset and just-in-time compilation)")
-    reference.close()
-    ours.close()
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments))
+    main(tyro.cli(Args))

@@ -41,30 +41,36 @@ CONFIG = {
 
 def write_full_size(folder: tyro.conf.Positional[Path]) -> None:
     """A full-size folder: random weights made on the GPU, tokenizer and statistics of the small checkpoints."""
-    with tempfile.TemporaryDirectory() as small:
-        make_tiny_checkpoint(Path(small))
+    with tempfile.TemporaryDirectory() as small_folder:
+        small = make_tiny_checkpoint(Path(small_folder))
         folder.mkdir(parents=True, exist_ok=True)
         for name in ("tokenizer.json", "tokenizer_config.json", "dataset_statistics.json"):
-            (folder / name).write_bytes((Path(small) / name).read_bytes())
-        processor = json.loads((Path(small) / "preprocessor_config.json").read_text().replace("120", "224"))
-    write_json(folder / "preprocessor_config.json", processor)
+            (folder / name).write_bytes((small / name).read_bytes())
+        processor = (small / "preprocessor_config.json").read_text()
+    # The only sizes in it are those of the small checkpoint's images.
+    write_json(folder / "preprocessor_config.json", json.loads(processor.replace("120", "224")))
     write_json(folder / "config.json", CONFIG)
     with torch.device("meta"):
         network = OpenVLAOFT(read_network_config(folder), num_action_tokens=56)
     network = network.to(torch.bfloat16).to_empty(device="cuda")
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            if name.endswith(".gamma") or (
-                parameter.ndim == 1 and "norm" in name and name.endswith("weight")
-            ):
-                parameter.fill_(1.0)
-            elif parameter.ndim == 1:
-                parameter.zero_()
-            else:
-                parameter.normal_(0.0, parameter[0].numel() ** -0.5)
+    initialise(network)
     network.proprio_projector = ProprioProjector(8, 4096)
     save_checkpoint(folder, network, CONFIG)
+
+
+@torch.no_grad()
+def initialise(network: OpenVLAOFT) -> None:
+    """Scales 1, biases 0, all other weights random with standard deviation 1 / sqrt(inputs)."""
+    torch.manual_seed(0)
+    for name, parameter in network.named_parameters():
+        is_vector = parameter.ndim == 1
+        is_norm_scale = is_vector and "norm" in name and name.endswith("weight")
+        if name.endswith(".gamma") or is_norm_scale:
+            parameter.fill_(1.0)
+        elif is_vector:
+            parameter.zero_()
+        else:
+            parameter.normal_(0.0, parameter[0].numel() ** -0.5)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python -m benchmarks.gpu [--folder FOLDER] [--memory-gib 24] [--frozen-weights bf16 int8] [--no-iteration]
 
-Random weights at full size (written once to --folder, 15 GB), two images, 599 tokens. One forward pass of
-an observation is 8.6 TFLOP, of an update's sample twice that: the frozen weights get no gradient. MFU is the share of
-the rate of an 8192 x 8192 x 8192 product measured in the same run. The allocator is capped: what does not fit fails.
-Every kind of update has a policy of its own, so no line counts memory of passes that another has recorded.
+The weights are random, of full size (written once to --folder, 15 GB), with two images and 599 tokens. One forward pass
+of an observation is 8.6 TFLOP. An update's sample is twice that, because the frozen weights get no gradient. MFU is the
+share of the rate of an 8192 x 8192 x 8192 product measured in the same run. The allocator is capped: what does not fit
+fails. Every kind of update has a policy of its own, so no line counts memory of passes that another has recorded.
 """
 
 import gc
@@ -14,14 +14,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
-import numpy as np
 import torch
 import tyro
+from torch import Tensor
 
 from benchmarks import data_parallel
 from benchmarks.full_size import write_full_size
+from benchmarks.timing import make_observations, median_seconds
 from contracts import BadInput, Observation
 from vla.loading import Compile, FrozenWeights, LoadOptions
 from vla.memory import fit_to_memory
@@ -30,7 +30,9 @@ from vla.tokens import FIRST_ACTION_TOKEN
 
 GIB = 2**30
 TFLOP_FORWARD = 8.6  # of one observation with two images, 599 tokens, in the 7B network
-INSTRUCTION = "pick up the black bowl between the plate and the ramekin and place it on the plate"
+PASSES_TO_DECIDE = 1  # forward passes' worth of work
+PASSES_TO_LEARN = 2
+AGREEMENT_OBSERVATIONS = 16
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,33 @@ class Args:
     """Measure a whole iteration with simulators (`benchmarks.data_parallel`)."""
 
 
+@dataclass(frozen=True)
+class Meter:
+    """Times calls and prints their lines."""
+
+    ceiling: float  # TFLOP/s that count as 100 %
+    repeats: int
+
+    def report(self, name: str, num_rows: int, call: Callable[[], object], passes: int) -> None:
+        """Print milliseconds for each of the `num_rows` rows of a call, MFU and memory.
+
+        passes: the work of a row in forward passes.
+        """
+        torch.cuda.reset_peak_memory_stats()
+        try:
+            row_s = median_seconds(call, self.repeats) / num_rows
+        except torch.OutOfMemoryError:
+            print(f"{name:36} {num_rows:3}: does not fit", flush=True)
+            return
+        utilisation = passes * TFLOP_FORWARD / row_s / self.ceiling
+        reserved_gib = torch.cuda.max_memory_reserved() / GIB
+        print(
+            f"{name:36} {num_rows:3}: {1e3 * row_s:6.1f} ms each, {utilisation:4.0%} MFU, peak {peak_gib():5.2f} GiB "
+            f"allocated, {reserved_gib:5.2f} reserved",
+            flush=True,
+        )
+
+
 def main(args: Args) -> None:
     if args.folder is None:
         with tempfile.TemporaryDirectory() as folder:
@@ -62,25 +91,18 @@ def main(args: Args) -> None:
 
 
 def measure(folder: Path, args: Args) -> None:
-    ceiling = matrix_rate()
-    name = torch.cuda.get_device_name()
-    print(f"{name}, torch {torch.__version__}; matrix product {ceiling:.0f} TFLOP/s", flush=True)
+    meter = Meter(matrix_rate(), args.repeats)
+    gpu = torch.cuda.get_device_name()
+    print(f"{gpu}, torch {torch.__version__}; matrix product {meter.ceiling:.0f} TFLOP/s", flush=True)
     if not (folder / "config.json").exists():
         write_full_size(folder)
     for weights in args.frozen_weights:
         print(f"frozen weights: {weights}", flush=True)
-        measure_deciding(folder, weights, args, ceiling)
-        for everything in (False, True):
-            for micro_batch_size in args.micro_batches:
-                policy = load(folder, args.memory_gib, weights)
-                if everything:
-                    policy.recompute_everything()
-                label = "all blocks" if everything else "nothing"
-                report_update(policy, f"update, recomputing {label}", micro_batch_size, args, ceiling)
-                del policy
+        measure_deciding(folder, weights, args, meter)
+        measure_updates(folder, weights, args, meter)
         measure_optimizer(folder, weights, args)
-        for gib in args.budgets_gib:
-            measure_budget(folder, gib, weights, args, ceiling)
+        for budget_gib in args.budgets_gib:
+            measure_budget(folder, budget_gib, weights, meter)
     if args.agreement:
         measure_agreement(folder, args.frozen_weights)
     free_memory()
@@ -101,137 +123,135 @@ def load(folder: Path, memory_gib: float | None, weights: FrozenWeights, compile
     return Policy.load(str(folder), options)
 
 
-def measure_deciding(folder: Path, weights: FrozenWeights, args: Args, ceiling: float) -> None:
-    """All sizes are met before the first is timed: right after compiling, times are not yet those of a long run."""
+def measure_deciding(folder: Path, weights: FrozenWeights, args: Args, meter: Meter) -> None:
+    """Call every batch size once before the first is timed: right after compiling, calls are slower than later."""
     started = time.perf_counter()
     policy = load(folder, args.memory_gib, weights)
-    print(
-        f"load {time.perf_counter() - started:.1f} s, {torch.cuda.memory_allocated() / GIB:.2f} GiB",
-        flush=True,
-    )
-    seen = observations(policy, max(args.batches))
+    allocated_gib = torch.cuda.memory_allocated() / GIB
+    print(f"load {time.perf_counter() - started:.1f} s, {allocated_gib:.2f} GiB", flush=True)
+    observations = make_observations(policy, max(args.batches))
     for batch in args.batches:
         started = time.perf_counter()
-        policy.act(seen[:batch])
+        policy.act(observations[:batch])
         print(f"first act of {batch}: {time.perf_counter() - started:.1f} s", flush=True)
     for batch in args.batches:
-        report("act", batch, lambda n=batch: policy.act(seen[:n]), args.repeats, ceiling, 1)
+        report_act(policy, "act", observations[:batch], meter)
     with policy.teacher():
-        report("act, teacher", 1, lambda: policy.act(seen[:1]), args.repeats, ceiling, 1)
+        report_act(policy, "act, teacher", observations[:1], meter)
 
 
-def report_update(policy: Policy, name: str, micro_batch_size: int, args: Args, ceiling: float) -> None:
-    seen = observations(policy, micro_batch_size)
+def report_act(policy: Policy, name: str, observations: Sequence[Observation], meter: Meter) -> None:
+    meter.report(name, len(observations), lambda: policy.act(observations), PASSES_TO_DECIDE)
+
+
+def measure_updates(folder: Path, weights: FrozenWeights, args: Args, meter: Meter) -> None:
+    for recomputed in ("nothing", "all blocks"):
+        for micro_batch_size in args.micro_batches:
+            policy = load(folder, args.memory_gib, weights)
+            if recomputed == "all blocks":
+                policy.recompute_everything()
+            report_update(policy, f"update, recomputing {recomputed}", micro_batch_size, meter)
+            del policy  # the next one may need its memory
+
+
+def report_update(policy: Policy, name: str, micro_batch_size: int, meter: Meter) -> None:
+    observations = make_observations(policy, micro_batch_size)
 
     def update() -> None:
         for _, parameter in policy.named_trainable_parameters():
             parameter.grad = None
-        learn_from(policy, seen)
+        learn_from(policy, observations)
 
-    report(name, micro_batch_size, update, args.repeats, ceiling, 2)
+    meter.report(name, micro_batch_size, update, PASSES_TO_LEARN)
 
 
 def measure_optimizer(folder: Path, weights: FrozenWeights, args: Args) -> None:
     """A step of two samples: forward and backward pass, AdamW, the copies that the frozen products keep of adapters."""
     policy = load(folder, args.memory_gib, weights)
-    seen = observations(policy, 2)
-    optimizer = torch.optim.AdamW([p for _, p in policy.named_trainable_parameters()], lr=1e-15, fused=True)
+    observations = make_observations(policy, 2)
+    parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
+    optimizer = torch.optim.AdamW(parameters, lr=1e-15, fused=True)
     policy.watch(optimizer)
 
     def step() -> None:
-        learn_from(policy, seen)
+        learn_from(policy, observations)
         optimizer.step()
         optimizer.zero_grad()
 
     torch.cuda.reset_peak_memory_stats()
-    took = timed(step, args.repeats)
-    print(f"optimizer step of 2 samples: {1e3 * took:.1f} ms, peak {peak():.2f} GiB", flush=True)
+    step_s = median_seconds(step, args.repeats)
+    print(f"optimizer step of 2 samples: {1e3 * step_s:.1f} ms, peak {peak_gib():.2f} GiB", flush=True)
 
 
-def measure_budget(folder: Path, gib: float, weights: FrozenWeights, args: Args, ceiling: float) -> None:
+def measure_budget(folder: Path, budget_gib: float, weights: FrozenWeights, meter: Meter) -> None:
     """What a run with this --memory-budget would choose, and what that reaches under it."""
     for batch_size in (2, 32):
-        policy = load(folder, gib, weights)
+        policy = load(folder, budget_gib, weights)
         try:
             micro_batch_size = fit_to_memory(policy, "auto", "auto", batch_size, 0)
         except BadInput as reason:
-            print(f"--memory-budget {gib:g}, --batch-size {batch_size}: refused: {reason}", flush=True)
-            del policy
-            continue
-        recomputed = dict(policy.describe())["recomputed"].split(" in ")[0]
-        report_update(
-            policy, f"{gib:g} GiB, batch {batch_size}, {recomputed}", micro_batch_size, args, ceiling
-        )
-        del policy
+            print(f"--memory-budget {budget_gib:g}, --batch-size {batch_size}: refused: {reason}", flush=True)
+        else:
+            recomputed = dict(policy.describe())["recomputed"].split(" in ")[0]
+            name = f"{budget_gib:g} GiB, batch {batch_size}, {recomputed}"
+            report_update(policy, name, micro_batch_size, meter)
+        del policy  # the next one may need its memory
 
 
-def measure_agreement(folder: Path, formats: Sequence[FrozenWeights], count: int = 16) -> None:
+def measure_agreement(folder: Path, formats: Sequence[FrozenWeights]) -> None:
     """Greedy tokens of compiled passes and their log-probs, beside those of plain passes in float32."""
-    decided = {}
+    tokens: dict[FrozenWeights, Tensor] = {}
+    acting: dict[FrozenWeights, Tensor] = {}  # log-probs of the tokens
+    learning: dict[FrozenWeights, Tensor] = {}  # likewise, by the passes of an update
     for weights in formats:
         policy = load(folder, None, weights)
-        seen = observations(policy, count)
-        acted = policy.act(seen)
-        learned = torch.cat([policy.chunk_logits(seen[i : i + 2]).detach().cpu() for i in range(0, count, 2)])
-        decided[weights] = acted, policy.token_logprobs(learned, acted.tokens, 1.0)
-        del policy
+        observations = make_observations(policy, AGREEMENT_OBSERVATIONS)
+        acted = policy.act(observations)
+        logits = chunk_logits(policy, observations, 2)
+        tokens[weights] = acted.tokens
+        acting[weights] = acted.logprobs
+        learning[weights] = policy.token_logprobs(logits, acted.tokens, 1.0)
+        del policy  # the next one may need its memory
     policy = load(folder, None, "float32", compile="off")
     with torch.no_grad():
-        logits = torch.cat([policy.chunk_logits([one]) for one in seen]).cpu()
-    for weights, (acted, learned) in decided.items():
-        share = (acted.tokens == logits.argmax(-1) + FIRST_ACTION_TOKEN).float().mean()
-        apart = acted.logprobs - policy.token_logprobs(logits, acted.tokens, 1.0)
-        ratio = ((learned - acted.logprobs).exp() - 1).abs().mean()
+        logits = chunk_logits(policy, make_observations(policy, AGREEMENT_OBSERVATIONS), 1)
+    for weights in formats:
+        share = (tokens[weights] == logits.argmax(-1) + FIRST_ACTION_TOKEN).float().mean()
+        differences = (acting[weights] - policy.token_logprobs(logits, tokens[weights], 1.0)).abs()
+        ratio_error = ((learning[weights] - acting[weights]).exp() - 1).abs().mean()
         print(
             f"compiled {weights} beside float32: {share:.1%} of the greedy tokens equal; log-probs apart by "
-            f"{apart.abs().mean():.4f} on average, {apart.abs().max():.4f} at most; learning beside acting: mean "
-            f"|ratio - 1| of tokens {ratio:.4f}"
+            f"{differences.mean():.4f} on average, {differences.max():.4f} at most; learning beside acting: mean "
+            f"|ratio - 1| of tokens {ratio_error:.4f}"
         )
 
 
-def report(
-    name: str, count: int, call: Callable[[], object], repeats: int, ceiling: float, passes: int
-) -> None:
-    """A line: milliseconds for each of the `count` rows of a call, MFU, memory. passes: forward passes' worth of work.
-
-    ceiling: TFLOP/s that count as 100 %.
-    """
-    torch.cuda.reset_peak_memory_stats()
-    try:
-        milliseconds = 1e3 * timed(call, repeats) / count
-    except torch.OutOfMemoryError:
-        print(f"{name:36} {count:3}: does not fit", flush=True)
-        return
-    share = passes * TFLOP_FORWARD / (milliseconds / 1e3) / ceiling
-    print(
-        f"{name:36} {count:3}: {milliseconds:6.1f} ms each, {share:4.0%} MFU, peak {peak():5.2f} GiB allocated, "
-        f"{torch.cuda.max_memory_reserved() / GIB:5.2f} reserved",
-        flush=True,
-    )
+def chunk_logits(policy: Policy, observations: Sequence[Observation], micro_batch_size: int) -> Tensor:
+    """Logits (N, A, 256) on the CPU, of a few observations at a time."""
+    parts = []
+    for start in range(0, len(observations), micro_batch_size):
+        logits = policy.chunk_logits(observations[start : start + micro_batch_size])
+        parts.append(logits.detach().cpu())
+    return torch.cat(parts)
 
 
-def timed(call: Callable[[], object], repeats: int) -> float:
-    """Median seconds of a call that ends with the GPU idle, after two calls that do not count."""
-    durations = []
-    for i in range(repeats + 2):
-        started = time.perf_counter()
-        call()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        if i >= 2:
-            durations.append(time.perf_counter() - started)
-    return median(durations)
+def learn_from(policy: Policy, observations: Sequence[Observation]) -> None:
+    """Forward and backward pass of a micro-batch; the gradient is added to what is there."""
+    logits = policy.chunk_logits(observations)
+    tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
+    policy.token_logprobs(logits, tokens, 1.0).mean().backward()
 
 
-def peak() -> float:
-    """Most memory in GiB that tensors have held since the last reset."""
+def peak_gib() -> float:
+    """Most memory that tensors have held since the last reset."""
     return torch.cuda.max_memory_allocated() / GIB
 
 
 def matrix_rate() -> float:
     """TFLOP/s of a large bfloat16 product of random matrices."""
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return 2 * 8192**3 / timed(lambda: a @ b, 20) / 1e12
+    a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    b = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    return 2 * 8192**3 / median_seconds(lambda: a @ b, 20) / 1e12
 
 
 def free_memory() -> None:
@@ -239,22 +259,6 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def observations(policy: Policy, count: int, prepared: bool = True) -> list[Observation]:
-    """Noise, by default as the simulators' processes deliver it: preprocessing is not the policy's process's work."""
-    random = np.random.default_rng(0)
-    frames = random.integers(0, 256, (count, policy.num_images, 256, 256, 3), dtype=np.uint8)
-    return [
-        Observation(policy.prepare(images) if prepared else images, np.zeros(8), INSTRUCTION, prepared)
-        for images in frames
-    ]
-
-
-def learn_from(policy: Policy, seen: Sequence[Observation]) -> None:
-    """Forward and backward pass of a micro-batch; the gradient is added to what is there."""
-    logits = policy.chunk_logits(seen)
-    policy.token_logprobs(logits, logits.argmax(-1) + FIRST_ACTION_TOKEN, 1.0).mean().backward()
 
 
 if __name__ == "__main__":

@@ -1,24 +1,25 @@
 """Table and picture of several runs: python -m benchmarks.learning_report FOLDER [--picture FILE]
 
-FOLDER/VARIANT/seed_S.jsonl is the metrics.jsonl of one run. For every variant: greedy success of all its seeds before
-and after training with Wilson intervals, after how many env steps and minutes of rollouts and updates the success of
-the last WINDOW training episodes has reached a level, and the success of the training episodes between two numbers of
-env steps (--between), all seeds and each.
+FOLDER/VARIANT/seed_S.jsonl is the metrics.jsonl of one run. For every variant the table shows, over all its seeds:
+greedy success before and after training with Wilson intervals; after how many env steps and minutes of rollouts and
+updates the success of the last WINDOW training episodes has reached a level; and the success of the training episodes
+between two numbers of env steps (--between), of all seeds together and of each.
 """
 
-from __future__ import annotations
-
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
 
 from experiment.run_folder import MetricsRow, read_metrics
 from experiment.statistics import Successes
 
-GREEDY, TEACHER = "eval/student_success", "eval/teacher_success"
+GREEDY = "eval/student_success"
+TEACHER = "eval/teacher_success"
+ROLLOUT = "rollout/success_rate"
 WINDOW = 50  # episodes
 LEVELS = (0.5, 0.75, 0.9)
 
@@ -34,109 +35,143 @@ class Point:
 
 @dataclass(frozen=True)
 class Variant:
+    """The runs of one folder."""
+
     name: str
     seeds: list[list[MetricsRow]]  # rows of metrics.jsonl
 
-    def evaluated(self) -> list[list[MetricsRow]]:
-        """Per seed that was evaluated before and after, the rows of its evaluations."""
-        return [found for rows in self.seeds if len(found := [row for row in rows if GREEDY in row]) > 1]
+    def evaluations(self) -> list[list[MetricsRow]]:
+        """The rows of the evaluations, for every seed that was evaluated before and after training."""
+        by_seed = [evaluation_rows(rows) for rows in self.seeds]
+        return [rows for rows in by_seed if len(rows) > 1]
 
-    def greedy(self, which: int) -> str:
-        """All seeds together; which: 0 for the first evaluation, -1 for the last one."""
-        rows = [evaluated[which] for evaluated in self.evaluated()]
-        if not rows:
-            return "-"
-        return str(
-            Successes(
-                sum(int(row[f"{GREEDY}_k"]) for row in rows), sum(int(row[f"{GREEDY}_n"]) for row in rows)
-            )
-        )
+    def greedy_before(self) -> str:
+        return pooled_greedy([rows[0] for rows in self.evaluations()])
+
+    def greedy_after(self) -> str:
+        return pooled_greedy([rows[-1] for rows in self.evaluations()])
 
     def gains(self) -> list[float]:
-        """Per seed, of greedy success over the teacher, in points."""
-        return [100 * (rows[-1][GREEDY] - rows[-1][TEACHER]) for rows in self.evaluated()]
+        """Greedy success minus the teacher's after training, in points, for every seed."""
+        return [100 * (rows[-1][GREEDY] - rows[-1][TEACHER]) for rows in self.evaluations()]
 
-    def between(self, first: int, last: int) -> str:
+    def training_success(self, first: int, last: int) -> str:
         """Success of the training episodes whose update ended after `first` env steps, up to `last`."""
-        seeds = []
+        by_seed = []
         for rows in self.seeds:
-            counted = [
-                row for row in rows if first < row["global_step"] <= last and "rollout/success_rate" in row
-            ]
-            numbers = [int(row["rollout/trajectories"]) for row in counted]
-            successes = [
-                round(row["rollout/success_rate"] * n) for row, n in zip(counted, numbers, strict=True)
-            ]
-            seeds.append(Successes(sum(successes), sum(numbers)))
-        each = ", ".join(f"{100 * seed.k / seed.n:.0f}" for seed in seeds)
-        return f"{Successes(sum(seed.k for seed in seeds), sum(seed.n for seed in seeds))} ({each})"
+            counted = [row for row in rows if ROLLOUT in row and first < row["global_step"] <= last]
+            by_seed.append(pool(rollout_successes(row) for row in counted))
+        percentages = ", ".join(f"{100 * successes.rate:.0f}" for successes in by_seed)
+        return f"{pool(by_seed)} ({percentages})"
 
 
-def curve(rows: Sequence[MetricsRow]) -> list[Point]:
-    points, episodes, seconds = [], [], 0.0
+def evaluation_rows(rows: Sequence[MetricsRow]) -> list[MetricsRow]:
+    return [row for row in rows if GREEDY in row]
+
+
+def pool(parts: Iterable[Successes]) -> Successes:
+    parts = list(parts)
+    return Successes(sum(part.k for part in parts), sum(part.n for part in parts))
+
+
+def pooled_greedy(rows: Sequence[MetricsRow]) -> str:
+    if not rows:
+        return "-"
+    return str(pool(Successes(int(row[f"{GREEDY}_k"]), int(row[f"{GREEDY}_n"])) for row in rows))
+
+
+def rollout_successes(row: MetricsRow) -> Successes:
+    """How many training episodes of an update succeeded."""
+    n = int(row["rollout/trajectories"])
+    return Successes(round(row[ROLLOUT] * n), n)
+
+
+def learning_curve(rows: Sequence[MetricsRow]) -> list[Point]:
+    points = []
+    outcomes: list[float] = []  # of the last episodes; within an update their order is not known
+    seconds = 0.0
     for row in rows:
-        if "rollout/success_rate" in row:
-            n = int(row["rollout/trajectories"])
-            k = round(row["rollout/success_rate"] * n)
-            episodes = (episodes + [1.0] * k + [0.0] * (n - k))[-max(WINDOW, n) :]
-            seconds += row["rollout/time_s"] + row.get("time/update", 0.0)
-            points.append(Point(row["global_step"], seconds / 60, sum(episodes) / len(episodes)))
+        if ROLLOUT not in row:
+            continue
+        successes = rollout_successes(row)
+        outcomes += [1.0] * successes.k + [0.0] * (successes.n - successes.k)
+        outcomes = outcomes[-max(WINDOW, successes.n) :]
+        seconds += row["rollout/time_s"] + row.get("time/update", 0.0)
+        points.append(Point(int(row["global_step"]), seconds / 60, sum(outcomes) / len(outcomes)))
     return points
 
 
-def reached(points: Sequence[Point], level: float) -> str:
-    """Thousands of env steps, and minutes."""
-    first = next((point for point in points if point.success >= level), None)
-    return "-" if first is None else f"{first.env_steps / 1000:.0f}k ({first.minutes:.0f} min)"
+def describe_first_reach(points: Sequence[Point], level: float) -> str:
+    """Thousands of env steps, and minutes, until the level was reached."""
+    for point in points:
+        if point.success >= level:
+            return f"{point.env_steps / 1000:.0f}k ({point.minutes:.0f} min)"
+    return "-"
 
 
 def read_variants(folder: Path) -> list[Variant]:
     variants = []
-    for variant in sorted(path for path in folder.iterdir() if any(path.glob("seed_*.jsonl"))):
-        files = sorted(variant.glob("seed_*.jsonl"))
-        variants.append(Variant(variant.name, [read_metrics(file) for file in files]))
+    for variant_folder in sorted(folder.iterdir()):
+        files = sorted(variant_folder.glob("seed_*.jsonl"))
+        if files:
+            variants.append(Variant(variant_folder.name, [read_metrics(file) for file in files]))
     return variants
 
 
-def table(variants: Sequence[Variant], between: tuple[int, int]) -> str:
+def table(variants: Sequence[Variant], first: int, last: int) -> str:
+    """A Markdown table; `first` and `last` are the env steps of --between."""
     heads = ["variant", "greedy before", "greedy after", "above the teacher, points", "env steps"]
     heads += [f"rollouts at {100 * level:.0f} %" for level in LEVELS]
-    heads.append(f"training episodes from {between[0]:,} to {between[1]:,} env steps")
+    heads.append(f"training episodes from {first:,} to {last:,} env steps")
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for variant in variants:
-        curves = [curve(rows) for rows in variant.seeds]
-        gains = ", ".join(f"{gain:+.0f}" for gain in variant.gains())
-        steps = ", ".join(f"{points[-1].env_steps:,}" for points in curves)
-        cells = [variant.name, variant.greedy(0), variant.greedy(-1), gains, steps]
-        cells += [", ".join(reached(points, level) for points in curves) for level in LEVELS]
-        cells.append(variant.between(*between))
+        curves = [learning_curve(rows) for rows in variant.seeds]
+        cells = [
+            variant.name,
+            variant.greedy_before(),
+            variant.greedy_after(),
+            ", ".join(f"{gain:+.0f}" for gain in variant.gains()),
+            ", ".join(f"{points[-1].env_steps:,}" for points in curves),
+        ]
+        for level in LEVELS:
+            cells.append(", ".join(describe_first_reach(points, level) for points in curves))
+        cells.append(variant.training_success(first, last))
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def draw(variants: Sequence[Variant], path: Path) -> None:
     """Success of the rollouts as lines, greedy success on held-out states as circles, the teacher's dashed."""
-    figure, axis = plt.subplots(figsize=(7, 4), layout="constrained")
-    for number, variant in enumerate(variants):
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    for i, variant in enumerate(variants):
         for seed, rows in enumerate(variant.seeds):
-            points, evaluations = curve(rows), [row for row in rows if GREEDY in row]
-            colour, label = f"C{number % 10}", variant.name if seed == 0 else None
-            axis.plot([p.env_steps for p in points], [p.success for p in points], color=colour, label=label)
-            axis.plot(
-                [row["global_step"] for row in evaluations],
-                [row[GREEDY] for row in evaluations],
-                "o",
-                color=colour,
-            )
-            for row in evaluations[:1]:
-                axis.axhline(row[TEACHER], color="#999999", linestyle="--", linewidth=1)
-    axis.set(xlabel="env steps", ylabel="success rate", ylim=(-0.03, 1.03))
-    axis.set_title(
+            draw_run(axes, rows, color=f"C{i % 10}", label=variant.name if seed == 0 else None)
+    axes.set(xlabel="env steps", ylabel="success rate", ylim=(-0.03, 1.03))
+    axes.set_title(
         "lines: training episodes; circles: greedy, held-out states; dashed: the teacher", fontsize=9
     )
-    axis.legend(frameon=False)
+    axes.legend(frameon=False)
     figure.savefig(path, dpi=110)
     plt.close(figure)
+
+
+def draw_run(axes: Axes, rows: Sequence[MetricsRow], color: str, label: str | None) -> None:
+    points = learning_curve(rows)
+    axes.plot(
+        [point.env_steps for point in points],
+        [point.success for point in points],
+        color=color,
+        label=label,
+    )
+    evaluations = evaluation_rows(rows)
+    axes.plot(
+        [row["global_step"] for row in evaluations],
+        [row[GREEDY] for row in evaluations],
+        "o",
+        color=color,
+    )
+    if evaluations:
+        axes.axhline(evaluations[0][TEACHER], color="#999999", linestyle="--", linewidth=1)
 
 
 def main() -> None:
@@ -148,7 +183,8 @@ def main() -> None:
     parser.add_argument("--between", type=int, nargs=2, default=(0, 10**9), help="env steps")
     arguments = parser.parse_args()
     variants = read_variants(arguments.folder)
-    print(table(variants, tuple(arguments.between)))
+    first, last = arguments.between
+    print(table(variants, first, last))
     draw(variants, arguments.picture or arguments.folder / "learning.png")
 
 

@@ -17,18 +17,24 @@ from envs.tasks import MAX_ENV_STEPS
 from envs.worker import ask
 
 
-def resident_mib(suite: str, num_tasks: int, assets: str) -> list[int]:
-    """Play a chunk of each task in this process; what is resident then, and what was at most."""
+def resident_mib(suite: str, num_tasks: int, assets: str) -> tuple[int, int]:
+    """Play a chunk of each task in this process; returns its resident memory at the end, and the most until then."""
     slot = SlotEnv(EnvSpec(suite, tuple(range(num_tasks)), assets=assets), LiberoEnv)
     for task_id in range(num_tasks):
         slot(Reset(task_id, init_state_id=0))
         slot(np.zeros((8, 7)))
     status = Path("/proc/self/status").read_text()
-    return [int(re.findall(rf"{name}:\s+(\d+)", status)[0]) // 1024 for name in ("VmRSS", "VmHWM")]
+    return _status_mib(status, "VmRSS"), _status_mib(status, "VmHWM")
+
+
+def _status_mib(status: str, name: str) -> int:
+    (kib,) = re.findall(rf"{name}:\s+(\d+)", status)
+    return int(kib) // 1024
 
 
 if __name__ == "__main__":
-    from benchmarks.memory import resident_mib as question  # another process knows it by its module's name
+    # Imported by its module's name, under which the other process can find it: here it belongs to __main__.
+    from benchmarks.memory import resident_mib as resident_mib_of
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--suites", nargs="+", choices=MAX_ENV_STEPS, default=list(MAX_ENV_STEPS))
@@ -37,8 +43,9 @@ if __name__ == "__main__":
     print("suite           tasks   official  at most   lowpoly  at most")
     for suite in arguments.suites:
         for num_tasks in arguments.num_tasks:
-            found = [
-                ask(question, suite, num_tasks, assets, answer_s=600.0) for assets in ("official", "lowpoly")
-            ]
-            (official, peak), (lowpoly, lowpoly_peak) = found
-            print(f"{suite:15}{num_tasks:6}{official:11}{peak:9}{lowpoly:10}{lowpoly_peak:9}", flush=True)
+            official, official_peak = ask(resident_mib_of, suite, num_tasks, "official", answer_s=600.0)
+            lowpoly, lowpoly_peak = ask(resident_mib_of, suite, num_tasks, "lowpoly", answer_s=600.0)
+            print(
+                f"{suite:15}{num_tasks:6}{official:11}{official_peak:9}{lowpoly:10}{lowpoly_peak:9}",
+                flush=True,
+            )

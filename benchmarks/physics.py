@@ -3,15 +3,19 @@
     python -m benchmarks.physics --num-envs 30                       # 10 tasks of libero_spatial, 2,000 episodes
     python -m benchmarks.physics --suites libero_object libero_goal libero_10 --episodes 1 --num-envs 30
 
-Deviation: the hand pushes about on the table at random in exact and in fast physics in turns, and, as contacts multiply
-any difference, in exact physics with one joint turned by 1e-12 rad (nudged). Nothing is rendered. The expert, without
-noise, plays the same fresh states in both (`episodes` a task), if the task is to put a black bowl onto a plate.
+Deviation: the hand pushes about on the table at random, by turns in exact physics, in fast physics, and in exact
+physics with one joint turned by 1e-12 rad ("nudged"). The last shows how far contacts alone multiply any difference.
+Nothing is rendered. Success: the expert plays the same fresh states in both physics without noise (`episodes` a task),
+if the task is to put a black bowl onto a plate.
 """
 
-import statistics
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
+from dataclasses import dataclass
 from multiprocessing import get_context
+from statistics import median
+from typing import Literal, NamedTuple
 
 import numpy as np
 import tyro
@@ -22,78 +26,130 @@ from envs.env import EnvSpec
 from envs.libero import LiberoEnv
 from envs.tasks import task_names
 from experiment.statistics import compare
+from workshop.expert import Expert
 
-MARKS = (8, 80, 220)  # env steps; 220 is the least step limit of a suite
-BLOCK = 20  # episodes for which a simulator is built
-Task = tuple[str, int]
-
-
-def make_env(task: Task) -> closing[LiberoEnv]:
-    suite, task_id = task
-    return closing(LiberoEnv(EnvSpec(suite, (task_id,)), task_id))
+MARKS = (8, 80, 220)  # env steps; 220 is the smallest step limit of a suite
+PUSH_STEPS = 4  # env steps of one random push
+NUDGE_RAD = 1e-12
+BLOCK = 20  # episodes for which one simulator is built
 
 
-def deviate(task: Task) -> str:
-    """At each mark the largest deviations so far; medians of the speeds, and their ratio."""
-    seconds, found, largest, generator = [], [], np.zeros((2, 2)), np.random.default_rng(0)
-    with make_env(task) as exact, make_env(task) as fast, make_env(task) as nudged:
-        for env in (exact, fast, nudged):
-            env.reset(0, observe=False, physics="fast" if env is fast else "exact")
-        nudged.domain.sim.data.qpos[0] += 1e-12
-        bodies = [exact.domain.obj_body_id[name] for name in exact.domain.objects_dict]
-        for env_steps in range(4, MARKS[-1] + 1, 4):
-            push = np.tile(generator.uniform(-1, 1, 7) - [0, 0, 0.5, 0, 0, 0, 0], (4, 1))
-            seconds.append([env.step_chunk(push, observe=False).sim_s / 4 for env in (exact, fast, nudged)])
-            data = [env.domain.sim.data for env in (exact, fast, nudged)]
-            places = np.array([[d.get_site_xpos("gripper0_grip_site"), *d.body_xpos[bodies]] for d in data])
-            shifts = np.linalg.norm(places[1:] - places[0], axis=-1)  # (fast or nudged, hand and objects)
-            largest = np.maximum(largest, np.maximum.reduceat(shifts, [0, 1], axis=1))
+class Task(NamedTuple):
+    suite: str
+    task_id: int
+
+
+class Ended(NamedTuple):
+    """An episode of the expert without a fault of the simulator."""
+
+    physics: Literal["exact", "fast"]
+    task: Task
+    seed: int
+    success: bool
+
+
+@dataclass(frozen=True)
+class Args:
+    suites: tuple[str, ...] = ("libero_spatial",)
+    task_ids: tuple[int, ...] = ()
+    """Of every suite; none: all."""
+    episodes: int = 100
+    """Of the expert, per task and physics."""
+    num_envs: int = 1
+    """Processes."""
+
+
+def open_env(task: Task) -> closing[LiberoEnv]:
+    return closing(LiberoEnv(EnvSpec(task.suite, (task.task_id,)), task.task_id))
+
+
+def measure_deviation(task: Task) -> str:
+    """Columns of the table: at each mark the largest deviations so far in mm; speeds and their ratio."""
+    generator = np.random.default_rng(0)
+    seconds = []  # per push, of (exact, fast, nudged)
+    largest = np.zeros((2, 2))  # m, rows (fast, nudged), columns (hand, objects)
+    columns = []
+    with open_env(task) as exact, open_env(task) as fast, open_env(task) as nudged:
+        envs = (exact, fast, nudged)
+        exact.reset(0, observe=False)
+        fast.reset(0, observe=False, physics="fast")
+        nudged.reset(0, observe=False)
+        nudged.domain.sim.data.qpos[0] += NUDGE_RAD
+        for env_steps in range(PUSH_STEPS, MARKS[-1] + 1, PUSH_STEPS):
+            push = generator.uniform(-1, 1, 7) - [0, 0, 0.5, 0, 0, 0, 0]
+            actions = np.tile(push, (PUSH_STEPS, 1))
+            seconds.append([env.step_chunk(actions, observe=False).sim_s / PUSH_STEPS for env in envs])
+            largest = np.maximum(largest, deviations(envs))
             if env_steps in MARKS:
-                found.append("{:.2g}, {:.2g} ({:.2g}, {:.2g})".format(*(1000 * largest).ravel()))
-    ours, theirs, _ = map(statistics.median, zip(*seconds, strict=True))
-    return " | ".join([*found, f"{1 / ours:.0f}, {1 / theirs:.0f}: {ours / theirs:.2f}"])
+                columns.append("{:.2g}, {:.2g} ({:.2g}, {:.2g})".format(*(1000 * largest).ravel()))
+    exact_s, fast_s, _ = (median(values) for values in zip(*seconds, strict=True))
+    columns.append(f"{1 / exact_s:.0f}, {1 / fast_s:.0f}: {exact_s / fast_s:.2f}")
+    return " | ".join(columns)
 
 
-def play(task: Task, seeds: range) -> list[tuple[str, tuple[Task, int], bool]]:
-    """Physics, episode, success: of the expert's episodes, without faults and tasks that it cannot play."""
-    from workshop.expert import Expert  # imports mujoco, which the first env has to precede
-
-    ends = []
-    with make_env(task) as env:
-        for seed, physics in ((seed, physics) for seed in seeds for physics in ("exact", "fast")):
-            result = env.reset(None, seed, observe=False, physics=physics)
-            try:
-                expert = Expert(env.domain)
-            except BadInput:
-                break
-            while not result.done:
-                result = env.step_chunk(expert.decide()[1][None], observe=False)
-            ends += [(physics, (task, seed), result.success)] * (result.error is None)
-    return ends
+def deviations(envs: Sequence[LiberoEnv]) -> np.ndarray:
+    """How far hand and objects of the other envs are from those of the first, m, (len(envs) - 1, 2)."""
+    first = envs[0].domain
+    bodies = [first.obj_body_id[name] for name in first.objects_dict]
+    positions = []
+    for env in envs:
+        data = env.domain.sim.data
+        positions.append([data.get_site_xpos("gripper0_grip_site"), *data.body_xpos[bodies]])
+    places = np.array(positions)
+    shifts = np.linalg.norm(places[1:] - places[0], axis=-1)
+    return np.stack([shifts[:, 0], shifts[:, 1:].max(axis=1)], axis=1)
 
 
-def main(
-    suites: tuple[str, ...] = ("libero_spatial",), task_ids: tuple[int, ...] = (), episodes: int = 100,
-    num_envs: int = 1,
-) -> None:  # fmt: skip
-    find_pack("lowpoly")  # made once, here
-    tasks = [(suite, task_id) for suite in suites for task_id in task_ids or range(len(task_names(suite)))]
-    blocks = [(t, range(i, min(i + BLOCK, episodes))) for t in tasks for i in range(0, episodes, BLOCK)]
+def play_expert(task: Task, seeds: range) -> list[Ended]:
+    """The expert's episodes in both physics; none for a task that it cannot play."""
+    ended = []
+    with open_env(task) as env:
+        for seed in seeds:
+            for physics in ("exact", "fast"):
+                result = env.reset(None, seed, observe=False, physics=physics)
+                try:
+                    expert = Expert(env.domain)
+                except BadInput:
+                    return []
+                while not result.done:
+                    _, action = expert.decide()
+                    result = env.step_chunk(action[None], observe=False)
+                if result.error is None:
+                    ended.append(Ended(physics, task, seed, result.success))
+    return ended
+
+
+def compare_successes(ended: Iterable[Ended]) -> str:
+    """The column of the expert: successes in both physics, and their paired difference."""
+    successes: dict[str, dict[tuple[Task, int], bool]] = {"exact": {}, "fast": {}}
+    for episode in ended:
+        successes[episode.physics][episode.task, episode.seed] = episode.success
+    pair = compare(successes["exact"], successes["fast"])
+    return f"exact {pair.before}, fast {pair.after}: {pair}" if pair.n else "-"
+
+
+def main(args: Args) -> None:
+    find_pack("lowpoly")  # generate looks now, rather than in all processes at the same time
+    tasks = []
+    for suite in args.suites:
+        tasks += [Task(suite, task_id) for task_id in args.task_ids or range(len(task_names(suite)))]
+    blocks = []
+    for task in tasks:
+        for start in range(0, args.episodes, BLOCK):
+            blocks.append((task, range(start, min(start + BLOCK, args.episodes))))
     print(
         "| task | mm hand, objects (nudged) after 8 env steps | 80 | 220 | env steps/s exact, fast: ratio | expert |"
     )
     print("|---|---|---|---|---|---|")
-    with ProcessPoolExecutor(num_envs, get_context("spawn")) as executor:
-        measured = executor.map(deviate, tasks)
-        ends = [end for part in executor.map(play, *zip(*blocks, strict=True)) for end in part]
-    for task, columns in (*zip(tasks, measured, strict=True), (None, "| | | ")):
-        exact, fast = (
-            {k: s for p, k, s in ends if p == which and task in (None, k[0])} for which in ("exact", "fast")
-        )
-        pair = compare(exact, fast)
-        expert = f"exact {pair.before}, fast {pair.after}: {pair}" if pair.n else "-"
-        print(f"| {' '.join(map(str, task or ['all']))} | {columns} | {expert} |")
+    with ProcessPoolExecutor(args.num_envs, get_context("spawn")) as executor:
+        deviation_columns = executor.map(measure_deviation, tasks)
+        played_blocks = executor.map(play_expert, *zip(*blocks, strict=True))
+        ended = [episode for block in played_blocks for episode in block]
+    for task, columns in zip(tasks, deviation_columns, strict=True):
+        expert = compare_successes(episode for episode in ended if episode.task == task)
+        print(f"| {task.suite} {task.task_id} | {columns} | {expert} |")
+    print(f"| all | | | |  | {compare_successes(ended)} |")
 
 
 if __name__ == "__main__":
-    tyro.cli(main)
+    main(tyro.cli(Args, description=__doc__))

@@ -3,10 +3,10 @@
     python -m benchmarks.rollout --workers 1 2 4 --latency-ms 25
     python -m benchmarks.rollout --workers 8 --checkpoint FOLDER --device cuda
 
-The same episodes are played throughout, resets included. The stand-in policy sleeps `latency-ms` a batch, as a process
-does that waits for a GPU; with --checkpoint a real policy decides. For every number of workers there are two rows: the
-simulation alone (a policy that answers at once) and with the policy. `of limit`: env steps/s as a share of the smaller
-of two limits, the fastest simulation alone and the policy alone on batches of one observation per env.
+All play the same episodes, resets included. The stand-in policy sleeps `latency-ms` a batch, like a process that waits
+for a GPU; with --checkpoint a real policy decides. For every number of workers there are two rows: the simulation alone
+(a policy that answers at once), and with the policy. `of limit`: env steps/s as a share of the smaller of two limits,
+the fastest simulation alone and the policy alone on batches of one observation per env.
 Shares: sim, render, preprocess and idle of an env's time; infer and wait of this process's time.
 """
 
@@ -19,8 +19,8 @@ import torch
 import tyro
 
 from benchmarks.env_step import make_reference, reset_reference, step_reference
-from benchmarks.gpu import observations, timed
-from benchmarks.stand_in import CHUNK, StandInPolicy
+from benchmarks.stand_in import ACTION_DIM, CHUNK_LENGTH, StandInPolicy
+from benchmarks.timing import make_observations, median_seconds
 from envs.env import EnvSpec
 from envs.libero import task_files
 from envs.pool import make_pool
@@ -33,12 +33,14 @@ from rl.trajectory import Episode
 from vla.loading import LoadOptions
 from vla.policy import Policy
 
-PARTS_OF_ENV = ("sim", "render", "preprocess")
+ENV_PARTS = ("sim", "render", "preprocess")
+PROCESS_PARTS = ("infer", "wait")
+NUM_INIT_STATES = 50
 BEHAVIOUR = Behaviour(epsilon=0.0, temperature=1.0, keep_observations=False)
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Args:
     task_suite: str = "libero_spatial"
     task_id: int = 0
     workers: tuple[int, ...] = (1, 2, 4)
@@ -70,117 +72,125 @@ class Row:
     wall_s: float
 
 
-def main(arguments: Arguments) -> None:
+def main(args: Args) -> None:
     spec = EnvSpec(
-        arguments.task_suite, (arguments.task_id,), arguments.num_images, arguments.assets,
-        max_env_steps=arguments.max_env_steps,
-    )  # fmt: skip
-    policy = load_policy(arguments)
-    reference = libero_row(spec, arguments) if arguments.reference else None
-    pairs = [pool_rows(spec, num_envs, policy, arguments) for num_envs in arguments.workers]
-    fastest_simulation = max(alone.env_steps_per_s for alone, _ in pairs)
+        args.task_suite,
+        (args.task_id,),
+        args.num_images,
+        args.assets,
+        max_env_steps=args.max_env_steps,
+    )
+    policy = load_policy(args)
+    reference = libero_row(spec, args) if args.reference else None
+    pairs = [pool_rows(spec, num_envs, policy, args) for num_envs in args.workers]
+    fastest_simulation = max(simulation.env_steps_per_s for simulation, _ in pairs)
     print_header()
     if reference:
         print_row(reference, reference, None)
-    for alone, together in pairs:
-        limit = limit_of(fastest_simulation, policy, arguments, together.num_envs)
-        print_row(alone, reference, None)
-        print_row(together, reference, limit)
+    for simulation, with_policy in pairs:
+        limit = speed_limit(fastest_simulation, policy, args, with_policy.num_envs)
+        print_row(simulation, reference, None)
+        print_row(with_policy, reference, limit)
 
 
-def load_policy(arguments: Arguments):
-    if arguments.checkpoint is None:
-        return StandInPolicy(arguments.latency_ms / 1000)
+def load_policy(args: Args) -> StandInPolicy | Policy:
+    if args.checkpoint is None:
+        return StandInPolicy(args.latency_ms / 1000)
     torch.set_num_threads(1)  # the other cores are the simulators'
-    return Policy.load(
-        arguments.checkpoint, LoadOptions(task_suite=arguments.task_suite, device=arguments.device)
-    )
+    return Policy.load(args.checkpoint, LoadOptions(task_suite=args.task_suite, device=args.device))
 
 
-def libero_row(spec: EnvSpec, arguments: Arguments) -> Row:
+def libero_row(spec: EnvSpec, args: Args) -> Row:
     """One env as the published evaluations run it: every frame rendered, a pause for the policy after each chunk."""
     prepare()
-    init_states = load_init_states(task_files(spec, arguments.task_id).init_states)
-    env = make_reference(spec, arguments.task_id)
-    random = np.random.default_rng(0)
+    init_states = load_init_states(task_files(spec, args.task_id).init_states)
+    env = make_reference(spec, args.task_id)
+    generator = np.random.default_rng(0)
     reset_reference(env, init_states[0])
-    step_reference(env, random.uniform(-1, 1, (1, 7)))  # just-in-time compilation
-    started, infer_s = time.perf_counter(), 0.0
-    chunks = arguments.max_env_steps // CHUNK
-    for episode in range(arguments.episodes):
+    step_reference(env, generator.uniform(-1, 1, (1, ACTION_DIM)))  # just-in-time compilation
+    chunks = args.max_env_steps // CHUNK_LENGTH
+    latency_s = args.latency_ms / 1000 if args.checkpoint is None else 0.0
+    infer_s = 0.0
+    started = time.perf_counter()
+    for episode in range(args.episodes):
         reset_reference(env, init_states[episode])
         for _ in range(chunks):
-            if arguments.checkpoint is None:
-                time.sleep(arguments.latency_ms / 1000)
-                infer_s += arguments.latency_ms / 1000
-            step_reference(env, random.uniform(-1, 1, (CHUNK, 7)))
+            time.sleep(latency_s)
+            infer_s += latency_s
+            step_reference(env, generator.uniform(-1, 1, (CHUNK_LENGTH, ACTION_DIM)))
     wall_s = time.perf_counter() - started
     env.close()
+    env_steps = args.episodes * chunks * CHUNK_LENGTH
     times = {"sim": wall_s - infer_s, "infer": infer_s}
-    return Row(
-        "LIBERO's loop (sim with render)", 1, arguments.episodes * chunks * CHUNK / wall_s, times, wall_s
+    return Row("LIBERO's loop (sim with render)", 1, env_steps / wall_s, times, wall_s)
+
+
+def pool_rows(spec: EnvSpec, num_envs: int, policy: StandInPolicy | Policy, args: Args) -> tuple[Row, Row]:
+    """The same rollout without and with the policy's time."""
+    name = "inline" if num_envs == 1 else f"{num_envs} workers"
+    prepare_images = None if isinstance(policy, StandInPolicy) else policy.prepare
+    instant_policy = StandInPolicy(0.0)
+    with make_pool(spec, num_envs, prepare_images, args.simulators) as pool:
+
+        def play(player: StandInPolicy | Policy, num_episodes: int, purpose: str) -> Rollout:
+            episodes = [Episode(i, args.task_id, i % NUM_INIT_STATES, group=i) for i in range(num_episodes)]
+            return play_episodes(
+                player, pool, episodes, BEHAVIOUR, Randomness(0, purpose), max_batch=args.max_batch
+            )
+
+        play(policy, num_envs, "warm up")  # builds the simulators
+        simulation = play(instant_policy, args.episodes * num_envs, "rollout")
+        with_policy = play(policy, args.episodes * num_envs, "rollout")
+    return (
+        pool_row(f"{name}, simulation alone", num_envs, simulation),
+        pool_row(f"{name}, with policy", num_envs, with_policy),
     )
 
 
-def pool_rows(spec: EnvSpec, num_envs: int, policy, arguments: Arguments) -> tuple[Row, Row]:
-    """The same rollout without and with the policy's time."""
-    name = "inline" if num_envs == 1 else f"{num_envs} workers"
-    max_batch = arguments.max_batch
-    prepare = None if isinstance(policy, StandInPolicy) else policy.prepare
-    with make_pool(spec, num_envs, prepare, arguments.simulators) as pool:
-        play_episodes(
-            policy, pool, episodes(arguments, num_envs), BEHAVIOUR, Randomness(0, "warm up")
-        )  # builds simulators
-        played = episodes(arguments, arguments.episodes * num_envs)
-        alone = play_episodes(
-            StandInPolicy(0.0), pool, played, BEHAVIOUR, Randomness(0, "rollout"), max_batch=max_batch
-        )
-        together = play_episodes(
-            policy, pool, played, BEHAVIOUR, Randomness(0, "rollout"), max_batch=max_batch
-        )
-    return row(f"{name}, simulation alone", num_envs, alone), row(f"{name}, with policy", num_envs, together)
-
-
-def episodes(arguments: Arguments, count: int) -> list[Episode]:
-    return [Episode(number, arguments.task_id, number % 50, number) for number in range(count)]
-
-
-def row(name: str, num_envs: int, played: Rollout) -> Row:
+def pool_row(name: str, num_envs: int, played: Rollout) -> Row:
     return Row(name, num_envs, played.env_steps / played.wall_s, played.times, played.wall_s)
 
 
-def limit_of(fastest_simulation: float, policy, arguments: Arguments, num_envs: int) -> float | None:
-    """The smaller limit; None for a real policy on the CPU, which takes the simulators' cores: there are no two."""
-    if arguments.checkpoint is not None and arguments.device == "cpu":
+def speed_limit(
+    fastest_simulation: float, policy: StandInPolicy | Policy, args: Args, num_envs: int
+) -> float | None:
+    """The smaller limit in env steps/s; None for a real policy on the CPU.
+
+    Such a policy takes the cores of the simulators, so the two have no limits of their own.
+    """
+    if args.checkpoint is not None and args.device == "cpu":
         return None
-    return min(fastest_simulation, policy_limit(policy, arguments, num_envs))
+    return min(fastest_simulation, policy_limit(policy, num_envs))
 
 
-def policy_limit(policy, arguments: Arguments, num_envs: int) -> float:
+def policy_limit(policy: StandInPolicy | Policy, num_envs: int) -> float:
     """Env steps a second of a policy that always has a full batch of `num_envs` observations to decide on."""
     if isinstance(policy, StandInPolicy):
-        return num_envs * CHUNK / policy.latency_s if policy.latency_s else float("inf")
-    seen = observations(policy, num_envs)
+        return num_envs * CHUNK_LENGTH / policy.latency_s if policy.latency_s else float("inf")
+    observations = make_observations(policy, num_envs)
     generators = [torch.Generator().manual_seed(i) for i in range(num_envs)]
-    return num_envs * CHUNK / timed(lambda: policy.act(seen, mode="sample", generators=generators), 5)
+    call_s = median_seconds(lambda: policy.act(observations, mode="sample", generators=generators), 5)
+    return num_envs * CHUNK_LENGTH / call_s
 
 
 def print_header() -> None:
-    of_env = "".join(f"{part:>11}" for part in (*PARTS_OF_ENV, "idle"))
-    of_us = "".join(f"{part:>8}" for part in ("infer", "wait"))
-    print(f"{'':34}{'env steps/s':>12}{'x LIBERO':>10}{'of limit':>10}{of_env}{of_us}")
+    env_parts = "".join(f"{part:>11}" for part in (*ENV_PARTS, "idle"))
+    process_parts = "".join(f"{part:>8}" for part in PROCESS_PARTS)
+    print(f"{'':34}{'env steps/s':>12}{'x LIBERO':>10}{'of limit':>10}{env_parts}{process_parts}")
 
 
-def print_row(measured: Row, reference: Row | None, limit: float | None) -> None:
-    ratio = f"{measured.env_steps_per_s / reference.env_steps_per_s:.1f}" if reference else "-"
-    share = f"{measured.env_steps_per_s / limit:.0%}" if limit else "-"
-    busy = [measured.times.get(part, 0.0) / (measured.num_envs * measured.wall_s) for part in PARTS_OF_ENV]
-    own = [measured.times.get(part, 0.0) / measured.wall_s for part in ("infer", "wait")]
-    shares = "".join(f"{part:11.0%}" for part in (*busy, 1 - sum(busy))) + "".join(
-        f"{part:8.0%}" for part in own
+def print_row(row: Row, reference: Row | None, limit: float | None) -> None:
+    ratio = f"{row.env_steps_per_s / reference.env_steps_per_s:.1f}" if reference else "-"
+    share_of_limit = f"{row.env_steps_per_s / limit:.0%}" if limit else "-"
+    env_shares = [row.times.get(part, 0.0) / (row.num_envs * row.wall_s) for part in ENV_PARTS]
+    env_shares.append(1 - sum(env_shares))  # idle
+    process_shares = [row.times.get(part, 0.0) / row.wall_s for part in PROCESS_PARTS]
+    columns = [f"{share:11.0%}" for share in env_shares] + [f"{share:8.0%}" for share in process_shares]
+    print(
+        f"{row.name:34}{row.env_steps_per_s:12.1f}{ratio:>10}{share_of_limit:>10}{''.join(columns)}",
+        flush=True,
     )
-    print(f"{measured.name:34}{measured.env_steps_per_s:12.1f}{ratio:>10}{share:>10}{shares}", flush=True)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Arguments, description=__doc__))
+    main(tyro.cli(Args, description=__doc__))

@@ -3,8 +3,8 @@
     python -m benchmarks.soak --episodes 200 --num-envs 4 --kill-every-s 20 --max-env-steps 80
     python -m benchmarks.soak --episodes 40 --num-envs 2 --kill-every-s 10 --max-env-steps 24 --recycle-after 10
 
-Prints what happened; exit code 1 if an episode is missing, if a process's memory after the first quarter of the
-episodes is later exceeded by more than 10 %, or if a worker outlives the pool.
+Prints what happened. Exit code 1 if an episode is missing, if a process later takes over 10 % more memory than in the
+first quarter of the episodes, or if a worker outlives the pool.
 """
 
 import os
@@ -25,15 +25,17 @@ from envs.env import EnvSpec
 from envs.pool import Pool
 from rl.behaviour import Behaviour
 from rl.randomness import Randomness
-from rl.rollout import play_episodes
+from rl.rollout import Rollout, play_episodes
 from rl.trajectory import Episode
 
 MIB = 2**20
 MAX_GROWTH = 1.10
+WATCH_EVERY_S = 0.5
+NUM_INIT_STATES = 50
 
 
 @dataclass(frozen=True)
-class Arguments:
+class Args:
     task_suite: str = "libero_spatial"
     task_id: int = 0
     episodes: int = 200
@@ -46,107 +48,142 @@ class Arguments:
     """After which a worker counts as hung."""
 
 
+@dataclass(frozen=True)
+class MemorySample:
+    """Resident memory in MiB."""
+
+    time_s: float
+    own_process: float
+    largest_worker: float
+
+
 @dataclass
 class Watch:
     """What a second thread does to the workers and sees of them."""
 
     kill_every_s: float
-    seen: dict[int, float] = field(
-        default_factory=dict
-    )  # process id of every worker -> when it was first seen
+    first_seen_s: dict[int, float] = field(default_factory=dict)  # by process id of every worker
     kills: int = 0
-    stopped: int | None = None  # the worker that was made to hang
-    memory: list[tuple[float, float, float]] = field(
-        default_factory=list
-    )  # (time, ours, largest worker's) in MiB
+    stopped_worker: int | None = None  # process id of the worker that was made to hang
+    memory: list[MemorySample] = field(default_factory=list)
     over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
-        dice, next_kill = random.Random(0), time.monotonic() + self.kill_every_s
-        while not self.over.wait(0.5):
-            workers = children()
+        dice = random.Random(0)
+        next_kill_s = time.monotonic() + self.kill_every_s
+        while not self.over.wait(WATCH_EVERY_S):
+            workers = child_processes()
+            now = time.monotonic()
             for worker in workers:
-                self.seen.setdefault(worker, time.monotonic())
-            self.memory.append(
-                (time.monotonic(), resident_mib(os.getpid()), max(map(resident_mib, workers), default=0.0))
-            )
-            # One that has only just started is spared: an episode is given up after its third fault in a row.
-            old = [worker for worker in workers if time.monotonic() - self.seen[worker] >= self.kill_every_s]
-            if old and time.monotonic() >= next_kill:
-                next_kill = time.monotonic() + self.kill_every_s
-                self.harm(dice.choice(old))
+                self.first_seen_s.setdefault(worker, now)
+            largest_worker = max((resident_mib(worker) for worker in workers), default=0.0)
+            self.memory.append(MemorySample(now, resident_mib(os.getpid()), largest_worker))
+            # Spare a worker that has only just started: an episode is given up after its third fault in a row.
+            old_workers = [
+                worker for worker in workers if now - self.first_seen_s[worker] >= self.kill_every_s
+            ]
+            if old_workers and now >= next_kill_s:
+                next_kill_s = now + self.kill_every_s
+                self.harm(dice.choice(old_workers))
 
     def harm(self, worker: int) -> None:
+        """Kill a worker; the second time, stop it instead, so that it hangs."""
         with suppress(ProcessLookupError):
-            if self.kills == 1 and self.stopped is None:
+            if self.kills == 1 and self.stopped_worker is None:
                 os.kill(worker, signal.SIGSTOP)
-                self.stopped = worker
+                self.stopped_worker = worker
             else:
                 os.kill(worker, signal.SIGKILL)
                 self.kills += 1
 
 
-def children() -> list[int]:
-    pids = []
+class QuarterClock:
+    """Remembers when a quarter of the env steps were done."""
+
+    def __init__(self, total_env_steps: int) -> None:
+        self.remaining = total_env_steps / 4
+        self.done_s: float | None = None
+
+    def count(self, env_steps: int) -> None:
+        self.remaining -= env_steps
+        if self.done_s is None and self.remaining <= 0:
+            self.done_s = time.monotonic()
+
+
+def child_processes() -> list[int]:
+    pids: list[int] = []
     for listing in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
-            pids += map(int, listing.read_text().split())
+            pids += [int(pid) for pid in listing.read_text().split()]
     return sorted(pids)
 
 
 def resident_mib(pid: int) -> float:
     """Resident memory; 0 for a process that has just gone."""
     with suppress(OSError):
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE") / MIB
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGESIZE") / MIB
     return 0.0
 
 
-def main(arguments: Arguments) -> int:
-    spec = EnvSpec(arguments.task_suite, (arguments.task_id,), max_env_steps=arguments.max_env_steps)
+def main(args: Args) -> int:
+    spec = EnvSpec(args.task_suite, (args.task_id,), max_env_steps=args.max_env_steps)
     spec = replace(spec, assets=str(find_pack(spec.assets).folder))
-    episodes = [Episode(i, arguments.task_id, i % 50, i) for i in range(arguments.episodes)]
-    watch = Watch(arguments.kill_every_s)
-    thread = threading.Thread(target=watch.run, daemon=True)
-    quarter_done = None
-    steps_done = 0
-
-    def on_steps(executed: int) -> None:
-        nonlocal quarter_done, steps_done
-        steps_done += executed
-        if quarter_done is None and steps_done >= arguments.episodes * arguments.max_env_steps / 4:
-            quarter_done = time.monotonic()
-
+    episodes = [Episode(i, args.task_id, i % NUM_INIT_STATES, group=i) for i in range(args.episodes)]
     behaviour = Behaviour(epsilon=0.0, temperature=1.0, keep_observations=False)
+    clock = QuarterClock(args.episodes * args.max_env_steps)
+    watch = Watch(args.kill_every_s)
+    thread = threading.Thread(target=watch.run, daemon=True)
     with Pool(
         spec,
-        arguments.num_envs,
-        step_timeout_s=arguments.step_timeout_s,
-        recycle_after=arguments.recycle_after,
+        args.num_envs,
+        step_timeout_s=args.step_timeout_s,
+        recycle_after=args.recycle_after,
     ) as pool:
         thread.start()
         played = play_episodes(
-            StandInPolicy(0.0), pool, episodes, behaviour, Randomness(0, "soak"), on_steps=on_steps
+            StandInPolicy(0.0), pool, episodes, behaviour, Randomness(0, "soak"), on_steps=clock.count
         )
         watch.over.set()
         thread.join()
-    left = [pid for pid in watch.seen if Path(f"/proc/{pid}").exists()]
-    return report(watch, played, left, quarter_done, arguments)
+    survivors = [pid for pid in watch.first_seen_s if Path(f"/proc/{pid}").exists()]
+    assert clock.done_s is not None, "the rollout is over"
+    return report(watch, played, survivors, clock.done_s, args)
 
 
-def report(watch: Watch, played, left: list[int], quarter_done: float, arguments: Arguments) -> int:
-    complete = [t for t in played.trajectories if t.env_steps == arguments.max_env_steps or t.success]
-    print(f"{len(complete)} of {arguments.episodes} episodes complete in {played.wall_s:.0f} s")
-    print(f"{watch.kills} workers killed, {int(watch.stopped is not None)} stopped; ", end="")
-    print(f"{played.errors} episodes played again; {len(watch.seen)} worker processes in all")
-    grown = False
-    for column, whose in ((1, "this process"), (2, "largest worker")):
-        before = max(sample[column] for sample in watch.memory if sample[0] <= quarter_done)
-        after = max(sample[column] for sample in watch.memory if sample[0] > quarter_done)
-        grown |= after > MAX_GROWTH * before
-        print(f"memory of {whose}: {before:.0f} MiB in the first quarter, {after:.0f} MiB later")
-    print(f"{len(left)} workers left behind")
-    return int(len(complete) < arguments.episodes or grown or bool(left))
+def report(watch: Watch, played: Rollout, survivors: list[int], quarter_done_s: float, args: Args) -> int:
+    """Print what happened; returns the exit code."""
+    complete = [
+        trajectory
+        for trajectory in played.trajectories
+        if trajectory.env_steps == args.max_env_steps or trajectory.success
+    ]
+    print(f"{len(complete)} of {args.episodes} episodes complete in {played.wall_s:.0f} s")
+    print(
+        f"{watch.kills} workers killed, {int(watch.stopped_worker is not None)} stopped; {played.errors} episodes "
+        f"played again; {len(watch.first_seen_s)} worker processes in all"
+    )
+    first_quarter = [sample for sample in watch.memory if sample.time_s <= quarter_done_s]
+    later = [sample for sample in watch.memory if sample.time_s > quarter_done_s]
+    own_grows = report_growth(
+        "this process",
+        max(sample.own_process for sample in first_quarter),
+        max(sample.own_process for sample in later),
+    )
+    worker_grows = report_growth(
+        "largest worker",
+        max(sample.largest_worker for sample in first_quarter),
+        max(sample.largest_worker for sample in later),
+    )
+    print(f"{len(survivors)} workers left behind")
+    is_incomplete = len(complete) < args.episodes
+    return int(is_incomplete or own_grows or worker_grows or bool(survivors))
+
+
+def report_growth(process: str, first_mib: float, later_mib: float) -> bool:
+    print(f"memory of {process}: {first_mib:.0f} MiB in the first quarter, {later_mib:.0f} MiB later")
+    return later_mib > MAX_GROWTH * first_mib
 
 
 if __name__ == "__main__":
-    sys.exit(main(tyro.cli(Arguments, description=__doc__)))
+    sys.exit(main(tyro.cli(Args, description=__doc__)))

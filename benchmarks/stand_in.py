@@ -7,8 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-CHUNK = 8
-FIRST_ACTION_TOKEN, NUM_BINS = 31744, 256
+from contracts import Observation
+from vla.tokens import FIRST_ACTION_TOKEN
+
+CHUNK_LENGTH = 8
+ACTION_DIM = 7
+NUM_BINS = 256
 
 
 @dataclass(frozen=True)
@@ -25,18 +29,19 @@ class StandInPolicy:
 
     def __init__(self, latency_s: float) -> None:
         self.latency_s = latency_s
-        self.batches: list[int] = []  # size of every call
 
     def act(
         self,
-        observations: Sequence,
+        observations: Sequence[Observation],
         mode: str = "sample",
         temperature: float = 1.0,
         generators: Sequence[torch.Generator] = (),
     ) -> Acted:
-        self.batches.append(len(observations))
         time.sleep(self.latency_s)
-        bins = torch.stack([torch.randint(NUM_BINS, (CHUNK * 7,), generator=g) for g in generators])
+        num_tokens = CHUNK_LENGTH * ACTION_DIM
+        bins = torch.stack(
+            [torch.randint(NUM_BINS, (num_tokens,), generator=generator) for generator in generators]
+        )
         logprobs = torch.full(bins.shape, -float(np.log(NUM_BINS)))
-        actions = bins.double().numpy().reshape(-1, CHUNK, 7) / (NUM_BINS / 2) - 1
+        actions = bins.double().numpy().reshape(-1, CHUNK_LENGTH, ACTION_DIM) / (NUM_BINS / 2) - 1
         return Acted(bins + FIRST_ACTION_TOKEN, logprobs, actions)

@@ -1,0 +1,36 @@
+"""What several benchmarks share: the time of a call, and made-up observations."""
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import numpy as np
+import torch
+
+from contracts import Observation
+from vla.policy import Policy
+
+INSTRUCTION = "pick up the black bowl between the plate and the ramekin and place it on the plate"
+
+
+def median_seconds(call: Callable[[], object], repeats: int) -> float:
+    """Median seconds of a call until the GPU is idle again, after two calls that do not count."""
+    durations = []
+    for i in range(repeats + 2):
+        started = time.perf_counter()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        if i >= 2:
+            durations.append(time.perf_counter() - started)
+    return median(durations)
+
+
+def make_observations(policy: Policy, count: int, prepared: bool = True) -> list[Observation]:
+    """Observations of noise. By default they are preprocessed, which in a run the simulators' processes do."""
+    generator = np.random.default_rng(0)
+    frames = generator.integers(0, 256, (count, policy.num_images, 256, 256, 3), dtype=np.uint8)
+    return [
+        Observation(policy.prepare(images) if prepared else images, np.zeros(8), INSTRUCTION, prepared)
+        for images in frames
+    ]
