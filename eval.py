@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from command_line import main_guard
 from configs.cli import parse_eval
-from configs.config import EvalConfig, Suite
+from configs.config import Suite
+from configs.eval_config import EvalConfig
 from contracts import BadInput, first_line, resolve_pointer
 from envs.assets import find_pack
 from envs.env import EnvSpec

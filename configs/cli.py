@@ -8,16 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from command_line import parse_flags
-from configs.config import (
-    CHANGEABLE_ON_RESUME,
-    EvalConfig,
-    TrainConfig,
-    changed,
-    differing_fields,
-    from_dict,
-    require,
-)
+from configs.config import CHANGEABLE_ON_RESUME, TrainConfig, changed, differing_fields
+from configs.eval_config import EvalConfig
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
+from configs.stored import from_dict
 from contracts import BadInput, read_json
 
 NO_CHECKPOINT = "--checkpoint is missing: name a folder or a hub id (see --help)"
@@ -39,45 +33,56 @@ class Command:
 
 def parse_train(argv: Sequence[str]) -> Command:
     """The command that train_grpo.py's `argv` (without the program's name) asks for. Raises BadInput."""
-    # Three flags decide what the other flags change.
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    for spellings in (("--preset",), ("--resume",), ("--task-suite", "--task_suite")):
-        first.add_argument(*spellings, nargs="?")
-    start = first.parse_known_args(list(argv))[0]
-    if start.resume is None:
-        preset = start.preset or (start.task_suite if start.task_suite in PRESETS else "libero_spatial")
-        require(preset in PRESETS, f"unknown preset {preset!r}: choose one of {', '.join(PRESETS)}")
-        default = PRESETS[preset]
-        if preset == "rl" and start.task_suite in PUBLIC_CHECKPOINTS:
-            default = changed(default, checkpoint=PUBLIC_CHECKPOINTS[start.task_suite])
-        command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(default, preset=preset))
-        require(command.config.model.checkpoint is not None, NO_CHECKPOINT)
-        return command
+    # Three flags decide which settings the other flags change.
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--preset", nargs="?")
+    parser.add_argument("--resume", nargs="?")
+    parser.add_argument("--task-suite", "--task_suite", nargs="?")
+    first, _ = parser.parse_known_args(list(argv))
+    if first.resume is None:
+        return _parse_new_run(argv, first.preset, first.task_suite)
+    if first.preset is not None:
+        raise BadInput("--preset and --resume contradict each other: a resumed run keeps its settings")
+    return _parse_resumed_run(argv, first.resume)
 
-    require(
-        start.preset is None, "--preset and --resume contradict each other: a resumed run keeps its settings"
-    )
-    path = Path(start.resume, "config.json")
+
+def _parse_new_run(argv: Sequence[str], preset: str | None, task_suite: str | None) -> Command:
+    if preset is None:
+        preset = task_suite if task_suite in PRESETS else "libero_spatial"
+    if preset not in PRESETS:
+        raise BadInput(f"unknown preset {preset!r}: choose one of {', '.join(PRESETS)}")
+    settings = PRESETS[preset]
+    if preset == "rl" and task_suite in PUBLIC_CHECKPOINTS:
+        settings = changed(settings, checkpoint=PUBLIC_CHECKPOINTS[task_suite])
+    command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(settings, preset=preset))
+    if command.config.model.checkpoint is None:
+        raise BadInput(NO_CHECKPOINT)
+    return command
+
+
+def _parse_resumed_run(argv: Sequence[str], run_folder: str) -> Command:
+    path = Path(run_folder, "config.json")
     try:
         stored = from_dict(read_json(path).get("config"), str(path))
     except BadInput as problem:
-        raise BadInput(f"--resume {start.resume}: not a run folder of this version: {problem}") from None
+        raise BadInput(f"--resume {run_folder}: not a run folder of this version: {problem}") from None
     command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(stored))
-    differing = differing_fields(stored, command.config)
     refused = [
-        f"{name} (run: {a}, now: {b})"
-        for name, (a, b) in differing.items()
+        f"{name} (run: {value_of_run}, now: {value_now})"
+        for name, (value_of_run, value_now) in differing_fields(stored, command.config).items()
         if name not in CHANGEABLE_ON_RESUME
     ]
-    said = "; leave these flags out, or start a new run"
-    require(
-        not refused, f"--resume {start.resume}: the run has another configuration: {', '.join(refused)}{said}"
-    )
+    if refused:
+        raise BadInput(
+            f"--resume {run_folder}: the run has another configuration: {', '.join(refused)}; "
+            "leave these flags out, or start a new run"
+        )
     return command
 
 
 def parse_eval(argv: Sequence[str]) -> EvalConfig:
     """What eval.py's `argv` asks for. Raises BadInput."""
     config = parse_flags(EvalConfig, argv, prog="eval.py")
-    require(bool(config.model.checkpoint), NO_CHECKPOINT)
+    if not config.model.checkpoint:
+        raise BadInput(NO_CHECKPOINT)
     return config

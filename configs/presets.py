@@ -19,32 +19,83 @@ TINY_CHECKPOINT = "checkpoints/tiny-libero-spatial"
 
 # PPO alone, with settings that docs/RESULTS.md, "Learning", shows at work; --warmup brings the phases back.
 _TINY = changed(
-    TrainConfig(), name="tiny", checkpoint=TINY_CHECKPOINT, train_init_states="fresh", eval_init_states=(0, 50),
-    warmup=False, warmup_steps=12_000, transition_steps=4_000, total_steps=40_000, n_steps=3_000, physics="fast",
-    advantage="batch", ratio_level="token", temperature=0.6, distill_student_temperature=0.6,
-    n_epochs=6, batch_size=128, lr=3e-4, warmup_lr=1e-3, target_kl=0.1, eval_interval=40_000, eval_trials=0,
-)  # fmt: skip
+    TrainConfig(),
+    name="tiny",
+    checkpoint=TINY_CHECKPOINT,
+    train_init_states="fresh",
+    eval_init_states=(0, 50),
+    warmup=False,
+    warmup_steps=12_000,
+    transition_steps=4_000,
+    total_steps=40_000,
+    n_steps=3_000,
+    physics="fast",
+    advantage="batch",
+    ratio_level="token",
+    temperature=0.6,
+    distill_student_temperature=0.6,
+    n_epochs=6,
+    batch_size=128,
+    lr=3e-4,
+    warmup_lr=1e-3,
+    target_kl=0.1,
+    eval_interval=40_000,
+    eval_trials=0,
+)
 
 # How peers train a 7B (SimpleVLA-RL: 512 episodes an update in groups of 8, one epoch of four optimizer steps, all
 # trajectories of the same weight, groups without a signal dropped), with the learning rate that RLinf takes for LoRA.
 _RL = changed(
-    TrainConfig(), name="rl", warmup=False, total_steps=10_000_000, n_steps=64_000, group_size=8, advantage="group",
-    ratio_level="token", temperature=1.6, dynamic_sampling=True, n_epochs=1, batch_size=2_048,
-    lr=1e-4, num_envs=8, eval_interval=640_000, eval_trials=0,
-)  # fmt: skip
+    TrainConfig(),
+    name="rl",
+    warmup=False,
+    total_steps=10_000_000,
+    n_steps=64_000,
+    group_size=8,
+    advantage="group",
+    ratio_level="token",
+    temperature=1.6,
+    dynamic_sampling=True,
+    n_epochs=1,
+    batch_size=2_048,
+    lr=1e-4,
+    num_envs=8,
+    eval_interval=640_000,
+    eval_trials=0,
+)
 
 PRESETS: dict[str, TrainConfig] = {
     **{
-        suite: changed(TrainConfig(), name="openvla", checkpoint=PUBLIC_CHECKPOINTS.get(suite), task_suite=suite)
+        suite: changed(
+            TrainConfig(), name="openvla", checkpoint=PUBLIC_CHECKPOINTS.get(suite), task_suite=suite
+        )
         for suite in get_args(Suite)
     },
     "tiny": _TINY,
     "rl": changed(_RL, checkpoint=PUBLIC_CHECKPOINTS["libero_spatial"]),
     # Every phase in seconds: what the tests run.
     "smoke": changed(
-        _TINY, name="smoke", eval_init_states=(40, 41), max_env_steps=16, advantage="absolute", ratio_level="chunk",
-        warmup=True, warmup_steps=32, transition_steps=32, total_steps=96, n_steps=32, physics="exact",
-        temperature=1.6, distill_student_temperature=1.0, n_epochs=2, batch_size=4, lr=2e-4, target_kl=None,
-        eval_interval=64, eval_trials=1, allow_zero_baseline=True, wandb_mode="disabled",
+        _TINY,
+        name="smoke",
+        eval_init_states=(40, 41),
+        max_env_steps=16,
+        advantage="absolute",
+        ratio_level="chunk",
+        warmup=True,
+        warmup_steps=32,
+        transition_steps=32,
+        total_steps=96,
+        n_steps=32,
+        physics="exact",
+        temperature=1.6,
+        distill_student_temperature=1.0,
+        n_epochs=2,
+        batch_size=4,
+        lr=2e-4,
+        target_kl=None,
+        eval_interval=64,
+        eval_trials=1,
+        allow_zero_baseline=True,
+        wandb_mode="disabled",
     ),
-}  # fmt: skip
+}

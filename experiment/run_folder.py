@@ -15,7 +15,8 @@ from typing import TypeAlias, cast
 
 import filelock
 
-from configs.config import TrainConfig, to_dict
+from configs.config import TrainConfig
+from configs.stored import to_dict
 from contracts import BadInput, TimeIsUp, read_json, write_json
 from envs.assets import find_pack
 from experiment.provenance import Provenance, provenance
@@ -34,7 +35,7 @@ MetricsRow: TypeAlias = dict[str, float]  # global_step, update and metrics
 class RunDescription(Provenance, total=False):
     """What config.json holds: beside the provenance, what decides the run's result."""
 
-    config: dict[str, dict[str, object]]  # settings by section: see configs.config.to_dict
+    config: dict[str, dict[str, object]]  # settings by section: see configs.stored.to_dict
     looks: str  # name and digest of the assets
     ranks: int  # missing in runs of older versions
 

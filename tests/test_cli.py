@@ -14,8 +14,10 @@ import pytest
 
 from command_line import main_guard
 from configs.cli import parse_eval, parse_train
-from configs.config import CHANGEABLE_ON_RESUME, EvalConfig, TrainConfig, differing_fields, to_dict
+from configs.config import CHANGEABLE_ON_RESUME, TrainConfig, differing_fields
+from configs.eval_config import EvalConfig
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
+from configs.stored import to_dict
 from contracts import BadInput, TimeIsUp
 
 ROOT = Path(__file__).parents[1]
@@ -77,7 +79,7 @@ def test_flags_are_flat_and_change_one_field_each(argv, expected):
         (["--preset", "tinny"], "choose one of libero_spatial"),
         (["--preset", "libero_90"], "--checkpoint is missing"),
         (["--tempature", "1"], "--temperature"),
-        (["--temperature", "0"], "--temperature must be positive"),
+        (["--temperature", "0"], "--temperature must be above 0"),
     ],
 )
 def test_wrong_flags_are_answered_in_one_line(argv, said):

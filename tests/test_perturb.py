@@ -151,7 +151,7 @@ def test_flags_name_kinds_and_magnitudes():
     assert SimulatorConfig(perturb=("none",)).perturbations == SimulatorConfig().perturbations == ()
     assert SimulatorConfig(perturb=("noise", "noise"), magnitudes=(2,)).perturbations == ("noise-2",)
     assert len(SimulatorConfig(perturb=("all",)).perturbations) == 3 * len(KINDS)
-    with pytest.raises(BadInput, match="--magnitudes are steps of 1 to 5, got 6"):
+    with pytest.raises(BadInput, match="--magnitudes must be at least 1 and at most 5, got 6"):
         changed(TrainConfig(), perturb=("noise",), magnitudes=(6,))
 
 

@@ -17,8 +17,8 @@ from configs.config import (
     TaskConfig,
     TrainConfig,
     changed,
-    from_dict,
 )
+from configs.stored import from_dict
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
 from experiment.run_folder import METRICS_FILE, Run, read_description, read_metrics, reopen_run, start_run

@@ -21,12 +21,13 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from command_line import main_guard, parse_flags
-from configs.config import SimulatorConfig, check_numbers
+from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
+from configs.config import MAGNITUDE, SimulatorConfig
 from contracts import BadInput, read_json, write_json
 from envs.assets import METAWORLD_LOOKS, find_pack
 from envs.env import EnvSpec
@@ -56,27 +57,27 @@ class DemosArgs:
 
     out: Path
     """Folder to write, or to go on with."""
-    task_ids: tuple[int, ...] = (0,)
+    task_ids: Annotated[tuple[int, ...], NOT_NEGATIVE] = (0,)
     """Task ids within the suite."""
-    episodes: int = 200
+    episodes: Annotated[int, POSITIVE] = 200
     """Episodes to play per task; most of them succeed."""
-    num_envs: int = 1
+    num_envs: Annotated[int, POSITIVE] = 1
     """Simulators: 1 steps inline, N > 1 run in worker processes, an episode in each."""
     task_suite: str = "libero_spatial"
     """Suite that the tasks belong to."""
-    init_states: tuple[int, int] | Literal["fresh"] = "fresh"
+    init_states: Annotated[tuple[int, int] | Literal["fresh"], NOT_NEGATIVE] = "fresh"
     """`fresh`: LIBERO's placement sampler draws one for every episode, and the benchmark's are all held out; or first
     and one-past-last of the benchmark's initial states."""
-    noise_scales: tuple[float, ...] = (0.3, 0.6, 0.9, 1.2)
+    noise_scales: Annotated[tuple[float, ...], NOT_NEGATIVE] = (0.3, 0.6, 0.9, 1.2)
     """Standard deviations, as shares of full action, of the bursts of noise on the executed moves; the episodes take
     them in turn."""
-    frame_every: int = 4
+    frame_every: Annotated[int, POSITIVE] = 4
     """Env steps between two frames, where the chunk of a frame is free of noise."""
-    seed: int = 0
+    seed: Annotated[int, NOT_NEGATIVE] = 0
     """Seed of everything random."""
     perturb: tuple[Kind, ...] = ()
     """Kinds of change to LIBERO's world (docs/OWN_TASKS.md); every episode draws one of them, or none."""
-    magnitudes: tuple[int, ...] = (1, 3, 5)
+    magnitudes: Annotated[tuple[int, ...], MAGNITUDE] = (1, 3, 5)
     """How far they go, in steps of 1 to 5."""
     assets: str = "lowpoly"
     """What LIBERO's objects look like: `lowpoly`, `official` or a folder."""

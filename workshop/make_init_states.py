@@ -13,13 +13,14 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 import tyro
 
 from command_line import main_guard, parse_flags
-from configs.config import check_numbers
+from configs.bounds import POSITIVE, check_numbers
 from contracts import BadInput
 from envs.assets import find_pack
 from envs.env import SimulatorFault
@@ -36,7 +37,7 @@ class InitStatesArgs:
 
     bddl: tyro.conf.Positional[Path]
     """BDDL file of the task."""
-    count: int = 50
+    count: Annotated[int, POSITIVE] = 50
     """Initial states to make."""
 
 

@@ -3,9 +3,9 @@
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from configs.config import check_numbers
+from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
 from contracts import BadInput
 from workshop.foreign_demos import Flip
 from workshop.tiny import TinySize
@@ -25,9 +25,9 @@ class SftArgs:
     """Folder to write; must not exist."""
     init: str | None = None
     """Checkpoint to start from, folder or hub id (None: random weights in the sizes below)."""
-    lora_rank: int | None = None
+    lora_rank: Annotated[int | None, POSITIVE] = None
     """Rank of adapters to train in place of all parameters: what a 7B needs. openvla-oft's is 32."""
-    memory_budget: float | None = None
+    memory_budget: Annotated[float | None, POSITIVE] = None
     """GiB of GPU memory that training may take (None: all that is free). Adapters of a 7B fit into 24."""
     size: TinySize = field(default_factory=TinySize)
     num_images: Literal[1, 2] | None = None
@@ -36,23 +36,23 @@ class SftArgs:
     """How pictures of LeRobot and RLDS data must be mirrored to be upright as openvla's are. both: LIBERO's own."""
     task_suite: str | None = None
     """Suite that the statistics are named after (None: the LeRobot or RLDS dataset's name, else libero_spatial)."""
-    holdout: float = 0.05
+    holdout: Annotated[float, NOT_NEGATIVE] = 0.05
     """Share of the episodes that is kept from training, to be measured on."""
-    steps: int = 6000
+    steps: Annotated[int, POSITIVE] = 6000
     """Optimizer steps."""
-    batch_size: int = 256
+    batch_size: Annotated[int, POSITIVE] = 256
     """Frames per optimizer step."""
-    lr: float | None = None
+    lr: Annotated[float | None, POSITIVE] = None
     """Largest learning rate, after the warm-up; from there on, a cosine (None: 1.5e-3, of adapters 5e-4)."""
-    warmup_steps: int = 200
+    warmup_steps: Annotated[int, NOT_NEGATIVE] = 200
     """Optimizer steps of the warm-up."""
     augment: bool = True
     """Crop and colour training images at random, as OpenVLA-OFT does."""
-    seed: int = 0
+    seed: Annotated[int, NOT_NEGATIVE] = 0
     """Seed of the random weights, the held-out episodes, the batches and the augmentation."""
     save_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Precision of the stored weights; training is in float32 (bfloat16 autocast on a GPU). Adapters are float32."""
-    log_every: int = 100
+    log_every: Annotated[int, POSITIVE] = 100
     """Optimizer steps per log line, with a measurement on the held-out episodes."""
     device: str = "auto"
     """Device to train on: cpu, cuda, cuda:1 and so on (auto: a GPU if there is one)."""

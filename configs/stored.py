@@ -1,0 +1,79 @@
+"""A configuration as config.json stores it: written by this version, read from this version and from older ones."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+from pydantic import TypeAdapter, ValidationError
+
+from configs.config import TrainConfig
+from contracts import BadInput
+
+Sections: TypeAlias = dict[str, dict[str, Any]]  # settings by section, as JSON holds them
+
+
+def to_dict(config: TrainConfig) -> Sections:
+    return asdict(config)
+
+
+def from_dict(stored: Any, source: str) -> TrainConfig:
+    """The inverse of `to_dict` after a trip through JSON; `source` names the file in errors. Raises BadInput."""
+    try:
+        sections = _without_withdrawn(stored)
+        config = TypeAdapter(TrainConfig).validate_json(json.dumps(sections), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "the configuration"
+        raise BadInput(f"{source}: {field} is {first['input']!r}: {first['msg']}") from None
+    except BadInput as problem:
+        raise BadInput(f"{source}: {problem}") from None
+    # No default of this version may slip into another's run, and no setting may get lost.
+    for name in sorted(_names(to_dict(config)) ^ _names(sections)):
+        raise BadInput(f"{source}: {name} is missing, or no setting of this version of the program")
+    return config
+
+
+def _names(sections: Sections) -> set[str]:
+    return {f"{section}.{name}" for section, settings in sections.items() for name in settings}
+
+
+def _without_withdrawn(stored: Any) -> Any:
+    """Drop the settings that this version has no more, where they say what it does. Raises BadInput elsewhere."""
+    if not isinstance(stored, dict) or not all(isinstance(settings, dict) for settings in stored.values()):
+        return stored  # which is refused, as it is no configuration
+    sections = copy.deepcopy(stored)
+    for (section, name), accepted in _accepted_values(stored).items():
+        settings = sections.get(section, {})
+        if name not in settings:
+            continue
+        value = settings.pop(name)
+        if value not in accepted:
+            advice = (
+                "to go on with another algorithm would spoil the run: use the commit that config.json names"
+            )
+            if name == "wandb_project":
+                advice = f"set the environment variable WANDB_PROJECT={value}"
+            raise BadInput(f"{section}.{name} is {value!r}, and this version has no such setting; {advice}")
+    return sections
+
+
+def _accepted_values(stored: Sections) -> dict[tuple[str, str], list[object]]:
+    """(section, name) of each withdrawn setting -> the values with which an older run did what this version does."""
+    update = stored.get("update", {})
+    rollout = stored.get("rollout", {})
+    extra_steps = [rollout.get("n_steps")]
+    if not rollout.get("dynamic_sampling"):  # there were no extra steps, whatever their limit
+        extra_steps.append(rollout.get("max_extra_steps"))
+    return {
+        ("phases", "distill_target"): ["greedy"],
+        ("phases", "distill_temperature"): [0.5],
+        ("phases", "importance"): ["student"],
+        ("rollout", "max_extra_steps"): extra_steps,
+        ("loss", "dual_clip"): [3.0],
+        ("update", "lora_alpha"): [update.get("lora_rank")],
+        ("run", "wandb_project"): ["vla-grpo", os.environ.get("WANDB_PROJECT")],
+    }
