@@ -6,7 +6,6 @@ An episode: reset (seeded placement of the fixtures; a stored initial state, or 
 
 from __future__ import annotations
 
-import atexit
 import math
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from contracts import BadInput, Observation
 from envs import perturb, tasks
 from envs.assets import find_pack
 from envs.chunk_run import ChunkRun
+from envs.closing import close_at_exit, forget
 from envs.env import ChunkResult, EnvSpec, Physics, SimulatorFault
 from envs.libero_simulator import MAX_PLACEMENT_TRIES, LiberoSimulator
 from envs.perturb import Perturbation
@@ -110,12 +110,12 @@ class LiberoEnv:
         return self._built().domain
 
     def close(self) -> None:
-        """Free the simulator. Also called at exit, because GL contexts must go before GL itself does."""
+        """Free the simulator; the end of the program does so, too."""
         self._running = False
         if self._simulator is not None:
             simulator = self._simulator
             self._simulator = None
-            atexit.unregister(self.close)
+            forget(self.close)
             simulator.close()
 
     def _built(self) -> LiberoSimulator:
@@ -129,7 +129,7 @@ class LiberoEnv:
         if self._simulator is None:
             assets = find_pack(self.spec.assets).folder
             self._simulator = LiberoSimulator(self.files.bddl, assets, self._cameras)
-            atexit.register(self.close)
+            close_at_exit(self.close)
         state = None
         if init_state_id is not None:
             if self._init_states is not None:

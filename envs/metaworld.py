@@ -6,7 +6,6 @@ the step limit. Physics and pictures are those of Meta-World's own env; the only
 
 from __future__ import annotations
 
-import atexit
 import importlib
 import time
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from contracts import BadInput, Observation
 from envs import rendering
 from envs.assets import METAWORLD_LOOKS, find_pack
 from envs.chunk_run import ChunkRun
+from envs.closing import close_at_exit, forget
 from envs.env import IMAGE_SIZE, ChunkResult, EnvSpec, Physics
 from envs.mujoco_warnings import check_stability, log_mujoco_warnings
 from envs.perturb import Perturbation
@@ -106,13 +106,13 @@ class MetaWorldEnv:
         return result
 
     def close(self) -> None:
-        """Free the simulator. Also called at exit, because GL contexts must go before GL itself does."""
+        """Free the simulator; the end of the program does so, too."""
         self._running = False
         self._env = None
         if self._renderer is not None:
             renderer = self._renderer
             self._renderer = None
-            atexit.unregister(self.close)
+            forget(self.close)
             renderer.close()
 
     def _start(self, generator: np.random.Generator) -> None:
@@ -120,7 +120,7 @@ class MetaWorldEnv:
             self._env, self._renderer = _build(self.name)
             # Meta-World refuses to step beyond its horizon; ours is applied by `step_chunk`.
             self._env.max_path_length = self.max_env_steps + 1
-            atexit.register(self.close)
+            close_at_exit(self.close)
         self._env.np_random = generator
         self.raw, _ = self._env.reset()
         check_stability(self._env.data)

@@ -1,5 +1,9 @@
 """MetaWorldEnv against Meta-World's own env, stepped one action at a time and drawn by gymnasium."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -55,6 +59,25 @@ def reference():
         env.mujoco_renderer._get_viewer("rgb_array").scn.flags[0] = 0  # mjRND_SHADOW
     yield env
     env.close()
+
+
+OPEN_AT_THE_END = """
+from envs.env import EnvSpec
+from envs.pool import make_env
+
+for suite in ("libero_spatial", "metaworld_mt50"):
+    env = make_env(EnvSpec(suite, (0,), num_images=1), 0)
+    assert env.reset(0).error is None
+"""
+
+
+def test_simulators_that_are_open_at_the_end_of_a_program_close_before_gl_does():
+    """Each of the two libraries ends the display that both draw on."""
+    project = Path(__file__).resolve().parent.parent
+    ended = subprocess.run(
+        [sys.executable, "-c", OPEN_AT_THE_END], cwd=project, capture_output=True, text=True
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 def test_tasks_are_those_of_meta_worlds_benchmark_in_its_order():
