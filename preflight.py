@@ -42,7 +42,8 @@ from experiment.setup import (
 )
 from rl import selfcheck
 from rl.phases import Teacher, phase_at
-from vla.checkpoint import CheckpointInfo, base_and_adapter
+from vla.adapter_folder import base_and_adapter
+from vla.checkpoint import CheckpointInfo
 from vla.dataset_statistics import select_key, suites_named
 from vla.device import GIB, choose_device
 from vla.policy import Policy

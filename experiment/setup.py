@@ -36,7 +36,8 @@ from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpo
 from experiment.run_folder import Run, reopen_run, start_run
 from rl.phases import Teacher, choose_teacher
 from rl.update import Learner
-from vla.checkpoint import CheckpointInfo, base_and_adapter, inspect_checkpoint
+from vla.adapter_folder import base_and_adapter
+from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import same_actions
 from vla.device import GIB, is_large
 from vla.hub import resolve_checkpoint

@@ -13,7 +13,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from contracts import BadInput
-from vla.checkpoint import base_and_adapter, inspect_checkpoint
+from vla.adapter_folder import base_and_adapter
+from vla.checkpoint import inspect_checkpoint
 from vla.network_config import read_network_config
 from vla.network_io import file_key, load_action_head, load_network, save_checkpoint
 

@@ -13,8 +13,8 @@ from torch.nn import functional as F
 from contracts import BadInput
 from tests.small_checkpoint import make_small_checkpoint
 from tests.test_checkpoint import PUBLIC_CONFIG
-from vla.adapter_folder import PROPRIO_FILE, copy_into_network, read_adapter, write_adapter
-from vla.checkpoint import base_of_adapter, inspect_checkpoint
+from vla.adapter_folder import PROPRIO_FILE, base_of_adapter, copy_into_network, read_adapter, write_adapter
+from vla.checkpoint import inspect_checkpoint
 from vla.loading import LoadOptions
 from vla.lora import AdaptedLayers, LoraConv2d, LoraLinear, add_lora
 from vla.model import ACTION_ROWS, OpenVLAOFT, ProprioProjector

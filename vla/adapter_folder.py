@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from contracts import BadInput, read_json, write_json
+from contracts import BadInput, read_json, resolve_pointer, write_json
 from vla.model import OpenVLAOFT
 from vla.weights import read_header, read_tensors, write_tensors
 
@@ -35,6 +35,31 @@ class StoredAdapter:
     base_fingerprint: str | None  # `vla.weights.fingerprint` of that checkpoint; None: from another program
     frozen_weights: str | None  # the format of the frozen weights in training: `Policy.frozen_weights`
     tensors: dict[str, Tensor]  # named as by `AdaptedLayers.named_matrices`
+
+
+def base_of_adapter(folder: Path) -> str | None:
+    """The base (folder or hub id) that an adapter folder names; None when the folder is no adapter."""
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        return None
+    base = read_json(path).get("base_model_name_or_path")
+    if not base:
+        raise BadInput(f"{path} names no base: give the base as checkpoint and this as adapter")
+    return base
+
+
+def base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | None]:
+    """(base, adapter) of what the user named: a checkpoint that is itself an adapter becomes its base and that adapter.
+
+    `checkpoint` may also be a pointer to an adapter folder, such as RUN/checkpoints/best.
+    """
+    folder = resolve_pointer(Path(checkpoint))
+    base = base_of_adapter(folder)
+    if base is None:
+        return checkpoint, adapter
+    if adapter is not None:
+        raise BadInput(f"{checkpoint} is itself an adapter: give its base as the checkpoint")
+    return base, str(folder)
 
 
 def write_adapter(

@@ -10,8 +10,8 @@ A folder that is read is never written to, and nothing in it is executed.
 from dataclasses import dataclass
 from pathlib import Path
 
-from contracts import BadInput, read_json, resolve_pointer
-from vla.adapter_folder import CONFIG_FILE, read_looks
+from contracts import BadInput
+from vla.adapter_folder import read_looks
 from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, load_statistics
 from vla.network_config import NetworkConfig, read_network_config
 from vla.weights import StoredTensor, read_header, weight_files
@@ -105,25 +105,3 @@ def _statistics_folder(checkpoint: Path, adapter: str | None, statistics: str | 
         if name and (Path(name) / STATISTICS_FILE).is_file():
             return Path(name)
     return checkpoint
-
-
-def base_of_adapter(folder: Path) -> str | None:
-    """The base (folder or hub id) that an adapter folder names; None when the folder is no adapter."""
-    path = folder / CONFIG_FILE
-    if not path.is_file():
-        return None
-    base = read_json(path).get("base_model_name_or_path")
-    if not base:
-        raise BadInput(f"{path} names no base: give the base as checkpoint and this as adapter")
-    return base
-
-
-def base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | None]:
-    """(base, adapter) of what the user named. A checkpoint that is itself an adapter folder becomes its base and it."""
-    folder = resolve_pointer(Path(checkpoint))
-    base = base_of_adapter(folder)
-    if base is None:
-        return checkpoint, adapter
-    if adapter is not None:
-        raise BadInput(f"{checkpoint} is itself an adapter: give its base as the checkpoint")
-    return base, str(folder)

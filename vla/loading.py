@@ -13,8 +13,8 @@ from tokenizers import Tokenizer
 
 from contracts import BadInput, first_line
 from vla import eight_bits
-from vla.adapter_folder import StoredAdapter, read_adapter
-from vla.checkpoint import CheckpointInfo, base_and_adapter, inspect_checkpoint
+from vla.adapter_folder import StoredAdapter, base_and_adapter, read_adapter
+from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import select_key
 from vla.device import choose_device, limit_memory
 from vla.hub import resolve_checkpoint

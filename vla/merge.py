@@ -51,7 +51,8 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     """
     import torch
 
-    from vla import checkpoint
+    from vla.adapter_folder import base_of_adapter
+    from vla.checkpoint import inspect_checkpoint
     from vla.hub import resolve_checkpoint
     from vla.loading import LoadOptions
     from vla.policy import Policy
@@ -60,10 +61,10 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     adapter = resolve_pointer(adapter)
     if out.exists():
         raise BadInput(f"--out {out} exists already: name a new folder")
-    base = base or checkpoint.base_of_adapter(adapter)
+    base = base or base_of_adapter(adapter)
     if base is None:
         raise BadInput(f"--adapter {adapter} holds no adapter_config.json: give a folder of RUN/checkpoints")
-    info = checkpoint.inspect_checkpoint(resolve_checkpoint(base), adapter=str(adapter))
+    info = inspect_checkpoint(resolve_checkpoint(base), adapter=str(adapter))
     unnorm_key = next(iter(info.statistics))
     stored_dtype = next(iter(info.weights.values())).dtype
     dtype = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored_dtype, torch.float32)
