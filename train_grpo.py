@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -92,64 +93,46 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
 
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
     """Warmup, transition and RL, from `state` to the last env step. Saves after every update."""
-    # Here, not at the top of the file: they import torch, for which --help would wait two seconds.
-    from experiment.checkpoints import save_checkpoint
+    # Not at the top of the file: they import torch, for which --help would wait two seconds.
     from experiment.evaluation import evaluate_and_record, evaluation_is_due
     from rl.advantages import estimate_advantages
     from rl.behaviour import behaviour_in
-    from rl.curriculum import TrainingEpisodes, perturbation_probabilities, task_probabilities
-    from rl.dynamic_sampling import informative_rollout
-    from rl.randomness import Randomness
-    from rl.rollout import play_episodes
+    from rl.curriculum import task_probabilities, training_episodes
+    from rl.dynamic_sampling import training_rollout
     from rl.trajectory import flatten
     from rl.update import check_signal, update
 
-    policy = learner.policy
-    ranks = learner.ranks
-    n_steps = config.rollout.n_steps
     end = config.phases.total_steps
-
     while state.global_step < end:
         # 1. The phase decides who acts and which loss is minimised. It is a function of the env steps alone: no rule
-        # looks at the success, so that a resumed run and runs with other seeds change phase at the same step.
+        # looks at the success, so runs with other seeds change phase at the same step.
         phase = phase_at(state.global_step, config.phases)
 
-        # 2. Validate teacher and student on held-out initial states. This marks the best checkpoint; training itself
-        # never goes back to it and learns nothing from these episodes.
+        # 2. Validate teacher and student on held-out initial states. That marks the best checkpoint; training never
+        # goes back to it, and learns nothing from these episodes.
         if evaluation_is_due(config, state):
             evaluate_and_record(config, run, learner, pool, state)
 
-        # 3. Roll out whole episodes: the teacher acts (or the student already), then a mixture, then the student.
-        # A rollout ends some env steps after n_steps: to cut or drop unfinished episodes would favour short successes.
+        # 3. Roll out whole episodes: the teacher acts (or the student already), then a mixture, then the student. All
+        # that have begun are played to their ends: to cut or drop unfinished ones would favour short successes.
         started = time.perf_counter()
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
-        perturbation_shares = perturbation_probabilities(config, state.perturbed_success)
-        episodes = TrainingEpisodes(
-            config.task, config.rollout.group_size, config.run.seed, state.update, state.drawn,
-            task_shares, perturbation_shares,
-        )  # fmt: skip
+        episodes = training_episodes(config, state.update, state.drawn, task_shares, state.perturbed_success)
         behaviour = behaviour_in(phase, config, learner.teacher_mode)
-        randomness = Randomness(config.run.seed, "rollout", state.update)
-        title = f"update {state.update + 1}: rollout"
-        with progress_bar(title, n_steps // ranks.size, shown=ranks.is_main) as on_steps:
-            if config.rollout.dynamic_sampling and not phase.distils:
-                rollout, trajectories = informative_rollout(
-                    policy, pool, episodes, behaviour, randomness, config, ranks, on_steps
-                )
-            else:
-                max_batch = config.model.max_batch
-                rollout = play_episodes(
-                    policy,
-                    pool,
-                    episodes,
-                    behaviour,
-                    randomness,
-                    n_steps,
-                    max_batch,
-                    ranks,
-                    on_steps=on_steps,
-                )
-                trajectories = rollout.trajectories
+        with training_bar(
+            "rollout", config.rollout.n_steps // learner.ranks.size, learner, state
+        ) as on_steps:
+            rollout, trajectories = training_rollout(
+                learner.policy,
+                pool,
+                episodes,
+                behaviour,
+                phase,
+                config,
+                state.update,
+                learner.ranks,
+                on_steps,
+            )  # all that was played, and what to learn from: with --dynamic-sampling fewer trajectories
         metrics = rollout_metrics(rollout, phase, task_shares)
 
         if trajectories:
@@ -157,7 +140,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             # (GRPO): (R - mean) / std of the group. rloo: R - mean of the rest of the group. batch: R compared with
             # the task's mean in the rollout. gae: by a critic of simulator states. No reward is shaped, and an episode
             # that reaches its step cap has failed: nothing is bootstrapped there.
-            batch = flatten(trajectories, policy.action_dim)  # a row for each decision
+            batch = flatten(trajectories, learner.policy.action_dim)  # a row for each decision
             if not phase.distils:
                 advantages, critic_metrics = estimate_advantages(
                     learner.critic, batch, trajectories, config, state.update
@@ -165,29 +148,45 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
                 batch = replace(batch, advantages=advantages)
                 metrics |= advantage_metrics(advantages) | critic_metrics
 
-            # 5. Epochs of minibatches: distillation_loss in the warmup, ppo_loss afterwards (rl/losses.py). Each
-            # rollout is learned from once, in its update: there is no replay buffer. The KL to the teacher and the
+            # 5. Epochs of minibatches: distillation_loss in the warmup, ppo_loss afterwards (rl/losses.py). A rollout
+            # is learned from in its own update alone: there is no replay buffer. The KL to the teacher and the
             # entropy bonus are off by default.
-            title = f"update {state.update + 1}: learning"
             num_decisions = config.update.n_epochs * len(batch)
-            with run.timed("update"), progress_bar(title, num_decisions, shown=ranks.is_main) as on_decisions:
+            with run.timed("update"), training_bar("learning", num_decisions, learner, state) as on_decisions:
                 metrics |= update(learner, batch, phase, config, state.update, on_decisions)
 
         # 6. Record and save: whatever happens now, at most the rollout under way is lost. Neither trajectories nor
-        # generators are saved: a random draw is a function of (seed, update, episode, decision).
+        # random generators are saved: a draw is a function of (seed, update, episode, decision).
         has_signal = phase.distils or metrics.get("advantage/nonzero_fraction", 0) > 0
         state.count_update(rollout, has_signal)
-        is_best = config.evaluation.best_by == "return" and state.improves(state.return_average)
-        best = {"return_average": state.return_average} if is_best else None
-        run.record(state.global_step, state.update, metrics | system_metrics())
-        state.metrics_bytes = run.metrics_bytes()
-        with run.timed("checkpoint"):
-            save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, best)
+        record_and_save(config, run, learner, state, metrics)
         seconds_per_step = (time.perf_counter() - started) / rollout.env_steps
         seconds_to_go = seconds_per_step * (end - state.global_step)
         log.info(update_line(metrics, rollout, phase, state.global_step, end, seconds_to_go))
         check_signal(state.updates_without_signal)
         run.check_time()
+
+
+def training_bar(
+    activity: str, total: int, learner: Learner, state: TrainerState
+) -> AbstractContextManager[Callable[[int], None]]:
+    """A progress bar for a part of the update that follows; only rank 0 shows it."""
+    return progress_bar(f"update {state.update + 1}: {activity}", total, shown=learner.ranks.is_main)
+
+
+def record_and_save(
+    config: TrainConfig, run: Run, learner: Learner, state: TrainerState, metrics: Mapping[str, float]
+) -> None:
+    """Append an update's metrics to the record, then save a checkpoint that knows the record's length."""
+    from experiment.checkpoints import save_checkpoint
+
+    best = None
+    if config.evaluation.best_by == "return" and state.improves(state.return_average):
+        best = {"return_average": state.return_average}
+    run.record(state.global_step, state.update, {**metrics, **system_metrics()})
+    state.metrics_bytes = run.metrics_bytes()
+    with run.timed("checkpoint"):
+        save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, best)
 
 
 if __name__ == "__main__":

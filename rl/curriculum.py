@@ -83,6 +83,25 @@ class TrainingEpisodes:
         return from_label(str(label), perturbation_seed)
 
 
+def training_episodes(
+    config: TrainConfig,
+    update_index: int,
+    groups_drawn: Mapping[int, int],
+    task_shares: Mapping[int, float] | None,
+    perturbed_success: Mapping[str, float],
+) -> TrainingEpisodes:
+    """The episodes of an update; perturbed_success: the success rate of each perturbation's label so far."""
+    return TrainingEpisodes(
+        config.task,
+        config.rollout.group_size,
+        config.run.seed,
+        update_index,
+        groups_drawn,
+        task_shares,
+        perturbation_probabilities(config, perturbed_success),
+    )
+
+
 def _shuffled(items: Sequence[int], seed: int, purpose: str, *counters: int) -> list[int]:
     return np.random.default_rng(seed_sequence(seed, purpose, *counters)).permutation(items).tolist()
 

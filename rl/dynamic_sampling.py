@@ -1,6 +1,7 @@
-"""Dynamic sampling: learn only from groups of episodes that can teach (DAPO, Yu et al. 2025, section 3.2).
+"""The rollout of an update, with dynamic sampling where it is asked for (DAPO, Yu et al. 2025, section 3.2).
 
-A group whose episodes all succeed, or all fail, gives no relative advantage. It is dropped, and others are played.
+Dynamic sampling learns only from groups of episodes that can teach. A group whose episodes all succeed, or all fail,
+gives no relative advantage: it is dropped, and others are played.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from configs.config import TrainConfig
 from rl.behaviour import Behaviour
+from rl.phases import PhaseState
 from rl.randomness import Randomness
-from rl.ranks import Ranks
+from rl.ranks import ALONE, Ranks
 from rl.rollout import Rollout, play_episodes
 from rl.trajectory import Episode, Trajectory
 
@@ -24,6 +26,33 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
+def training_rollout(
+    policy: Policy,
+    pool: Pool,
+    episodes: Iterable[Episode],
+    behaviour: Behaviour,
+    phase: PhaseState,
+    config: TrainConfig,
+    update_index: int,
+    ranks: Ranks = ALONE,
+    on_steps: Callable[[int], None] = lambda env_steps: None,
+) -> tuple[Rollout, list[Trajectory]]:
+    """Play about `n_steps` env steps. Returns all that was played, and the trajectories to learn from.
+
+    These are the same without --dynamic-sampling, and in the warmup, which learns from every episode. `episodes` begin
+    anew with every iteration.
+    """
+    randomness = Randomness(config.run.seed, "rollout", update_index)
+    if config.rollout.dynamic_sampling and not phase.distils:
+        return informative_rollout(policy, pool, episodes, behaviour, randomness, config, ranks, on_steps)
+    n_steps = config.rollout.n_steps
+    max_batch = config.model.max_batch
+    rollout = play_episodes(
+        policy, pool, episodes, behaviour, randomness, n_steps, max_batch, ranks, on_steps=on_steps
+    )
+    return rollout, rollout.trajectories
+
+
 def informative_rollout(
     policy: Policy,
     pool: Pool,
@@ -31,29 +60,23 @@ def informative_rollout(
     behaviour: Behaviour,
     randomness: Randomness,
     config: TrainConfig,
-    ranks: Ranks,
+    ranks: Ranks = ALONE,
     on_steps: Callable[[int], None] = lambda env_steps: None,
 ) -> tuple[Rollout, list[Trajectory]]:
     """Play until the groups that can teach hold `n_steps` env steps, at most twice as many env steps in all.
 
-    `episodes` begin anew with every iteration. Returns all that was played, and the trajectories to learn from.
+    Returns all that was played, and the trajectories of the groups that can teach.
     """
     n_steps = config.rollout.n_steps
+    max_batch = config.model.max_batch
     parts: list[Rollout] = []
     kept: list[Trajectory] = []
     next_group = 0
     missing_steps = n_steps
     while missing_steps > 0:
+        rest = (episode for episode in episodes if episode.group >= next_group)
         part = play_episodes(
-            policy,
-            pool,
-            (episode for episode in episodes if episode.group >= next_group),
-            behaviour,
-            randomness,
-            n_steps=missing_steps,
-            max_batch=config.model.max_batch,
-            ranks=ranks,
-            on_steps=on_steps,
+            policy, pool, rest, behaviour, randomness, missing_steps, max_batch, ranks, on_steps=on_steps
         )
         parts.append(part)
         kept += informative_groups(part.trajectories, config.rollout.group_success_bounds)

@@ -71,8 +71,8 @@ def update(
 
     The loss is divided by the minibatch's size, inactive rows included: the gradient is what it would be if they ran.
     A minibatch without active rows takes no optimizer step (no momentum, no weight decay). Every rank holds the whole
-    batch and computes a slice of each minibatch's active rows, perhaps an empty one. After the first minibatch nobody
-    waits for the GPU within an epoch: what its steps were is read at the end.
+    batch and computes a slice of each minibatch, perhaps an empty one. After the first minibatch nobody waits for the
+    GPU within an epoch: gradient norms and statistics are read at its end.
     """
     started = time.perf_counter()
     ranks = learner.ranks
@@ -83,7 +83,7 @@ def update(
     active = rows_that_learn(batch, phase, config)
     batch = prepare_batch(learner, batch, phase, config).to(learner.policy.device)
     micro_batch_size = int(settings.micro_batch_size)
-    first_ratio_error: float | None = None
+    first_ratio: dict[str, float] = {}
     statistics: dict[str, float] = {}  # over all ranks and epochs
     gradient_norms: list[float] = []  # of all optimizer steps, NaN where one was skipped
 
@@ -95,12 +95,12 @@ def update(
             on_decisions(size)
             if len(minibatch) == 0:
                 continue
-            rows_of_rank = minibatch[ranks.rank :: ranks.size]
             micro_batch_size, minibatch_statistics = accumulate_gradient(
-                learner, rows_of_rank, size, micro_batch_size, phase, config
+                learner, minibatch[ranks.rank :: ranks.size], size, micro_batch_size, phase, config
             )
-            if first_ratio_error is None and not phase.distils:  # no step is taken yet
-                first_ratio_error = check_first_ratio(sum_statistics(minibatch_statistics, ranks))
+            if not first_ratio and not phase.distils:  # before the first step
+                error = check_first_ratio(sum_statistics(minibatch_statistics, ranks))
+                first_ratio = {"train/first_ratio_error": error}
             ranks.sum_gradients(parameters)
             epoch_norms.append(optimizer_step(optimizer, settings.max_grad_norm))
             optimizer.zero_grad(set_to_none=True)
@@ -113,19 +113,18 @@ def update(
             break
 
     ranks.check_same_parameters(parameters)
-    if gradient_norms and all(map(math.isnan, gradient_norms)):
-        raise _diverged(f"all {len(gradient_norms)} optimizer steps", update_index)
+    check_steps_taken(gradient_norms, update_index)
     metrics = mean_statistics(statistics)
     if not phase.distils:
         metrics |= measure_sample(learner, batch, micro_batch_size, phase, config, update_index)
     metrics |= step_metrics(gradient_norms, settings.max_grad_norm)
-    metrics["train/zero_advantage_fraction"] = 1.0 - active.float().mean().item()
-    metrics["train/epochs"] = epoch + 1
-    metrics["train/lr"] = optimizer.param_groups[0]["lr"]
-    metrics["train/time_s"] = time.perf_counter() - started
-    if first_ratio_error is not None:
-        metrics["train/first_ratio_error"] = first_ratio_error
-    return metrics
+    return metrics | {
+        "train/zero_advantage_fraction": 1.0 - active.float().mean().item(),
+        "train/epochs": epoch + 1,
+        "train/lr": optimizer.param_groups[0]["lr"],
+        "train/time_s": time.perf_counter() - started,
+        **first_ratio,
+    }
 
 
 def learning_rate(settings: UpdateConfig, phase: PhaseState) -> float:
@@ -317,6 +316,12 @@ def check_skipped_steps(gradient_norms: Sequence[float], update_index: int) -> N
     for is_skipped, steps in itertools.groupby(gradient_norms, math.isnan):
         if is_skipped and len(list(steps)) >= MAX_SKIPPED_IN_A_ROW:
             raise _diverged(f"{MAX_SKIPPED_IN_A_ROW} optimizer steps in a row", update_index)
+
+
+def check_steps_taken(gradient_norms: Sequence[float], update_index: int) -> None:
+    """Raise BadInput when all optimizer steps of an update were skipped."""
+    if gradient_norms and all(math.isnan(norm) for norm in gradient_norms):
+        raise _diverged(f"all {len(gradient_norms)} optimizer steps", update_index)
 
 
 def _diverged(steps: str, update_index: int) -> BadInput:
