@@ -1,0 +1,127 @@
+"""The three kinds of teacher: the policy as pretrained, the policy with another adapter, another policy."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.small_checkpoint import load_policy, make_small_checkpoint, train_a_little
+from vla.preprocessing import synthetic_observations
+
+
+@pytest.fixture
+def policy(small):
+    return load_policy(small)
+
+
+@pytest.fixture(scope="module")
+def observations(small):
+    return synthetic_observations(2, load_policy(small).statistics.proprio, count=3)
+
+
+def test_the_pretrained_policy_never_changes(policy, observations):
+    pretrained = policy.chunk_logits(observations).detach()
+    assert policy.equals_teacher()
+    for _ in range(2):
+        train_a_little(policy)
+        assert not policy.equals_teacher()
+        trained = policy.chunk_logits(observations).detach()
+        assert not torch.equal(trained, pretrained)
+        with torch.no_grad(), policy.teacher():
+            assert torch.equal(policy.chunk_logits(observations), pretrained)
+            with policy.teacher():
+                assert torch.equal(policy.chunk_logits(observations), pretrained)
+            assert torch.equal(policy.chunk_logits(observations), pretrained)
+        assert torch.equal(policy.chunk_logits(observations), trained)
+
+
+def test_a_trained_projector_alone_makes_the_student_differ_from_its_teacher(policy):
+    parameters = dict(policy.named_trainable_parameters())
+    with torch.no_grad():
+        parameters["proprio_projector.fc1.weight"] += 1.0
+    assert not policy.equals_teacher()
+
+
+def test_teacher_between_forward_and_backward_leaves_the_gradient(policy, observations):
+    """A KL term to the teacher is computed while the student's graph is alive."""
+    gradients = []
+    for asks_teacher in (False, True):
+        logits = policy.chunk_logits(observations)
+        if asks_teacher:
+            with torch.no_grad(), policy.teacher():
+                policy.chunk_logits(observations)
+        parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
+        gradients.append(torch.autograd.grad(logits.square().sum(), parameters, allow_unused=True))
+    for plain, with_teacher in zip(*gradients, strict=True):
+        assert plain is with_teacher is None or torch.equal(plain, with_teacher)
+
+
+def test_a_trained_adapter_of_the_same_base_teaches_on_the_same_weights(
+    small, policy, observations, tmp_path
+):
+    teacher_policy = load_policy(small, seed=7)
+    train_a_little(teacher_policy)
+    teacher_policy.save_adapter(tmp_path / "adapter")
+    teachers_logits = teacher_policy.chunk_logits(observations).detach()
+    train_a_little(policy, step=0.1)
+    students_logits = policy.chunk_logits(observations).detach()
+
+    assert policy.use_teacher_adapter(str(tmp_path / "adapter"))
+    assert not policy.equals_teacher()
+    for _ in range(2):
+        assert torch.equal(policy.chunk_logits(observations), students_logits)
+        with policy.teacher() as teacher, policy.teacher():
+            assert teacher is policy
+            assert torch.equal(policy.chunk_logits(observations), teachers_logits)
+    optimizer = torch.optim.AdamW([p for _, p in policy.named_trainable_parameters()], lr=1e-2)
+    policy.watch(optimizer)
+    policy.chunk_logits(observations).square().mean().backward()
+    optimizer.step()
+    assert not torch.equal(policy.chunk_logits(observations), students_logits)
+    assert torch.equal(policy.act_as_teacher(observations).tokens, teacher_policy.act(observations).tokens)
+
+
+def test_a_student_that_starts_at_its_teachers_adapter_equals_its_teacher(small, policy, tmp_path):
+    train_a_little(policy)
+    policy.save_adapter(tmp_path / "adapter")
+    assert policy.use_teacher_adapter(str(tmp_path / "adapter"))
+    assert policy.equals_teacher()
+    assert load_policy(small).use_teacher_adapter(str(tmp_path / "adapter"))
+
+
+@pytest.mark.parametrize("difference", ["base", "rank"])
+def test_an_adapter_of_another_base_or_rank_teaches_as_another_policy_only(
+    small, observations, tmp_path, difference
+):
+    if difference == "base":
+        teacher_policy = load_policy(make_small_checkpoint(tmp_path / "other", l1_head=True, seed=5))
+    else:
+        teacher_policy = load_policy(small, lora_rank=2)
+    train_a_little(teacher_policy)
+    teacher_policy.save_adapter(tmp_path / "adapter")
+    student = load_policy(small)
+    students_logits = student.chunk_logits(observations).detach()
+    assert not student.use_teacher_adapter(str(tmp_path / "adapter"))
+    student.use_teacher(load_policy(tmp_path / "adapter"))
+    assert not student.equals_teacher()
+    assert torch.equal(student.act_as_teacher(observations).tokens, teacher_policy.act(observations).tokens)
+    assert torch.equal(student.chunk_logits(observations), students_logits)
+
+
+def test_another_checkpoints_actions_become_the_students_nearest_tokens(policy, observations, tmp_path):
+    """Its statistics are its own: the same token means another action."""
+    teacher = load_policy(make_small_checkpoint(tmp_path / "other", seed=5))
+    action = teacher.statistics.action
+    halved = replace(action, q01=0.5 * action.q01, q99=np.where(action.mask, 0.5 * action.q99, 1))
+    teacher.statistics = replace(teacher.statistics, action=halved)
+    policy.use_teacher(teacher)
+    bin_width = (policy.statistics.action.q99 - policy.statistics.action.q01) / 255
+    for mode in ("greedy", "sample"):
+        torch.manual_seed(0)
+        translated = policy.act_as_teacher(observations, mode)
+        torch.manual_seed(0)
+        original = teacher.act(observations, mode)
+        assert not torch.equal(translated.tokens, original.tokens)
+        assert (np.abs(translated.actions - original.actions) <= bin_width * (1 + 1e-6)).all()
+        np.testing.assert_array_equal(translated.actions, policy.actions(translated.tokens.numpy()))
