@@ -1,4 +1,4 @@
-"""A tokenizer of Llama-2's kind: BPE of whole sentences, blanks as "▁", byte fallback; with its ids where known."""
+"""A tokenizer of Llama-2's kind: BPE of whole sentences, blanks as "▁", byte fallback; real ids where known."""
 
 from itertools import pairwise
 
@@ -6,7 +6,8 @@ from tokenizers import Tokenizer, models, normalizers, processors
 
 from vla.tokens import BOS_ID, EMPTY_TOKEN_ID, EOS_ID
 
-# Of the golden prompts. The order is that of the merges, and one of those by which BPE finds these pieces.
+# The pieces of the golden prompts with their ids. The order is that of the merges; others would do as well, as long as
+# BPE finds these pieces.
 PIECES = {
     "ment": 358, "▁between": 1546, "▁cabinet": 28966, "▁open": 1722, "▁middle": 7256, "oka": 17029, "▁?": 1577,
     "le": 280, ".": 29889, "▁st": 380, "▁it": 372, "ots": 1862, "ame": 420, ",": 29892, "▁wine": 19006, "▁on": 373,
@@ -23,8 +24,9 @@ def llama_like_tokenizer() -> Tokenizer:
     vocabulary |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
     merges = []
     for piece in PIECES:
-        tails = [piece[i:] for i in range(len(piece))]  # it is built from its end
-        merges += [(longer[0], shorter) for longer, shorter in pairwise(tails)][::-1]
+        # A piece is built from its end: its tails, shortest first, each one character longer.
+        tails = [piece[i:] for i in range(len(piece))]
+        merges += [(longer[0], shorter) for longer, shorter in reversed(list(pairwise(tails)))]
         for part in (*tails, *piece):
             vocabulary.setdefault(part, 40_000 + len(vocabulary))
     model = models.BPE(
