@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> None:
         before = play_before(config, config.compare_with, plan, results)
     save_results(results, plan, before)
     lock.release()
-    print_results(results, plan, before)
+    print_results(config, results, plan, before)
 
 
 def plan_episodes(config: EvalConfig, argv: Sequence[str]) -> Plan:
@@ -108,8 +108,9 @@ def play_before(config: EvalConfig, checkpoint: str, plan: Plan, results: Result
     return play(config_before, replace(plan, header=header), out, results)
 
 
-def print_results(results: Results, plan: Plan, before: Results | None) -> None:
+def print_results(config: EvalConfig, results: Results, plan: Plan, before: Results | None) -> None:
     print(*results_table(results, plan), sep="\n")
+    print_trained_states(str(config.model.checkpoint), plan)
     if before is not None:
         print(f"\nbefore: {before.settings['checkpoint']} ({before.settings['mode']}), {before.path}")
         print(*comparison_table(before, results, plan), sep="\n")
@@ -121,6 +122,21 @@ def print_results(results: Results, plan: Plan, before: Results | None) -> None:
         picture = draw_perturbations(results, labels, before, results.path.with_suffix(".png"))
         print(f"picture: {picture}")
     print(f"results: {results.path}")
+
+
+def print_trained_states(checkpoint: str, plan: Plan) -> None:
+    """Say how many episodes are not held out, because the checkpoint's run was trained on their initial states."""
+    from experiment.stored_run import read_training, was_trained_on
+
+    training = read_training(Path(checkpoint))
+    if training is None:
+        return
+    trained = [key for key in plan.keys if was_trained_on(training, *key[:3])]
+    if trained:
+        print(
+            f"{len(trained)} of {len(plan.keys)} episodes start from initial states that {checkpoint} was trained on: "
+            "for held-out success leave them out with --first-init-state and --trials"
+        )
 
 
 def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Results:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from contracts import BadInput, first_line, read_json, resolve_pointer
 from experiment.run_folder import (
@@ -100,6 +100,17 @@ def read_training(checkpoint: Path) -> Training | None:
         "peak_gpu_gib": max((row.get("system/gpu_mem_gb", 0.0) for row in rows), default=0.0),
         **run.description,
     }
+
+
+def was_trained_on(training: Training, task_suite: str, task_id: int, init_state_id: int) -> bool:
+    """Whether one of the benchmark's initial states was used in training. Fresh ones are none of the benchmark's."""
+    task = training["config"]["task"]
+    states: Any = task["train_init_states"]  # [first, one past last], or "fresh"
+    task_ids: Any = task["task_ids"]
+    if states == "fresh" or task_suite != task["task_suite"] or task_id not in task_ids:
+        return False
+    first, end = states
+    return first <= init_state_id < end
 
 
 def _num_gpus(description: RunDescription) -> int:

@@ -3,7 +3,7 @@
 import pytest
 
 from contracts import BadInput
-from experiment.stored_run import changes, read_run, read_training
+from experiment.stored_run import changes, read_run, read_training, was_trained_on
 from tests.stored_runs import PROVENANCE, ROWS, evaluation, store, store_outcomes
 
 
@@ -47,6 +47,24 @@ def test_training_on_a_cpu_takes_no_gpu_hours(tmp_path):
 def test_a_checkpoint_outside_a_run_folder_has_no_training(tmp_path):
     assert read_training(tmp_path / "merged") is None
     assert read_training(tmp_path / "step_300") is None
+
+
+@pytest.mark.parametrize(
+    ("states", "task_suite", "task_id", "init_state_id", "trained"),
+    [
+        ([0, 40], "libero_spatial", 4, 39, True),
+        ([0, 40], "libero_spatial", 4, 40, False),
+        ([0, 40], "libero_spatial", 5, 39, False),
+        ([0, 40], "libero_goal", 4, 39, False),
+        ("fresh", "libero_spatial", 4, 39, False),
+    ],
+)
+def test_a_checkpoint_knows_which_initial_states_it_was_trained_on(
+    tmp_path, states, task_suite, task_id, init_state_id, trained
+):
+    folder = store(tmp_path, ROWS, task__task_ids=[0, 4], task__train_init_states=states)
+    training = read_training(folder / "checkpoints" / "step_300")
+    assert was_trained_on(training, task_suite, task_id, init_state_id) is trained
 
 
 def test_the_best_evaluation_is_that_of_the_best_checkpoint(tmp_path):
