@@ -62,22 +62,21 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
     from rl.update import make_learner
 
     config = setup.settle_settings(config)
+    task = config.task
+    simulator = config.simulator
     checks = Checks()
-    check_machine(checks, config.model, config.simulator, len(config.task.task_ids))
+    check_machine(checks, config.model, simulator, len(task.task_ids))
+
     ranks = join_ranks(config.model.device)
-    policy = setup.load_policy(config.model, config.task.task_suite, config.update.lora_rank, config.run.seed)
-    teacher = setup.load_teacher(
-        policy, config.model, config.phases, config.task.task_suite, config.loss.kl_coef
-    )
-    micro_batch_size = setup.fit_micro_batch(
-        policy, config.update, config.simulator, len(config.task.task_ids)
-    )
+    policy = setup.load_policy(config.model, task.task_suite, config.update.lora_rank, config.run.seed)
+    teacher = setup.load_teacher(policy, config.model, config.phases, task.task_suite, config.loss.kl_coef)
+    micro_batch_size = setup.fit_micro_batch(policy, config.update, simulator, len(task.task_ids))
     config = changed(config, micro_batch_size=micro_batch_size)
-    spec = setup.make_spec(config.task, config.simulator, policy.num_images)
-    tasks = setup.find_tasks(spec, config.task)
     learner = make_learner(policy, config, ranks, teacher.mode)
 
-    with make_pool(spec, config.simulator.num_envs, policy.prepare, config.simulator.simulators) as pool:
+    spec = setup.make_spec(task, simulator, policy.num_images)
+    tasks = setup.find_tasks(spec, task)
+    with make_pool(spec, simulator.num_envs, policy.prepare, simulator.simulators) as pool:
         observation = check_setup(checks, config, policy, pool)
         run, state = setup.open_run(config, resume, argv, learner)
         with interruptible(), until_the_end(run):

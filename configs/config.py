@@ -21,11 +21,6 @@ TaskIds = tyro.conf.arg(aliases=["--task-id"])
 MAGNITUDE = Range(least=1, most=MAGNITUDES[-1])
 
 
-def require(condition: bool, message: str) -> None:
-    if not condition:
-        raise BadInput(message)
-
-
 @dataclass(frozen=True)
 class TaskConfig:
     """What is trained on."""
