@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from workshop.demo_files import DemoEpisode, encode_jpeg, episode_path, write_episode
+from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg, episode_path, write_episode
 
 SIDE = 64  # pixels of the images; real ones have 256
 FRAMES = 4
@@ -16,17 +16,18 @@ INSTRUCTIONS = ("pick up the black bowl", "push the plate to the front of the st
 def raw_images(episode: int, frames: int = FRAMES) -> np.ndarray:
     """Blurred noise as rendered, before JPEG: uint8 (F, 2, SIDE, SIDE, 3)."""
     noise = np.random.default_rng([episode, 1]).integers(0, 256, (frames, 2, 5, 5, 3), dtype=np.uint8)
-    size, filter = (SIDE, SIDE), Image.Resampling.BICUBIC
-    return np.stack(
-        [[np.asarray(Image.fromarray(image).resize(size, filter)) for image in frame] for frame in noise]
-    )
+    images = [
+        Image.fromarray(image).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+        for image in noise.reshape(-1, 5, 5, 3)
+    ]
+    return np.stack([np.asarray(image) for image in images]).reshape(frames, 2, SIDE, SIDE, 3)
 
 
 def make_episode(episode: int, frames: int = FRAMES, instruction: str = INSTRUCTIONS[0]) -> DemoEpisode:
     rng = np.random.default_rng([episode, 2])
-    steps = frames * FRAME_GAP + 8
-    actions = rng.uniform(-0.9, 0.9, (steps, 7))
-    actions[:, 6] = rng.choice([-1.0, 1.0], steps)
+    env_steps = frames * FRAME_GAP
+    actions = rng.uniform(-0.9, 0.9, (env_steps + CHUNK_LENGTH, 7))
+    actions[:, 6] = rng.choice([-1.0, 1.0], len(actions))
     return DemoEpisode(
         task_id=0,
         init_state_id=episode,
@@ -36,8 +37,8 @@ def make_episode(episode: int, frames: int = FRAMES, instruction: str = INSTRUCT
         proprio=rng.normal(size=(frames, 8)).astype(np.float32),
         frame_steps=FRAME_GAP * np.arange(frames),
         actions=actions.astype(np.float32),
-        env_steps=steps - 8,
-        looks=("lowpoly", "")[episode % 2],  # of old files nothing is known
+        env_steps=env_steps,
+        looks=("lowpoly", "")[episode % 2],  # old files do not record them
     )
 
 

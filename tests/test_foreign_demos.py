@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -37,98 +38,107 @@ from workshop.sft_data import (
     read_episodes,
 )
 
-Frames = dict[str, np.ndarray]
 RECORDINGS = [record(0), record(1, steps=22), record(2)]
-WRITERS = {
-    "LeRobot": write_lerobot,
-    "RLDS of PNG": write_rlds,
-    "RLDS of JPEG": lambda folder, recordings: write_rlds(folder, recordings, encode_jpeg),
-}
+STEPS = len(RECORDINGS[0].actions)
+STATES = RECORDINGS[0].proprio
 
 
-def frames_of(folder: Path, flip: str = "none") -> tuple[Frames, dict]:
-    """What training reads, and the statistics."""
+class TrainingData(NamedTuple):
+    """What training reads from a folder."""
+
+    frames: dict[str, np.ndarray]
+    statistics: dict
+
+
+def training_data(folder: Path, flip: str = "none") -> TrainingData:
     episodes = read_episodes([folder], num_images=2, image_size=SMALL.image_size, flip=flip)
-    checkpoint = make_small_checkpoint(folder / "statistics")
-    entry = dataset_statistics([episode for episode, _ in episodes])
-    frames = {"tokens": chunk_tokens(episodes, next(iter(load_statistics(checkpoint).values()))).numpy()}
+    checkpoint_statistics = load_statistics(make_small_checkpoint(folder / "statistics"))
+    observations = make_observations(episodes)
+    frames = {"tokens": chunk_tokens(episodes, checkpoint_statistics["libero_spatial_no_noops"]).numpy()}
     for name in ("images", "proprio", "instruction"):
-        frames[name] = np.stack([getattr(observation, name) for observation in make_observations(episodes)])
-    return frames, entry
+        frames[name] = np.stack([getattr(observation, name) for observation in observations])
+    return TrainingData(frames, dataset_statistics([episode for episode, _ in episodes]))
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory) -> tuple[Frames, dict]:
+def ours(tmp_path_factory) -> TrainingData:
     folder = tmp_path_factory.mktemp("ours")
     for index, recording in enumerate(RECORDINGS):
         write_episode(episode_path(folder, 0, index), as_our_own(recording))
-    return frames_of(folder)
+    return training_data(folder)
 
 
-def assert_equal(theirs: tuple[Frames, dict], ours: tuple[Frames, dict]) -> None:
-    assert theirs[1] == ours[1]
-    for name, values in ours[0].items():
-        np.testing.assert_array_equal(theirs[0][name], values, name)
+def assert_equal(
+    theirs: TrainingData, ours: TrainingData, names=("tokens", "images", "proprio", "instruction")
+):
+    assert theirs.statistics == ours.statistics
+    for name in names:
+        np.testing.assert_array_equal(theirs.frames[name], ours.frames[name], name)
 
 
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("kind", ["LeRobot", "RLDS of PNG", "RLDS of JPEG"])
 def test_the_frames_are_those_of_our_own_format(kind, ours, tmp_path):
-    assert_equal(frames_of(WRITERS[kind](tmp_path / "libero", RECORDINGS)), ours)
+    folder = tmp_path / "libero"
+    if kind == "LeRobot":
+        folder = write_lerobot(folder, RECORDINGS)
+    else:
+        folder = write_rlds(folder, RECORDINGS, png if kind == "RLDS of PNG" else encode_jpeg)
+    assert_equal(training_data(folder), ours)
 
 
 def test_a_video_gives_the_same_frames_up_to_its_codec(ours, tmp_path):
-    theirs, entry = frames_of(write_lerobot(tmp_path / "libero", RECORDINGS, video=True))
-    assert_equal((theirs | {"images": ours[0]["images"]}, entry), ours)
-    differences = np.abs(theirs["images"].astype(float) - ours[0]["images"]).mean((1, 2, 3, 4))
+    theirs = training_data(write_lerobot(tmp_path / "libero", RECORDINGS, video=True))
+    assert_equal(theirs, ours, names=("tokens", "proprio", "instruction"))
+    differences = np.abs(theirs.frames["images"].astype(float) - ours.frames["images"]).mean((1, 2, 3, 4))
     assert differences.max() < 6  # frames of other steps differ by about 50
 
 
-@pytest.mark.parametrize("convention", [(0.0, 1.0), (1.0, 0.0), (1.0, -1.0)], ids=str)
-def test_the_grippers_convention_is_found_in_what_the_fingers_do(convention, ours, tmp_path):
-    """Values that open and close it."""
-    stored = [replace(each, actions=each.actions.copy()) for each in RECORDINGS]
-    for each in stored:
-        each.actions[:, 6] = np.where(each.actions[:, 6] > 0, convention[1], convention[0])
-    assert_equal(frames_of(write_rlds(tmp_path, stored)), ours)
+@pytest.mark.parametrize(("opens", "closes"), [(0.0, 1.0), (1.0, 0.0), (1.0, -1.0)])
+def test_the_grippers_convention_is_seen_in_what_the_fingers_do(opens, closes, ours, tmp_path):
+    stored = []
+    for recording in RECORDINGS:
+        actions = recording.actions.copy()
+        actions[:, 6] = np.where(actions[:, 6] > 0, closes, opens)
+        stored.append(replace(recording, actions=actions))
+    assert_equal(training_data(write_rlds(tmp_path, stored)), ours)
 
 
 @pytest.mark.parametrize(("flip", "axes"), [("both", (2, 3)), ("horizontal", (3,)), ("vertical", (2,))])
 def test_pictures_are_turned_upright(flip, axes, ours, tmp_path):
-    stored = [replace(each, images=np.flip(each.images, axes)) for each in RECORDINGS]
-    assert_equal(frames_of(write_rlds(tmp_path, stored), flip), ours)
+    stored = [replace(recording, images=np.flip(recording.images, axes)) for recording in RECORDINGS]
+    assert_equal(training_data(write_rlds(tmp_path, stored), flip), ours)
 
 
 def test_env_steps_in_which_nothing_moves_are_left_out(ours, tmp_path, capsys):
-    stored = []
-    for each in RECORDINGS:
-        at = [0, 0, 5]  # before these steps, the next one's observation once more
-        still = each.actions[[0, 0, 4]] * np.array([0] * 6 + [1], np.float32)
-        stored.append(
-            Recording(
-                np.insert(each.images, at, each.images[at], axis=0),
-                np.insert(each.proprio, at, each.proprio[at], axis=0),
-                np.insert(each.actions, at, still, axis=0),
-                each.instruction,
-            )
-        )
-    assert_equal(frames_of(write_rlds(tmp_path, [*stored, record(3, steps=7)])), ours)
-    assert (
-        "1 episodes shorter than a chunk, 9 of 74 env steps in which nothing moves" in capsys.readouterr().out
+    stored = [with_still_steps(recording) for recording in RECORDINGS]
+    too_short = record(3, steps=7)
+    assert_equal(training_data(write_rlds(tmp_path, [*stored, too_short])), ours)
+    report = capsys.readouterr().out
+    assert "1 episodes shorter than a chunk, 9 of 74 env steps in which nothing moves" in report
+
+
+def with_still_steps(recording: Recording) -> Recording:
+    """Two still env steps at the start and one before step 5: its observation once more, the gripper as it was."""
+    before = [0, 0, 5]
+    still_actions = np.zeros((3, 7), np.float32)
+    still_actions[:, 6] = recording.actions[[0, 0, 4], 6]
+    return Recording(
+        np.insert(recording.images, before, recording.images[before], axis=0),
+        np.insert(recording.proprio, before, recording.proprio[before], axis=0),
+        np.insert(recording.actions, before, still_actions, axis=0),
+        recording.instruction,
     )
 
 
-def changed(**values: object) -> Callable[[Path], Path]:
-    """Writes an RLDS folder of one episode with some features changed (None: left out)."""
+def changed(**values: object) -> Callable[[Path], None]:
+    """A writer of an RLDS folder of one episode, some of whose features are changed (None: left out)."""
 
-    def write(folder: Path) -> Path:
-        features = rlds_features(RECORDINGS[0]) | {
-            f"steps/{n.replace('__', '/')}": v for n, v in values.items()
-        }
-        path = folder / "libero-train.tfrecord-00000-of-00001"
-        path.write_bytes(
-            tfrecord(example({name: value for name, value in features.items() if value is not None}))
-        )
-        return folder
+    def write(folder: Path) -> None:
+        features = rlds_features(RECORDINGS[0])
+        for name, value in values.items():
+            features[f"steps/{name.replace('__', '/')}"] = value
+        kept = {name: value for name, value in features.items() if value is not None}
+        (folder / "libero-train.tfrecord-00000-of-00001").write_bytes(tfrecord(example(kept)))
 
     return write
 
@@ -139,46 +149,43 @@ def actions_with(column: int, value: object) -> np.ndarray:
     return actions.ravel()
 
 
-STEPS = len(RECORDINGS[0].actions)
 WIDE = [png(np.zeros((48, 64, 3), np.uint8))] * STEPS
-STATES = RECORDINGS[0].proprio
+SWAPPED_FINGERS = STATES[:, [0, 1, 2, 3, 4, 5, 7, 6]].ravel()
 
 
 @pytest.mark.parametrize(
     ("write", "message"),
     [
-        (changed(action=None), "no steps/action among its features: .*steps/reward"),
-        (changed(observation__state=STATES[:, :7].ravel()), r"states of shape \(7,\), expected 8 values"),
-        (changed(observation__state=STATES[:, [0, 1, 2, 3, 4, 5, 7, 6]].ravel()), "are no finger joints"),
-        (changed(action=actions_with(2, 1.5)), r"a motion of 1\.5, beyond \[-1, 1\]"),
+        (changed(action=None), "no steps/action among its features"),
+        (changed(observation__state=STATES[:, :7].ravel()), r"states of shape \(7,\)"),
+        (changed(observation__state=SWAPPED_FINGERS), "no finger joints"),
+        (changed(action=actions_with(2, 1.5)), r"a motion of 1\.5"),
         (changed(action=actions_with(0, np.nan)), "actions that are not finite"),
-        (changed(action=actions_with(6, np.linspace(0, 1, STEPS))), "the gripper's actions are 0, 0.0588"),
+        (changed(action=actions_with(6, np.linspace(0, 1, STEPS))), r"the gripper's actions are 0, 0\.0588"),
         (changed(action=actions_with(6, 1)), "which value closes the gripper"),
         (changed(language_instruction=[b""] * STEPS), "no instruction"),
-        (changed(observation__front=WIDE, observation__side=WIDE, observation__image=None), "cameras .*front"),
-        (changed(observation__image=WIDE), "pictures of 64 x 48"),
+        (
+            changed(observation__front=WIDE, observation__side=WIDE, observation__image=None),
+            "cameras .*front",
+        ),
+        (changed(observation__image=WIDE), "64 x 48"),
         (changed(observation__image=[b"\x89PNG"] * STEPS), "a picture cannot be read"),
-        (changed(observation__wrist_image=None), "1 images per frame, --num-images 2 needs more"),
+        (changed(observation__wrist_image=None), "--num-images 2"),
     ],
-)  # fmt: skip
-def test_what_cannot_be_mapped_is_refused_in_one_line(write, message, tmp_path):
-    with pytest.raises(BadInput, match=message):
-        read_episodes([write(tmp_path)], num_images=2, image_size=SMALL.image_size)
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda data: data[:-40], "ends 40 bytes too early"),
-        (lambda data: data + b"more", "no readable TFRecord file"),
-        (lambda data: b"", "no readable TFRecord file"),
-    ],
-    ids=["short", "long", "empty"],
 )
-def test_damaged_records_are_refused(damage, message, tmp_path):
-    path = next(write_rlds(tmp_path, RECORDINGS[:1]).iterdir())
-    path.write_bytes(damage(path.read_bytes()))
+def test_what_cannot_be_mapped_is_refused_in_one_line(write, message, tmp_path):
+    write(tmp_path)
     with pytest.raises(BadInput, match=message):
+        read_episodes([tmp_path], num_images=2, image_size=SMALL.image_size)
+
+
+@pytest.mark.parametrize("damage", ["too short", "too long", "empty"])
+def test_damaged_records_are_refused(damage, tmp_path):
+    (path,) = write_rlds(tmp_path, RECORDINGS[:1]).iterdir()
+    content = path.read_bytes()
+    damaged = {"too short": content[:-40], "too long": content + b"more", "empty": b""}
+    path.write_bytes(damaged[damage])
+    with pytest.raises(BadInput, match="no readable TFRecord file"):
         open_foreign(path.parent, "none")
 
 
@@ -189,26 +196,46 @@ def test_a_folder_that_lacks_a_file_is_refused(tmp_path):
         open_foreign(folder, "none")
 
 
-@pytest.mark.parametrize("damage", ["version", "rows", "column", "file", "video"])
-def test_damaged_lerobot_datasets_are_refused(damage, tmp_path):
-    folder = write_lerobot(
-        tmp_path / "libero", RECORDINGS, damage == "video", "v2.1" if damage == "version" else "v3.0"
-    )
+def damage_version(folder: Path) -> None:
+    info = folder / "meta" / "info.json"
+    info.write_text(info.read_text().replace("v3.0", "v2.1"))
+
+
+def damage_rows(folder: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
     data = folder / "data" / "chunk-000" / "file-000.parquet"
-    if damage in ("rows", "column"):
-        pq = pytest.importorskip("pyarrow.parquet")
-        table = pq.read_table(data)
-        pq.write_table(table.slice(0, len(table) - 1) if damage == "rows" else table.drop(["action"]), data)
-    elif damage == "file":
-        data.write_bytes(b"text")
-    elif damage == "video":
-        next(folder.rglob("*.mp4")).write_bytes(b"text")
-    messages = {
-        "version": "codebase_version v2.1, expected v3.0",
-        "rows": "has 17 of 18 rows",
-        "column": "no action",
-    }
-    with pytest.raises(BadInput, match=messages.get(damage, "no readable LeRobot dataset")):
+    table = pq.read_table(data)
+    pq.write_table(table.slice(0, len(table) - 1), data)
+
+
+def damage_column(folder: Path) -> None:
+    pq = pytest.importorskip("pyarrow.parquet")
+    data = folder / "data" / "chunk-000" / "file-000.parquet"
+    pq.write_table(pq.read_table(data).drop(["action"]), data)
+
+
+def damage_data(folder: Path) -> None:
+    (folder / "data" / "chunk-000" / "file-000.parquet").write_bytes(b"text")
+
+
+def damage_video(folder: Path) -> None:
+    next(folder.rglob("*.mp4")).write_bytes(b"text")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damage_version, r"codebase_version v2\.1"),
+        (damage_rows, "has 17 of 18 rows"),
+        (damage_column, "no action"),
+        (damage_data, "no readable LeRobot dataset"),
+        (damage_video, "no readable LeRobot dataset"),
+    ],
+)
+def test_damaged_lerobot_datasets_are_refused(damage, message, tmp_path):
+    folder = write_lerobot(tmp_path / "libero", RECORDINGS, video=damage is damage_video)
+    damage(folder)
+    with pytest.raises(BadInput, match=message):
         list(open_foreign(folder, "none")[1])
 
 
@@ -218,29 +245,31 @@ def test_without_the_packages_that_read_lerobot_one_line_says_what_to_install(tm
     monkeypatch.setitem(sys.modules, "av", None)
     monkeypatch.delitem(sys.modules, "workshop.lerobot", raising=False)
     monkeypatch.delattr(workshop, "lerobot", raising=False)
-    with pytest.raises(BadInput, match=r"the package av; run: pip install -r requirements-demos\.txt"):
+    with pytest.raises(BadInput, match=r"pip install -r requirements-demos\.txt"):
         open_foreign(tmp_path, "none")
 
 
 def test_a_dataset_is_named_by_its_folder(tmp_path):
-    folders = [write_rlds(tmp_path / name, RECORDINGS[:1]) for name in ("libero_goal_no_noops", "mine")]
-    assert find_demos(folders[0].parent) == find_demos(folders[0]) == (folders[0], "libero_goal_no_noops")
-    with pytest.raises(BadInput, match=r"holds several RLDS datasets.*libero_goal_no_noops/1\.0\.0, mine"):
+    goal_folder = write_rlds(tmp_path / "libero_goal_no_noops", RECORDINGS[:1])
+    my_folder = write_rlds(tmp_path / "mine", RECORDINGS[:1])
+    assert find_demos(goal_folder) == (goal_folder, "libero_goal_no_noops")
+    assert find_demos(goal_folder.parent) == (goal_folder, "libero_goal_no_noops")
+    with pytest.raises(BadInput, match=r"libero_goal_no_noops/1\.0\.0, mine"):
         find_demos(tmp_path)
-    given = [str(folder) for folder in folders]
-    assert find_demo_folders(given, "libero_goal") == (folders, "libero_goal_no_noops")
+    both = [str(goal_folder), str(my_folder)]
+    assert find_demo_folders(both, "libero_goal") == ([goal_folder, my_folder], "libero_goal_no_noops")
     with pytest.raises(BadInput, match="--task-suite"):
-        find_demo_folders(given, None)
+        find_demo_folders(both, None)
     (tmp_path / "ours").mkdir()
     assert find_demo_folders([str(tmp_path / "ours")], None)[1] == "libero_spatial_no_noops"
 
 
 def test_a_dataset_of_the_hub_is_downloaded_or_taken_from_the_cache(tmp_path, monkeypatch):
     write_rlds(tmp_path / "0123abcd" / "libero_10_no_noops", RECORDINGS[:1])
-    asked = []
+    requests = []
 
     def snapshot_download(repo, **options):
-        asked.append((repo, *options.values()))
+        requests.append((repo, options))
         return str(tmp_path / "0123abcd")
 
     def no_network(*args, **options):
@@ -249,15 +278,15 @@ def test_a_dataset_of_the_hub_is_downloaded_or_taken_from_the_cache(tmp_path, mo
     monkeypatch.setattr(foreign_demos, "snapshot_download", snapshot_download)
     monkeypatch.setattr(foreign_demos.HfApi, "dataset_info", no_network)
     folder, name = find_demos("openvla/modified_libero_rlds/libero_10_no_noops")
-    assert (folder.relative_to(tmp_path).parts[1:], name) == (
-        ("libero_10_no_noops", "1.0.0"),
-        "libero_10_no_noops",
-    )
-    assert asked == [("openvla/modified_libero_rlds", "dataset", ["libero_10_no_noops/*"], True)]
+    assert folder == tmp_path / "0123abcd" / "libero_10_no_noops" / "1.0.0"
+    assert name == "libero_10_no_noops"
+    ((repo, options),) = requests
+    assert repo == "openvla/modified_libero_rlds"
+    assert options["repo_type"] == "dataset"
+    assert options["allow_patterns"] == ["libero_10_no_noops/*"]
+    assert options["local_files_only"]
     monkeypatch.setattr(foreign_demos, "snapshot_download", no_network)
-    with pytest.raises(
-        BadInput, match="owner/libero: no such folder, and no dataset of the hub or its cache"
-    ):
+    with pytest.raises(BadInput, match="owner/libero"):
         find_demos("owner/libero")
 
 
@@ -265,4 +294,5 @@ def test_a_policy_is_trained_on_it_and_its_statistics_bear_its_name(tmp_path):
     folder = write_rlds(tmp_path / "libero_goal_no_noops", RECORDINGS)
     options = {"size": SMALL, "holdout": 0.0, "device": "cpu", "steps": 2, "batch_size": 4, "warmup_steps": 1}
     info = inspect_checkpoint(fine_tune(SftArgs((str(folder),), tmp_path / "out", **options)))
-    assert (list(info.statistics), info.looks) == (["libero_goal_no_noops"], ("official",))
+    assert list(info.statistics) == ["libero_goal_no_noops"]
+    assert info.looks == ("official",)
