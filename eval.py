@@ -131,7 +131,9 @@ def print_trained_states(checkpoint: str, plan: Plan) -> None:
     training = read_training(Path(checkpoint))
     if training is None:
         return
-    trained = [key for key in plan.keys if was_trained_on(training, *key[:3])]
+    trained = [
+        key for key in plan.keys if was_trained_on(training, key.task_suite, key.task_id, key.init_state_id)
+    ]
     if trained:
         print(
             f"{len(trained)} of {len(plan.keys)} episodes start from initial states that {checkpoint} was trained on: "

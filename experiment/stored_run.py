@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 from contracts import BadInput, first_line, read_json, resolve_pointer
 from experiment.run_folder import (
@@ -105,12 +105,12 @@ def read_training(checkpoint: Path) -> Training | None:
 def was_trained_on(training: Training, task_suite: str, task_id: int, init_state_id: int) -> bool:
     """Whether one of the benchmark's initial states was used in training. Fresh ones are none of the benchmark's."""
     task = training["config"]["task"]
-    states: Any = task["train_init_states"]  # [first, one past last], or "fresh"
-    task_ids: Any = task["task_ids"]
-    if states == "fresh" or task_suite != task["task_suite"] or task_id not in task_ids:
+    states = task["train_init_states"]  # "fresh", or [first, one past last]
+    if not isinstance(states, list):
         return False
     first, end = states
-    return first <= init_state_id < end
+    is_same_task = task_suite == task["task_suite"] and task_id in cast(list[int], task["task_ids"])
+    return is_same_task and first <= init_state_id < end
 
 
 def _num_gpus(description: RunDescription) -> int:
