@@ -11,9 +11,16 @@ import pytest
 PROJECT = Path(__file__).resolve().parents[1]
 PAGES = {page.name: page.read_text() for page in (PROJECT / "README.md", *(PROJECT / "docs").glob("*.md"))}
 NOW = {name: text for name, text in PAGES.items() if name != "LOG.md"}  # the log speaks of what is gone, too
-OF_OTHERS = {
-    "--help", "--ipc", "--upgrade", "--no-deps", "--require-hashes", "--head", "--address", "--num-cpus",
-}  # fmt: skip
+FLAGS_OF_OTHER_PROGRAMS = {
+    "--help",
+    "--ipc",
+    "--upgrade",
+    "--no-deps",
+    "--require-hashes",
+    "--head",
+    "--address",
+    "--num-cpus",
+}
 
 
 @cache
@@ -43,8 +50,14 @@ def printed() -> list[str]:
 
 
 def flags_of_the_program() -> set[str]:
-    """Fields of dataclasses, as tyro spells them, and the flags of argparse."""
-    fields = {n.target.id for n in nodes() if isinstance(n, ast.AnnAssign) and isinstance(n.target, ast.Name)}
+    """Fields that have a docstring or stand in a class of arguments, as tyro spells them; and the flags of argparse."""
+    fields = set()
+    for node in nodes():
+        if isinstance(node, ast.ClassDef):
+            for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
+                has_docstring = isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant)
+                if isinstance(statement, ast.AnnAssign) and (has_docstring or node.name.endswith("Args")):
+                    fields.add(ast.unparse(statement.target))
     spelled = {text for text in printed() if re.fullmatch(r"--[a-z][a-z0-9_-]*", text)}
     return {f"--{field.replace('_', '-')}" for field in fields} | spelled
 
@@ -59,28 +72,26 @@ def messages() -> list[str]:
 @pytest.mark.parametrize("page", NOW)
 def test_every_flag_exists(page):
     # Flags with underscores are accelerate's.
-    named = {
-        flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]+", NOW[page]) if "_" not in flag
-    } - OF_OTHERS
-    known = flags_of_the_program()
-    unknown = {flag for flag in named if flag not in known and flag.replace("--no-", "--") not in known}
-    assert not unknown
+    named = {flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]+", NOW[page]) if "_" not in flag}
+    known = flags_of_the_program() | FLAGS_OF_OTHER_PROGRAMS
+    assert not {flag for flag in named if flag not in known and flag.replace("--no-", "--") not in known}
 
 
 @pytest.mark.parametrize("page", NOW)
-def test_every_test_module_and_file_exists(page):
-    text, missing = NOW[page], []
-    for path, name in sorted(set(re.findall(r"(tests/[\w/]+\.py)::(\w+)", text))):
-        file = PROJECT / path
-        if not file.exists() or f"def {name}(" not in file.read_text():
-            missing.append(f"{path}::{name}")
-    for module in sorted(set(re.findall(r"python -m ((?:benchmarks|envs|rl|vla|workshop)[\w.]*)", text))):
+def test_every_test_exists(page):
+    for path, name in set(re.findall(r"(tests/[\w/]+\.py)::(\w+)", NOW[page])):
+        assert f"def {name}(" in (PROJECT / path).read_text()
+
+
+@pytest.mark.parametrize("page", NOW)
+def test_every_module_and_file_exists(page):
+    folders = "benchmarks|configs|docs|envs|experiment|rl|scripts|tests|vla|workshop"
+    modules = set(re.findall(rf"python -m ((?:{folders})[\w.]*)", NOW[page]))
+    paths = set(re.findall(rf"(?<![\w/])(?:{folders})/[\w/.-]+\.(?:py|md|sh|yaml|png)", NOW[page]))
+    for module in modules:
         path = PROJECT / module.replace(".", "/")
-        if not path.with_suffix(".py").exists() and not (path / "__main__.py").exists():
-            missing.append(module)
-    folders = "benchmarks|configs|docs|envs|rl|scripts|tests|vla|workshop"
-    paths = set(re.findall(rf"(?<![\w/])(?:{folders})/[\w/.-]+\.(?:py|md|sh|yaml|png)", text))
-    assert not missing + sorted(path for path in paths if not (PROJECT / path).exists())
+        assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
+    assert [path for path in sorted(paths) if not (PROJECT / path).exists()] == []
 
 
 def test_the_tree_of_the_readme_is_the_tree():
