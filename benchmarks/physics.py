@@ -6,7 +6,7 @@
 Deviation: the hand pushes about on the table at random, by turns in exact physics, in fast physics, and in exact
 physics with one joint turned by 1e-12 rad ("nudged"). The last shows how far contacts alone multiply any difference.
 Nothing is rendered. Success: the expert plays the same fresh states in both physics without noise (`episodes` a task),
-if the task is to put a black bowl onto a plate.
+if the task is one that it knows.
 """
 
 from collections.abc import Iterable, Sequence
@@ -101,7 +101,7 @@ def deviations(envs: Sequence[LiberoEnv]) -> np.ndarray:
 
 
 def play_expert(task: Task, seeds: range) -> list[Ended]:
-    """The expert's episodes in both physics; none for a task that it cannot play."""
+    """The expert's episodes in both physics; none for a task that it does not know."""
     ended = []
     with open_env(task) as env:
         for seed in seeds:

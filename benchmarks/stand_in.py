@@ -2,24 +2,17 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from contracts import Observation
+from vla.policy import Acted
 from vla.tokens import FIRST_ACTION_TOKEN
 
 CHUNK_LENGTH = 8
 ACTION_DIM = 7
 NUM_BINS = 256
-
-
-@dataclass(frozen=True)
-class Acted:
-    tokens: torch.Tensor  # (B, 56)
-    logprobs: torch.Tensor  # (B, 56)
-    actions: np.ndarray  # (B, 8, 7)
 
 
 class StandInPolicy:

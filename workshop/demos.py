@@ -5,8 +5,8 @@ python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 --episodes 
 The same command continues a collection that was interrupted. Episode i of a task is the same whatever else is
 collected, by however many processes. Episodes that fail are dropped, and remembered in attempts.jsonl. To measure how
 often the expert succeeds in the states of evaluations: --episodes 50 --init-states 0 50 --noise-scales 0.
-The file format is described in workshop/demo_files.py. LIBERO's expert is ours and knows libero_spatial; --task-suite
-metaworld_mt50 uses Meta-World's experts, for all of its tasks.
+The file format is described in workshop/demo_files.py. LIBERO's expert is ours (workshop/expert.py) and moves a bowl,
+as all tasks of libero_spatial ask; --task-suite metaworld_mt50 uses Meta-World's experts, for all of its tasks.
 """
 
 import json

@@ -121,17 +121,20 @@ class Expert:
         data = self._domain.sim.data
         robot = self._domain.robots[0]
         body_ids = self._domain.obj_body_id
-        is_region = self._target not in body_ids
+        if self._target in body_ids:
+            target = data.body_xpos[body_ids[self._target]].copy()
+            target_height = PLATE_HEIGHT_M
+        else:
+            target = data.get_site_xpos(self._target).copy()
+            target_height = REGION_HEIGHT_M
         return State(
             eef=data.get_site_xpos("gripper0_grip_site").copy(),
             rotation=data.get_site_xmat("gripper0_grip_site").copy(),
             opening=float(np.abs(data.qpos[robot._ref_gripper_joint_pos_indexes]).sum()),
             opening_speed=float(data.qvel[robot._ref_gripper_joint_vel_indexes] @ [1.0, -1.0]),
             bowl=data.body_xpos[body_ids[self._bowl]].copy(),
-            target=data.get_site_xpos(self._target).copy()
-            if is_region
-            else data.body_xpos[body_ids[self._target]].copy(),
-            target_height=REGION_HEIGHT_M if is_region else PLATE_HEIGHT_M,
+            target=target,
+            target_height=target_height,
         )
 
 
