@@ -1,34 +1,32 @@
-"""The checks before the first episode: what each finds is one line, with the command that repairs it where needed.
+"""The checks before the first episode, of machine, checkpoint, simulator and policy.
 
-A training run stops at the first failure; `--check-only` goes on with all that it leaves possible. A check takes plain
-values, most of them made by `experiment.setup`, and returns a `Check`.
+A check takes plain values, most of them made by `experiment.setup`, and returns a `Check`: one line, with the command
+that repairs what is wrong. A training run stops at the first failure; `--check-only` goes on with all that it leaves
+possible.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import platform
 import re
 import shutil
-import time
-from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Literal
 
 import torch
 
 from configs.config import ModelConfig, RunConfig, SimulatorConfig, TaskConfig, TrainConfig
-from contracts import BadInput, Observation, SelfCheckError, first_line
+from contracts import BadInput, Observation, first_line
 from envs.assets import Pack, find_pack
 from envs.env import EnvSpec
 from envs.pool import Pool, make_pool
 from envs.rendering import REPAIR, check_versions, find_renderer, simulator_versions
 from envs.tasks import TaskInfo
 from envs.worker import NoAnswer, ask
+from experiment.checklist import Check, Checks
 from experiment.setup import (
     choose_looks,
     find_checkpoint,
@@ -48,155 +46,56 @@ from vla.dataset_statistics import select_key, suites_named
 from vla.device import GIB, choose_device
 from vla.policy import Policy
 
-log = logging.getLogger(__name__)
 MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an empty frame has none
 COPIES_IN_CHECKPOINT = 3  # of every trained number, float32: itself and AdamW's two moments
 RESERVE_GIB = 0.5  # of the disk, for videos, records and the report
 SOFTWARE_RENDERERS = ("llvmpipe", "softpipe", "swrast", "software")
-Status = Literal["ok", "warning", "FAILED", "skipped"]
-T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Check:
-    """What a check found: one line, which for a warning or a failure says what to do."""
-
-    status: Status
-    text: str
-
-    @property
-    def passed(self) -> bool:
-        return self.status in ("ok", "warning")
-
-
-class Checks:
-    """The checks made so far. A failure is raised; with `show_all` it is printed, as all the others are."""
-
-    def __init__(self, show_all: bool = False) -> None:
-        self.made: dict[str, Check] = {}  # by name, in the order in which they were made
-        self._show_all = show_all
-        self._print = show_all and os.environ.get("RANK", "0") == "0"
-        self._started = time.perf_counter()
-        self._last_line = self._started
-
-    def run(self, name: str, check: Callable[..., Check], *values: object, after: Sequence[str] = ()) -> None:
-        """Make a check. It is skipped when one of its values is None, or a check named in `after` did not pass."""
-        result = self._attempt(name, check, values, after)
-        if result is not None:
-            self._add(name, result)
-
-    def make(
-        self,
-        name: str,
-        check: Callable[[T], Check],
-        function: Callable[..., T],
-        *values: object,
-        after: Sequence[str] = (),
-    ) -> T | None:
-        """Make function(*values), and check it. None when that failed, or was skipped as in `run`."""
-        value = self._attempt(name, function, values, after)
-        if value is None:
-            return None
-        self.run(name, check, value)
-        return value if self.made[name].passed else None
-
-    def _attempt(
-        self, name: str, function: Callable[..., T], values: Sequence[object], after: Sequence[str]
-    ) -> T | None:
-        if any(value is None for value in values) or not all(self.made[other].passed for other in after):
-            self._add(name, Check("skipped", "what it needs has failed"))
-            return None
-        try:
-            return function(*values)
-        except Exception as failure:
-            if not self._show_all:
-                raise
-            text = str(failure)
-            if not isinstance(failure, BadInput | SelfCheckError):
-                log.error("a check ended in a fault", exc_info=failure)
-                text = f"{type(failure).__name__}: {first_line(failure)} (a fault: its traceback is above)"
-            self._add(name, Check("FAILED", text))
-            return None
-
-    def _add(self, name: str, check: Check) -> None:
-        """Keep a check, and print it with the seconds since the line before."""
-        if check.status == "FAILED" and not self._show_all:
-            raise BadInput(check.text)
-        self.made[name] = check
-        now = time.perf_counter()
-        if self._print:
-            print(f"{check.status:8} {name:14} {now - self._last_line:5.1f} s  {check.text}", flush=True)
-        self._last_line = now
-
-    def summary(self) -> str:
-        counts = Counter(check.status for check in self.made.values())
-        counted = ", ".join(f"{counts[status]} {status}" for status in get_args(Status) if counts[status])
-        return f"{len(self.made)} checks in {time.perf_counter() - self._started:.1f} s: {counted}"
-
-    def rows(self) -> list[tuple[str, str]]:
-        """The summary and the warnings, as (title, text), for the table that a run shows at its start."""
-        rows = [("checks", self.summary())]
-        for name, check in self.made.items():
-            if check.status == "warning":
-                rows.append(("warning", f"{name}: {check.text}"))
-        return rows
-
-    def conclude(self) -> None:
-        """Print the summary. Raises BadInput when a check has failed."""
-        if self._print:
-            print(self.summary())
-        failed = [f"{name}: {check.text}" for name, check in self.made.items() if check.status == "FAILED"]
-        if failed:
-            raise BadInput(f"{len(failed)} of {len(self.made)} checks FAILED; {failed[0]}")
 
 
 def check_only(config: TrainConfig) -> None:
     """Make all checks and print a line for each. Raises BadInput if one failed."""
     checks = Checks(show_all=True)
     task = config.task
-    assets = checks.make(
-        "assets", check_assets, choose_looks, config.simulator.assets, config.model, (task.task_suite,)
-    )
+    suites = (task.task_suite,)
+    assets = checks.make("assets", check_assets, choose_looks, config.simulator.assets, config.model, suites)
     simulator = replace(config.simulator, assets=assets or config.simulator.assets)
     check_machine(checks, config.model, simulator, len(task.task_ids))
-
     info = checks.make("checkpoint", check_checkpoint, find_checkpoint, config.model, after=["device"])
     checks.run("looks", check_looks, info, find_pack(assets) if assets else None)
     checks.run("suite", check_suite, info, config.model, task.task_suite)
-    policy = checks.make(
-        "weights",
-        check_weights,
-        load_policy,
-        config.model,
-        task.task_suite,
-        config.update.lora_rank,
-        config.run.seed,
-        after=["suite"],
-    )
-    checks.make(
-        "teacher",
-        check_teacher,
-        load_teacher,
-        policy,
-        config.model,
-        config.phases,
-        task.task_suite,
-        config.loss.kl_coef,
-    )
-    micro_batch_size = checks.make(
-        "micro-batch",
-        check_micro_batch,
-        fit_micro_batch,
-        policy,
-        config.update,
-        simulator,
-        len(task.task_ids),
-    )
+    policy, micro_batch_size = _check_loading(checks, config, simulator)
     checks.run("disk", check_disk, config.run, policy)
+    observation = _check_simulator(checks, task, simulator, num_images=info.num_images if info else 1)
+    check_policy(checks, config, policy, observation, micro_batch_size)
+    checks.conclude()
 
-    spec = make_spec(task, simulator, num_images=info.num_images if info else 1)
+
+def _check_loading(
+    checks: Checks, config: TrainConfig, simulator: SimulatorConfig
+) -> tuple[Policy | None, int | None]:
+    """Load the policy and its teacher, and fit an update into memory: the policy and the micro-batch."""
+    model = config.model
+    suite = config.task.task_suite
+    rank = config.update.lora_rank
+    policy = checks.make(
+        "weights", check_weights, load_policy, model, suite, rank, config.run.seed, after=["suite"]
+    )
+    kl_coef = config.loss.kl_coef
+    checks.make("teacher", check_teacher, load_teacher, policy, model, config.phases, suite, kl_coef)
+    num_tasks = len(config.task.task_ids)
+    micro_batch_size = checks.make(
+        "micro-batch", check_micro_batch, fit_micro_batch, policy, config.update, simulator, num_tasks
+    )
+    return policy, micro_batch_size
+
+
+def _check_simulator(
+    checks: Checks, task: TaskConfig, simulator: SimulatorConfig, num_images: int
+) -> Observation | None:
+    """Find the tasks and start the first one: its first observation."""
+    spec = make_spec(task, simulator, num_images)
     checks.make("tasks", check_tasks, find_tasks, spec, task)
-    observation = checks.make(
+    return checks.make(
         "first frame",
         check_first_frame,
         first_observation_apart,
@@ -205,8 +104,6 @@ def check_only(config: TrainConfig) -> None:
         simulator.simulators,
         after=["assets", "versions", "rendering", "tasks"],
     )
-    check_policy(checks, config, policy, observation, micro_batch_size)
-    checks.conclude()
 
 
 def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool) -> Observation:
@@ -239,14 +136,14 @@ def check_policy(
     micro_batch_size: int | Literal["auto"] | None,
 ) -> None:
     """Ask the policy what no error message would ever tell (`rl.selfcheck`). None: this could not be made."""
-    seen = observation
-    if seen is None and policy is not None:
-        seen = selfcheck.made_up_observation(policy)
+    any_observation = observation
+    if observation is None and policy is not None:
+        any_observation = selfcheck.made_up_observation(policy)
     checks.run("attention", check_attention, policy)
     checks.run("images", check_images, policy)
     checks.run("token head", check_token_head, policy, observation, config)
-    checks.run("log-probs", check_log_probs, policy, seen, config.rollout.temperature)
-    checks.run("learning", check_learning, policy, seen, micro_batch_size)
+    checks.run("log-probs", check_log_probs, policy, any_observation, config.rollout.temperature)
+    checks.run("learning", check_learning, policy, any_observation, micro_batch_size)
 
 
 # The machine.
