@@ -20,7 +20,7 @@ from workshop.demo_files import (
     list_episodes,
     read_episode,
 )
-from workshop.demos import DemosArgs, Played, attempt_of, collect, draw_perturbation, main
+from workshop.demos import AttemptResult, DemosArgs, attempt_of, collect, draw_perturbation, main
 from workshop.noisy_episode import noise_bursts
 
 OUT = Path("unused")
@@ -82,37 +82,37 @@ def test_no_frame_has_noise_in_its_chunk_although_the_episode_has(folder):
 
 
 @pytest.fixture
-def played_places(monkeypatch):
+def played_ids(monkeypatch):
     """(task id, index) of the episodes that a stand-in has played: index 1 fails, index 2 meets a fault."""
-    places: list[tuple[int, int]] = []
+    episode_ids: list[tuple[int, int]] = []
 
-    def play_attempt(args, place):
-        places.append(place)
-        task_id, index = place
+    def play_attempt(args, episode_id):
+        episode_ids.append(episode_id)
+        task_id, index = episode_id
         outcome = {1: "failure", 2: "fault"}.get(index, "success")
         if outcome == "success":
             episode_path(args.out, task_id, index).touch()
-        return Played(task_id, -1, 0.3, index, outcome, env_steps=220)
+        return AttemptResult(task_id, -1, 0.3, index, outcome, env_steps=220)
 
     monkeypatch.setattr(workshop.demos, "play_attempt", play_attempt)
-    return places
+    return episode_ids
 
 
-def test_failures_are_dropped_and_remembered_and_faults_are_played_again(played_places, tmp_path, capsys):
+def test_failures_are_dropped_and_remembered_and_faults_are_played_again(played_ids, tmp_path, capsys):
     assert collect(_args(tmp_path, task_ids=(0, 1), episodes=4)) == Counter(success=4, failure=2, fault=2)
     assert "8/8 episodes: 4 success, 2 failure, 2 fault" in capsys.readouterr().out
-    assert played_places == [(task_id, index) for task_id in (0, 1) for index in range(4)]
+    assert played_ids == [(task_id, index) for task_id in (0, 1) for index in range(4)]
     assert len(list_episodes(tmp_path)) == 4
-    played_places.clear()
+    played_ids.clear()
     collect(_args(tmp_path, task_ids=(0, 1), episodes=5))
-    assert played_places == [(0, 2), (0, 4), (1, 2), (1, 4)]
+    assert played_ids == [(0, 2), (0, 4), (1, 2), (1, 4)]
 
 
-def test_a_folder_takes_one_recipe_only(played_places, tmp_path):
+def test_a_folder_takes_one_recipe_only(played_ids, tmp_path):
     main(["--out", str(tmp_path), "--episodes", "1"])
     with pytest.raises(BadInput, match=str(tmp_path)):
         main(["--out", str(tmp_path), "--episodes", "1", "--seed", "1"])
-    assert len(played_places) == 1
+    assert len(played_ids) == 1
 
 
 def test_initial_states_and_noise_scales_meet_equally_often():

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -48,7 +48,7 @@ PLACEMENT_STREAM = 1
 PERTURBATION_STREAM = 2
 
 Outcome = Literal["success", "failure", "fault"]
-Place = tuple[int, int]  # of an episode: task id, and its index among the episodes of that task
+EpisodeId = tuple[int, int]  # task id, and the index among the episodes of that task
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class DemosArgs:
     assets: str = "lowpoly"
     """What LIBERO's objects look like: `lowpoly`, `official` or a folder."""
 
-    def recipe(self) -> dict[str, Any]:
+    def recipe(self) -> dict[str, object]:
         """All settings that decide an episode of a given task and index, as JSON stores them."""
         left_out = {"out", "task_ids", "episodes", "num_envs"}
         if not self.perturb:
@@ -98,7 +98,7 @@ class DemosArgs:
 
 
 @dataclass(frozen=True)
-class Played:
+class AttemptResult:
     """How an attempt ended: a line of attempts.jsonl."""
 
     task_id: int
@@ -121,20 +121,21 @@ def collect(args: DemosArgs) -> Counter[str]:
     args.out.mkdir(parents=True, exist_ok=True)
     check_recipe(args)
     find_pack(spec.assets)  # generate looks now, rather than in all workers at the same time
-    places = missing_places(args)
-    print(f"{args.out}: {len(places)} of {len(args.task_ids) * args.episodes} episodes to play", flush=True)
+    episode_ids = missing_episodes(args)
+    num_episodes = len(args.task_ids) * args.episodes
+    print(f"{args.out}: {len(episode_ids)} of {num_episodes} episodes to play", flush=True)
     counts: Counter[str] = Counter()
     started = time.monotonic()
     reported = started
     with (args.out / JOURNAL_FILE).open("a") as journal:
-        for played in play_all(args, places):
+        for played in play_attempts(args, episode_ids):
             counts[played.outcome] += 1
             journal.write(json.dumps(asdict(played)) + "\n")
             journal.flush()
             now = time.monotonic()
-            if counts.total() == len(places) or now - reported > REPORT_EVERY_S:
+            if counts.total() == len(episode_ids) or now - reported > REPORT_EVERY_S:
                 reported = now
-                print_progress(counts, len(places), now - started)
+                print_progress(counts, len(episode_ids), now - started)
     return counts
 
 
@@ -160,14 +161,19 @@ def check_recipe(args: DemosArgs) -> None:
         )
 
 
-def missing_places(args: DemosArgs) -> list[Place]:
+def missing_episodes(args: DemosArgs) -> list[EpisodeId]:
     """The episodes that are neither stored nor known to fail."""
-    failed = failed_places(args.out / JOURNAL_FILE)
-    places = [(task_id, index) for task_id in args.task_ids for index in range(args.episodes)]
-    return [place for place in places if place not in failed and not episode_path(args.out, *place).exists()]
+    failed = failed_episodes(args.out / JOURNAL_FILE)
+    missing = []
+    for task_id in args.task_ids:
+        for index in range(args.episodes):
+            is_stored = episode_path(args.out, task_id, index).exists()
+            if not is_stored and (task_id, index) not in failed:
+                missing.append((task_id, index))
+    return missing
 
 
-def failed_places(journal: Path) -> set[Place]:
+def failed_episodes(journal: Path) -> set[EpisodeId]:
     """The episodes that are known to fail. A line that a crash cut short is ignored."""
     if not journal.exists():
         return set()
@@ -180,21 +186,21 @@ def failed_places(journal: Path) -> set[Place]:
     return failed
 
 
-def play_all(args: DemosArgs, places: Sequence[Place]) -> Iterator[Played]:
-    """Play the episodes in this process or in worker processes; results come in the order of `places`."""
+def play_attempts(args: DemosArgs, episode_ids: Sequence[EpisodeId]) -> Iterator[AttemptResult]:
+    """Play the episodes in this process or in worker processes; results come in the order of `episode_ids`."""
     play = partial(play_attempt, args)
     if args.num_envs == 1:
-        yield from map(play, places)
+        yield from map(play, episode_ids)
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of a worker: the processes share the cores
     with ProcessPoolExecutor(args.num_envs, get_context("spawn")) as executor:
-        yield from executor.map(play, places)
+        yield from executor.map(play, episode_ids)
 
 
-def print_progress(counts: Counter[str], num_places: int, seconds: float) -> None:
+def print_progress(counts: Counter[str], num_episodes: int, seconds: float) -> None:
     outcomes = ", ".join(f"{counts[name]} {name}" for name in ("success", "failure", "fault"))
     speed = counts.total() / seconds
-    print(f"{counts.total()}/{num_places} episodes: {outcomes}; {speed:.2f} episodes/s", flush=True)
+    print(f"{counts.total()}/{num_episodes} episodes: {outcomes}; {speed:.2f} episodes/s", flush=True)
 
 
 def attempt_of(args: DemosArgs, task_id: int, index: int) -> Attempt:
@@ -210,10 +216,10 @@ def attempt_of(args: DemosArgs, task_id: int, index: int) -> Attempt:
         turn = index
     else:
         first, end = args.init_states
-        round_index, place = divmod(index, end - first)
-        init_state_id = first + place
+        round_index, state_index = divmod(index, end - first)
+        init_state_id = first + state_index
         seed = 0  # in the benchmark's states fixtures stand where evaluation puts them
-        turn = round_index + place
+        turn = round_index + state_index
     return Attempt(
         init_state_id=init_state_id,
         seed=seed,
@@ -232,9 +238,9 @@ def draw_perturbation(args: DemosArgs, task_id: int, index: int) -> Perturbation
     return from_label(label, int(generator.integers(2**32)))
 
 
-def play_attempt(args: DemosArgs, place: Place) -> Played:
+def play_attempt(args: DemosArgs, episode_id: EpisodeId) -> AttemptResult:
     """Play an episode, and write it if it succeeds."""
-    task_id, index = place
+    task_id, index = episode_id
     attempt = attempt_of(args, task_id, index)
     env, looks = _env_and_looks(args.env_spec((task_id,)))
     result, recording = record_episode(env, attempt, args.frame_every)
@@ -256,7 +262,7 @@ def play_attempt(args: DemosArgs, place: Place) -> Played:
         outcome: Outcome = "success"
     else:
         outcome = "failure" if result.error is None else "fault"
-    return Played(task_id, stored_id, attempt.noise_scale, index, outcome, result.env_steps)
+    return AttemptResult(task_id, stored_id, attempt.noise_scale, index, outcome, result.env_steps)
 
 
 @lru_cache(1)  # building a simulator takes seconds: keep that of the last task

@@ -79,7 +79,7 @@ def _as_text(attributes: Attributes) -> dict[str, str]:
     text = {}
     for key, value in attributes.items():
         if isinstance(value, (list, tuple)):
-            text[key] = " ".join(repr(number) for number in value)
+            text[key] = " ".join(repr(part) for part in value)
         else:
             text[key] = str(value)
     return text
