@@ -24,6 +24,13 @@ def small(tmp_path_factory) -> Path:
     return make_small_checkpoint(tmp_path_factory.mktemp("small") / "checkpoint", l1_head=True)
 
 
+@pytest.fixture(scope="session")
+def small_one_image(tmp_path_factory) -> Path:
+    """A small random checkpoint: one image, no proprio and no L1 head. Nobody may change it."""
+    folder = tmp_path_factory.mktemp("small_one_image") / "checkpoint"
+    return make_small_checkpoint(folder, num_images=1, proprio=False)
+
+
 @pytest.fixture
 def own_signals(monkeypatch):
     """For `run_as_ranks` in this process: it handles signals, and ranks that do not go by themselves go soon."""

@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from vla.checkpoint import inspect_checkpoint
 from vla.loading import LoadOptions
+from vla.model import OpenVLAOFT
+from vla.network_io import load_network
 from vla.policy import Policy
 from workshop.tiny import TinySize, make_tiny_checkpoint
 
@@ -28,18 +32,37 @@ def make_small_checkpoint(folder: Path, **options) -> Path:
     return make_tiny_checkpoint(folder, size=SMALL, **options)
 
 
+def load_small_network(folder: Path, dtype: torch.dtype = torch.float32) -> OpenVLAOFT:
+    """The network without adapters, on the CPU."""
+    return load_network(inspect_checkpoint(folder), 56, torch.device("cpu"), dtype)
+
+
+def network_inputs() -> tuple[Tensor, Tensor, None, None]:
+    """Two random observations of one image, without padding and proprio, as a small network reads them."""
+    generator = torch.Generator().manual_seed(5)
+    pixel_values = torch.randn(2, 6, 32, 32, generator=generator)
+    prompt_ids = torch.randint(3, 100, (2, 9), generator=generator)
+    return pixel_values, prompt_ids, None, None
+
+
 def load_policy(folder: Path, **options) -> Policy:
     """A policy on the CPU, with adapters of rank 4 unless the options say otherwise."""
     defaults = {"task_suite": SUITE, "device": "cpu", "lora_rank": 4}
     return Policy.load(str(folder), LoadOptions(**(defaults | options)))
 
 
-@torch.no_grad()
 def train_a_little(policy: Policy, step: float = 0.05) -> None:
     """Move all trainable parameters at random, the same way every time."""
+    train_network_a_little(policy.network, step)
+
+
+@torch.no_grad()
+def train_network_a_little(network: OpenVLAOFT, step: float = 0.05) -> None:
     generator = torch.Generator().manual_seed(1)
-    for _, parameter in policy.named_trainable_parameters():
-        parameter += step * torch.randn(parameter.shape, generator=generator)
+    for parameter in network.parameters():
+        if parameter.requires_grad:
+            parameter += step * torch.randn(parameter.shape, generator=generator)
+    network.adapters.refresh()
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from tests.test_lora import _inputs, _network, _train_a_little, folder  # noqa: F401 (a fixture)
+from tests.small_checkpoint import load_small_network, network_inputs, train_network_a_little
 from vla.checkpoint import inspect_checkpoint
 from vla.dataset_statistics import unnormalise
 from vla.lora import add_lora
@@ -45,14 +45,14 @@ def _two_threads():
 
 @pytest.fixture(scope="module")
 def networks() -> dict[bool, OpenVLAOFT]:
-    """With the checkpoint's proprio projector, and without: half of the cases use none."""
+    """By whether it has the checkpoint's proprio projector: half of the cases use none."""
     info = inspect_checkpoint(GOLDEN / "checkpoint")
-    loaded = {}
-    for uses_proprio in (True, False):
-        loaded[uses_proprio] = load_network(info, NUM_ACTION_TOKENS, torch.device("cpu"), torch.float32)
-        if not uses_proprio:
-            loaded[uses_proprio].proprio_projector = None
-    return loaded
+    networks = {
+        uses_proprio: load_network(info, NUM_ACTION_TOKENS, torch.device("cpu"), torch.float32)
+        for uses_proprio in (True, False)
+    }
+    networks[False].proprio_projector = None
+    return networks
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +69,11 @@ class Case:
         processor = ImageProcessor.load(GOLDEN / "checkpoint")
         images = [[_model_input(i) for i in row] for row in self["image_index"]]
         prompts, lengths = self._prompts()
-        padded = len(set(lengths)) > 1
+        is_padded = len(set(lengths)) > 1
         self.inputs = (
             torch.from_numpy(pixel_values(np.array(images), processor)),
             prompts,
-            torch.tensor(lengths) if padded else None,
+            torch.tensor(lengths) if is_padded else None,
             self._proprio(),
         )
 
@@ -81,15 +81,15 @@ class Case:
         return self.arrays[key]
 
     def _prompts(self) -> tuple[torch.Tensor, list[int]]:
+        ids = self["input_ids_right" if "lengths" in self.arrays else "input_ids"]
         if "lengths" in self.arrays:
-            ids, lengths = self["input_ids_right"], self["lengths"].tolist()
+            lengths = self["lengths"].tolist()
         elif "labels" in self.arrays:  # training: the action ids that follow the prompt are left out
-            ids, lengths = self["input_ids"], [int((row != -100).argmax()) for row in self["labels"]]
+            lengths = [int((row != -100).argmax()) for row in self["labels"]]
         else:
-            ids, lengths = self["input_ids"], [self["input_ids"].shape[1]]
-        ids = np.array(
-            [np.where(np.arange(ids.shape[1]) < n, row, PAD_ID) for row, n in zip(ids, lengths, strict=True)]
-        )
+            lengths = [ids.shape[1]]
+        is_prompt = np.arange(ids.shape[1]) < np.array(lengths)[:, None]
+        ids = np.where(is_prompt, ids, PAD_ID)
         return torch.from_numpy(ids[:, : max(lengths)]), lengths
 
     def _proprio(self) -> torch.Tensor | None:
@@ -276,41 +276,46 @@ def test_gradient_checkpointing_changes_no_gradient(networks):
 
 
 @pytest.mark.parametrize("key_value_heads", [4, 2])  # as many as queries, or grouped queries
-def test_block_is_transformers_with_full_attention_a_mask_and_chosen_rows(key_value_heads):
+def test_block_is_transformers_with_full_attention_a_mask_and_chosen_positions(key_value_heads):
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=key_value_heads, vocab_size=9,
-        num_hidden_layers=1, attn_implementation="eager",
-    )  # fmt: skip
-    layer, hidden = LlamaDecoderLayer(config, 0).eval(), torch.randn(2, 11, 32)
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=4,
+        num_key_value_heads=key_value_heads,
+        vocab_size=9,
+        num_hidden_layers=1,
+        attn_implementation="eager",
+    )
+    layer = LlamaDecoderLayer(config, 0).eval()
+    hidden = torch.randn(2, 11, 32)
     cos, sin = LlamaRotaryEmbedding(config)(hidden, torch.arange(11)[None])
-    real = torch.tensor([[True] * 11, [True] * 7 + [False] * 4])[:, None, None]
-    for mask, keys in ((None, torch.ones_like(real)), (real, real)):
-        added = torch.zeros(2, 1, 11, 11).masked_fill(~keys, torch.finfo(torch.float32).min)
-        theirs = layer(hidden, added, position_embeddings=(cos, sin))
-        torch.testing.assert_close(llama_block(layer, hidden, mask, cos, sin, None), theirs)
-        chosen = llama_block(layer, hidden, mask, cos, sin, torch.tensor([[3, 4, 5], [6, 7, 8]]))
-        torch.testing.assert_close(chosen, torch.stack([theirs[0, 3:6], theirs[1, 6:9]]))
+    is_real = torch.tensor([[True] * 11, [True] * 7 + [False] * 4])[:, None, None]
+    positions = torch.tensor([[3, 4, 5], [6, 7, 8]])
+    for mask in (None, is_real):
+        added_mask = torch.zeros(2, 1, 11, 11)
+        if mask is not None:
+            added_mask.masked_fill_(~mask, torch.finfo(torch.float32).min)
+        expected = layer(hidden, added_mask, position_embeddings=(cos, sin))
+        torch.testing.assert_close(llama_block(layer, hidden, mask, cos, sin, None), expected)
+        at_positions = llama_block(layer, hidden, mask, cos, sin, positions)
+        torch.testing.assert_close(at_positions, torch.stack([expected[0, 3:6], expected[1, 6:9]]))
 
 
-def test_compiled_blocks_have_the_same_outputs_and_gradients(folder, monkeypatch):  # noqa: F811
-    network = _network(folder)
+def test_compiled_blocks_have_the_same_outputs_and_gradients(small_one_image, monkeypatch):
+    network = load_small_network(small_one_image)
     network.adapters = add_lora(network, rank=4, alpha=4, dtype=torch.float32)
-    _train_a_little(network)
-    inputs = _inputs(network)
+    train_network_a_little(network)
+    inputs = network_inputs()
 
     def outputs() -> list[torch.Tensor]:
         network.zero_grad()
         logits, hidden = network(*inputs)
         logits.logsumexp(-1).sum().backward()
         with torch.no_grad(), network.adapters.disabled():
-            teacher = network(*inputs)[0]
-        return [
-            logits,
-            hidden,
-            teacher,
-            *(p.grad.clone() for p in network.parameters() if p.grad is not None),
-        ]
+            teachers_logits = network(*inputs)[0]
+        gradients = [p.grad.clone() for p in network.parameters() if p.grad is not None]
+        return [logits, hidden, teachers_logits, *gradients]
 
     eager = outputs()
     # Traced as for a GPU, but run without generating code, which takes a minute on a CPU.
@@ -326,6 +331,7 @@ def test_compiled_blocks_have_the_same_outputs_and_gradients(folder, monkeypatch
 
 def test_full_size_heads_have_the_published_parameters():
     with torch.device("meta"):
-        projector, head = ProprioProjector(8, 4096), L1RegressionHead(2, 4096, 4096, 7)
+        projector = ProprioProjector(8, 4096)
+        head = L1RegressionHead(2, 4096, 4096, 7)
     assert sum(p.numel() for p in projector.parameters()) == 16_818_176
     assert sum(p.numel() for p in head.parameters()) == 151_117_831

@@ -1,0 +1,134 @@
+"""The folder of an adapter: what is in it, that peft reads it, and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+
+from contracts import BadInput
+from tests.small_checkpoint import load_policy, load_small_network, network_inputs, train_network_a_little
+from vla.adapter_folder import PROPRIO_FILE, base_of_adapter, copy_into_network, read_adapter, write_adapter
+from vla.lora import add_lora
+from vla.model import ACTION_ROWS
+from vla.weights import read_tensors
+
+# openvla-oft pins this version. It has these fields in its LoraConfig, and raises a TypeError for others.
+KEYS_OF_PEFT_0_11_1 = {
+    "peft_type",
+    "auto_mapping",
+    "base_model_name_or_path",
+    "revision",
+    "task_type",
+    "inference_mode",
+    "r",
+    "target_modules",
+    "lora_alpha",
+    "lora_dropout",
+    "fan_in_fan_out",
+    "bias",
+    "use_rslora",
+    "modules_to_save",
+    "init_lora_weights",
+    "layers_to_transform",
+    "layers_pattern",
+    "rank_pattern",
+    "alpha_pattern",
+    "megatron_config",
+    "megatron_core",
+    "loftq_config",
+    "use_dora",
+    "layer_replication",
+}
+
+
+def adapted_network(folder: Path, rank: int = 4, alpha: int = 4):
+    network = load_small_network(folder)
+    network.adapters = add_lora(network, rank, alpha, torch.float32)
+    return network
+
+
+def change_config(adapter_folder: Path, **changes) -> None:
+    path = adapter_folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+# Networks
+
+
+def test_peft_itself_loads_the_saved_adapter(small_one_image, tmp_path):
+    network = adapted_network(small_one_image, rank=4, alpha=8)
+    train_network_a_little(network)
+    write_adapter(tmp_path, network, small_one_image, str(small_one_image), "f" * 64)
+    assert json.loads((tmp_path / "adapter_config.json").read_text()).keys() <= KEYS_OF_PEFT_0_11_1
+    base = load_small_network(small_one_image)
+    by_peft = PeftModel.from_pretrained(base, str(tmp_path))
+    inputs = network_inputs()
+    with torch.no_grad():
+        logits, hidden = network(*inputs)
+        torch.testing.assert_close(by_peft(*inputs)[1], hidden)
+        torch.testing.assert_close(base.vocabulary_logits(hidden)[..., ACTION_ROWS], logits)
+
+
+@pytest.mark.parametrize(("rank", "alpha"), [(8, 8), (4, 16)])
+def test_adapter_of_another_rank_or_alpha_is_refused(small_one_image, tmp_path, rank, alpha):
+    write_adapter(tmp_path, adapted_network(small_one_image), small_one_image, "some/base", "a" * 64)
+    with pytest.raises(BadInput, match=str(tmp_path)):
+        copy_into_network(read_adapter(tmp_path), adapted_network(small_one_image, rank, alpha))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"r": 5}, {"use_dora": True}, {"peft_type": "LOHA"}, {"lora_alpha": None}]
+)
+def test_adapter_of_another_kind_or_not_as_its_config_says_is_refused(small_one_image, tmp_path, changes):
+    write_adapter(tmp_path, adapted_network(small_one_image), small_one_image, "some/base", "a" * 64)
+    change_config(tmp_path, **changes)
+    with pytest.raises(BadInput, match=str(tmp_path)):
+        read_adapter(tmp_path)
+
+
+# Policies
+
+
+@pytest.fixture
+def adapter_folder(small, tmp_path) -> Path:
+    load_policy(small).save_adapter(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def test_folder_holds_the_adapter_the_projector_and_the_bases_small_files(adapter_folder, small):
+    names = {path.name for path in adapter_folder.iterdir()}
+    copied = {
+        "dataset_statistics.json",
+        "preprocessor_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    }
+    assert names == {"adapter_config.json", "adapter_model.safetensors", PROPRIO_FILE} | copied
+    assert all((adapter_folder / name).read_bytes() == (small / name).read_bytes() for name in copied)
+    dtypes = {tensor.dtype for tensor in read_tensors(adapter_folder / PROPRIO_FILE).values()}
+    assert dtypes == {torch.float32}
+
+
+def test_base_is_named_by_the_adapter(adapter_folder, small):
+    assert base_of_adapter(adapter_folder) == str(small)
+    assert base_of_adapter(small) is None
+    assert base_of_adapter(Path("owner/name")) is None
+    change_config(adapter_folder, base_model_name_or_path=None)
+    with pytest.raises(BadInput, match=str(adapter_folder)):
+        base_of_adapter(adapter_folder)
+
+
+def test_an_adapter_is_no_base_of_an_adapter(adapter_folder):
+    with pytest.raises(BadInput, match="is itself an adapter"):
+        load_policy(adapter_folder, adapter=str(adapter_folder))
+
+
+def test_adapter_with_proprio_does_not_fit_a_base_without(adapter_folder, small, tmp_path):
+    ignored = shutil.ignore_patterns("proprio_projector*")
+    without_proprio = shutil.copytree(small, tmp_path / "without_proprio", ignore=ignored)
+    policy = load_policy(without_proprio)
+    with pytest.raises(BadInput, match=PROPRIO_FILE):
+        policy.load_adapter(adapter_folder)
