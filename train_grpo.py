@@ -6,7 +6,7 @@
     python train_grpo.py --resume runs/RUN        # go on after a stop or a crash
 
 `train` is the whole algorithm; its numbered steps are explained in docs/HOW_IT_WORKS.md, its formulas are in
-rl/losses.py.
+rl/advantages.py and rl/losses.py.
 """
 
 from __future__ import annotations

@@ -106,16 +106,16 @@ def probabilities(task_ids, success) -> dict[int, float]:
 
 @given(success=st.dictionaries(st.integers(0, 9), st.floats(0, 1), min_size=2))
 def test_probabilities_add_up_and_none_is_forgotten(success):
-    found = probabilities(success, success)
-    assert sum(found.values()) == pytest.approx(1.0)
-    assert min(found.values()) >= 0.2 / len(success) - 1e-12
+    shares = probabilities(success, success)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    assert min(shares.values()) >= 0.2 / len(success) - 1e-12
 
 
 def test_tasks_near_half_success_are_preferred_by_a_softmax_of_the_distance():
-    found = probabilities([0, 1, 2, 3, 4], {0: 0.5, 1: 0.0, 2: 1.0, 3: 0.4})
-    assert found[0] > found[3] > found[1] == pytest.approx(found[2])
-    assert found[4] == found[0]  # not played yet
-    by_weight = (found[0] - 0.2 / 5) / (found[1] - 0.2 / 5)
+    shares = probabilities([0, 1, 2, 3, 4], {0: 0.5, 1: 0.0, 2: 1.0, 3: 0.4})
+    assert shares[0] > shares[3] > shares[1] == pytest.approx(shares[2])
+    assert shares[4] == shares[0]  # not played yet
+    by_weight = (shares[0] - 0.2 / 5) / (shares[1] - 0.2 / 5)
     assert by_weight == pytest.approx(2.718281828**2.5)  # e^(0.5 / 0.2)
 
 

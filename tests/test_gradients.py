@@ -27,7 +27,9 @@ from rl.update import Learner, make_learner, update
 from tests.fakes import FIRST_ACTION_TOKEN, FakePool, Script
 from tests.toy import BINS, ToyPolicy
 
-TEMPERATURE, DISCOUNT = 1.3, 0.9
+TEMPERATURE = 1.3
+DISCOUNT = 0.9
+GAE_LAMBDA = 0.8
 CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.1, 0.5, 1.7
 GLOBAL_STEP = 140  # of the transition below: epsilon 0.6
 # Three groups of three episodes (env steps, success); the last group has no signal when compared with itself. Chunks
@@ -71,7 +73,7 @@ def make_case(advantage: str = "group", mixed: bool = False, **loss: object) -> 
         phases=PhaseConfig(warmup=mixed, warmup_steps=100, transition_steps=100),
         rollout=RolloutConfig(group_size=GROUP, temperature=TEMPERATURE),
         loss=LossConfig(advantage=advantage, discount=DISCOUNT if advantage in ("absolute", "gae") else 1.0,
-            clip_low=CLIP_LOW, clip_high=CLIP_HIGH, gae_lambda=0.8, **loss),
+            clip_low=CLIP_LOW, clip_high=CLIP_HIGH, gae_lambda=GAE_LAMBDA, **loss),
         update=UpdateConfig(micro_batch_size=2),
     )  # fmt: skip
     generator = torch.Generator().manual_seed(0)
@@ -145,28 +147,33 @@ def reference_advantages(case: Case) -> list[float]:
     advantages: list[float] = []
     for i, trajectory in enumerate(case.trajectories):
         count = len(trajectory.decisions)
-        same_start = returns[i // GROUP * GROUP : i // GROUP * GROUP + GROUP]
+        first_of_group = i // GROUP * GROUP
+        group_returns = returns[first_of_group : first_of_group + GROUP]
         if kind == "absolute":
-            own = [returns[i] * DISCOUNT ** (count - 1 - t) for t in range(count)]
+            advantages += [returns[i] * DISCOUNT ** (count - 1 - t) for t in range(count)]
         elif kind == "group":
-            own = [standard_score(returns[i], same_start)] * count
+            advantages += [standard_score(returns[i], group_returns)] * count
         elif kind == "rloo":
-            own = [returns[i] - (sum(same_start) - returns[i]) / (GROUP - 1)] * count
+            advantages += [returns[i] - (sum(group_returns) - returns[i]) / (GROUP - 1)] * count
         elif kind == "batch":
-            own = [standard_score(returns[i], returns)] * count
+            advantages += [standard_score(returns[i], returns)] * count
         else:
-            v = [*case.values[len(advantages) : len(advantages) + count], 0.0]
-            errors = [
-                (returns[i] if t == count - 1 else 0) + DISCOUNT * v[t + 1] - v[t] for t in range(count)
-            ]
-            own = [
-                sum((DISCOUNT * 0.8) ** (k - t) * errors[k] for k in range(t, count)) for t in range(count)
-            ]
-        advantages += own
+            values = case.values[len(advantages) : len(advantages) + count]
+            advantages += reference_gae(values, returns[i])
     if kind == "gae":
         advantages = [standard_score(a, advantages) for a in advantages]
     by_teacher = [d.by_teacher for t in case.trajectories for d in t.decisions]
     return [max(a, 0.0) if teacher else a for a, teacher in zip(advantages, by_teacher, strict=True)]
+
+
+def reference_gae(values: Sequence[float], reward: float) -> list[float]:
+    """Of one episode, as a double sum; the reward comes with the last decision."""
+    count = len(values)
+    rewards = [0.0] * (count - 1) + [reward]
+    next_values = [*values[1:], 0.0]
+    errors = [rewards[t] + DISCOUNT * next_values[t] - values[t] for t in range(count)]
+    decay = DISCOUNT * GAE_LAMBDA
+    return [sum(decay ** (k - t) * errors[k] for k in range(t, count)) for t in range(count)]
 
 
 def standard_score(value: float, among: Sequence[float]) -> float:
@@ -216,8 +223,8 @@ def reference_loss(case: Case, before: Before, logprobs: Tensor) -> float:
     by_trajectory = loss.aggregation == "trajectory" or loss.advantage in ("group", "rloo", "batch")
     by_trajectory = by_trajectory and loss.aggregation != "decision"
     for row, advantage in enumerate(before.advantages):
-        own = case.batch.trajectory[row].item()
-        decision = case.trajectories[own].decisions[row - starts[own]]
+        index = case.batch.trajectory[row].item()
+        decision = case.trajectories[index].decisions[row - starts[index]]
         n = decision.executed * 2  # tokens
         columns = (decision.tokens[:n] - FIRST_ACTION_TOKEN)[:, None]
         now, then, teacher = logprobs[row, :n], before.logprobs[row, :n], before.teacher_logprobs[row, :n]
@@ -228,22 +235,23 @@ def reference_loss(case: Case, before: Before, logprobs: Tensor) -> float:
         value = sum(reference_surrogate(r, advantage) for r in ratios) / len(ratios)
         value += loss.kl_coef * (now.exp() * (now - teacher)).sum().item() / n
         value -= loss.entropy_coef * -(now.exp() * now).sum().item() / n
-        weight = 1 / len(sizes) / sum(sizes[own]) if by_trajectory else 1 / sum(map(sum, sizes))
-        total += weight * sizes[own][row - starts[own]] * value
+        weight = 1 / len(sizes) / sum(sizes[index]) if by_trajectory else 1 / sum(map(sum, sizes))
+        total += weight * sizes[index][row - starts[index]] * value
     return total
 
 
 @torch.no_grad()
 def central_differences(function: Callable[[], float], parameter: Tensor, step: float = 1e-5) -> Tensor:
-    flat, found = parameter.view(-1), []
+    flat = parameter.view(-1)
+    slopes = []
     for i in range(len(flat)):
         middle = flat[i].item()
         flat[i] = middle + step
         above = function()
         flat[i] = middle - step
-        found.append((above - function()) / (2 * step))
+        slopes.append((above - function()) / (2 * step))
         flat[i] = middle
-    return torch.tensor(found, dtype=torch.float64)
+    return torch.tensor(slopes, dtype=torch.float64)
 
 
 def assert_some_ratios_are_clipped_but_none_is_at_a_kink(case: Case, before: Before) -> None:
@@ -268,7 +276,7 @@ def assert_some_ratios_are_clipped_but_none_is_at_a_kink(case: Case, before: Bef
 
 def assert_is_the_gradient_of_the_reference(case: Case) -> None:
     before = before_the_jump(case)
-    found = gradients(case)[-1]
+    gradient = gradients(case)[-1]
     assert_some_ratios_are_clipped_but_none_is_at_a_kink(case, before)
 
     expected = central_differences(
@@ -276,7 +284,7 @@ def assert_is_the_gradient_of_the_reference(case: Case) -> None:
     )
     assert expected.norm() > 1e-2
     # Advantages and weights are float32, hence no better than 1e-6.
-    torch.testing.assert_close(found, expected, rtol=2e-6, atol=2e-7)
+    torch.testing.assert_close(gradient, expected, rtol=2e-6, atol=2e-7)
 
 
 # the gradient

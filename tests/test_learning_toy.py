@@ -21,7 +21,8 @@ from configs.config import (
 )
 from rl.advantages import estimate_advantages
 from rl.behaviour import Behaviour, behaviour_in
-from rl.curriculum import TrainingEpisodes
+from rl.curriculum import training_episodes
+from rl.dynamic_sampling import training_rollout
 from rl.phases import phase_at
 from rl.randomness import Randomness
 from rl.rollout import Rollout, play_episodes
@@ -34,32 +35,30 @@ UPDATES = 10
 ADVANTAGES = ("absolute", "group", "rloo", "batch", "gae")
 
 
-def settings(
-    advantage: str = "absolute", n_epochs: int = 4, lr: float = 0.05, **phases: object
-) -> TrainConfig:
+def settings(seed: int, advantage: str = "absolute", **phases: object) -> TrainConfig:
     return TrainConfig(
         task=TaskConfig(train_init_states=(0, 40)),
         phases=PhaseConfig(**({"warmup": False} | phases)),
         rollout=RolloutConfig(n_steps=32 * EPISODE, group_size=8),
         loss=LossConfig(advantage=advantage, ratio_level="chunk" if advantage == "absolute" else "token"),
-        update=UpdateConfig(n_epochs=n_epochs, batch_size=16, micro_batch_size=16, lr=lr),
+        update=UpdateConfig(n_epochs=4, batch_size=16, micro_batch_size=16, lr=0.05),
+        run=RunConfig(seed=seed),
     )
 
 
-def one_update(
-    config: TrainConfig, learner: Learner, pool: ToyPool, seed: int, number: int
-) -> dict[str, float]:
+def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, update_index: int) -> dict[str, float]:
     """Steps 1 and 3 to 5 of `train`; returns the metrics of the update."""
-    phase = phase_at(number * config.rollout.n_steps, config.phases)
-    played = play_episodes(
-        learner.policy, pool, TrainingEpisodes(config.task, config.rollout.group_size, seed, number, {}),
-        behaviour_in(phase, config, "greedy"), Randomness(seed, "rollout", number), config.rollout.n_steps,
-    )  # fmt: skip
-    batch = flatten(played.trajectories, learner.policy.action_dim)
+    phase = phase_at(update_index * config.rollout.n_steps, config.phases)
+    episodes = training_episodes(
+        config, update_index, groups_drawn={}, task_shares=None, perturbed_success={}
+    )
+    behaviour = behaviour_in(phase, config, "greedy")
+    _, trajectories = training_rollout(learner.policy, pool, episodes, behaviour, phase, config, update_index)
+    batch = flatten(trajectories, learner.policy.action_dim)
     if not phase.distils:
-        advantages, _ = estimate_advantages(learner.critic, batch, played.trajectories, config, number)
+        advantages, _ = estimate_advantages(learner.critic, batch, trajectories, config, update_index)
         batch = replace(batch, advantages=advantages)
-    return update(learner, batch, phase, replace(config, run=RunConfig(seed=seed)), number)
+    return update(learner, batch, phase, config, update_index)
 
 
 def play_sampled(policy: ToyPolicy, seed: int, episodes: int = 200) -> Rollout:
@@ -87,10 +86,10 @@ def test_every_advantage_raises_sampled_success_from_below_40_to_above_90_percen
     advantage, seed, monkeypatch
 ):
     monkeypatch.setattr("rl.critic.STEPS", 60)  # its states are few
-    config = settings(advantage)
+    config = settings(seed, advantage)
     learner = make_learner(pretrained_policy(seed), config)
-    for number in range(UPDATES):
-        one_update(config, learner, ToyPool(), seed, number)
+    for update_index in range(UPDATES):
+        one_update(config, learner, ToyPool(), update_index)
     after = success(learner.policy, seed)
 
     assert success_of_the_pretrained(seed) < 0.4
@@ -103,7 +102,7 @@ def test_every_advantage_raises_sampled_success_from_below_40_to_above_90_percen
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("actor", ["teacher", "student"])
 def test_in_the_warmup_the_student_comes_to_choose_what_its_teacher_would(actor, seed):
-    config = settings(warmup=True, warmup_steps=10**6, warmup_actor=actor)
+    config = settings(seed, warmup=True, warmup_steps=10**6, warmup_actor=actor)
     learner = make_learner(pretrained_policy(seed), config)
     student = learner.policy
     teacher = ToyPolicy(
@@ -117,6 +116,6 @@ def test_in_the_warmup_the_student_comes_to_choose_what_its_teacher_would(actor,
         return same[seen.executed].float().mean().item()
 
     assert agreement() == 0
-    metrics = [one_update(config, learner, ToyPool(), seed, number) for number in range(UPDATES)]
+    metrics = [one_update(config, learner, ToyPool(), update_index) for update_index in range(UPDATES)]
     assert agreement() == pytest.approx(metrics[-1]["distill/accuracy"]) == 1
     assert not teacher.adapter.any()

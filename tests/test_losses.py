@@ -1,9 +1,8 @@
-"""Advantages and losses against closed forms, torch's own functions and brute-force enumeration."""
+"""Losses against closed forms, torch's own functions and brute-force enumeration."""
 
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.config import LossConfig
-from envs.perturb import Perturbation
-from rl.advantages import relative_returns
 from rl.losses import (
     FIRST_ACTION_TOKEN,
     approx_kl,
@@ -29,59 +26,9 @@ from tests.fakes import ACTION_DIM, trajectory
 DEFAULT = LossConfig()  # clip_low 0.2, clip_high 0.28
 B, A, V = 4, 6, 256
 EXECUTED = (6, 4, 2, 1)  # tokens of each row
-outcomes = st.lists(st.booleans(), min_size=1, max_size=24)
 
 
-# advantages
-
-
-def advantages(kind: str, successes, groups=None, lengths=None, discount=1.0) -> np.ndarray:
-    """Of every decision; by default of trajectories of one decision each, all in one group."""
-    played = [
-        trajectory(lengths[i] if lengths else 1, bool(success), groups[i] if groups else 0, i)
-        for i, success in enumerate(successes)
-    ]
-    config = LossConfig(advantage=kind, discount=discount)
-    return relative_returns(flatten(played, ACTION_DIM), played, config).numpy()
-
-
-# Published numbers for n = 8 and k successes: (advantage of a success, of a failure).
-@given(outcomes)
-def test_relative_advantages_follow_their_closed_forms(successes):
-    returns = np.array(successes, dtype=np.float64)
-    spread = returns.std(ddof=1) if len(set(successes)) > 1 else math.inf
-    scores = pytest.approx((returns - returns.mean()) / (spread + 1e-6), rel=1e-4, abs=1e-6)
-    assert advantages("group", successes) == scores
-    assert advantages("batch", successes, groups=list(range(len(successes)))) == scores
-    others = [np.mean(np.delete(returns, i)) if len(returns) > 1 else returns[i] for i in range(len(returns))]
-    assert advantages("rloo", successes) == pytest.approx(returns - others, abs=1e-6)
-    if len(set(successes)) == 1:  # exactly 0: such decisions never run
-        assert not any(advantages(kind, successes).any() for kind in ("group", "batch", "rloo"))
-
-
-def test_batch_advantages_compare_episodes_of_the_same_task_and_perturbation():
-    robot = [Perturbation("robot", 2, seed) for seed in (5, 6)]
-    starts = [(0, None), (0, None), (1, None), (1, None), (1, robot[0]), (1, robot[1])]
-    played = [trajectory(1, success, i, i) for i, success in enumerate([1, 1, 1, 0, 0, 1])]
-    for one, (task_id, change) in zip(played, starts, strict=True):
-        one.episode = replace(one.episode, task_id=task_id, perturbation=change)
-    found = relative_returns(flatten(played, ACTION_DIM), played, LossConfig(advantage="batch"))
-    spread = math.sqrt(4 * 0.25 / 5)  # of 0, 0, and four halves
-    assert found.tolist() == pytest.approx(
-        [0, 0, 0.5 / spread, -0.5 / spread, -0.5 / spread, 0.5 / spread], rel=1e-4
-    )
-
-
-def test_absolute_advantages_are_returns_discounted_from_the_finishing_decision_backwards():
-    assert advantages("absolute", [1, 0, 1]).tolist() == [1.0, 0.0, 1.0]
-    discounted = advantages("absolute", [1, 0], lengths=[3, 2], discount=0.9)
-    assert discounted == pytest.approx([0.81, 0.9, 1.0, 0.0, 0.0])
-
-
-def test_magnitudes_are_clamped_to_10():
-    values = advantages("group", [1] + [0] * 399)  # (1 - 1/400) / 0.05 = 19.95 without the clamp
-    assert values.max() == 10
-    assert values.min() == pytest.approx(-0.05, abs=1e-3)
+# weights of decisions, and advantages in the transition
 
 
 def test_weights_make_the_mean_over_executed_tokens_of_the_rollout_or_of_each_trajectory(generator):
@@ -89,11 +36,15 @@ def test_weights_make_the_mean_over_executed_tokens_of_the_rollout_or_of_each_tr
         [trajectory(1), trajectory(4, last_executed=1), trajectory(7, last_executed=3)], ACTION_DIM
     )
     x = torch.rand(batch.executed.shape, generator=generator)  # of each token, whatever it is
-    of_decision = torch.stack([row[executed].mean() for row, executed in zip(x, batch.executed, strict=True)])
-    of_trajectory = [x[batch.trajectory == i][batch.executed[batch.trajectory == i]].mean() for i in range(3)]
-    for by_trajectory, expected in ((False, x[batch.executed].mean()), (True, sum(of_trajectory) / 3)):
+    decision_means = [row[executed].mean() for row, executed in zip(x, batch.executed, strict=True)]
+    trajectory_means = [
+        x[batch.trajectory == i][batch.executed[batch.trajectory == i]].mean() for i in range(3)
+    ]
+    for by_trajectory, expected in ((False, x[batch.executed].mean()), (True, sum(trajectory_means) / 3)):
         weights = decision_weights(batch, by_trajectory)
-        assert (weights * of_decision).mean().item() == pytest.approx(expected.item(), rel=1e-6)
+        assert (weights * torch.stack(decision_means)).mean().item() == pytest.approx(
+            expected.item(), rel=1e-6
+        )
         assert weights.mean().item() == pytest.approx(1)  # so the learning rate keeps its meaning
     whole = flatten([trajectory(1), trajectory(4), trajectory(7)], ACTION_DIM)
     assert (decision_weights(whole, False) == 1).all()

@@ -29,10 +29,11 @@ def test_phase_is_given_by_the_intervals_alone(step, warmup, transition):
 @given(warmup=steps, transition=steps, step=steps)
 def test_epsilon_starts_at_1_never_rises_and_falls_by_equal_amounts(warmup, transition, step):
     phases = PhaseConfig(warmup_steps=warmup, transition_steps=transition)
-    here, following = (phase_at(s, phases).epsilon for s in (step, step + 1))
+    epsilon = phase_at(step, phases).epsilon
+    next_epsilon = phase_at(step + 1, phases).epsilon
     in_transition = warmup <= step < warmup + transition
-    assert 0 <= following <= here <= 1
-    assert here - following == pytest.approx(1 / transition if in_transition else 0.0, abs=1e-9)
+    assert 0 <= next_epsilon <= epsilon <= 1
+    assert epsilon - next_epsilon == pytest.approx(1 / transition if in_transition else 0.0, abs=1e-9)
     assert phase_at(0, phases).epsilon == (1.0 if warmup + transition else 0.0)
 
 

@@ -35,8 +35,8 @@ def both(tmp_path_factory) -> list[dict]:
     command = [sys.executable, "-m", "tests.together", str(folder)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     started = [subprocess.Popen(command, cwd=ROOT, env=launched(rank, port), **pipes) for rank in (0, 1)]
-    said = [process.communicate(timeout=600)[0] for process in started]
-    assert [process.returncode for process in started] == [0, 9], "\n".join(said)
+    outputs = [process.communicate(timeout=600)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 9], "\n".join(outputs)
     return [torch.load(folder / f"rank_{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 
@@ -53,27 +53,27 @@ def test_an_update_is_that_of_one_process_with_the_same_data_and_the_same_bits_o
     both, alone, case
 ):
     first, second, expected = both[0][case], both[1][case], alone[case]
-    for found, gradient in zip(first["gradients"], expected["gradients"], strict=True):
-        torch.testing.assert_close(found, gradient)
+    for gradient, expected_gradient in zip(first["gradients"], expected["gradients"], strict=True):
+        torch.testing.assert_close(gradient, expected_gradient)
     assert all(torch.equal(a, b) for a, b in zip(first["parameters"], second["parameters"], strict=True))
     assert first["metrics"] == second["metrics"] == pytest.approx(expected["metrics"], rel=1e-4, abs=1e-7)
 
 
 def test_active_rows_are_divided(both):
     once = 4  # of 8 rows, active or not, for the statistics
-    assert [found["uneven"]["rows_run"] - once for found in both] == [
+    assert [results_of_rank["uneven"]["rows_run"] - once for results_of_rank in both] == [
         2 * 3,
         2 * 2,
     ]  # 5 rows in each of 2 epochs
-    assert [found["one row each"]["rows_run"] - once for found in both] == [2 * 5, 0]
+    assert [results_of_rank["one row each"]["rows_run"] - once for results_of_rank in both] == [2 * 5, 0]
     assert both[1]["one row each"]["metrics"]["train/optimizer_steps"] == 10
 
 
 def test_a_gradient_that_one_rank_finds_broken_is_skipped_by_all(both):
-    for found in both:
-        metrics = found["poisoned"]["metrics"]
+    for results_of_rank in both:
+        metrics = results_of_rank["poisoned"]["metrics"]
         assert (metrics["train/skipped_steps"], metrics["train/optimizer_steps"]) == (1, 3)
-        assert all(torch.isfinite(p).all() for p in found["poisoned"]["parameters"])
+        assert all(torch.isfinite(p).all() for p in results_of_rank["poisoned"]["parameters"])
 
 
 def test_the_teachers_distributions_are_computed_in_parts_and_known_to_all(both, alone):
@@ -86,7 +86,7 @@ def test_the_teachers_distributions_are_computed_in_parts_and_known_to_all(both,
 
 @pytest.mark.parametrize("case", ["rollout", "rollout of three environments"])
 def test_ranks_play_other_initial_states_and_know_all_trajectories(both, case):
-    played = [set(found[case]["started"]) for found in both]
+    played = [set(results_of_rank[case]["started"]) for results_of_rank in both]
     assert played[0]
     assert played[1]
     assert not played[0] & played[1]
@@ -120,17 +120,20 @@ def test_dynamic_sampling_keeps_the_same_groups_on_all_ranks(both):
 
 
 def test_an_evaluation_is_divided_and_its_result_is_that_of_one_process(both, alone):
-    found = [each["evaluation"] for each in both]
-    assert found[0]["trajectories"] == found[1]["trajectories"] == alone["evaluation"]["trajectories"]
-    assert [each["played"] for each in found] == [8, 7]
-    assert (found[0]["frames"] > 0, found[1]["frames"]) == (True, 0)
+    first, second = both[0]["evaluation"], both[1]["evaluation"]
+    assert first["trajectories"] == second["trajectories"] == alone["evaluation"]["trajectories"]
+    assert (first["played"], second["played"]) == (8, 7)
+    assert first["frames"] > 0
+    assert second["frames"] == 0
 
 
 # faults
 
 
 def test_one_differing_bit_is_found(both):
-    assert all("the ranks no longer train the same policy" in found["drift"] for found in both)
+    assert all(
+        "the ranks no longer train the same policy" in results_of_rank["drift"] for results_of_rank in both
+    )
 
 
 def test_a_rank_that_dies_ends_the_others(both):

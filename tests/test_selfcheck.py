@@ -114,8 +114,8 @@ class KeepsACopy(FakePolicy):
 def test_a_policy_that_follows_its_optimizer_gains_what_the_slope_promises_and_is_left_as_it_was():
     policy = FakePolicy(adapter_scale=0.1)
     before = parameters_of(policy)
-    found = float(check_learning(policy, SEEN, 2).split()[-1])
-    assert found == pytest.approx(0.2, rel=0.05)  # the fake's logits are linear in its parameters
+    gain = float(check_learning(policy, SEEN, 2).split()[-1])
+    assert gain == pytest.approx(0.2, rel=0.05)  # the fake's logits are linear in its parameters
     assert all(torch.equal(new, old) for new, old in zip(parameters_of(policy), before, strict=True))
     assert all(parameter.grad is None for parameter in policy.parameters())
 

@@ -159,8 +159,8 @@ def test_the_teachers_distribution_is_that_of_its_temperature_and_not_of_the_mic
             rollout=RolloutConfig(temperature=1.6),
             update=UpdateConfig(micro_batch_size=size),
         )
-        found = prepare_batch(Learner(policy, None, adamw(policy)), batch, RL, config)
-        assert torch.equal(found.teacher_logprobs, expected)
+        prepared = prepare_batch(Learner(policy, None, adamw(policy)), batch, RL, config)
+        assert torch.equal(prepared.teacher_logprobs, expected)
 
 
 def test_what_the_student_saw_is_labelled_with_its_teachers_tokens_where_the_student_acts(policy, batch):
@@ -170,8 +170,8 @@ def test_what_the_student_saw_is_labelled_with_its_teachers_tokens_where_the_stu
     for actor, tokens in (("student", expected), ("teacher", batch.tokens)):
         phases = PhaseConfig(warmup_actor=actor)
         config = TrainConfig(phases=phases, update=UpdateConfig(micro_batch_size=3))
-        found = prepare_batch(Learner(policy, None, adamw(policy)), batch, phase_at(0, phases), config)
-        assert torch.equal(found.tokens, tokens)
+        prepared = prepare_batch(Learner(policy, None, adamw(policy)), batch, phase_at(0, phases), config)
+        assert torch.equal(prepared.tokens, tokens)
 
 
 # degenerate rollouts

@@ -170,17 +170,17 @@ def main() -> None:
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
     ranks = join_ranks("cpu")
-    found = results(ranks)
-    found["drift"] = drift_found(ranks)
+    report = results(ranks)
+    report["drift"] = drift_found(ranks)
     ranks.gather(None)
     if not ranks.is_main:
-        torch.save(found, folder / "rank_1.pt")
+        torch.save(report, folder / "rank_1.pt")
         os._exit(9)  # as a kill would
     try:
         ranks.gather("anyone?")
     except RanksLost as lost:
-        found["lost"] = (str(lost), lost.code)
-    torch.save(found, folder / "rank_0.pt")
+        report["lost"] = (str(lost), lost.code)
+    torch.save(report, folder / "rank_0.pt")
 
 
 if __name__ == "__main__":

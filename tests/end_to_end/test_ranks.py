@@ -56,8 +56,8 @@ def test_killed_and_resumed_on_two_machines_a_run_equals_that_of_one_process(smo
         launch("several_machines", *port, "--machine_rank", rank, "train_grpo.py", "--resume", str(run))
         for rank in ("0", "1")
     ]
-    said = [machine.communicate(timeout=600)[0] for machine in machines]
-    assert [machine.returncode for machine in machines] == [0, 0], said
+    outputs = [machine.communicate(timeout=600)[0] for machine in machines]
+    assert [machine.returncode for machine in machines] == [0, 0], outputs
     assert_same_run(run, only_run(alone))
-    assert "step 32/32" in said[0]
-    assert "step" not in said[1]  # rank 0 speaks for all
+    assert "step 32/32" in outputs[0]
+    assert "step" not in outputs[1]  # rank 0 speaks for all

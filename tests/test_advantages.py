@@ -1,0 +1,100 @@
+"""Advantages against closed forms and slow sums."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.config import LossConfig
+from envs.perturb import Perturbation
+from rl.advantages import gae, relative_returns, standardised
+from rl.trajectory import flatten
+from tests.fakes import ACTION_DIM, trajectory
+
+outcomes = st.lists(st.booleans(), min_size=1, max_size=24)
+
+
+def advantages(kind, successes, groups=None, lengths=None, discount=1.0) -> np.ndarray:
+    """Of every decision; by default of trajectories of one decision each, all in one group."""
+    played = [
+        trajectory(lengths[i] if lengths else 1, bool(success), groups[i] if groups else 0, i)
+        for i, success in enumerate(successes)
+    ]
+    config = LossConfig(advantage=kind, discount=discount)
+    return relative_returns(flatten(played, ACTION_DIM), played, config).numpy()
+
+
+@given(outcomes)
+def test_relative_advantages_follow_their_closed_forms(successes):
+    returns = np.array(successes, dtype=np.float64)
+    spread = returns.std(ddof=1) if len(set(successes)) > 1 else math.inf
+    scores = pytest.approx((returns - returns.mean()) / (spread + 1e-6), rel=1e-4, abs=1e-6)
+    assert advantages("group", successes) == scores
+    assert advantages("batch", successes, groups=list(range(len(successes)))) == scores
+    if len(returns) > 1:
+        means_of_others = [np.mean(np.delete(returns, i)) for i in range(len(returns))]
+        assert advantages("rloo", successes) == pytest.approx(returns - means_of_others, abs=1e-6)
+    if len(set(successes)) == 1:  # exactly 0: such decisions never run
+        assert not any(advantages(kind, successes).any() for kind in ("group", "batch", "rloo"))
+
+
+def test_batch_advantages_compare_episodes_of_the_same_task_and_perturbation():
+    robot = [Perturbation("robot", 2, seed) for seed in (5, 6)]
+    starts = [(0, None), (0, None), (1, None), (1, None), (1, robot[0]), (1, robot[1])]
+    played = [trajectory(1, success, i, i) for i, success in enumerate([1, 1, 1, 0, 0, 1])]
+    for one, (task_id, change) in zip(played, starts, strict=True):
+        one.episode = replace(one.episode, task_id=task_id, perturbation=change)
+    values = relative_returns(flatten(played, ACTION_DIM), played, LossConfig(advantage="batch"))
+    spread = math.sqrt(4 * 0.25 / 5)  # of 0, 0, and four halves
+    assert values.tolist() == pytest.approx(
+        [0, 0, 0.5 / spread, -0.5 / spread, -0.5 / spread, 0.5 / spread], rel=1e-4
+    )
+
+
+def test_absolute_advantages_are_returns_discounted_from_the_finishing_decision_backwards():
+    assert advantages("absolute", [1, 0, 1]).tolist() == [1.0, 0.0, 1.0]
+    discounted = advantages("absolute", [1, 0], lengths=[3, 2], discount=0.9)
+    assert discounted == pytest.approx([0.81, 0.9, 1.0, 0.0, 0.0])
+
+
+def test_magnitudes_are_clamped_to_10():
+    values = advantages("group", [1] + [0] * 399)  # (1 - 1/400) / 0.05 = 19.95 without the clamp
+    assert values.max() == 10
+    assert values.min() == pytest.approx(-0.05, abs=1e-3)
+
+
+# generalised advantage estimation
+
+
+def slow_gae(values, rewards, discount, gae_lambda):
+    """Equation 16 of Schulman et al. 2016 as a double sum over one episode."""
+    n = len(values)
+    following = [*values[1:], 0.0]
+    deltas = [rewards[t] + discount * following[t] - values[t] for t in range(n)]
+    return [sum((discount * gae_lambda) ** k * deltas[t + k] for k in range(n - t)) for t in range(n)]
+
+
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=2, max_size=4),
+    discount=st.floats(0.5, 1.0),
+    gae_lambda=st.floats(0.0, 1.0),
+    seed=st.integers(0, 99),
+)
+def test_gae_is_the_sum_of_discounted_errors_within_each_episode_standardised(
+    lengths, discount, gae_lambda, seed
+):
+    trajectories = [trajectory(n, success, index=i, group=i) for i, (n, success) in enumerate(lengths)]
+    batch = flatten(trajectories, ACTION_DIM)
+    values = torch.rand(len(batch), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    expected, start = [], 0
+    for n, success in lengths:
+        rewards = [0.0] * (n - 1) + [float(success)]
+        expected += slow_gae(values[start : start + n].tolist(), rewards, discount, gae_lambda)
+        start += n
+    expected = standardised(torch.tensor(expected, dtype=torch.float64)).tolist()
+    advantages = gae(values, batch, trajectories, discount, gae_lambda)
+    assert advantages.tolist() == pytest.approx(expected, abs=1e-9)
