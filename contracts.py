@@ -1,4 +1,4 @@
-"""What the rooms hand to one another: an observation, and the exceptions and files that they all speak of."""
+"""What all rooms share: the observation, the exceptions, JSON files and the pointers between checkpoints."""
 
 from __future__ import annotations
 
@@ -14,36 +14,38 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Observation:
-    """What a policy decides on; on the CPU until the forward pass. Images are RGB, upright, agentview before wrist."""
+    """What a policy decides on. Arrays stay on the CPU until the forward pass."""
 
-    images: (
-        np.ndarray
-    )  # uint8 (num_images, 256, 256, 3); once `prepared`, (num_images, S, S, 3) as the network sees it
-    # float64 (8,): eef position (m) 3, axis-angle (rad) 3, gripper joint positions (m) 2. Meta-World: (4,), 3 and 1.
+    # uint8 RGB (num_images, 256, 256, 3), upright, the agentview camera before the wrist's. If `prepared`, they are
+    # (num_images, S, S, 3): as the network sees them.
+    images: np.ndarray
+    # float64 (8,): end effector's position in metres (3), its axis-angle in radians (3), positions of the gripper's
+    # joints in metres (2). In Meta-World (4,): position (3), gripper (1).
     proprio: np.ndarray
     instruction: str
     prepared: bool = False
-    state: np.ndarray | None = None  # float32 (D,): of the simulator, what a critic may know but no policy
+    state: np.ndarray | None = None  # float32 (D,), the simulator's: a critic may know it, a policy never
 
 
 class BadInput(Exception):
     """What the user can repair, in one line: what is wrong, what was found, what to do. Exit code 2."""
 
     def __init__(self, message: str):
-        super().__init__(" ".join(message.split()))  # what libraries say may have several lines
+        super().__init__(" ".join(message.split()))  # messages of libraries may have several lines
 
 
 class TimeIsUp(Exception):
-    """A run has worked for its --max-hours: it is saved and goes on with --resume (exit code 0)."""
+    """A run has worked for its --max-hours: it is saved and goes on with --resume. Exit code 0."""
 
 
 class SelfCheckError(RuntimeError):
-    """The program found itself computing something else than it claims; its results would be wrong."""
+    """An internal consistency check failed: results would be wrong. Exit code 1, with a traceback."""
 
 
 def first_line(error: BaseException) -> str:
-    """What an exception says, in one line; its name when it says nothing."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """The first line of an exception's message; its name if it has none."""
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -59,21 +61,21 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def write_json(path: Path, value: Any) -> None:
+def write_json(path: Path, value: object) -> None:
     """Write a JSON file so that readers see the old or the new content, never a part. Raises OSError."""
     temporary = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         temporary.write_text(json.dumps(value, indent=2) + "\n")
-        with temporary.open() as written:
-            os.fsync(written.fileno())  # else a power cut may leave the new name on an empty file
+        with temporary.open() as file:
+            os.fsync(file.fileno())  # otherwise a power cut may leave the new name on an empty file
         os.replace(temporary, path)
     except OSError:
-        temporary.unlink(missing_ok=True)  # on a full disk its part would be in the way of what comes next
+        temporary.unlink(missing_ok=True)  # on a full disk the next file needs its room
         raise
 
 
 def resolve_pointer(path: Path) -> Path:
-    """The folder beside it that the text file `checkpoints/best` or `latest` names; every other path as it is."""
+    """The folder that a pointer names: the text file `checkpoints/best` or `latest`. Every other path as it is."""
     path = path.expanduser()
     if path.is_file() and path.stat().st_size < 100:
         name = path.read_bytes().decode(errors="replace").strip()

@@ -243,21 +243,14 @@ def play_suite(
 
 
 def env_spec(config: EvalConfig, suite: Suite, num_images: int = 1) -> EnvSpec:
-    """The simulator's settings for a suite. Raises BadInput for a task that does not exist."""
-    simulator = config.simulator
-    if simulator.bddl_file:
+    """The recipe of the simulators for a suite. Raises BadInput for a task that does not exist."""
+    from experiment.setup import make_spec
+
+    if config.simulator.bddl_file:
         task_ids: tuple[int, ...] = (0,)
     else:
         task_ids = config.task_ids or tuple(range(len(task_names(suite))))
-    return EnvSpec(
-        suite,
-        task_ids,
-        num_images,
-        simulator.assets,
-        simulator.bddl_file,
-        simulator.max_env_steps,
-        simulator.kept_tasks,
-    )
+    return make_spec(suite, task_ids, config.simulator, num_images)
 
 
 def episode_of(key: EpisodeKey, seed: int = 0) -> Episode:

@@ -93,7 +93,7 @@ def _check_simulator(
     checks: Checks, task: TaskConfig, simulator: SimulatorConfig, num_images: int
 ) -> Observation | None:
     """Find the tasks and start the first one: its first observation."""
-    spec = make_spec(task, simulator, num_images)
+    spec = make_spec(task.task_suite, task.task_ids, simulator, num_images)
     checks.make("tasks", check_tasks, find_tasks, spec, task)
     return checks.make(
         "first frame",

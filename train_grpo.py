@@ -74,7 +74,7 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
     config = changed(config, micro_batch_size=micro_batch_size)
     learner = make_learner(policy, config, ranks, teacher.mode)
 
-    spec = setup.make_spec(task, simulator, policy.num_images)
+    spec = setup.make_spec(task.task_suite, task.task_ids, simulator, policy.num_images)
     tasks = setup.find_tasks(spec, task)
     with make_pool(spec, simulator.num_envs, policy.prepare, simulator.simulators) as pool:
         observation = check_setup(checks, config, policy, pool)

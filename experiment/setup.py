@@ -143,7 +143,10 @@ class SimulatorMemory(NamedTuple):
 
 
 def simulator_memory(simulator: SimulatorConfig, num_tasks: int) -> SimulatorMemory:
-    """Measured: of a GPU, 8 low-poly simulators take 1.0 GiB, 15 official ones 8.3, 16 of 10 official tasks 66."""
+    """What simulators take, by the tasks that each keeps built.
+
+    Measured on GPUs: 8 low-poly simulators of one task take 1.0 GiB, 15 official ones 8.3, 16 of 10 official tasks 66.
+    """
     if simulator.simulators != "processes":  # Ray places them on nodes of its choice
         return SimulatorMemory(0.0, 0.0)
     built_tasks = min(num_tasks, simulator.kept_tasks)
@@ -157,7 +160,7 @@ def simulator_memory(simulator: SimulatorConfig, num_tasks: int) -> SimulatorMem
 
 
 def fit_micro_batch(policy: Policy, update: UpdateConfig, simulator: SimulatorConfig, num_tasks: int) -> int:
-    """Decisions per forward and backward pass; decides, too, which blocks recompute. Raises BadInput."""
+    """Decisions per forward and backward pass. It also decides which blocks recompute. Raises BadInput."""
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     largest = -(-update.batch_size // ranks)  # a rank's share of a minibatch, rounded up
     simulator_bytes = int(simulator_memory(simulator, num_tasks).gpu * GIB)
@@ -166,11 +169,13 @@ def fit_micro_batch(policy: Policy, update: UpdateConfig, simulator: SimulatorCo
     )
 
 
-def make_spec(task: TaskConfig, simulator: SimulatorConfig, num_images: int) -> EnvSpec:
+def make_spec(
+    task_suite: Suite, task_ids: tuple[int, ...], simulator: SimulatorConfig, num_images: int
+) -> EnvSpec:
     """The recipe by which simulators are built, for a policy that reads `num_images` cameras."""
     return EnvSpec(
-        task.task_suite,
-        task.task_ids,
+        task_suite,
+        task_ids,
         num_images,
         simulator.assets,
         simulator.bddl_file,

@@ -109,7 +109,7 @@ def test_memory_grows_with_simulators_and_kept_tasks_and_is_elsewhere_on_ray():
 def test_a_task_needs_all_initial_states_that_are_configured():
     def tasks_of(**settings):
         task = TaskConfig("libero_goal", (7,), **settings)
-        return find_tasks(make_spec(task, SimulatorConfig(), num_images=1), task)
+        return find_tasks(make_spec(task.task_suite, task.task_ids, SimulatorConfig(), num_images=1), task)
 
     assert [task.instruction for task in tasks_of()] == ["turn on the stove"]
     assert len(tasks_of(train_init_states="fresh", eval_init_states=(0, 50))) == 1
