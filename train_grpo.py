@@ -131,7 +131,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
                 state.update,
                 learner.ranks,
                 on_steps,
-            )  # all that was played, and what to learn from: with --dynamic-sampling fewer trajectories
+            )
+        # `rollout` is all that was played, `trajectories` what to learn from: fewer with --dynamic-sampling.
         metrics = rollout_metrics(rollout, phase, task_shares)
 
         if trajectories:

@@ -75,9 +75,8 @@ def ppo_loss(
 
     with torch.no_grad():
         chunk_ratio = chunk_logratio(logprobs, old_logprobs, executed).exp()  # (B, 1)
-        share = counted / counted.sum(
-            -1, keepdim=True
-        )  # (B, L), the weight of each ratio in its decision's mean
+        # (B, L) the weight of each ratio in its decision's mean.
+        share = counted / counted.sum(-1, keepdim=True)
         # Whatever the advantage is, also where it is 0: so the fraction can be compared between kinds of advantage.
         is_outside = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) != ratio  # (B, L)
         statistics = {

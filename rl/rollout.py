@@ -67,7 +67,7 @@ def play_episodes(
     RuntimeError after MAX_ATTEMPTS.
     """
     schedule = _Schedule(
-        episodes=iter(_episodes_of_rank(episodes, by_group=n_steps is not None, ranks=ranks)),
+        episodes=_episodes_of_rank(episodes, by_group=n_steps is not None, ranks=ranks),
         n_steps=math.inf if n_steps is None else math.ceil(n_steps / ranks.size),
         num_envs=pool.num_slots,
     )
@@ -126,9 +126,7 @@ class _Schedule:
     episodes: Iterator[Episode]
     n_steps: float
     num_envs: int
-    lengths: dict[int, int] = field(
-        default_factory=dict
-    )  # episode index -> env steps so far, in order of start
+    lengths: dict[int, int] = field(default_factory=dict)  # env steps so far by episode, in order of start
     episodes_before_group: dict[int, int] = field(default_factory=dict)
     next_episode: Episode | None = None
 
@@ -175,9 +173,7 @@ class _Player:
     on_steps: Callable[[int], None]
     on_finished: Callable[[Trajectory], None]
     running: dict[int, _Attempt] = field(default_factory=dict)  # by slot
-    waiting: list[int] = field(
-        default_factory=list
-    )  # slots that need a decision, in the order they became ready
+    waiting: list[int] = field(default_factory=list)  # slots that need a decision, the first one longest
     finished: list[Trajectory] = field(default_factory=list)
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_PARTS, 0.0))
     errors: int = 0

@@ -84,9 +84,12 @@ class FakePolicy(nn.Module):
 
     @torch.no_grad()
     def act(
-        self, observations: Sequence[Any], mode: str = "greedy", temperature: float = 1.0,
+        self,
+        observations: Sequence[Any],
+        mode: str = "greedy",
+        temperature: float = 1.0,
         generators: Sequence[torch.Generator] | None = None,
-    ) -> Acted:  # fmt: skip
+    ) -> Acted:
         self.modes.append((f"teacher {mode}" if self._is_teacher else f"student {mode}", len(observations)))
         logits = self._logits(observations)
         if mode == "sample":
@@ -220,9 +223,15 @@ class FakePool:
         self._order = None if order_seed is None else np.random.default_rng(order_seed)
 
     def reset(
-        self, slot: int, task_id: int, init_state_id: int | None, seed: int = 0, record: bool = False,
-        physics: str = "exact", perturbation: Perturbation | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        slot: int,
+        task_id: int,
+        init_state_id: int | None,
+        seed: int = 0,
+        record: bool = False,
+        physics: str = "exact",
+        perturbation: Perturbation | None = None,
+    ) -> None:
         init_state_id = seed % 1000 if init_state_id is None else init_state_id
         assert slot not in self._busy, "the slot is still at work"
         key = (task_id, init_state_id)
@@ -266,9 +275,14 @@ class FakePool:
         if done:
             del self._slots[slot]
         return FakeResult(
-            None if done else self._observe(now), done and now.script.success, executed, now.env_steps, done, None,
+            None if done else self._observe(now),
+            done and now.script.success,
+            executed,
+            now.env_steps,
+            done,
+            None,
             frames=frames,
-        )  # fmt: skip
+        )
 
     def _observe(self, now: _Slot) -> Observation:
         """Depends on the whole past of the episode, so one other draw changes everything that follows."""
@@ -288,9 +302,13 @@ class FakePool:
 
 
 def trajectory(
-    length: int, success: bool = False, group: int = 0, index: int = 0, task_id: int = 0,
+    length: int,
+    success: bool = False,
+    group: int = 0,
+    index: int = 0,
+    task_id: int = 0,
     last_executed: int | None = None,
-) -> Trajectory:  # fmt: skip
+) -> Trajectory:
     """A record of `length` decisions without contents; the last one executed `last_executed` of its actions."""
     executed = [CHUNK_LENGTH] * length
     executed[-1] = last_executed or CHUNK_LENGTH

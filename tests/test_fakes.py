@@ -10,9 +10,20 @@ from tests.fakes import FakePolicy, FakePool, FakeResult
 from vla.policy import Policy
 
 POLICY_METHODS = [
-    "act", "act_as_teacher", "chunk_logits", "token_logprobs", "teacher", "use_teacher", "named_trainable_parameters",
-    "save_adapter", "load_adapter", "describe", "watch", "recompute_everything", "equals_teacher",
-]  # fmt: skip
+    "act",
+    "act_as_teacher",
+    "chunk_logits",
+    "token_logprobs",
+    "teacher",
+    "use_teacher",
+    "named_trainable_parameters",
+    "save_adapter",
+    "load_adapter",
+    "describe",
+    "watch",
+    "recompute_everything",
+    "equals_teacher",
+]
 POOL_METHODS = ["reset", "step", "ready", "close"]
 
 

@@ -72,19 +72,27 @@ def make_case(advantage: str = "group", mixed: bool = False, **loss: object) -> 
     config = TrainConfig(
         phases=PhaseConfig(warmup=mixed, warmup_steps=100, transition_steps=100),
         rollout=RolloutConfig(group_size=GROUP, temperature=TEMPERATURE),
-        loss=LossConfig(advantage=advantage, discount=DISCOUNT if advantage in ("absolute", "gae") else 1.0,
-            clip_low=CLIP_LOW, clip_high=CLIP_HIGH, gae_lambda=GAE_LAMBDA, **loss),
+        loss=LossConfig(
+            advantage=advantage,
+            discount=DISCOUNT if advantage in ("absolute", "gae") else 1.0,
+            clip_low=CLIP_LOW,
+            clip_high=CLIP_HIGH,
+            gae_lambda=GAE_LAMBDA,
+            **loss,
+        ),
         update=UpdateConfig(micro_batch_size=2),
-    )  # fmt: skip
+    )
     generator = torch.Generator().manual_seed(0)
     base = torch.randn(3, 4, len(BINS), generator=generator, dtype=torch.float64)
     learner = make_learner(ToyPolicy(base, chunk_length=2, action_dim=2), config)
     phase = phase_at(GLOBAL_STEP, config.phases)
     trajectories = play_episodes(
-        learner.policy, FakePool(lambda _, state: Script(*EPISODES[state]), num_slots=2),
+        learner.policy,
+        FakePool(lambda _, state: Script(*EPISODES[state]), num_slots=2),
         [Episode(i, 0, i, i // GROUP) for i in range(len(EPISODES))],
-        behaviour_in(phase, config, "greedy"), Randomness(0, "rollout"),
-    ).trajectories  # fmt: skip
+        behaviour_in(phase, config, "greedy"),
+        Randomness(0, "rollout"),
+    ).trajectories
     batch = flatten(trajectories, action_dim=2)
     values = None
     if learner.critic is not None:
@@ -291,10 +299,15 @@ def assert_is_the_gradient_of_the_reference(case: Case) -> None:
 
 
 @pytest.mark.parametrize("aggregation", ["auto", "decision", "trajectory"])
-@pytest.mark.parametrize("terms", [{"advantage": kind} for kind in ADVANTAGES] + [
-    {"advantage": "absolute", "ratio_level": ratio_level, **terms} for ratio_level in ("chunk", "token")
-    for terms in ({"kl_coef": 0.3}, {"entropy_coef": 0.2}, {"kl_coef": 0.3, "entropy_coef": 0.2})
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "terms",
+    [{"advantage": kind} for kind in ADVANTAGES]
+    + [
+        {"advantage": "absolute", "ratio_level": ratio_level, **terms}
+        for ratio_level in ("chunk", "token")
+        for terms in ({"kl_coef": 0.3}, {"entropy_coef": 0.2}, {"kl_coef": 0.3, "entropy_coef": 0.2})
+    ],
+)
 def test_an_update_descends_the_mean_loss_over_all_executed_tokens(terms, aggregation):
     assert_is_the_gradient_of_the_reference(make_case(aggregation=aggregation, **terms))
 

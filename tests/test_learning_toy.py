@@ -105,9 +105,8 @@ def test_in_the_warmup_the_student_comes_to_choose_what_its_teacher_would(actor,
     config = settings(seed, warmup=True, warmup_steps=10**6, warmup_actor=actor)
     learner = make_learner(pretrained_policy(seed), config)
     student = learner.policy
-    teacher = ToyPolicy(
-        -student.base, student.chunk_length, student.action_dim
-    )  # what the student likes least
+    # A teacher that chooses what the student likes least.
+    teacher = ToyPolicy(-student.base, student.chunk_length, student.action_dim)
     student.use_teacher(teacher)
     seen = flatten(play_sampled(student, seed).trajectories, student.action_dim)
 

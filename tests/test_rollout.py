@@ -114,9 +114,7 @@ def test_a_faulty_episode_is_played_again_with_the_same_randomness(num_slots, fa
     last_attempt = pool.received[(0, 1, 3)]
     for attempt in (1, 2):
         until_fault = pool.received.get((0, 1, attempt), [])
-        assert len(until_fault) == (
-            fault_after + 1 if fault_after else 0
-        )  # with the chunk that met the fault
+        assert len(until_fault) == (fault_after + 1 if fault_after else 0)  # the last one met the fault
         np.testing.assert_array_equal(until_fault, last_attempt[: len(until_fault)])
 
 

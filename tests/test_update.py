@@ -85,8 +85,16 @@ def batch(policy):
 
 
 def learn(
-    policy, batch, advantages=ADVANTAGES, optimizer=None, *, distil=False, loss=None, temperature=1.0, **settings,
-):  # fmt: skip
+    policy,
+    batch,
+    advantages=ADVANTAGES,
+    optimizer=None,
+    *,
+    distil=False,
+    loss=None,
+    temperature=1.0,
+    **settings,
+):
     """Metrics of an update; `settings` of UpdateConfig."""
     settings = {
         "n_epochs": 1,

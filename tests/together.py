@@ -65,8 +65,12 @@ class Odd(FakePolicy):
 
 
 def update_of(
-    ranks: Ranks, advantages=ADVANTAGES, short_of_memory: int | None = None, poisoned: bool = False, **settings
-) -> dict[str, Any]:  # fmt: skip
+    ranks: Ranks,
+    advantages=ADVANTAGES,
+    short_of_memory: int | None = None,
+    poisoned: bool = False,
+    **settings,
+) -> dict[str, Any]:
     """Gradients, parameters and metrics of an update of a policy that all ranks have."""
     policy = Odd(adapter_scale=0.2)
     batch = replace(acted_batch(policy, LENGTHS), advantages=advantages)

@@ -117,7 +117,7 @@ class ToyPool(FakePool):
         done = now.env_steps == EPISODE
         return FakeResult(
             None if done else _observe(now), bool(done and now.all_right), executed, now.env_steps, done
-        )  # fmt: skip
+        )
 
 
 def _observe(now: _Playing) -> Observation:

@@ -17,17 +17,32 @@ from tests.end_to_end.test_resume import assert_same_run
 # has one row. So not only the numbers agree with those of one process, but their bits.
 SAME_BITS = ["--batch-size", "2", "--micro-batch-size", "1"]
 TWO_UPDATES = [
-    "--max-env-steps", "8", "--n-steps", "16", "--warmup-steps", "16", "--transition-steps", "0", "--total-steps", "32",
-    "--eval-interval", "1000",
-]  # fmt: skip
+    "--max-env-steps",
+    "8",
+    "--n-steps",
+    "16",
+    "--warmup-steps",
+    "16",
+    "--transition-steps",
+    "0",
+    "--total-steps",
+    "32",
+    "--eval-interval",
+    "1000",
+]
 
 
 def launch(config: str, *argv: str) -> subprocess.Popen:
     command = ["-m", "accelerate.commands.launch", "--config_file", f"configs/accelerate/{config}.yaml"]
     return subprocess.Popen(
-        [sys.executable, *command, "--num_processes", "2", *argv], cwd=ROOT, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, *command, "--num_processes", "2", *argv],
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 def free_port() -> str:
