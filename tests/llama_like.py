@@ -20,21 +20,20 @@ PIECES = {
 
 
 def llama_like_tokenizer() -> Tokenizer:
+    """A tokenizer that splits the golden prompts as Llama-2's does, into the same ids."""
     vocabulary = {"<unk>": 0, "<s>": BOS_ID, "</s>": EOS_ID, "▁": EMPTY_TOKEN_ID, **PIECES}
     vocabulary |= {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
-    merges = []
+    merges: dict[tuple[str, str], None] = {}  # an ordered set
     for piece in PIECES:
-        # A piece is built from its end: its tails, shortest first, each one character longer.
-        tails = [piece[i:] for i in range(len(piece))]
-        merges += [(longer[0], shorter) for longer, shorter in reversed(list(pairwise(tails)))]
+        tails = [piece[start:] for start in range(len(piece))]
+        # A piece grows from its last character to the left: "c", "bc", "abc".
+        for shorter, longer in pairwise(reversed(tails)):
+            merges[longer[0], shorter] = None
         for part in (*tails, *piece):
             vocabulary.setdefault(part, 40_000 + len(vocabulary))
-    model = models.BPE(
-        vocabulary, list(dict.fromkeys(merges)), unk_token="<unk>", fuse_unk=True, byte_fallback=True
-    )
+    model = models.BPE(vocabulary, list(merges), unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", BOS_ID)]
-    )
+    special_tokens = [("<s>", BOS_ID)]
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=special_tokens)
     return tokenizer

@@ -28,58 +28,75 @@ def config():
     return PreTrainedConfig.get_choice_class("vla_grpo")(checkpoint=TINY_CHECKPOINT, device="cpu")
 
 
-def raw_observations(count):
+def raw_observations(count: int) -> dict:
     """What LIBERO's env gives: pictures upside down, quaternions with w of either sign."""
-    draw = np.random.default_rng(0)
-    images = [draw.integers(0, 256, (count, 256, 256, 3), np.uint8) for _ in range(2)]
-    hand = draw.normal(size=(count, 4))
-    hand /= np.linalg.norm(hand, axis=1, keepdims=True)
-    eef = {"pos": draw.normal(size=(count, 3)), "quat": hand}
-    robot = {"eef": eef, "gripper": {"qpos": draw.uniform(-0.04, 0.04, (count, 2))}}
-    return {"pixels": {"image": images[0], "image2": images[1]}, "robot_state": robot}
+    random = np.random.default_rng(0)
+    agentview = random.integers(0, 256, (count, 256, 256, 3), np.uint8)
+    wrist = random.integers(0, 256, (count, 256, 256, 3), np.uint8)
+    position = random.normal(size=(count, 3))
+    quaternion = random.normal(size=(count, 4))
+    quaternion /= np.linalg.norm(quaternion, axis=1, keepdims=True)
+    finger_joints = random.uniform(-0.04, 0.04, (count, 2))
+    return {
+        "pixels": {"image": agentview, "image2": wrist},
+        "robot_state": {
+            "eef": {"pos": position, "quat": quaternion},
+            "gripper": {"qpos": finger_joints},
+        },
+    }
+
+
+def observations_of(raw: dict) -> list[Observation]:
+    """The same as the project's own env gives them."""
+    robot = raw["robot_state"]
+    observations = []
+    for i, image in enumerate(raw["pixels"]["image"]):
+        rotation = axis_angle(robot["eef"]["quat"][i])
+        proprio = np.concatenate([robot["eef"]["pos"][i], rotation, robot["gripper"]["qpos"][i]])
+        observations.append(Observation(upright(image)[None], proprio, INSTRUCTION))
+    return observations
 
 
 def test_actions_of_a_chunk_are_those_of_the_policy_on_the_same_raw_observations(config):
-    env, raw = LiberoEnv(task="libero_spatial", **SIZE), raw_observations(3)
-    policy = make_policy(config, env_cfg=env)
-    before, after = make_pre_post_processors(config)
-    of_env, to_env = make_env_pre_post_processors(env, config)
-    batch = before(of_env({**preprocess_observation(raw), "task": [INSTRUCTION] * 3}))
-    acted = [to_env({"action": after(policy.select_action(batch))})["action"] for _ in range(8)]
+    env = LiberoEnv(task="libero_spatial", **SIZE)
+    raw = raw_observations(3)
+    lerobot_policy = make_policy(config, env_cfg=env)
+    policy_input, policy_output = make_pre_post_processors(config)
+    env_output, env_input = make_env_pre_post_processors(env, config)
+    batch = policy_input(env_output({**preprocess_observation(raw), "task": [INSTRUCTION] * 3}))
+    actions = []
+    for _ in range(8):
+        action = policy_output(lerobot_policy.select_action(batch))
+        actions.append(env_input({"action": action})["action"])
 
-    robot = raw["robot_state"]
-    proprio = np.concatenate(
-        [
-            robot["eef"]["pos"],
-            np.stack([axis_angle(q) for q in robot["eef"]["quat"]]),
-            robot["gripper"]["qpos"],
-        ],
-        1,
-    )
-    own = Policy.load(TINY_CHECKPOINT, LoadOptions(task_suite="libero_spatial", device="cpu"))
-    seen = [
-        Observation(upright(i)[None], p, INSTRUCTION)
-        for i, p in zip(raw["pixels"]["image"], proprio, strict=True)
-    ]
-    assert torch.equal(torch.stack(acted, 1), torch.from_numpy(own.act(seen).actions))
-    assert set(torch.stack(acted)[..., -1].unique().tolist()) <= {-1.0, 1.0}
+    policy = Policy.load(TINY_CHECKPOINT, LoadOptions(task_suite="libero_spatial", device="cpu"))
+    expected = policy.act(observations_of(raw)).actions
+    assert torch.equal(torch.stack(actions, 1), torch.from_numpy(expected))
+    assert set(torch.stack(actions)[..., -1].unique().tolist()) <= {-1.0, 1.0}
+
+
+def batch_of_grey(level: float) -> dict:
+    images = {
+        f"observation.images.{name}": torch.full((1, 3, 256, 256), level) for name in ("image", "image2")
+    }
+    return images | {"observation.state": torch.zeros(1, 8), "task": [INSTRUCTION]}
 
 
 def test_a_new_episode_begins_with_a_new_chunk(config):
     policy = make_policy(config, env_cfg=LiberoEnv(task="libero_spatial", **SIZE))
-    first, second = (
-        {f"observation.images.{name}": torch.full((1, 3, 256, 256), grey) for name in ("image", "image2")}
-        | {"observation.state": torch.zeros(1, 8), "task": [INSTRUCTION]}
-        for grey in (0.1, 0.9)
-    )
-    policy.select_action(first)
+    policy.select_action(batch_of_grey(0.1))
     policy.reset()
+    second = batch_of_grey(0.9)
     assert torch.equal(policy.select_action(second), policy.predict_action_chunk(second)[:, 0])
 
 
-def test_what_would_fail_later_is_refused(config):
-    with pytest.raises(ValueError, match=r"256 x 256 pixels.*--env.observation_height=256"):
+def test_pictures_of_another_size_are_refused(config):
+    with pytest.raises(ValueError, match="--env.observation_height=256"):
         make_policy(config, env_cfg=LiberoEnv(task="libero_spatial"))
-    config.input_features, config.checkpoint = {}, ""
-    with pytest.raises(BadInput, match=r"--policy\.checkpoint is missing"):
+
+
+def test_a_missing_checkpoint_is_refused(config):
+    config.input_features = {}
+    config.checkpoint = ""
+    with pytest.raises(BadInput, match="--policy.checkpoint"):
         make_policy(config, env_cfg=LiberoEnv(task="libero_spatial", **SIZE))

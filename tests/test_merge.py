@@ -1,3 +1,5 @@
+"""Merging an adapter into its base: what the folder holds, and what is refused."""
+
 import json
 import shutil
 from pathlib import Path
@@ -8,29 +10,23 @@ from huggingface_hub import save_torch_state_dict
 from safetensors.torch import load_file
 
 from contracts import BadInput, Observation
-from tests.small_checkpoint import make_small_checkpoint
+from tests.small_checkpoint import BUNDLED, load_policy, make_small_checkpoint, train_a_little
 from vla import merge as merge_module
 from vla.checkpoint import inspect_checkpoint
-from vla.loading import LoadOptions
 from vla.merge import judge, merge, merged_weight
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
 from vla.weights import write_tensors
 
-SUITE = "libero_spatial"
 
-
-def _trained(base: Path, size: float = 0.05, **options) -> Policy:
-    policy = Policy.load(str(base), LoadOptions(task_suite=SUITE, lora_rank=4, lora_alpha=8, **options))
-    generator = torch.Generator().manual_seed(1)
-    for _, parameter in policy.named_trainable_parameters():
-        with torch.no_grad():
-            parameter += size * torch.randn(parameter.shape, generator=generator)
+def trained_policy(base: Path, step: float = 0.05, **options) -> Policy:
+    policy = load_policy(base, lora_alpha=8, **options)
+    train_a_little(policy, step)
     return policy
 
 
-def _made_up(policy: Policy, count: int) -> list[Observation]:
-    return synthetic_observations(policy.num_images, policy.statistics.proprio, count)
+def made_up_observations(policy: Policy) -> list[Observation]:
+    return synthetic_observations(policy.num_images, policy.statistics.proprio, 4)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +41,7 @@ def base(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def policy(base) -> Policy:
-    return _trained(base)
+    return trained_policy(base)
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +60,8 @@ def merged(adapter, tmp_path_factory) -> Path:
 
 
 def test_merged_folder_is_the_adapter_on_top_of_its_base(policy, merged):
-    observations = _made_up(policy, 4)
-    plain = Policy.load(str(merged), LoadOptions(task_suite=SUITE))
+    observations = made_up_observations(policy)
+    plain = load_policy(merged)
     expected = policy.chunk_logits(observations).detach()
     torch.testing.assert_close(plain.chunk_logits(observations).detach(), expected, rtol=0, atol=1e-4)
     with policy.teacher():
@@ -73,23 +69,25 @@ def test_merged_folder_is_the_adapter_on_top_of_its_base(policy, merged):
 
 
 def test_merged_folder_is_a_plain_checkpoint_in_the_bases_shards_and_dtype(base, merged):
-    before, after = inspect_checkpoint(base), inspect_checkpoint(merged)
+    before = inspect_checkpoint(base)
+    after = inspect_checkpoint(merged)
     assert before.weights.keys() == after.weights.keys()
     for key, tensor in before.weights.items():
         other = after.weights[key]
         assert (tensor.path.name, tensor.dtype, tensor.shape) == (other.path.name, other.dtype, other.shape)
     names = {path.name for path in merged.iterdir()}
-    kept = {path.name for path in base.iterdir()} - {"action_head--latest_checkpoint.pt"}
-    assert names == kept | {"README.md"}
+    copied = {path.name for path in base.iterdir()} - {"action_head--latest_checkpoint.pt"}
+    assert names == copied | {"README.md"}
     card = (merged / "README.md").read_text()
     assert all(text in card for text in ("score: 0.75", str(base), "rank 4, alpha 8"))
-    # The head is gone, since training changed what it reads; the number of images, once found out by it, is not.
+    # The L1 head is left out, because training has changed what it reads; the number of images is known without it.
     assert (after.num_images, after.uses_proprio, after.action_head_file) == (2, True, None)
 
 
 def test_looks_travel_from_run_to_run_and_into_the_merged_folder(base, adapter, merged, tmp_path):
-    assert (inspect_checkpoint(base).looks, inspect_checkpoint(merged).looks) == ((), ("official",))
-    further = Policy.load(str(adapter), LoadOptions(task_suite=SUITE))
+    assert inspect_checkpoint(base).looks == ()
+    assert inspect_checkpoint(merged).looks == ("official",)
+    further = load_policy(adapter)
     assert further.info.looks == ("official",)
     further.save_adapter(tmp_path / "further", looks="lowpoly")
     merge(tmp_path / "further", tmp_path / "out")
@@ -100,17 +98,16 @@ def test_looks_travel_from_run_to_run_and_into_the_merged_folder(base, adapter, 
 def test_merged_weight_is_the_closed_form_in_float32(shape):
     torch.manual_seed(0)
     weight = torch.randn(shape).bfloat16()
-    down = torch.randn(2, *shape[1:])
-    up = torch.randn(6, 2, *([1, 1] if len(shape) == 4 else []))
-    change = torch.einsum("or,r...->o...", up.flatten(1).double(), down.double())
+    lora_A = torch.randn(2, *shape[1:])
+    lora_B = torch.randn(6, 2, *([1, 1] if len(shape) == 4 else []))
+    change = torch.einsum("or,r...->o...", lora_B.flatten(1).double(), lora_A.double())
     expected = (weight.double() + 4.0 * change).bfloat16()
-    assert torch.equal(merged_weight(weight, down, up, 4.0), expected)
+    assert torch.equal(merged_weight(weight, lora_A, lora_B, 4.0), expected)
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-3])
-def test_adapters_of_the_bundled_policy_are_merged_although_rounding_decides_some_tokens(tmp_path, scale):
-    bundled = Path(__file__).parents[1] / "checkpoints" / "tiny-libero-spatial"  # in bfloat16
-    policy = _trained(bundled, scale, frozen_weights="bf16")
+@pytest.mark.parametrize("step", [0.0, 1e-3])
+def test_adapters_of_the_bundled_policy_are_merged_although_rounding_decides_some_tokens(tmp_path, step):
+    policy = trained_policy(BUNDLED, step, frozen_weights="bf16")  # the bundled weights are in bfloat16
     policy.save_adapter(tmp_path / "adapter")
     assert "agree on 100.0%" in merge(tmp_path / "adapter", tmp_path / "out")
     assert {t.dtype for t in load_file(tmp_path / "out" / "model.safetensors").values()} == {torch.bfloat16}
@@ -126,7 +123,7 @@ def test_projector_among_the_bases_weights_becomes_a_file(base, tmp_path):
     shard = sorted(other.glob("*.safetensors"))[0]
     moved = {key.replace("module.", "proprio_projector."): tensor for key, tensor in state.items()}
     write_tensors(shard, load_file(shard) | moved)
-    policy = _trained(other)
+    policy = trained_policy(other)
     policy.save_adapter(tmp_path / "adapter")
     merge(tmp_path / "adapter", tmp_path / "out")
     info = inspect_checkpoint(tmp_path / "out")
@@ -155,14 +152,12 @@ def test_existing_output_folder_without_adapter_and_merged_folder_are_refused(
 
 
 @pytest.mark.parametrize("factor", [0.0, 2.0])
-def test_wrong_merge_is_not_published_and_says_what_to_do(adapter, tmp_path, monkeypatch, factor):
-    right = merge_module.merged_weight
-    monkeypatch.setattr(
-        merge_module, "merged_weight", lambda w, down, up, scale: right(w, down, up, factor * scale)
-    )
-    with pytest.raises(
-        BadInput, match=r"agree on .* nothing was written; evaluate and use the adapter folder itself"
-    ):
+def test_wrong_merge_is_not_published(adapter, tmp_path, monkeypatch, factor):
+    def wrongly_merged_weight(weight, lora_A, lora_B, scale):
+        return merged_weight(weight, lora_A, lora_B, factor * scale)
+
+    monkeypatch.setattr(merge_module, "merged_weight", wrongly_merged_weight)
+    with pytest.raises(BadInput, match="nothing was written"):
         merge(adapter, tmp_path / "out")
     assert not list(tmp_path.iterdir())
 
