@@ -91,12 +91,12 @@ def test_a_new_episode_begins_with_a_new_chunk(config):
 
 
 def test_pictures_of_another_size_are_refused(config):
-    with pytest.raises(ValueError, match="--env.observation_height=256"):
+    with pytest.raises(ValueError, match=r"--env\.observation_height=256"):
         make_policy(config, env_cfg=LiberoEnv(task="libero_spatial"))
 
 
 def test_a_missing_checkpoint_is_refused(config):
     config.input_features = {}
     config.checkpoint = ""
-    with pytest.raises(BadInput, match="--policy.checkpoint"):
+    with pytest.raises(BadInput, match=r"--policy\.checkpoint"):
         make_policy(config, env_cfg=LiberoEnv(task="libero_spatial", **SIZE))

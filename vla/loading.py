@@ -34,21 +34,25 @@ Compile = Literal["auto", "on", "off"]
 class LoadOptions:
     """How a checkpoint becomes a policy: the units of its actions, its adapters, and how it runs."""
 
-    task_suite: str  # whose statistics scale actions and proprio
-    unnorm_key: str | None = (
-        None  # the name of these statistics in the checkpoint; None: found by the task suite
-    )
-    statistics: str | None = (
-        None  # a folder with those of demonstrations to learn from; None: the checkpoint's own
-    )
-    adapter: str | None = None  # the folder of a trained adapter; None: fresh adapters, which add nothing yet
-    lora_rank: int = 16  # of fresh adapters; trained ones keep their own
-    lora_alpha: int | None = None  # None: the rank, so that the output of the adapters is added as it is
-    seed: int = 0  # of fresh adapters
-    device: str | torch.device = "auto"  # see `choose_device`
-    memory_budget: float | None = None  # GiB of the GPU that this process may take; None: all of it
-    frozen_weights: FrozenWeights = "auto"  # see `choose_frozen_weights`
-    compile: Compile = "auto"  # torch.compile, on a GPU with whole passes as CUDA graphs; "auto": what pays
+    # The statistics that scale actions and proprio: those of a task suite, or of another name in the checkpoint
+    task_suite: str
+    unnorm_key: str | None = None
+    # A folder with the statistics of demonstrations that the policy will learn from; None: the checkpoint's own
+    statistics: str | None = None
+    # The folder of a trained adapter; None: fresh adapters, which add nothing yet
+    adapter: str | None = None
+    # Of fresh adapters; trained ones keep their own. Alpha None: the rank, so that their output is added as it is
+    lora_rank: int = 16
+    lora_alpha: int | None = None
+    seed: int = 0
+    # See `choose_device`
+    device: str | torch.device = "auto"
+    # GiB of the GPU that this process may take; None: all of it
+    memory_budget: float | None = None
+    # See `choose_frozen_weights`
+    frozen_weights: FrozenWeights = "auto"
+    # torch.compile, and on a GPU whole passes as CUDA graphs; "auto": what pays
+    compile: Compile = "auto"
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,6 @@ The student imitates its teacher in the warmup. A teacher is frozen, and is one 
   * the student with the values of another adapter: a copy of the trainable parameters;
   * another policy: a second network in memory.
 
-`acting` yields the policy that decides as the teacher. `equals_student` says that the student still decides as its
-teacher does, because it has not learned anything yet.
-
 No teacher keeps a reference to the student: a circle of references would keep a deleted policy's GPU memory.
 """
 
@@ -27,9 +24,13 @@ PolicyT = TypeVar("PolicyT")  # `vla.policy.Policy`, which imports this module
 
 
 class Teacher(Protocol[PolicyT]):
-    def acting(self, student: PolicyT) -> AbstractContextManager[PolicyT]: ...
+    """What the three kinds have in common."""
 
-    def equals_student(self) -> bool: ...
+    def acting(self, student: PolicyT) -> AbstractContextManager[PolicyT]:
+        """The policy that decides as the teacher, for as long as the context lasts. May be nested."""
+
+    def equals_student(self) -> bool:
+        """Whether the student, greedy, still decides as this teacher, because it has not learned anything yet."""
 
 
 class PretrainedSelf:
