@@ -69,11 +69,11 @@ def test_the_teacher_is_chosen_with_a_reason(wanted, has_l1_head, mode, why):
 
 
 def test_a_teacher_that_cannot_be_is_refused():
-    with pytest.raises(BadInput, match="ships no action head; use --teacher greedy"):
+    with pytest.raises(BadInput, match="--teacher l1"):
         choose_teacher(PhaseConfig(teacher="l1"), "a/checkpoint", 0.0, has_l1_head=False)
-    with pytest.raises(BadInput, match="--kl-coef needs the teacher's token distribution"):
+    with pytest.raises(BadInput, match="--kl-coef"):
         choose_teacher(PhaseConfig(), "a/checkpoint", 0.1, has_l1_head=True)
     other = PhaseConfig(teacher="some/other")
     assert choose_teacher(other, "a/checkpoint", 0.1, has_l1_head=False).mode == "greedy"
-    with pytest.raises(BadInput, match="the tokens of some/other mean other actions; leave it out"):
+    with pytest.raises(BadInput, match="some/other"):
         choose_teacher(other, "a/checkpoint", 0.1, has_l1_head=False, has_same_tokens=False)

@@ -121,7 +121,7 @@ def test_a_policy_that_follows_its_optimizer_gains_what_the_slope_promises_and_i
 
 
 def test_a_policy_that_keeps_old_parameters_is_found():
-    with pytest.raises(SelfCheckError, match=r"brings -?0\.0000: the policy does not follow its parameters"):
+    with pytest.raises(SelfCheckError, match=r"brings -?0\.0000"):
         check_learning(KeepsACopy(), SEEN, 2)
 
 
@@ -141,5 +141,5 @@ def test_out_of_memory_names_the_flags_that_help(monkeypatch):
     policy = FakePolicy()
     policy.device = torch.device("cuda")
     monkeypatch.setattr(policy, "chunk_logits", too_much)
-    with pytest.raises(BadInput, match=r"of 4 decisions \(.* 2 GiB\.\); lower --micro-batch-size"):
+    with pytest.raises(BadInput, match="lower --micro-batch-size"):
         check_learning(policy, SEEN, 4)

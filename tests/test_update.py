@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from configs.config import LossConfig, PhaseConfig, RolloutConfig, TrainConfig, UpdateConfig
-from contracts import BadInput
+from contracts import BadInput, SelfCheckError
 from rl.optimizer import make_optimizer
 from rl.phases import phase_at
 from rl.update import Learner, check_signal, prepare_batch, update
@@ -244,9 +244,7 @@ def test_an_update_without_a_single_finite_step_is_an_error():
 def test_a_training_that_has_diverged_in_the_middle_of_an_update_stops_with_the_epoch():
     """20 steps in a row without a usable gradient, in whichever epochs: the update is not saved."""
     policy = Scaled(lambda n: 1 if n < 5 else math.nan)
-    with pytest.raises(
-        BadInput, match=r"20 optimizer steps in a row .* is not saved; resume from an earlier"
-    ):
+    with pytest.raises(BadInput, match="20 optimizer steps in a row"):
         learn(policy, acted_batch(policy, LENGTHS), distil=True, batch_size=1, micro_batch_size=1, n_epochs=9)
     assert policy.passes == 4 * N  # the 20th was step 25, in the fourth epoch of 8 steps
 
@@ -301,7 +299,7 @@ def test_an_update_that_does_not_see_the_policy_that_acted_is_found_before_any_s
     if fault == "nan":
         batch.student_logprobs[:] = math.nan
     before = parameters_of(policy)
-    with pytest.raises(RuntimeError, match=r"first minibatch.*does not see the policy that acted"):
+    with pytest.raises(SelfCheckError, match="first minibatch"):
         learn(policy, batch)
     assert equal(before, parameters_of(policy))
 
@@ -347,15 +345,11 @@ def test_an_update_that_runs_out_of_memory_equals_one_that_began_smaller(caplog,
     learn(small, batch, n_epochs=2, micro_batch_size=fits)
     assert equal(parameters_of(short), parameters_of(small))
     assert max(short.sizes[short.sizes.index(fits) :]) == fits  # it does not try again within the update
-    assert (
-        caplog.messages[-1] == f"out of GPU memory ({REASON}); the run goes on with {fits} decisions at once"
-    )
+    assert f"{fits} decisions at once" in caplog.messages[-1]
 
 
 def test_where_nothing_fits_one_line_names_the_flags(batch):
-    with pytest.raises(
-        BadInput, match=r"an update with --micro-batch-size 1 and --gradient-checkpointing on"
-    ):
+    with pytest.raises(BadInput, match="--micro-batch-size 1 and --gradient-checkpointing on"):
         learn(ShortOfMemory(0), batch, micro_batch_size=4)
 
 
