@@ -29,9 +29,16 @@ def test_every_finding_is_one_line(capsys, caplog):
     assert checks.make("small", finding("FAILED", "too small"), lambda: 3) is None
     assert checks.make("large", finding("ok"), lambda: 4) == 4
     assert {name: check.status for name, check in checks.made.items()} == {
-        "good": "ok", "slow": "warning", "broken": "FAILED", "wrong": "FAILED", "needs a value": "skipped",
-        "needs a check": "skipped", "odd": "FAILED", "small": "FAILED", "large": "ok",
-    }  # fmt: skip
+        "good": "ok",
+        "slow": "warning",
+        "broken": "FAILED",
+        "wrong": "FAILED",
+        "needs a value": "skipped",
+        "needs a check": "skipped",
+        "odd": "FAILED",
+        "small": "FAILED",
+        "large": "ok",
+    }
     # A traceback goes where the log goes: to the terminal, too, once a program of this process has said so.
     lines = [line for line in capsys.readouterr().out.splitlines() if " s  " in line]
     assert [line[9:23].strip() for line in lines] == list(checks.made)

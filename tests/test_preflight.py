@@ -152,11 +152,15 @@ def test_pictures_that_the_policy_was_not_trained_on_are_a_warning(info, trained
 @pytest.mark.parametrize(
     ("has_head", "teacher", "warmup", "allowed", "needed"),
     [
-        (False, "auto", True, False, True), (False, "auto", True, True, False), (True, "auto", True, False, False),
-        (True, "greedy", True, False, True), (True, "auto", False, False, True),
-        (False, "some/other", True, False, False), (False, "some/other", False, False, True),
+        (False, "auto", True, False, True),
+        (False, "auto", True, True, False),
+        (True, "auto", True, False, False),
+        (True, "greedy", True, False, True),
+        (True, "auto", False, False, True),
+        (False, "some/other", True, False, False),
+        (False, "some/other", False, False, True),
     ],
-)  # fmt: skip
+)
 def test_a_trained_token_head_is_needed_unless_an_l1_teacher_warms_up(
     has_head, teacher, warmup, allowed, needed, small, without_head
 ):

@@ -85,10 +85,8 @@ class User:
 
     def __init__(self, home: Path):
         self.clone = home / "clone"
-        tracked = subprocess.run(
-            ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
-        ).stdout
-        for name in filter(None, tracked.split("\0")):
+        listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+        for name in listed.stdout.splitlines():
             (self.clone / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, self.clone / name)
         (self.clone / ".venv").symlink_to(sys.prefix)
@@ -100,49 +98,64 @@ class User:
             (repository / "refs").mkdir()
             (repository / "refs" / "main").write_text("a" * 40)
         self.environment = {
-            "PATH": os.environ["PATH"], "HF_HOME": str(home / "cache"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1",
+            "PATH": os.environ["PATH"],
+            "HF_HOME": str(home / "cache"),
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
             "NUMBA_DISABLE_JIT": "1",  # it would compile anew for every new folder
-        }  # fmt: skip
+        }
         self.python = subprocess.Popen(
-            [sys.executable, "-m", "tests.end_to_end.forked"], cwd=self.clone, env=self.environment, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [sys.executable, "-m", "tests.end_to_end.forked"],
+            cwd=self.clone,
+            env=self.environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
 
-    def runs(self, line: str) -> tuple[int, str]:
-        """The exit code and the output of a command."""
+    def run(self, line: str) -> tuple[int, str]:
+        """The exit code and the output of a command. Python's are forked: that saves the import of PyTorch."""
         program, *argv = shlex.split(line)
         if program != "python":
-            done = self.types(line)
-            return done.returncode, done.stdout + done.stderr
+            return self.run_in_shell(line)
         print(json.dumps(argv), file=self.python.stdin, flush=True)
-        return json.loads(self.python.stdout.readline())
+        exit_code, output = json.loads(self.python.stdout.readline())
+        return exit_code, output
 
-    def types(self, line: str) -> subprocess.CompletedProcess:
-        return subprocess.run(
-            ["bash", "-c", f"source .venv/bin/activate && {line}"], cwd=self.clone, env=self.environment,
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
-        )  # fmt: skip
+    def run_in_shell(self, line: str) -> tuple[int, str]:
+        done = subprocess.run(
+            ["bash", "-c", f"source .venv/bin/activate && {line}"],
+            cwd=self.clone,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=300,
+        )
+        return done.returncode, done.stdout
 
     def fill_in(self, line: str) -> str:
-        """With the names of this user's runs and checkpoints."""
-        first = next((str(run.relative_to(self.clone)) for run in self.clone.glob("runs/*-first")), "none")
-        for placeholder, name in {"runs/RUN": first, "PATH_OR_HUB_ID": TINY, "CHECKPOINT": TINY}.items():
+        """Put the names of this user's run and checkpoint in place of the README's."""
+        runs = [str(run.relative_to(self.clone)) for run in self.clone.glob("runs/*-first")]
+        names = {"runs/RUN": runs[0] if runs else "none", "PATH_OR_HUB_ID": TINY, "CHECKPOINT": TINY}
+        for placeholder, name in names.items():
             line = line.replace(placeholder, name)
         return line
 
 
 @pytest.mark.parametrize("command", FOLLOWED)
 def test_command_of_the_readme_works(user, command):
-    code, said = user.runs(f"{user.fill_in(command)} {FOLLOWED[command]}")
-    assert code == 0, said
-    assert "Traceback" not in said
+    exit_code, output = user.run(f"{user.fill_in(command)} {FOLLOWED[command]}")
+    assert exit_code == 0, output
+    assert "Traceback" not in output
 
 
 def test_the_published_protocol_begins_and_stops_in_good_order(user):
-    """Of a checkpoint with statistics of all suites: one of those in the cache."""
+    """The checkpoint has statistics of all suites: it is one of those in the cache."""
     command = PROTOCOL.replace("CHECKPOINT", "Haozhan72/Openvla-oft-SFT-libero-spatial-traj1")
-    begun = f"{command} --num-envs 2 --device cpu --assets lowpoly --out protocol.json"
-    until_it_has_begun = "while [ ! -e protocol.json ] && kill -0 $!; do sleep 0.2; done"
-    done = user.types(f"{{ {begun} & {until_it_has_begun}; kill $!; wait $!; }}")
-    assert done.returncode == 130, done.stdout + done.stderr
-    assert "Traceback" not in done.stdout + done.stderr
+    command += " --num-envs 2 --device cpu --assets lowpoly --out protocol.json"
+    wait_for_results = "while [ ! -e protocol.json ] && kill -0 $!; do sleep 0.2; done"
+    exit_code, output = user.run_in_shell(f"{{ {command} & {wait_for_results}; kill $!; wait $!; }}")
+    assert exit_code == 130, output
+    assert "Traceback" not in output

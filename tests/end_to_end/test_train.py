@@ -34,17 +34,13 @@ def test_every_policy_gradient_update_starts_at_ratio_one(run):
 
 
 def test_run_folder_is_complete(run):
-    stored = json.loads((run / "config.json").read_text())
-    assert stored["config"]["run"]["name"] == "smoke"
-    assert stored["versions"]["mujoco"] == "3.3.0"
+    description = json.loads((run / "config.json").read_text())
+    assert description["config"]["run"]["name"] == "smoke"
+    assert description["versions"]["mujoco"] == "3.3.0"
     latest = latest_of(run)
     assert latest.name == "step_96"
-    for name in (
-        "adapter_model.safetensors",
-        "adapter_config.json",
-        "proprio_projector.safetensors",
-        "trainer.pt",
-    ):
+    weights = ["adapter_model.safetensors", "proprio_projector.safetensors"]
+    for name in (*weights, "adapter_config.json", "trainer.pt"):
         assert (latest / name).stat().st_size > 0
     assert read_looks(latest) == ["lowpoly"]
     assert Image.open(run / "report" / "curves.png").size[0] > 500
@@ -54,17 +50,16 @@ def test_run_folder_is_complete(run):
 
 
 def test_a_run_learns_from_the_adapter_of_another_in_its_own_states_and_finds_it_again(smoke, run, tmp_path):
-    pointer = run / "checkpoints" / "latest"
-    flags = [
-        *flags_into(smoke, tmp_path), "--teacher", str(pointer), "--warmup-actor", "student",
-        "--total-steps", "64", "--eval-interval", "1000",
-    ]  # fmt: skip
+    teacher = run / "checkpoints" / "latest"
+    flags = [*flags_into(smoke, tmp_path), "--teacher", str(teacher), "--warmup-actor", "student"]
+    flags += ["--total-steps", "64", "--eval-interval", "1000"]
     with pytest.raises(TimeIsUp):
         train_grpo.main([*flags, "--max-hours", "1e-9"])
-    own = only_run(flags)
-    assert json.loads((own / "config.json").read_text())["config"]["phases"]["teacher"] == str(latest_of(run))
-    train_grpo.main(["--resume", str(own), "--max-hours", "100"])
-    updates = [row for row in records_of(own) if "schedule/phase" in row]
+    student = only_run(flags)
+    settings = json.loads((student / "config.json").read_text())["config"]
+    assert settings["phases"]["teacher"] == str(latest_of(run))
+    train_grpo.main(["--resume", str(student), "--max-hours", "100"])
+    updates = [row for row in records_of(student) if "schedule/phase" in row]
     assert [row["schedule/phase"] for row in updates] == [0, 1]
     assert updates[0]["rollout/teacher_fraction"] == 0.0
     assert "distill/accuracy" in updates[0]
