@@ -9,16 +9,19 @@ from contracts import BadInput, Observation
 from envs.env import ChunkResult
 
 WORK, DIE, HANG, FAULT, REFUSE, WAIT_FOR_FIFO = range(6)
+EPISODE_STEPS = 16  # two chunks
 
 
 class FakeEnv:
-    """Episodes of two chunks; every observation tells the process, the task and the initial state it comes from."""
+    """Every observation tells the process, the task and the initial state that it comes from."""
 
     def __init__(self, spec, task_id):
-        self.spec, self.task_id = spec, task_id
+        self.spec = spec
+        self.task_id = task_id
 
     def reset(self, init_state_id, seed, record, physics="exact", perturbation=None):
-        self.behaviour, self.env_steps = init_state_id, 0
+        self.behaviour = init_state_id
+        self.env_steps = 0
         return self.result(executed=0)
 
     def step_chunk(self, actions):
@@ -36,7 +39,7 @@ class FakeEnv:
         return self.result(executed=len(actions))
 
     def result(self, executed):
-        done = self.env_steps >= 16
+        done = self.env_steps >= EPISODE_STEPS
         proprio = np.array([os.getpid(), self.task_id, self.behaviour, 0, 0, 0, 0, 0], float)
         observation = Observation(np.zeros((2, 256, 256, 3), np.uint8), proprio, "set the table")
         return ChunkResult(None if done else observation, done, executed, self.env_steps, done)

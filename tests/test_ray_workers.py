@@ -3,14 +3,13 @@
 import os
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from contracts import BadInput
 from envs.env import EnvSpec
 from envs.pool import Pool, make_pool
 from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv, every_fourth_pixel
-from tests.test_pool import CHUNK, SPEC, only, play, run_chunk, worker_of
+from tests.test_pool import CHUNK, SPEC, assert_same_results, only, play, run_chunk, worker_of
 
 ray = pytest.importorskip("ray")
 
@@ -31,7 +30,7 @@ def cluster():
 
 
 def test_faults_are_those_of_processes_and_the_slot_goes_on(cluster):
-    with Pool(SPEC, 1, FakeEnv, every_fourth_pixel, step_timeout_s=2.0, workers="ray") as pool:
+    with Pool(SPEC, 1, FakeEnv, every_fourth_pixel, workers="ray", step_timeout_s=2.0) as pool:
         images = run_chunk(pool, WORK).observation.images
         assert images.shape == (2, 64, 64, 3)
         assert images.flags.writeable
@@ -41,11 +40,15 @@ def test_faults_are_those_of_processes_and_the_slot_goes_on(cluster):
         pool._workers[0].close()  # the actor itself is gone
         pool.reset(0, 0, WORK)
         assert "it or its node died (ActorDiedError" in only(pool.ready())[1].error
-        worker = worker_of(run_chunk(pool, WORK))
-        pool._recycle_after = 1
-        assert worker != worker_of(run_chunk(pool, WORK))
+        assert run_chunk(pool, WORK).error is None
         with pytest.raises(BadInput, match="no such table; buy one, on "):
             run_chunk(pool, REFUSE)
+
+
+def test_workers_are_recycled_between_episodes(cluster):
+    with Pool(SPEC, 1, FakeEnv, workers="ray", recycle_after=2) as pool:
+        workers = [worker_of(run_chunk(pool)) for _ in range(3)]
+        assert workers[0] == workers[1] != workers[2]
 
 
 def test_a_killed_node_costs_the_episode_that_it_played(cluster, tmp_path):
@@ -69,13 +72,10 @@ def test_a_killed_node_costs_the_episode_that_it_played(cluster, tmp_path):
 
 
 def test_episodes_of_libero_are_those_of_processes(cluster):
-    spec, outcomes = EnvSpec("libero_spatial", (0,), num_images=2, max_env_steps=16), []
+    spec = EnvSpec("libero_spatial", (0,), num_images=2, max_env_steps=16)
+    outcomes = []
     for simulators in ("processes", "ray"):
         with make_pool(spec, 2, every_fourth_pixel, simulators) as pool:
             outcomes.append(play(pool, (5, 70)))
-    for here, there in zip(*([r for i in results for r in results[i]] for results in outcomes), strict=True):
-        assert (here.env_steps, here.success, here.error) == (there.env_steps, there.success, None)
-        if not here.done:
-            np.testing.assert_array_equal(here.observation.images, there.observation.images)
-            np.testing.assert_array_equal(here.observation.proprio, there.observation.proprio)
-            np.testing.assert_array_equal(here.observation.state, there.observation.state)
+    in_processes, on_ray = outcomes
+    assert_same_results(on_ray, in_processes)
