@@ -10,10 +10,10 @@ STOVE = libero_root() / "bddl_files" / "libero_goal" / "turn_on_the_stove.bddl"
 
 
 @pytest.fixture
-def said(tmp_path):
+def refusal(tmp_path):
     """The one line with which LIBERO's file is refused after `old` in it has become `new`."""
 
-    def refusal(old: str, new: str) -> str:
+    def message(old: str, new: str) -> str:
         text = STOVE.read_text().lower()
         assert old in text
         (tmp_path / "own.bddl").write_text(text.replace(old, new, 1))
@@ -21,7 +21,7 @@ def said(tmp_path):
             read_instruction(tmp_path / "own.bddl")
         return str(caught.value)
 
-    return refusal
+    return message
 
 
 def test_all_files_that_libero_ships_are_read():
@@ -35,8 +35,8 @@ def test_all_files_that_libero_ships_are_read():
     "expression",
     ["__import__", "9**9", "np.pi", "0x10", "nan", "1_000", "[0]", "-", "1e", "pi", "007", "\u0663", "1e400"],
 )
-def test_numbers_are_plain_numbers_because_libero_evaluates_them(said, expression):
-    assert "needs plain numbers" in said("(3.141592653589793 3.141592653589793)", f"({expression} 3.14)")
+def test_numbers_are_plain_numbers_because_libero_evaluates_them(refusal, expression):
+    assert "needs plain numbers" in refusal("(3.141592653589793 3.141592653589793)", f"({expression} 3.14)")
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ def test_numbers_are_plain_numbers_because_libero_evaluates_them(said, expressio
         ("main_table_plate_region)", "main_table_dish_region)", "names main_table_dish_region"),
     ],
 )
-def test_a_mistake_is_named(said, old, new, expected):
-    assert expected in said(old, new)
+def test_a_mistake_is_named(refusal, old, new, expected):
+    assert expected in refusal(old, new)
 
 
 @pytest.mark.parametrize(

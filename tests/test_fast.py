@@ -21,29 +21,35 @@ def played(env, physics):
     import mujoco  # which an env has to precede
 
     env.reset(0, physics=physics)
-    commands, physics_step = [], mujoco.mj_step2
+    commands = []
+    physics_step = mujoco.mj_step2
+
+    def recorded_step(model, data):
+        commands.append(data.ctrl.copy())
+        physics_step(model, data)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            mujoco, "mj_step2", lambda *sim: (commands.append(sim[1].ctrl.copy()), physics_step(*sim))
-        )
+        patch.setattr(mujoco, "mj_step2", recorded_step)
         result = env.step_chunk(ACTIONS)
     return np.array(commands), result
 
 
 def test_with_as_many_physics_steps_a_chunk_in_the_air_is_libero_s(env, monkeypatch):
     monkeypatch.setattr("envs.libero.FAST_SUBSTEPS", 25)
-    exact, fast = played(env, "exact"), played(env, "fast")
-    assert exact[0].shape == (8 * 25, 9)
-    assert np.ptp(exact[0], axis=0).min() > 0.0  # every motor was moved
-    np.testing.assert_allclose(fast[0], exact[0], rtol=1e-6, atol=1e-9)
-    ours, theirs = fast[1].observation, exact[1].observation
-    np.testing.assert_allclose(ours.proprio, theirs.proprio, atol=1e-6)  # m, rad: of the same moment
-    assert (ours.images != theirs.images).mean() < 1e-3
-    assert not np.array_equal(fast[0], exact[0])  # else one of them was the other
+    exact_commands, exact = played(env, "exact")
+    fast_commands, fast = played(env, "fast")
+    assert exact_commands.shape == (8 * 25, 9)
+    assert np.ptp(exact_commands, axis=0).min() > 0.0  # every motor was moved
+    np.testing.assert_allclose(fast_commands, exact_commands, rtol=1e-6, atol=1e-9)
+    # In metres and radians, of the same moment.
+    np.testing.assert_allclose(fast.observation.proprio, exact.observation.proprio, atol=1e-6)
+    assert (fast.observation.images != exact.observation.images).mean() < 1e-3
+    assert not np.array_equal(fast_commands, exact_commands)  # else fast physics was not in use
 
 
 def test_with_half_as_many_the_hand_stays_within_two_millimetres(env):
-    (exact_commands, exact), (fast_commands, fast) = played(env, "exact"), played(env, "fast")
+    exact_commands, exact = played(env, "exact")
+    fast_commands, fast = played(env, "fast")
     assert (len(exact_commands), len(fast_commands)) == (8 * 25, 8 * 13)
     assert np.abs(fast.observation.proprio - exact.observation.proprio)[:3].max() < 2e-3
     np.testing.assert_allclose(fast.observation.proprio, exact.observation.proprio, atol=0.02)
@@ -58,10 +64,10 @@ def test_what_nobody_touches_stays_where_it_is(env):
 
 
 def test_an_exact_episode_is_the_same_after_a_fast_one(env):
-    before = played(env, "exact")
+    commands_before, before = played(env, "exact")
     env.reset(1, physics="fast")
     env.step_chunk(np.tile([0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0], (40, 1)))  # onto the table
-    after = played(env, "exact")
-    np.testing.assert_array_equal(before[0], after[0])
-    np.testing.assert_array_equal(before[1].observation.images, after[1].observation.images)
+    commands_after, after = played(env, "exact")
+    np.testing.assert_array_equal(commands_before, commands_after)
+    np.testing.assert_array_equal(before.observation.images, after.observation.images)
     assert env.domain.sim.model._model.geom_solref[:, 0].min() == 0.001  # of contacts, in s: robosuite's

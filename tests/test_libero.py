@@ -22,8 +22,6 @@ GOLDEN = Path(__file__).parent / "golden"
 needs_official = pytest.mark.skipif(
     installed_official() is None, reason="LIBERO's own meshes are not installed (make venv ASSETS=none)"
 )
-
-
 BLANK = np.zeros((256, 256, 3), np.uint8)
 
 
@@ -40,39 +38,58 @@ def state_of(domain) -> np.ndarray:
     return np.concatenate([data.qpos, data.qvel, data.qacc_warmstart])
 
 
-def libero_rollout(
-    suite, task_id, init_state, actions, frames_every=0, assets="lowpoly", seed=0
-) -> list[Snapshot]:  # fmt: skip
-    """The published protocol: seed, reset, set the initial state, settle, one action at a time.
-
-    The first snapshot is the one after settling. Initial state None: as the seed places everything. Frames are those of
-    LIBERO's own cameras, which draw nothing in between: of the first snapshot and every `frames_every`-th (0: of none).
-    """
+def build_libero(suite, task_id, assets, draws):
+    """LIBERO's own env of a task, with its own cameras or without any."""
     prepare()
     import libero.libero
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 
+    bddl = task_files(EnvSpec(suite, (task_id,)), task_id).bddl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(libero.libero, "_assets_path_cache", str(find_pack(assets).folder))
-        bddl = task_files(EnvSpec(suite, (task_id,)), task_id).bddl
-        env = OffScreenRenderEnv(
-            bddl_file_name=str(bddl), camera_heights=256, camera_widths=256, use_camera_obs=frames_every > 0
+        return OffScreenRenderEnv(
+            bddl_file_name=str(bddl), camera_heights=256, camera_widths=256, use_camera_obs=draws
         )
-        env.seed(seed)
-        env.reset()
+
+
+class Shutter:
+    """Keeps LIBERO's cameras from drawing while it is closed: they draw at every step otherwise."""
+
+    def __init__(self, env):
+        self.is_open = False
+        for camera in CAMERAS:
+            observable = env.env._observables[f"{camera}_image"]
+            observable._sensor = self.shuttered(observable._sensor)
+
+    def shuttered(self, draw):
+        @wraps(draw)
+        def sensor(cache):
+            return draw(cache) if self.is_open else BLANK
+
+        return sensor
+
+
+def libero_rollout(suite, task_id, init_state, actions, frames_every=0, assets="lowpoly", seed=0):
+    """The published protocol: seed, reset, set the initial state, settle, one action at a time; returns snapshots.
+
+    The first one is of the moment after settling. Initial state None: as the seed places everything. Frames are those
+    of LIBERO's own cameras: of the first snapshot and of every `frames_every`-th (0: of none).
+    """
+    env = build_libero(suite, task_id, assets, draws=frames_every > 0)
+    env.seed(seed)
+    env.reset()
     if init_state is None:
         init_state = env.get_sim_state()
         init_state[1:8] += np.random.default_rng(seed).normal(0, 0.02, 7)
     env.set_init_state(init_state)
-    snapshots, drawn = [], False
-    for camera in CAMERAS if frames_every else ():
-        observable = env.env._observables[f"{camera}_image"]
-        draw = observable._sensor
-        observable._sensor = wraps(draw)(lambda cache, draw=draw: draw(cache) if drawn else BLANK)
+    shutter = Shutter(env) if frames_every else None
+    snapshots = []
     for count, action in enumerate([SETTLING_ACTION] * SETTLING_STEPS + list(actions), 1 - SETTLING_STEPS):
-        drawn = frames_every > 0 and count >= 0 and count % frames_every == 0
+        is_drawn = frames_every > 0 and count >= 0 and count % frames_every == 0
+        if shutter is not None:
+            shutter.is_open = is_drawn
         raw, _, success, _ = env.step(action)
-        images = np.stack([np.rot90(raw[f"{camera}_image"], 2) for camera in CAMERAS]) if drawn else None
+        images = np.stack([np.rot90(raw[f"{camera}_image"], 2) for camera in CAMERAS]) if is_drawn else None
         rotation = axis_angle(raw["robot0_eef_quat"])
         proprio = np.concatenate([raw["robot0_eef_pos"], rotation, raw["robot0_gripper_qpos"]])
         snapshots.append(Snapshot(state_of(env.env), proprio, images, bool(success)))
@@ -149,13 +166,13 @@ def test_chunks_give_the_frames_and_states_of_liberos_own_loop(env, reference, a
 
 
 @needs_official
-def test_so_they_do_in_official_looks_which_move_nothing(reference, actions):
+def test_chunks_do_so_in_official_looks_which_do_not_change_the_physics(reference, actions):
     official = reference_of("official", frames_every=8)
     env = LiberoEnv(EnvSpec(SUITE, (TASK,), assets="official"), TASK)
     assert_chunks_are_liberos(env, official, actions)
     env.close()
-    for lowpoly, theirs in zip(reference, official, strict=True):
-        np.testing.assert_array_equal(lowpoly.state, theirs.state)
+    for lowpoly, snapshot in zip(reference, official, strict=True):
+        np.testing.assert_array_equal(lowpoly.state, snapshot.state)
     assert (reference[0].images != official[0].images).any()
 
 
@@ -165,7 +182,6 @@ def test_official_pictures_are_those_that_the_public_checkpoints_know():
     sample = np.stack(
         np.split(imageio.imread(GOLDEN / "sample_observation.png"), 2, axis=1)
     )  # (2, 224, 224, 3)
-
     env = LiberoEnv(EnvSpec("libero_spatial", (0,), assets="official"), 0)
     frames = env.reset(0).observation.images
     env.close()
@@ -187,8 +203,8 @@ def test_frames_of_a_recording_are_liberos_at_every_step(env, reference, actions
 def test_a_fresh_state_is_liberos_own_placement_and_a_bad_one_is_replaced_by_the_next(
     env, reference, actions, monkeypatch
 ):
-    problems = iter(["bowl falls"])
-    monkeypatch.setattr(env._simulator, "find_problem", lambda _: next(problems, None))
+    problems = ["bowl falls"]
+    monkeypatch.setattr(env._simulator, "find_problem", lambda _: problems.pop() if problems else None)
     expected = libero_rollout(SUITE, TASK, None, actions[:8], frames_every=8, seed=(5, 1))
     result = env.reset(None, seed=5, record=True)
     assert_same_observation(result.observation, expected[0])
@@ -209,12 +225,14 @@ def test_a_fresh_state_is_liberos_own_placement_and_a_bad_one_is_replaced_by_the
         (None, 0.0, "already solved"),
     ],
 )
-def test_a_start_with_a_fall_a_tilt_motion_or_a_goal_that_holds_is_found(
+def test_no_episode_starts_with_a_fall_a_tilt_motion_or_a_goal_that_holds(
     env, monkeypatch, move, velocity, problem
 ):
     env.reset(None, seed=1)
-    simulator, domain = env._simulator, env.domain
-    placed, joint = simulator.object_poses(), domain.objects_dict["akita_black_bowl_1"].joints[-1]
+    simulator = env._simulator
+    domain = env.domain
+    placed = simulator.object_poses()
+    joint = domain.objects_dict["akita_black_bowl_1"].joints[-1]
     assert simulator.find_problem(placed) is None
     if move is None:
         monkeypatch.setattr(domain, "_check_success", lambda: True)
@@ -229,7 +247,7 @@ def test_a_task_without_a_usable_placement_is_bad_input(env, monkeypatch):
     monkeypatch.setattr("envs.libero.MAX_PLACEMENT_TRIES", 2)
     env.reset(INIT_STATE)
     monkeypatch.setattr(env._simulator, "find_problem", lambda _: "cookies_1 falls")
-    with pytest.raises(BadInput, match=r"none of 2 placements can be used \(the last: cookies_1 falls\)"):
+    with pytest.raises(BadInput, match="cookies_1 falls"):
         env.reset(None, seed=1)
 
 
@@ -250,7 +268,7 @@ def test_a_fault_of_the_simulator_is_an_error_and_the_next_reset_recovers(env, r
     result = env.step_chunk(random_actions(8))
     assert (result.done, result.success, result.observation) == (True, False, None)
     assert error in result.error
-    with pytest.raises(AssertionError, match="reset first"):
+    with pytest.raises(AssertionError):
         env.step_chunk(random_actions(8))
     assert_same_observation(env.reset(INIT_STATE).observation, reference[0])
 
@@ -269,7 +287,8 @@ def test_one_image_is_the_agentview_of_two_and_a_step_limit_cuts_a_chunk(referen
     np.testing.assert_array_equal(result.observation.images, reference[0].images[:1])
     np.testing.assert_array_equal(result.observation.proprio, reference[0].proprio)
     # The second chunk ends after 3 of 8 actions, with nothing rendered.
-    first, second = env.step_chunk(np.zeros((8, 7))), env.step_chunk(np.zeros((8, 7)))
+    first = env.step_chunk(np.zeros((8, 7)))
+    second = env.step_chunk(np.zeros((8, 7)))
     assert (first.done, first.executed) == (False, 8)
     assert (second.done, second.executed, second.env_steps) == (True, 3, 11)
     assert (second.success, second.observation, second.error, second.render_s) == (False, None, None, 0.0)
@@ -295,13 +314,16 @@ def test_states_are_liberos_to_the_bit_in_every_suite(suite, task_id):
 
 def test_success_ends_the_chunk_at_the_step_where_libero_sees_it(basket, monkeypatch):
     """A can of soup falls into the basket while the robot stands still."""
-    domain, state = basket.domain, stored_state("libero_object", 0, 0).copy()
-    soup, goal = (
-        state[1 + domain.sim.model.get_joint_qpos_addr(domain.objects_dict[name].joints[-1])[0] :][:3]
-        for name in ("alphabet_soup_1", "basket_1")
-    )
-    soup[:] = goal
-    soup[2] += 2.2
+    domain = basket.domain
+    state = stored_state("libero_object", 0, 0).copy()
+
+    def position_of(name):  # a view of the state
+        joint = domain.objects_dict[name].joints[-1]
+        start = 1 + domain.sim.model.get_joint_qpos_addr(joint)[0]
+        return state[start : start + 3]
+
+    position_of("alphabet_soup_1")[:] = position_of("basket_1")
+    position_of("alphabet_soup_1")[2] += 2.2
     actions = np.tile(SETTLING_ACTION, (16, 1))
 
     expected = libero_rollout("libero_object", 0, state, actions)
@@ -319,9 +341,9 @@ def test_success_ends_the_chunk_at_the_step_where_libero_sees_it(basket, monkeyp
 
 
 def test_a_bddl_file_without_stored_states_has_reproducible_sampled_ones(tmp_path):
-    own = tmp_path / "own_task.bddl"
-    own.write_text(task_files(EnvSpec("libero_goal", (7,)), 7).bddl.read_text())
-    env = LiberoEnv(EnvSpec("libero_goal", (0,), num_images=1, bddl_file=str(own)), 0)
+    users_file = tmp_path / "own_task.bddl"
+    users_file.write_text(task_files(EnvSpec("libero_goal", (7,)), 7).bddl.read_text())
+    env = LiberoEnv(EnvSpec("libero_goal", (0,), num_images=1, bddl_file=str(users_file)), 0)
     first = env.reset(3).observation
     other = env.reset(4).observation
     again = env.reset(3).observation
@@ -341,8 +363,8 @@ def test_a_bddl_file_without_stored_states_has_reproducible_sampled_ones(tmp_pat
 def test_what_libero_cannot_build_of_ones_own_file_is_one_line(tmp_path, old, new, expected):
     text = task_files(EnvSpec("libero_goal", (7,)), 7).bddl.read_text()
     assert old in text
-    own = tmp_path / "own_task.bddl"
-    own.write_text(text.replace(old, new))
-    env = LiberoEnv(EnvSpec("libero_goal", (0,), bddl_file=str(own)), 0)
+    users_file = tmp_path / "own_task.bddl"
+    users_file.write_text(text.replace(old, new))
+    env = LiberoEnv(EnvSpec("libero_goal", (0,), bddl_file=str(users_file)), 0)
     with pytest.raises(BadInput, match=rf"own_task\.bddl.*{expected}"):
         env.reset(0)

@@ -53,8 +53,10 @@ def reference():
         env = ALL_V3_ENVIRONMENTS["door-open-v3"](**view)
         env.model.vis.quality.offsamples = 0
         env.model.camera(CAMERA).pos = CAMERA_POSITION
-        env._partially_observable, env._freeze_rand_vec = False, False
-        env.seeded_rand_vec = env._set_task_called = True
+        env._partially_observable = False
+        env._freeze_rand_vec = False
+        env.seeded_rand_vec = True
+        env._set_task_called = True
         del env.sawyer_observation_space
         env.mujoco_renderer._get_viewer("rgb_array").scn.flags[0] = 0  # mjRND_SHADOW
     yield env
@@ -125,7 +127,8 @@ def test_meta_worlds_experts_succeed(task_id):
 
 @pytest.mark.parametrize("task_id", range(0, 50, 14))
 def test_an_episode_is_a_function_of_its_start_alone(task_id):
-    fresh, used = new_env(task_id), new_env(task_id)
+    fresh = new_env(task_id)
+    used = new_env(task_id)
     used.reset(3, observe=False)
     used.step_chunk(pushes(60), observe=False)
     for env in (fresh, used):
@@ -140,20 +143,26 @@ def test_an_episode_is_a_function_of_its_start_alone(task_id):
 
 def test_initial_states_differ_from_one_another_and_from_fresh_ones(drawer):
     starts = [(i, 0) for i in range(NUM_INIT_STATES)] + [(None, seed) for seed in range(10)]
-    found = []
-    for start in starts:
-        drawer.reset(*start, observe=False)
-        found.append(drawer._env._target_pos.tobytes())
-    assert len(set(found)) == len(starts)
-    drawer.reset(0, seed=9, observe=False)  # the seed is a fresh one's
-    assert drawer._env._target_pos.tobytes() == found[0]
+    goals = []
+    for init_state_id, seed in starts:
+        drawer.reset(init_state_id, seed, observe=False)
+        goals.append(drawer._env._target_pos.tobytes())
+    assert len(set(goals)) == len(starts)
+    drawer.reset(0, seed=9, observe=False)  # the seed matters for fresh states only
+    assert drawer._env._target_pos.tobytes() == goals[0]
 
 
 def test_only_what_is_read_is_drawn(drawer, monkeypatch):
-    drawn = []
-    picture = MetaWorldEnv._picture
-    monkeypatch.setattr(MetaWorldEnv, "_picture", lambda self: drawn.append(self.env_steps) or picture(self))
     result = drawer.reset(0)
+    render = drawer._renderer.render
+    drawn = []
+
+    def recorded_render():
+        drawn.append(drawer.env_steps)
+        return render()
+
+    monkeypatch.setattr(drawer._renderer, "render", recorded_render)
+    drawer.reset(0)
     assert result.observation.images.shape == (1, IMAGE_SIZE, IMAGE_SIZE, 3)
     assert result.observation.instruction == "close the drawer"
     assert result.observation.state.dtype == np.float32

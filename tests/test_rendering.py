@@ -17,8 +17,8 @@ PROJECT = Path(__file__).resolve().parent.parent
 
 def test_backend_is_the_users_unless_it_needs_a_display_or_lacks_its_library(monkeypatch):
     monkeypatch.setitem(rendering.BACKENDS, "osmesa", ((), ""))  # as if its libraries were there
-    for wanted, backend in (("", "egl"), ("osmesa", "osmesa"), ("EGL", "egl")):
-        monkeypatch.setenv("MUJOCO_GL", wanted)
+    for variable, backend in (("", "egl"), ("osmesa", "osmesa"), ("EGL", "egl")):
+        monkeypatch.setenv("MUJOCO_GL", variable)
         assert choose_backend() == backend
     monkeypatch.setenv("MUJOCO_GL", "glfw")
     with pytest.raises(BadInput, match="MUJOCO_GL=glfw; use egl or osmesa"):
@@ -73,18 +73,18 @@ def test_mujoco_that_differs_a_little_is_warned_of(install):
 
 @pytest.fixture
 def machine(monkeypatch):
-    """Sets up a machine with EGL devices of the given CUDA numbers, none for what CUDA cannot see."""
+    """Sets up a machine with EGL devices of these CUDA indices, None for what CUDA cannot see."""
     prepare()
     from mujoco.egl import egl_ext
 
     monkeypatch.delenv("MUJOCO_EGL_DEVICE_ID", raising=False)
     monkeypatch.setenv("MUJOCO_GL", "egl")
 
-    def with_devices(*cuda_numbers, works=True):
-        monkeypatch.setattr(egl_ext, "eglQueryDevicesEXT", lambda: list(range(len(cuda_numbers))))
+    def with_devices(*cuda_indices, works=True):
+        monkeypatch.setattr(egl_ext, "eglQueryDevicesEXT", lambda: list(range(len(cuda_indices))))
         monkeypatch.setattr(egl_ext, "eglGetPlatformDisplayEXT", lambda *_: None)
         monkeypatch.setattr(egl_ext, "eglInitialize", lambda *_: works)
-        monkeypatch.setattr(rendering, "_cuda_index", lambda device: cuda_numbers[device])
+        monkeypatch.setattr(rendering, "_cuda_index", lambda device: cuda_indices[device])
 
     return with_devices
 
@@ -104,15 +104,24 @@ def test_the_learners_gpu_selection_survives(machine, monkeypatch, visible):
 
 
 @pytest.mark.parametrize(
-    ("cuda_numbers", "rank", "index"),
+    ("cuda_indices", "rank", "index"),
     [
-        # as seen with two GPUs and CUDA_VISIBLE_DEVICES unset, 1, "1,0" and ""; the last: Mesa alone
-        ((0, 1), 0, 0), ((None, 0), 0, 1), ((1, 0), 0, 1), ((None, None), 0, 0), ((None,), 0, 0),
-        ((1, 0, 2), 0, 1), ((1, 0, 2), 1, 0), ((1, 0, 2), 2, 2), ((1, 0, 2), 3, 0),
+        # As seen with two GPUs and CUDA_VISIBLE_DEVICES unset, 1, "1,0" and "".
+        ((0, 1), 0, 0),
+        ((None, 0), 0, 1),
+        ((1, 0), 0, 1),
+        ((None, None), 0, 0),
+        # Mesa alone.
+        ((None,), 0, 0),
+        # Three GPUs, and one rank more than there are.
+        ((1, 0, 2), 0, 1),
+        ((1, 0, 2), 1, 0),
+        ((1, 0, 2), 2, 2),
+        ((1, 0, 2), 3, 0),
     ],
-)  # fmt: skip
-def test_every_rank_renders_on_its_own_gpu(machine, monkeypatch, cuda_numbers, rank, index):
-    machine(*cuda_numbers)
+)
+def test_every_rank_renders_on_its_own_gpu(machine, monkeypatch, cuda_indices, rank, index):
+    machine(*cuda_indices)
     monkeypatch.setenv("LOCAL_RANK", str(rank))
     assert choose_egl_device() == index
 
@@ -128,8 +137,8 @@ def test_the_users_choice_wins_if_there_is_such_a_device(machine, monkeypatch):
 
 
 def test_no_device_or_a_driver_that_does_not_start_is_advice(machine):
-    for cuda_numbers in ((0,), ()):
-        machine(*cuda_numbers, works=False)
+    for cuda_indices in ((0,), ()):
+        machine(*cuda_indices, works=False)
         with pytest.raises(
             BadInput, match=r"cannot be initialised.*apt-get install.*NVIDIA_DRIVER_CAPABILITIES=all"
         ):
@@ -171,24 +180,19 @@ def folders(tmp_path):
 
 def run(program, folders, **variables):
     """Run a program without stdin; returns (exit code, output, errors)."""
-    foreign = (
-        "MUJOCO_GL",
-        "PYOPENGL_PLATFORM",
-        "LIBERO_",
-        "NUMBA_",
-        "MPL",
-        "MESA_",
-        "__GL",
-        "XDG_",
-        "VLA_GRPO",
-    )
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
+    settings = "MUJOCO_GL PYOPENGL_PLATFORM LIBERO_ NUMBA_ MPL MESA_ __GL XDG_ VLA_GRPO".split()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(tuple(settings))}
     environ |= {"HOME": str(folders["home"]), "TMPDIR": str(folders["tmp"]), "PYTHONPATH": str(PROJECT)}
     environ |= {"PYTHONDONTWRITEBYTECODE": "1"} | variables
     ended = subprocess.run(
-        [sys.executable, "-c", program], env=environ, cwd=folders["cwd"], capture_output=True, text=True, timeout=300,
+        [sys.executable, "-c", program],
+        env=environ,
+        cwd=folders["cwd"],
+        capture_output=True,
+        text=True,
+        timeout=300,
         preexec_fn=lambda: os.close(0),  # not an empty stdin: none at all
-    )  # fmt: skip
+    )
     return ended.returncode, ended.stdout, ended.stderr
 
 
