@@ -38,8 +38,8 @@ def state_of(domain) -> np.ndarray:
     return np.concatenate([data.qpos, data.qvel, data.qacc_warmstart])
 
 
-def build_libero(suite, task_id, assets, draws):
-    """LIBERO's own env of a task, with its own cameras or without any."""
+def build_libero(suite, task_id, assets, draws, seed):
+    """LIBERO's own env of a task after its first reset, with its own cameras or without any."""
     prepare()
     import libero.libero
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
@@ -47,9 +47,12 @@ def build_libero(suite, task_id, assets, draws):
     bddl = task_files(EnvSpec(suite, (task_id,)), task_id).bddl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(libero.libero, "_assets_path_cache", str(find_pack(assets).folder))
-        return OffScreenRenderEnv(
+        env = OffScreenRenderEnv(
             bddl_file_name=str(bddl), camera_heights=256, camera_widths=256, use_camera_obs=draws
         )
+        env.seed(seed)
+        env.reset()  # loads the model anew, from the same assets
+    return env
 
 
 class Shutter:
@@ -75,9 +78,7 @@ def libero_rollout(suite, task_id, init_state, actions, frames_every=0, assets="
     The first one is of the moment after settling. Initial state None: as the seed places everything. Frames are those
     of LIBERO's own cameras: of the first snapshot and of every `frames_every`-th (0: of none).
     """
-    env = build_libero(suite, task_id, assets, draws=frames_every > 0)
-    env.seed(seed)
-    env.reset()
+    env = build_libero(suite, task_id, assets, frames_every > 0, seed)
     if init_state is None:
         init_state = env.get_sim_state()
         init_state[1:8] += np.random.default_rng(seed).normal(0, 0.02, 7)

@@ -178,10 +178,13 @@ def folders(tmp_path):
     return folders
 
 
+# Beginnings of the variables that a machine may have set.
+SETTINGS = ("MUJOCO_GL", "PYOPENGL_PLATFORM", "LIBERO_", "NUMBA_", "MPL", "MESA_", "__GL", "XDG_", "VLA_GRPO")
+
+
 def run(program, folders, **variables):
     """Run a program without stdin; returns (exit code, output, errors)."""
-    settings = "MUJOCO_GL PYOPENGL_PLATFORM LIBERO_ NUMBA_ MPL MESA_ __GL XDG_ VLA_GRPO".split()
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(tuple(settings))}
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
     environ |= {"HOME": str(folders["home"]), "TMPDIR": str(folders["tmp"]), "PYTHONPATH": str(PROJECT)}
     environ |= {"PYTHONDONTWRITEBYTECODE": "1"} | variables
     ended = subprocess.run(
