@@ -4,7 +4,7 @@ export PYTHON ASSETS
 
 .PHONY: demo test lint venv system
 
-demo: .venv/complete system  ## improve the small policy by PPO, on a CPU; FLAGS="..." for further flags
+demo: .venv/complete system  ## improve the small policy by PPO, on a CPU; FLAGS="..." adds flags
 	.venv/bin/python train_grpo.py --preset tiny --num-envs $$(( $$(nproc) + 1 )) $(FLAGS)
 
 test: .venv/complete system lint  ## everything that CI runs

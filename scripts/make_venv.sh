@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make .venv from the requirements files: by uv when it is there, else by pip. Run by `make venv`. ASSETS=none leaves out
-# LIBERO's own meshes and textures.
+# Make .venv from the requirements files, with uv if it is installed, else with pip. `make venv` runs this. ASSETS=none
+# leaves out LIBERO's own meshes and textures.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -13,11 +13,11 @@ P
 rm -rf .venv
 if command -v uv >/dev/null; then
     uv venv --quiet --seed --python "$python" .venv
-    # Compiled at once, as pip does: a first start takes twice as long as the second, and so does every start where
-    # Python may not write what it has compiled (PYTHONDONTWRITEBYTECODE, in many container images).
+    # Compile bytecode now, as pip does. Without it the first start takes twice as long, and so does every start where
+    # Python may not write bytecode (PYTHONDONTWRITEBYTECODE, which many container images set).
     install() { uv pip install --quiet --compile-bytecode --python .venv/bin/python "$@"; }
 else
-    if ! "$python" -c 'import ensurepip' 2>/dev/null; then # Debian keeps it in a package of its own
+    if ! "$python" -c 'import ensurepip' 2>/dev/null; then # Debian has it in a separate package
         version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
         if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
             apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y "python$version-venv" >/dev/null
@@ -30,7 +30,7 @@ else
     install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
 fi
 echo "installing the Python environment into .venv (about 8 GB)"
-install -r requirements.txt -r requirements-demos.txt -r requirements-metaworld.txt # the last two for the tests
+install -r requirements.txt -r requirements-demos.txt -r requirements-metaworld.txt # the tests need the last two
 install --no-deps -r requirements-simulator.txt
 [ "${ASSETS:-official}" = none ] || install --no-deps --require-hashes -r requirements-assets.txt
 touch .venv/complete

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# See that the system libraries for headless rendering are there; install them when we may. Run by make.
+# Check that the system libraries for headless rendering are there, and install them if we may. make runs this.
 set -euo pipefail
 packages="libegl1 libopengl0 libgl1-mesa-dri"
 
