@@ -18,7 +18,7 @@ from typing import Literal
 
 import torch
 
-from configs.config import ModelConfig, RunConfig, SimulatorConfig, TaskConfig, TrainConfig
+from configs.config import ModelConfig, PhaseConfig, RunConfig, SimulatorConfig, TaskConfig, TrainConfig
 from contracts import BadInput, Observation, first_line
 from envs.assets import Pack, find_pack
 from envs.env import EnvSpec
@@ -141,7 +141,8 @@ def check_policy(
         any_observation = selfcheck.made_up_observation(policy)
     checks.run("attention", check_attention, policy)
     checks.run("images", check_images, policy)
-    checks.run("token head", check_token_head, policy, observation, config)
+    allow_zero_baseline = config.evaluation.allow_zero_baseline
+    checks.run("token head", check_token_head, policy, observation, config.phases, allow_zero_baseline)
     checks.run("log-probs", check_log_probs, policy, any_observation, config.rollout.temperature)
     checks.run("learning", check_learning, policy, any_observation, micro_batch_size)
 
@@ -321,16 +322,15 @@ def check_images(policy: Policy) -> Check:
     return Check("ok", selfcheck.image_probe(policy))
 
 
-def check_token_head(policy: Policy, observation: Observation, config: TrainConfig) -> Check:
+def check_token_head(
+    policy: Policy, observation: Observation, phases: PhaseConfig, allow_zero_baseline: bool
+) -> Check:
     """Whether the checkpoint's token head was trained, where the run needs that."""
-    phases = config.phases
-    has_l1_head = policy.action_head is not None
-    teacher_brings_tokens = phases.teacher_checkpoint is not None or (
-        has_l1_head and phases.teacher != "greedy"
-    )
-    # After the warmup by an L1 head, or by another checkpoint, nothing is left of the checkpoint's token logits.
-    is_relearned = phase_at(0, phases).distils and teacher_brings_tokens
-    must_be_trained = not (config.evaluation.allow_zero_baseline or is_relearned)
+    has_l1_teacher = policy.action_head is not None and phases.teacher != "greedy"
+    has_other_teacher = phases.teacher_checkpoint is not None
+    # After a warmup by an L1 head, or by another checkpoint, nothing is left of the checkpoint's token logits.
+    is_relearned = phase_at(0, phases).distils and (has_l1_teacher or has_other_teacher)
+    must_be_trained = not is_relearned and not allow_zero_baseline
     return Check("ok", selfcheck.token_probe(policy, observation, must_be_trained))
 
 

@@ -13,7 +13,6 @@ import torch
 
 import preflight
 from configs.config import (
-    EvaluationConfig,
     ModelConfig,
     PhaseConfig,
     RunConfig,
@@ -166,16 +165,13 @@ def test_a_trained_token_head_is_needed_unless_an_l1_teacher_warms_up(
 ):
     """The small checkpoints have random token heads."""
     policy = load_policy(on_cpu(small if has_head else without_head), "libero_spatial")
-    config = TrainConfig(
-        phases=PhaseConfig(teacher=teacher, warmup=warmup),
-        evaluation=EvaluationConfig(allow_zero_baseline=allowed),
-    )
     observation = preflight.selfcheck.made_up_observation(policy)
+    phases = PhaseConfig(teacher=teacher, warmup=warmup)
     if needed:
         with pytest.raises(BadInput, match="--allow-zero-baseline"):
-            preflight.check_token_head(policy, observation, config)
+            preflight.check_token_head(policy, observation, phases, allowed)
     else:
-        assert preflight.check_token_head(policy, observation, config).status == "ok"
+        assert preflight.check_token_head(policy, observation, phases, allowed).status == "ok"
 
 
 def test_a_camera_that_draws_nothing_is_found():
