@@ -106,7 +106,9 @@ def write_adapter(
 def read_adapter(folder: Path) -> StoredAdapter:
     """Read an adapter in peft's format. Raises BadInput when it is not a plain LoRA adapter."""
     config = read_json(folder / CONFIG_FILE)
-    rank, alpha, kind = config.get("r"), config.get("lora_alpha"), config.get("peft_type")
+    kind = config.get("peft_type")
+    rank = config.get("r")
+    alpha = config.get("lora_alpha")
     used_variants = [name for name in VARIANTS if config.get(name, "none") not in ("none", None, False, {})]
     if kind != "LORA" or used_variants or not rank or not alpha:
         raise BadInput(
@@ -175,11 +177,11 @@ def copy_into_network(adapter: StoredAdapter, network: OpenVLAOFT) -> None:
 @torch.no_grad()
 def _copy_tensors(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], path: Path) -> None:
     for name in sorted(targets.keys() | stored.keys()):
-        expected = _shape_of(targets, name)
-        found = _shape_of(stored, name)
-        if expected != found:
+        expected_shape = _shape_of(targets, name)
+        stored_shape = _shape_of(stored, name)
+        if stored_shape != expected_shape:
             raise BadInput(
-                f"{path}: {name}: expected shape {expected}, found {found}: it belongs to another base"
+                f"{path}: {name}: expected shape {expected_shape}, found {stored_shape}: it belongs to another base"
             )
         targets[name].copy_(stored[name])
 

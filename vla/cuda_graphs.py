@@ -93,7 +93,8 @@ class GraphedNetwork:
     def _record(self, inputs: Inputs, with_gradient: bool) -> Recording:
         recorded_inputs = tuple(None if x is None else x.clone() for x in inputs)
         self._warm_up(recorded_inputs, with_gradient)
-        forward, backward = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+        forward = torch.cuda.CUDAGraph()
+        backward = torch.cuda.CUDAGraph()
         with torch.cuda.graph(forward, pool=self._pool, stream=self._stream):
             outputs = self.network(*recorded_inputs)
         if not with_gradient:

@@ -111,7 +111,8 @@ def _load_networks(
     num_action_tokens = info.config.chunk_length * info.statistics[unnorm_key].action.dim
     network = load_network(info, num_action_tokens, device, dtype, eight_bits.FORMATS.get(frozen_weights))
     if adapter is not None:
-        rank, alpha = adapter.rank, adapter.alpha
+        rank = adapter.rank
+        alpha = adapter.alpha
     else:
         rank = options.lora_rank
         alpha = rank if options.lora_alpha is None else options.lora_alpha

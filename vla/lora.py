@@ -159,8 +159,10 @@ class _LoraProduct(torch.autograd.Function):
         if weight_scale is None:
             x_grad, low_grad = (grad @ weight).split([x.shape[-1], low.shape[-1]], dim=-1)
         else:
-            x_grad, low_grad = eight_bits.gradient(grad, weight, weight_scale), grad @ scaled_B
-        flat_grad, flat_low = grad.flatten(0, -2), low.flatten(0, -2)
+            x_grad = eight_bits.gradient(grad, weight, weight_scale)
+            low_grad = grad @ scaled_B
+        flat_grad = grad.flatten(0, -2)
+        flat_low = low.flatten(0, -2)
         B_grads = [
             flat_grad[:, start:end].T @ flat_low[:, i * ctx.rank : (i + 1) * ctx.rank]
             for i, (start, end) in enumerate(ctx.row_ranges)
@@ -197,7 +199,8 @@ torch.library.define(
 @torch.library.impl("vla_grpo::append_product", "CompositeExplicitAutograd")
 def append_product(extended: Tensor, lora_A: Tensor) -> None:
     """Write A x into the last R columns of `extended` (..., K + R), where x is its first K columns and A is (R, K)."""
-    rows, in_features = extended.view(-1, extended.shape[-1]), lora_A.shape[1]
+    rows = extended.view(-1, extended.shape[-1])
+    in_features = lora_A.shape[1]
     torch.mm(rows[:, :in_features], lora_A.T, out=rows[:, in_features:])
 
 

@@ -277,7 +277,8 @@ class OpenVLAOFT(nn.Module):
         torch._dynamo.config.recompile_limit = 64
         # Compute cheap element-wise products again in the backward pass: a quarter less memory for little time.
         torch._functorch.config.activation_memory_budget = 0.8
-        self._vit_block, self._llama_block = torch.compile(vit_block), torch.compile(llama_block)
+        self._vit_block = torch.compile(vit_block)
+        self._llama_block = torch.compile(llama_block)
 
     def forward(
         self, pixel_values: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None, proprio: Tensor | None
