@@ -118,19 +118,10 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
         episodes = training_episodes(config, state.update, state.drawn, task_shares, state.perturbed_success)
         behaviour = behaviour_in(phase, config, learner.teacher_mode)
-        with training_bar(
-            "rollout", config.rollout.n_steps // learner.ranks.size, learner, state
-        ) as on_steps:
+        steps_of_rank = config.rollout.n_steps // learner.ranks.size
+        with training_bar("rollout", steps_of_rank, learner, state) as on_steps:
             rollout, trajectories = training_rollout(
-                learner.policy,
-                pool,
-                episodes,
-                behaviour,
-                phase,
-                config,
-                state.update,
-                learner.ranks,
-                on_steps,
+                learner, pool, episodes, behaviour, phase, config, state.update, on_steps
             )
         # `rollout` is all that was played, `trajectories` what to learn from: fewer with --dynamic-sampling.
         metrics = rollout_metrics(rollout, phase, task_shares)

@@ -21,20 +21,20 @@ from rl.trajectory import Episode, Trajectory
 
 if TYPE_CHECKING:
     from envs.pool import Pool
+    from rl.update import Learner
     from vla.policy import Policy
 
 log = logging.getLogger(__name__)
 
 
 def training_rollout(
-    policy: Policy,
+    learner: Learner,
     pool: Pool,
     episodes: Iterable[Episode],
     behaviour: Behaviour,
     phase: PhaseState,
     config: TrainConfig,
     update_index: int,
-    ranks: Ranks = ALONE,
     on_steps: Callable[[int], None] = lambda env_steps: None,
 ) -> tuple[Rollout, list[Trajectory]]:
     """Play about `n_steps` env steps. Returns all that was played, and the trajectories to learn from.
@@ -42,6 +42,8 @@ def training_rollout(
     These are the same without --dynamic-sampling, and in the warmup, which learns from every episode. `episodes` begin
     anew with every iteration.
     """
+    policy = learner.policy
+    ranks = learner.ranks
     randomness = Randomness(config.run.seed, "rollout", update_index)
     if config.rollout.dynamic_sampling and not phase.distils:
         return informative_rollout(policy, pool, episodes, behaviour, randomness, config, ranks, on_steps)

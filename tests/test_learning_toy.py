@@ -53,7 +53,7 @@ def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, update_inde
         config, update_index, groups_drawn={}, task_shares=None, perturbed_success={}
     )
     behaviour = behaviour_in(phase, config, "greedy")
-    _, trajectories = training_rollout(learner.policy, pool, episodes, behaviour, phase, config, update_index)
+    _, trajectories = training_rollout(learner, pool, episodes, behaviour, phase, config, update_index)
     batch = flatten(trajectories, learner.policy.action_dim)
     if not phase.distils:
         advantages, _ = estimate_advantages(learner.critic, batch, trajectories, config, update_index)
