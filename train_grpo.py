@@ -5,8 +5,26 @@
     python train_grpo.py --preset tiny            # a small policy on a CPU
     python train_grpo.py --resume runs/RUN        # go on after a stop or a crash
 
-`train` is the whole algorithm; its numbered steps are explained in docs/HOW_IT_WORKS.md, its formulas are in
-rl/advantages.py and rl/losses.py.
+`train` is the whole algorithm. Its formulas are in rl/advantages.py and rl/losses.py; docs/HOW_IT_WORKS.md has more.
+
+Teacher and student. The teacher is the pretrained policy as it was, frozen and greedy, or its L1 head. The student is
+the same network with trainable adapters. It is sampled at --temperature, which also divides the logits of every
+log-probability that PPO uses.
+
+Phases, a function of the env steps alone: no rule looks at the success. In the warmup the teacher acts and the student
+learns its tokens by cross-entropy (with --warmup-actor student the student acts, and the teacher says what it would
+have done). In the transition one of the two is drawn for each decision. Then the student acts. Both of these learn by
+PPO.
+
+Advantages, from the return R of an episode, 1 at success and else 0; no reward is shaped, and an episode that reaches
+its step cap has failed. absolute, the default: R, discounted by --discount (1) for each decision that follows. group
+(GRPO): (R - mean) / std of the episodes from the same initial state, with the unbiased std, and 0 where all are equal.
+rloo: R - mean of the rest of the group. batch: as group, with the task's episodes of the rollout. gae: by a critic.
+Decisions whose advantage is 0 have no gradient. They are left out before any forward pass, and the loss is divided by
+the size of the whole minibatch all the same.
+
+--dynamic-sampling (not in the warmup) drops groups that nearly always or nearly never succeed, and plays others in
+their place, up to twice --n-steps in all.
 """
 
 from __future__ import annotations
@@ -99,63 +117,59 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
     from rl.curriculum import task_probabilities, training_episodes
     from rl.dynamic_sampling import training_rollout
     from rl.trajectory import flatten
-    from rl.update import check_signal, update
+    from rl.update import stop_without_signal, update
 
-    end = config.phases.total_steps
-    while state.global_step < end:
-        # 1. The phase decides who acts and which loss is minimised. It is a function of the env steps alone: no rule
-        # looks at the success, so runs with other seeds change phase at the same step.
+    while state.global_step < config.phases.total_steps:
+        update_index = state.update  # counts from 0
+
+        # 1. The phase decides who acts and which loss is minimised. Nothing that was measured can change it.
         phase = phase_at(state.global_step, config.phases)
 
-        # 2. Validate teacher and student on held-out initial states. That marks the best checkpoint; training never
-        # goes back to it, and learns nothing from these episodes.
+        # 2. At the start and every --eval-interval env steps: validate teacher and student on held-out initial states.
+        # Training learns nothing from these episodes, and never goes back to the best checkpoint.
         if evaluation_is_due(config, state):
             evaluate_and_record(config, run, learner, pool, state)
 
-        # 3. Roll out whole episodes: the teacher acts (or the student already), then a mixture, then the student. All
-        # that have begun are played to their ends: to cut or drop unfinished ones would favour short successes.
+        # 3. Roll out whole episodes: to cut those that have begun would favour short successes. `rollout` is all that
+        # was played, `trajectories` is what to learn from: less with --dynamic-sampling.
         started = time.perf_counter()
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
-        episodes = training_episodes(config, state.update, state.drawn, task_shares, state.perturbed_success)
+        episodes = training_episodes(config, update_index, state.drawn, task_shares, state.perturbed_success)
         behaviour = behaviour_in(phase, config, learner.teacher_mode)
-        steps_of_rank = config.rollout.n_steps // learner.ranks.size
-        with training_bar("rollout", steps_of_rank, learner, state) as on_steps:
+        with training_bar(
+            "rollout", config.rollout.n_steps // learner.ranks.size, learner, state
+        ) as on_steps:
             rollout, trajectories = training_rollout(
-                learner, pool, episodes, behaviour, phase, config, state.update, on_steps
+                learner, pool, episodes, behaviour, phase, config, update_index, on_steps
             )
-        # `rollout` is all that was played, `trajectories` what to learn from: fewer with --dynamic-sampling.
         metrics = rollout_metrics(rollout, phase, task_shares)
 
         if trajectories:
-            # 4. Advantages (rl/advantages.py) from the returns R, 1 at success and else 0. absolute: R itself. group
-            # (GRPO): (R - mean) / std of the group. rloo: R - mean of the rest of the group. batch: R compared with
-            # the task's mean in the rollout. gae: by a critic of simulator states. No reward is shaped, and an episode
-            # that reaches its step cap has failed: nothing is bootstrapped there.
-            batch = flatten(trajectories, learner.policy.action_dim)  # a row for each decision
+            # 4. One row for each decision, with its advantage. Imitation needs none.
+            batch = flatten(trajectories, learner.policy.action_dim)
             if not phase.distils:
                 advantages, critic_metrics = estimate_advantages(
-                    learner.critic, batch, trajectories, config, state.update
+                    learner.critic, batch, trajectories, config, update_index
                 )
                 batch = replace(batch, advantages=advantages)
                 metrics |= advantage_metrics(advantages) | critic_metrics
 
-            # 5. Epochs of minibatches: distillation_loss in the warmup, ppo_loss afterwards (rl/losses.py). A rollout
-            # is learned from in its own update alone: there is no replay buffer. The KL to the teacher and the
-            # entropy bonus are off by default.
+            # 5. Epochs of minibatches: distillation_loss in the warmup, ppo_loss afterwards (rl/losses.py). There is no
+            # replay buffer. The KL to the teacher and the entropy bonus are off by default.
             num_decisions = config.update.n_epochs * len(batch)
             with run.timed("update"), training_bar("learning", num_decisions, learner, state) as on_decisions:
-                metrics |= update(learner, batch, phase, config, state.update, on_decisions)
+                metrics |= update(learner, batch, phase, config, update_index, on_decisions)
 
         # 6. Record and save: whatever happens now, at most the rollout under way is lost. Neither trajectories nor
-        # random generators are saved: a draw is a function of (seed, update, episode, decision).
+        # random generators are saved: a draw is a function of (seed, update, episode, decision). The last two lines
+        # end the run early, when many updates had nothing to learn from or --max-hours have passed.
         has_signal = phase.distils or metrics.get("advantage/nonzero_fraction", 0) > 0
         state.count_update(rollout, has_signal)
         record_and_save(config, run, learner, state, metrics)
-        seconds_per_step = (time.perf_counter() - started) / rollout.env_steps
-        seconds_to_go = seconds_per_step * (end - state.global_step)
-        log.info(update_line(metrics, rollout, phase, state.global_step, end, seconds_to_go))
-        check_signal(state.updates_without_signal)
-        run.check_time()
+        seconds = time.perf_counter() - started
+        log.info(update_line(metrics, rollout, phase, state.global_step, config.phases.total_steps, seconds))
+        stop_without_signal(state.updates_without_signal)
+        run.stop_when_time_is_up()
 
 
 def training_bar(

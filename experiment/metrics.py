@@ -100,13 +100,14 @@ def update_line(
     phase: PhaseState,
     global_step: int,
     total_steps: int,
-    seconds_to_go: float,
+    seconds: float,
 ) -> str:
-    """The line of the log that an update gets."""
+    """The line of the log that an update gets. The time to go is what `seconds` for this update promise."""
     successes = count_successes(trajectory.success for trajectory in rollout.trajectories)
     rollout_time = _whole_seconds(rollout.wall_s)
     update_time = _whole_seconds(metrics.get("train/time_s", 0))
-    time_to_go = _whole_seconds(max(0, seconds_to_go))
+    steps_to_go = max(0, total_steps - global_step)
+    time_to_go = _whole_seconds(seconds / rollout.env_steps * steps_to_go)
     return (
         f"step {global_step}/{total_steps}  {phase.phase.value:<10}  success {successes.k}/{successes.n}  "
         f"{_what_was_learned(metrics)}  rollout {rollout_time}, update {update_time}, {time_to_go} to go"

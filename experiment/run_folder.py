@@ -85,7 +85,7 @@ class Run:
         write_and_flush(self._metrics_file.fileno(), (json.dumps(row) + "\n").encode())
         self.wandb.log(row)
 
-    def check_time(self) -> None:
+    def stop_when_time_is_up(self) -> None:
         """Raise TimeIsUp, on all ranks together, when the run has been open for longer than --max-hours."""
         limit = self.config.run.max_hours
         if limit is None:

@@ -1,7 +1,7 @@
 """The losses: distillation in the warmup, PPO's clipped surrogate afterwards, with optional KL and entropy terms.
 
-Dimension key: N decisions of the rollout, B of a micro-batch, A tokens of a chunk (8 actions of 7 = 56), V action-token
-ids (256), L ratios of a decision (1 per chunk, or A per token).
+Dimension key: N decisions of the rollout in M trajectories, B decisions of a micro-batch, A tokens of a chunk (8
+actions of 7 = 56), V action-token ids (256), L ratios of a decision (1 per chunk, or A per token).
 
 A decision's loss is the mean over its executed tokens (a sum over 56 would saturate the clip) times its weight. Losses
 are SUMS over a micro-batch: `rl.update` divides by the size of the whole minibatch.
@@ -17,8 +17,10 @@ from configs.config import LossConfig
 from rl.trajectory import Batch
 from vla.tokens import FIRST_ACTION_TOKEN
 
-LOGRATIO_LIMIT = 5.0  # log-ratios are clamped to +-this, so that no ratio overflows
-DUAL_CLIP = 3.0  # where A < 0 a ratio above this costs no more (Ye et al. 2020)
+LOGRATIO_LIMIT = (
+    5.0  # log-ratios are clamped to +-this, so that no ratio overflows; beyond it there is no gradient
+)
+DUAL_CLIP = 3.0  # with a negative advantage a ratio above this costs no more (Ye et al. 2020)
 
 # Sums over the decisions of a micro-batch (maxima where the name ends in _max), on the policy's device, no gradient.
 Statistics = dict[str, Tensor]
@@ -51,13 +53,14 @@ def ppo_loss(
 ) -> tuple[Tensor, Statistics]:
     """The clipped surrogate (Schulman et al. 2017, eq. 7) + kl_coef * KL(student || teacher) - entropy_coef * entropy.
 
-    logits (B, A, V) and logprobs (B, A), of the batch's tokens at `temperature`, are those of the policy as it is now.
+    logits (B, A, V) and logprobs (B, A), of the batch's tokens, are those of the policy as it is now. `temperature` is
+    the one at which the student was sampled: both log-probs of a ratio are those of the distribution that acted.
     """
     executed = micro_batch.executed  # (B, A)
     old_logprobs = micro_batch.student_logprobs  # (B, A)
     if config.ratio_level == "chunk":
         logratio = chunk_logratio(logprobs, old_logprobs, executed)  # (B, 1)
-        counted = executed[:, :1]  # the first action of a chunk is always executed
+        counted = torch.ones_like(logratio, dtype=torch.bool)
     else:
         logratio = logprobs - old_logprobs  # (B, A)
         counted = executed
@@ -77,7 +80,8 @@ def ppo_loss(
         chunk_ratio = chunk_logratio(logprobs, old_logprobs, executed).exp()  # (B, 1)
         # (B, L) the weight of each ratio in its decision's mean.
         share = counted / counted.sum(-1, keepdim=True)
-        # Whatever the advantage is, also where it is 0: so the fraction can be compared between kinds of advantage.
+        # Statistics other than the loss are without weights, and whatever the advantage is: so they can be compared
+        # between kinds of advantage.
         is_outside = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) != ratio  # (B, L)
         statistics = {
             "train/policy_loss": (micro_batch.weights * surrogate).sum(),
@@ -94,32 +98,34 @@ def ppo_loss(
 
 
 def clipped_surrogate(
-    logratio: Tensor, advantages: Tensor, executed: Tensor, config: LossConfig
+    logratio: Tensor, advantages: Tensor, counted: Tensor, config: LossConfig
 ) -> tuple[Tensor, Tensor]:
-    """Loss -clip(ratio) * A of each decision (B,), and its ratios (B, L).
+    """Loss of each decision (B,), minus its mean clipped ratio times its advantage, and its ratios (B, L).
 
-    logratio, executed (B, L); advantages (B,). This is -min(ratio * A, clip(ratio) * A) of Schulman et al. 2017, eq. 7,
-    written by the sign of A, as the minimum takes only one of the two bounds:
-    A > 0: nothing is gained above 1 + clip_high. A < 0: nothing is gained below 1 - clip_low. Above DUAL_CLIP nothing
-    more is lost there (Ye et al. 2020, eq. 5): else one unlikely token may have a gradient of 100.
+    logratio, counted (B, L), True for the ratios that count; advantages (B,). This is PPO's pessimistic minimum of the
+    clipped and the unclipped term (Schulman et al. 2017, eq. 7), written by the sign of the advantage:
+    positive: a ratio is clipped to at most 1 + clip_high, where more of it gains nothing;
+    negative: a ratio is clipped to at least 1 - clip_low, where less of it gains nothing, and to at most DUAL_CLIP (Ye
+    et al. 2020, eq. 5), where more of it costs nothing: one unlikely token would have a gradient of up to exp(5).
     """
     ratio = logratio.clamp(-LOGRATIO_LIMIT, LOGRATIO_LIMIT).exp()
     ratio_if_good = ratio.clamp(max=1 + config.clip_high)
     ratio_if_bad = ratio.clamp(1 - config.clip_low, DUAL_CLIP)
     clipped = torch.where(advantages[:, None] > 0, ratio_if_good, ratio_if_bad)
-    return -masked_mean(clipped, executed) * advantages, ratio
+    return -masked_mean(clipped, counted) * advantages, ratio
 
 
 def policy_advantages(batch: Batch) -> Tensor:
-    """(N,) what the surrogate multiplies: A, but max(A, 0) where the teacher has decided.
+    """(N,) the advantages that the surrogate multiplies ratios by: where the teacher has decided, at least 0.
 
-    The teacher's chunk was not drawn from the student: a negative A would push the student off the teacher's mode.
+    The teacher's chunk was not drawn from the student: a negative advantage would push the student away from what the
+    teacher does.
     """
     return torch.where(batch.by_teacher, batch.advantages.clamp(min=0), batch.advantages)
 
 
 def weighs_trajectories(config: LossConfig) -> bool:
-    """Whether all trajectories weigh the same, instead of all decisions.
+    """Whether all trajectories weigh the same, instead of all executed tokens.
 
     `auto`: for group, rloo and batch. Failed episodes are longer, and would dominate a mean over decisions.
     """
@@ -143,7 +149,7 @@ def decision_weights(batch: Batch, by_trajectory: bool) -> Tensor:
 
 
 def masked_mean(values: Tensor, executed: Tensor) -> Tensor:
-    """(B,) from (B, A): mean over the executed tokens of each decision."""
+    """(B,) from (B, A) or (B, L): mean over the executed tokens, or counted ratios, of each decision."""
     return (values * executed).sum(-1) / executed.sum(-1)
 
 

@@ -331,7 +331,7 @@ def _diverged(steps: str, update_index: int) -> BadInput:
     )
 
 
-def check_signal(updates_without_signal: int) -> None:
+def stop_without_signal(updates_without_signal: int) -> None:
     """Stop a run whose advantages were all 0 in many updates in a row."""
     if updates_without_signal >= MAX_UPDATES_WITHOUT_SIGNAL:
         raise BadInput(

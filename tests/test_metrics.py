@@ -72,7 +72,8 @@ DISTILLATION = {"distill/loss": 1.5, "distill/accuracy": 0.75, "train/time_s": 1
     ],
 )
 def test_the_line_says_what_was_learned(rollout, metrics, learning):
-    line = update_line(metrics, rollout, TRANSITION, 1000, 5000, seconds_to_go=7200.0)
+    seconds = 7200 * rollout.env_steps / 4000  # so that the 4,000 env steps to go take two hours
+    line = update_line(metrics, rollout, TRANSITION, 1000, 5000, seconds)
     assert "\n" not in line
     assert line.startswith("step 1000/5000  transition  success 2/3  ")
     assert learning in line

@@ -180,10 +180,10 @@ def test_time_is_up_once_the_run_has_been_open_for_its_hours(monkeypatch, tmp_pa
     monkeypatch.setattr(time, "monotonic", lambda: now)
     run = start_run(config(tmp_path, max_hours=2.0), ARGV)
     now += 2 * 3600 - 1
-    run.check_time()
+    run.stop_when_time_is_up()
     now += 1
     with pytest.raises(TimeIsUp, match="--max-hours 2"):
-        run.check_time()
+        run.stop_when_time_is_up()
     run.close()
 
 
@@ -200,5 +200,5 @@ def test_all_ranks_stop_by_the_clock_of_rank_0(monkeypatch, tmp_path):
     monkeypatch.setattr(time, "monotonic", lambda: 0.0)
     run = Run(tmp_path, config(tmp_path, max_hours=2.0), SecondRank())
     with pytest.raises(TimeIsUp):
-        run.check_time()
+        run.stop_when_time_is_up()
     run.close()

@@ -12,7 +12,7 @@ from configs.config import LossConfig, PhaseConfig, RolloutConfig, TrainConfig, 
 from contracts import BadInput, SelfCheckError
 from rl.optimizer import make_optimizer
 from rl.phases import phase_at
-from rl.update import Learner, check_signal, prepare_batch, update
+from rl.update import Learner, prepare_batch, stop_without_signal, update
 from tests.fakes import FIRST_ACTION_TOKEN, FakePolicy, acted_batch, adamw, parameters_of
 
 LENGTHS = (3, 2, 3)
@@ -386,9 +386,9 @@ def test_where_one_decision_does_not_fit_its_activations_are_recomputed(caplog, 
 
 
 def test_a_run_without_a_learning_signal_is_stopped_at_the_limit():
-    check_signal(9)
+    stop_without_signal(9)
     with pytest.raises(BadInput, match="no learning signal"):
-        check_signal(10)
+        stop_without_signal(10)
 
 
 # the optimizer
