@@ -109,8 +109,7 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
 
 
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
-    """Warmup, transition and RL, from `state` to the last env step. Saves after every update."""
-    # Not at the top of the file: they import torch, for which --help would wait two seconds.
+    """Warmup, transition and RL, from `state` to the last env step. (--help must not wait for these imports.)"""
     from experiment.evaluation import evaluate_and_record, evaluation_is_due
     from rl.advantages import estimate_advantages
     from rl.behaviour import behaviour_in
@@ -131,7 +130,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             evaluate_and_record(config, run, learner, pool, state)
 
         # 3. Roll out whole episodes: to cut those that have begun would favour short successes. `rollout` is all that
-        # was played, `trajectories` is what to learn from: less with --dynamic-sampling.
+        # was played, `trajectories` what to learn from: fewer with --dynamic-sampling.
         started = time.perf_counter()
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
         episodes = training_episodes(config, update_index, state.drawn, task_shares, state.perturbed_success)
@@ -145,7 +144,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         metrics = rollout_metrics(rollout, phase, task_shares)
 
         if trajectories:
-            # 4. One row for each decision, with its advantage. Imitation needs none.
+            # 4. The batch has a row for each decision, with its advantage. Imitation needs none.
             batch = flatten(trajectories, learner.policy.action_dim)
             if not phase.distils:
                 advantages, critic_metrics = estimate_advantages(
@@ -161,15 +160,14 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
                 metrics |= update(learner, batch, phase, config, update_index, on_decisions)
 
         # 6. Record and save: whatever happens now, at most the rollout under way is lost. Neither trajectories nor
-        # random generators are saved: a draw is a function of (seed, update, episode, decision). The last two lines
-        # end the run early, when many updates had nothing to learn from or --max-hours have passed.
+        # random generators are saved: a draw is a function of (seed, update, episode, decision).
         has_signal = phase.distils or metrics.get("advantage/nonzero_fraction", 0) > 0
         state.count_update(rollout, has_signal)
         record_and_save(config, run, learner, state, metrics)
         seconds = time.perf_counter() - started
         log.info(update_line(metrics, rollout, phase, state.global_step, config.phases.total_steps, seconds))
-        stop_without_signal(state.updates_without_signal)
-        run.stop_when_time_is_up()
+        stop_without_signal(state.updates_without_signal)  # many updates had nothing to learn from
+        run.stop_when_time_is_up()  # --max-hours
 
 
 def training_bar(

@@ -70,9 +70,8 @@ def update(
     """Minimise the phase's loss over `n_epochs` passes; returns the metrics. Raises BadInput for a diverged training.
 
     The loss is divided by the minibatch's size, inactive rows included: the gradient is what it would be if they ran.
-    A minibatch without active rows takes no optimizer step (no momentum, no weight decay). Every rank holds the whole
-    batch and computes a slice of each minibatch, perhaps an empty one. After the first minibatch nobody waits for the
-    GPU within an epoch: gradient norms and statistics are read at its end.
+    A minibatch without active rows takes no optimizer step. Every rank holds the whole batch and computes a slice of
+    each minibatch, perhaps an empty one. The GPU is waited for at the end of an epoch.
     """
     started = time.perf_counter()
     ranks = learner.ranks
@@ -83,24 +82,22 @@ def update(
     active = rows_that_learn(batch, phase, config)
     batch = prepare_batch(learner, batch, phase, config).to(learner.policy.device)
     micro_batch_size = int(settings.micro_batch_size)
-    first_ratio: dict[str, float] = {}
+    first_ratio_error: float | None = None
     statistics: dict[str, float] = {}  # over all ranks and epochs
     gradient_norms: list[float] = []  # of all optimizer steps, NaN where one was skipped
-
     for epoch in range(settings.n_epochs):
         epoch_statistics: list[losses.Statistics] = []
         epoch_norms: list[Tensor] = []
         generator = torch_generator(config.run.seed, "minibatches", update_index, epoch)
         for minibatch, size in draw_minibatches(batch, active, settings.batch_size, generator):
             on_decisions(size)
-            if len(minibatch) == 0:
+            if len(minibatch) == 0:  # no momentum, no weight decay either
                 continue
             micro_batch_size, minibatch_statistics = accumulate_gradient(
                 learner, minibatch[ranks.rank :: ranks.size], size, micro_batch_size, phase, config
             )
-            if not first_ratio and not phase.distils:  # before the first step
-                error = check_first_ratio(sum_statistics(minibatch_statistics, ranks))
-                first_ratio = {"train/first_ratio_error": error}
+            if first_ratio_error is None and not phase.distils:  # before the first step
+                first_ratio_error = check_first_ratio(sum_statistics(minibatch_statistics, ranks))
             ranks.sum_gradients(parameters)
             epoch_norms.append(optimizer_step(optimizer, settings.max_grad_norm))
             optimizer.zero_grad(set_to_none=True)
@@ -117,14 +114,11 @@ def update(
     metrics = mean_statistics(statistics)
     if not phase.distils:
         metrics |= measure_sample(learner, batch, micro_batch_size, phase, config, update_index)
-    metrics |= step_metrics(gradient_norms, settings.max_grad_norm)
-    return metrics | {
-        "train/zero_advantage_fraction": 1.0 - active.float().mean().item(),
-        "train/epochs": epoch + 1,
-        "train/lr": optimizer.param_groups[0]["lr"],
-        "train/time_s": time.perf_counter() - started,
-        **first_ratio,
-    }
+    if first_ratio_error is not None:
+        metrics["train/first_ratio_error"] = first_ratio_error
+    metrics |= step_metrics(gradient_norms, settings.max_grad_norm, learning_rate(settings, phase))
+    metrics["train/zero_advantage_fraction"] = 1.0 - active.float().mean().item()
+    return metrics | {"train/epochs": epoch + 1, "train/time_s": time.perf_counter() - started}
 
 
 def learning_rate(settings: UpdateConfig, phase: PhaseState) -> float:
@@ -290,7 +284,7 @@ def mean_statistics(statistics: dict[str, float]) -> dict[str, float]:
     }
 
 
-def step_metrics(gradient_norms: Sequence[float], max_grad_norm: float) -> dict[str, float]:
+def step_metrics(gradient_norms: Sequence[float], max_grad_norm: float, lr: float) -> dict[str, float]:
     """How the optimizer steps went, by the norms before clipping; NaN stands for a skipped step."""
     taken = [norm for norm in gradient_norms if not math.isnan(norm)]
     return {
@@ -298,6 +292,7 @@ def step_metrics(gradient_norms: Sequence[float], max_grad_norm: float) -> dict[
         "train/optimizer_steps": len(taken),
         "train/skipped_steps": len(gradient_norms) - len(taken),
         "train/gradient_spikes": sum(norm > SPIKE_FACTOR * max_grad_norm for norm in taken),
+        "train/lr": lr,
     }
 
 
