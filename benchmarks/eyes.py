@@ -141,16 +141,16 @@ def swapped_inputs(
 ) -> dict[str, float]:
     """How far decisions move, in nats a token, when an input is swapped: name of the swap -> mean KL divergence."""
     random = np.random.default_rng(0)
-    originals, others = pairs_of_decisions(approaches)
+    originals, neighbours = pairs_of_decisions(approaches)
     shuffled = [originals[row] for row in random.permutation(len(originals))]
     black = [replace(seen, images=np.zeros_like(seen.images)) for seen in originals]
     changed = {
-        "image of another episode, same decision": with_images(originals, others),
+        "image of another episode, same decision": with_images(originals, neighbours),
         "image of any decision": with_images(originals, shuffled),
         "black image": black,
     }
     if policy.uses_proprio:
-        pairs = zip(originals, others, strict=True)
+        pairs = zip(originals, neighbours, strict=True)
         changed["robot state of another episode"] = [replace(a, proprio=b.proprio) for a, b in pairs]
     if instructions:
         drawn = random.choice(instructions, size=len(originals)).tolist()
@@ -160,19 +160,19 @@ def swapped_inputs(
     return {name: kl_divergence(before, log_probabilities(policy, seen)) for name, seen in changed.items()}
 
 
-def with_images(observations: Sequence[Observation], others: Sequence[Observation]) -> list[Observation]:
-    return [replace(seen, images=other.images) for seen, other in zip(observations, others, strict=True)]
+def with_images(observations: Sequence[Observation], neighbours: Sequence[Observation]) -> list[Observation]:
+    return [replace(seen, images=other.images) for seen, other in zip(observations, neighbours, strict=True)]
 
 
 def pairs_of_decisions(approaches: Sequence[Approach]) -> tuple[list[Observation], list[Observation]]:
     """Every decision, and the one of the next episode at the same time."""
     originals = []
-    others = []
+    neighbours = []
     for record, following in zip(approaches, [*approaches[1:], approaches[0]], strict=True):
         length = min(len(record.observations), len(following.observations))
         originals += record.observations[:length]
-        others += following.observations[:length]
-    return originals, others
+        neighbours += following.observations[:length]
+    return originals, neighbours
 
 
 @torch.no_grad()

@@ -38,11 +38,11 @@ def check_numbers(settings: object) -> None:
     """Check the numbers in a dataclass, alone or in tuples, against the ranges at its fields. Raises BadInput."""
     for name, bounds in _ranges(type(settings)).items():
         flag = f"--{name.replace('_', '-')}"
-        for number in _numbers_in(getattr(settings, name)):
-            if not abs(number) < TOO_LARGE:  # nor NaN or infinite
-                raise BadInput(f"{flag} must be a number of at most 64 bits, got {number}")
-            if number not in bounds:
-                raise BadInput(f"{flag} must be {bounds}, got {number}")
+        for value in _numbers_in(getattr(settings, name)):
+            if not abs(value) < TOO_LARGE:  # nor NaN or infinite
+                raise BadInput(f"{flag} must be a number of at most 64 bits, got {value}")
+            if value not in bounds:
+                raise BadInput(f"{flag} must be {bounds}, got {value}")
 
 
 def _ranges(settings: type) -> dict[str, Range]:

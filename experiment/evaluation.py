@@ -209,9 +209,11 @@ def check_baseline(config: TrainConfig, validation: Validation) -> None:
     first_phase = phase_at(0, config.phases)
     student = validation.student if validation.student_sampled is None else validation.student_sampled
     if first_phase.distils or first_phase.epsilon > 0:
-        actor, baseline = "teacher", validation.teacher
+        actor = "teacher"
+        baseline = validation.teacher
     else:
-        actor, baseline = "student", student
+        actor = "student"
+        baseline = student
     if baseline.k == 0 and not config.evaluation.allow_zero_baseline:
         raise BadInput(
             f"the {actor} succeeded in 0 of {baseline.n} baseline episodes: a policy that never succeeds has nothing "

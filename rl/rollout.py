@@ -154,7 +154,7 @@ class _Attempt:
     """An attempt at an episode in a slot of the pool."""
 
     trajectory: Trajectory  # the simulator may not have finished its last decision
-    number: int = 1
+    tries: int = 1  # with this one
     started: float = field(default_factory=time.perf_counter)
     observation: Observation | None = None  # while the episode waits for a decision
 
@@ -250,12 +250,12 @@ class _Player:
         """Play an episode from its beginning after a simulator fault."""
         attempt = self.running[slot]
         episode = attempt.trajectory.episode
-        if attempt.number == MAX_ATTEMPTS:
+        if attempt.tries == MAX_ATTEMPTS:
             raise RuntimeError(
                 f"the simulator failed {MAX_ATTEMPTS} times on {episode.describe()}; last error: {error}"
             )
         self.errors += 1
-        self.start(slot, _Attempt(Trajectory(episode, fault=error), attempt.number + 1))
+        self.start(slot, _Attempt(Trajectory(episode, fault=error), attempt.tries + 1))
 
     def send_decisions(self) -> None:
         """Decide for the slots that wait longest, as one batch; a smaller one where the GPU's memory is short."""

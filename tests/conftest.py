@@ -34,9 +34,9 @@ def small_one_image(tmp_path_factory) -> Path:
 @pytest.fixture
 def own_signals(monkeypatch):
     """For `run_as_ranks` in this process: it handles signals, and ranks that do not go by themselves go soon."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
     monkeypatch.setattr(launcher, "GRACE_S", 0.5)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    for signum, handler in before.items():
+        signal.signal(signum, handler)

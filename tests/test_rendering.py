@@ -130,9 +130,9 @@ def test_the_users_choice_wins_if_there_is_such_a_device(machine, monkeypatch):
     machine(0, 1, 2)
     monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", "1")
     assert choose_egl_device() == 1
-    for wanted in ("3", "-1", "GPU-6f4a"):
-        monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", wanted)
-        with pytest.raises(BadInput, match=rf"MUJOCO_EGL_DEVICE_ID={wanted}: EGL sees 3 device"):
+    for device in ("3", "-1", "GPU-6f4a"):
+        monkeypatch.setenv("MUJOCO_EGL_DEVICE_ID", device)
+        with pytest.raises(BadInput, match=rf"MUJOCO_EGL_DEVICE_ID={device}: EGL sees 3 device"):
             choose_egl_device()
 
 
