@@ -6,22 +6,25 @@
     python train_grpo.py --resume runs/RUN        # go on after a stop or a crash
 
 `train` is the whole algorithm. Its formulas are in rl/advantages.py and rl/losses.py; docs/HOW_IT_WORKS.md has more.
+The program is named after GRPO, which is PPO with --advantage group.
 
-Teacher and student. The teacher is the pretrained policy as it was, frozen and greedy, or its L1 head. The student is
-the same network with trainable adapters. It is sampled at --temperature, which also divides the logits of every
-log-probability that PPO uses.
+Teacher and student. The teacher is the pretrained policy as it was, frozen and greedy, or the checkpoint's L1 head,
+which regresses actions. The student is the same network with trainable adapters. It is sampled at --temperature, which
+also divides the logits of every log-probability that PPO uses. A decision is one pass through the network: it gives a
+chunk of 8 actions.
 
 Phases, a function of the env steps alone: no rule looks at the success. In the warmup the teacher acts and the student
 learns its tokens by cross-entropy (with --warmup-actor student the student acts, and the teacher says what it would
-have done). In the transition one of the two is drawn for each decision. Then the student acts. Both of these learn by
-PPO.
+have done). In the transition one of the two is drawn for each decision. In the RL phase the student acts. In the
+transition and in the RL phase the student learns by PPO.
 
 Advantages, from the return R of an episode, 1 at success and else 0; no reward is shaped, and an episode that reaches
 its step cap has failed. absolute, the default: R, discounted by --discount (1) for each decision that follows. group
 (GRPO): (R - mean) / std of the episodes from the same initial state, with the unbiased std, and 0 where all are equal.
 rloo: R - mean of the rest of the group. batch: as group, with the task's episodes of the rollout. gae: by a critic.
-Decisions whose advantage is 0 have no gradient. They are left out before any forward pass, and the loss is divided by
-the size of the whole minibatch all the same.
+Where the teacher has decided, a negative advantage counts as 0. Decisions whose advantage is 0 have no gradient unless
+the KL or entropy term is on. They are left out before any forward pass, and the loss is divided by the size of the
+whole minibatch all the same.
 
 --dynamic-sampling (not in the warmup) drops groups that nearly always or nearly never succeed, and plays others in
 their place, up to twice --n-steps in all.
@@ -129,8 +132,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         if evaluation_is_due(config, state):
             evaluate_and_record(config, run, learner, pool, state)
 
-        # 3. Roll out whole episodes: to cut those that have begun would favour short successes. `rollout` is all that
-        # was played, `trajectories` what to learn from: fewer with --dynamic-sampling.
+        # 3. Roll out whole episodes: cutting the unfinished ones would favour short successes. `rollout` is all that
+        # was played, `trajectories` the part of it to learn from: less with --dynamic-sampling.
         started = time.perf_counter()
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
         episodes = training_episodes(config, update_index, state.drawn, task_shares, state.perturbed_success)
@@ -159,7 +162,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             with run.timed("update"), training_bar("learning", num_decisions, learner, state) as on_decisions:
                 metrics |= update(learner, batch, phase, config, update_index, on_decisions)
 
-        # 6. Record and save: whatever happens now, at most the rollout under way is lost. Neither trajectories nor
+        # 6. Record and save: after that, a kill loses at most the next rollout and its update. Neither trajectories nor
         # random generators are saved: a draw is a function of (seed, update, episode, decision).
         has_signal = phase.distils or metrics.get("advantage/nonzero_fraction", 0) > 0
         state.count_update(rollout, has_signal)

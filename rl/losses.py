@@ -3,8 +3,8 @@
 Dimension key: N decisions of the rollout in M trajectories, B decisions of a micro-batch, A tokens of a chunk (8
 actions of 7 = 56), V action-token ids (256), L ratios of a decision (1 per chunk, or A per token).
 
-A decision's loss is the mean over its executed tokens (a sum over 56 would saturate the clip) times its weight. Losses
-are SUMS over a micro-batch: `rl.update` divides by the size of the whole minibatch.
+A chunk's log-prob, and a decision's loss, are means over the executed tokens (a sum over 56 would saturate the clip).
+Losses are SUMS of weighted decisions over a micro-batch: `rl.update` divides by the size of the whole minibatch.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ def distillation_loss(
     logits of all other ids, it is over all ids: a head that was never trained on action tokens has to learn that these
     are the ones to use.
     """
-    targets = micro_batch.tokens - FIRST_ACTION_TOKEN  # (B, A)
+    targets = micro_batch.tokens - FIRST_ACTION_TOKEN  # (B, A), the teacher's tokens, whoever has acted
     logprobs = F.log_softmax(logits / temperature, dim=-1)  # (B, A, V)
     cross_entropy = -logprobs.gather(-1, targets[..., None]).squeeze(-1)  # (B, A)
     if other_logsumexp is not None:
-        # -log of the action tokens' share of the probability: log(1 + exp(others - actions)).
+        # -log of the action tokens' share of the probability: log(1 + exp(others - actions)). At temperature 1, as is
+        # all supervised training.
         cross_entropy = cross_entropy + F.softplus(other_logsumexp - logits.logsumexp(-1))
     loss = (micro_batch.weights * masked_mean(cross_entropy, micro_batch.executed)).sum()
     with torch.no_grad():
@@ -60,7 +61,7 @@ def ppo_loss(
     old_logprobs = micro_batch.student_logprobs  # (B, A)
     if config.ratio_level == "chunk":
         logratio = chunk_logratio(logprobs, old_logprobs, executed)  # (B, 1)
-        counted = torch.ones_like(logratio, dtype=torch.bool)
+        counted = torch.ones_like(logratio, dtype=torch.bool)  # one ratio for each decision
     else:
         logratio = logprobs - old_logprobs  # (B, A)
         counted = executed
@@ -80,8 +81,8 @@ def ppo_loss(
         chunk_ratio = chunk_logratio(logprobs, old_logprobs, executed).exp()  # (B, 1)
         # (B, L) the weight of each ratio in its decision's mean.
         share = counted / counted.sum(-1, keepdim=True)
-        # Statistics other than the loss are without weights, and whatever the advantage is: so they can be compared
-        # between kinds of advantage.
+        # Statistics other than the loss are not weighted, and do not depend on the advantage: `rl.update` measures some
+        # over all decisions, also those that are left out, so that kinds of advantage can be compared.
         is_outside = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) != ratio  # (B, L)
         statistics = {
             "train/policy_loss": (micro_batch.weights * surrogate).sum(),
@@ -100,7 +101,7 @@ def ppo_loss(
 def clipped_surrogate(
     logratio: Tensor, advantages: Tensor, counted: Tensor, config: LossConfig
 ) -> tuple[Tensor, Tensor]:
-    """Loss of each decision (B,), minus its mean clipped ratio times its advantage, and its ratios (B, L).
+    """The loss of each decision (B,), which is -(mean clipped ratio) * advantage, and its ratios (B, L).
 
     logratio, counted (B, L), True for the ratios that count; advantages (B,). This is PPO's pessimistic minimum of the
     clipped and the unclipped term (Schulman et al. 2017, eq. 7), written by the sign of the advantage:
@@ -127,7 +128,7 @@ def policy_advantages(batch: Batch) -> Tensor:
 def weighs_trajectories(config: LossConfig) -> bool:
     """Whether all trajectories weigh the same, instead of all executed tokens.
 
-    `auto`: for group, rloo and batch. Failed episodes are longer, and would dominate a mean over decisions.
+    `auto`: for group, rloo and batch. Failed episodes are longer, and would dominate a mean over tokens.
     """
     if config.aggregation == "auto":
         return config.advantage in ("group", "rloo", "batch")
@@ -148,9 +149,9 @@ def decision_weights(batch: Batch, by_trajectory: bool) -> Tensor:
     return (tokens * len(batch) / trajectory_tokens[batch.trajectory] / len(trajectory_tokens)).float()
 
 
-def masked_mean(values: Tensor, executed: Tensor) -> Tensor:
-    """(B,) from (B, A) or (B, L): mean over the executed tokens, or counted ratios, of each decision."""
-    return (values * executed).sum(-1) / executed.sum(-1)
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """(B,) from (B, A) or (B, L): mean over the executed tokens, or the counted ratios, of each decision."""
+    return (values * mask).sum(-1) / mask.sum(-1)
 
 
 def chunk_logratio(new: Tensor, old: Tensor, executed: Tensor) -> Tensor:
