@@ -1,6 +1,6 @@
 """Whole iterations of `train_grpo.py` with simulators: one GPU against all of them, which share rollout and update.
 
-    python -m benchmarks.data_parallel FOLDER [--memory-budget 24] [--ways one ranks accelerate]
+    python -m benchmarks.data_parallel FOLDER [--memory-budget 24] [--ways one ranks accelerate] [--card-gib 23.5]
     python -m benchmarks.data_parallel checkpoints/tiny-libero-spatial --device cpu --memory-budget None --ways one
 
 FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. `ranks` is
@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -22,6 +23,7 @@ from typing import Literal
 import torch
 import tyro
 
+from benchmarks.smaller_card import FreeMemory, smaller_gpus
 from experiment.run_folder import MetricsRow, read_metrics
 
 CHUNK_LENGTH = 8  # env steps that a decision covers
@@ -40,6 +42,9 @@ class Args:
     device: Literal["cuda", "cpu"] = "cuda"
     memory_budget: float | None = 24.0
     """GiB of each GPU."""
+    card_gib: float | None = None
+    """Leave so many GiB of each GPU free, by ballast: 23.5 makes a larger GPU a card of 24 GB. The peak of the whole
+    GPU, with simulators, is printed, too."""
     ways: tuple[Way, ...] = ("one", "ranks")
     """What is run, in this order; ratios are to `one`, if that comes first. With one GPU there is no other way."""
     envs_per_gpu: int = 8
@@ -67,13 +72,21 @@ def main(args: Args) -> None:
     one_gpu_rates = None
     for way in ways:
         gpus = 1 if way == "one" else num_gpus
-        updates = run_training(args, way, gpus)
+        with watched_memory(args.card_gib, gpus) as records:
+            updates = run_training(args, way, gpus)
         rates = measure_rates(updates)
         print(f"{way}, {gpus} GPU(s), {args.envs_per_gpu} simulators each:", flush=True)
         print_rates(rates, one_gpu_rates)
         print_times(updates)
+        for record in records:
+            print(f"    {record.describe()}", flush=True)
         if way == "one":
             one_gpu_rates = rates
+
+
+def watched_memory(card_gib: float | None, gpus: int) -> AbstractContextManager[list[FreeMemory]]:
+    """The free memory of GPUs that ballast makes smaller; without `card_gib` nothing is held or watched."""
+    return nullcontext([]) if card_gib is None else smaller_gpus(card_gib, gpus)
 
 
 def run_training(args: Args, way: Way, gpus: int) -> list[MetricsRow]:
@@ -153,8 +166,8 @@ def print_times(updates: list[MetricsRow]) -> None:
     print(
         f"    rollout {middle(updates, 'rollout/time_s'):.1f} s (policy {middle(updates, 'time/infer'):.1f}, waiting "
         f"{middle(updates, 'time/wait'):.1f}), update {middle(updates, 'time/update'):.1f} s, checkpoint "
-        f"{middle(updates, 'time/checkpoint'):.1f} s, peak {middle(updates, 'system/gpu_mem_gb'):.1f} GiB, first ratio "
-        f"error {middle(updates, 'train/first_ratio_error'):.4f}",
+        f"{middle(updates, 'time/checkpoint'):.1f} s, peak of tensors {middle(updates, 'system/gpu_mem_gb'):.1f} GiB, "
+        f"first ratio error {middle(updates, 'train/first_ratio_error'):.4f}",
         flush=True,
     )
 

@@ -89,7 +89,8 @@ class ModelConfig:
     """Compile the network and, on a GPU, record its passes as CUDA graphs (auto: on a GPU; small networks are only
     recorded)."""
     memory_budget: Annotated[float | None, POSITIVE] = None
-    """GiB of GPU memory that the policy may take (None: all that is free)."""
+    """GiB of GPU memory that the policy may take (None: all that is free). A budget up to 10 % above what the GPU
+    reports means all of the GPU, because cards report less than they are sold as (24 on an RTX 4090: its 23.6)."""
     max_batch: Annotated[int | None, POSITIVE] = None
     """Most observations that the policy decides on together (None: all that wait); fewer need less memory."""
 

@@ -1,10 +1,12 @@
-"""Which device a policy runs on."""
+"""Which device a policy runs on, and how much of its memory a budget is."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from contracts import BadInput
-from vla.device import LARGE_CHECKPOINT_BYTES, choose_device
+from vla.device import GIB, LARGE_CHECKPOINT_BYTES, choose_device, limit_memory
 
 
 @pytest.fixture
@@ -50,3 +52,47 @@ def test_without_a_gpu_a_7b_is_refused_unless_the_cpu_is_asked_for(set_gpu_count
         with pytest.raises(BadInput, match="--device cpu"):
             choose_device("auto", checkpoint)
         assert choose_device("cpu", checkpoint).type == "cpu"
+
+
+@pytest.fixture
+def limit_on_gpu(monkeypatch):
+    """Apply a budget on a GPU that reports `total_gib`; returns the share of it that tensors may take."""
+
+    def apply(total_gib, budget_gib):
+        fractions = []
+        properties = SimpleNamespace(total_memory=int(total_gib * GIB))
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        monkeypatch.setattr(
+            torch.cuda, "set_per_process_memory_fraction", lambda fraction, _: fractions.append(fraction)
+        )
+        limit_memory(budget_gib, torch.device("cuda", 0))
+        (fraction,) = fractions
+        return fraction
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    ("reported_gib", "sold_as"),
+    [(23.6, 24), (22.03, 24), (47.5, 48), (44.4, 48), (79.2, 80), (39.4, 40), (14.56, 16)],
+)
+def test_a_budget_of_a_cards_size_is_all_of_the_card(limit_on_gpu, reported_gib, sold_as):
+    assert limit_on_gpu(reported_gib, sold_as) == 1.0
+
+
+@pytest.mark.parametrize(("reported_gib", "budget_gib"), [(80, 24), (24, 18), (24, 24)])
+def test_a_budget_within_the_card_is_a_limit_of_exactly_so_many_gib(limit_on_gpu, reported_gib, budget_gib):
+    assert limit_on_gpu(reported_gib, budget_gib) == budget_gib / reported_gib
+
+
+@pytest.mark.parametrize(
+    ("reported_gib", "next_size"), [(10.75, 12), (11.76, 16), (15.6, 24), (19.6, 24), (23.6, 32), (39.5, 48)]
+)
+def test_a_budget_of_the_next_larger_card_is_refused(limit_on_gpu, reported_gib, next_size):
+    with pytest.raises(BadInput, match=f"--memory-budget {next_size}: cuda:0 has {reported_gib:.1f} GiB"):
+        limit_on_gpu(reported_gib, next_size)
+
+
+def test_a_cpu_has_no_gpu_memory_to_limit():
+    with pytest.raises(BadInput, match="--memory-budget 24: cpu"):
+        limit_memory(24, torch.device("cpu"))

@@ -3,13 +3,18 @@
 Measuring what a sample needs takes a GPU. Here it is given.
 """
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
+from configs.config import SimulatorConfig, UpdateConfig
 from contracts import BadInput
+from experiment.setup import fit_micro_batch
 from vla import memory
+from vla.device import limit_memory
 from vla.memory import GIB, MemoryNeed, choose_plan, fit_to_memory, shrink_batch
 
 # Measured on an H200, 7B, two images, bfloat16 (docs/RESULTS.md).
@@ -18,6 +23,7 @@ NEEDS = [
     MemoryNeed(49, int(2.09 * GIB), 0.1),
     MemoryNeed(81, int(0.38 * GIB), 1.0),
 ]
+ADAPTER_BYTES = int(0.2 * GIB)
 
 
 def test_nothing_is_recomputed_where_everything_fits_and_everything_where_only_that_does():
@@ -41,17 +47,25 @@ def test_a_gpu_that_is_too_small_is_refused_with_what_is_missing():
         choose_plan(NEEDS, 0.2 * GIB, range(1, 3))
 
 
-@pytest.fixture
-def policy(monkeypatch):
-    """On a GPU where 3 GiB are free, and a sample needs NEEDS."""
+def policy_on_gpu(monkeypatch):
+    """A policy of which a sample needs NEEDS."""
     monkeypatch.setattr(memory, "measure_needs", lambda *_: NEEDS)
-    monkeypatch.setattr(memory, "free_for_activations", lambda _, reserved_bytes: 3 * GIB - reserved_bytes)
+    adapters = torch.zeros(ADAPTER_BYTES // 4, device="meta")
     return SimpleNamespace(
-        device=torch.device("cuda"),
+        device=torch.device("cuda", 0),
         network=SimpleNamespace(num_blocks=81, recomputed_blocks=0),
         num_images=1,
         statistics=SimpleNamespace(proprio=None),
+        named_trainable_parameters=lambda: [("adapters", adapters)],
+        frozen_weights="bf16",
     )
+
+
+@pytest.fixture
+def policy(monkeypatch):
+    """On a GPU where 3 GiB are free for activations."""
+    monkeypatch.setattr(memory, "free_for_activations", lambda _, reserved_bytes: 3 * GIB - reserved_bytes)
+    return policy_on_gpu(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +94,87 @@ def test_a_cpu_takes_all_at_once_and_keeps_everything(policy):
     policy.device = torch.device("cpu")
     assert fit_to_memory(policy, "auto", "auto", 4) == 4
     assert policy.network.recomputed_blocks == 0
+
+
+WEIGHTS_GIB = 14.7  # of the 7B with its adapters
+CONTEXT_GIB = 0.5  # of CUDA
+CACHED_GIB = 2.6  # what the allocator keeps after a sample was measured
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU on which the 7B has been loaded and measured, and what other programs have taken of it."""
+
+    total_gib: float
+    other_programs_gib: float = 0.0
+
+    def plan(self, monkeypatch, budget_gib, num_envs):
+        """(micro-batch size, number of recomputed blocks) of a run with official looks."""
+        unused_gib = self.total_gib - CONTEXT_GIB - WEIGHTS_GIB - CACHED_GIB - self.other_programs_gib
+        fractions = [1.0]
+        for name, value in {
+            "get_device_properties": SimpleNamespace(total_memory=int(self.total_gib * GIB)),
+            "memory_allocated": int(WEIGHTS_GIB * GIB),
+            "memory_reserved": int((WEIGHTS_GIB + CACHED_GIB) * GIB),
+            "mem_get_info": (int(unused_gib * GIB), int(self.total_gib * GIB)),
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, lambda _, value=value: value)
+        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda x, _: fractions.append(x))
+        monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: fractions[-1])
+        policy = policy_on_gpu(monkeypatch)
+        limit_memory(budget_gib, policy.device)
+        simulator = SimulatorConfig(num_envs=num_envs, assets="official")
+        size = fit_micro_batch(policy, UpdateConfig(batch_size=32), simulator, num_tasks=1)
+        return size, policy.network.recomputed_blocks
+
+
+def most_gib(plan):
+    """What a plan takes of the GPU beside simulators, by the rules of vla/memory.py."""
+    size, recomputed_blocks = plan
+    sample_bytes = np.interp(recomputed_blocks, [0, 49, 81], [need.bytes for need in NEEDS])
+    activations_gib = memory.GAPS_FACTOR * size * sample_bytes / GIB
+    optimizer_gib = memory.COPIES_OF_TRAINABLE * ADAPTER_BYTES / GIB
+    return CONTEXT_GIB + WEIGHTS_GIB + optimizer_gib + memory.MARGIN_BYTES / GIB + activations_gib
+
+
+@pytest.mark.parametrize("num_envs", [1, 4, 8, 10])
+@pytest.mark.parametrize("other_programs_gib", [0.0, 0.4])
+@pytest.mark.parametrize("budget_gib", [None, 23.6, 24])
+def test_on_a_4090_the_plan_leaves_the_simulators_their_share(
+    monkeypatch, budget_gib, other_programs_gib, num_envs
+):
+    plan = Card(23.6, other_programs_gib).plan(monkeypatch, budget_gib, num_envs)
+    assert most_gib(plan) + other_programs_gib + num_envs * 0.55 <= 23.6
+    assert plan == Card(23.6, other_programs_gib).plan(monkeypatch, None, num_envs)
+
+
+def test_more_simulators_leave_less_for_activations_until_no_plan_fits(monkeypatch):
+    plans = [Card(23.6).plan(monkeypatch, 24, num_envs) for num_envs in (1, 4, 8, 10)]
+    assert sorted(map(most_gib, plans), reverse=True) == list(map(most_gib, plans))
+    with pytest.raises(BadInput, match="--num-envs"):
+        Card(23.6).plan(monkeypatch, 24, num_envs=15)
+
+
+def test_ballast_on_a_large_gpu_gives_the_plan_of_the_smaller_card(monkeypatch):
+    ballast = Card(79.2, other_programs_gib=79.2 - 23.6)
+    assert ballast.plan(monkeypatch, 24, num_envs=8) == Card(23.6).plan(monkeypatch, 24, num_envs=8)
+
+
+@pytest.mark.parametrize(
+    ("total_gib", "budget_gib", "num_envs", "plan"),
+    [
+        (79.2, 18, 8, (3, 81)),
+        (79.2, 24, 1, (3, 50)),
+        (79.2, 24, 8, (3, 50)),
+        (79.2, 48, 8, (10, 0)),
+        (79.2, None, 8, (18, 0)),
+        (139.8, 80, 8, (20, 0)),
+        (23.6, 23, 8, (4, 80)),
+        (23.6, None, 8, (4, 80)),
+    ],
+)
+def test_plans_are_as_before_budgets_could_name_a_card(monkeypatch, total_gib, budget_gib, num_envs, plan):
+    assert Card(total_gib).plan(monkeypatch, budget_gib, num_envs) == plan
 
 
 def test_out_of_memory_halves_the_batch_then_recomputes_then_gives_up():

@@ -47,7 +47,7 @@ class LoadOptions:
     seed: int = 0
     # See `choose_device`
     device: str | torch.device = "auto"
-    # GiB of the GPU that this process may take; None: all of it
+    # See `limit_memory`
     memory_budget: float | None = None
     # See `choose_frozen_weights`
     frozen_weights: FrozenWeights = "auto"

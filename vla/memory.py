@@ -29,7 +29,8 @@ MARGIN_BYTES = 1.0 * GIB  # for recorded forward passes and the allocator's gaps
 GAPS_FACTOR = 1.2
 GAPS_FACTOR_OF_8_BITS = 1.4
 ADVICE = (
-    "close other programs on the GPU, lower --lora-rank, raise --memory-budget, or use a GPU with more memory"
+    "close other programs on the GPU, lower --num-envs (simulators may render on it) or --lora-rank, raise "
+    "--memory-budget, or use a GPU with more memory"
 )
 
 
@@ -61,6 +62,7 @@ def fit_to_memory(
         )
         observation = synthetic_observations(policy.num_images, policy.statistics.proprio, 1)[0]
         needs = measure_needs(policy, observation)
+        torch.cuda.empty_cache()  # simulators start next, and may take what the plan leaves them
         if gradient_checkpointing != "auto":
             needs = [need for need in needs if need.recomputed_blocks == recomputed_blocks]
         sizes = range(1, most_decisions + 1) if micro_batch_size == "auto" else (micro_batch_size,)
@@ -139,14 +141,20 @@ def choose_plan(
 
 
 def free_for_activations(policy: Policy, reserved_bytes: float) -> float:
-    """Bytes for the tensors of an update's passes: what may still be allocated, less optimizer, gaps and reserve."""
+    """Bytes for the tensors of an update's passes: what may still be allocated, less optimizer and gaps.
+
+    Two limits hold. The budget counts what this process allocates. What is free on the GPU also knows other processes
+    and the CUDA context, and `reserved_bytes` of it are for processes that start later. On a card of 24 GB with
+    simulators the second one is always the smaller: --memory-budget 24 promises nothing that they take.
+    """
     device = policy.device
     total = torch.cuda.get_device_properties(device).total_memory
     allocated = torch.cuda.memory_allocated(device)
     within_budget = torch.cuda.get_per_process_memory_fraction(device.index or 0) * total - allocated
     unused, _ = torch.cuda.mem_get_info(device)
     cached = torch.cuda.memory_reserved(device) - allocated
-    free = min(within_budget, unused + cached - reserved_bytes)
+    free_on_gpu = unused + cached - reserved_bytes
+    free = min(within_budget, free_on_gpu)
     trainable = sum(p.numel() * p.element_size() for _, p in policy.named_trainable_parameters())
     factor = GAPS_FACTOR_OF_8_BITS if policy.frozen_weights in FORMATS else GAPS_FACTOR
     return (free - COPIES_OF_TRAINABLE * trainable - MARGIN_BYTES) / factor
