@@ -1,22 +1,45 @@
-"""A checkpoint of full size, 15 GB, with random weights, in the public format: python -m benchmarks.full_size FOLDER
+"""A checkpoint of full size, 7.5 billion parameters in 15 GB, in the public format: with random weights, or grown.
 
-For measuring time and memory where no real checkpoint is at hand. Needs a GPU, on which the weights are drawn.
+    python -m benchmarks.full_size OUT                               # random: for time and memory
+    python -m benchmarks.full_size OUT --grow SMALL [--noise 0.02]   # decides as the small policy: also for learning
+
+Neither has anything of OpenVLA-OFT's weights. Both show what this implementation does at full size: memory, speed,
+precision, and whether its optimizer learns. A grown network also lacks the outlier activations of trained ones, so it
+says nothing about formats of 8 bits.
+
+SMALL is a checkpoint folder of the true geometry, which `workshop.sft` trains in the sizes of SIZES_NEEDED: one or two
+images, with or without robot state, with or without an L1 head. What it reads, the data set's statistics, tokenizer and
+looks go over to OUT (benchmarks/growing.py says how the weights do).
+
+The weights are made on a GPU. The same seed gives the same weights on the same kind of GPU.
 """
 
 import json
+import shutil
+import sys
 import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 import tyro
 
-from contracts import write_json
-from vla.model import OpenVLAOFT, ProprioProjector
+from benchmarks.growing import add_noise, grow, grow_action_head
+from benchmarks.growth_sizes import check_sizes
+from command_line import main_guard, parse_flags
+from configs.bounds import NOT_NEGATIVE, check_numbers
+from contracts import BadInput, read_json, write_json
+from vla.checkpoint import inspect_checkpoint
+from vla.dataset_statistics import STATISTICS_FILE
+from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.network_config import read_network_config
-from vla.network_io import save_checkpoint
+from vla.network_io import load_action_head, load_network, save_checkpoint
+from vla.weights import fingerprint
 from workshop.tiny import make_tiny_checkpoint
 
-CONFIG = {
+CONFIG: dict[str, object] = {
     "architectures": ["OpenVLAForActionPrediction"],
     "model_type": "openvla",
     "arch_specifier": "no-align+fused-gelu-mlp",
@@ -37,31 +60,117 @@ CONFIG = {
     "torch_dtype": "bfloat16",
     "use_fused_vision_backbone": True,
 }
+# Of the small policy's config.json
+COPIED_FIELDS = ("num_action_chunks", "norm_stats", "looks")
+NUM_ACTION_TOKENS = 56  # read only when a network runs: no weight depends on it
+SIZES_NEEDED = (
+    "full size grows from images of 224 pixels in patches of 14, vision width 32, 64 or 128, and language width 128, "
+    "256 or 512 in heads of 128; train such a policy by `python -m workshop.sft --demos FOLDER --out SMALL "
+    "--image-size 224 --patch-size 14 --vision-dim 64 --llm-dim 256 --llm-heads 2`"
+)
 
 
-def write_full_size(folder: tyro.conf.Positional[Path]) -> None:
+@dataclass(frozen=True)
+class Args:
+    """Write a checkpoint of full size: with random weights, or grown from a small policy."""
+
+    out: tyro.conf.Positional[Path]
+    """Folder to write, 15 GB."""
+    grow: Path | None = None
+    """Folder of a small policy of the true geometry, whose decisions the network takes (None: random weights)."""
+    noise: Annotated[float, NOT_NEGATIVE] = 0.02
+    """Of a grown network: standard deviation of the noise on every weight, as a share of the root mean square of its
+    matrix's weights that are not zero. The right one is as large as costs at most a fifth of the small policy's success
+    rate; 0.02 is not measured. From about 0.01 on copies differ after rounding."""
+    seed: Annotated[int, NOT_NEGATIVE] = 0
+    """Seed of the random weights and of the noise."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+
+def main(argv: Sequence[str]) -> None:
+    args = parse_flags(Args, argv, prog="python -m benchmarks.full_size")
+    if (args.out / "config.json").exists():
+        raise BadInput(f"{args.out} holds a checkpoint already: name a new folder")
+    if not torch.cuda.is_available():
+        raise BadInput("weights of full size are made on a GPU with 20 GB free, but torch sees none")
+    if args.grow is None:
+        write_full_size(args.out, args.seed)
+    else:
+        write_grown(args.grow, args.out, CONFIG, args.noise, args.seed, torch.device("cuda"))
+    print(f"wrote {args.out}")
+
+
+def write_full_size(folder: Path, seed: int = 0) -> None:
     """A full-size folder: random weights made on the GPU, tokenizer and statistics of the small checkpoints."""
     with tempfile.TemporaryDirectory() as small_folder:
         small = make_tiny_checkpoint(Path(small_folder))
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("tokenizer.json", "tokenizer_config.json", "dataset_statistics.json"):
-            (folder / name).write_bytes((small / name).read_bytes())
+        for name in ("tokenizer.json", "tokenizer_config.json", STATISTICS_FILE):
+            shutil.copyfile(small / name, folder / name)
         processor = (small / "preprocessor_config.json").read_text()
     # The only sizes in it are those of the small checkpoint's images.
     write_json(folder / "preprocessor_config.json", json.loads(processor.replace("120", "224")))
-    write_json(folder / "config.json", CONFIG)
-    with torch.device("meta"):
-        network = OpenVLAOFT(read_network_config(folder), num_action_tokens=56)
-    network = network.to(torch.bfloat16).to_empty(device="cuda")
-    initialise(network)
-    network.proprio_projector = ProprioProjector(8, 4096)
+    device = torch.device("cuda")
+    network = build_on_meta(CONFIG).to_empty(device=device)
+    network.proprio_projector = ProprioProjector(8, 4096).to(device)
+    initialise(network, torch.Generator(device).manual_seed(seed))
     save_checkpoint(folder, network, CONFIG)
 
 
+def write_grown(
+    small_folder: Path,
+    folder: Path,
+    target: dict[str, object],
+    noise: float,
+    seed: int,
+    device: torch.device,
+) -> None:
+    """Grow a small policy into the sizes of the config.json `target`, and write the checkpoint `folder`.
+
+    The weights are bfloat16; each is computed in float32 from the small network's, and rounded. noise: see `add_noise`.
+    Raises BadInput when the small policy has other sizes than can be grown into those of `target`.
+    """
+    info = inspect_checkpoint(small_folder)
+    small = load_network(info, NUM_ACTION_TOKENS, device, torch.float32)
+    small_head = load_action_head(info, device, torch.float32)
+    large = build_on_meta(target)
+    try:
+        check_sizes(small, large)
+    except ValueError as error:
+        raise BadInput(f"{small_folder}: {error}: {SIZES_NEEDED}") from error
+
+    generator = torch.Generator(device).manual_seed(seed)
+    fill_grown(small, large.to_empty(device=device), noise, generator)
+    large_head = None
+    if small_head is not None:
+        llm_repeats = large.language_model.config.hidden_size // small.language_model.config.hidden_size
+        large_head = grown_head(small_head, llm_repeats, noise, generator)
+
+    small_config = read_json(small_folder / "config.json")
+    config = target | {name: small_config[name] for name in COPIED_FIELDS if name in small_config}
+    config["num_images_in_input"] = info.num_images
+    small_fingerprint = fingerprint(info.weights.values())
+    config["grown_from"] = {"fingerprint": small_fingerprint, "noise": noise, "seed": seed}
+    save_checkpoint(folder, large, config, action_head=large_head)
+    for path in small_folder.iterdir():
+        if "token" in path.name or "processor" in path.name or path.name == STATISTICS_FILE:
+            shutil.copyfile(path, folder / path.name)
+
+
+def build_on_meta(config: dict[str, object]) -> OpenVLAOFT:
+    """The network of a config.json in bfloat16, without memory and without a proprio projector."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_json(Path(folder) / "config.json", config)
+        network_config = read_network_config(Path(folder))
+    with torch.device("meta"):
+        return OpenVLAOFT(network_config, NUM_ACTION_TOKENS).to(torch.bfloat16)
+
+
 @torch.no_grad()
-def initialise(network: OpenVLAOFT) -> None:
+def initialise(network: OpenVLAOFT, generator: torch.Generator) -> None:
     """Scales 1, biases 0, all other weights random with standard deviation 1 / sqrt(inputs)."""
-    torch.manual_seed(0)
     for name, parameter in network.named_parameters():
         is_vector = parameter.ndim == 1
         is_norm_scale = is_vector and "norm" in name and name.endswith("weight")
@@ -70,8 +179,30 @@ def initialise(network: OpenVLAOFT) -> None:
         elif is_vector:
             parameter.zero_()
         else:
-            parameter.normal_(0.0, parameter[0].numel() ** -0.5)
+            parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
+
+
+def fill_grown(small: OpenVLAOFT, large: OpenVLAOFT, noise: float, generator: torch.Generator) -> None:
+    """Give the large network its weights, and a proprio projector (in float32) if the small one has one."""
+    if small.proprio_projector is not None:
+        sizes = (small.proprio_projector.proprio_dim, large.language_model.config.hidden_size)
+        large.proprio_projector = ProprioProjector(*sizes).to(generator.device)
+    initialise(large, generator)
+    grow(small, large)
+    add_noise(large, noise, generator)
+
+
+def grown_head(
+    small: L1RegressionHead, llm_repeats: int, noise: float, generator: torch.Generator
+) -> L1RegressionHead:
+    """The L1 head, in bfloat16, for states `llm_repeats` times as wide; so much wider are its own, too."""
+    num_blocks, llm_dim, hidden_dim, action_dim = L1RegressionHead.sizes(small.state_dict())
+    with generator.device:
+        large = L1RegressionHead(num_blocks, llm_repeats * llm_dim, llm_repeats * hidden_dim, action_dim)
+    grow_action_head(small, large, llm_repeats)
+    add_noise(large, noise, generator)
+    return large.to(torch.bfloat16)
 
 
 if __name__ == "__main__":
-    tyro.cli(write_full_size, description=__doc__)
+    sys.exit(main_guard("benchmarks.full_size", main))

@@ -1,6 +1,8 @@
 """A grown network computes what the small one does: two images, robot state, an L1 head."""
 
 import json
+from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,20 +95,53 @@ def test_a_grown_l1_head_has_the_actions_of_the_small_one(networks, inputs):
 @torch.no_grad()
 def test_noise_makes_every_matrix_dense_and_moves_the_logits_a_little(networks, inputs):
     _, large = networks
+    noisy = deepcopy(large)
+    add_noise(noisy, 0.01, torch.Generator().manual_seed(0))
+    noisy_parameters = dict(noisy.named_parameters())
+    for name, parameter in large.named_parameters():
+        if parameter.ndim < 2:
+            assert torch.equal(noisy_parameters[name], parameter), name
+        else:
+            assert (noisy_parameters[name] == 0).float().mean() < 1e-5, name
     before = large(*inputs)[0]
-    saved = {name: value.clone() for name, value in large.state_dict().items()}
-    add_noise(large, 0.01, torch.Generator().manual_seed(0))
-    after = large(*inputs)[0]
-    zeros = [(p == 0).float().mean().item() for p in large.parameters() if p.ndim > 1]
-    large.load_state_dict(saved)
-    assert max(zeros) < 1e-5
-    change = (after - before).std() / before.std()
+    change = (noisy(*inputs)[0] - before).std() / before.std()
     assert 0.001 < change < 0.3
 
 
-def test_widths_that_do_not_divide_are_refused(networks, tmp_path):
-    other = random_network(
-        tmp_path, TinySize(56, 14, vision_dim=32, vision_heads=2, llm_dim=48, llm_heads=1), 0
-    )
-    with pytest.raises(ValueError, match="language model"):
-        grow(other, networks[1])
+@torch.no_grad()
+def test_noise_is_as_large_beside_few_weights_as_beside_many():
+    """Columns of zeros, which growing adds, must not make the noise on the other columns smaller."""
+    weight = torch.zeros(100, 1000)
+    weight[:, :50] = 3.0
+    module = torch.nn.Linear(1000, 100)
+    module.weight.copy_(weight)
+    add_noise(module, 0.1, torch.Generator().manual_seed(0))
+    noise = module.weight - weight
+    assert noise[:, :50].std().item() == pytest.approx(0.3, rel=0.05)
+    assert noise[:, 50:].std().item() == pytest.approx(0.3, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"image_size": 112}, "DINOv2"),
+        ({"vision_dim": 48}, "DINOv2"),
+        ({"vision_depth": 7}, "DINOv2"),
+        ({"vision_heads": 1, "vision_dim": 64}, "DINOv2"),
+        ({"llm_dim": 48}, "language model"),
+        ({"llm_heads": 2}, "language model"),
+        ({"llm_depth": 7}, "language model"),
+        ({"llm_mlp_dim": 501}, "language model"),
+    ],
+)
+def test_sizes_that_cannot_grow_are_refused(networks, changes, part, tmp_path):
+    with pytest.raises(ValueError, match=part):
+        grow(random_network(tmp_path, replace(SMALL, **changes), seed=0), networks[1])
+
+
+def test_a_network_that_reads_the_robots_state_is_not_grown_into_one_that_does_not(networks):
+    small, large = networks
+    blind = deepcopy(large)
+    blind.proprio_projector = None
+    with pytest.raises(ValueError, match="proprio"):
+        grow(small, blind)

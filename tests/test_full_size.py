@@ -1,0 +1,148 @@
+"""A small policy's folder is grown into a larger one that decides alike, is read like any checkpoint, and is dense."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.full_size import CONFIG, build_on_meta, write_grown
+from benchmarks.growth_sizes import check_sizes
+from contracts import BadInput, read_json, write_json
+from tests.small_checkpoint import load_policy
+from vla.dataset_statistics import STATISTICS_FILE
+from vla.policy import Policy
+from vla.preprocessing import synthetic_observations
+from workshop.tiny import TinySize, make_tiny_checkpoint
+
+SMALL = TinySize(56, 14, vision_dim=32, vision_depth=3, vision_heads=2, llm_dim=32, llm_depth=3, llm_heads=1)
+MEDIUM = TinySize(
+    56,
+    14,
+    vision_dim=64,
+    vision_depth=5,
+    vision_heads=2,
+    llm_dim=128,
+    llm_depth=6,
+    llm_heads=4,
+    llm_mlp_dim=500,
+)
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> dict[str, object]:
+    """The config.json of a medium network, whose vision transformers have different widths, as those of the 7B."""
+    folder = make_tiny_checkpoint(tmp_path_factory.mktemp("medium"), size=MEDIUM)
+    config = read_json(folder / "config.json")
+    config["test_vit_overrides"][1]["embed_dim"] = 96
+    return config
+
+
+@pytest.fixture(scope="module")
+def small_l1(tmp_path_factory) -> Path:
+    """A policy of two images and robot state, with an L1 head, that has seen low-poly pictures."""
+    folder = make_tiny_checkpoint(tmp_path_factory.mktemp("small"), torch.bfloat16, size=SMALL, l1_head=True)
+    write_json(folder / "config.json", read_json(folder / "config.json") | {"looks": ["lowpoly"]})
+    return folder
+
+
+@pytest.fixture(scope="module")
+def small_token(tmp_path_factory) -> Path:
+    """A policy of one image, without robot state and L1 head."""
+    folder = tmp_path_factory.mktemp("token")
+    return make_tiny_checkpoint(folder, torch.bfloat16, size=SMALL, num_images=1, proprio=False)
+
+
+@pytest.fixture(scope="module")
+def grown(small_l1, target, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("grown")
+    write_grown(small_l1, folder, target, noise=0.0, seed=0, device=CPU)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def noisy(small_l1, target, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("noisy")
+    write_grown(small_l1, folder, target, noise=0.02, seed=0, device=CPU)
+    return folder
+
+
+def equal_greedy_tokens(first: Policy, second: Policy) -> float:
+    """The share of greedy tokens on which two policies agree."""
+    observations = synthetic_observations(first.num_images, first.statistics.proprio)
+    return (first.act(observations).tokens == second.act(observations).tokens).float().mean().item()
+
+
+def test_a_grown_policy_decides_as_the_small_one(small_l1, grown):
+    # Its weights are rounded to bfloat16, so near ties may be decided differently.
+    assert equal_greedy_tokens(load_policy(small_l1), load_policy(grown)) > 0.9
+
+
+def test_a_grown_l1_head_decides_as_the_small_one(small_l1, grown):
+    small = load_policy(small_l1)
+    observations = synthetic_observations(2, small.statistics.proprio)
+    expected = small.act(observations, "l1").tokens
+    difference = load_policy(grown).act(observations, "l1").tokens - expected
+    assert difference.abs().max() <= 2  # of 256 bins, by rounding to bfloat16
+    assert expected.float().std() > 10
+
+
+def test_a_grown_policy_reads_what_the_small_one_reads(small_l1, small_token, grown, target, tmp_path):
+    write_grown(small_token, tmp_path, target, noise=0.0, seed=0, device=CPU)
+    for small_folder, grown_folder in ((small_l1, grown), (small_token, tmp_path)):
+        small = load_policy(small_folder)
+        large = load_policy(grown_folder)
+        assert large.num_images == small.num_images
+        assert large.uses_proprio == small.uses_proprio
+        assert large.kind == small.kind
+        assert large.info.looks == small.info.looks
+        for name in ("tokenizer.json", "preprocessor_config.json", STATISTICS_FILE):
+            assert (grown_folder / name).read_bytes() == (small_folder / name).read_bytes()
+        assert equal_greedy_tokens(small, large) > 0.9
+
+
+def matrices(folder: Path) -> dict[str, torch.Tensor]:
+    """All weights that are no vectors, as (out, in)."""
+    tensors = load_file(folder / "model.safetensors")
+    for path in folder.glob("*.pt"):
+        tensors |= torch.load(path, weights_only=True)
+    return {name: tensor.flatten(1).float() for name, tensor in tensors.items() if tensor.ndim > 1}
+
+
+def repeated_rows(matrix: torch.Tensor) -> int:
+    return len(matrix) - len(matrix.unique(dim=0))
+
+
+def test_noise_leaves_no_zero_and_no_repeated_row_or_column(grown, noisy):
+    without_noise = matrices(grown)
+    o_proj = without_noise["language_model.model.layers.0.self_attn.o_proj.weight"]
+    assert repeated_rows(o_proj) == 96
+    assert (o_proj == 0).any()
+    for name, matrix in matrices(noisy).items():
+        assert (matrix == 0).float().mean() < 1e-5, name
+        assert repeated_rows(matrix) == 0, name
+        if len(matrix) > 3:  # columns of fewer numbers are equal by chance
+            assert repeated_rows(matrix.T) == 0, name
+
+
+def test_the_same_seed_gives_the_same_network(small_l1, target, noisy, tmp_path):
+    write_grown(small_l1, tmp_path / "same", target, noise=0.02, seed=0, device=CPU)
+    write_grown(small_l1, tmp_path / "other", target, noise=0.02, seed=1, device=CPU)
+    weights = (noisy / "model.safetensors").read_bytes()
+    assert (tmp_path / "same" / "model.safetensors").read_bytes() == weights
+    assert (tmp_path / "other" / "model.safetensors").read_bytes() != weights
+
+
+def test_a_policy_of_another_geometry_is_refused_before_anything_is_written(small_l1, tmp_path):
+    with pytest.raises(BadInput, match="image-size"):
+        write_grown(small_l1, tmp_path / "grown", CONFIG, noise=0.02, seed=0, device=CPU)
+    assert not (tmp_path / "grown").exists()
+
+
+def test_a_policy_of_the_true_geometry_is_accepted(tmp_path):
+    """The sizes that the refusal names fit into the 7B: only shapes are compared, no 7B is built."""
+    size = TinySize(224, 14, vision_dim=64, llm_dim=256, llm_heads=2)
+    folder = make_tiny_checkpoint(tmp_path / "small", size=size, num_images=1, proprio=False)
+    small = build_on_meta(read_json(folder / "config.json"))
+    check_sizes(small, build_on_meta(CONFIG))
