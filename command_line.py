@@ -1,4 +1,4 @@
-"""What every program of the project does with its command line: flags from a dataclass, and exit codes."""
+"""Command lines of all programs of the project: flags from a dataclass, and exit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None = None) -> T:
     """Read `argv` (without the program's name) as an instance of the dataclass `kind`. Raises BadInput.
 
-    The flags of a section, a dataclass within the dataclass, have no prefix.
+    `default` replaces the defaults of `kind`. A section (a dataclass within the dataclass) adds no prefix to its flags.
     """
     options: dict[str, Any] = {} if default is None else {"default": default}
     error_box = io.StringIO()
@@ -35,15 +35,20 @@ def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None
 
 
 def _first_sentence(error_box: str) -> str:
-    """What tyro's error box says, in one line without its frame and its hints."""
+    """The message in tyro's error box as one line, without the frame and the hints."""
     lines = [line.strip("│ ") for line in error_box.splitlines() if not re.match(r"[╭╰]|│ ─", line)]
     text = " ".join(" ".join(lines).split())
     return re.split(r"\s*(?:Argument helptext|For full helptext)", text)[0]
 
 
 def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
-    """Run `main(argv)` of a program; returns 0 (done, time is up), 2 (the user can repair it) or 130 (interrupted)."""
-    # PyTorch's threads wait for one another actively: beside another busy program an update takes 5 times as long.
+    """Run `main(argv)` of a program and return its exit code.
+
+    0: done, or time is up; 2: a problem that the user can repair; 130: interrupted. Other exceptions pass through, so
+    that Python prints a traceback and exits with 1.
+    """
+    # By default PyTorch's threads keep their cores busy while they wait. When another program uses the same cores, this
+    # makes an update take 5 times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         program += f", rank {os.environ['RANK']}"
@@ -52,9 +57,9 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
         os.write(2, f"{program}: interrupted\n".encode())
         os._exit(130)
 
-    # Until `interruptible` takes over, either signal ends the program.
+    # Until `experiment.stopping.interruptible` takes over, either signal ends the program at once.
     for signal_number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(signal_number) != signal.SIG_IGN:  # as SIGINT is in a shell's background job
+        if signal.getsignal(signal_number) != signal.SIG_IGN:  # a shell's background job ignores SIGINT
             signal.signal(signal_number, leave)
     try:
         main(sys.argv[1:])
@@ -67,6 +72,7 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
     except KeyboardInterrupt:
         print(f"{program}: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # nobody reads the output any more (`| head`): no complaint at exit either
+    except BrokenPipeError:  # the reader of the output has ended (`| head`)
+        # Python flushes stdout once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -1,4 +1,4 @@
-"""What all rooms share: the observation, the exceptions, JSON files and the pointers between checkpoints."""
+"""What all packages share: the observation, the exceptions, JSON files and pointers to checkpoints."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Observation:
-    """What a policy decides on. Arrays stay on the CPU until the forward pass."""
+    """The input of one decision of a policy. Arrays stay on the CPU until the forward pass."""
 
-    # uint8 RGB (num_images, 256, 256, 3), upright, the agentview camera before the wrist's. If `prepared`, they are
-    # (num_images, S, S, 3): as the network sees them.
+    # uint8 RGB (num_images, 256, 256, 3), upright; first the agentview camera, then the wrist camera. If `prepared`,
+    # (num_images, S, S, 3): resized and cropped, as the network sees them.
     images: np.ndarray
-    # float64 (8,): end effector's position in metres (3), its axis-angle in radians (3), positions of the gripper's
-    # joints in metres (2). In Meta-World (4,): position (3), gripper (1).
+    # Proprioception, float64 (8,): end effector's position in metres (3), its axis-angle in radians (3), positions of
+    # the gripper's joints in metres (2). In Meta-World (4,): position (3), gripper (1).
     proprio: np.ndarray
     instruction: str
     prepared: bool = False
-    state: np.ndarray | None = None  # float32 (D,), the simulator's: a critic may know it, a policy never
+    state: np.ndarray | None = (
+        None  # float32 (D,), state of the simulator: only a critic may read it, never a policy
+    )
 
 
 class BadInput(Exception):
-    """What the user can repair, in one line: what is wrong, what was found, what to do. Exit code 2."""
+    """A problem that the user can repair, in one line: what is wrong, what was found, what to do. Exit code 2."""
 
     def __init__(self, message: str):
         super().__init__(" ".join(message.split()))  # messages of libraries may have several lines
 
 
 class TimeIsUp(Exception):
-    """A run has worked for its --max-hours: it is saved and goes on with --resume. Exit code 0."""
+    """A run has reached its --max-hours. It is saved, and --resume continues it. Exit code 0."""
 
 
 class SelfCheckError(RuntimeError):
@@ -43,19 +45,19 @@ class SelfCheckError(RuntimeError):
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an exception's message; its name if it has none."""
+    """The first line of an exception's message, or the name of its class if it has no message."""
     lines = str(error).splitlines()
     return lines[0] if lines else type(error).__name__
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises BadInput when it is missing, damaged or something else."""
+    """Read the object in a JSON file. Raises BadInput if the file is missing, damaged, or holds no object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror or error})") from None
-    except ValueError as error:  # broken JSON, or bytes that are no text
-        raise BadInput(f"{path}: is no JSON ({error})") from None
+    except ValueError as error:  # broken JSON, or bytes that are not UTF-8 text
+        raise BadInput(f"{path}: is not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise BadInput(f"{path}: holds a {type(value).__name__}, expected a JSON object")
     return value
@@ -70,12 +72,12 @@ def write_json(path: Path, value: object) -> None:
             os.fsync(file.fileno())  # otherwise a power cut may leave the new name on an empty file
         os.replace(temporary, path)
     except OSError:
-        temporary.unlink(missing_ok=True)  # on a full disk the next file needs its room
+        temporary.unlink(missing_ok=True)  # on a full disk the next file needs its space
         raise
 
 
 def resolve_pointer(path: Path) -> Path:
-    """The folder that a pointer names: the text file `checkpoints/best` or `latest`. Every other path as it is."""
+    """The folder that a pointer (the text file `checkpoints/best` or `latest`) names; other paths are unchanged."""
     path = path.expanduser()
     if path.is_file() and path.stat().st_size < 100:
         name = path.read_bytes().decode(errors="replace").strip()

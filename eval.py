@@ -6,7 +6,7 @@
     python eval.py --checkpoint CHECKPOINT --protocol libero --task-suite all --num-envs 8 --out results.json
 
 Episode i of a task starts from the benchmark's initial state i. Policies act greedily unless --temperature is given.
-The same command goes on where it was stopped. Results file: docs/RESULTS_JSON.md.
+A command with --out continues an interrupted evaluation. The results file is described in docs/RESULTS_JSON.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from command_line import main_guard
 from configs.cli import parse_eval
@@ -45,11 +45,13 @@ from experiment.results import (
 from experiment.results_table import comparison_table, perturbation_table, results_table
 from experiment.terminal import progress_bar
 
-if TYPE_CHECKING:  # these take seconds to import, and --help and wrong flags are answered without them
+if TYPE_CHECKING:  # these take seconds to import, and neither --help nor messages about flags need them
+    from experiment.stored_run import Training
     from rl.trajectory import Episode, Trajectory
     from vla.policy import Mode, Policy
 
-# Above the number of tasks of any suite (90), and of initial states of any task.
+# An episode's index is composed with these strides (`episode_of`). The first is above the number of tasks of any suite
+# (90), the second above the number of initial states of any task.
 TASK_STRIDE = 100
 STATE_STRIDE = 10_000
 PERTURBATION_STRIDE = 10**9
@@ -58,7 +60,7 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> None:
-    """Play the episodes that are missing, for one checkpoint or the two of a comparison, and print the results."""
+    """Play the missing episodes of one checkpoint, or of the two of a comparison, and print the results."""
     config = parse_eval(argv)
     from experiment.run_folder import lock_file
     from experiment.setup import choose_looks
@@ -83,7 +85,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def plan_episodes(config: EvalConfig, argv: Sequence[str]) -> Plan:
-    """The episodes that the command asks for. Raises BadInput for tasks or initial states that do not exist."""
+    """Plan the episodes that the command asks for. Raises BadInput for tasks or initial states that do not exist."""
     from experiment.provenance import provenance
     from experiment.stored_run import read_training
 
@@ -99,7 +101,7 @@ def plan_episodes(config: EvalConfig, argv: Sequence[str]) -> Plan:
 
 
 def play_before(config: EvalConfig, checkpoint: str, plan: Plan, results: Results) -> Results:
-    """Play the checkpoint that `results` are compared with; its file lies beside theirs."""
+    """Play the checkpoint of --compare-with on the same episodes; its results file is STEM-before.json."""
     from experiment.stored_run import read_training
 
     config_before = replace(config, model=replace(config.model, checkpoint=checkpoint))
@@ -109,6 +111,7 @@ def play_before(config: EvalConfig, checkpoint: str, plan: Plan, results: Result
 
 
 def print_results(config: EvalConfig, results: Results, plan: Plan, before: Results | None) -> None:
+    """Print the tables of success rates, and draw success by perturbation if there are perturbations."""
     print(*results_table(results, plan), sep="\n")
     print_trained_states(str(config.model.checkpoint), plan)
     if before is not None:
@@ -125,10 +128,10 @@ def print_results(config: EvalConfig, results: Results, plan: Plan, before: Resu
 
 
 def print_trained_states(checkpoint: str, plan: Plan) -> None:
-    """Say how many episodes are not held out, because the checkpoint's run was trained on their initial states."""
-    from experiment.stored_run import read_training, was_trained_on
+    """Print how many episodes are not held out, because the checkpoint's run trained on their initial states."""
+    from experiment.stored_run import was_trained_on
 
-    training = read_training(Path(checkpoint))
+    training = cast("Training | None", plan.header["training"])
     if training is None:
         return
     trained = [
@@ -141,27 +144,28 @@ def print_trained_states(checkpoint: str, plan: Plan) -> None:
         )
 
 
-def play(config: EvalConfig, plan: Plan, out: Path, other: Results | None) -> Results:
-    """Play the episodes that the results file `out` lacks, suite by suite.
+def play(config: EvalConfig, plan: Plan, out: Path, other_results: Results | None) -> Results:
+    """Play the planned episodes that the results file `out` lacks, suite by suite.
 
-    `other`: results of the policy that these will be compared with.
+    `other_results`: results of the policy with which these will be compared. Raises BadInput if `out` holds a different
+    evaluation, or if `other_results` cannot be compared.
     """
     from experiment.setup import load_policy
 
     results = None
     for suite in config.suites:
-        # Loaded for each suite: the action statistics, and with them the actions, are the suite's.
+        # Load the policy again for each suite, because the action statistics differ between suites.
         policy = load_policy(config.model, suite)
         if results is None:
             check_policy(config, policy)
-            results = open_results(out, settings_of(config, policy), plan, other)
+            results = open_results(out, settings_of(config, policy), plan, other_results)
             save_results(results, plan)
             print_start(config, policy, plan, results)
         missing = [key for key in plan.keys if key.task_suite == suite and key not in results.episodes]
         if missing:
             play_suite(config, policy, suite, plan, missing, results)
-        del policy  # its memory is needed for the next one
-    assert results is not None  # EvalConfig refuses a command without a suite
+        del policy  # free its memory before the next one is loaded
+    assert results is not None  # EvalConfig refuses an empty --task-suite
     return results
 
 
@@ -172,12 +176,12 @@ def check_policy(config: EvalConfig, policy: Policy) -> None:
 
     attention_probe(policy)
     image_probe(policy)
-    for suite in config.suites:  # all of them now, not after the hours that the first ones take
+    for suite in config.suites:  # all suites now, before hours are spent on the first one
         select_key(policy.info.statistics, suite, config.model.unnorm_key)
 
 
 def print_start(config: EvalConfig, policy: Policy, plan: Plan, results: Results) -> None:
-    """Say what is evaluated and how, with warnings about its pictures."""
+    """Print what is evaluated and how, with warnings about the looks of the simulator."""
     from preflight import check_looks
 
     settings = results.settings
@@ -186,7 +190,9 @@ def print_start(config: EvalConfig, policy: Policy, plan: Plan, results: Results
     if looks.status == "warning":
         print(looks.text)
     if config.protocol is not None and not settings["assets"].startswith("official"):
-        print("published results were taken with LIBERO's own pictures: --assets official")
+        print(
+            "published results use LIBERO's own looks; for results that compare with them use --assets official"
+        )
     if results.episodes:
         num_played = len(results.episodes)
         print(f"{results.path}: {num_played} of {len(plan.keys)} episodes are there already", flush=True)
@@ -200,7 +206,7 @@ def play_suite(
     missing: Sequence[EpisodeKey],
     results: Results,
 ) -> None:
-    """Play the `missing` episodes of one suite; each is in the file as soon as it has ended."""
+    """Play the `missing` episodes of one suite; each is saved in the results file as soon as it has ended."""
     from experiment.evaluation import evaluate
     from experiment.stopping import interruptible
 
@@ -236,14 +242,14 @@ def play_suite(
         print(f"{suite}: {len(missing)} episodes, {speed:.0f} env steps/s", flush=True)
     except KeyboardInterrupt:
         print(
-            f"stopped; finished episodes are kept: the same command with --out {results.path} goes on",
+            f"stopped; finished episodes are saved: to continue, run the same command with --out {results.path}",
             flush=True,
         )
         raise
 
 
 def env_spec(config: EvalConfig, suite: Suite, num_images: int = 1) -> EnvSpec:
-    """The recipe of the simulators for a suite. Raises BadInput for a task that does not exist."""
+    """The recipe from which the simulators of a suite are built. Raises BadInput for a task that does not exist."""
     from experiment.setup import make_spec
 
     if config.simulator.bddl_file:
@@ -256,7 +262,8 @@ def env_spec(config: EvalConfig, suite: Suite, num_images: int = 1) -> EnvSpec:
 def episode_of(key: EpisodeKey, seed: int = 0) -> Episode:
     """The episode to play. Its index, and with it its random stream, depends on the key alone.
 
-    What a perturbation draws depends on the seed, the task and the initial state, and is the same for all magnitudes.
+    The random numbers of a perturbation depend on the seed, the task and the initial state; they are the same for all
+    magnitudes.
     """
     from rl.randomness import seed_sequence
     from rl.trajectory import Episode
@@ -272,7 +279,7 @@ def episode_of(key: EpisodeKey, seed: int = 0) -> Episode:
 
 
 def settings_of(config: EvalConfig, policy: Policy) -> Settings:
-    """What decides, beside the episode's key, how an episode ends. Raises BadInput for a missing L1 head."""
+    """The settings that, with its key, decide how an episode ends. Raises BadInput if --mode l1 has no L1 head."""
     from experiment.setup import weights_fingerprint
 
     mode = choose_mode(config, policy)
@@ -293,16 +300,16 @@ def settings_of(config: EvalConfig, policy: Policy) -> Settings:
 
 
 def choose_mode(config: EvalConfig, policy: Policy) -> Mode:
-    """How the policy decides. Raises BadInput when --mode l1 has no action head."""
+    """Resolve --mode auto. Raises BadInput if --mode is l1 and the checkpoint has no L1 head."""
     checkpoint = str(config.model.checkpoint)
     if config.mode == "l1" and policy.action_head is None:
-        raise BadInput(f"--mode l1: {checkpoint} ships no action head")
+        raise BadInput(f"--mode l1: {checkpoint} has no L1 action head; use --mode greedy or sample")
     if config.mode != "auto":
         return config.mode
     if config.samples:
         return "sample"
     is_adapter = (resolve_pointer(Path(checkpoint)) / "adapter_config.json").is_file()
-    if policy.action_head is None or is_adapter:  # an adapter was trained on tokens
+    if policy.action_head is None or is_adapter:  # adapters are trained on tokens
         return "greedy"
     return "l1"
 
@@ -310,12 +317,12 @@ def choose_mode(config: EvalConfig, policy: Policy) -> Mode:
 def episode_record(
     config: EvalConfig, results: Results, key: EpisodeKey, trajectory: Trajectory
 ) -> EpisodeRecord:
-    """The record of an episode (docs/RESULTS_JSON.md); writes its video if --video asks for it."""
+    """Make the record of an episode (docs/RESULTS_JSON.md), and write its video if --video asks for it."""
     video = None
     if config.video == "all" or (config.video == "failures" and not trajectory.success):
         video = save_video(results.path, key, trajectory)
     return {
-        **key._asdict(),  # type: ignore[typeddict-item]  # mypy does not know its keys
+        **key._asdict(),  # type: ignore[typeddict-item]  # mypy does not know the keys of _asdict()
         "seed": config.seed,
         "mode": results.settings["mode"],
         "success": trajectory.success,
@@ -328,7 +335,7 @@ def episode_record(
 
 
 def save_video(results_path: Path, key: EpisodeKey, trajectory: Trajectory) -> str | None:
-    """Write the episode's video beside the results; its path relative to them, or None if it cannot be written."""
+    """Write the episode's video; return its path relative to the results file, or None if it cannot be written."""
     from experiment.videos import write_video
 
     parts = [key.task_suite, f"task_{key.task_id}", f"init_state_{key.init_state_id}"]

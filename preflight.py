@@ -1,8 +1,8 @@
-"""The checks before the first episode, of machine, checkpoint, simulator and policy.
+"""Check machine, checkpoint, simulator and policy before the first episode.
 
-A check takes plain values, most of them made by `experiment.setup`, and returns a `Check`: one line, with the command
-that repairs what is wrong. A training run stops at the first failure; `--check-only` goes on with all that it leaves
-possible.
+A check takes plain values, most of them made by `experiment.setup`, and returns a `Check`: a status and one line, which
+says how to repair what is wrong. A training run stops at the first failure. `--check-only` prints every result and goes
+on with the checks that do not need what has failed.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from vla.dataset_statistics import select_key, suites_named
 from vla.device import GIB, choose_device
 from vla.policy import Policy
 
-MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255; an empty frame has none
-COPIES_IN_CHECKPOINT = 3  # of every trained number, float32: itself and AdamW's two moments
-RESERVE_GIB = 0.5  # of the disk, for videos, records and the report
+MIN_CONTRAST = 5.0  # least standard deviation of a frame's pixel values (0 to 255); in an empty frame it is 0
+COPIES_IN_CHECKPOINT = 3  # float32 numbers for each trained one: itself and AdamW's two moments
+RESERVE_GIB = 0.5  # GiB of disk for videos, records and the report
 SOFTWARE_RENDERERS = ("llvmpipe", "softpipe", "swrast", "software")
 
 
 def check_only(config: TrainConfig) -> None:
-    """Make all checks and print a line for each. Raises BadInput if one failed."""
+    """Run all checks (`--check-only`) and print a line for each. Raises BadInput if one has failed."""
     checks = Checks(show_all=True)
     task = config.task
     suites = (task.task_suite,)
@@ -73,7 +73,7 @@ def check_only(config: TrainConfig) -> None:
 def _check_loading(
     checks: Checks, config: TrainConfig, simulator: SimulatorConfig
 ) -> tuple[Policy | None, int | None]:
-    """Load the policy and its teacher, and fit an update into memory: the policy and the micro-batch."""
+    """Load the policy and its teacher, and fit an update into memory. Returns the policy and the micro-batch size."""
     model = config.model
     suite = config.task.task_suite
     rank = config.update.lora_rank
@@ -92,7 +92,7 @@ def _check_loading(
 def _check_simulator(
     checks: Checks, task: TaskConfig, simulator: SimulatorConfig, num_images: int
 ) -> Observation | None:
-    """Find the tasks and start the first one: its first observation."""
+    """Find the tasks, and return the first observation of the first task."""
     spec = make_spec(task.task_suite, task.task_ids, simulator, num_images)
     checks.make("tasks", check_tasks, find_tasks, spec, task)
     return checks.make(
@@ -107,7 +107,7 @@ def _check_simulator(
 
 
 def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool) -> Observation:
-    """Check what a run has been set up with; returns the first observation. Raises the first failure."""
+    """Check what a training run was set up with, and return the first observation. Raises BadInput for a failure."""
     checks.run("looks", check_looks, policy.info, find_pack(config.simulator.assets))
     checks.run("suite", check_suite, policy.info, config.model, config.task.task_suite)
     checks.run("disk", check_disk, config.run, policy)
@@ -118,7 +118,7 @@ def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool)
 
 
 def check_machine(checks: Checks, model: ModelConfig, simulator: SimulatorConfig, num_tasks: int) -> None:
-    """Check what needs no policy."""
+    """Check the machine: packages, GPU, renderer, and Ray or main memory."""
     checks.run("versions", check_installed)
     checks.run("device", check_device, model)
     checks.make("rendering", check_renderer, find_renderer_apart)
@@ -135,7 +135,11 @@ def check_policy(
     observation: Observation | None,
     micro_batch_size: int | Literal["auto"] | None,
 ) -> None:
-    """Ask the policy what no error message would ever tell (`rl.selfcheck`). None: this could not be made."""
+    """Check the policy for faults that raise no error by themselves (`rl.selfcheck`).
+
+    An argument is None if it could not be made; the checks that need it are skipped.
+    """
+    # Two of the checks work without a simulator, on a made-up observation.
     any_observation = observation
     if observation is None and policy is not None:
         any_observation = selfcheck.made_up_observation(policy)
@@ -151,7 +155,7 @@ def check_policy(
 
 
 def check_installed() -> Check:
-    """The versions that decide what is computed. Raises BadInput for those of the simulator that change LIBERO."""
+    """Show the versions of packages that affect results. Raises BadInput for simulator versions that change LIBERO."""
     versions = {
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -164,7 +168,7 @@ def check_installed() -> Check:
 
 
 def check_device(model: ModelConfig) -> Check:
-    """The device's name and memory. A GPU that torch has no code for computes nothing."""
+    """Show the device and its memory. Fails on a GPU that this torch cannot use."""
     device = choose_device(model.device, base_and_adapter(str(model.checkpoint), None)[0])
     if device.type != "cuda":
         return Check("ok", f"CPU, {torch.get_num_threads()} thread(s)")
@@ -172,13 +176,13 @@ def check_device(model: ModelConfig) -> Check:
     try:
         torch.ones(2, device=device).sum().item()
     except RuntimeError as error:
-        repair = "see nvidia-smi; where torch has no code for it, run: pip install --upgrade torch torchvision timm"
+        repair = "see nvidia-smi; if this torch does not support it, run: pip install --upgrade torch torchvision timm"
         return Check("FAILED", f"{name} does not compute ({first_line(error)}): {repair}")
     return Check("ok", f"{name}, {torch.cuda.get_device_properties(device).total_memory / GIB:.0f} GiB")
 
 
 def find_renderer_apart() -> str:
-    """What draws a frame outside of LIBERO, asked in a process of its own. Raises BadInput where nothing does."""
+    """The name of the renderer, found by drawing a frame in another process. Raises BadInput if none can be drawn."""
     try:
         return ask(find_renderer)
     except NoAnswer as reason:
@@ -186,40 +190,41 @@ def find_renderer_apart() -> str:
 
 
 def check_renderer(renderer: str) -> Check:
-    """Software is slow, which is worth a warning where there is a GPU."""
+    """Warn of slow rendering in software on a machine with a GPU."""
     in_software = any(name in renderer.lower() for name in SOFTWARE_RENDERERS)
     if in_software and torch.cuda.is_available():
-        slow = "renders on the CPU, slowly, although there is a GPU; run: unset MUJOCO_GL PYOPENGL_PLATFORM"
+        slow = "renders on the CPU, slowly, although there is a GPU: run `unset MUJOCO_GL PYOPENGL_PLATFORM`"
         return Check("warning", f"{renderer} {slow}; {REPAIR}")
     return Check("ok", renderer)
 
 
 def check_ray() -> Check:
-    """Join the cluster: what it has. Raises BadInput."""
-    from envs.ray_workers import connect  # which imports what is not always installed
+    """Join the Ray cluster and show what it has. Raises BadInput if there is none."""
+    from envs.ray_workers import connect  # it imports ray, which is optional
 
     return Check("ok", connect())
 
 
 def check_host_memory(simulator: SimulatorConfig, num_tasks: int) -> Check:
+    """Warn if the simulators of this process will need more main memory than is free."""
     available_kib = re.findall(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[0]
     free = int(available_kib) / 2**20
     needed = simulator_memory(simulator, num_tasks).main
-    text = f"{free:.1f} GiB are free, {simulator.num_envs} simulator(s) will take about {needed:.1f}"
+    text = f"{free:.1f} GiB are free, {simulator.num_envs} simulator(s) need about {needed:.1f} GiB"
     if free < needed:
         return Check("warning", f"{text}: lower --num-envs or --kept-tasks")
     return Check("ok", text)
 
 
 def check_disk(run: RunConfig, policy: Policy) -> Check:
-    """Whether the checkpoints that a run keeps fit on the disk."""
+    """Check that the checkpoints that a run keeps fit on the disk."""
     output = Path(run.output).absolute()
     existing_folder = next(folder for folder in (output, *output.parents) if folder.is_dir())
     free = shutil.disk_usage(existing_folder).free / GIB
     trained = sum(parameter.numel() for _, parameter in policy.named_trainable_parameters())
-    checkpoints = run.keep_checkpoints + 2  # and `best`, and one that is being written
+    checkpoints = run.keep_checkpoints + 2  # `best`, and one that is being written
     needed = 4 * trained * COPIES_IN_CHECKPOINT * checkpoints / GIB + RESERVE_GIB
-    text = f"{free:.1f} GiB are free in {output}, {checkpoints} checkpoints and records take {needed:.1f}"
+    text = f"{free:.1f} GiB are free in {output}, {checkpoints} checkpoints and records need {needed:.1f} GiB"
     if free < needed:
         return Check(
             "FAILED", f"{text}: name a folder on another disk with --output, or lower --keep-checkpoints"
@@ -231,17 +236,22 @@ def check_disk(run: RunConfig, policy: Policy) -> Check:
 
 
 def check_assets(assets: str) -> Check:
+    """Show the name and folder of the assets."""
     pack = find_pack(assets)
     return Check("ok", f"{pack}: {pack.folder}")
 
 
 def check_checkpoint(info: CheckpointInfo) -> Check:
+    """Show what the checkpoint is and what it reads."""
     proprio = "proprio" if info.uses_proprio else "no proprio"
     return Check("ok", f"{info.kind}; reads {info.num_images} image(s) and {proprio}; {info.folder}")
 
 
 def check_looks(info: CheckpointInfo, pack: Pack) -> Check:
-    """Whether the policy will see what it was trained on: LIBERO's own, where its folder does not say."""
+    """Warn if the policy will see other looks than in its training.
+
+    A checkpoint that names no looks is assumed to have been trained on LIBERO's own.
+    """
     trained_on = info.looks or ("official",)
     if pack.looks in trained_on:
         return Check("ok", str(pack))
@@ -249,7 +259,7 @@ def check_looks(info: CheckpointInfo, pack: Pack) -> Check:
         looks if looks in ("official", "lowpoly", "metaworld") else f"the folder of pack {looks}"
         for looks in trained_on
     ]
-    assumed = "" if info.looks else ", as most were: its folder does not say"
+    assumed = "" if info.looks else " (assumed, because its folder does not say)"
     return Check(
         "warning",
         f"{pack}, but the policy was trained on {' and '.join(trained_on)}{assumed}; "
@@ -258,7 +268,7 @@ def check_looks(info: CheckpointInfo, pack: Pack) -> Check:
 
 
 def check_suite(info: CheckpointInfo, model: ModelConfig, task_suite: str) -> Check:
-    """The ranges of actions in force, and whether they and the checkpoint's name are those of the suite."""
+    """Show the ranges of actions, and warn if their key or the checkpoint's name belongs to another suite."""
     key = select_key(info.statistics, task_suite, model.unnorm_key)
     action = info.statistics[key].action
     low = " ".join(f"{value:.2f}" for value in action.q01)
@@ -268,21 +278,24 @@ def check_suite(info: CheckpointInfo, model: ModelConfig, task_suite: str) -> Ch
     for name, repair in ((key, "leave out --unnorm-key"), (Path(base).name, "use another --task-suite")):
         suites = suites_named(name)
         if suites and task_suite not in suites:
-            other = f"{name} is of another suite than the tasks ({task_suite}), and has no success as a rule"
-            return Check("warning", f"{text}; {other}: {repair}, or use another --checkpoint")
+            mismatch = f"{name} is of another suite than the tasks ({task_suite}), and will rarely succeed"
+            return Check("warning", f"{text}; {mismatch}: {repair}, or use another --checkpoint")
     return Check("ok", text)
 
 
 def check_weights(policy: Policy) -> Check:
+    """Show the number of parameters and where they are."""
     rows = dict(policy.describe())
     return Check("ok", f"{rows['parameters']}; trainable {rows['trainable']}; on {policy.device}")
 
 
 def check_teacher(teacher: Teacher) -> Check:
+    """Show how the teacher decides, and why."""
     return Check("ok", f"{teacher.mode}: {teacher.why}")
 
 
 def check_micro_batch(micro_batch_size: int) -> Check:
+    """Show how many decisions are in one forward and backward pass."""
     return Check("ok", f"{micro_batch_size} decisions at a time")
 
 
@@ -290,24 +303,25 @@ def check_micro_batch(micro_batch_size: int) -> Check:
 
 
 def check_tasks(tasks: Sequence[TaskInfo]) -> Check:
+    """Show the tasks and their instructions."""
     return Check("ok", "; ".join(f"{task.task_id} {task.instruction}" for task in tasks))
 
 
 def first_observation_apart(spec: EnvSpec, task: TaskConfig, simulators: str) -> Observation:
-    """The first observation from a process of its own: a simulator that hangs or crashes is a failed check, too."""
+    """The first observation, made in another process, so that a hang or crash of the simulator is a failed check."""
     pool = make_pool(spec, 1, simulators="ray") if simulators == "ray" else Pool(spec, 1)
     with pool:
         return first_observation(pool, task)
 
 
 def check_first_frame(observation: Observation) -> Check:
-    """Whether every camera shows something."""
+    """Check that no camera's image is empty."""
     images = observation.images
     contrast = min(float(image.std()) for image in images)
     text = f"{len(images)} camera(s), {images.shape[2]} x {images.shape[1]} pixels, contrast {contrast:.1f}"
     if contrast < MIN_CONTRAST:
         repair = "check the GL driver (try MUJOCO_GL=osmesa), or --assets"
-        return Check("FAILED", f"{text}: a rendered frame is empty: {repair}")
+        return Check("FAILED", f"{text}: a rendered frame is empty; {repair}")
     return Check("ok", text)
 
 
@@ -315,28 +329,35 @@ def check_first_frame(observation: Observation) -> Check:
 
 
 def check_attention(policy: Policy) -> Check:
+    """Check that attention is bidirectional. Raises BadInput if it is causal."""
     return Check("ok", selfcheck.attention_probe(policy))
 
 
 def check_images(policy: Policy) -> Check:
+    """Check that images change the policy's output. Raises BadInput if they do not."""
     return Check("ok", selfcheck.image_probe(policy))
 
 
 def check_token_head(
     policy: Policy, observation: Observation, phases: PhaseConfig, allow_zero_baseline: bool
 ) -> Check:
-    """Whether the checkpoint's token head was trained, where the run needs that."""
+    """Check that the checkpoint's token head was trained, if the run needs that. Raises BadInput."""
     has_l1_teacher = policy.action_head is not None and phases.teacher != "greedy"
     has_other_teacher = phases.teacher_checkpoint is not None
-    # After a warmup by an L1 head, or by another checkpoint, nothing is left of the checkpoint's token logits.
+    # A warmup by an L1 head or by another checkpoint trains the token head anew, so its first state does not matter.
     is_relearned = phase_at(0, phases).distils and (has_l1_teacher or has_other_teacher)
     must_be_trained = not is_relearned and not allow_zero_baseline
     return Check("ok", selfcheck.token_probe(policy, observation, must_be_trained))
 
 
 def check_log_probs(policy: Policy, observation: Observation, temperature: float) -> Check:
+    """Check that sampling and learning compute the same log-probs. Raises SelfCheckError if not."""
     return Check("ok", selfcheck.check_logits_path(policy, observation, temperature))
 
 
 def check_learning(policy: Policy, observation: Observation, micro_batch_size: int) -> Check:
+    """Check that an optimizer step changes the policy as its gradient says, and fits into memory.
+
+    Raises SelfCheckError or BadInput if not.
+    """
     return Check("ok", selfcheck.check_learning(policy, observation, micro_batch_size))

@@ -1,4 +1,4 @@
-"""Bounds of numbers, written at the fields of settings: `lr: Annotated[float, POSITIVE] = 1e-6`."""
+"""Allowed ranges of numeric settings, written at their fields: `lr: Annotated[float, POSITIVE] = 1e-6`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import get_type_hints
 
 from contracts import BadInput
 
-TOO_LARGE = 2**63  # numbers travel through JSON, numpy and torch as 64 bits
+TOO_LARGE = 2**63  # JSON, numpy and torch hold numbers of 64 bits
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a setting may have."""
+    """The range of numbers that a setting may have."""
 
-    above: float = -math.inf  # this number itself is outside
+    above: float = -math.inf  # this number itself is not allowed
     least: float = -math.inf
     most: float = math.inf
 
@@ -35,11 +35,11 @@ SHARE = Range(least=0, most=1)
 
 
 def check_numbers(settings: object) -> None:
-    """Check the numbers in a dataclass, alone or in tuples, against the ranges at its fields. Raises BadInput."""
+    """Raise BadInput if a number in a dataclass, alone or in a tuple, is outside the range at its field."""
     for name, bounds in _ranges(type(settings)).items():
         flag = f"--{name.replace('_', '-')}"
         for value in _numbers_in(getattr(settings, name)):
-            if not abs(value) < TOO_LARGE:  # nor NaN or infinite
+            if not abs(value) < TOO_LARGE:  # NaN and infinity are refused, too
                 raise BadInput(f"{flag} must be a number of at most 64 bits, got {value}")
             if value not in bounds:
                 raise BadInput(f"{flag} must be {bounds}, got {value}")
@@ -56,6 +56,7 @@ def _ranges(settings: type) -> dict[str, Range]:
 
 
 def _numbers_in(value: object) -> Iterator[int | float]:
+    """The value, or the elements of a tuple, as far as they are numbers."""
     for element in value if isinstance(value, tuple) else (value,):
         if isinstance(element, int | float) and not isinstance(element, bool):
             yield element

@@ -1,4 +1,4 @@
-"""The command lines of train_grpo.py and eval.py: presets, and the flags of a stored run."""
+"""Read the command lines of train_grpo.py and eval.py, starting from a preset or from the settings of a stored run."""
 
 from __future__ import annotations
 
@@ -23,17 +23,18 @@ class Command:
 
     config: TrainConfig
     preset: str = "libero_spatial"
-    """Settings to start from: libero_spatial, libero_object, libero_goal, libero_10, libero_90, metaworld_mt50 (7B), rl
-    (7B, PPO alone with large rollouts), tiny (CPU), smoke (seconds). Left out: the 7B preset of --task-suite."""
+    """Settings to start from, which the other flags change: libero_spatial, libero_object, libero_goal, libero_10,
+    libero_90 or metaworld_mt50 (7B on that suite), rl (7B, PPO alone with large rollouts), tiny (small policy, for a
+    CPU), smoke (a test of seconds). Without --preset: the 7B preset of --task-suite."""
     resume: str | None = None
     """Run folder to continue (None: a new run)."""
     check_only: bool = False
-    """Check the machine, the simulator and the checkpoint, then stop."""
+    """Check the machine, the simulator and the checkpoint, print the results and stop."""
 
 
 def parse_train(argv: Sequence[str]) -> Command:
-    """The command that train_grpo.py's `argv` (without the program's name) asks for. Raises BadInput."""
-    # Three flags decide which settings the other flags change.
+    """Read `argv` of train_grpo.py (without the program's name). Raises BadInput for wrong flags or values."""
+    # These three flags decide which settings the other flags start from, so they are read first.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--preset", nargs="?")
     parser.add_argument("--resume", nargs="?")
@@ -81,7 +82,7 @@ def _parse_resumed_run(argv: Sequence[str], run_folder: str) -> Command:
 
 
 def parse_eval(argv: Sequence[str]) -> EvalConfig:
-    """What eval.py's `argv` asks for. Raises BadInput."""
+    """Read `argv` of eval.py (without the program's name). Raises BadInput for wrong flags or values."""
     config = parse_flags(EvalConfig, argv, prog="eval.py")
     if not config.model.checkpoint:
         raise BadInput(NO_CHECKPOINT)

@@ -19,27 +19,33 @@ class EvalConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     simulator: SimulatorConfig = field(default_factory=SimulatorConfig)
     compare_with: str | None = None
-    """Another checkpoint, or an earlier results file (*.json), to be compared on the same episodes (None: nothing)."""
+    """Another checkpoint, or an earlier results file (*.json), to compare with on the same episodes (None: no
+    comparison)."""
     protocol: Literal["libero"] | None = None
-    """libero: the published one, all tasks, a greedy episode from each of 50 initial states (None: as flags say)."""
+    """libero: the published protocol, which is all tasks of a suite and one greedy episode from each of 50 initial
+    states (None: as the other flags say)."""
     task_suite: tuple[Suite | Literal["all"], ...] = ("libero_spatial",)
-    """Suites, one after the other; all: spatial, object, goal and 10, the four of the published tables."""
+    """Suites to play. all: libero_spatial, libero_object, libero_goal and libero_10, as in published tables."""
     task_ids: Annotated[tuple[int, ...] | None, NOT_NEGATIVE, TaskIds] = None
     """Task ids within each suite (None: all)."""
     trials: Annotated[int, POSITIVE] = 50
-    """Episodes per task, each from another initial state; more than there are: sampled ones start over."""
+    """Episodes per task, each from another initial state. When these run out, a sampling policy starts over with the
+    first one, and a deterministic policy is done."""
     first_init_state: Annotated[int, NOT_NEGATIVE] = 0
-    """Id of the initial state of the first trial (40: the states that training leaves out by default)."""
+    """Id of the first initial state (40: play the states that training leaves out by default)."""
     mode: Literal["auto", "greedy", "sample", "l1"] = "auto"
-    """How the policy decides (auto: sample with --temperature, l1 for a pretrained L1 head, else greedy)."""
+    """How the policy decides (auto: sample if --temperature is given, l1 if a pretrained checkpoint has an L1 head,
+    else greedy)."""
     temperature: Annotated[float | None, POSITIVE] = None
-    """Sampling temperature, by which the policy's logits are divided (None: 1, where --mode is sample)."""
+    """Sampling temperature: the policy's logits are divided by it (None: 1 with --mode sample)."""
     seed: Annotated[int, NOT_NEGATIVE] = 0
-    """Seed of sampling and of perturbations; it changes nothing else where the policy is greedy."""
+    """Seed of sampling and of perturbations."""
     out: str | None = None
-    """Results file (docs/RESULTS_JSON.md; None: a new one in runs/). The same command goes on where it was stopped."""
+    """Results file (docs/RESULTS_JSON.md; None: a new one in runs/). If it exists, the same command plays only the
+    episodes that it lacks."""
     video: Literal["none", "failures", "all"] = "none"
-    """Which episodes are kept as videos, in a folder beside the results file. Recording draws every env step."""
+    """Episodes whose videos are kept, in a folder beside the results file. Recording is slower, because every env step
+    is rendered."""
 
     def __post_init__(self) -> None:
         for section in (self, self.model, self.simulator):
@@ -54,6 +60,7 @@ class EvalConfig:
 
     @property
     def samples(self) -> bool:
+        """Whether the policy samples its actions."""
         return self.mode == "sample" or (self.mode == "auto" and self.temperature is not None)
 
     @property
@@ -67,11 +74,11 @@ class EvalConfig:
 
 def check_bddl_file(config: EvalConfig) -> None:
     if len(config.suites) > 1 or config.task_ids not in (None, (0,)):
-        raise BadInput("--bddl-file is one task: one --task-suite, no --task-ids")
+        raise BadInput("--bddl-file names one task: give one --task-suite and no --task-ids")
 
 
 def check_protocol(config: EvalConfig) -> None:
-    """The published protocol leaves nothing to choose that changes the result."""
+    """Raise BadInput if a flag contradicts the published protocol, which fixes all that changes the result."""
     is_changed = {
         "--trials": config.trials != EvalConfig.trials,
         "--first-init-state": config.first_init_state != EvalConfig.first_init_state,
@@ -84,5 +91,5 @@ def check_protocol(config: EvalConfig) -> None:
     flags = ", ".join(flag for flag in is_changed if is_changed[flag])
     if flags:
         raise BadInput(
-            f"--protocol libero is all tasks of a suite, 50 initial states each, greedy: leave out {flags}"
+            f"--protocol libero plays all tasks of a suite greedily from 50 initial states each: leave out {flags}"
         )

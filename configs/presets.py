@@ -13,11 +13,11 @@ PUBLIC_CHECKPOINTS: dict[Suite, str] = {
     "libero_10": "Haozhan72/Openvla-oft-SFT-libero10-traj1",
 }
 
-# 2 million parameters beside its vocabulary, trained on two or three demonstrations a task in either looks: weak enough
-# to learn. Its README says how it was made.
+# 2 million parameters apart from its vocabulary, trained on two or three demonstrations per task in both looks. It is
+# weak, so that reinforcement learning can improve it. The README in its folder says how it was made.
 TINY_CHECKPOINT = "checkpoints/tiny-libero-spatial"
 
-# PPO alone, with settings that docs/RESULTS.md, "Learning", shows at work; --warmup brings the phases back.
+# PPO alone, with the settings measured in docs/RESULTS.md, "Learning". --warmup adds warmup and transition.
 _TINY = changed(
     TrainConfig(),
     name="tiny",
@@ -43,8 +43,8 @@ _TINY = changed(
     eval_trials=0,
 )
 
-# How peers train a 7B (SimpleVLA-RL: 512 episodes an update in groups of 8, one epoch of four optimizer steps, all
-# trajectories of the same weight, groups without a signal dropped), with the learning rate that RLinf takes for LoRA.
+# How other projects train a 7B. From SimpleVLA-RL: 512 episodes per update in groups of 8, one epoch of four optimizer
+# steps, equal weight for all trajectories, groups without a signal dropped. From RLinf: the learning rate for LoRA.
 _RL = changed(
     TrainConfig(),
     name="rl",
@@ -73,7 +73,7 @@ PRESETS: dict[str, TrainConfig] = {
     },
     "tiny": _TINY,
     "rl": changed(_RL, checkpoint=PUBLIC_CHECKPOINTS["libero_spatial"]),
-    # Every phase in seconds: what the tests run.
+    # All phases within seconds; the tests run this.
     "smoke": changed(
         _TINY,
         name="smoke",

@@ -1,4 +1,4 @@
-"""A configuration as config.json stores it: written by this version, read from this version and from older ones."""
+"""Convert a configuration to the form in config.json, and back, also from files of older versions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,15 @@ Sections: TypeAlias = dict[str, dict[str, Any]]  # settings by section, as JSON 
 
 
 def to_dict(config: TrainConfig) -> Sections:
+    """The settings by section, as config.json stores them."""
     return asdict(config)
 
 
 def from_dict(stored: Any, source: str) -> TrainConfig:
-    """The inverse of `to_dict` after a trip through JSON; `source` names the file in errors. Raises BadInput."""
+    """The inverse of `to_dict`, applied to what was read from JSON. `source` names the file in messages.
+
+    Raises BadInput if a setting is missing, unknown or not allowed.
+    """
     try:
         sections = _without_withdrawn(stored)
         config = TypeAdapter(TrainConfig).validate_json(json.dumps(sections), strict=True)
@@ -31,20 +35,24 @@ def from_dict(stored: Any, source: str) -> TrainConfig:
         raise BadInput(f"{source}: {field} is {first['input']!r}: {first['msg']}") from None
     except BadInput as problem:
         raise BadInput(f"{source}: {problem}") from None
-    # No default of this version may slip into another's run, and no setting may get lost.
+    # A missing setting must not get the default of this version unnoticed, and an unknown one must not get lost.
     for name in sorted(_names(to_dict(config)) ^ _names(sections)):
-        raise BadInput(f"{source}: {name} is missing, or no setting of this version of the program")
+        raise BadInput(f"{source}: {name} is missing, or is not a setting of this version of the program")
     return config
 
 
 def _names(sections: Sections) -> set[str]:
+    """SECTION.NAME of every setting."""
     return {f"{section}.{name}" for section, settings in sections.items() for name in settings}
 
 
 def _without_withdrawn(stored: Any) -> Any:
-    """Drop the settings that this version has no more, where they say what it does. Raises BadInput elsewhere."""
+    """Drop withdrawn settings (those that this version no longer has) if they ask for what this version does.
+
+    Raises BadInput if one asks for something else.
+    """
     if not isinstance(stored, dict) or not all(isinstance(settings, dict) for settings in stored.values()):
-        return stored  # which is refused, as it is no configuration
+        return stored  # this is not a configuration, and the caller refuses it
     sections = copy.deepcopy(stored)
     for (section, name), accepted in _accepted_values(stored).items():
         settings = sections.get(section, {})
@@ -53,7 +61,7 @@ def _without_withdrawn(stored: Any) -> Any:
         value = settings.pop(name)
         if value not in accepted:
             advice = (
-                "to go on with another algorithm would spoil the run: use the commit that config.json names"
+                "continuing with another algorithm would spoil the run: use the commit that config.json names"
             )
             if name == "wandb_project":
                 advice = f"set the environment variable WANDB_PROJECT={value}"
@@ -62,7 +70,7 @@ def _without_withdrawn(stored: Any) -> Any:
 
 
 def _accepted_values(stored: Sections) -> dict[tuple[str, str], list[object]]:
-    """(section, name) of each withdrawn setting -> the values with which an older run did what this version does."""
+    """(section, name) of each withdrawn setting -> values with which an older version did what this version does."""
     update = stored.get("update", {})
     rollout = stored.get("rollout", {})
     extra_steps = [rollout.get("n_steps")]

@@ -1,4 +1,4 @@
-"""A list of checks: made one after the other, each with a line that a user can act on."""
+"""Run checks one after the other; each has a one-line result, which says what to do if something is wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Check:
-    """What a check found: one line, which for a warning or a failure says what to do."""
+    """The result of a check: a status and one line, which says what to do for a warning or a failure."""
 
     status: Status
     text: str
@@ -30,17 +30,25 @@ class Check:
 
 
 class Checks:
-    """The checks made so far. A failure is raised; with `show_all` it is printed, as all the others are."""
+    """Runs checks and keeps their results.
+
+    By default a failed check raises an exception. With `show_all` every result is printed, and the checks that do not
+    depend on a failed one still run.
+    """
 
     def __init__(self, show_all: bool = False) -> None:
-        self.made: dict[str, Check] = {}  # by name, in the order in which they were made
+        self.made: dict[str, Check] = {}  # results by name, in the order in which the checks ran
         self._show_all = show_all
         self._print = show_all and os.environ.get("RANK", "0") == "0"
         self._started = time.perf_counter()
         self._last_line = self._started
 
     def run(self, name: str, check: Callable[..., Check], *values: object, after: Sequence[str] = ()) -> None:
-        """Make a check. It is skipped when one of its values is None, or a check named in `after` did not pass."""
+        """Run check(*values) and keep its result.
+
+        The check is skipped if one of its values is None (it could not be made), or if a check named in `after` did not
+        pass. Without `show_all`, raises BadInput for a failure and passes on exceptions of the check.
+        """
         result = self._attempt(name, check, values, after)
         if result is not None:
             self._add(name, result)
@@ -53,7 +61,7 @@ class Checks:
         *values: object,
         after: Sequence[str] = (),
     ) -> T | None:
-        """Make function(*values), and check it. None when that failed, or was skipped as in `run`."""
+        """Return function(*values) after checking it. Returns None if it failed, or was skipped as in `run`."""
         value = self._attempt(name, function, values, after)
         if value is None:
             return None
@@ -63,7 +71,10 @@ class Checks:
     def _attempt(
         self, name: str, function: Callable[..., T], values: Sequence[object], after: Sequence[str]
     ) -> T | None:
-        if any(value is None for value in values) or not all(self.made[other].passed for other in after):
+        """Return function(*values). If it is skipped or raises, keep that result under `name` and return None."""
+        if any(value is None for value in values) or not all(
+            self.made[required].passed for required in after
+        ):
             self._add(name, Check("skipped", "what it needs has failed"))
             return None
         try:
@@ -73,13 +84,16 @@ class Checks:
                 raise
             text = str(failure)
             if not isinstance(failure, BadInput | SelfCheckError):
-                log.error("a check ended in a fault", exc_info=failure)
+                log.error("the check %r raised an exception that it should not raise", name, exc_info=failure)
                 text = f"{type(failure).__name__}: {first_line(failure)} (a fault: its traceback is above)"
             self._add(name, Check("FAILED", text))
             return None
 
     def _add(self, name: str, check: Check) -> None:
-        """Keep a check, and print it with the seconds since the line before."""
+        """Keep a result, and print it with the seconds since the previous line.
+
+        Raises BadInput for a failure, unless `show_all`.
+        """
         if check.status == "FAILED" and not self._show_all:
             raise BadInput(check.text)
         self.made[name] = check
@@ -89,12 +103,13 @@ class Checks:
         self._last_line = now
 
     def summary(self) -> str:
+        """One line: the number of checks, their seconds, and how many had each status."""
         counts = Counter(check.status for check in self.made.values())
         counted = ", ".join(f"{counts[status]} {status}" for status in get_args(Status) if counts[status])
         return f"{len(self.made)} checks in {time.perf_counter() - self._started:.1f} s: {counted}"
 
     def rows(self) -> list[tuple[str, str]]:
-        """The summary and the warnings, as (title, text), for the table that a run shows at its start."""
+        """The summary and the warnings as rows (title, text) of the table that a run logs at its start."""
         rows = [("checks", self.summary())]
         for name, check in self.made.items():
             if check.status == "warning":
@@ -102,7 +117,7 @@ class Checks:
         return rows
 
     def conclude(self) -> None:
-        """Print the summary. Raises BadInput when a check has failed."""
+        """Print the summary. Raises BadInput if a check has failed."""
         if self._print:
             print(self.summary())
         failed = [f"{name}: {check.text}" for name, check in self.made.items() if check.status == "FAILED"]

@@ -1,6 +1,7 @@
-"""Training checkpoints: written so that a kill at any moment leaves the previous one whole.
+"""Save and load training checkpoints. A kill at any moment leaves the previous checkpoint whole.
 
-A run's checkpoints/ holds folders step_N and two pointers, `latest` and `best`: text files with a folder's name.
+A run's folder checkpoints/ holds folders step_N (N env steps) and two pointers, `latest` and `best`: text files that
+contain the name of such a folder.
 """
 
 from __future__ import annotations
@@ -32,29 +33,31 @@ TASK_ALPHA = 0.9
 
 @dataclass
 class TrainerState:
-    """Everything that a run is, beside the policy's weights and the optimizer.
+    """The state of a run, apart from the policy's weights, the optimizer and the critic.
 
-    Its fields are stored in the checkpoint under their names; one that an older checkpoint lacks has its default.
+    Fields are stored in the checkpoint under their names. A field that an older checkpoint lacks gets its default.
     """
 
     global_step: int = 0  # env steps of training rollouts
     update: int = 0  # updates done
     metrics_bytes: int = 0  # length of metrics.jsonl when this state was saved
     evaluated_at: int | None = None  # global_step of the last evaluation
-    teacher_k: int | None = None  # the teacher never changes, so it is evaluated once
-    teacher_n: int | None = None
-    best_score: float | None = None
+    teacher_k: int | None = None  # successes of the teacher, which never changes and so is evaluated once
+    teacher_n: int | None = None  # episodes of that evaluation
+    best_score: float | None = None  # score of the checkpoint `best`: see --best-by
     return_average: float | None = None  # exponential average of the student's episodic return
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
-    perturbed_success: dict[str, float] = field(default_factory=dict)  # the same per kind and magnitude
-    drawn: dict[int, int] = field(default_factory=dict)  # groups that each task had: see TrainingEpisodes
+    perturbed_success: dict[str, float] = field(
+        default_factory=dict
+    )  # the same per perturbation label (kind and magnitude)
+    drawn: dict[int, int] = field(default_factory=dict)  # groups drawn so far, per task: see TrainingEpisodes
     wandb_id: str | None = None
-    ranks: int = 1  # processes that train together; which episodes they play depends on their number
-    looks: str = ""  # the pictures that the run trains on: see CheckpointInfo
-    updates_without_signal: int = 0  # the last ones in a row whose advantages were all 0
+    ranks: int = 1  # number of processes that train together; the episodes depend on it
+    looks: str = ""  # name of the looks that the run trains on: see CheckpointInfo
+    updates_without_signal: int = 0  # number of latest updates in a row with all advantages 0
 
     def improves(self, score: float | None) -> bool:
-        """Whether `score` is the best of the run so far; if so, remember it as the one to beat."""
+        """Return whether `score` is the best of the run so far; if it is, remember it. None is never the best."""
         if score is None:
             return False
         if self.best_score is not None and score <= self.best_score:
@@ -63,7 +66,7 @@ class TrainerState:
         return True
 
     def count_update(self, rollout: Rollout, has_signal: bool) -> None:
-        """Take into account an update: its env steps, returns, drawn initial states, and whether it could learn."""
+        """Add an update: its env steps, returns, successes, drawn groups, and whether there was a learning signal."""
         self.global_step += rollout.env_steps
         self.update += 1
         self.updates_without_signal = 0 if has_signal else self.updates_without_signal + 1
@@ -76,11 +79,11 @@ class TrainerState:
             label_average = self.perturbed_success.get(label, UNKNOWN)
             self.task_success[episode.task_id] = TASK_ALPHA * task_average + (1 - TASK_ALPHA) * success
             self.perturbed_success[label] = TASK_ALPHA * label_average + (1 - TASK_ALPHA) * success
-            # Trajectories come in the order of their episodes, so the last one of a task decides.
+            # Trajectories are in the order of their episodes, so the value of the last one of a task remains.
             self.drawn[episode.task_id] = episode.draw + 1
 
     def _average_return(self, rollout: Rollout) -> None:
-        """Update `return_average` by the episodes that the student played alone. It begins at their first mean."""
+        """Update `return_average` with the episodes in which only the student acted; their first mean starts it."""
         returns = [
             float(trajectory.success)
             for trajectory in rollout.trajectories
@@ -103,11 +106,11 @@ def save_checkpoint(
     keep: int,
     best: Mapping[str, float | None] | None = None,
 ) -> Path:
-    """Rank 0 writes `checkpoints/step_N`, moves the pointer `latest` to it and deletes older ones beyond `keep`.
+    """Save the checkpoint `checkpoints/step_N`, move the pointer `latest` to it and delete all but the newest `keep`.
 
-    `best`: metadata if this is the best checkpoint so far. The pointer `best` moves before `latest`, because a run is
-    resumed from `latest`: everything else must be done by then. Raises OSError (disk full, folder gone) with the
-    previous checkpoint untouched.
+    Every rank calls this; rank 0 writes and the others wait. `best`: metadata if this is the best checkpoint so far,
+    else None. The pointer `best` moves before `latest`, because a run is resumed from `latest`: everything else must be
+    done by then. Raises OSError (disk full, folder gone) and then leaves the previous checkpoint untouched.
     """
     folder = checkpoints / f"step_{state.global_step}"
     if learner.ranks.is_main:
@@ -122,7 +125,7 @@ def save_checkpoint(
 
 
 def _remove_abandoned(checkpoints: Path) -> None:
-    """Remove what a killed process left half-written. Raises OSError if the run folder was moved away."""
+    """Remove folders that a killed process left half-written. Raises OSError if the run folder was moved away."""
     for path in checkpoints.iterdir():
         if path.name.startswith(TEMPORARY_PREFIX):
             shutil.rmtree(path, ignore_errors=True)
@@ -143,11 +146,12 @@ def _write_atomically(folder: Path, learner: Learner, state: TrainerState) -> No
 
 
 def _write(folder: Path, learner: Learner, state: TrainerState) -> None:
+    """Write the adapter and the trainer's file into `folder`, and flush them to the disk. Raises OSError."""
     learner.policy.save_adapter(folder, looks=state.looks)
     contents: dict[str, object] = {"state": asdict(state), "optimizer": learner.optimizer.state_dict()}
     if learner.critic is not None:
         contents["critic"] = learner.critic.episodes
-    # Via memory: torch's own writer does not say why a file cannot be written.
+    # torch saves into memory first, because its own file writer does not say why a file cannot be written.
     in_memory = io.BytesIO()
     torch.save(contents, in_memory)
     (folder / TRAINER_FILE).write_bytes(in_memory.getbuffer())
@@ -157,7 +161,7 @@ def _write(folder: Path, learner: Learner, state: TrainerState) -> None:
 
 
 def _remove_old(checkpoints: Path, keep: int) -> None:
-    """Delete all checkpoints but the newest `keep` and the best."""
+    """Delete all checkpoints except the newest `keep` and the best."""
     steps = _steps(checkpoints)
     best = resolve_pointer(checkpoints / BEST)
     for folder in steps[:-keep]:
@@ -166,9 +170,10 @@ def _remove_old(checkpoints: Path, keep: int) -> None:
 
 
 def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
-    """Restore the learner and return the run's state. Random generators need no restoring: see rl/randomness.py.
+    """Restore the learner from a checkpoint and return the run's state.
 
-    Raises BadInput when the folder cannot be used, or was written by another number of ranks.
+    Random generators need no restoring: see rl/randomness.py. Raises BadInput if the folder is not a usable checkpoint,
+    or if another number of ranks wrote it.
     """
     path = folder / TRAINER_FILE
     try:
@@ -177,23 +182,26 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
         learner.policy.load_adapter(folder)
         if learner.critic is not None:
             learner.critic.episodes = stored["critic"]
-        # Cleared before loading: a full GPU has no room for the old and the new moments together.
+        # Clear the optimizer's old moments first: a full GPU has no room for the old and the new ones together.
         learner.optimizer.state.clear()
         learner.optimizer.load_state_dict(stored["optimizer"])
-    except Exception as error:  # which exception a damaged file leads to depends on where torch notices it
+    except Exception as error:  # a damaged file can raise nearly any exception in torch
         raise BadInput(
-            f"{path} is not a usable checkpoint ({first_line(error)}): write another step's name into "
-            f"{folder.parent / LATEST}"
+            f"{path} is not a usable checkpoint ({first_line(error)}): to use another one, write its name "
+            f"(step_N) into {folder.parent / LATEST}"
         ) from error
     if state.ranks != learner.ranks.size:  # another number of ranks would play other episodes
-        raise BadInput(f"this run trains in {state.ranks} process(es), one a GPU: resume it with as many")
+        raise BadInput(
+            f"the run to resume trains in {state.ranks} process(es), one for each GPU, and this is "
+            f"{learner.ranks.size}: resume it with {state.ranks}"
+        )
     return state
 
 
 def mark_best(
     checkpoints: Path, learner: Learner, state: TrainerState, metadata: Mapping[str, float | None]
 ) -> None:
-    """Rank 0 points `best` at the state's checkpoint and writes its metadata.json, with `state.best_score`."""
+    """Point `best` at the state's checkpoint and write its metadata.json, with `state.best_score`; rank 0 only."""
     if not learner.ranks.is_main:
         return
     folder = checkpoints / f"step_{state.global_step}"
@@ -203,7 +211,7 @@ def mark_best(
 
 
 def latest_checkpoint(run_folder: Path) -> Path:
-    """The folder that `checkpoints/latest` points at. Raises BadInput."""
+    """The folder that `checkpoints/latest` names. Raises BadInput if the pointer or the folder is missing."""
     pointer = run_folder / "checkpoints" / LATEST
     folder = resolve_pointer(pointer)
     if not folder.is_dir():
@@ -215,7 +223,7 @@ def latest_checkpoint(run_folder: Path) -> Path:
 
 
 def write_pointer(pointer: Path, target: Path) -> None:
-    """Let `pointer` name the folder `target` beside it, atomically."""
+    """Write the pointer file atomically, with the name of `target`, a folder beside it. Raises OSError."""
     temporary = pointer.with_name(TEMPORARY_PREFIX + pointer.name)
     temporary.write_text(f"{target.name}\n")
     _flush(temporary)
@@ -224,7 +232,7 @@ def write_pointer(pointer: Path, target: Path) -> None:
 
 
 def _steps(checkpoints: Path) -> list[Path]:
-    """The checkpoints, oldest first; folders with other names are not ours."""
+    """The checkpoint folders, oldest first. Folders with other names are ignored."""
     folders = [path for path in checkpoints.glob("step_*") if _step_number(path).isdigit()]
     return sorted(folders, key=lambda folder: int(_step_number(folder)))
 
@@ -234,7 +242,7 @@ def _step_number(folder: Path) -> str:
 
 
 def _flush(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to the disk."""
+    """Flush a file, or the list of files of a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     os.fsync(descriptor)
     os.close(descriptor)

@@ -1,4 +1,4 @@
-"""Evaluations of a run: teacher and student on held-out initial states, their files, and what may stop the run."""
+"""Evaluate teacher and student on held-out initial states, write the outcomes, and stop a run that cannot learn."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NEARLY_ALWAYS = 0.95  # from such a success rate on there is little to learn
+NEARLY_ALWAYS = 0.95  # from this success rate on there is little left to learn
 
 
 def evaluate(
@@ -48,11 +48,11 @@ def evaluate(
     on_steps: Callable[[int], None] = lambda steps: None,
     on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> Rollout:
-    """Play the given episodes with the code of training rollouts, divided among the ranks.
+    """Play the given episodes for an evaluation, with the code of training rollouts, divided among the ranks.
 
-    Mode "l1" is always the teacher's. The last four arguments are those of `rl.rollout.play_episodes`. The random
-    stream depends only on the seed and the episode: every evaluation of a run draws the same numbers, so a difference
-    between two evaluations comes from the policy.
+    With mode "l1" the teacher acts, whatever `by_teacher` is. `max_batch`, `record`, `on_steps` and `on_finished` are
+    those of `rl.rollout.play_episodes`. The random stream depends only on the seed and the episode: every evaluation of
+    a run draws the same numbers, so a difference between two evaluations comes from the policy.
     """
     teacher_acts = by_teacher or mode == "l1"
     behaviour = Behaviour(
@@ -78,7 +78,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class Validation:
-    """Teacher and student on the same held-out initial states."""
+    """The successes of teacher and student on the same held-out initial states."""
 
     teacher: Successes
     student: Successes  # greedy
@@ -86,6 +86,7 @@ class Validation:
     trajectories: dict[str, list[Trajectory]]  # by actor; "teacher" only if it was played in this validation
 
     def metrics(self) -> dict[str, float]:
+        """Success rates, counts, intervals and rates by task, under their names in metrics.jsonl."""
         metrics = {"eval/gap": self.teacher.rate - self.student.rate}
         by_actor = {"teacher": self.teacher, "student": self.student, "student_sampled": self.student_sampled}
         for actor, successes in by_actor.items():
@@ -108,10 +109,10 @@ def validate(
     known_teacher: Successes | None,
     ranks: Ranks = ALONE,
 ) -> Validation:
-    """Evaluate teacher and student.
+    """Evaluate teacher and student on the held-out initial states.
 
-    The teacher never changes, so it is played only if its result is not known yet. The greedy student is not played
-    either while it still equals a teacher that was played just now.
+    The teacher never changes, so it is played only if `known_teacher`, its result, is None. If the student still equals
+    the greedy teacher that has just been played, the greedy student gets the teacher's trajectories.
     """
     trajectories: dict[str, list[Trajectory]] = {}
     if known_teacher is None:
@@ -168,7 +169,7 @@ def _count(trajectories: Sequence[Trajectory]) -> Successes:
 
 
 def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
-    """At step 0 and whenever env steps pass a multiple of eval_interval."""
+    """Whether to evaluate now: at step 0, and whenever the env steps pass a multiple of --eval-interval."""
     if state.evaluated_at is None:
         return True
     interval = config.evaluation.eval_interval
@@ -178,7 +179,7 @@ def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
 def evaluate_and_record(
     config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState
 ) -> None:
-    """Validate, record, write the evaluation's files, and mark the checkpoint if it is the best so far.
+    """Evaluate, record the metrics, write the outcomes and videos, and mark the checkpoint if it is the best so far.
 
     Raises BadInput when the first evaluation shows that the run cannot learn.
     """
@@ -202,9 +203,9 @@ def evaluate_and_record(
 
 
 def check_baseline(config: TrainConfig, validation: Validation) -> None:
-    """Check the first evaluation. Raises BadInput when the policy that acts first never succeeds.
+    """Check the first evaluation: raise BadInput if the policy that acts first had no success.
 
-    Warns of a student that nearly always succeeds.
+    Logs a warning if the student nearly always succeeds already.
     """
     first_phase = phase_at(0, config.phases)
     student = validation.student if validation.student_sampled is None else validation.student_sampled
@@ -222,11 +223,11 @@ def check_baseline(config: TrainConfig, validation: Validation) -> None:
         )
     if student.rate >= NEARLY_ALWAYS:
         advice = "there is little room for improvement; choose other --task-ids, or a higher --temperature"
-        log.warning("the student begins with %s: %s", student, advice)
+        log.warning("the student starts with a success of %s: %s", student, advice)
 
 
 class Outcome(TypedDict):
-    """An episode in evaluations/step_N.json."""
+    """The record of an episode in evaluations/step_N.json."""
 
     task_id: int
     init_state_id: int | None
@@ -236,7 +237,7 @@ class Outcome(TypedDict):
 
 
 def write_evaluation(run: Run, global_step: int, validation: Validation) -> None:
-    """Write the outcome of every episode, and the videos. A failure here costs the files, never the run."""
+    """Write the outcome of every episode, and the videos. A failure is logged and does not stop the run."""
     try:
         _write_outcomes(run, global_step, validation)
         _write_videos(run, global_step, validation)
@@ -247,7 +248,7 @@ def write_evaluation(run: Run, global_step: int, validation: Validation) -> None
 
 
 def _write_outcomes(run: Run, global_step: int, validation: Validation) -> None:
-    # A group is a (task, initial state); a trial repeats all of them.
+    # Every (task, initial state) is one group. Episode indices go through all groups once per trial.
     num_starts = len({trajectory.episode.group for trajectory in validation.trajectories["student"]})
     outcomes: dict[str, list[Outcome]] = {
         actor: [

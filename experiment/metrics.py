@@ -1,4 +1,4 @@
-"""The metrics of an update, under the names that metrics.jsonl and wandb show, and its line in the log."""
+"""Compute the metrics of an update, under their names in metrics.jsonl and wandb, and its line in the log."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from envs.perturb import NONE
 from experiment.statistics import count_successes
 from rl.phases import Phase, PhaseState
 
-if TYPE_CHECKING:  # they import torch, and `--help` is answered without it
+if TYPE_CHECKING:  # these import torch, which takes seconds, and `--help` does not need it
     from torch import Tensor
 
     from rl.rollout import Rollout
@@ -23,11 +23,11 @@ if TYPE_CHECKING:  # they import torch, and `--help` is answered without it
 def rollout_metrics(
     rollout: Rollout, phase: PhaseState, task_probabilities: Mapping[int, float] | None = None
 ) -> dict[str, float]:
-    """Metrics of the experience that was collected; `task_probabilities` are those of --curriculum."""
+    """Metrics of a rollout. `task_probabilities`: task id -> probability with which --curriculum draws the task."""
     trajectories = rollout.trajectories
     by_teacher = [decision.by_teacher for trajectory in trajectories for decision in trajectory.decisions]
     metrics = {
-        "rollout/success_rate": count_successes(t.success for t in trajectories).rate,
+        "rollout/success_rate": count_successes(trajectory.success for trajectory in trajectories).rate,
         **success_rates("rollout/success_rate", trajectories),
         "rollout/episode_length": rollout.env_steps / len(trajectories),
         "rollout/trajectories": len(trajectories),
@@ -49,13 +49,17 @@ def rollout_metrics(
 
 
 def success_rates(name: str, trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """The success rate of each task, and of each kind of perturbation, where there are several of them."""
+    """Success rates by task and by kind of perturbation, under names that begin with `name`.
+
+    Rates by task are left out if there is only one task, and so are rates by kind if there is only one kind.
+    """
     by_task = _rates_by_group(name, ((f"task_{t.episode.task_id}", t) for t in trajectories))
     by_perturbation = _rates_by_group(name, ((_perturbation_kind(t), t) for t in trajectories))
     return by_task | by_perturbation
 
 
 def _rates_by_group(name: str, labelled: Iterable[tuple[str, Trajectory]]) -> dict[str, float]:
+    """The success rate of each label; empty if there is only one label."""
     outcomes: dict[str, list[bool]] = {}
     for label, trajectory in labelled:
         outcomes.setdefault(label, []).append(trajectory.success)
@@ -81,15 +85,15 @@ def advantage_metrics(advantages: Tensor) -> dict[str, float]:
 
 
 def system_metrics() -> dict[str, float]:
-    """Memory in GiB and, where NVIDIA's library tells it, how busy the GPU is."""
+    """Main memory and peak GPU memory of this process in GiB; utilisation of the GPU in percent, if it can be read."""
     import torch
 
     resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
-    # A curve of main memory that only rises shows a leak.
+    # If this curve only rises, the program leaks memory.
     metrics = {"system/ram_gb": resident_pages * os.sysconf("SC_PAGE_SIZE") / 2**30}
     if torch.cuda.is_available():
         metrics["system/gpu_mem_gb"] = torch.cuda.max_memory_allocated() / 2**30
-        with contextlib.suppress(Exception):  # without NVIDIA's library, or on a part of a GPU
+        with contextlib.suppress(Exception):  # fails without NVIDIA's library, and on a part of a GPU (MIG)
             metrics["system/gpu_util"] = torch.cuda.utilization()
     return metrics
 
@@ -102,7 +106,10 @@ def update_line(
     total_steps: int,
     seconds: float,
 ) -> str:
-    """The line of the log that an update gets. The time to go is what `seconds` for this update promise."""
+    """The line that is logged for an update.
+
+    `seconds`: wall time of this rollout and its update, from which the time to go is extrapolated.
+    """
     successes = count_successes(trajectory.success for trajectory in rollout.trajectories)
     rollout_time = _whole_seconds(rollout.wall_s)
     update_time = _whole_seconds(metrics.get("train/time_s", 0))
@@ -115,6 +122,7 @@ def update_line(
 
 
 def _what_was_learned(metrics: Mapping[str, float]) -> str:
+    """The main metrics of the loss that was minimised."""
     if "distill/loss" in metrics:
         return f"distill loss {metrics['distill/loss']:.3f}, accuracy {metrics['distill/accuracy']:.3f}"
     if "train/policy_loss" in metrics:

@@ -1,4 +1,4 @@
-"""What a later reader needs to repeat a run: its command, commit, package versions and machine."""
+"""Record what is needed to repeat a run: its command, commit, package versions and machine."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ import torch
 
 
 class GitState(TypedDict, total=False):
-    """Empty when the program does not lie in a git checkout."""
+    """The commit of the program; empty if the program is not in a git checkout."""
 
     commit: str
-    modified: bool  # files differ from the commit
+    modified: bool  # whether files differ from the commit
 
 
 class Machine(TypedDict):
     system: str
     processor: str
     cpus: int | None
-    gpus: list[str]  # names of the visible ones
-    gpu_gib: list[float]  # memory of each
+    gpus: list[str]  # names of the visible GPUs
+    gpu_gib: list[float]  # memory of each visible GPU, in GiB
 
 
 class Provenance(TypedDict):
@@ -36,7 +36,7 @@ class Provenance(TypedDict):
 
 
 def provenance(argv: Sequence[str]) -> Provenance:
-    """The provenance of this process, as config.json and results files hold it."""
+    """The provenance of this process, as config.json and results files store it."""
     return {
         "argv": list(argv),
         "git": git_state(),
@@ -46,8 +46,8 @@ def provenance(argv: Sequence[str]) -> Provenance:
 
 
 def git_state() -> GitState:
-    """Commit of the source that runs, and whether files were changed since."""
-    # --exclude=* leaves tags out, so the answer is the full commit, with "-dirty" behind it if files differ.
+    """The commit of the program that runs, and whether files were changed since; empty if git cannot tell."""
+    # --exclude=* ignores tags, so git prints the full commit, followed by "-dirty" if files differ.
     command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     source_folder = Path(__file__).parent
     try:
@@ -66,12 +66,13 @@ def package_versions() -> dict[str, str]:
     """Version of Python and of every installed package, by name."""
     names_and_versions = []
     for distribution in importlib.metadata.distributions():
-        metadata = distribution.metadata  # read and parsed at every access
+        metadata = distribution.metadata  # this property reads and parses a file at every access
         names_and_versions.append((metadata["Name"], metadata["Version"]))
     return {"python": platform.python_version(), **dict(sorted(names_and_versions))}
 
 
 def describe_machine() -> Machine:
+    """Operating system, processor and visible GPUs of this machine."""
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
         "system": platform.platform(),

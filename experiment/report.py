@@ -1,4 +1,4 @@
-"""The report page of a run, made from its folder: `python -m experiment.report RUN` writes report/index.html anew."""
+"""Write the report page of a run from its folder: `python -m experiment.report RUN` writes report/index.html."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from experiment.stored_run import StoredRun, changes, read_run
 
 log = logging.getLogger(__name__)
 
-COLUMNS = 3  # panels beside one another
-PHASE_COLOURS = ("#e8b04018", "#4090e018", "#40c06018")  # warmup, transition, RL; red, green, blue, opacity
+COLUMNS = 3  # panels in each row of the figure
+PHASE_COLOURS = ("#e8b04018", "#4090e018", "#40c06018")  # warmup, transition, RL; as #RRGGBBAA
 TEMPLATES = Path(__file__).parent / "templates"
 
 
 class Panel(NamedTuple):
-    """Metrics that are read together."""
+    """Metrics that are drawn in one plot."""
 
     title: str
-    reading: str  # what good curves look like
+    reading: str  # text of the page: what good curves look like
     metrics: Mapping[str, str]  # metric -> label
     log_scale: bool = False
 
@@ -44,19 +44,19 @@ PANELS = [Panel(**panel) for panel in json.loads((TEMPLATES / "panels.json").rea
 
 
 def recorded_panels(rows: Sequence[MetricsRow]) -> list[Panel]:
-    """The panels of which at least one metric was recorded."""
+    """The panels with at least one recorded metric."""
     recorded = {metric for row in rows for metric in row}
     return [panel for panel in PANELS if not recorded.isdisjoint(panel.metrics)]
 
 
 def series(rows: Sequence[MetricsRow], metric: str) -> tuple[list[float], list[float]]:
-    """Env steps and values of a metric, where it was recorded."""
+    """Env steps and values of a metric, from the rows that have it."""
     recorded = [row for row in rows if metric in row]
     return [row["global_step"] for row in recorded], [row[metric] for row in recorded]
 
 
 def draw_curves(rows: Sequence[MetricsRow]) -> Figure:
-    """Draw every panel that was recorded, against env steps, on the colours of the phases."""
+    """Draw every recorded panel against env steps. Background colours show the phases."""
     panels = recorded_panels(rows)
     num_rows = max(1, math.ceil(len(panels) / COLUMNS))
     figure = Figure(figsize=(5 * COLUMNS, 3.2 * num_rows), layout="constrained")
@@ -111,7 +111,7 @@ def write_report(run: StoredRun) -> Path:
 
 
 def _videos(run: StoredRun) -> list[str]:
-    """Names of the videos of the first, the best and the last evaluation that are in the folder."""
+    """File names of the videos of the first, the best and the last evaluation, as far as they exist."""
     if not run.evaluations:
         return []
     evaluations = (run.evaluations[0], run.best_evaluation, run.evaluations[-1])
@@ -121,7 +121,7 @@ def _videos(run: StoredRun) -> list[str]:
 
 
 def conclude(folder: Path) -> None:
-    """At the end of a run: log its results and write its report. A failure costs the report, never the run."""
+    """At the end of a run, log its results and write its report. A failure is logged and does not stop the program."""
     try:
         run = read_run(folder)
         for change in changes(run)[:2]:
@@ -129,18 +129,19 @@ def conclude(folder: Path) -> None:
         log.info("report %s, videos %s", write_report(run), folder / "videos")
     except Exception as error:
         command = f"python -m experiment.report {folder}"
-        log.warning("no report could be written (%s); %s tries again", first_line(error), command)
+        log.warning("the report could not be written (%s); to try again, run: %s", first_line(error), command)
 
 
 @dataclass(frozen=True)
 class ReportArgs:
-    """What a run has reached, from its folder alone."""
+    """Write the report page of a run, from its folder alone, and print its results."""
 
     run: tyro.conf.Positional[Path]
     """Run folder."""
 
 
 def main(argv: Sequence[str]) -> None:
+    """Print the results of a run and the path of its report page. Raises BadInput."""
     run = read_run(parse_flags(ReportArgs, argv, prog="python -m experiment.report").run)
     print(f"assets: {run.description['looks']}")
     for change in changes(run)[:2]:

@@ -1,4 +1,4 @@
-"""The results of eval.py: which episodes are planned, the file that holds their outcomes, and who may be compared.
+"""The results of eval.py: the planned episodes, the file with their outcomes, and which files may be compared.
 
 The file (docs/RESULTS_JSON.md) is replaced as a whole after every episode, so it is valid at any moment, and a kill
 loses only the episodes that were under way. An interrupted evaluation resumes from this file.
@@ -16,7 +16,7 @@ from envs.perturb import NONE
 from envs.tasks import TaskInfo
 from experiment.statistics import Paired, compare, count_successes
 
-if TYPE_CHECKING:  # it imports torch, and `--help` is answered without it
+if TYPE_CHECKING:  # this imports torch, which takes seconds, and `--help` does not need it
     from vla.policy import Mode
 
 KIND = {"format": "vla-grpo evaluation", "version": 1}
@@ -25,17 +25,17 @@ EQUAL_IN_COMPARISONS = ("temperature", "assets", "bddl_sha256", "mode")
 
 
 class EpisodeKey(NamedTuple):
-    """What makes two episodes of two evaluations a pair."""
+    """Identifies an episode. Episodes of two evaluations with equal keys are compared as a pair."""
 
     task_suite: str
     task_id: int
     init_state_id: int
-    repeat: int  # 0, unless there are more trials than initial states
-    perturbation: str = NONE  # its label: envs.perturb
+    repeat: int  # how often the initial state was played before; above 0 only with more trials than states
+    perturbation: str = NONE  # label of the perturbation: see envs.perturb
 
 
 class EpisodeRecord(TypedDict):
-    """An episode in the file: its EpisodeKey, how it was played, how it ended."""
+    """An episode in the results file: its EpisodeKey, how it was played and how it ended."""
 
     task_suite: str
     task_id: int
@@ -45,18 +45,18 @@ class EpisodeRecord(TypedDict):
     seed: int
     mode: str
     success: bool
-    env_steps: int  # settling not counted
+    env_steps: int  # without the steps in which objects settle at the start
     decisions: int
-    seconds: float  # wall time, waiting for the policy included
+    seconds: float  # wall time, including the wait for the policy
     error: str | None  # a simulator fault after which the episode was played again
-    video: str | None  # relative to the file
+    video: str | None  # path, relative to the results file
 
 
 class Settings(TypedDict):
-    """What decides, beside its key, how an episode ends. One file holds episodes of equal settings."""
+    """The settings that, with its key, decide how an episode ends. All episodes of a file have equal settings."""
 
     checkpoint: str
-    weights: str  # fingerprint: `checkpoints/best` is a pointer that moves
+    weights: str  # fingerprint of the weights, because the pointer `checkpoints/best` moves
     mode: Mode
     temperature: float | None  # None where the policy does not sample
     seed: int
@@ -68,15 +68,15 @@ class Settings(TypedDict):
 
 @dataclass(frozen=True)
 class Plan:
-    """Which episodes are to be played, in this order, and what the file holds beside results."""
+    """The episodes to play, in this order, and what the results file stores in addition to results."""
 
-    tasks: Mapping[str, Sequence[TaskInfo]]  # by suite
+    tasks: Mapping[str, Sequence[TaskInfo]]  # tasks by suite
     keys: Sequence[EpisodeKey]
     header: Mapping[str, object]  # protocol, provenance, training
 
     @property
     def perturbations(self) -> list[str]:
-        """Labels, in the order in which they are played."""
+        """Labels of the perturbations, in the order in which they are played."""
         return list(dict.fromkeys(key.perturbation for key in self.keys if key.perturbation != NONE))
 
 
@@ -90,9 +90,10 @@ def make_plan(
 ) -> Plan:
     """Plan `trials` episodes of each task: trial i starts from initial state `first_init_state` + i.
 
-    All episodes of a task follow one another, while the simulator keeps the task built: first the unperturbed ones,
-    then those of each label in `perturbations`. Only a policy that samples (`samples`) plays an initial state more
-    than once: a greedy one would repeat itself, and the same episode would count twice. Raises BadInput.
+    All episodes of a task are played in a row, so that the simulator builds the task once: first the unperturbed ones,
+    then those of each label in `perturbations`. `samples`: whether the policy samples. Only then is an initial state
+    played more than once; a deterministic policy would repeat the same episode, which would count twice. Raises
+    BadInput if a task has no initial state `first_init_state`.
     """
     keys = []
     for suite, suite_tasks in tasks.items():
@@ -101,7 +102,7 @@ def make_plan(
             if num_states <= 0:
                 raise BadInput(
                     f"--first-init-state {first_init_state}: {suite} task {task.task_id} "
-                    f"has only {task.num_init_states} of them"
+                    f"has only {task.num_init_states} initial states, counted from 0"
                 )
             num_episodes = trials if samples else min(trials, num_states)
             for label in (NONE, *perturbations):
@@ -114,7 +115,7 @@ def make_plan(
 
 @dataclass(frozen=True)
 class Results:
-    """The episodes of an evaluation, as they are in its file."""
+    """The episodes of an evaluation, as its results file stores them."""
 
     path: Path
     settings: Settings
@@ -123,9 +124,10 @@ class Results:
     def outcomes(
         self, suite: str | None = None, task_id: int | None = None, perturbation: str = NONE
     ) -> dict[EpisodeKey, bool]:
-        """Success of each episode with this perturbation: of a task, of a suite, or (suite None) of all.
+        """Success of each episode with this perturbation: of one task, of one suite, or of all suites (suite None).
 
-        The keys are those of the unperturbed episodes, so that perturbed and unperturbed ones can be paired.
+        The keys of the dict are those of the unperturbed episodes, so that perturbed and unperturbed episodes of the
+        same initial state can be paired.
         """
         return {
             key._replace(perturbation=NONE): record["success"]
@@ -137,7 +139,10 @@ class Results:
 
 
 def save_results(results: Results, plan: Plan, before: Results | None = None) -> None:
-    """Write the file; with `before`, the results of another policy, also the comparison. Raises BadInput."""
+    """Write the results file, with a comparison if `before`, the results of another policy, is given.
+
+    Raises BadInput if the file cannot be written.
+    """
     suites = {}
     for suite, tasks in plan.tasks.items():
         task_summaries = {str(task.task_id): _task_summary(results, suite, task, before) for task in tasks}
@@ -172,7 +177,7 @@ def _summary(
     task_id: int | None = None,
     perturbation: str = NONE,
 ) -> dict[str, object]:
-    """Success rate and comparisons of some of the episodes, chosen as `Results.outcomes` does."""
+    """Success rate and comparisons of the episodes that `Results.outcomes` selects by the last three arguments."""
     outcomes = results.outcomes(suite, task_id, perturbation)
     summary: dict[str, object] = {"success_n": 0}
     if outcomes:
@@ -187,7 +192,7 @@ def _summary(
 
 
 def _comparison(name: str, pairs: Paired) -> dict[str, object]:
-    """The comparison under `name`; nothing when there are no pairs."""
+    """A dict with the comparison under `name`; empty if there are no pairs."""
     if pairs.n == 0:
         return {}
     low, high = pairs.interval
@@ -203,10 +208,12 @@ def _comparison(name: str, pairs: Paired) -> dict[str, object]:
 
 
 def read_results(path: Path) -> Results:
-    """Read a results file. Raises BadInput."""
+    """Read a results file. Raises BadInput if it is missing, damaged, or not a results file of this version."""
     stored = read_json(path)
     if not stored.items() >= KIND.items():
-        raise BadInput(f"{path}: no results file of eval.py, version {KIND['version']}; name another")
+        raise BadInput(
+            f"{path}: is not a results file of eval.py, version {KIND['version']}: name another file"
+        )
     try:
         episodes = {}
         for record in stored["episodes"]:
@@ -214,17 +221,20 @@ def read_results(path: Path) -> Results:
             episodes[key] = record
         return Results(path, stored["settings"], episodes)
     except (KeyError, TypeError) as error:
-        raise BadInput(f"{path}: damaged: a field is missing or unknown ({error})") from None
+        raise BadInput(
+            f"{path}: is damaged, a field is missing or unknown ({error}): name another file"
+        ) from None
 
 
-def open_results(path: Path, settings: Settings, plan: Plan, other: Results | None = None) -> Results:
-    """The results in `path`, to go on with, or new ones if there is no such file.
+def open_results(path: Path, settings: Settings, plan: Plan, other_results: Results | None = None) -> Results:
+    """Read the results in `path`, so that the evaluation continues, or start new ones if there is no such file.
 
-    `other`: results of the policy that these will be compared with. Raises BadInput when the file holds an
-    evaluation with other settings or other episodes, and when `other` cannot be compared.
+    `other_results`: results of the policy with which these will be compared, or None. Raises BadInput if the file holds
+    an evaluation with different settings or with episodes that are not planned, or if `other_results` cannot be
+    compared.
     """
-    if other is not None:
-        check_comparable(settings, plan, other)
+    if other_results is not None:
+        check_comparable(settings, plan, other_results)
     if not path.exists():
         return Results(path, settings)
     results = read_results(path)
@@ -236,29 +246,30 @@ def open_results(path: Path, settings: Settings, plan: Plan, other: Results | No
     ]
     if differences:
         raise BadInput(
-            f"--out {path} holds an evaluation with other settings: {', '.join(differences)}; name another file"
+            f"--out {path} holds an evaluation with different settings: {', '.join(differences)}; name another file"
         )
     unplanned = results.episodes.keys() - set(plan.keys)
     if unplanned:
         raise BadInput(
-            f"--out {path} holds {len(unplanned)} episodes that this evaluation leaves out; name another file"
+            f"--out {path} holds {len(unplanned)} episodes that are not part of this evaluation; name another file"
         )
     return results
 
 
-def check_comparable(settings: Settings, plan: Plan, other: Results) -> None:
-    """Raise BadInput when episodes of this plan and those of `other` differ by more than the policy."""
+def check_comparable(settings: Settings, plan: Plan, other_results: Results) -> None:
+    """Raise BadInput if `other_results` differ in more than the policy, or have no episode in common with the plan."""
     ours: Mapping[str, object] = {**settings}
-    theirs: Mapping[str, object] = {**other.settings}
+    theirs: Mapping[str, object] = {**other_results.settings}
     for name in EQUAL_IN_COMPARISONS:
-        # The L1 head and greedy tokens are both deterministic: only sampling differs from them.
+        # The L1 head and greedy tokens are both deterministic, so they may be compared, but not with sampling.
         both_deterministic = name == "mode" and "sample" not in (ours[name], theirs.get(name))
         if ours[name] != theirs.get(name) and not both_deterministic:
             raise BadInput(
-                f"--compare-with {other.path} was evaluated with {name} {theirs.get(name)}, "
-                f"this with {ours[name]}"
+                f"--compare-with {other_results.path} was evaluated with {name} {theirs.get(name)}, "
+                f"this evaluation with {ours[name]}: use the same for both"
             )
-    if other.episodes.keys().isdisjoint(plan.keys):
+    if other_results.episodes.keys().isdisjoint(plan.keys):
         raise BadInput(
-            f"--compare-with {other.path} has no episode (task, initial state) in common with this"
+            f"--compare-with {other_results.path} has no episode in common with this evaluation: "
+            "use the same suites, tasks and initial states"
         )

@@ -1,4 +1,4 @@
-"""The results of eval.py as tables on the terminal: by task and suite, and by perturbation."""
+"""Format the results of eval.py as tables for the terminal: by task and suite, and by perturbation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from experiment.statistics import compare, count_successes
 
 
 def results_table(results: Results, plan: Plan) -> list[str]:
-    """The success rate of each task, each suite and all suites, one line each."""
+    """The lines of a table with the success rate of each task, each suite and all suites."""
     rows = [("task", "success", f"instruction; assets: {results.settings['assets']}")]
     for label, suite, task_id, instruction in _parts(plan):
         outcomes = results.outcomes(suite, task_id)
@@ -21,7 +21,7 @@ def results_table(results: Results, plan: Plan) -> list[str]:
 
 
 def comparison_table(before: Results, after: Results, plan: Plan) -> list[str]:
-    """What has changed on the episodes that both policies have played, with the same lines as `results_table`."""
+    """Success before and after on the episodes that both policies played, with the same lines as `results_table`."""
     rows = [("task", "before", "after", "difference", f"pairs; assets: {after.settings['assets']}")]
     for label, suite, task_id, _ in _parts(plan):
         pairs = compare(before.outcomes(suite, task_id), after.outcomes(suite, task_id))
@@ -34,7 +34,10 @@ def comparison_table(before: Results, after: Results, plan: Plan) -> list[str]:
 
 
 def _parts(plan: Plan) -> list[tuple[str, str | None, int | None, str]]:
-    """A line each: label, suite, task id and instruction. Suite and task id choose its episodes; None is all."""
+    """Label, suite, task id and instruction of each line of a table.
+
+    Suite and task id select the episodes of the line, as in `Results.outcomes`: None stands for all.
+    """
     parts: list[tuple[str, str | None, int | None, str]] = []
     for suite, tasks in plan.tasks.items():
         for task in tasks:
@@ -46,7 +49,10 @@ def _parts(plan: Plan) -> list[tuple[str, str | None, int | None, str]]:
 
 
 def perturbation_table(results: Results, labels: Sequence[str], before: Results | None = None) -> list[str]:
-    """What each perturbation costs; with `before`, another policy, also its success and the difference to it."""
+    """The lines of a table with the success under each perturbation and its difference to unperturbed success.
+
+    With `before`, the results of another policy, its success and the difference to it follow in the same line.
+    """
     header: tuple[str, ...] = ("perturbed by", "success", "against unperturbed")
     if before is not None:
         header = (*header, "before", "after - before")
@@ -64,7 +70,7 @@ def perturbation_table(results: Results, labels: Sequence[str], before: Results 
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines in which the cells of a column begin below one another; a row may lack its last cells."""
+    """Join the cells of each row to a line, padded so that columns align. A row may lack its last cells."""
     widths = [max(map(len, column)) for column in zip_longest(*rows, fillvalue="")]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False)).rstrip()

@@ -1,4 +1,4 @@
-"""A picture of what perturbations cost a policy: success by kind and magnitude."""
+"""Draw the success of a policy by kind and magnitude of perturbation."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from experiment.statistics import count_successes
 
 
 def draw_perturbations(results: Results, labels: Sequence[str], before: Results | None, path: Path) -> Path:
-    """Draw a panel for each kind: success by magnitude with 95 % intervals; magnitude 0 is unperturbed.
+    """Draw a panel for each kind: success by magnitude, with 95 % intervals. Magnitude 0 means unperturbed.
 
-    `before`: another policy, drawn beside it where it has played all magnitudes of a kind. Returns `path`.
+    `before`: results of another policy, drawn in the same panels where it has played all magnitudes of a kind. Writes
+    the picture to `path` and returns `path`.
     """
     kinds = list(dict.fromkeys(_kind(label) for label in labels))
     figure = Figure(figsize=(2.2 * len(kinds) + 1, 2.8), layout="constrained")
@@ -36,7 +37,7 @@ def draw_perturbations(results: Results, labels: Sequence[str], before: Results 
 
 
 def _draw_policy(panel: Axes, results: Results, labels: Sequence[str], name: str, colour: str) -> None:
-    """One curve; nothing when the policy lacks the episodes of a label."""
+    """Draw the curve of one policy, or nothing if it has not played the episodes of one of the labels."""
     outcomes = [results.outcomes(perturbation=label) for label in labels]
     if not all(outcomes):
         return

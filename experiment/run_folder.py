@@ -1,4 +1,4 @@
-"""A run's folder while a run writes it: config.json, metrics.jsonl, the log file and the lock."""
+"""Create, lock, write and read the folder of a run: config.json, metrics.jsonl and the log file."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ MetricsRow: TypeAlias = dict[str, float]  # global_step, update and metrics
 
 
 class RunDescription(Provenance, total=False):
-    """What config.json holds: beside the provenance, what decides the run's result."""
+    """The contents of config.json: the provenance, and what decides the result of the run."""
 
     config: dict[str, dict[str, object]]  # settings by section: see configs.stored.to_dict
     looks: str  # name and digest of the assets
-    ranks: int  # missing in runs of older versions
+    ranks: int  # processes that train together; missing in runs of older versions
 
 
 class Run:
-    """A run folder that is open for writing. Only rank 0 writes; what other ranks record is dropped."""
+    """A run folder that is open for writing. Only rank 0 writes; on other ranks `record` writes nothing."""
 
     def __init__(
         self,
@@ -63,30 +63,30 @@ class Run:
         wandb_mode = config.run.wandb_mode if ranks.is_main else "disabled"
         self.wandb = WandbLog(wandb_mode, folder.name, folder, to_dict(config), wandb_id)
         self._metrics_file = (folder / METRICS_FILE).open("ab", buffering=0) if ranks.is_main else None
-        self._seconds: dict[str, float] = defaultdict(float)  # spent since the last record, by metric
+        self._seconds: dict[str, float] = defaultdict(float)  # seconds since the last record, by metric
         self._opened_at = time.monotonic()
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
-        """Add the seconds of the block to `time/<part>` of the next record."""
+        """Measure this block and add its seconds to the metric `time/<part>` of the next record."""
         started = time.perf_counter()
         yield
         self._seconds[f"time/{part}"] += time.perf_counter() - started
 
     def record(self, global_step: int, update_index: int, metrics: Mapping[str, float]) -> None:
-        """Append one JSON object to metrics.jsonl, flush it to the disk, and send a copy to wandb."""
+        """Append a record to metrics.jsonl, flush it to the disk, and send a copy to wandb. Raises OSError."""
         values = {"global_step": global_step, "update": update_index, **metrics, **self._seconds}
         self._seconds.clear()
         if self._metrics_file is None:
             return
         row = {
             key: value if math.isfinite(value) else None for key, value in values.items()
-        }  # no NaN in JSON
+        }  # JSON has no NaN
         write_and_flush(self._metrics_file.fileno(), (json.dumps(row) + "\n").encode())
         self.wandb.log(row)
 
     def stop_when_time_is_up(self) -> None:
-        """Raise TimeIsUp, on all ranks together, when the run has been open for longer than --max-hours."""
+        """Raise TimeIsUp, on all ranks together, if the run has been open for --max-hours or longer."""
         limit = self.config.run.max_hours
         if limit is None:
             return
@@ -95,10 +95,11 @@ class Run:
             raise TimeIsUp(f"--max-hours {limit:g} have passed; the run is saved")
 
     def metrics_bytes(self) -> int:
-        """Length of metrics.jsonl; 0 on ranks that do not write it."""
+        """Length of metrics.jsonl in bytes; 0 on ranks that do not write it."""
         return 0 if self._metrics_file is None else os.fstat(self._metrics_file.fileno()).st_size
 
     def close(self, exit_code: int = 0) -> None:
+        """Close metrics.jsonl, finish the wandb run with `exit_code` (0: success) and release the lock."""
         if self._metrics_file is not None:
             self._metrics_file.close()
         self.wandb.finish(exit_code)
@@ -135,7 +136,7 @@ def start_run(config: TrainConfig, argv: Sequence[str], ranks: Ranks = ALONE) ->
 
 
 def _create_folder(config: TrainConfig) -> Path:
-    """A new folder in --output, named after time, suite, tasks and --name. Raises OSError."""
+    """Create a folder in --output, named after time, suite, tasks and --name. Raises OSError."""
     output = Path(config.run.output)
     output.mkdir(parents=True, exist_ok=True)
     task_ids = "-".join(str(task_id) for task_id in config.task.task_ids)
@@ -153,10 +154,10 @@ def _create_folder(config: TrainConfig) -> Path:
 def reopen_run(
     folder: Path, config: TrainConfig, metrics_bytes: int, wandb_id: str | None, ranks: Ranks = ALONE
 ) -> Run:
-    """Open the folder of a run that is resumed. Records after the checkpoint (`metrics_bytes`) are cut off.
+    """Open the folder of a run that is resumed.
 
-    Raises BadInput when another program writes the run, and for assets that look different from those that the run
-    was started with, wherever they lie.
+    `metrics_bytes`: length of metrics.jsonl at the checkpoint; later records are cut off. Raises BadInput if another
+    program is writing the run, or if the assets differ from those of the run (equal ones in another folder do not).
     """
     if not ranks.is_main:
         return Run(folder, config, ranks)
@@ -166,9 +167,12 @@ def reopen_run(
     looks = str(find_pack(config.simulator.assets))
     if looks_of_run != looks:
         raise BadInput(
-            f"--resume {folder}: the run uses assets {looks_of_run}, these are {looks}: name the run's with --assets"
+            f"--resume {folder}: the run was started with assets {looks_of_run}, found {looks}: "
+            "name the assets of the run with --assets"
         )
-    write_json(folder / CONFIG_FILE, {**description, "config": to_dict(config)})  # a changed setting stays so
+    write_json(
+        folder / CONFIG_FILE, {**description, "config": to_dict(config)}
+    )  # keep changes made on resume
     with (folder / METRICS_FILE).open("a") as metrics:
         metrics.truncate(min(metrics_bytes, metrics.tell()))
     log_to_terminal(folder / LOG_FILE)
@@ -178,14 +182,15 @@ def reopen_run(
 def lock_file(path: Path, subject: str) -> filelock.BaseFileLock:
     """Lock the file `path` until the lock is released or the process ends.
 
-    Raises BadInput when another program holds the lock; `subject` names in that message what it writes.
+    Raises BadInput if another program holds the lock, or if the file cannot be written. `subject`: what the lock
+    protects, as the message names it.
     """
     lock = filelock.FileLock(path)
     try:
         lock.acquire(blocking=False)
     except filelock.Timeout:
         raise BadInput(
-            f"{subject} is being written by another program: wait for its end, or stop it"
+            f"{subject} is being written by another program: wait until that ends, or stop it"
         ) from None
     except OSError as error:
         raise BadInput(f"{subject}: cannot be written ({error.strerror or error})") from None
@@ -193,7 +198,7 @@ def lock_file(path: Path, subject: str) -> filelock.BaseFileLock:
 
 
 def write_and_flush(descriptor: int, data: bytes) -> None:
-    """Write `data` and flush it to the disk. Raises OSError at once, as nothing waits in a buffer."""
+    """Write `data` and flush it to the disk. Nothing stays in a buffer, so a failure raises OSError here."""
     while data:
         written = os.write(descriptor, data)
         data = data[written:]
@@ -201,7 +206,7 @@ def write_and_flush(descriptor: int, data: bytes) -> None:
 
 
 def read_description(folder: Path) -> RunDescription:
-    """The config.json of a run folder. Raises BadInput."""
+    """Read the config.json of a run folder. Raises BadInput."""
     return cast(RunDescription, read_json(folder / CONFIG_FILE))
 
 
@@ -211,7 +216,10 @@ def outcomes_path(folder: Path, global_step: int) -> Path:
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:
-    """The records of a metrics.jsonl. Values that were not finite are left out, as is a last line cut by a kill."""
+    """Read the records of a metrics.jsonl. Raises OSError if there is none.
+
+    Values that were not finite (null in the file) are left out, and so is a last line that a kill has cut.
+    """
     rows = []
     for line in path.read_text().splitlines(keepends=True):
         if line.endswith("\n"):

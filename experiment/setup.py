@@ -1,6 +1,6 @@
-"""Set up a run: what it looks like, policy, teacher, tasks, micro-batch and folder, each as a plain value.
+"""Set up a run: its assets, policy, teacher, tasks, micro-batch and folder, each made by one function.
 
-Nothing here is a check beyond what making the value needs: the checks are in preflight.py.
+A function here raises BadInput only if it cannot make its value. All other checks are in preflight.py.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 
 
 def settle_settings(config: TrainConfig) -> TrainConfig:
-    """Replace what may change under a run: `--assets auto`, and the pointer `best` that another run may move."""
+    """Replace settings that could change their meaning during a run: `--assets auto`, and pointers such as `best`."""
     return changed(
         config,
         assets=choose_looks(config.simulator.assets, config.model, (config.task.task_suite,)),
@@ -59,7 +59,10 @@ def settle_settings(config: TrainConfig) -> TrainConfig:
 
 
 def choose_looks(assets: str, model: ModelConfig, task_suites: Sequence[Suite]) -> str:
-    """The looks that `--assets auto` stands for; other names as they are. Raises BadInput where they are missing."""
+    """Replace `--assets auto` by the name of the assets; other names are returned unchanged.
+
+    Raises BadInput if the assets are not installed.
+    """
     if METAWORLD in task_suites:
         assets = METAWORLD_LOOKS
     if assets == "auto":
@@ -69,6 +72,7 @@ def choose_looks(assets: str, model: ModelConfig, task_suites: Sequence[Suite]) 
 
 
 def _automatic_looks(model: ModelConfig) -> str:
+    """The assets for `--assets auto` in LIBERO. A 7B always gets the official ones."""
     base, _ = base_and_adapter(str(model.checkpoint), None)
     if is_large(Path(base).expanduser()):
         return "official"
@@ -78,9 +82,10 @@ def _automatic_looks(model: ModelConfig) -> str:
 
 
 def looks_of_small_policy(has_gpu: bool, official_is_installed: bool, trained_on: Sequence[str]) -> str:
-    """LIBERO's own looks where they can be had: on a CPU they cost a small policy two thirds of its speed.
+    """Choose `official` for a small policy if there is a GPU, they are installed and it knows them; else `lowpoly`.
 
-    trained_on: the looks that the checkpoint names; most name none, and were trained on the official ones.
+    On a CPU the official looks cost a small policy two thirds of its speed. `trained_on`: the looks that the checkpoint
+    names; most checkpoints name none, and were trained on the official ones.
     """
     knows_official = not trained_on or "official" in trained_on
     if has_gpu and official_is_installed and knows_official:
@@ -89,7 +94,7 @@ def looks_of_small_policy(has_gpu: bool, official_is_installed: bool, trained_on
 
 
 def find_checkpoint(model: ModelConfig) -> CheckpointInfo:
-    """What the folder or hub id of --checkpoint holds. Raises BadInput."""
+    """Find the folder or hub id of --checkpoint and describe what it holds. Raises BadInput if it is not usable."""
     base, adapter = base_and_adapter(str(model.checkpoint), None)
     return inspect_checkpoint(resolve_checkpoint(base), adapter=adapter)
 
@@ -97,7 +102,7 @@ def find_checkpoint(model: ModelConfig) -> CheckpointInfo:
 def load_policy(
     model: ModelConfig, task_suite: str, lora_rank: int = UpdateConfig.lora_rank, seed: int = 0
 ) -> Policy:
-    """The pretrained policy with fresh adapters, or a trained one. Raises BadInput."""
+    """Load --checkpoint: a pretrained policy with new adapters, or a trained one. Raises BadInput."""
     options = LoadOptions(
         task_suite=task_suite,
         unnorm_key=model.unnorm_key,
@@ -114,7 +119,7 @@ def load_policy(
 def load_teacher(
     policy: Policy, model: ModelConfig, phases: PhaseConfig, task_suite: str, kl_coef: float
 ) -> Teacher:
-    """Give the policy the teacher that --teacher names; returns how it decides, and why. Raises BadInput."""
+    """Give the policy the teacher that --teacher names; return how it decides, and why. Raises BadInput."""
     checkpoint = phases.teacher_checkpoint or str(model.checkpoint)
     _, adapter = base_and_adapter(checkpoint, None)
     if phases.teacher_checkpoint is not None or adapter is not None:
@@ -129,25 +134,26 @@ def load_teacher(
 
 
 def _set_teacher(policy: Policy, teacher: ModelConfig, adapter: str | None, task_suite: str) -> None:
-    """Let the policy learn from another checkpoint: on its own weights where that is an adapter of the same base."""
+    """Make another checkpoint the teacher. An adapter of the same base shares the policy's frozen weights."""
     if adapter is not None and policy.use_teacher_adapter(adapter):
         return
-    policy.use_teacher(load_policy(teacher, task_suite, lora_rank=1))  # nobody trains the teacher's adapters
+    policy.use_teacher(load_policy(teacher, task_suite, lora_rank=1))  # rank 1: they are not trained
 
 
 class SimulatorMemory(NamedTuple):
-    """GiB that all simulators on this machine take."""
+    """Memory that all simulators on this machine take, in GiB."""
 
     main: float
     gpu: float
 
 
 def simulator_memory(simulator: SimulatorConfig, num_tasks: int) -> SimulatorMemory:
-    """What simulators take, by the tasks that each keeps built.
+    """Estimate the memory that simulators take, from the number of tasks that each keeps in memory.
 
-    Measured on GPUs: 8 low-poly simulators of one task take 1.0 GiB, 15 official ones 8.3, 16 of 10 official tasks 66.
+    Measured GPU memory: 8 low-poly simulators of one task take 1.0 GiB, 15 official ones of one task 8.3 GiB, and 16
+    official ones of 10 tasks 66 GiB.
     """
-    if simulator.simulators != "processes":  # Ray places them on nodes of its choice
+    if simulator.simulators != "processes":  # Ray chooses the machines
         return SimulatorMemory(0.0, 0.0)
     built_tasks = min(num_tasks, simulator.kept_tasks)
     if simulator.assets in ("lowpoly", METAWORLD_LOOKS):
@@ -160,7 +166,10 @@ def simulator_memory(simulator: SimulatorConfig, num_tasks: int) -> SimulatorMem
 
 
 def fit_micro_batch(policy: Policy, update: UpdateConfig, simulator: SimulatorConfig, num_tasks: int) -> int:
-    """Decisions per forward and backward pass. It also decides which blocks recompute. Raises BadInput."""
+    """Return the decisions per forward and backward pass that fit into memory.
+
+    This also decides which blocks of the network recompute their activations. Raises BadInput if nothing fits.
+    """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     largest = -(-update.batch_size // ranks)  # a rank's share of a minibatch, rounded up
     simulator_bytes = int(simulator_memory(simulator, num_tasks).gpu * GIB)
@@ -172,7 +181,7 @@ def fit_micro_batch(policy: Policy, update: UpdateConfig, simulator: SimulatorCo
 def make_spec(
     task_suite: Suite, task_ids: tuple[int, ...], simulator: SimulatorConfig, num_images: int
 ) -> EnvSpec:
-    """The recipe by which simulators are built, for a policy that reads `num_images` cameras."""
+    """The recipe from which simulators are built, for a policy that reads the images of `num_images` cameras."""
     return EnvSpec(
         task_suite,
         task_ids,
@@ -185,7 +194,7 @@ def make_spec(
 
 
 def find_tasks(spec: EnvSpec, task: TaskConfig) -> list[TaskInfo]:
-    """The tasks of a run. Raises BadInput for one that has fewer initial states than the configuration uses."""
+    """The tasks of a run. Raises BadInput if one has fewer initial states than the configuration uses."""
     needed = task.eval_init_states[1]
     if isinstance(task.train_init_states, tuple):
         needed = max(needed, task.train_init_states[1])
@@ -193,22 +202,22 @@ def find_tasks(spec: EnvSpec, task: TaskConfig) -> list[TaskInfo]:
     for info in tasks:
         if info.num_init_states < needed:
             raise BadInput(
-                f"task {info.task_id} ({info.name}) has only {info.num_init_states} initial states: "
-                "lower --train-init-states, --eval-init-states"
+                f"task {info.task_id} ({info.name}) has only {info.num_init_states} initial states, and {needed} are "
+                "needed: lower --train-init-states or --eval-init-states"
             )
     return tasks
 
 
 def first_observation(pool: Pool, task: TaskConfig) -> Observation:
-    """What the first task looks like at its start. Raises BadInput when the simulator fails at once."""
+    """Reset a simulator to the first task and return its observation. Raises BadInput if the simulator fails."""
     states = task.train_init_states
     init_state = states[0] if isinstance(states, tuple) else None
     pool.reset(0, task.task_ids[0], init_state)
     ((_, result),) = pool.ready()
     if result.observation is None:
         raise BadInput(
-            f"the simulator failed at its first reset (task {task.task_ids[0]}: {result.error}), look at the "
-            "messages above; run: pip install --no-deps -r requirements-simulator.txt"
+            f"the simulator failed at its first reset (task {task.task_ids[0]}: {result.error}): see the messages "
+            "above; to repair the installation run: pip install --no-deps -r requirements-simulator.txt"
         )
     return result.observation
 
@@ -216,7 +225,10 @@ def first_observation(pool: Pool, task: TaskConfig) -> Observation:
 def open_run(
     config: TrainConfig, resume: str | None, argv: Sequence[str], learner: Learner
 ) -> tuple[Run, TrainerState]:
-    """The folder and the state of a new run, or those of the run folder `resume`, read into the learner."""
+    """Start a new run, or reopen the run folder `resume` and load its latest checkpoint into the learner.
+
+    Raises BadInput if the folder cannot be created or resumed.
+    """
     if resume is not None:
         state = load_checkpoint(latest_checkpoint(Path(resume)), learner)
         run = reopen_run(Path(resume), config, state.metrics_bytes, state.wandb_id, learner.ranks)
@@ -229,19 +241,19 @@ def open_run(
 def save_first_files(
     config: TrainConfig, run: Run, learner: Learner, state: TrainerState, observation: Observation
 ) -> None:
-    """Write what a new run has before its first update: the first frame, and a checkpoint to go on from."""
+    """Write the files of a new run before its first update: the first frame, and a checkpoint to resume from."""
     if learner.ranks.is_main:
         save_model_view(run.folder / "first_frame.png", observation, learner.policy)
     save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)
 
 
 def save_model_view(path: Path, observation: Observation, policy: Policy) -> None:
-    """Write the images as the network sees them: after JPEG, resize and crop."""
+    """Write the images side by side, as the network sees them: after JPEG, resize and crop."""
     imageio.imwrite(path, np.concatenate(list(policy.view(observation)), axis=1))
 
 
 def weights_fingerprint(policy: Policy) -> str:
-    """A hash of a policy's weights: samples of the frozen ones (`vla.weights.fingerprint`), all of the trained ones."""
+    """Hash the policy's weights: samples of the frozen ones (`vla.weights.fingerprint`) and all trained ones."""
     digest = hashlib.sha256(policy.base_fingerprint.encode())
     for name, parameter in policy.named_trainable_parameters():
         digest.update(name.encode())
@@ -257,7 +269,7 @@ def log_setup(
     folder: Path,
     checks: Iterable[tuple[str, str]],
 ) -> None:
-    """Say what is about to run: policy, teacher, tasks, looks, folder, and the rows (name, text) of the checks."""
+    """Log what is about to run: policy, teacher, tasks, assets, folder, and the rows (name, text) of the checks."""
     update = config.update
     rows = policy.describe()
     rows.append(("update", f"{update.batch_size} decisions a step, {update.micro_batch_size} at a time"))

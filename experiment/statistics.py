@@ -1,4 +1,4 @@
-"""Success rates with their intervals, and the comparison of two policies episode by episode."""
+"""Compute success rates with their intervals, and compare two policies episode by episode."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Episode = TypeVar("Episode", bound=Hashable)
 
 @dataclass(frozen=True)
 class Successes:
-    """k successes of n episodes."""
+    """k successes in n episodes. Its rate and interval raise ZeroDivisionError if n is 0."""
 
     k: int
     n: int
@@ -32,7 +32,7 @@ class Successes:
         shrinkage = 1 + Z * Z / n
         centre = (rate + Z * Z / (2 * n)) / shrinkage
         half_width = Z / shrinkage * math.sqrt(rate * (1 - rate) / n + Z * Z / (4 * n * n))
-        # Rounding must not put the bound of a perfect evaluation below 1, or that of a hopeless one above 0.
+        # Without a success the lower bound is exactly 0, without a failure the upper is 1, whatever rounding does.
         low = 0.0 if self.k == 0 else centre - half_width
         high = 1.0 if self.k == n else centre + half_width
         return low, high
@@ -42,7 +42,7 @@ class Successes:
         return f"{self.k}/{self.n} = {100 * self.rate:.0f} % [{100 * low:.0f}, {100 * high:.0f}]"
 
     def metrics(self, name: str) -> dict[str, float]:
-        """Rate, counts and interval under `name` and names that begin with it."""
+        """Rate, counts and interval, under `name` and names that begin with `name`."""
         low, high = self.interval
         return {
             name: self.rate,
@@ -61,7 +61,7 @@ def count_successes(outcomes: Iterable[bool]) -> Successes:
 
 @dataclass(frozen=True)
 class Paired:
-    """How many of the same episodes each of two policies solved."""
+    """How many of the same episodes were solved by both, one or none of two policies, called before and after."""
 
     both: int
     only_before: int
@@ -111,7 +111,7 @@ class Paired:
 
     @property
     def p_value(self) -> float:
-        """Exact McNemar test: of the episodes that only one policy solved, each policy has half by chance."""
+        """Exact McNemar test: by chance each policy solves half of the episodes that only one of them solves."""
         decided = self.only_before + self.only_after
         fewer = min(self.only_before, self.only_after)
         tail = sum(math.comb(decided, k) for k in range(fewer + 1)) / 2**decided
@@ -123,7 +123,10 @@ class Paired:
 
 
 def _combined(width: float, other_width: float, phi: float) -> float:
-    """Distance of a difference's bound, from those of two rates whose correlation is `phi`."""
+    """Distance of a bound from the difference of two rates.
+
+    `width`, `other_width`: distances of the two rates from their own bounds. `phi`: correlation of the outcomes.
+    """
     return math.sqrt(max(width**2 - 2 * phi * width * other_width + other_width**2, 0.0))
 
 

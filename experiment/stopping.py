@@ -1,4 +1,4 @@
-"""How a run stops: signals, the end of its time, and one line for what the user can repair."""
+"""Stop a run cleanly: on signals, on exceptions, and with one line for problems that the user can repair."""
 
 from __future__ import annotations
 
@@ -45,13 +45,14 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def until_the_end(run: Run) -> Iterator[None]:
-    """Close the run after this block, however the block ends, and log why it ended.
+    """Close the run at the end of this block, and log the reason if the block ends by an exception.
 
-    Everything that a run does in its folder happens in this block. Raises BadInput for what the user can repair.
+    All that a run does in its folder happens within this block. Raises BadInput for a problem that the user can repair;
+    other exceptions pass through.
     """
     try:
         yield
-        # Raises if the folder was deleted after the last checkpoint: evaluation and report only warn of that.
+        # Raises OSError if the folder was deleted after the last checkpoint. Evaluation and report only warn of it.
         run.folder.stat()
     except BaseException as reason:
         if os.path.exists(run.checkpoints / "latest"):
@@ -67,7 +68,7 @@ def until_the_end(run: Run) -> Iterator[None]:
 
 
 def repairable_problem(reason: BaseException, run_folder: Path) -> str | None:
-    """One line for a full GPU or a disk that cannot be written; None for every other exception."""
+    """One line for the user if the GPU is full or a disk cannot be written; None for every other exception."""
     if isinstance(reason, torch.OutOfMemoryError):
         return f"out of GPU memory ({first_line(reason)}): lower --micro-batch-size or --max-batch"
     if isinstance(reason, OSError):
@@ -76,22 +77,23 @@ def repairable_problem(reason: BaseException, run_folder: Path) -> str | None:
 
 
 def disk_problem(error: OSError, run_folder: Path) -> str | None:
-    """What the user can do about an error while a run writes, in one line; None when no disk is the cause."""
+    """One line that says what to do about an OSError of a run; None if the disk is not its cause."""
     if not run_folder.is_dir():
-        return (
-            f"the run folder {run_folder} is gone, moved or deleted; --resume goes on from where it lies now"
-        )
-    if error.errno not in DISK_ERRORS:  # for example a missing file, which may be a bug
+        return f"the run folder {run_folder} is gone: if it was moved, continue the run with --resume and its new path"
+    if error.errno not in DISK_ERRORS:  # for example a missing file, which may be a bug in the program
         return None
     place = error.filename or run_folder
-    return f"{place} cannot be written ({error.strerror}): make room, lower --keep-checkpoints, or see to permissions"
+    repair = "free disk space, lower --keep-checkpoints, or check the permissions"
+    return f"{place} cannot be written ({error.strerror}): {repair}"
 
 
 def append_reason_to_log(run_folder: Path, reason: BaseException, problem: str | None) -> None:
-    """Write into the log file why the run ends. The terminal gets it from `main_guard` or from Python itself."""
+    """Append the reason why the run ends to train.log. `main_guard` or Python prints it on the terminal."""
     if problem is not None:
         text = problem
-    elif isinstance(reason, BadInput | TimeIsUp | SystemExit | KeyboardInterrupt):  # SystemExit: a lost rank
+    elif isinstance(
+        reason, BadInput | TimeIsUp | SystemExit | KeyboardInterrupt
+    ):  # SystemExit: another rank was lost
         text = str(reason) or "interrupted"
     else:
         text = "".join(traceback.format_exception(reason)).rstrip()

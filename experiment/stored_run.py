@@ -1,4 +1,4 @@
-"""A run read back from its folder, finished or not: its evaluations, what changed, what its training took."""
+"""Read a run, finished or not, from its folder: its evaluations, its change of success, and its training time."""
 
 from __future__ import annotations
 
@@ -28,18 +28,24 @@ EpisodeOutcomes: TypeAlias = dict[tuple[int, int, int], bool]  # (task, initial 
 
 @dataclass(frozen=True)
 class StoredRun:
+    """The contents of a run folder."""
+
     folder: Path
-    rows: Sequence[MetricsRow]
+    rows: Sequence[MetricsRow]  # of metrics.jsonl
     description: RunDescription
-    total_steps: int
+    total_steps: int  # env steps that the run was to have
 
     @property
     def evaluations(self) -> list[MetricsRow]:
+        """The rows of metrics.jsonl that hold an evaluation, oldest first."""
         return [row for row in self.rows if GREEDY in row]
 
     @property
     def best_evaluation(self) -> MetricsRow:
-        """The one with the highest lower bound of the greedy student, the first of equals: as `checkpoints/best`."""
+        """The evaluation with the highest lower bound of the greedy student's success; the first one of equals.
+
+        `--best-by evaluation` chooses checkpoints/best in the same way. Raises ValueError without an evaluation.
+        """
         return max(self.evaluations, key=lambda row: row[f"{GREEDY}_low"])
 
     def status(self) -> str:
@@ -53,7 +59,7 @@ class StoredRun:
 
 
 def read_run(folder: Path) -> StoredRun:
-    """Read a run folder. Raises BadInput."""
+    """Read a run folder. Raises BadInput if it is not one, or is damaged."""
     try:
         description = read_description(folder)
         total_steps = description["config"]["phases"]["total_steps"]
@@ -66,22 +72,25 @@ def read_run(folder: Path) -> StoredRun:
 
 
 def hours(rows: Sequence[MetricsRow]) -> float:
-    """Wall clock of rollouts, updates, evaluations and checkpoints."""
+    """Wall time of rollouts, updates, evaluations and checkpoints, in hours."""
     return sum(row.get(key, 0.0) for row in rows for key in WALL_TIME) / 3600
 
 
 class Training(RunDescription):
-    """What the training of a checkpoint took, beside the config.json of its run."""
+    """The time and memory that the training of a checkpoint took, and the config.json of its run."""
 
     run: str  # name of the run folder
     env_steps: int
-    hours: float
-    gpu_hours: float
-    peak_gpu_gib: float
+    hours: float  # wall time
+    gpu_hours: float  # wall time times the number of GPUs
+    peak_gpu_gib: float  # peak of tensors on one GPU
 
 
 def read_training(checkpoint: Path) -> Training | None:
-    """What a checkpoint of a run has taken up to its step; None for a checkpoint that lies in no run folder."""
+    """What the training of a checkpoint took up to its env step; None if the checkpoint is not in a run folder.
+
+    `checkpoint` may be a pointer, such as `checkpoints/best`. Raises BadInput if the run folder is damaged.
+    """
     checkpoint = resolve_pointer(checkpoint).resolve()
     step = checkpoint.name.removeprefix("step_")
     if not step.isdigit():
@@ -103,7 +112,7 @@ def read_training(checkpoint: Path) -> Training | None:
 
 
 def was_trained_on(training: Training, task_suite: str, task_id: int, init_state_id: int) -> bool:
-    """Whether one of the benchmark's initial states was used in training. Fresh ones are none of the benchmark's."""
+    """Whether training used this initial state of the benchmark. `fresh` initial states are not the benchmark's."""
     task = training["config"]["task"]
     states = task["train_init_states"]  # "fresh", or [first, one past last]
     if not isinstance(states, list):
@@ -114,7 +123,7 @@ def was_trained_on(training: Training, task_suite: str, task_id: int, init_state
 
 
 def _num_gpus(description: RunDescription) -> int:
-    """How many GPUs trained: one for each rank, unless the run was on a CPU."""
+    """The number of GPUs that trained: one for each rank, or 0 if the run was on a CPU."""
     has_gpu = bool(description["machine"]["gpus"])
     if not has_gpu or description["config"]["model"]["device"] == "cpu":
         return 0
@@ -122,12 +131,12 @@ def _num_gpus(description: RunDescription) -> int:
 
 
 class Change(NamedTuple):
-    """A line of the table of results: two success rates and, on equal episodes, their difference."""
+    """A line of the table of results: two success rates and their difference on the same episodes."""
 
     label: str
     before: Successes
     after: Successes
-    paired: Paired | None = None  # None if the outcomes of single episodes were not kept
+    paired: Paired | None = None  # None if the outcomes of the episodes were not kept
 
     def __str__(self) -> str:
         difference = f"; on the same episodes {self.paired}" if self.paired else ""
@@ -135,9 +144,10 @@ class Change(NamedTuple):
 
 
 def changes(run: StoredRun) -> list[Change]:
-    """From the first to the last evaluation: the student, sampled and greedy, and the student against its teacher.
+    """The changes of success from the first to the last evaluation; empty without an evaluation.
 
-    Behind them, with several tasks, the student on each task.
+    First come the sampled student, the greedy student, and the greedy student compared with its teacher. With several
+    tasks, the student on each task follows.
     """
     if not run.evaluations:
         return []
@@ -168,7 +178,7 @@ def _change(
 
 
 def _changes_by_task(label: str, before: EpisodeOutcomes, after: EpisodeOutcomes) -> list[Change]:
-    """A line for each task, if both evaluations have episodes of several tasks."""
+    """One line for each task; none unless both evaluations have episodes of several tasks."""
     task_ids = sorted({task_id for task_id, _, _ in before.keys() & after.keys()})
     if len(task_ids) <= 1:
         return []
@@ -185,7 +195,7 @@ def _successes(row: MetricsRow, metric: str) -> Successes:
 
 
 def _read_outcomes(run: StoredRun, evaluation: MetricsRow, metric: str) -> EpisodeOutcomes:
-    """Outcome of every episode of an actor in an evaluation; empty if the run has not kept them."""
+    """Outcome of every episode of an actor in an evaluation; empty if the run has no file of outcomes."""
     path = outcomes_path(run.folder, int(evaluation["global_step"]))
     if not path.exists():
         return {}

@@ -1,4 +1,4 @@
-"""What a person sees while a program works: log lines on the terminal and in train.log, and a progress bar."""
+"""Show what a program is doing: log lines on the terminal and in train.log, and a progress bar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ INFORMATIVE_LOGGERS = ("__main__", "train_grpo", "preflight", "experiment", "rl"
 
 
 class TerminalHandler(logging.StreamHandler):
-    """Writes to the current sys.stdout.
+    """Writes log lines to sys.stdout as it is when the line is logged.
 
     While a progress bar is shown, rich replaces sys.stdout by a stream that prints lines above the bar.
     """
@@ -32,7 +32,7 @@ def log_to_terminal(*files: Path) -> None:
     handlers: list[logging.Handler] = [TerminalHandler()]
     handlers += [logging.FileHandler(file) for file in files]
     logging.basicConfig(force=True, level=logging.ERROR, format="%(message)s", handlers=handlers)
-    # When the terminal has gone or the disk is full, a line is lost, without a traceback.
+    # If the terminal is closed or the disk is full, a log line is lost, and logging prints no traceback.
     logging.raiseExceptions = False
     for name in INFORMATIVE_LOGGERS:
         logging.getLogger(name).setLevel(logging.INFO)
@@ -41,7 +41,10 @@ def log_to_terminal(*files: Path) -> None:
 
 @contextlib.contextmanager
 def progress_bar(description: str, total: int | None, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, nothing in a log file. Yields a function `advance(count)` that moves the bar on."""
+    """Show a progress bar if stdout is a terminal. Yields a function `advance(count)` that moves the bar.
+
+    `total`: the count at the end, or None if it is not known.
+    """
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     is_disabled = not (shown and sys.stdout.isatty())
     with Progress(*columns, transient=True, disable=is_disabled) as bar:

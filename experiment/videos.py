@@ -1,4 +1,4 @@
-"""Videos of episodes."""
+"""Write videos of episodes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def write_video(path: Path, frames: Sequence[np.ndarray]) -> None:
     """
     path.parent.mkdir(exist_ok=True)
     try:
-        # The format is named, or imageio would take another writer, which does not know these options.
-        imageio.mimwrite(  # type: ignore[call-overload]  # it asks for a list, and takes every sequence
+        # Without a named format imageio may choose another writer, which does not know these options.
+        imageio.mimwrite(  # type: ignore[call-overload]  # its type is a list, but every sequence works
             path,
             frames,
             format="FFMPEG",

@@ -1,4 +1,4 @@
-"""wandb as a copy of metrics.jsonl: it never asks for a key, and a failure costs one log line, never the run."""
+"""Send a copy of metrics.jsonl to wandb. It never asks for a key, and a failure is logged and does not stop the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_PROJECT = "vla-grpo"
 INIT_TIMEOUT_S = 30
-FINISH_TIMEOUT_S = 60  # what was not sent by then stays in the run folder
+FINISH_TIMEOUT_S = 60  # whatever was not sent by then stays in the run folder
 
 Mode = Literal["auto", "online", "offline", "disabled"]
 
@@ -39,11 +39,11 @@ class WandbLog:
     def _start(self, mode: str, name: str, folder: Path, config: Mapping[str, object]) -> None:
         import wandb
 
-        os.environ.setdefault("HOME", str(Path.home()))  # a container or a service manager may set none
+        os.environ.setdefault("HOME", str(Path.home()))  # some containers and service managers do not set it
         settings = wandb.Settings(
             silent=True, console="off", init_timeout=INIT_TIMEOUT_S, finish_timeout=FINISH_TIMEOUT_S
         )
-        wandb.setup(settings)  # these settings also keep `init` from asking for a key
+        wandb.setup(settings)  # without these settings `init` asks for a key
         run = wandb.init(
             mode=mode,  # type: ignore[arg-type]  # WANDB_MODE may hold anything; wandb checks it
             project=os.environ.get("WANDB_PROJECT", DEFAULT_PROJECT),
@@ -66,6 +66,7 @@ class WandbLog:
                 self._run.log(dict(row))
 
     def video(self, name: str, path: Path, global_step: int, caption: str = "") -> None:
+        """Send the video file `path` under the metric `name`."""
         if self._run is not None:
             with self._failure_is_one_line("log a video"):
                 import wandb
@@ -73,6 +74,7 @@ class WandbLog:
                 self._run.log({name: wandb.Video(str(path), caption=caption), "global_step": global_step})
 
     def finish(self, exit_code: int = 0) -> None:
+        """End the wandb run; wandb shows it as failed if `exit_code` is not 0."""
         if self._run is not None:
             with self._failure_is_one_line("finish"):
                 self._run.finish(exit_code=exit_code)
@@ -80,12 +82,12 @@ class WandbLog:
 
     @contextlib.contextmanager
     def _failure_is_one_line(self, action: str) -> Iterator[None]:
-        """Within this block an exception is logged in one line, and nothing is sent any more."""
+        """Log an exception of this block in one line, and send nothing to wandb after it."""
         try:
             yield
         except Exception as error:
             self._run = None
-            log.warning("wandb could not %s (%s); metrics.jsonl has everything", action, first_line(error))
+            log.warning("wandb could not %s (%s); metrics.jsonl has all metrics", action, first_line(error))
 
 
 def resolve_mode(mode: Mode) -> str:

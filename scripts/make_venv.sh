@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make .venv from the requirements files, with uv if it is installed, else with pip. `make venv` runs this. ASSETS=none
-# leaves out LIBERO's own meshes and textures.
+# Make .venv from the requirements files, with uv if it is installed, else with pip. `make venv` runs this script.
+# ASSETS=none leaves out LIBERO's own meshes and textures. PYTHON names the Python to use.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -13,11 +13,11 @@ P
 rm -rf .venv
 if command -v uv >/dev/null; then
     uv venv --quiet --seed --python "$python" .venv
-    # Compile bytecode now, as pip does. Without it the first start takes twice as long, and so does every start where
-    # Python may not write bytecode (PYTHONDONTWRITEBYTECODE, which many container images set).
+    # Compile bytecode now, as pip does. Without it the first start of the program takes twice as long. So does every
+    # start if PYTHONDONTWRITEBYTECODE is set, as in many container images.
     install() { uv pip install --quiet --compile-bytecode --python .venv/bin/python "$@"; }
 else
-    if ! "$python" -c 'import ensurepip' 2>/dev/null; then # Debian has it in a separate package
+    if ! "$python" -c 'import ensurepip' 2>/dev/null; then # Debian has ensurepip in a separate package
         version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
         if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
             apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y "python$version-venv" >/dev/null

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# A training run as a Slurm job. Submit it from the repository's folder; its flags are those of train_grpo.py:
+# A training run as a Slurm job. Submit it from the repository's folder, with flags of train_grpo.py:
 #   sbatch scripts/slurm.sh --task-id 0 --num-envs 8
-#   sbatch scripts/slurm.sh --resume runs/RUN                            # go on in another job
+#   sbatch scripts/slurm.sh --resume runs/RUN                            # continue in another job
 #   sbatch --gpus=8 --cpus-per-task=80 --mem=400G scripts/slurm.sh --task-id 0 --num-envs 8 --data-parallel --batch-size 32
 #SBATCH --job-name=vla-grpo
 #SBATCH --nodes=1
@@ -12,9 +12,9 @@
 #SBATCH --time=24:00:00
 #SBATCH --signal=B:TERM@300
 #SBATCH --output=slurm-%j.out
-# Five minutes before the end of the job SIGTERM stops the run. It is saved up to its last update (exit code 130), and
-# the rollout under way is lost. To lose nothing give --max-hours, less than --time by what one update takes.
+# Five minutes before the end of the job SIGTERM stops the run (exit code 130). The run is saved up to its last update;
+# the rollout in progress is lost. To lose nothing, add --max-hours: the hours of --time minus those of one update.
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:-.}"
-# exec: the program takes the shell's place, so the signal reaches it.
+# exec replaces this shell by the program, so that the signal reaches the program.
 exec .venv/bin/python train_grpo.py "$@"

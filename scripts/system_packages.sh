@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Check that the system libraries for headless rendering are there, and install them if we may. make runs this.
+# Check that the system libraries for headless rendering are installed; if not, install them if this user is root and
+# has apt-get, else say how. make runs this script.
 set -euo pipefail
 packages="libegl1 libopengl0 libgl1-mesa-dri"
 
