@@ -24,9 +24,8 @@ class Observation:
     proprio: np.ndarray
     instruction: str
     prepared: bool = False
-    state: np.ndarray | None = (
-        None  # float32 (D,), state of the simulator: only a critic may read it, never a policy
-    )
+    # float32 (D,), state of the simulator. Only a critic may read it, never a policy.
+    state: np.ndarray | None = None
 
 
 class BadInput(Exception):

@@ -72,9 +72,8 @@ class Checks:
         self, name: str, function: Callable[..., T], values: Sequence[object], after: Sequence[str]
     ) -> T | None:
         """Return function(*values). If it is skipped or raises, keep that result under `name` and return None."""
-        if any(value is None for value in values) or not all(
-            self.made[required].passed for required in after
-        ):
+        has_values = all(value is not None for value in values)
+        if not has_values or not all(self.made[required].passed for required in after):
             self._add(name, Check("skipped", "what it needs has failed"))
             return None
         try:

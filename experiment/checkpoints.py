@@ -47,9 +47,7 @@ class TrainerState:
     best_score: float | None = None  # score of the checkpoint `best`: see --best-by
     return_average: float | None = None  # exponential average of the student's episodic return
     task_success: dict[int, float] = field(default_factory=dict)  # curriculum: exponential average per task
-    perturbed_success: dict[str, float] = field(
-        default_factory=dict
-    )  # the same per perturbation label (kind and magnitude)
+    perturbed_success: dict[str, float] = field(default_factory=dict)  # the same per kind and magnitude
     drawn: dict[int, int] = field(default_factory=dict)  # groups drawn so far, per task: see TrainingEpisodes
     wandb_id: str | None = None
     ranks: int = 1  # number of processes that train together; the episodes depend on it
@@ -192,7 +190,7 @@ def load_checkpoint(folder: Path, learner: Learner) -> TrainerState:
         ) from error
     if state.ranks != learner.ranks.size:  # another number of ranks would play other episodes
         raise BadInput(
-            f"the run to resume trains in {state.ranks} process(es), one for each GPU, and this is "
+            f"the run trains in {state.ranks} process(es), one for each GPU, but was resumed with "
             f"{learner.ranks.size}: resume it with {state.ranks}"
         )
     return state

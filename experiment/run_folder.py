@@ -79,9 +79,8 @@ class Run:
         self._seconds.clear()
         if self._metrics_file is None:
             return
-        row = {
-            key: value if math.isfinite(value) else None for key, value in values.items()
-        }  # JSON has no NaN
+        # JSON has no NaN and no infinity, so they become null.
+        row = {key: value if math.isfinite(value) else None for key, value in values.items()}
         write_and_flush(self._metrics_file.fileno(), (json.dumps(row) + "\n").encode())
         self.wandb.log(row)
 
@@ -170,9 +169,8 @@ def reopen_run(
             f"--resume {folder}: the run was started with assets {looks_of_run}, found {looks}: "
             "name the assets of the run with --assets"
         )
-    write_json(
-        folder / CONFIG_FILE, {**description, "config": to_dict(config)}
-    )  # keep changes made on resume
+    # A setting that is changed on resume stays changed.
+    write_json(folder / CONFIG_FILE, {**description, "config": to_dict(config)})
     with (folder / METRICS_FILE).open("a") as metrics:
         metrics.truncate(min(metrics_bytes, metrics.tell()))
     log_to_terminal(folder / LOG_FILE)

@@ -61,7 +61,7 @@ def settle_settings(config: TrainConfig) -> TrainConfig:
 def choose_looks(assets: str, model: ModelConfig, task_suites: Sequence[Suite]) -> str:
     """Replace `--assets auto` by the name of the assets; other names are returned unchanged.
 
-    Raises BadInput if the assets are not installed.
+    Meta-World always gets its own assets. Raises BadInput if the assets are not installed.
     """
     if METAWORLD in task_suites:
         assets = METAWORLD_LOOKS
@@ -137,7 +137,9 @@ def _set_teacher(policy: Policy, teacher: ModelConfig, adapter: str | None, task
     """Make another checkpoint the teacher. An adapter of the same base shares the policy's frozen weights."""
     if adapter is not None and policy.use_teacher_adapter(adapter):
         return
-    policy.use_teacher(load_policy(teacher, task_suite, lora_rank=1))  # rank 1: they are not trained
+    policy.use_teacher(
+        load_policy(teacher, task_suite, lora_rank=1)
+    )  # the teacher's adapters are never trained
 
 
 class SimulatorMemory(NamedTuple):
