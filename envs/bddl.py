@@ -1,6 +1,7 @@
-"""Check a BDDL file, text from anywhere, before LIBERO sees it.
+"""Check a user's BDDL file before LIBERO reads it.
 
-LIBERO evaluates the numbers of a :yaw_rotation as Python, and overlooks names of things that are not there.
+LIBERO evaluates the numbers of a :yaw_rotation as Python code, so a file could execute anything. It also accepts names
+of objects that do not exist.
 """
 
 import re
@@ -10,34 +11,31 @@ from pathlib import Path
 
 from contracts import BadInput, first_line
 
-# A number to Python, too: no leading zeros, no digits of other scripts.
+# A number that Python accepts, too: no leading zeros, no digits of other scripts.
 NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:e[-+]?[0-9]{1,2})?")
 SECTIONS = ("problem", ":language", ":regions", ":fixtures", ":objects", ":init", ":goal")
 
 
 def read_instruction(path: Path) -> str:
     """Check a BDDL file; returns its instruction. Raises BadInput, which names the file and what is wrong in it."""
-    from bddl.parsing import (
-        scan_tokens,
-    )  # LIBERO's own; imported here, because `envs.tasks` reports a missing LIBERO
+    # This is LIBERO's own parser. Import it here, because `envs.tasks` is the one to report a missing LIBERO.
+    from bddl.parsing import scan_tokens
 
     try:
-        expression = scan_tokens(
-            string=path.read_text(encoding="utf-8")
-        )  # text, with line ends as LIBERO sees them
+        # Read the file as text: line ends are then the same as for LIBERO.
+        expression = scan_tokens(string=path.read_text(encoding="utf-8"))
         return _instruction(expression)
     except (OSError, BadInput) as fault:
         raise BadInput(f"BDDL file {path}: {fault}") from None
-    except Exception as fault:  # of the parser, or a missing list
-        difference = f"{type(fault).__name__}: {first_line(fault)}"
+    except Exception as fault:  # raised by the parser, or where a list is missing
+        reason = f"{type(fault).__name__}: {first_line(fault)}"
         raise BadInput(
-            f"BDDL file {path}: it is built otherwise than LIBERO's own files ({difference}); "
-            "count the parentheses"
+            f"BDDL file {path}: its structure is not that of LIBERO's own files ({reason}); count the parentheses"
         ) from None
 
 
 def _instruction(expression: list) -> str:
-    """The instruction of a parsed file, once all of it has been checked. Raises BadInput."""
+    """Check a whole parsed file; returns its instruction. Raises BadInput."""
     _check_rotations(expression)
     sections = {group[0]: group[1:] for group in expression[1:]}
     for name in SECTIONS:
@@ -72,12 +70,12 @@ def _check_names(section: str, facts: Sequence[list], known: set[str]) -> None:
 
 
 def _declared(words: Sequence[str]) -> list[str]:
-    """`a b - bowl  c - plate` -> [a, b, c]."""
+    """The names that a list of objects or fixtures declares: `a b - bowl  c - plate` -> [a, b, c]."""
     return [word for previous, word in pairwise(["", *words]) if "-" not in (previous, word)]
 
 
 def _groups(expression: list | str, name: str) -> Iterator[list]:
-    """All lists that begin with `name`, wherever they are."""
+    """All lists that begin with `name`, at any depth of the expression."""
     if isinstance(expression, list):
         if expression[:1] == [name]:
             yield expression
@@ -86,7 +84,7 @@ def _groups(expression: list | str, name: str) -> Iterator[list]:
 
 
 def _words(expression: list | str) -> list[str]:
-    """All words of nested lists, in their order."""
+    """All words of nested lists, in the order of the text."""
     if not isinstance(expression, list):
         return [expression]
     return [word for part in expression for word in _words(part)]

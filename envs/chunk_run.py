@@ -1,4 +1,4 @@
-"""One reset or chunk while it is being played: what every simulator does around it."""
+"""Measure one reset or chunk of actions and turn faults into results: what every simulator's env needs."""
 
 import logging
 import time
@@ -25,10 +25,10 @@ class RunningEnv(Protocol):
 
 
 class ChunkRun:
-    """A context manager around a reset or a chunk; afterwards `result` holds its outcome.
+    """A context manager around a reset or a chunk; after the block `result` returns its outcome.
 
     It measures the time and counts the env steps. An exception inside the block closes the env, because the simulator
-    is in an unknown state: BadInput goes on to the caller, every other one becomes the `error` of the result.
+    is in an unknown state. BadInput is raised again; every other exception becomes the `error` of the result.
     """
 
     def __init__(self, env: RunningEnv) -> None:

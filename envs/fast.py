@@ -1,10 +1,11 @@
-"""Physics for training, two to four times as fast: 13 physics steps an env step, with one constraint solution each.
+"""Simulate faster for training: 13 physics steps an env step, each with one constraint solution.
 
-robosuite takes 25 and solves the constraints three times in each, every solution starting from the one before. Here
-they are solved once, as MuJoCo's documentation has it for controllers (mj_step1, control, mj_step2), and the controller
-is compiled. While objects settle, 25 physics steps keep the same equations, with other rounding. Longer steps, with
-contacts nearly as stiff, then move the hand by about a millimetre otherwise in a chunk. Import this after
-`envs.rendering.prepare`.
+This is two to four times as fast as robosuite, which makes 25 physics steps and solves the constraints three times in
+each, every solution starting from the one before. Here they are solved once, in the order that MuJoCo's documentation
+recommends for controllers (mj_step1, control, mj_step2), and the controller is compiled. While objects settle there are
+25 physics steps, too: the same equations, rounded differently. Afterwards the steps are longer and the contacts nearly
+as stiff; after a chunk the hand is then about a millimetre from where exact physics would have it. Import this module
+after calling `envs.rendering.prepare`.
 """
 
 from __future__ import annotations
@@ -20,22 +21,24 @@ if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
     from robosuite.robots import SingleArm
 
-JOINT_KP = 10.0  # of robosuite's pull towards the initial joints, critically damped
-# How much of an env step has passed when robosuite's clocks, which start in the reset, let it observe.
+JOINT_KP = 10.0  # stiffness (1/s^2) of robosuite's critically damped pull towards the initial joints
+# Seconds after the start of an env step at which robosuite observes. Its clocks start in the reset.
 OBSERVED_S = 0.046
 WITHOUT_SENSORS = int(mujoco.mjtDisableBit.mjDSBL_SENSOR)  # nobody reads them
-# MuJoCo gives no contact a time constant below two physics steps, in exact physics 4 ms. Of 13 physics steps two are
-# 7.7 ms: so soft that the hand lifts a ramekin with the bowl on it. With 4 ms they let bowls at rest jump.
+# MuJoCo raises the time constant of a contact to at least two physics steps, which are 4 ms in exact physics. With 13
+# physics steps two are 7.7 ms: contacts so soft that the hand lifts a ramekin together with the bowl on it. With 4 ms
+# bowls at rest jump. So the limit is switched off, and CONTACT_S is the least time constant.
 WITHOUT_LIMIT_OF_STIFFNESS = int(mujoco.mjtDisableBit.mjDSBL_REFSAFE)
 CONTACT_S = 0.0055
 
 
 @njit(cache=True)
 def osc_torques(hand: tuple, arm: tuple, goal: tuple) -> np.ndarray:
-    """Torques (7,) of robosuite's OperationalSpaceController (uncoupled), with solutions in place of inverses.
+    """Torques (7,) of robosuite's OperationalSpaceController (uncoupled); solves equations instead of inverting.
 
-    `hand`: position (3,), rotation (3, 3), Jacobians (3, 7) of both. `arm`: positions, velocities, bias (7,), masses
-    (7, 7). `goal`: position (3,), rotation (3, 3), joints (7,), stiffness (6,), damping (6,).
+    hand: position (3,), rotation (3, 3), and the Jacobian (3, 7) of each. arm: joint positions (7,), velocities (7,),
+    bias forces (7,), mass matrix (7, 7). goal: position (3,), rotation (3, 3), joint positions (7,), stiffness (6,),
+    damping (6,).
     """
     position, rotation, jacobian_pos, jacobian_ori = hand
     joints, velocity, bias, masses = arm
@@ -47,12 +50,12 @@ def osc_torques(hand: tuple, arm: tuple, goal: tuple) -> np.ndarray:
         error[i] = goal_position[i] - position[i]
         j = (i + 1) % 3
         k = (i + 2) % 3
-        for axis in range(3):  # half the sum of the axes' cross products
+        for axis in range(3):  # the rotation error: half the sum of the cross products of the axes
             error[3 + i] += 0.5 * (
                 rotation[j, axis] * goal_rotation[k, axis] - rotation[k, axis] * goal_rotation[j, axis]
             )
     force = kp * error - kd * (jacobian @ velocity)
-    # The pull of the joints (rad/s^2), which must not move the hand.
+    # Acceleration (rad/s^2) towards the initial joints; it must not move the hand.
     pull = JOINT_KP * (goal_joints - joints) - 2.0 * np.sqrt(JOINT_KP) * velocity
     mobility = jacobian @ np.linalg.solve(mass, np.ascontiguousarray(jacobian.T))  # (6, 6): J M^-1 J^T
     uncoupled = mobility.copy()
@@ -74,10 +77,11 @@ def command(
 
 
 class FastStep:
-    """In place of `domain.step`, for the episode that runs: an action (7,) to observations and success.
+    """Replaces `domain.step` for the running episode: takes an action (7,), returns observations and success.
 
-    It does what robosuite's and LIBERO's `step` do, for what LIBERO uses (`envs.lean_controller`), in `physics_steps`
-    physics steps. The next reset makes a new controller, and needs a new one of these.
+    It does what the `step` methods of robosuite and LIBERO do, in `physics_steps` physics steps, and supports only what
+    LIBERO uses (see `envs.lean_controller`). Make a new FastStep after every reset, because a reset makes a new
+    controller.
     """
 
     def __init__(self, domain: BDDLBaseDomain, physics_steps: int) -> None:
@@ -91,13 +95,13 @@ class FastStep:
         self._look_up_motors(robot)
         self._set_time_step(physics_steps)
         self._measure()
-        # Compile `command` now, on a copy: a reset may take its time.
+        # Compile `command` now, on a copy of the motors: a reset may take longer than a step.
         command(
             self._motors.copy(), self._limits, np.zeros(2), self._hand_state, self._arm_state, self._goal()
         )
 
     def _look_up_arm(self) -> None:
-        """Views of MuJoCo's arrays that hold the hand and the arm, and arrays for what has to be computed."""
+        """Make views of MuJoCo's arrays that hold the hand and the arm, and arrays for what has to be computed."""
         data = self._data
         nv = self._model.nv
         joints = slice(self._osc.qpos_index[0], self._osc.qpos_index[-1] + 1)
@@ -130,11 +134,11 @@ class FastStep:
         self._fingers_reach = np.ptp(self._limits[7:], axis=1) / 2
 
     def _set_time_step(self, physics_steps: int) -> None:
-        """Choose the model's time step, and with longer ones nearly the stiffness of contacts."""
+        """Set the model's time step; if it is longer than the exact one, keep contacts nearly as stiff."""
         domain = self._domain
         options = self._model.opt
         options.timestep = domain.control_timestep / physics_steps
-        # After each physics step, how many of the exact ones would have passed: (physics_steps, 1).
+        # How many exact physics steps would have passed after each of ours, (physics_steps, 1).
         self._elapsed = options.timestep / domain.model_timestep * (1 + np.arange(physics_steps))[:, None]
         self._observed_step = round(OBSERVED_S / options.timestep)
         self._disabled = WITHOUT_SENSORS
@@ -166,7 +170,7 @@ class FastStep:
         return domain._get_observations(), bool(domain._check_success())
 
     def _finger_commands(self, effort: float) -> np.ndarray:
-        """(physics_steps, 2): the gripper closes or opens at its speed from where its last command left it."""
+        """The fingers' commands (physics_steps, 2): from the last command on they close or open at constant speed."""
         gripper = self._gripper
         closing = gripper.speed * np.array([-1.0, 1.0]) * np.sign(effort)
         fingers = np.clip(gripper.current_action + self._elapsed * closing, -1.0, 1.0)

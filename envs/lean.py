@@ -1,8 +1,8 @@
-"""Exact speed-ups of LIBERO's env: the same numbers and pixels for a fraction of the work.
+"""Speed up LIBERO's env exactly: the same numbers and pixels for a fraction of the work.
 
-Only single instances are changed, and a class only while one is built: LIBERO's own env can run beside ours, as in the
-tests. `domain` is LIBERO's `BDDLBaseDomain`, built with hard_reset=False. Import this after `envs.rendering.prepare`.
-The robot's controller has a file of its own: `envs.lean_controller`.
+Only instances are changed; a class is changed only while an instance is built. So LIBERO's own env can run beside ours,
+as in the tests. `domain` is LIBERO's `BDDLBaseDomain`, built with hard_reset=False. Import this module after calling
+`envs.rendering.prepare`. The robot's controller is in `envs.lean_controller`.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ if TYPE_CHECKING:
 
 PROPRIO_OBSERVABLES = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 HIDDEN_GROUP = mujoco.mjNGROUP - 1  # a group of geoms that is not drawn: robosuite draws groups 1 and 2
-MARGIN = 1e-3  # metres, far above the rounding of the single-precision pipeline that draws
-TEXTURE_STRIDE = 97  # every so many pixels are enough for a mean colour
+MARGIN = 1e-3  # metres: far more than the rounding errors of rendering in single precision
+TEXTURE_STRIDE = 97  # a texture's mean colour is computed from every 97th pixel
 
 
 # ------------------------------------------------------------------------------------------------------------ memory
 
 
 def load_lean(xml: str) -> MjSim:
-    """Load a model with every texture once; it stands in for `MjSim.from_xml_string`.
+    """Load a model in place of `MjSim.from_xml_string`, but every texture only once.
 
-    Two bowls bring their textures twice: 50 MB in main memory, and more in a renderer. The returned MjSim has two more
-    attributes: `as_loaded`, positions and rotations of the bodies before fixtures are placed, and `texture_colours`.
+    Two equal bowls would load their textures twice: 50 MB in main memory, and more in a renderer. The returned MjSim
+    has two more attributes: `as_loaded`, the positions (nbody, 3) and quaternions (nbody, 4) of the bodies before
+    fixtures are placed, and `texture_colours`, the mean colour (3,) of every texture.
     """
     mjcf = ElementTree.fromstring(xml)
     _drop_repeated_textures(mjcf)
     sim = MjSim(mujoco.MjModel.from_xml_string(ElementTree.tostring(mjcf, "unicode")))
-    mujoco.MjModel.from_xml_string("<mujoco/>")  # MuJoCo keeps the source of what it compiled last
+    # MuJoCo keeps the source of the last model that it compiled: compile an empty one to free it.
+    mujoco.MjModel.from_xml_string("<mujoco/>")
     sim.as_loaded = (sim.model.body_pos.copy(), sim.model.body_quat.copy())
     model = sim.model._model
     sim.texture_colours = [texture_colour(model, texture) for texture in range(model.ntex)]
@@ -52,9 +54,9 @@ def load_lean(xml: str) -> MjSim:
 
 
 def _drop_repeated_textures(mjcf: ElementTree.Element) -> None:
-    """Remove textures that differ from an earlier one by their name only, and let their materials use the earlier."""
+    """Remove textures that differ from an earlier one in their name only; their materials then use the earlier one."""
     (assets,) = mjcf.findall("asset")
-    first_names: dict[frozenset, str] = {}  # the attributes of a texture without its name -> its first name
+    first_names: dict[frozenset, str] = {}  # a texture's attributes without its name -> the first such name
     for texture in assets.findall("texture[@name]"):
         name = texture.get("name", "")
         first_name = first_names.setdefault(frozenset(texture.attrib.items() - {("name", name)}), name)
@@ -65,7 +67,7 @@ def _drop_repeated_textures(mjcf: ElementTree.Element) -> None:
 
 
 def texture_colour(model: mujoco.MjModel, texture: int) -> np.ndarray:
-    """Mean colour (3,) of a texture, in 0 to 1."""
+    """Mean colour (3,) of a texture, from 0 to 1."""
     start = model.tex_adr[texture]
     channels = model.tex_nchannel[texture]
     size = model.tex_height[texture] * model.tex_width[texture] * channels
@@ -74,9 +76,9 @@ def texture_colour(model: mujoco.MjModel, texture: int) -> np.ndarray:
 
 
 def release_memory(domain: BDDLBaseDomain) -> None:
-    """Give back the memory that only building took.
+    """Give the memory that was needed only for building back to the system.
 
-    The model's textures go, too, and become zeros: the renderer has a copy of its own.
+    The model's textures are freed, too, and read as zeros afterwards: the renderer has its own copy.
     """
     libc = ctypes.CDLL(None)
     texels = domain.sim.model.tex_data
@@ -92,19 +94,20 @@ def release_memory(domain: BDDLBaseDomain) -> None:
 
 @contextmanager
 def lean_physics(sim: MjSim) -> Iterator[None]:
-    """Within this block `sim` computes positions and velocities once a physics step, not three times.
+    """Within this block `sim` computes positions and velocities once a physics step instead of three times.
 
-    robosuite calls mj_forward, mj_forward again in its controller, and mj_step, which begins with the same. Only the
-    constraint forces have to be repeated: each solution is the start of the next (`qacc_warmstart`), to the last bit.
+    robosuite calls mj_forward, then mj_forward again in its controller, then mj_step, which begins with the same
+    computation. Only the constraint forces have to be solved three times, for equal results to the last bit: the solver
+    starts from the previous solution (`qacc_warmstart`).
     """
     model = sim.model._model
     data = sim.data._data
-    is_fresh = False  # positions and velocities belong to the current state
+    is_fresh = False  # whether the computed positions and velocities belong to the current state
 
     def forward() -> None:
         nonlocal is_fresh
         stage = mujoco.mjtStage.mjSTAGE_VEL if is_fresh else mujoco.mjtStage.mjSTAGE_NONE
-        mujoco.mj_forwardSkip(model, data, stage, 1)  # without sensors: nobody reads them
+        mujoco.mj_forwardSkip(model, data, stage, 1)  # 1: skip the sensors, because nobody reads them
         is_fresh = True
 
     def step(with_udd: bool = True) -> None:
@@ -117,21 +120,21 @@ def lean_physics(sim: MjSim) -> Iterator[None]:
 
     sim.forward = forward
     sim.step = step
-    yield  # no `finally`: after a fault nobody uses `sim` any more
-    del sim.forward, sim.step  # the methods of the class show through again
+    yield  # no `finally`, because nobody uses `sim` after a fault
+    del sim.forward, sim.step  # the methods of the class are used again
 
 
 def soft_reset(domain: BDDLBaseDomain) -> Callable[[], None]:
-    """A reset of `domain` without rebuilding its model (0.1 s instead of 1 s), with the outcome of LIBERO's hard reset.
+    """Make a function that resets `domain` like LIBERO's hard reset, without rebuilding its model (0.1 s, not 1 s).
 
-    robosuite's own soft reset does not restore where the fixtures stood, the gripper's last command, and
-    `qacc_warmstart`, which depends on the number and the states of the forward passes that a hard reset makes.
+    robosuite's own soft reset does not restore three things: the places of the fixtures, the gripper's last command,
+    and `qacc_warmstart`, which depends on the number and the states of the forward passes that a hard reset makes.
     """
     sim = domain.sim
     gripper = domain.robots[0].gripper
 
     def reset_data() -> None:
-        """In place of MjSim.reset: leave what loading the model afresh and making a renderer for it would leave."""
+        """Replaces MjSim.reset: leave the data as after loading the model and making a renderer for it."""
         sim.model.body_pos[:], sim.model.body_quat[:] = sim.as_loaded
         mujoco.mj_resetData(sim.model._model, sim.data._data)
         sim.forward()
@@ -143,8 +146,8 @@ def soft_reset(domain: BDDLBaseDomain) -> Callable[[], None]:
         domain._pre_action = LeanController(domain)
 
     sim.reset = reset_data
-    # LIBERO appends these samplers (open drawers, lit stoves) once more whenever it loads the model. After one hard
-    # reset there are two of each, and the second draw shifts the random numbers of all that is placed after it.
+    # LIBERO appends these samplers (for open drawers and lit stoves) again whenever it loads the model. After one hard
+    # reset there are two of each. The second one draws random numbers, too, which changes all later placements.
     domain.object_property_initializers *= 2
     return reset
 
@@ -153,14 +156,15 @@ def soft_reset(domain: BDDLBaseDomain) -> Callable[[], None]:
 
 
 class CameraGate:
-    """Makes a domain observe only what is read, and render only the chosen `cameras` and what they see.
+    """Makes a domain observe only what is read, and render only the chosen `cameras` and what is in their view.
 
-    The image of another camera is black. To disable its observable would shift its clock and so give other images.
+    The image of every other camera is black. Its observable is not disabled, because that would shift the observable's
+    clock and so change later images.
     """
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
-        self.cameras: tuple[str, ...] = ()  # that render
-        self.seconds = 0.0  # of rendering since somebody set it to 0
+        self.cameras: tuple[str, ...] = ()  # names of the cameras that render
+        self.seconds = 0.0  # spent on rendering; the user of the gate sets it back to 0
         self._domain = domain
         # The observables of objects and joints are never read.
         names = [*PROPRIO_OBSERVABLES, *(f"{camera}_image" for camera in domain.camera_names)]
@@ -172,11 +176,11 @@ class CameraGate:
             observable._sensor = self._gated(camera, observable._sensor, black)
 
     def make_gl_current(self) -> None:
-        """Choose this domain's GL context: robosuite draws into, and deletes from, whichever is current."""
+        """Make this domain's GL context current, because robosuite draws into, and deletes from, the current one."""
         self._domain.sim._render_context_offscreen.gl_ctx.make_current()
 
     def _gated(self, camera: str, render: Callable, black: np.ndarray) -> Callable:
-        @wraps(render)  # robosuite keeps its marks on functions
+        @wraps(render)  # robosuite marks sensors by attributes of their functions
         def sensor(obs_cache: dict) -> np.ndarray:
             if camera not in self.cameras:
                 return black
@@ -193,9 +197,10 @@ class CameraGate:
 
 @contextmanager
 def only_what_is_in_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> Iterator[None]:
-    """Within this block geoms outside the square view of `camera` are in a group that is not drawn.
+    """Within this block geoms outside the square view of `camera` belong to a group that is not drawn.
 
-    MuJoCo leaves them to the renderer, triangle by triangle. If mirrors or shadows could show them, all are drawn.
+    MuJoCo itself would send all their triangles to the renderer. If a mirror or a shadow could show geoms from outside
+    the view, everything is drawn.
     """
     materials = model.geom_matid[model.geom_matid >= 0]
     shows_all = model.light_castshadow.any() or model.mat_reflectance[materials].any()
@@ -207,18 +212,22 @@ def only_what_is_in_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int
 
 
 def out_of_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> np.ndarray:
-    """Indices of the geoms whose bounding boxes lie wholly outside one of the five planes that bound the view."""
+    """Indices of the geoms that the camera cannot see.
+
+    Their bounding boxes lie wholly outside one of the five planes that bound the view.
+    """
     slope = math.tan(math.radians(model.cam_fovy[camera]) / 2)
-    # Normals of the planes that point into the view, in the camera's frame: it looks along -z.
+    # Normals (5, 3) of the planes, pointing into the view, in the frame of the camera, which looks along -z.
     inward = np.array([[1, 0, -slope], [-1, 0, -slope], [0, 1, -slope], [0, -1, -slope], [0, 0, -1]])
     inward /= np.linalg.norm(inward, axis=1, keepdims=True)
     inward = inward @ data.cam_xmat[camera].reshape(3, 3).T
     axes = data.geom_xmat.reshape(-1, 3, 3)
-    # Centre and half the size of each bounding box, in the frame of its geom.
+    # Centre and half the size of each bounding box, (ngeom, 3, 1), in the frame of its geom.
     centre = model.geom_aabb[:, :3, None]
     half_size = model.geom_aabb[:, 3:, None]
     centres = data.geom_xpos + (axes @ centre)[:, :, 0] - data.cam_xpos[camera]
-    reach = (np.abs(inward @ axes) @ half_size)[:, :, 0]  # (ngeom, 5): from the centre along each normal
+    # How far each box reaches from its centre along each normal, (ngeom, 5).
+    reach = (np.abs(inward @ axes) @ half_size)[:, :, 0]
     is_outside = (centres @ inward.T + reach).min(axis=1) < -MARGIN
-    is_bounded = model.geom_rbound > 0  # it is 0 for an infinite plane
+    is_bounded = model.geom_rbound > 0  # geom_rbound is 0 for an infinite plane
     return np.flatnonzero(is_outside & is_bounded)

@@ -1,7 +1,7 @@
-"""The robot's controller with the numbers of robosuite's to the last bit, and a quarter of its Python.
+"""Compute what robosuite's controller computes, to the last bit, with a quarter of its Python.
 
-Every product has the operands, the order and the memory layout of the original: another layout would choose another
-BLAS routine and so other last bits. Import this after `envs.rendering.prepare`.
+Every matrix product has the operands, the order and the memory layout of the original: with another layout NumPy would
+choose another BLAS routine, and the last bits would differ. Import this module after calling `envs.rendering.prepare`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ if TYPE_CHECKING:
 
 
 class LeanController:
-    """In place of `_pre_action` of a domain, for one episode: the next reset makes a new controller.
+    """Replaces `_pre_action` of a domain for one episode; the next reset makes a new controller.
 
     Names and limits are looked up once an episode, and the Jacobian is computed once a physics step instead of four
-    times. It does what LIBERO uses: one Panda arm, OSC_POSE control with fixed impedance, uncoupled, no interpolation.
+    times. It supports only what LIBERO uses: one Panda arm, and OSC_POSE control with fixed impedance, uncoupled,
+    without interpolation.
     """
 
     def __init__(self, domain: BDDLBaseDomain) -> None:
@@ -42,22 +43,22 @@ class LeanController:
         fingers_low, fingers_high = self._model.actuator_ctrlrange[self._fingers].T
         self._fingers_middle = 0.5 * (fingers_high + fingers_low)
         self._fingers_reach = 0.5 * (fingers_high - fingers_low)
-        self._osc.update = self._measure  # `set_goal`, which stays robosuite's, calls it, too
+        self._osc.update = self._measure  # robosuite's own `set_goal` calls `update`
 
     def __call__(self, action: np.ndarray, policy_step: bool = False) -> None:
-        """Write the motor commands of one physics step; `action` (7,) is new when `policy_step` is true."""
+        """Write the motor commands of one physics step; `policy_step` says that `action` (7,) is a new one."""
         osc = self._osc
         data = self._data
         if policy_step:
             osc.set_goal(action[:6])
         self._measure()
-        osc.new_update = True  # the next physics step measures anew
+        osc.new_update = True  # so that the next physics step measures again
         data.ctrl[self._arm] = np.clip(self._torques(), self._arm_low, self._arm_high)
         fingers = self._gripper.format_action(action[6:])
         data.ctrl[self._fingers] = self._fingers_middle + self._fingers_reach * fingers
 
     def _measure(self) -> None:
-        """robosuite's Controller.update: where the hand and the arm are, and how they answer to forces."""
+        """Read positions, velocities, Jacobians and masses of hand and arm, as robosuite's Controller.update does."""
         osc = self._osc
         model = self._model
         data = self._data

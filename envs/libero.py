@@ -1,7 +1,8 @@
 """One LIBERO task as an env (`envs.env.Env`) that executes whole chunks of actions and renders only what is read.
 
-An episode: reset (seeded placement of the fixtures; a stored initial state, or a fresh one that the seed places, too;
-10 settling steps), then chunks until success or the step limit. `envs.libero_simulator` steps LIBERO's env beneath.
+An episode begins with a reset: the seed places the fixtures; the objects get a stored initial state, or the seed places
+them, too; then there are 10 settling steps. Chunks of actions follow until success or the step limit. Each env step is
+done by `envs.libero_simulator`.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ from envs.tasks import MAX_ENV_STEPS, TaskFiles
 if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
 
-CAMERAS = ("agentview", "robot0_eye_in_hand")  # a policy with n images reads the first n
-SETTLING_STEPS = 10  # initial states hold the objects some centimetres above the table
+CAMERAS = ("agentview", "robot0_eye_in_hand")  # a policy with n images uses the first n
+SETTLING_STEPS = 10  # env steps: initial states hold the objects some centimetres above the table
 SETTLING_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # no motion, gripper open
-EXACT_SUBSTEPS = 25  # physics steps of an env step: robosuite's
-FAST_SUBSTEPS = 13  # those of fast physics, once the objects have settled
+EXACT_SUBSTEPS = 25  # physics steps of an env step in robosuite
+FAST_SUBSTEPS = 13  # physics steps of an env step in fast physics, after the objects have settled
 
 
 def task_files(spec: EnvSpec, task_id: int) -> TaskFiles:
-    """The files of a task: of the user's BDDL file if the recipe names one, else of the suite. Raises BadInput."""
+    """The files of a task: the user's BDDL file if `spec` names one, else a task of the suite. Raises BadInput."""
     if spec.bddl_file is not None:
         return tasks.bddl_task(spec.bddl_file)
     return tasks.suite_task(spec.task_suite, task_id)
 
 
 class LiberoEnv:
-    """One task of LIBERO. The first reset builds the simulator, and so does the reset after a fault."""
+    """One task of LIBERO. The first reset builds the simulator. After a fault the next reset builds it again."""
 
     action_dim = 7
 
@@ -72,9 +73,9 @@ class LiberoEnv:
         perturbation: Perturbation | None = None,
         observe: bool = True,
     ) -> ChunkResult:
-        """Start an episode, as a function of the arguments alone; render only if `observe`. Raises BadInput.
+        """Start an episode that depends on the arguments only; render only if `observe`. Raises BadInput.
 
-        With an initial state the seed places the fixtures. Without one (None) it places everything: a fresh start.
+        With an `init_state_id` the seed places only the fixtures. With None it places everything.
         """
         assert init_state_id is None or 0 <= init_state_id < self.num_init_states, f"{init_state_id=}"
         self.instruction = self.files.instruction
@@ -89,7 +90,7 @@ class LiberoEnv:
         return self._end(run)
 
     def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
-        """Execute `actions` (n, 7) one after the other, up to success or the step limit; then observe, or don't."""
+        """Execute `actions` (n, 7) one by one, up to success or the step limit; render only if `observe`."""
         assert self._running, "no episode is running: reset first"
         actions = np.asarray(actions, dtype=np.float64)[: self.max_env_steps - self.env_steps]
         self._run = ChunkRun(self)
@@ -106,11 +107,11 @@ class LiberoEnv:
 
     @property
     def domain(self) -> BDDLBaseDomain:
-        """LIBERO's own env beneath, with the true poses of all objects."""
+        """LIBERO's own env, which knows the true poses of all objects."""
         return self._built().domain
 
     def close(self) -> None:
-        """Free the simulator; the end of the program does so, too."""
+        """Free the simulator. It is also freed at the end of the program."""
         self._running = False
         if self._simulator is not None:
             simulator = self._simulator
@@ -134,7 +135,7 @@ class LiberoEnv:
         if init_state_id is not None:
             if self._init_states is not None:
                 state = self._init_states[init_state_id]
-            else:  # a task without stored states: each number has a seed of its own
+            else:  # the task has no stored states: each init_state_id has a seed of its own
                 seed = seed * self.num_init_states + init_state_id
         problem: str | None = None
         for draw in range(MAX_PLACEMENT_TRIES):
@@ -151,7 +152,10 @@ class LiberoEnv:
         )
 
     def _place(self, state: np.ndarray | None, seed: int, draw: int) -> None:
-        """Put everything where the episode is to start, perturbed; without a state every draw is another placement."""
+        """Reset the simulator to where the episode starts, and perturb it.
+
+        state: (1 + nq + nv,), or None: then every `draw` gives another placement.
+        """
         simulator = self._built()
         placement_seed = (seed, draw) if state is None else seed
         simulator.reset(placement_seed, state, self._perturbation, draw)
@@ -161,14 +165,14 @@ class LiberoEnv:
             )
 
     def _is_own_placement(self, state: np.ndarray | None, draw: int) -> bool:
-        """Whether the objects stand where the stored state has them: such a start is used as it is."""
+        """Whether the objects stand where the stored state puts them. Such a start is used without a check."""
         if state is None:
             return False
         moves_objects = self._perturbation is not None and self._perturbation.kind == "position"
         return not moves_objects or draw == perturb.MAX_DRAWS  # the last draw moves nothing
 
     def _settle_and_find_problem(self, physics: Physics, observe: bool) -> str | None:
-        """Let the objects settle; returns why the episode cannot start like this, or None."""
+        """Let the objects settle; returns the reason why the episode cannot start from here, or None."""
         placed = self._built().object_poses()
         try:
             self._settle(physics, observe)
@@ -177,10 +181,11 @@ class LiberoEnv:
         return self._built().find_problem(placed)
 
     def _settle(self, physics: Physics, observe: bool) -> None:
-        """Hold still for 10 env steps; the last one is what the policy sees first."""
+        """Hold still for 10 env steps; the policy's first observation is that of the last one."""
         simulator = self._built()
         simulator.step(SETTLING_ACTION)
-        if physics == "fast":  # not before: the first goal is where the hand was before the reset
+        # Not before the first step, because its goal is where the hand was before the reset.
+        if physics == "fast":
             simulator.use_fast_physics(EXACT_SUBSTEPS)
         for _ in range(SETTLING_STEPS - 2):
             simulator.step(SETTLING_ACTION)
@@ -191,7 +196,7 @@ class LiberoEnv:
     # ------------------------------------------------------------------------------------------ steps and sights
 
     def _execute(self, actions: np.ndarray, observe: bool) -> bool:
-        """Execute actions until success, and return whether it came."""
+        """Execute actions up to success; returns whether the task was solved."""
         for index, action in enumerate(actions):
             self.env_steps += 1
             is_last = index == len(actions) - 1
@@ -201,7 +206,10 @@ class LiberoEnv:
         return False
 
     def _step(self, action: np.ndarray, is_observed: bool) -> bool:
-        """One env step, rendered by the policy's cameras or by the recording's or by none; returns success."""
+        """Make one env step; returns whether the task is solved.
+
+        The policy's cameras render if `is_observed`, else agentview if a video is recorded, else none.
+        """
         simulator = self._built()
         recorded = CAMERAS[:1] if self._recording else ()
         cameras = self._cameras if is_observed else recorded
@@ -213,9 +221,12 @@ class LiberoEnv:
         return success
 
     def observation(self) -> Observation:
-        """What the policy sees, by the conventions of the published OpenVLA-OFT evaluation."""
+        """What the policy sees, in the conventions of the published OpenVLA-OFT evaluation.
+
+        Images (num_images, 256, 256, 3), upright; proprio (8,): hand position (m), axis-angle (rad), finger joints (m).
+        """
         raw = self._raw
-        # LIBERO renders upside down, and the training data were turned.
+        # LIBERO renders upside down; the images of the training data were turned, too.
         images = np.stack([upright(raw[f"{camera}_image"]) for camera in self._cameras])
         if self._perturbation is not None and self._perturbation.kind == "noise":
             images = perturb.noisy(images, self._perturbation, self.env_steps)
@@ -225,16 +236,22 @@ class LiberoEnv:
         return Observation(images, proprio, self.instruction, state=self._true_state(hand))
 
     def _true_state(self, hand: np.ndarray) -> np.ndarray:
-        """(D,) float32, for critics: joint positions, the robot's speeds, the hand (3,), the vectors from the hand to
-        every object, and the share of the step limit that has gone."""
+        """The simulation's state for critics, (D,) float32.
+
+        Joint positions, the robot's joint velocities (9,), the hand's position (3,), the vectors from the hand to every
+        object (3 each), and the share of the step limit that has been used.
+        """
         data = self.domain.sim.data
         to_objects = [position - hand for position, _ in self._built().object_poses().values()]
-        share_gone = self.env_steps / self.max_env_steps
-        return np.concatenate([data.qpos, data.qvel[:9], hand, *to_objects, [share_gone]], dtype=np.float32)
+        share_used = self.env_steps / self.max_env_steps
+        return np.concatenate([data.qpos, data.qvel[:9], hand, *to_objects, [share_used]], dtype=np.float32)
 
 
 def axis_angle(quaternion: np.ndarray) -> np.ndarray:
-    """Rotation vector (3,) of a quaternion (x, y, z, w); q and -q give different ones, as in the training data."""
+    """Rotation vector (3,) in rad of a quaternion (x, y, z, w).
+
+    q and -q are the same rotation but give different vectors, as in the training data.
+    """
     w = min(max(float(quaternion[3]), -1.0), 1.0)
     sin_half = math.sqrt(1.0 - w * w)
     if math.isclose(sin_half, 0.0):

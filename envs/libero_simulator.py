@@ -1,6 +1,6 @@
-"""LIBERO's own env of one task, built for training and driven one env step at a time.
+"""Build LIBERO's own env of one task, and reset and step it one env step at a time.
 
-`envs.libero.LiberoEnv` plays whole episodes with it; `workshop.make_init_states` tries out placements with it.
+`envs.libero.LiberoEnv` plays whole episodes with it; `workshop.make_init_states` tests placements with it.
 """
 
 from __future__ import annotations
@@ -27,27 +27,28 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 MAX_PLACEMENT_TRIES = 100
-# Standard deviation of the arm's joints in the benchmark's initial states, in rad: robosuite's default.
+# Standard deviation of the arm's joints in the benchmark's initial states: robosuite's default.
 ARM_NOISE_RAD = 0.02
-# Objects of the benchmark's own states settle by up to 17 cm, 6 cm sideways (off a plate's rim) and 30 degrees.
+# While the benchmark's own states settle, objects fall by up to 17 cm, slide by up to 6 cm (off a plate's rim) and tilt
+# by up to 30 degrees.
 MAX_DROP_M = 0.25
 MAX_SHIFT_M = 0.06
 MAX_TILT_DEG = 30.0
-MAX_SPEED = 0.05  # m/s; rotation may be 10 times as much in rad/s
+MAX_SPEED = 0.05  # m/s; for rotation the limit is 10 times this number, in rad/s
 
-Pose = tuple[np.ndarray, np.ndarray]  # of an object: position (3,) in metres, rotation matrix (9,)
+Pose = tuple[np.ndarray, np.ndarray]  # an object's position (3,) in metres, and its rotation matrix (9,)
 Seed = int | tuple[int, int]
-StepOutcome = tuple[Mapping[str, np.ndarray], bool]  # of an env step: LIBERO's observations, success
+StepOutcome = tuple[Mapping[str, np.ndarray], bool]  # LIBERO's observations after an env step, success
 
 
 class LiberoSimulator:
-    """One built task. Building takes seconds. After a fault it is worthless: close it and build another one."""
+    """One built task. Building takes seconds. After a fault do not use it again: close it and build another one."""
 
     def __init__(self, bddl: Path, assets: Path, cameras: Sequence[str]) -> None:
         rendering.prepare()
         with rendering.render_device():
             self._wrapper = _build_wrapper(bddl, assets, list(cameras))
-        from envs import lean  # imports mujoco, which `prepare` has to precede
+        from envs import lean  # only now, because it imports mujoco, and `prepare` has to come first
 
         self.domain: BDDLBaseDomain = self._wrapper.env
         self.gate = lean.CameraGate(self.domain)
@@ -57,7 +58,7 @@ class LiberoSimulator:
         self._model_as_built = perturb.snapshot(self.domain)
         self._own_goal = self.domain.parsed_problem["goal_state"]
         self._step: Callable[[np.ndarray], StepOutcome] = self._exact_step
-        # LIBERO's reward costs a second check of success, and nobody reads it.
+        # Nobody reads LIBERO's reward, and computing it would check success a second time.
         self.domain.reward = lambda action: 0.0
 
     def reset(
@@ -67,11 +68,12 @@ class LiberoSimulator:
         perturbation: Perturbation | None = None,
         draw: int = 0,
     ) -> None:
-        """Place everything by `seed`; then set `state` (1 + nq + nv,): time, qpos and qvel, but of no fixture.
+        """Place everything by `seed`, then set `state` (1 + nq + nv,): time, qpos and qvel.
 
-        Without a state the objects stay where they were placed, and the arm's joints are drawn as in the benchmark's.
-        `draw` counts the attempts to perturb this start. Raises BadInput for a state of another task, SimulatorFault
-        where LIBERO finds no room for its objects.
+        Fixtures are not part of a state, so the seed always places them. Without a state the objects, too, stay where
+        the seed placed them, and the arm's joints are drawn as in the benchmark's states. `draw` counts the attempts
+        to perturb this start. Raises BadInput for a state of another task, and SimulatorFault if LIBERO finds no room
+        for its objects.
         """
         self._step = self._exact_step
         self.domain.sim.model.opt.timestep = self.domain.model_timestep
@@ -84,28 +86,31 @@ class LiberoSimulator:
         expected = 1 + self.domain.sim.model.nq + self.domain.sim.model.nv
         if len(state) != expected:
             raise BadInput(
-                f"the initial states hold {len(state)} numbers each, this task {expected}: "
-                "make those of your own task anew (python -m workshop.make_init_states)"
+                f"an initial state has {len(state)} numbers, this task needs {expected}: "
+                "make the states of your task again (python -m workshop.make_init_states)"
             )
         if perturbation is not None and perturbation.magnitude > 0:
             state = perturb.displaced(state, self.domain, perturbation, draw)
         self._wrapper.set_init_state(state)
 
     def step(self, action: np.ndarray, cameras: Sequence[str] = ()) -> StepOutcome:
-        """One env step, rendered by `cameras` only; images of other cameras are black. Raises SimulatorFault."""
+        """Make one env step; returns LIBERO's observations and success. Raises SimulatorFault.
+
+        Only `cameras` render; the images of all other cameras are black.
+        """
         self.gate.cameras = tuple(cameras)
         observations, success = self._step(action)
         check_stability(self.domain.sim.data._data)
         return observations, success
 
     def use_fast_physics(self, physics_steps: int) -> None:
-        """Step by `envs.fast`, so many physics steps to an env step, up to the next reset."""
+        """Until the next reset use `envs.fast`, with `physics_steps` physics steps in an env step."""
         from envs.fast import FastStep
 
         self._step = FastStep(self.domain, physics_steps)
 
     def object_poses(self) -> dict[str, Pose]:
-        """Where the movable objects are now, by name."""
+        """The present poses of the movable objects, by name."""
         data = self.domain.sim.data
         poses = {}
         for name in self.domain.objects_dict:
@@ -114,7 +119,7 @@ class LiberoSimulator:
         return poses
 
     def find_problem(self, placed: Mapping[str, Pose]) -> str | None:
-        """Why the settled scene cannot start an episode, or None; `placed` is where the objects were before."""
+        """Why the settled scene cannot start an episode, or None; `placed` holds the poses before settling."""
         for name, pose in self.object_poses().items():
             problem = _find_move(placed[name], pose) or self._find_motion(name)
             if problem is not None:
@@ -134,13 +139,13 @@ class LiberoSimulator:
         return observations, bool(success)
 
     def close(self) -> None:
-        """Free the GL context. It must happen while its display exists, else the interpreter's exit prints EGLError."""
+        """Free the GL context. Call this while the EGL display exists, else the interpreter's exit prints EGLError."""
         self.gate.make_gl_current()
         self._wrapper.close()
 
 
 def _find_move(placed: Pose, settled: Pose) -> str | None:
-    """How an object left its place while it settled, if it moved further than the benchmark's objects do."""
+    """How an object left its place while it settled, or None if it moved no further than the benchmark's objects."""
     x, y, z = settled[0] - placed[0]
     if z < -MAX_DROP_M:
         return "falls"
@@ -156,11 +161,11 @@ def _find_move(placed: Pose, settled: Pose) -> str | None:
 def _repeat_until_placed(attempt: Callable[[], T], seed: Seed) -> T:
     """Repeat `attempt` until LIBERO's sampler finds room for all objects, as LIBERO's own reset does.
 
-    Raises SimulatorFault after 100 attempts.
+    Random numbers are drawn from `seed`. Raises SimulatorFault after 100 attempts.
     """
     from robosuite.utils.errors import RandomizationError
 
-    # LIBERO draws from numpy's global generator, which other code uses, too: restore it afterwards.
+    # LIBERO draws from NumPy's global generator. Restore its state afterwards, because other code uses it, too.
     state = np.random.get_state()  # noqa: NPY002
     np.random.seed(seed)  # noqa: NPY002
     try:
@@ -173,7 +178,7 @@ def _repeat_until_placed(attempt: Callable[[], T], seed: Seed) -> T:
 
 
 def _build_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRenderEnv:
-    """LIBERO's OffScreenRenderEnv of a task file. Raises BadInput where the task or the assets are at fault."""
+    """Build LIBERO's OffScreenRenderEnv of a task file. Raises BadInput if the task or the assets are wrong."""
     import libero.libero
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 
@@ -189,7 +194,7 @@ def _build_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRen
             camera_heights=IMAGE_SIZE,
             camera_widths=IMAGE_SIZE,
             hard_reset=False,
-            ignore_done=True,  # the step limit is the episode's, not LIBERO's
+            ignore_done=True,  # `LiberoEnv` applies the step limit, not LIBERO
         )
 
     is_users_task = not bddl.is_relative_to(libero_root())
@@ -198,7 +203,8 @@ def _build_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRen
         with patch.object(lean.MjSim, "from_xml_string", lean.load_lean):
             wrapper = _repeat_until_placed(build, seed=0)
         if is_users_task:
-            wrapper.env._check_success()  # a goal that LIBERO cannot evaluate would end every episode in an error
+            # Try the goal now: if LIBERO could not evaluate it, every episode would end in an error.
+            wrapper.env._check_success()
         return wrapper
     except Exception as fault:  # missing files, or a mistake in the task that envs.bddl cannot see
         if wrapper is not None:

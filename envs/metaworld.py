@@ -1,7 +1,8 @@
-"""One Meta-World task as an env (`envs.env.Env`) that executes whole chunks of actions and draws only what is read.
+"""One Meta-World task as an env (`envs.env.Env`) that executes whole chunks of actions and renders only what is read.
 
-An episode: reset (the task draws the places of its objects and of its goal, by a seed), then chunks until success or
-the step limit. Physics and pictures are those of Meta-World's own env; the only saving is what nobody looks at.
+An episode begins with a reset, in which the task draws the places of its objects and of its goal from a seed. Chunks of
+actions follow until success or the step limit. Physics and images are those of Meta-World's own env; the only
+difference is that images are not rendered if nobody reads them.
 """
 
 from __future__ import annotations
@@ -27,26 +28,27 @@ if TYPE_CHECKING:
     from metaworld.sawyer_xyz_env import SawyerXYZEnv
 
 CAMERA = "corner2"
-# In metres: nearer than Meta-World's own, as public demonstrations have it (Seo 2022).
+# In metres. Nearer than Meta-World's own camera; the position that public demonstrations use (Seo 2022).
 CAMERA_POSITION = (0.75, 0.075, 0.7)
-# Of the 500 of Meta-World's horizon. Its experts solve 984 of 1,000 episodes (20 of each task) in those, 974 in these.
+# Meta-World's own limit is 500. Its experts solve 984 of 1,000 episodes (20 of each task) within 500 env steps, and 974
+# within 200.
 MAX_ENV_STEPS = 200
-NUM_INIT_STATES = 50  # of each task, as many as its benchmark draws
-# Two streams of seeds, so that a fresh initial state is none of the 50.
+NUM_INIT_STATES = 50  # of each task; Meta-World's benchmark draws as many
+# The first number of a seed: fresh initial states come from another stream than the 50, so they are none of them.
 STORED = 0
 FRESH = 1
 
 
 class MetaWorldEnv:
-    """One task of Meta-World. The first reset builds the simulator, and so does the reset after a fault."""
+    """One task of Meta-World. The first reset builds the simulator. After a fault the next reset builds it again."""
 
-    # Motion of the hand along x, y and z, and effort of the gripper (-1 opens, 1 closes), all in [-1, 1].
+    # The hand's motion along x, y and z, and the gripper's effort (-1 opens, 1 closes), all in [-1, 1].
     action_dim = 4
 
     def __init__(self, spec: EnvSpec, task_id: int) -> None:
         if spec.num_images != 1:
             raise BadInput(
-                f"Meta-World has one picture, the policy reads {spec.num_images}: use another --checkpoint"
+                f"Meta-World has one image, the policy reads {spec.num_images}: use another --checkpoint"
             )
         self.spec = spec
         self.task_id = task_id
@@ -54,7 +56,7 @@ class MetaWorldEnv:
         self.max_env_steps = spec.max_env_steps or MAX_ENV_STEPS
         self.num_init_states = NUM_INIT_STATES
         self.env_steps = 0
-        self.raw = np.zeros(39)  # Meta-World's own observation: all that its scripted experts read
+        self.raw = np.zeros(39)  # Meta-World's own observation, which its scripted experts read
         self._env: SawyerXYZEnv | None = None
         self._renderer: mujoco.Renderer | None = None
         self._running = False
@@ -69,10 +71,10 @@ class MetaWorldEnv:
         perturbation: Perturbation | None = None,
         observe: bool = True,
     ) -> ChunkResult:
-        """Start an episode, as a function of the arguments alone; render only if `observe`. Raises BadInput.
+        """Start an episode that depends on the arguments only; render only if `observe`. Raises BadInput.
 
-        Initial state i is the task's draw number i; without one (None) `seed` draws. Both kinds of `physics` are
-        Meta-World's own, and no perturbation exists for it.
+        `init_state_id` seeds the task's random places; if it is None, `seed` does. Both values of `physics` mean
+        Meta-World's own physics. `perturbation` is ignored, because there is none for Meta-World.
         """
         assert init_state_id is None or 0 <= init_state_id < NUM_INIT_STATES, f"{init_state_id=}"
         self.env_steps = 0
@@ -86,12 +88,15 @@ class MetaWorldEnv:
         return self._end(run)
 
     def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
-        """Execute `actions` (n, 4) one after the other, up to success or the step limit; then observe, or don't."""
+        """Execute `actions` (n, 4) one by one, up to success or the step limit; render only if `observe`.
+
+        Raises BadInput for actions of another width.
+        """
         assert self._running, "no episode is running: reset first"
         actions = np.asarray(actions, dtype=np.float64)[: self.max_env_steps - self.env_steps]
         if actions.shape[1:] != (self.action_dim,):
             raise BadInput(
-                f"the policy decides {actions.shape[1]} numbers, Meta-World takes 4: use another --checkpoint"
+                f"the policy's actions have {actions.shape[1]} numbers, Meta-World's 4: use another --checkpoint"
             )
         self._run = ChunkRun(self)
         with self._run as run:
@@ -106,7 +111,7 @@ class MetaWorldEnv:
         return result
 
     def close(self) -> None:
-        """Free the simulator; the end of the program does so, too."""
+        """Free the simulator. It is also freed at the end of the program."""
         self._running = False
         self._env = None
         if self._renderer is not None:
@@ -118,7 +123,7 @@ class MetaWorldEnv:
     def _start(self, generator: np.random.Generator) -> None:
         if self._env is None:
             self._env, self._renderer = _build(self.name)
-            # Meta-World refuses to step beyond its horizon; ours is applied by `step_chunk`.
+            # Meta-World raises an error beyond its own step limit. `step_chunk` applies ours.
             self._env.max_path_length = self.max_env_steps + 1
             close_at_exit(self.close)
         self._env.np_random = generator
@@ -126,7 +131,7 @@ class MetaWorldEnv:
         check_stability(self._env.data)
 
     def _execute(self, actions: np.ndarray) -> bool:
-        """Execute actions until success, and return whether it came."""
+        """Execute actions up to success; returns whether the task was solved."""
         assert self._env is not None, "reset first"
         for action in actions:
             self.env_steps += 1
@@ -139,13 +144,17 @@ class MetaWorldEnv:
         return False
 
     def observation(self) -> Observation:
-        """The picture; the hand's position (m) and the gripper's opening (0 to 1); for critics all that there is."""
+        """What the policy sees: one image (1, 256, 256, 3), and proprio (4,).
+
+        proprio: the hand's position (m) and the gripper's opening (0 to 1). `state` (40,) float32, for critics: all of
+        Meta-World's own observation, and the share of the step limit that has been used.
+        """
         state = np.append(self.raw, self.env_steps / self.max_env_steps).astype(np.float32)
         return Observation(self._picture()[None], self.raw[:4].copy(), self.instruction, state=state)
 
     def _picture(self) -> np.ndarray:
         assert self._env is not None, "reset first"
-        assert self._renderer is not None, "it is built with the env"
+        assert self._renderer is not None, "the renderer is built together with the env"
         started = time.perf_counter()
         self._renderer.update_scene(self._env.data, camera=CAMERA)
         image = rendering.upright(self._renderer.render())
@@ -154,15 +163,17 @@ class MetaWorldEnv:
 
 
 def _build(name: str) -> tuple[SawyerXYZEnv, mujoco.Renderer]:
-    """Meta-World's env of a task, and a renderer of it, without shadows and multisampling, as LIBERO's. Raises BadInput
-    where Meta-World is not installed."""
+    """Build Meta-World's env of a task, and its renderer. Raises BadInput if Meta-World is not installed.
+
+    As in LIBERO, there are no shadows and no multisampling.
+    """
     find_pack(METAWORLD_LOOKS)
     rendering.prepare()
     with rendering.render_device():
         import mujoco
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
-        # It reads MUJOCO_GL when it is imported, perhaps before `prepare` has set it.
+        # This module reads MUJOCO_GL when it is imported, which may have happened before `prepare` set it.
         importlib.reload(mujoco.gl_context)
         log_mujoco_warnings()
         env = ALL_V3_ENVIRONMENTS[name]()
@@ -170,9 +181,9 @@ def _build(name: str) -> tuple[SawyerXYZEnv, mujoco.Renderer]:
         env.model.camera(CAMERA).pos = CAMERA_POSITION
         renderer = mujoco.Renderer(env.model, IMAGE_SIZE, IMAGE_SIZE)
     renderer.scene.flags[mujoco.mjtRndFlag.mjRND_SHADOW] = 0
-    # As in Meta-World's multi-task benchmark the goal is part of the observation; places come from the env's generator.
+    # As in Meta-World's multi-task benchmark, the goal is part of the observation. The env's generator draws places.
     env._partially_observable = False
-    del env.sawyer_observation_space  # cached, with bounds that hide the goal
+    del env.sawyer_observation_space  # a cached property, whose bounds would hide the goal
     env._freeze_rand_vec = False
     env.seeded_rand_vec = True
     env._set_task_called = True

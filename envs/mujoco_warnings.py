@@ -1,6 +1,6 @@
-"""What becomes of MuJoCo's warnings: they go to our log, and an unstable simulation is a fault.
+"""Send MuJoCo's warnings to our log, and raise an error when a simulation is unstable.
 
-Import mujoco only inside functions: `envs.rendering.prepare` has to come first.
+mujoco is imported only inside functions, because `envs.rendering.prepare` has to be called before.
 """
 
 import logging
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 def log_mujoco_warnings() -> None:
-    """Without a handler MuJoCo writes its warnings into MUJOCO_LOG.TXT in the current folder."""
+    """Send MuJoCo's warnings to our log. Otherwise MuJoCo writes MUJOCO_LOG.TXT into the current folder."""
     import mujoco
 
     mujoco.set_mju_user_warning(_log_warning)
@@ -23,9 +23,9 @@ def _log_warning(message: str) -> None:
 
 
 def check_stability(data: Any) -> None:
-    """Look for instability in an `MjData`: MuJoCo resets a state that has become NaN or huge, and only warns.
+    """Raise SimulatorFault if the simulation of an `MjData` has become unstable.
 
-    Raises SimulatorFault.
+    MuJoCo itself resets a state that has become NaN or huge, and only counts a warning.
     """
     import mujoco
 

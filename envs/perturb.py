@@ -1,9 +1,10 @@
-"""Ways in which the world may differ from the one that a policy was trained in, each in steps of 1 to 5.
+"""Perturb an episode: change the world in one way, with magnitude 1 to 5, to test how robust a policy is.
 
-A perturbation changes the sentence, the picture, the model of the scene, its initial state or its goal: what each kind
-does, and how far a step goes, is in the functions below and nowhere else. All is drawn from (seed, kind), so a larger
-magnitude goes further the same way, and magnitude 0 changes nothing. Compare LIBERO-Plus (Fei et al. 2025: camera,
-robot, noise, light, language) and LIBERO-PRO (Zhou et al. 2025: position, task, object); no code or data is theirs.
+A perturbation changes the instruction, the images, the model of the scene, its initial state or its goal. The functions
+below define what each kind does and how far a step of magnitude goes. All random numbers are drawn from (seed, kind),
+so a larger magnitude goes further in the same direction; magnitude 0 changes nothing. The kinds are those of
+LIBERO-Plus (Fei et al. 2025: camera, robot, noise, light, language) and LIBERO-PRO (Zhou et al. 2025: position, task,
+object); no code or data is theirs.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 MAGNITUDES = range(6)
 NONE = "none"  # the label of an unperturbed episode
 
-ORBIT_DEG = 5.0  # a step of the camera around what it looks at, and half as much up or down
-JOINTS_RAD = 0.1  # a step of the arm's 7 initial joints, all together (their norm)
-# Standard deviation of the noise by magnitude, where white is 1, as ImageNet-C has it (Hendrycks 2019).
+# "A step" below is what one unit of magnitude changes.
+ORBIT_DEG = 5.0  # a step of the camera around the point that it looks at, and half as much up or down
+JOINTS_RAD = 0.1  # a step of the arm's 7 initial joints: the norm of the change
+# Standard deviation of the noise by magnitude, where white is 1; the values of ImageNet-C (Hendrycks 2019).
 NOISE_STD = (0.0, 0.08, 0.12, 0.18, 0.26, 0.38)
 LIGHT_STOPS = 0.35  # a step of the strongest channel; one stop is twice or half as bright
 SHIFT_M = 0.02  # a step of every object that stands on the table
 STACKED_M = 0.07  # objects nearer than this in x and y move together: a bowl on a ramekin
-APART_M = 0.13  # other objects keep this distance, or the one they had if it was smaller
-NEARER = 0.8  # where something would fall, the next draw goes this much less far
-MAX_DRAWS = 20
+APART_M = 0.13  # other objects keep this distance, or the distance that they had if it was smaller
+NEARER = 0.8  # if an object would fall, the next draw moves objects by this factor of the last distance
+MAX_DRAWS = 20  # directions tried for each stack; also draws of an initial state before no object is moved
 COLOURS = np.array(
     [[0.9, 0.1, 0.1], [0.1, 0.7, 0.1], [0.1, 0.2, 0.9], [0.9, 0.8, 0.1], [0.7, 0.1, 0.8], [1, 1, 1]]
 )
-UNSET_RGBA = np.array([0.5, 0.5, 0.5, 1.0])  # of a geom whose material or texture decides its colour
+UNSET_RGBA = np.array([0.5, 0.5, 0.5, 1.0])  # geom_rgba where the material or texture decides the colour
 # Fields of the model that `change_scene` or fast physics may change.
 MODEL_FIELDS = ("cam_pos", "cam_quat", "light_diffuse", "geom_rgba", "geom_matid", "geom_solref")
 UPWARDS = np.array([0.0, 0.0, 1.0])
@@ -56,24 +58,24 @@ VERBS = {
 
 
 class Perturbation(NamedTuple):
-    """One change of the world, drawn from (seed, kind)."""
+    """One change of the world; its random numbers are drawn from (seed, kind)."""
 
     kind: Kind
     magnitude: int  # 0 to 5
     seed: int = 0
 
     def rng(self, *more: int) -> np.random.Generator:
-        """The random generator of this kind; `more` numbers choose another stream."""
+        """A random generator that depends on seed and kind; the numbers `more` choose another stream."""
         return np.random.default_rng([self.seed, zlib.crc32(self.kind.encode()), *more])
 
 
 def label_of(perturbation: Perturbation | None) -> str:
-    """Kind and magnitude as results and metrics name them: `camera-3`, or `none`."""
+    """The name of a perturbation in results and metrics: `camera-3`, or `none`."""
     return NONE if perturbation is None else f"{perturbation.kind}-{perturbation.magnitude}"
 
 
 def from_label(label: str, seed: int) -> Perturbation | None:
-    """The inverse of `label_of`."""
+    """The perturbation that `label_of` names so, with this seed; None for `none`."""
     if label == NONE:
         return None
     kind, _, magnitude = label.partition("-")
@@ -84,7 +86,7 @@ def from_label(label: str, seed: int) -> Perturbation | None:
 
 
 def paraphrase(instruction: str, magnitude: int) -> str:
-    """The same demand in words further and further from those of the benchmark."""
+    """Say the same instruction in other words; the larger the magnitude, the further from the benchmark's words."""
     other_verbs = re.sub(rf"\b({'|'.join(VERBS)})\b", lambda match: VERBS[match[0]], instruction)
     without_articles = re.sub(r"\b(the|a|an) ", "", other_verbs)
     sentences = (
@@ -99,7 +101,7 @@ def paraphrase(instruction: str, magnitude: int) -> str:
 
 
 def noisy(images: np.ndarray, perturbation: Perturbation, env_step: int) -> np.ndarray:
-    """uint8 images with Gaussian noise, which differs from step to step."""
+    """uint8 images of any shape with Gaussian noise, which is different at every `env_step`."""
     std = 255.0 * NOISE_STD[perturbation.magnitude]
     noise = perturbation.rng(env_step).normal(0.0, std, images.shape)
     return np.clip(np.rint(images + noise), 0, 255).astype(np.uint8)
@@ -109,9 +111,10 @@ def noisy(images: np.ndarray, perturbation: Perturbation, env_step: int) -> np.n
 
 
 def displaced(state: np.ndarray, domain: BDDLBaseDomain, perturbation: Perturbation, draw: int) -> np.ndarray:
-    """The initial state (1 + nq + nv,) with other joints of the arm, or other places of the objects.
+    """The initial state (1 + nq + nv,) with other joints of the arm (kind "robot") or moved objects ("position").
 
-    `draw` counts the attempts: each draws other places, and less far. From draw MAX_DRAWS on no object is moved.
+    `draw` counts the attempts. Each attempt draws other places, and moves objects less far than the one before. From
+    draw MAX_DRAWS on no object is moved.
     """
     state = state.copy()
     rng = perturbation.rng(draw)
@@ -127,18 +130,21 @@ def displaced(state: np.ndarray, domain: BDDLBaseDomain, perturbation: Perturbat
 
 
 def scattered(places: np.ndarray, radius: float, rng: np.random.Generator) -> np.ndarray:
-    """Every stack of the (n, 2) places moved by `radius` metres in a direction of its own, if there is room for it."""
+    """Move every stack of objects by `radius` metres in a random direction; returns the new places (n, 2) in metres.
+
+    Objects nearer than STACKED_M are one stack. A stack stays where it is if MAX_DRAWS directions have no room for it.
+    """
     distances = np.linalg.norm(places[:, None] - places, axis=-1)
     places = places.copy()
     unmoved = set(range(len(places)))
     while unmoved:
         stack = [i for i in unmoved if distances[i, min(unmoved)] < STACKED_M]
         unmoved -= set(stack)
-        elsewhere = [i for i in range(len(places)) if i not in stack]
-        least = np.minimum(distances[np.ix_(stack, elsewhere)], APART_M)
+        outside = [i for i in range(len(places)) if i not in stack]
+        least_distances = np.minimum(distances[np.ix_(stack, outside)], APART_M)
         for angle in rng.uniform(0, 2 * np.pi, MAX_DRAWS):
             moved = places[stack] + radius * np.array([np.cos(angle), np.sin(angle)])
-            if (np.linalg.norm(moved[:, None] - places[elsewhere], axis=-1) >= least).all():
+            if (np.linalg.norm(moved[:, None] - places[outside], axis=-1) >= least_distances).all():
                 places[stack] = moved
                 break
     return places
@@ -148,7 +154,7 @@ def scattered(places: np.ndarray, radius: float, rng: np.random.Generator) -> np
 
 
 def snapshot(domain: BDDLBaseDomain) -> dict[str, np.ndarray]:
-    """What `change_scene` and fast physics may change of the model, as it is now; `restore` takes it."""
+    """Copy everything in the model that `change_scene` and fast physics may change, for `restore`."""
     model = domain.sim.model._model
     fields = {name: getattr(model, name).copy() for name in MODEL_FIELDS}
     fields["ambient"] = model.vis.headlight.ambient.copy()
@@ -157,7 +163,7 @@ def snapshot(domain: BDDLBaseDomain) -> dict[str, np.ndarray]:
 
 
 def restore(domain: BDDLBaseDomain, as_built: dict[str, np.ndarray], goal: list) -> None:
-    """Undo what changed the model since its `snapshot`, and set the goal."""
+    """Undo all changes of the model since the `snapshot` `as_built`, and set the goal."""
     model = domain.sim.model._model
     for name in MODEL_FIELDS:
         getattr(model, name)[:] = as_built[name]
@@ -167,9 +173,9 @@ def restore(domain: BDDLBaseDomain, as_built: dict[str, np.ndarray], goal: list)
 
 
 def change_scene(domain: BDDLBaseDomain, perturbation: Perturbation, instruction: str) -> str:
-    """Change the model, or the goal, of a domain that stands in its initial state; returns the instruction.
+    """Change the model or the goal of a domain that is in its initial state; returns the perturbed instruction.
 
-    Raises BadInput if there is no other goal in the scene.
+    Raises BadInput for kind "task" if there is no other goal in the scene.
     """
     if perturbation.magnitude == 0:
         return instruction
@@ -205,7 +211,7 @@ def _move_camera(domain: BDDLBaseDomain, perturbation: Perturbation) -> None:
 
 
 def _orbit(model: mujoco.MjModel, camera: int, centre: np.ndarray, axis: np.ndarray, angle: float) -> None:
-    """Turn a camera by `angle` (rad) around an axis through `centre`."""
+    """Move and turn a camera by `angle` (rad) around the axis (3,) through the point `centre` (3,)."""
     import mujoco
 
     turn = np.zeros(4)
@@ -219,7 +225,7 @@ def _orbit(model: mujoco.MjModel, camera: int, centre: np.ndarray, axis: np.ndar
 
 
 def _change_light(domain: BDDLBaseDomain, perturbation: Perturbation) -> None:
-    """Make the light brighter or darker, and of another tint: one factor for each of red, green and blue."""
+    """Make the light brighter or darker and change its tint: one factor for each of red, green and blue."""
     model = domain.sim.model._model
     stops = perturbation.rng().uniform(-1, 1, 3)
     factors = 2.0 ** (perturbation.magnitude * LIGHT_STOPS * stops / np.abs(stops).max())
@@ -228,7 +234,7 @@ def _change_light(domain: BDDLBaseDomain, perturbation: Perturbation) -> None:
 
 
 def _recolour(domain: BDDLBaseDomain, perturbation: Perturbation) -> None:
-    """Turn what the goal names first from its mean colour towards another one, without its texture."""
+    """Recolour the first object of every fact of the goal: from its mean colour towards another one, untextured."""
     model = domain.sim.model._model
     colour = perturbation.rng().choice(COLOURS)
     names = {_body_name(fact[1], domain) for fact in domain.parsed_problem["goal_state"]}
@@ -246,9 +252,9 @@ def _recolour(domain: BDDLBaseDomain, perturbation: Perturbation) -> None:
 
 
 def _change_goal(domain: BDDLBaseDomain, magnitude: int) -> str:
-    """Choose another object of the scene to go where the task's own should; returns the instruction for it.
+    """Set a new goal: another object is to go where the task's own object should; returns the new instruction.
 
-    If the task's own object is to go nowhere (a drawer to be opened), the other one is to go onto the last object.
+    If the task moves no object (it opens a drawer, say), the other object is to go onto the last object of the scene.
     Raises BadInput if all objects of the scene are of the task's own categories.
     """
     problem = domain.parsed_problem
@@ -270,13 +276,16 @@ def _change_goal(domain: BDDLBaseDomain, magnitude: int) -> str:
 def _other_object(
     domain: BDDLBaseDomain, categories: dict[str, str], facts: Sequence[Sequence[str]], magnitude: int
 ) -> tuple[str, str]:
-    """Category and name of an object whose category is not part of the goal; each magnitude takes the next one."""
+    """(category, name) of an object whose category is not part of the goal; each magnitude chooses another category.
+
+    Raises BadInput if there is none.
+    """
     taken = {categories.get(_body_name(word, domain)) for fact in facts for word in fact[1:]}
     last_of_category = {category: name for name, category in categories.items() if category not in taken}
     if not last_of_category:
         instruction = " ".join(domain.parsed_problem["language_instruction"])
         raise BadInput(
-            f"--perturb task: there is no other object in the scene of {instruction!r}: leave task out"
+            f"--perturb task: the scene of {instruction!r} has no object for another goal: leave task out"
         )
     candidates = sorted(last_of_category.items())
     return candidates[(magnitude - 1) % len(candidates)]

@@ -1,7 +1,7 @@
-"""Envs side by side: the only door by which rollouts and evaluation use a simulator.
+"""Run several envs in parallel. Rollouts and evaluation use simulators through a `Pool` only.
 
-Each slot of a pool runs one episode at a time: `reset` and `step` start work, `ready` hands out results as they come. A
-fault of the simulator is the `error` of its episode; the slot recovers with the next reset.
+Each slot of a pool runs one episode at a time. `reset` and `step` start work and return at once; `ready` returns the
+results that have arrived. If the simulator fails, the result has an `error`, and the slot recovers with its next reset.
 """
 
 import logging
@@ -26,22 +26,23 @@ from envs.worker import InlineWorker, NoAnswer, ProcessWorker, Worker
 log = logging.getLogger(__name__)
 RESET_TIMEOUT_S = 300.0  # for a reset, which may have to build the simulator
 STEP_TIMEOUT_S = 120.0  # for a chunk
-RECYCLE_AFTER = 2000  # episodes of a worker, against memory that may creep up
-EARLY_WAKING_S = 0.1  # by which a wait may end before its time
+RECYCLE_AFTER = 2000  # a worker is replaced after so many episodes, because its memory may grow slowly
+EARLY_WAKING_S = 0.1  # a wait may end so much before its timeout
 
-Simulators = Literal["processes", "ray"]  # what --simulators names
-Workers = Literal["inline", "processes", "ray"]  # in this process, in one for each slot, on a Ray cluster
+Simulators = Literal["processes", "ray"]  # the values of --simulators
+# Where workers run: in this process, each in a process of its own, or on a Ray cluster.
+Workers = Literal["inline", "processes", "ray"]
 
 
 def make_env(spec: EnvSpec, task_id: int) -> LiberoEnv | MetaWorldEnv:
-    """The env of a task, by the simulator that its suite belongs to. Raises BadInput."""
+    """The env of a task, of the simulator that its suite belongs to. Raises BadInput."""
     if spec.task_suite == METAWORLD:
         return MetaWorldEnv(spec, task_id)
     return LiberoEnv(spec, task_id)
 
 
 def task_info(spec: EnvSpec) -> list[TaskInfo]:
-    """The tasks of a recipe, without building a simulator. Raises BadInput."""
+    """Describe the tasks of `spec`, without building a simulator. Raises BadInput."""
     infos = []
     for task_id in spec.task_ids:
         env = make_env(spec, task_id)
@@ -52,16 +53,16 @@ def task_info(spec: EnvSpec) -> list[TaskInfo]:
 def make_pool(
     spec: EnvSpec, num_envs: int, prepare: Prepare | None = None, simulators: Simulators = "processes"
 ) -> "Pool":
-    """A pool for the tasks of `spec`; `prepare` is the part of the policy's preprocessing that its workers do.
+    """Make a pool for the tasks of `spec`; `prepare` is the part of the policy's preprocessing that its workers do.
 
-    One env runs in this process, more run in processes of their own. Raises BadInput.
+    With `simulators` "processes" a single env runs in this process; several run in a process each. Raises BadInput.
     """
     caution = check_versions()
     if caution is not None:
         log.warning(caution)
-    # Find the pack (and generate "lowpoly") once, here, rather than in all workers at the same time.
+    # Find the asset pack (and generate "lowpoly") once, now, rather than in all workers at the same time.
     pack = find_pack(spec.assets)
-    # Each machine of a cluster has a folder of its own for a name.
+    # On a Ray cluster a name such as "lowpoly" stays a name: each machine has the pack in a folder of its own.
     if simulators == "processes" or pack.name != spec.assets:
         spec = replace(spec, assets=str(pack.folder))
     if spec.bddl_file is not None:
@@ -71,7 +72,7 @@ def make_pool(
 
 
 def _worker_kind(workers: Workers) -> type[Worker]:
-    """The class of a pool's workers. Raises BadInput where there is no Ray, or no cluster."""
+    """The class of a pool's workers. Raises BadInput if Ray is not installed, or if there is no cluster."""
     if workers == "inline":
         return InlineWorker
     if workers == "processes":
@@ -83,7 +84,11 @@ def _worker_kind(workers: Workers) -> type[Worker]:
 
 
 class Pool:
-    """A worker for each slot, replaced when it dies or misses its deadline (its episode: an error) or grows old."""
+    """Plays one episode at a time in each of `num_envs` slots.
+
+    Each slot has a worker. A worker that dies or misses its deadline is replaced, and its episode ends in an error. A
+    worker that has played `recycle_after` episodes is replaced between two episodes.
+    """
 
     def __init__(
         self,
@@ -100,11 +105,11 @@ class Pool:
         self._make_env = make_env
         self._prepare = prepare
         self._step_timeout_s = step_timeout_s
-        # What is freed with a process is not freed in this one: a new inline worker would only have to build again.
+        # The end of a process frees its memory. Replacing an inline worker would free nothing and only build anew.
         self._recycle_after = math.inf if workers == "inline" else recycle_after
         self._kind = _worker_kind(workers)
         self._workers = [self._new_worker() for _ in range(num_envs)]
-        self._episodes = [0] * num_envs  # of the slot's present worker
+        self._episodes = [0] * num_envs  # played by each slot's present worker
         self._at_work = [False] * num_envs
 
     def _new_worker(self) -> Worker:
@@ -120,7 +125,7 @@ class Pool:
         physics: Physics = "exact",
         perturbation: Perturbation | None = None,
     ) -> None:
-        """Start an episode in a slot (`envs.env.Env.reset`)."""
+        """Start an episode in a slot; the arguments are those of `envs.env.Env.reset`."""
         self._claim(slot)
         if self._episodes[slot] >= self._recycle_after:
             self._replace(slot)
@@ -138,9 +143,10 @@ class Pool:
         self._at_work[slot] = True
 
     def ready(self, timeout_s: float | None = None) -> list[tuple[int, ChunkResult]]:
-        """(slot, result) pairs that are there. Waits for one if any slot is at work, at most `timeout_s`.
+        """The (slot, result) pairs that have arrived; waits at most `timeout_s` for the first one.
 
-        A worker that died or missed its deadline is replaced, and the result has its error. Raises BadInput.
+        Returns an empty list at once if no slot is at work. A worker that died or missed its deadline is replaced; its
+        result has an `error`. Raises BadInput.
         """
         at_work = {slot: worker for slot, worker in enumerate(self._workers) if self._at_work[slot]}
         if not at_work:
@@ -149,10 +155,10 @@ class Pool:
         if timeout_s is not None:
             wait_s = min(wait_s, timeout_s)
         answered = self._kind.wait(list(at_work.values()), max(0.0, wait_s))
-        overdue = time.monotonic() + EARLY_WAKING_S
-        over = [slot for slot, worker in at_work.items() if worker in answered or worker.deadline <= overdue]
-        results = [(slot, self._receive(slot)) for slot in over]
-        for slot in over:
+        due = time.monotonic() + EARLY_WAKING_S
+        finished = [slot for slot, worker in at_work.items() if worker in answered or worker.deadline <= due]
+        results = [(slot, self._receive(slot)) for slot in finished]
+        for slot in finished:
             self._at_work[slot] = False
         return results
 
@@ -171,7 +177,7 @@ class Pool:
         self._episodes[slot] = 0
 
     def close(self) -> None:
-        """End all workers: idle ones in good order, those at work by force."""
+        """End all workers. Idle ones close their simulators; those at work are killed."""
         for worker in self._workers:
             worker.close()
         for worker in self._workers:

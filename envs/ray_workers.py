@@ -1,6 +1,7 @@
-"""Workers of a pool on the nodes of a Ray cluster, one machine or many: each is an actor, which has the process there.
+"""Workers of a pool on the nodes of a Ray cluster, which may be one machine or many.
 
-A simulator needs a process of its own wherever it is: for its environment, and to be killed when it hangs.
+A worker is a Ray actor, which starts a process on its node. A simulator always needs a process of its own: it needs its
+own environment variables, and it must be possible to kill it when it hangs.
 """
 
 import math
@@ -24,14 +25,15 @@ except ImportError:
         "Ray is not installed; run: pip install -r requirements-ray.txt, on every machine"
     ) from None
 
-GRACE_S = 30.0  # beyond a deadline, which the node itself keeps: then the node is lost
-CONNECT_S = 10.0  # for an answer from RAY_ADDRESS; Ray itself tries for a quarter of an hour
+# The node itself stops a worker that misses its deadline. Without an answer so long after it, the node counts as lost.
+GRACE_S = 30.0
+CONNECT_S = 10.0  # time for RAY_ADDRESS to answer; Ray itself would try for a quarter of an hour
 
 
 def connect() -> str:
-    """Join the cluster of RAY_ADDRESS, or of this machine, or start one that ends with this program.
+    """Join the Ray cluster at RAY_ADDRESS, else one on this machine, else start one that ends with this program.
 
-    Returns what the cluster has, in words. Raises BadInput where there is none.
+    Returns a description of the cluster. Raises BadInput if none can be joined or started.
     """
     if not ray.is_initialized():
         _join_or_start()
@@ -58,14 +60,16 @@ def _join_or_start() -> None:
 
 
 class Relay:
-    """An actor: has a process on its node, and passes on its answers."""
+    """A Ray actor: it starts a worker process on its node and passes requests and answers on."""
 
     def __init__(self, *recipe: Any) -> None:
         self._worker = ProcessWorker(*recipe)
 
     def answer(self, arguments: tuple, timeout_s: float) -> bytes:
-        """The answer or its problem, pickled as in a pipe: arrays that Ray unpickles are read-only, and its shared
-        memory keeps them."""
+        """The answer to a request, pickled; a BadInput or NoAnswer is returned, not raised.
+
+        Arrays that Ray itself unpickles would be read-only and would stay in its shared memory.
+        """
         self._worker.request(*arguments, timeout_s=timeout_s)
         try:
             return pickle.dumps(self._worker.receive())
@@ -74,11 +78,11 @@ class Relay:
 
 
 class RayWorker:
-    """A worker on some node. If its node is lost, it has died, and the next one starts on another node."""
+    """A worker on any node. If its node is lost, the worker has died; its replacement starts on another node."""
 
     def __init__(self, make: Callable[..., Callable], *recipe: object) -> None:
-        # SPREAD takes turns among the nodes, but not for actors that need nothing; a thousandth of a CPU always has
-        # room, also when a node is lost. Ray restarts an actor that was to start on a dying node.
+        # SPREAD distributes actors over the nodes, but only those that need a resource. A thousandth of a CPU is always
+        # free, also after a node is lost. `max_restarts`: Ray restarts an actor that was starting on a dying node.
         options = {"num_cpus": 0.001, "scheduling_strategy": "SPREAD", "max_restarts": -1}
         self._actor = ray.remote(**options)(Relay).remote(make, *recipe)
         self.deadline = math.inf
@@ -90,7 +94,7 @@ class RayWorker:
     @staticmethod
     def wait(workers: Sequence["RayWorker"], timeout_s: float) -> list["RayWorker"]:
         answers = [worker._answer for worker in workers]
-        arrived, pending = ray.wait(answers, timeout=timeout_s)  # at most one
+        arrived, pending = ray.wait(answers, timeout=timeout_s)  # returns at most one
         if pending:
             more, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
             arrived += more
@@ -99,7 +103,7 @@ class RayWorker:
     def receive(self) -> Any:
         try:
             answer = pickle.loads(ray.get(self._answer, timeout=max(0.0, self.deadline - time.monotonic())))
-        except RayError as fault:  # GetTimeoutError is one, too
+        except RayError as fault:  # GetTimeoutError is a RayError, too
             last_line = str(fault).splitlines()[-1]
             raise NoAnswer(f"it or its node died ({type(fault).__name__}: {last_line})") from None
         self.deadline = math.inf
@@ -111,4 +115,4 @@ class RayWorker:
         ray.kill(self._actor)  # the process dies with the actor
 
     def end(self) -> None:
-        """Ray waits for it."""
+        """Nothing to do: Ray itself waits for the actor."""

@@ -1,6 +1,7 @@
-"""What must be true before MuJoCo, robosuite and LIBERO are imported, and which device then draws.
+"""Prepare this process to import MuJoCo, robosuite and LIBERO, and choose the device that renders.
 
-They read environment variables at import, write into HOME and /tmp, and ask a question on stdin: `prepare` settles it.
+At import these libraries read environment variables, write into HOME and /tmp, and ask a question on stdin. `prepare`
+sets the variables and prevents the rest, so call it first.
 """
 
 import ctypes
@@ -23,14 +24,15 @@ import numpy as np
 from contracts import BadInput, write_json
 from envs.tasks import cache_dir, libero_root
 
-BACKENDS = {  # render backend -> shared libraries it needs, Debian packages that bring them
+BACKENDS = {  # render backend -> (shared libraries that it needs, Debian packages that contain them)
     "egl": (("libEGL.so.1", "libOpenGL.so.0"), "libegl1 libopengl0 libgl1-mesa-dri"),
     "osmesa": (("libOSMesa.so.8", "libGL.so.1"), "libosmesa6 libgl1"),
 }
 IN_CONTAINERS = "in a container with an NVIDIA GPU start it with NVIDIA_DRIVER_CAPABILITIES=all"
 REPAIR = f"run: apt-get install {BACKENDS['egl'][1]}; {IN_CONTAINERS}; or try MUJOCO_GL=osmesa"
 INSTALL_SIMULATOR = "pip install --no-deps -r requirements-simulator.txt"
-# Where libraries keep what they would otherwise write into the user's home; the drivers' shader caches outlive a run.
+# Environment variable -> subfolder of our cache for what a library would otherwise write into the user's home. The
+# drivers' shader caches are worth keeping after a run.
 HOME_WRITERS = {
     "MPLCONFIGDIR": "matplotlib",  # LIBERO imports it
     "MESA_SHADER_CACHE_DIR": "mesa",
@@ -38,7 +40,7 @@ HOME_WRITERS = {
     "NUMBA_CACHE_DIR": "numba",  # robosuite would write into site-packages
 }
 DEVICE_VARIABLES = ("CUDA_VISIBLE_DEVICES", "MUJOCO_EGL_DEVICE_ID")
-CUDA_DEVICE_NV = 0x323A  # attribute of EGL_NV_device_cuda: CUDA's index of an EGL device
+CUDA_DEVICE_NV = 0x323A  # EGL_CUDA_DEVICE_NV of EGL_NV_device_cuda: asks for CUDA's index of an EGL device
 
 
 # --------------------------------------------------------------------------------------------------- before an import
@@ -46,7 +48,7 @@ CUDA_DEVICE_NV = 0x323A  # attribute of EGL_NV_device_cuda: CUDA's index of an E
 
 @cache
 def prepare() -> None:
-    """Make this process ready to import the simulator. Raises BadInput for what the user can repair."""
+    """Make this process ready to import the simulator. Raises BadInput for problems that the user can repair."""
     check_versions()
     backend = choose_backend()
     os.environ["MUJOCO_GL"] = backend
@@ -55,14 +57,17 @@ def prepare() -> None:
         os.environ.setdefault(variable, str(cache_dir() / name))
     os.environ["LIBERO_CONFIG_PATH"] = str(write_libero_config())
     if "torch" in sys.modules:
-        # Mesa's renderer brings its own LLVM; a process that has loaded it and imports triton afterwards (the first
-        # torch.optim.AdamW does) dies of a segmentation fault. The other order is harmless.
+        # Mesa's renderer brings its own LLVM. A process that loads Mesa first and triton afterwards dies of a
+        # segmentation fault, and the first torch.optim.AdamW imports triton. So import triton now: that order works.
         import torch._dynamo  # noqa: F401
     _quiet_robosuite()
 
 
 def choose_backend() -> str:
-    """The render backend: MUJOCO_GL, else EGL. Raises BadInput if its libraries are missing; never switches."""
+    """The render backend, "egl" or "osmesa": MUJOCO_GL, else EGL.
+
+    Raises BadInput if its libraries are missing, rather than switch to the other backend.
+    """
     backend = (os.environ.get("MUJOCO_GL") or "egl").lower()
     if backend not in BACKENDS:
         raise BadInput(f"no such headless render backend: MUJOCO_GL={backend}; use egl or osmesa")
@@ -76,7 +81,10 @@ def choose_backend() -> str:
 
 
 def check_versions() -> str | None:
-    """A sentence if the simulator differs a little from the tested one. Raises BadInput if LIBERO's tasks would."""
+    """Check the versions of the simulator's packages; returns a warning for the user, or None.
+
+    Raises BadInput for versions with which LIBERO's tasks would not work.
+    """
     versions = simulator_versions()
     mujoco = versions["mujoco"]
     robosuite = versions["robosuite"]
@@ -96,7 +104,7 @@ def check_versions() -> str | None:
 
 
 def simulator_versions() -> dict[str, str]:
-    """Versions of mujoco, robosuite and LIBERO, read without importing them. Raises BadInput when one is missing."""
+    """The versions of mujoco, robosuite and LIBERO, read without importing them. Raises BadInput if one is missing."""
     try:
         return {name: importlib.metadata.version(name) for name in ("mujoco", "robosuite", "hf-libero")}
     except importlib.metadata.PackageNotFoundError as missing:
@@ -105,7 +113,7 @@ def simulator_versions() -> dict[str, str]:
 
 
 def write_libero_config() -> Path:
-    """Write the config.yaml without which `import libero.libero` asks a question on stdin; returns its folder."""
+    """Write the config.yaml of LIBERO; returns its folder. Without it `import libero.libero` asks on stdin."""
     root = libero_root()
     # Every installation of LIBERO has a folder of its own.
     folder = cache_dir() / "libero" / hashlib.sha256(str(root).encode()).hexdigest()[:16]
@@ -117,16 +125,19 @@ def write_libero_config() -> Path:
         "assets": str(root / "assets"),
         "datasets": str(root / "../datasets"),
     }
-    write_json(folder / "config.yaml", config)  # JSON is YAML, too
+    write_json(folder / "config.yaml", config)  # every JSON file is a YAML file, too
     return folder
 
 
 def _quiet_robosuite() -> None:
-    """No /tmp/robosuite.log (another user's file would be a PermissionError) and no note about "private macros"."""
+    """Keep robosuite from writing /tmp/robosuite.log and from printing a note about "private macros".
+
+    If the log file belonged to another user, robosuite would raise PermissionError.
+    """
     if "robosuite" in sys.modules:
         return
-    # robosuite opens the log file while it is imported, so its settings have to be changed before: load the module of
-    # its settings alone, and put it where robosuite's import finds it.
+    # robosuite opens the log file while it is imported, so its settings have to change before. Load the module of its
+    # settings alone, change it, and put it where robosuite's import finds it.
     (package,) = importlib.util.find_spec("robosuite").submodule_search_locations  # type: ignore[union-attr, misc]
     macros = types.ModuleType("robosuite.macros")
     macros.__dict__.update(runpy.run_path(f"{package}/macros.py", run_name="robosuite.macros"))
@@ -140,9 +151,13 @@ def _quiet_robosuite() -> None:
 
 @contextmanager
 def render_device() -> Iterator[int | None]:
-    """Within this block robosuite and MuJoCo are imported for, and make GL contexts on, the right EGL device."""
+    """Import MuJoCo and robosuite and make GL contexts within this block: they then use the right EGL device.
+
+    Yields EGL's index of the device, or None for OSMesa. Raises BadInput (`choose_egl_device`).
+    """
     device = choose_egl_device() if os.environ["MUJOCO_GL"] == "egl" else None
-    # robosuite asserts that MUJOCO_EGL_DEVICE_ID is in CUDA_VISIBLE_DEVICES, which the learner needs back afterwards.
+    # robosuite asserts that MUJOCO_EGL_DEVICE_ID is in CUDA_VISIBLE_DEVICES, so both are set within this block. The
+    # learner needs the user's CUDA_VISIBLE_DEVICES afterwards.
     saved = {name: os.environ.get(name) for name in DEVICE_VARIABLES}
     os.environ.update(dict.fromkeys(DEVICE_VARIABLES, str(device or 0)))
     try:
@@ -156,7 +171,7 @@ def render_device() -> Iterator[int | None]:
 
 
 def choose_egl_device() -> int:
-    """EGL's index of the device to render on: MUJOCO_EGL_DEVICE_ID, else that of the learner's GPU, else 0 (Mesa).
+    """EGL's index of the device to render on: MUJOCO_EGL_DEVICE_ID, else the learner's GPU, else 0 (Mesa).
 
     Raises BadInput if there is no such device, or if its driver does not start.
     """
@@ -186,7 +201,7 @@ def choose_egl_device() -> int:
 
 
 def _cuda_index(device: ctypes.c_void_p) -> int | None:
-    """CUDA's index of an EGL device, or None if it is no GPU; CUDA_VISIBLE_DEVICES already applies to it."""
+    """CUDA's index of an EGL device (counted among CUDA_VISIBLE_DEVICES), or None if the device is no GPU."""
     from mujoco.egl import egl_ext
     from OpenGL.error import GLError
 
@@ -207,7 +222,10 @@ def _cuda_index(device: ctypes.c_void_p) -> int | None:
 
 
 def find_renderer() -> str:
-    """Make a GL context; returns its device and what the driver calls itself. A question for `envs.worker.ask`."""
+    """Make a GL context; returns its device and the names of renderer and vendor.
+
+    Call it by `envs.worker.ask`, because a broken driver may hang or crash. Raises BadInput.
+    """
     prepare()
     with render_device() as device:
         import mujoco
@@ -226,5 +244,5 @@ def find_renderer() -> str:
 
 
 def upright(image: np.ndarray) -> np.ndarray:
-    """Turn one frame (256, 256, 3) by 180 degrees: the cameras of LIBERO and Meta-World stand on their heads."""
+    """Turn one frame (256, 256, 3) by 180 degrees: LIBERO and Meta-World deliver images upside down."""
     return np.ascontiguousarray(image[::-1, ::-1])

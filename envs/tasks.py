@@ -1,4 +1,7 @@
-"""Suites, tasks and initial states; LIBERO's from its files: its own module asks questions and imports torch."""
+"""List suites and tasks, and load initial states.
+
+LIBERO's are read from its files, because its own module asks questions on stdin and imports torch.
+"""
 
 import importlib.util
 import os
@@ -17,7 +20,7 @@ import numpy as np
 from contracts import BadInput
 from envs.bddl import read_instruction
 
-# Env steps after settling: the caps of the published OpenVLA and OpenVLA-OFT evaluations.
+# Step limits, in env steps after settling: those of the published OpenVLA and OpenVLA-OFT evaluations.
 MAX_ENV_STEPS = {
     "libero_spatial": 220,
     "libero_object": 280,
@@ -25,13 +28,14 @@ MAX_ENV_STEPS = {
     "libero_10": 520,
     "libero_90": 400,
 }
-METAWORLD = "metaworld_mt50"  # the suite whose tasks are not LIBERO's
+METAWORLD = "metaworld_mt50"  # the one suite that is not LIBERO's
 METAWORLD_LINES = Path(__file__).with_name("metaworld_tasks.txt").read_text().splitlines()
-# Meta-World's task names, in the order of its benchmark of 50, and what a policy is told: Meta-World has no words.
+# Task name -> instruction, in the order of Meta-World's benchmark of 50 tasks. The instructions are ours, because
+# Meta-World has none.
 METAWORLD_TASKS = dict(line.split(" ", 1) for line in METAWORLD_LINES)
-# What a pickled array may name.
+# The functions and classes that a pickled array may name.
 ARRAY_NAMES = {"numpy.core.multiarray._reconstruct", "numpy.ndarray", "numpy.dtype", "_codecs.encode"}
-# Of a BDDL file that comes without stored states: as many as a benchmark task has.
+# Initial states of a BDDL file that comes without stored ones: as many as a benchmark task has.
 NUM_SAMPLED_INIT_STATES = 50
 
 
@@ -48,7 +52,7 @@ class TaskInfo:
 
 @dataclass(frozen=True)
 class TaskFiles:
-    """A task of LIBERO by its files."""
+    """A task of LIBERO: its name, its instruction and the paths of its files."""
 
     name: str
     instruction: str
@@ -57,14 +61,14 @@ class TaskFiles:
 
 
 def cache_dir() -> Path:
-    """Where the simulator's side writes: $VLA_GRPO_CACHE, else ~/.cache/vla-grpo, else a folder in /tmp."""
+    """The folder for asset packs and caches: $VLA_GRPO_CACHE, else ~/.cache/vla-grpo, else a folder in /tmp."""
     home = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "vla-grpo")
     preferred = Path(os.environ.get("VLA_GRPO_CACHE") or home).absolute()
     temporary = Path(tempfile.gettempdir(), f"vla-grpo-{os.getuid()}")
     for folder in (preferred, temporary):
         with suppress(OSError):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # In a shared /tmp the folder may be another user's.
+            # The folder in /tmp may belong to another user.
             is_private = folder == preferred or folder.stat().st_uid == os.getuid()
             if is_private and os.access(folder, os.W_OK | os.X_OK):
                 return folder
@@ -73,7 +77,10 @@ def cache_dir() -> Path:
 
 @cache
 def libero_root() -> Path:
-    """Folder `libero/libero` of the installed package, looked up without importing it. Raises BadInput."""
+    """The folder `libero/libero` of the installed package, looked up without importing it.
+
+    Raises BadInput if LIBERO is not installed.
+    """
     spec = importlib.util.find_spec("libero")
     root = Path(spec.origin).parent / "libero" if spec and spec.origin else None
     if root is None or not (root / "bddl_files").is_dir():
@@ -83,7 +90,7 @@ def libero_root() -> Path:
 
 @cache
 def task_names(task_suite: str) -> tuple[str, ...]:
-    """Names of a suite's tasks; the task id is the index. Raises BadInput for an unknown suite."""
+    """The names of a suite's tasks; a task id is an index into them. Raises BadInput for an unknown suite."""
     if task_suite == METAWORLD:
         return tuple(METAWORLD_TASKS)
     if task_suite not in MAX_ENV_STEPS:
@@ -103,9 +110,9 @@ def suite_task(task_suite: str, task_id: int) -> TaskFiles:
 
 
 def bddl_task(bddl_file: str) -> TaskFiles:
-    """A task by its BDDL file; its initial states lie beside it (`.pruned_init`) or where LIBERO keeps its own.
+    """The task of a user's BDDL file. Its initial states are in a file beside it (`.pruned_init`), if there is one.
 
-    Raises BadInput for a file that is no task.
+    For one of LIBERO's BDDL files they are where LIBERO keeps them. Raises BadInput for a file that is no task.
     """
     bddl = Path(bddl_file).absolute()
     instruction = read_instruction(bddl)
@@ -116,26 +123,29 @@ def bddl_task(bddl_file: str) -> TaskFiles:
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Makes numpy arrays and nothing else. torch.load would do, but importing torch costs a worker 2 s and 0.5 GB."""
+    """Unpickles NumPy arrays and nothing else, so that a file cannot execute code.
+
+    torch.load could read them, too, but importing torch costs a worker 2 s and 0.5 GB.
+    """
 
     def find_class(self, module: str, name: str) -> object:
         if f"{module.replace('._core', '.core')}.{name}" not in ARRAY_NAMES:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a numpy array")
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a NumPy array")
         return super().find_class(module, name)
 
 
 def load_init_states(path: Path) -> np.ndarray:
-    """Initial states (num_states, 1 + nq + nv) float64: time, qpos and qvel of the simulation, one state per row.
+    """Read a file of initial states: (num_states, 1 + nq + nv) float64, a row of time, qpos and qvel for each.
 
-    Raises BadInput for anything else.
+    Raises BadInput if the file holds anything else.
     """
     try:
-        with zipfile.ZipFile(path) as archive:  # an array that was written by torch.save
+        with zipfile.ZipFile(path) as archive:  # written by torch.save, which makes a zip file
             (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
             states = _ArrayUnpickler(archive.open(name)).load()
         if states.dtype != np.float64 or states.ndim != 2 or not states.size or not np.isfinite(states).all():
             raise ValueError("it holds no table of finite float64 numbers")
-    except Exception as fault:  # zipfile, zlib and pickle raise a dozen kinds
-        repair = "reinstall hf-libero==0.1.4 (or make your own task's anew)"
+    except Exception as fault:  # zipfile, zlib and pickle raise a dozen kinds of exceptions
+        repair = "reinstall hf-libero==0.1.4 (or make the states of your own task again)"
         raise BadInput(f"initial states unreadable: {path}: {fault}; {repair}") from None
     return states

@@ -1,7 +1,7 @@
-"""Workers, which answer one request at a time: in this process, or in a process that never outlives the program.
+"""Workers: they call a function, one request at a time, in this process or in a process that ends with the program.
 
-`ProcessWorker` is the program's handle on such a process, and `main` is what the process runs. It is a fresh
-interpreter, because multiprocessing's spawn would import the main script, and torch with it.
+`ProcessWorker` is the program's handle of such a process; the process runs `main`. It is a fresh interpreter, because
+multiprocessing's spawn would import the main script, and torch with it.
 """
 
 import ctypes
@@ -32,10 +32,10 @@ ONE_THREAD = (
     "NUMBA_NUM_THREADS",
     "LP_NUM_THREADS",
 )
-END_S = 5.0  # for a process to go by itself
-# For a question; the slowest one builds a LIBERO task, and compiles robosuite's functions before it.
+END_S = 5.0  # time that a process has to end by itself
+# Time that `ask` gives a question. The slowest one compiles robosuite's functions, then builds a LIBERO task.
 ANSWER_S = 120.0
-PR_SET_PDEATHSIG = 1  # of Linux's prctl
+PR_SET_PDEATHSIG = 1  # an option of Linux's prctl: the signal to send when the parent dies
 
 
 class NoAnswer(Exception):
@@ -43,36 +43,41 @@ class NoAnswer(Exception):
 
 
 class Worker(Protocol):
-    """What a pool needs of a worker, which makes a function, `make(*recipe)`, and calls it for every request."""
+    """What a pool needs of a worker. It makes a function once, `make(*recipe)`, and calls it for every request."""
 
-    deadline: float  # on time.monotonic's clock, for the answer to the present request; infinite without one
+    # When the answer to the present request is due, on time.monotonic's clock; infinite if there is no request.
+    deadline: float
 
     def __init__(self, make: Callable[..., Callable], *recipe: object) -> None: ...
 
     def request(self, *arguments: object, timeout_s: float) -> None:
-        """Ask for `function(*arguments)`."""
+        """Ask for `function(*arguments)`, to be answered within `timeout_s`."""
         ...
 
     @staticmethod
     def wait(workers: Sequence[Any], timeout_s: float) -> list[Any]:
-        """Those that have answered or died; waits for the first one, at most `timeout_s`."""
+        """The workers that have answered or died; waits at most `timeout_s` for the first one."""
         ...
 
     def receive(self) -> Any:
-        """Wait for the answer. Raises BadInput that is the answer, and NoAnswer for a fault, a death or a hang."""
+        """Wait for the answer and return it.
+
+        Raises BadInput if the function raised it. Raises NoAnswer if the function failed otherwise, or if the worker
+        died or missed its deadline.
+        """
         ...
 
     def close(self) -> None:
-        """Let an idle worker go; stop one at work by force."""
+        """Begin to end the worker: an idle one ends by itself, one at work is killed. Returns at once."""
         ...
 
     def end(self) -> object:
-        """Wait until a closed worker has gone."""
+        """Wait until a closed worker has ended."""
         ...
 
 
 class InlineWorker:
-    """A worker in this process: it works while its answer is received, so it has no deadline and cannot die."""
+    """A worker in this process. `receive` does the work, so there is no deadline, and the worker cannot die."""
 
     def __init__(self, make: Callable[..., Callable], *recipe: object) -> None:
         self.deadline = math.inf
@@ -93,11 +98,11 @@ class InlineWorker:
         self._function.close()
 
     def end(self) -> None:
-        """It has nothing to wait for."""
+        """Nothing to do: `close` has done all."""
 
 
 class ProcessWorker:
-    """A worker in a process of its own, which dies with the thread that made it."""
+    """A worker in a process of its own. The kernel kills the process when the thread that made it ends."""
 
     def __init__(self, make: Callable[..., Callable], *recipe: object) -> None:
         self.connection, remote_end = Pipe()
@@ -106,7 +111,7 @@ class ProcessWorker:
             [sys.executable, "-c", program % remote_end.fileno()],
             pass_fds=[remote_end.fileno()],
             stdin=subprocess.DEVNULL,
-            stdout=2,  # what libraries print is no output of our command line
+            stdout=2,  # standard error: what libraries print is no output of our command line
             env=os.environ | dict.fromkeys(ONE_THREAD, "1"),
             start_new_session=True,  # Ctrl-C in the terminal is the parent's to handle
         )
@@ -126,9 +131,8 @@ class ProcessWorker:
     def receive(self) -> Any:
         try:
             if not self.connection.poll(max(0.0, self.deadline - time.monotonic())):
-                self.process.send_signal(
-                    signal.SIGABRT
-                )  # faulthandler prints where it hangs, then it is gone
+                # faulthandler prints where the process hangs, then the process ends.
+                self.process.send_signal(signal.SIGABRT)
                 raise NoAnswer(f"it gave no answer in time ({self.end()})")
             answer = self.connection.recv()
         except (EOFError, OSError):
@@ -144,19 +148,20 @@ class ProcessWorker:
         self.connection.close()
 
     def end(self) -> str:
-        """Wait for a dead or closed process, and kill it where that takes too long; returns what became of it."""
+        """Wait for a dead or closed process to end; kill it after END_S. Returns its signal's name or its exit code."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(END_S)
-        self.process.kill()  # does nothing to one that has gone
+        self.process.kill()  # does nothing if the process has ended
         code = self.process.wait()
         self.connection.close()
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
 def ask(question: Callable[..., T], *arguments: object, answer_s: float = ANSWER_S) -> T:
-    """`question(*arguments)`, computed in a process of its own, because a driver may hang or crash.
+    """Return `question(*arguments)`, computed in a process of its own, because a driver may hang or crash.
 
-    Raises BadInput that the question raises, else NoAnswer.
+    Raises BadInput if the question raises it. Raises NoAnswer if the question fails otherwise, or if there is no answer
+    within `answer_s`.
     """
     worker = ProcessWorker(partial, question, *arguments)
     try:
@@ -168,10 +173,13 @@ def ask(question: Callable[..., T], *arguments: object, answer_s: float = ANSWER
 
 
 def main(socket_fd: int) -> None:
-    """The process: first the recipe of its function, then requests, one answer each, until the parent hangs up."""
-    # The kernel kills this process with its parent, even if it is stopped or hangs in a library then.
+    """What a worker process runs: it receives the recipe of its function, then answers requests one by one.
+
+    It ends when the parent closes the connection.
+    """
+    # The kernel kills this process when its parent ends, even if this process is stopped or hangs in a library.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    faulthandler.enable()  # the parent aborts a hung process: its stack goes to stderr
+    faulthandler.enable()  # the parent aborts a process that hangs: then its stack is printed to stderr
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection = Connection(socket_fd)
     with suppress(EOFError, ConnectionError):
@@ -181,11 +189,12 @@ def main(socket_fd: int) -> None:
             arguments = connection.recv()
             connection.send(_answer(function, arguments))
     sys.stderr.flush()
-    os._exit(0)  # the interpreter's end would free GL contexts after their display, with a traceback for each
+    # A normal exit would free GL contexts after their display, and print a traceback for each.
+    os._exit(0)
 
 
 def _answer(function: Callable, arguments: tuple) -> object:
-    """What `function` returns, or the exception that tells the parent why there is no answer."""
+    """What `function` returns, or an exception (BadInput, NoAnswer) for the parent to raise."""
     try:
         return function(*arguments)
     except BadInput as fault:

@@ -1,8 +1,8 @@
-"""Random crops and colours for training images, as OpenVLA-OFT has them.
+"""Crop training images and change their colours at random, as OpenVLA-OFT does.
 
 Source: openvla-oft @213c5ff, prismatic/vla/datasets/datasets.py, for the ranges; kvablack/dlimp @a36e167,
-dlimp/augmentations.py, for the order and the conversions. There all draws of an image come from one seed, so that crops
-move along the diagonal only and the colours change together. Here they are independent.
+dlimp/augmentations.py, for the order and the conversions. There all draws of an image come from one seed, so crops
+move along the diagonal only, and the colours change together. Here the draws are independent.
 """
 
 import torch
@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from vla.images import CROP_AREA
 
 CROP_SIDE = CROP_AREA**0.5  # share of the image's side that a crop keeps
-# Ranges of an image's six draws: the crop's offset down and right (as shares of the room that it leaves), brightness,
-# contrast, saturation, hue.
+# Ranges of an image's six draws: the crop's offset down and right (as shares of the largest possible offset),
+# brightness, contrast, saturation, hue.
 LOWEST = [0, 0, -0.2, 0.8, 0.8, -0.05]
 HIGHEST = [1, 1, 0.2, 1.2, 1.2, 0.05]
 
@@ -21,7 +21,7 @@ HIGHEST = [1, 1, 0.2, 1.2, 1.2, 0.05]
 def augment(images: Tensor, generator: torch.Generator) -> Tensor:
     """Crop, then change brightness, contrast, saturation and hue, limiting values to [0, 1] after each.
 
-    uint8 (N, 3, S, S) -> uint8 of the same shape; every image has draws of its own. `generator` is on their device.
+    uint8 (N, 3, S, S) -> uint8 of the same shape; every image has its own draws. `generator` is on the images' device.
     """
     draws = torch.rand(len(images), 6, device=images.device, generator=generator)
     lowest, highest = torch.tensor([LOWEST, HIGHEST], device=images.device)
@@ -35,10 +35,10 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def crop(values: Tensor, offsets: Tensor) -> Tensor:
-    """A square of 90 % of the area, enlarged to the old size bilinearly; corners of the box map to corners.
+    """Cut out a square of 90 % of the area and enlarge it bilinearly to the old size; corners map to corners.
 
-    values: float32 (N, 3, S, S). offsets: (N, 2), top and left edge of the box as shares of the side, from 0 to
-    1 - CROP_SIDE.
+    values: float32 (N, 3, S, S). offsets: (N, 2), the square's top and left edge as shares of the image's side, from 0
+    to 1 - CROP_SIDE.
     """
     # grid_sample counts from -1 to 1 and expects (x, y): output u in [-1, 1] lies at CROP_SIDE * u + shift.
     shift = (2 * offsets + CROP_SIDE - 1).flip(1)  # (N, 2)
@@ -48,7 +48,7 @@ def crop(values: Tensor, offsets: Tensor) -> Tensor:
 
 
 def adjust_colours(values: Tensor, saturation: Tensor, hue: Tensor) -> Tensor:
-    """Multiply the saturation of HSV (up to 1) and turn the hue, keeping HSV's value.
+    """Multiply the saturation of HSV (limited to 1) and turn the hue; HSV's value stays.
 
     values: float32 (N, 3, S, S) in [0, 1]; saturation: factors (N, 1, 1, 1); hue: (N, 1, 1, 1), in full circles.
     """
@@ -69,5 +69,5 @@ def adjust_colours(values: Tensor, saturation: Tensor, hue: Tensor) -> Tensor:
 
 
 def to_levels(values: Tensor) -> Tensor:
-    """[0, 1] -> uint8 by floor(255.5 x), which is TensorFlow's conversion and that of `centre_crop`."""
+    """Convert [0, 1] to uint8 by floor(255.5 x), as TensorFlow and `centre_crop` do."""
     return (values.clamp(0, 1) * 255.5).to(torch.uint8)

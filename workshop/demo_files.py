@@ -1,8 +1,8 @@
-"""Demonstrations on disk: one `.npz` file per successful episode, written by workshop.demos and read by workshop.sft.
+"""Write and read demonstrations: one `.npz` file per successful episode, by workshop.demos and for workshop.sft.
 
-episode_{task_id:02d}_{index:06d}.npz, numpy's format without pickle
+The files are episode_{task_id:02d}_{index:06d}.npz, in NumPy's format without pickle. Each holds
   jpeg_bytes    uint8 (N,)              all JPEG files one after the other: frame by frame, camera by camera
-  jpeg_offsets  int64 (F, cameras, 2)   the first byte of each, and the byte after its last
+  jpeg_offsets  int64 (F, cameras, 2)   for each JPEG file the index of its first byte, and that after its last byte
 and the fields of `DemoEpisode` by their names, except `jpegs`.
 """
 
@@ -19,27 +19,27 @@ from PIL import Image
 from contracts import BadInput, first_line
 
 CHUNK_LENGTH = 8  # actions that belong to a frame
-# Numbers of an action and of the robot's state.
+# (numbers in an action, numbers in the robot's state).
 LIBERO_SIZES = (7, 8)
 METAWORLD_SIZES = (4, 4)
 
 
 @dataclass(frozen=True)
 class DemoEpisode:
-    """A successful episode. Action t is the expert's answer to the state after t executed (noisy) actions."""
+    """A successful episode. Action t is the expert's action in the state after t executed (noisy) actions."""
 
-    # [F][cameras], agentview then wrist; pictures (256, 256, 3), upright as Observation.images
+    # [F][cameras], agentview then wrist; images (256, 256, 3), upright like Observation.images
     jpegs: list[list[bytes]]
     proprio: np.ndarray  # (F, 8 or 4) float32, as Observation.proprio
     frame_steps: np.ndarray  # (F,) int64, ascending: number of actions executed before each frame
     # (T, 7 or 4) float32 in env units (gripper -1 open, 1 close), T >= last frame step + 8
     actions: np.ndarray
     task_id: int
-    init_state_id: int  # of the benchmark; -1: a fresh one
+    init_state_id: int  # of the benchmark; -1: a fresh one, or not known
     instruction: str
     noise_scale: float
     env_steps: int  # until success
-    looks: str = ""  # of the images: "official", "lowpoly" or the digest of another pack; "": not recorded
+    looks: str = ""  # the asset pack of the images: "official", "lowpoly" or a digest; "": not recorded
 
 
 def episode_path(folder: Path, task_id: int, index: int) -> Path:
@@ -47,7 +47,7 @@ def episode_path(folder: Path, task_id: int, index: int) -> Path:
 
 
 def list_episodes(folder: Path) -> list[Path]:
-    """The episode files of a folder, sorted by task and index. Raises BadInput when there is none."""
+    """The episode files of a folder, sorted by task and index. Raises BadInput if there is none."""
     paths = sorted(Path(folder).glob("episode_*.npz"))
     if not paths:
         raise BadInput(
@@ -57,7 +57,7 @@ def list_episodes(folder: Path) -> list[Path]:
 
 
 def write_episode(path: Path, episode: DemoEpisode) -> None:
-    """Write the file: it is there as a whole or not at all. Equal episodes give equal bytes."""
+    """Write an episode's file, which is complete as soon as it exists. Equal episodes give equal bytes."""
     files = [jpeg for frame in episode.jpegs for jpeg in frame]
     lengths = [len(jpeg) for jpeg in files]
     ends = np.cumsum(lengths)
@@ -86,15 +86,15 @@ def read_episode(path: Path) -> DemoEpisode:
 
 
 def encode_jpeg(image: np.ndarray) -> bytes:
-    """uint8 (H, W, 3) RGB -> JPEG, quality 95, chroma 4:2:0: what the training data of OpenVLA-OFT went through."""
+    """Compress uint8 (H, W, 3) RGB to JPEG like the training data of OpenVLA-OFT: quality 95, chroma 4:2:0."""
     file = io.BytesIO()
     Image.fromarray(image).save(file, "JPEG", quality=95, subsampling="4:2:0")
     return file.getvalue()
 
 
 def decode_jpeg(data: bytes) -> np.ndarray:
-    """JPEG -> uint8 (H, W, 3) RGB, with the decoder of `vla.images.jpeg_round_trip`.
+    """Decode a JPEG file to uint8 (H, W, 3) RGB, with the decoder of `vla.images.jpeg_round_trip`.
 
-    So decode_jpeg(encode_jpeg(image)) == jpeg_round_trip(image): a frame read here has had its round trip.
+    So decode_jpeg(encode_jpeg(image)) == jpeg_round_trip(image): training images equal those that a policy observes.
     """
     return simplejpeg.decode_jpeg(data, colorspace="RGB", fastdct=True, fastupsample=False)

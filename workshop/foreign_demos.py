@@ -1,10 +1,10 @@
-"""Demonstrations of other programs as our own `DemoEpisode`s: LeRobot v3 datasets (lerobot.py), RLDS folders (rlds.py).
+"""Convert demonstrations of other programs to `DemoEpisode`s: LeRobot v3 datasets (lerobot.py), RLDS folders (rlds.py).
 
-What a dataset does not say is read from its numbers, or the dataset is refused: which value of the gripper closes it
-(seen in what the fingers do next), whether states are finger joints in metres, whether actions are those of LIBERO's
-env. Numbers cannot tell which way up pictures are. They are taken as upright, as in openvla's RLDS data and in what was
-made from them (`lerobot/libero`, `HuggingFaceVLA/libero`): LIBERO's own renderings turned by 180 degrees. `flip` turns
-pictures of other datasets.
+Datasets do not say which value of the gripper's command closes it, whether states have finger joints in metres, and
+whether actions are those of LIBERO's env. The numbers have to show it, or the dataset is refused: the fingers' motion
+after a command shows which value closes, for example. Numbers cannot tell which way up images are. They are taken as
+upright, which means LIBERO's own renderings turned by 180 degrees. They are so in openvla's RLDS data and in what was
+made from them (`lerobot/libero`, `HuggingFaceVLA/libero`). For other datasets `flip` turns the images.
 """
 
 import io
@@ -28,18 +28,19 @@ from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg
 from workshop.stored_episode import StoredEpisode, check_contents, moving_steps
 
 Flip = Literal["none", "both", "horizontal", "vertical"]
-# Strides of rows and columns.
+# Name of a flip -> strides of the image's rows and columns.
 STRIDES = {"none": (1, 1), "both": (-1, -1), "horizontal": (1, -1), "vertical": (-1, 1)}
-FINGER_STEPS = 5  # env steps of one gripper command, after which the fingers show its effect
-LEAST_FINGER_MOTION_M = 1e-4  # the mean motions after the two commands differ by at least this
-HUB_DATASET = r"([\w.-]+/[\w.-]+)((?:/[\w.-]+)*)"  # owner/name, and a folder in it
+FINGER_STEPS = 5  # after so many env steps of one gripper command the fingers show its effect
+LEAST_FINGER_MOTION_M = 1e-4  # the mean motions after the two commands must differ by at least so much
+HUB_DATASET = r"([\w.-]+/[\w.-]+)((?:/[\w.-]+)*)"  # owner/name, and perhaps a folder in it
 VERSION = r"\d+\.\d+\.\d+"
 
 
 def find_demos(folder_or_hub_id: str | Path) -> tuple[Path, str]:
-    """The folder that holds the files of a dataset, and its name ("" for demonstrations of workshop.demos).
+    """The folder that holds a dataset's files, and the dataset's name ("" for demonstrations of workshop.demos).
 
-    A hub id is owner/name or owner/name/folder; that dataset is downloaded. Raises BadInput.
+    A hub id is owner/name or owner/name/folder; its dataset is downloaded. Raises BadInput if there is no such dataset,
+    or if the folder holds several.
     """
     path = Path(folder_or_hub_id).expanduser()
     root = path
@@ -55,7 +56,7 @@ def find_demos(folder_or_hub_id: str | Path) -> tuple[Path, str]:
     folder = record_folders[0] if record_folders else root
     if not is_foreign(folder):
         return folder, ""
-    # The name is that of the last folder that is no version of the dataset, such as 1.0.0.
+    # The dataset's name is the last folder in the path that is not a version, such as 1.0.0.
     parts = [*path.resolve().parts, *folder.relative_to(root).parts]
     names_in_path = [part for part in parts if not re.fullmatch(VERSION, part)]
     return folder, names_in_path[-1]
@@ -71,13 +72,16 @@ def _is_lerobot(folder: Path) -> bool:
 
 
 def _download(repo: str, subfolder: str) -> Path:
-    """Download a dataset of the hub, or take it from the hub's cache if there is no network. Raises BadInput."""
+    """Download a dataset of the hub, or take it from the hub's cache if there is no network; returns its folder.
+
+    Raises BadInput if neither has it.
+    """
     patterns = [f"{subfolder}/*"] if subfolder else None
     try:
-        # Ask with a timeout first: snapshot_download waits forever where a network swallows packets.
+        # First ask with a timeout, because snapshot_download waits forever where a network drops packets.
         HfApi().dataset_info(repo, timeout=HUB_TIMEOUT_S)
         is_offline = False
-    except Exception:  # the hub library lets errors of several HTTP libraries through
+    except Exception:  # the hub's library raises errors of several HTTP libraries
         is_offline = True
     try:
         snapshot = snapshot_download(
@@ -92,11 +96,11 @@ def _download(repo: str, subfolder: str) -> Path:
 
 
 def _read_stored(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
-    """The episodes of a dataset of either kind, one after the other. Raises BadInput."""
+    """Yield the episodes of a dataset of either kind. Raises BadInput if it cannot be read."""
     if not _is_lerobot(folder):
         return rlds.read_dataset(folder, with_pictures)
     try:
-        # Only now: its packages are optional (requirements-demos.txt).
+        # Import it only now, because the packages that it needs are optional (requirements-demos.txt).
         from workshop import lerobot
     except ModuleNotFoundError as missing:
         raise BadInput(
@@ -115,7 +119,7 @@ class GripperSurvey:
     distance_changes: defaultdict[float, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def add(self, episode: StoredEpisode) -> None:
-        """Count an episode in. Raises BadInput if the commands are not two values of a known convention."""
+        """Add an episode. Raises BadInput if its gripper commands are neither -1 and 1 nor 0 and 1."""
         gripper = episode.actions[:, 6]
         distance = episode.proprio[:, 6] - episode.proprio[:, 7]
         self.commands.update(gripper.tolist())
@@ -132,7 +136,7 @@ class GripperSurvey:
                 self.distance_changes[float(command)].append(change)
 
     def closing_command(self, folder: Path) -> float:
-        """The command after which the fingers come closer. Raises BadInput if they do not tell."""
+        """The command after which the fingers come closer. Raises BadInput if their motion does not show it."""
         low = min(self.commands)
         high = max(self.commands)
         change_after_low = np.mean(self.distance_changes[low] or [0.0])
@@ -147,9 +151,9 @@ class GripperSurvey:
 
 
 def open_foreign(folder: Path, flip: Flip) -> tuple[int, Iterator[tuple[str, DemoEpisode]]]:
-    """Check all numbers of a dataset; return how many episodes it gives, and a generator of (location, episode).
+    """Check all numbers of a dataset; returns the number of usable episodes, and a generator of (location, episode).
 
-    Numbers are read before any picture is decoded, so that a wrong dataset is refused at once. Raises BadInput.
+    All numbers are checked before any image is decoded, so that a wrong dataset is refused early. Raises BadInput.
     """
     survey = GripperSurvey()
     num_steps = 0
@@ -179,15 +183,15 @@ def open_foreign(folder: Path, flip: Flip) -> tuple[int, Iterator[tuple[str, Dem
 
 
 def _converted(folder: Path, closing: float, flip: Flip) -> Iterator[tuple[str, DemoEpisode]]:
-    """(location, episode) of all episodes that are long enough, without the env steps in which nothing moves."""
-    with ThreadPoolExecutor() as pool:  # image codecs release Python's lock
+    """Yield (location, episode) of all episodes that are long enough, without the env steps in which nothing moves."""
+    with ThreadPoolExecutor() as pool:  # threads run in parallel: image codecs release Python's lock
         for stored in _read_stored(folder, with_pictures=True):
             kept = moving_steps(stored.actions)
             if len(kept) < CHUNK_LENGTH:
                 continue
             actions = stored.actions[kept]
             actions[:, 6] = np.where(actions[:, 6] == closing, 1.0, -1.0)
-            # As openvla-oft does: only frames that have a whole chunk of actions after them.
+            # Like openvla-oft, keep only frames that are followed by a whole chunk of actions.
             shown = kept[: len(kept) - CHUNK_LENGTH + 1]
             frames = [stored.pictures[step] for step in shown]
             jpegs = list(pool.map(partial(_as_jpegs, flip=flip, location=stored.location), frames))
@@ -207,15 +211,15 @@ def _converted(folder: Path, closing: float, flip: Flip) -> Iterator[tuple[str, 
 
 
 def _as_jpegs(pictures: Sequence[bytes | np.ndarray], flip: Flip, location: str) -> list[bytes]:
-    """The pictures of one frame as JPEG files. Raises BadInput for pictures that cannot be read or are not square."""
+    """The images of one frame as JPEG files. Raises BadInput for images that cannot be read or are not square."""
     return [_as_jpeg(picture, flip, location) for picture in pictures]
 
 
 def _as_jpeg(picture: bytes | np.ndarray, flip: Flip, location: str) -> bytes:
-    """One picture as a JPEG file.
+    """One image as a JPEG file. Raises BadInput for an image that cannot be read or is not square.
 
-    A JPEG file stays as it is: it already had the round trip through JPEG that a policy's observations get. Every
-    other picture gets its round trip now.
+    The images that a policy observes are compressed to JPEG and decoded once. A JPEG file has had that already, so it
+    stays as it is, if `flip` is "none". Every other image is compressed now.
     """
     try:
         image = Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else Image.fromarray(picture)
@@ -226,10 +230,10 @@ def _as_jpeg(picture: bytes | np.ndarray, flip: Flip, location: str) -> bytes:
             jpeg = encode_jpeg(np.asarray(image.convert("RGB"))[::row_stride, ::column_stride])
     except (OSError, ValueError) as fault:
         raise BadInput(
-            f"{location}: a picture cannot be read ({first_line(fault)}): get the dataset anew"
+            f"{location}: a picture cannot be read ({first_line(fault)}): download the dataset again"
         ) from fault
     if image.width != image.height:
         raise BadInput(
-            f"{location}: pictures of {image.width} x {image.height}; LIBERO's are square: crop them"
+            f"{location}: images of {image.width} x {image.height}; LIBERO's are square: crop them"
         )
     return jpeg

@@ -1,10 +1,10 @@
-"""Make the initial states of a task of one's own, each tried out in the simulator.
+"""Make initial states for your own task, and test each of them in the simulator.
 
 python -m workshop.make_init_states my_task.bddl --count 50
 
-LIBERO's own sampler places the objects, with seeds 0, 1, 2, ... Each placement is started and settled as training
-starts an episode. It is kept if all objects rest where they were put and the task is not solved yet. The states are
-written beside the BDDL file (my_task.pruned_init), where --bddl-file finds them, in the format of LIBERO's own files.
+LIBERO's own sampler places the objects, with seeds 0, 1, 2, ... Each placement then settles as at the start of an
+episode. It is kept if all objects rest where they were placed and the task is not solved yet. The states are written
+beside the BDDL file (my_task.pruned_init), where --bddl-file finds them, in the format of LIBERO's own files.
 """
 
 import os
@@ -33,7 +33,7 @@ TRIES_PER_STATE = 10  # placements tried before the task counts as impossible
 
 @dataclass(frozen=True)
 class InitStatesArgs:
-    """Make the initial states of a task of one's own, each tried out in the simulator."""
+    """Make initial states for your own task, and test each of them in the simulator."""
 
     bddl: tyro.conf.Positional[Path]
     """BDDL file of the task."""
@@ -42,19 +42,22 @@ class InitStatesArgs:
 
 
 def make_init_states(bddl: Path, count: int) -> str:
-    """Make and write `count` states; returns a report of one line. Raises BadInput."""
+    """Make `count` states and write their file; returns a report of one line.
+
+    Raises BadInput for a wrong BDDL file, if the file of states exists, or if too few placements can be used.
+    """
     task = bddl_task(str(bddl))
     out = task.bddl.with_suffix(".pruned_init")
     if task.bddl.is_relative_to(libero_root()):
         raise BadInput(f"{bddl} is LIBERO's own and has its initial states; copy the file to change it")
     if out.exists():
-        raise BadInput(f"{out} exists; move it away to make another")
+        raise BadInput(f"{out} exists; move it away to make a new one")
     states, rejected = sample_states(task.bddl, count)
     reasons = ", ".join(f"{times} x {reason}" for reason, times in rejected.most_common()) or "none"
     if len(states) < count:
         usable = f"{len(states)} of {count * TRIES_PER_STATE} placements"
-        raise BadInput(f"{bddl}: only {usable} can be used, {count} are wanted; rejected: {reasons}")
-    # Renamed at the end, so that the file is there as a whole or not at all.
+        raise BadInput(f"{bddl}: only {usable} can be used, --count is {count}; rejected: {reasons}")
+    # The file is renamed at the end, so it is complete as soon as it exists.
     draft = out.with_name(f".{out.name}.tmp")
     torch.save(np.stack(states), draft)
     os.replace(draft, out)
@@ -62,7 +65,7 @@ def make_init_states(bddl: Path, count: int) -> str:
 
 
 def sample_states(bddl: Path, count: int) -> tuple[list[np.ndarray], Counter[str]]:
-    """Up to `count` usable states, each (1 + nq + nv,), and how often placements were rejected for which reason."""
+    """Up to `count` usable states, each (1 + nq + nv,), and how many placements were rejected for each reason."""
     states: list[np.ndarray] = []
     rejected: Counter[str] = Counter()
     simulator = LiberoSimulator(bddl, find_pack("lowpoly").folder, ("agentview",))
@@ -87,9 +90,9 @@ def sample_states(bddl: Path, count: int) -> tuple[list[np.ndarray], Counter[str
 
 
 def find_problem(simulator: LiberoSimulator, state: np.ndarray) -> str | None:
-    """Start an episode from `state` as `envs.libero` does; returns the reason against the state, if there is one.
+    """Let `state` settle as at the start of an episode; returns why it cannot be used, or None.
 
-    Fixtures are no part of a state: they stand where the seed of episodes puts them.
+    A state does not contain the fixtures: the episode's seed places them, which is 0 here.
     """
     simulator.reset(0, state)
     placed_poses = simulator.object_poses()

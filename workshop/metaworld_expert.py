@@ -1,4 +1,4 @@
-"""Meta-World's own scripted experts, one for each of its tasks, with the methods of `workshop.expert.Expert`."""
+"""Use Meta-World's own scripted experts, one for each of its tasks, like a `workshop.expert.Expert`."""
 
 import warnings
 
@@ -8,7 +8,7 @@ from envs.metaworld import MetaWorldEnv
 
 
 class MetaWorldExpert:
-    """Acts in the episode that runs in `env`; one per episode."""
+    """Chooses the actions of the episode that runs in `env`. Make a new one for every episode."""
 
     def __init__(self, env: MetaWorldEnv) -> None:
         from metaworld.policies import ENV_POLICY_MAP
@@ -17,7 +17,10 @@ class MetaWorldExpert:
         self._policy = ENV_POLICY_MAP[env.name]()
 
     def decide(self) -> tuple[str, np.ndarray]:
-        """A stage, which these experts do not name, and the action (4,), clipped to [-1, 1] as the simulator does."""
+        """The stage ("", because these experts name none) and the action (4,), clipped to [-1, 1].
+
+        The simulator clips actions in the same way.
+        """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the policies warn of actions beyond the bounds
             action = np.asarray(self._policy.get_action(self._env.raw), dtype=np.float64)

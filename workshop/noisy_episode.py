@@ -1,4 +1,4 @@
-"""Play one episode by a scripted expert under noise, and record frames with the expert's actions as their labels."""
+"""Let a scripted expert play one episode under noise, and record frames with the expert's actions as labels."""
 
 from dataclasses import dataclass, field
 
@@ -14,21 +14,21 @@ from workshop.metaworld_expert import MetaWorldExpert
 
 # The noise on the executed motions: see `noise_bursts`.
 NOISE_RHO = 0.8  # share of the noise of one env step that remains in the next
-# Turns get less noise than moves, because the expert's turns are smaller than its moves by about as much.
+# Turns get less noise than moves, because the expert's turns are smaller than its moves in about the same proportion.
 NOISE_WEIGHTS = np.array([1.0, 1.0, 1.0, 0.15, 0.15, 0.3])
-BURST_STEPS = (3, 9)  # env steps of a burst: the fewest, and one more than the most
-# Env steps between two bursts, likewise. At least the chunk of a frame, with some room for where the frame falls.
+BURST_STEPS = (3, 9)  # env steps of a burst: 3 to 8
+# Env steps between two bursts: 12 to 32. A frame's chunk of 8 must fit in, and the frame may begin some steps later.
 CLEAN_STEPS = (12, 33)
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """An episode to play: what is decided before it starts."""
+    """An episode to play: everything that is decided before it starts."""
 
-    init_state_id: int | None  # of the benchmark; None: LIBERO's placement sampler draws one from `seed`
+    init_state_id: int | None  # of the benchmark; None: the simulator draws a fresh one from `seed`
     seed: int
     noise_scale: float
-    first_frame: int  # env step
+    first_frame: int  # env step before which the first frame is due
     noise_generator: np.random.Generator
     perturbation: Perturbation | None
 
@@ -46,7 +46,7 @@ class Recording:
 def record_episode(
     env: LiberoEnv | MetaWorldEnv, attempt: Attempt, frame_every: int
 ) -> tuple[ChunkResult, Recording]:
-    """Let the expert act under noise until the episode ends; render pictures only for the frames that are kept."""
+    """Let the expert act under noise until the episode ends; render only the frames that are kept."""
     recording = Recording()
     noise = noise_bursts(attempt.noise_scale, env.max_env_steps, attempt.noise_generator, env.action_dim - 1)
     has_frame = frame_mask(noise, attempt.first_frame, frame_every)
@@ -67,15 +67,18 @@ def record_episode(
         executed[:-1] = np.clip(executed[:-1] + noise[result.env_steps], -1.0, 1.0)  # no noise on the gripper
         result = env.step_chunk(executed[None], observe=has_frame[result.env_steps + 1])
     if result.success:
-        # The last frame lies up to `frame_every` env steps before success, so its chunk of actions reaches beyond the
-        # end. The expert's answer to the final state (to let go of the bowl) fills it up.
+        # The last frame is up to `frame_every` env steps before success, so its chunk of actions may reach beyond the
+        # end. It is filled up with the expert's action in the final state (to let go of the bowl).
         _, label = expert.decide()
         recording.labels += [label] * CHUNK_LENGTH
     return result, recording
 
 
 def frame_mask(noise: np.ndarray, first_frame: int, frame_every: int) -> list[bool]:
-    """Whether a frame is taken before each env step, and after the last: at its turn, if its chunk is free of noise."""
+    """Whether a frame is taken before each env step, and after the last one, [num_steps + 1].
+
+    A frame is taken every `frame_every` env steps, unless there is noise in the chunk of actions that follows.
+    """
     is_due = [(step - first_frame) % frame_every == 0 for step in range(len(noise) + 1)]
     is_noisy = [bool(noise[step : step + CHUNK_LENGTH].any()) for step in range(len(noise) + 1)]
     return [due and not noisy for due, noisy in zip(is_due, is_noisy, strict=True)]
@@ -84,20 +87,20 @@ def frame_mask(noise: np.ndarray, first_frame: int, frame_every: int) -> list[bo
 def noise_bursts(
     scale: float, num_steps: int, generator: np.random.Generator, num_motions: int = 6
 ) -> np.ndarray:
-    """What is added to the motions of each env step, (num_steps, num_motions): bursts of noise, and zeros between them.
+    """The noise on the motions of each env step, (num_steps, num_motions): bursts, and zeros between them.
 
-    A burst is an Ornstein-Uhlenbeck process with a standard deviation of `scale` x NOISE_WEIGHTS. The quiet between
-    the bursts is for the labels' sake: there the labels of a chunk are what was executed, so they lead where they are
-    meant to. Under steady noise the later labels of a chunk would correct pushes that the policy could not foresee.
+    A burst is an Ornstein-Uhlenbeck process with a standard deviation of `scale` x NOISE_WEIGHTS. Frames come from the
+    steps between bursts. There the labels of a chunk are the actions that were executed, so executing them leads where
+    the expert wants to go. Under steady noise the later labels of a chunk would correct pushes that the policy cannot
+    foresee.
     """
     noise = np.zeros((num_steps, num_motions))
     step = int(generator.integers(*CLEAN_STEPS))
     while step < num_steps:
         push = generator.standard_normal(num_motions)
         for _ in range(generator.integers(*BURST_STEPS)):
-            noise[step : step + 1] = (
-                scale * NOISE_WEIGHTS[:num_motions] * push
-            )  # a slice: empty beyond the end
+            # A slice, because it is empty beyond the end, where an index would raise an error.
+            noise[step : step + 1] = scale * NOISE_WEIGHTS[:num_motions] * push
             push = NOISE_RHO * push + np.sqrt(1 - NOISE_RHO**2) * generator.standard_normal(num_motions)
             step += 1
         step += int(generator.integers(*CLEAN_STEPS))

@@ -1,9 +1,9 @@
-"""RLDS folders such as openvla/modified_libero_rlds, without TensorFlow: each record of a TFRecord file is an episode.
+"""Read RLDS folders such as openvla/modified_libero_rlds without TensorFlow.
 
-A record is the length of its data (8 bytes), a checksum of the length (4), the data, and a checksum of the data (4).
-The data are a message tf.train.Example: names, each with a list of bytes, floats or integers, here of all steps of the
-episode one after the other. Checksums are not compared: a file that was cut short, or is no TFRecord file, is
-recognised by a length that reaches beyond its end.
+Each record of a TFRecord file is an episode. A record is the length of its data (8 bytes), a checksum of the length
+(4), the data, and a checksum of the data (4). The data are a message tf.train.Example: names, each with a list of
+bytes, floats or integers for all steps of the episode. Checksums are not compared. A file that was cut short, or is no
+TFRecord file, is recognised by a length that reaches beyond the file's end.
 """
 
 import re
@@ -20,10 +20,10 @@ INSTRUCTION = "steps/language_instruction"
 STATE = "steps/observation/state"
 ACTION = "steps/action"
 PICTURE_STARTS = (b"\xff\xd8", b"\x89P")  # of JPEG and PNG files
-# Numbers of the fields of tf.train.Feature; the third is a list of integers.
+# Field numbers of tf.train.Feature. Field 3, a list of integers, is not needed.
 BYTES_LIST = 1
 FLOAT_LIST = 2
-# Wire types of protobuf fields, and the bytes of those with a fixed length.
+# Wire types of protobuf fields; FIXED_BYTES maps those of a fixed length to their number of bytes.
 VARINT = 0
 WITH_LENGTH = 2
 FIXED_BYTES = {1: 8, 5: 4}
@@ -32,7 +32,7 @@ Feature = list[memoryview] | np.ndarray  # bytes; float32 (N,)
 
 
 def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
-    """The episodes of all its splits one after the other. Raises BadInput for missing features and damaged files."""
+    """Yield the episodes of all splits of a dataset. Raises BadInput for missing features and damaged files."""
     paths = sorted(folder.glob("*.tfrecord*"))
     for path in paths:
         _check_all_shards(path, paths)
@@ -40,7 +40,9 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
             for record_index, record in enumerate(read_records(path)):
                 yield _episode(parse_example(record), f"{path}, record {record_index}", with_pictures)
         except (LookupError, OSError, ValueError, struct.error) as fault:
-            raise BadInput(f"{path}: no readable TFRecord file ({first_line(fault)}): get it anew") from fault
+            raise BadInput(
+                f"{path}: no readable TFRecord file ({first_line(fault)}): download it again"
+            ) from fault
 
 
 def _check_all_shards(path: Path, paths: list[Path]) -> None:
@@ -56,6 +58,7 @@ def _check_all_shards(path: Path, paths: list[Path]) -> None:
 
 
 def _episode(example: dict[str, Feature], location: str, with_pictures: bool) -> StoredEpisode:
+    """Make an episode of a record's features. Raises BadInput if one is missing, ValueError for wrong lengths."""
     missing = {INSTRUCTION, STATE, ACTION} - example.keys()
     if missing:
         raise BadInput(
@@ -82,7 +85,10 @@ def _episode(example: dict[str, Feature], location: str, with_pictures: bool) ->
 
 
 def read_records(path: Path) -> Iterator[memoryview]:
-    """The data of every record. The file is mapped into memory, so unused parts are never read from disk."""
+    """Yield the data of every record. Raises ValueError if the file ends too early.
+
+    The file is mapped into memory, so parts that nobody uses are never read from disk.
+    """
     data = np.memmap(path, np.uint8, "r").data
     start = 0
     while start < len(data):
@@ -95,14 +101,14 @@ def read_records(path: Path) -> Iterator[memoryview]:
 
 
 def parse_example(record: memoryview) -> dict[str, Feature]:
-    """The features of a tf.train.Example by name, without lists of integers, which nothing here needs."""
+    """The features of a tf.train.Example by name; lists of integers are left out, because nobody needs them."""
     example: dict[str, Feature] = {}
     for _, features in _fields(record):
-        for _, entry in _fields(features):  # an entry of a map: field 1 is the key, field 2 the value
+        for _, entry in _fields(features):  # an entry of a map has field 1, the key, and field 2, the value
             key, feature = (content for _, content in sorted(_fields(entry), key=_field_number))
             name = bytes(key).decode()
             for kind, values in _fields(feature):
-                # Floats may be packed into one item, or each be an item.
+                # Floats may be packed into one item, or each may be an item.
                 items = [item for _, item in _fields(values)]
                 if kind == BYTES_LIST:
                     example[name] = items
@@ -116,7 +122,10 @@ def _field_number(field: tuple[int, memoryview]) -> int:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """(field number, content) of every field of a protobuf message. The content of a number is its bytes."""
+    """Yield (field number, content) of every field of a protobuf message. The content of a number is its bytes.
+
+    Raises ValueError if a field is longer than the message.
+    """
     start = 0
     while start < len(message):
         tag, start = _varint(message, start)
@@ -135,7 +144,10 @@ def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:
 
 
 def _varint(message: memoryview, start: int) -> tuple[int, int]:
-    """(the number, where it ends). Each byte holds seven bits, the lowest first; the top bit says that more follow."""
+    """Decode the variable-length integer at `start`; returns it and the index after its end.
+
+    Each byte holds seven bits, the lowest first; its top bit says that another byte follows.
+    """
     value = 0
     shift = 0
     while True:

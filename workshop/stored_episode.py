@@ -1,4 +1,4 @@
-"""An episode as another program stored it: the record that lerobot.py and rlds.py fill, and checks of its contents."""
+"""Hold and check an episode as another program stored it. lerobot.py and rlds.py read such episodes."""
 
 import re
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from workshop.demo_files import LIBERO_SIZES
 
 AGENTVIEW_NAMES = ("image", "agentview", "agentview_image", "agentview_rgb")
 WRIST_NAME = re.compile(r"wrist|hand|^image_?2$")
-NOOP_NORM = 1e-4  # norm of the six motions below which an env step does not move the arm
+NOOP_NORM = 1e-4  # an action moves the arm if the norm of its six motions is at least this
 FINGER_LIMIT_M = 0.06  # a finger of LIBERO's robot moves from 0 to 0.04 m, and a little beyond both ends
 
 
 @dataclass(frozen=True)
 class StoredEpisode:
-    """T env steps: what the cameras showed before each step, and the action that followed."""
+    """An episode of T env steps: images and robot state before each step, and the action that followed."""
 
-    location: str  # file or folder and number of the episode, for messages
-    # [T][cameras], agentview before wrist: bytes of an image file, or uint8 (H, W, 3). Empty if they were not read.
+    location: str  # for messages: the file or folder, and the number of the episode
+    # [T][cameras], agentview before wrist: bytes of an image file, or uint8 (H, W, 3). Empty if images were not read.
     pictures: Sequence[Sequence[bytes | np.ndarray]]
     proprio: np.ndarray  # (T, 8) float32, as in DemoEpisode
     actions: np.ndarray  # (T, 7) float32; the gripper's column has two values
@@ -28,9 +28,9 @@ class StoredEpisode:
 
 
 def choose_cameras(names: Sequence[str], location: str) -> list[str]:
-    """The name of agentview's pictures, then that of the wrist camera's if there is one.
+    """Find the cameras among the names of image features: returns agentview's, then the wrist's if there is one.
 
-    Raises BadInput if the names leave open which is which.
+    Raises BadInput if it is unclear which name is which camera's.
     """
     short_names = {name: re.split(r"[./]", name)[-1] for name in names}
     wrist = [name for name in names if WRIST_NAME.search(short_names[name])]
@@ -85,8 +85,8 @@ def _check_array(episode: StoredEpisode, name: str, values: np.ndarray, width: i
 def moving_steps(actions: np.ndarray) -> np.ndarray:
     """Indices of the env steps in which something moves, int64 (K,). actions: (T, 7).
 
-    All others are no-ops: the arm stays where it is, and the gripper's command is that of the last step that was kept.
-    Before the first kept step, only motion of the arm counts.
+    All other steps are no-ops: the arm does not move, and the gripper's command is that of the last kept step. Before
+    the first kept step only motion of the arm counts.
     Source: openvla, experiments/robot/libero/regenerate_libero_dataset.py.
     """
     arm_moves = np.linalg.norm(actions[:, :6], axis=1) >= NOOP_NORM

@@ -1,4 +1,4 @@
-"""Make a small checkpoint with random weights in the real folder format: for tests, and to train a small policy from.
+"""Make a small checkpoint with random weights in the real folder format, for tests or to train a small policy from.
 
 The tokenizer, the statistics and the config fields that do not depend on sizes are those of the bundled policy.
 """
@@ -26,7 +26,7 @@ TEMPLATE = Path(__file__).parents[1] / "checkpoints" / "tiny-libero-spatial"
 
 @dataclass(frozen=True)
 class TinySize:
-    """Sizes of the network. The default decides on two images in some 30 ms on one core."""
+    """Sizes of the network. With the default a decision on two images takes about 30 ms on one core."""
 
     image_size: int = 120
     """Side of the model's images in pixels."""
@@ -59,9 +59,10 @@ def make_tiny_checkpoint(
     l1_head: bool = False,
     size: TinySize = TinySize(),
 ) -> Path:
-    """Write the folder and return it. The same arguments give the same weights. Raises BadInput for bad sizes.
+    """Write a checkpoint into the folder `out` and return `out`. Raises BadInput for sizes that do not fit together.
 
-    The weights are float32, unlike the 7B checkpoints' bfloat16: small models run and train in float32 on the CPU.
+    The same arguments give the same weights. They are float32 by default, because small models run and train in float32
+    on the CPU; those of the 7B checkpoints are bfloat16.
     """
     out.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -87,7 +88,7 @@ def make_tiny_checkpoint(
 
 
 def _statistics(metaworld: bool) -> dict[str, object]:
-    """The bundled policy's statistics under the names of four suites; of Meta-World, ones that scale nothing."""
+    """The bundled policy's statistics under the names of four suites; for Meta-World statistics that scale nothing."""
     if metaworld:
         low = [-1.0] * 4
         high = [1.0] * 4
@@ -133,17 +134,17 @@ def _config(size: TinySize, num_images: int, statistics: dict[str, object], dtyp
 
 @torch.no_grad()
 def _initialise(network: OpenVLAOFT, token_ids: Iterable[int], generator: torch.Generator) -> None:
-    """Draw weights with standard deviation 1 / sqrt(inputs).
+    """Draw weights with standard deviation 1 / sqrt(number of inputs).
 
-    The libraries' 0.02 nearly silences layers of such small width. LayerScale starts at 1, or DINOv2 would start as
-    the identity. Rows of ids that no text has are zero, because zeros compress to nothing.
+    The libraries' 0.02 would make the outputs of such narrow layers nearly zero. LayerScale starts at 1, otherwise
+    DINOv2 would start as the identity. Rows of token ids that occur in no text are zero, because zeros compress well.
     """
     for module in network.modules():
         if isinstance(module, nn.Linear | nn.Conv2d):
             num_inputs = module.weight[0].numel()
             module.weight.copy_(num_inputs**-0.5 * torch.randn(module.weight.shape, generator=generator))
     for name, parameter in network.named_parameters():
-        if name.endswith(".gamma"):  # of LayerScale
+        if name.endswith(".gamma"):  # a parameter of LayerScale
             parameter.fill_(1.0)
     embeddings = network.language_model.model.embed_tokens.weight
     lm_head = network.language_model.lm_head.weight

@@ -1,4 +1,4 @@
-"""A small network of which all parameters learn, not only adapters."""
+"""Train all parameters of a small network, not only adapters."""
 
 import math
 import shutil
@@ -19,11 +19,11 @@ from workshop.demo_files import CHUNK_LENGTH
 
 
 class WholeNetwork:
-    """A network of which all parameters learn, in float32, with the members of `Policy` that `rl.update` uses.
+    """A network whose parameters are all trained, in float32. It has the members of `Policy` that `rl.update` uses.
 
-    Rows of `lm_head` that are no action tokens are set to zero and never computed. So the logits of their ids are 0,
-    their share of the softmax is known without computing them, and an argmax never chooses one. The network stays in
-    eval mode, in which no layer behaves differently from training mode.
+    The rows of `lm_head` that belong to no action token are set to zero and never computed. So the logits of these ids
+    are 0, and their part of the softmax is known without computing them. The network stays in eval mode; no layer
+    behaves differently in training mode.
     """
 
     def __init__(self, info: CheckpointInfo, unnorm_key: str, device: torch.device):
@@ -44,7 +44,7 @@ class WholeNetwork:
         head = self.network.language_model.lm_head.weight
         head[: ACTION_TOKEN_IDS.start] = 0.0
         head[ACTION_TOKEN_IDS.stop :] = 0.0
-        # Of the logits of all other ids, which are 0.
+        # The log-sum-exp of the logits of all other ids, which are 0.
         self.other_logsumexp = math.log(len(head) - NUM_BINS)
         self.network.requires_grad_(True)
 
@@ -65,17 +65,17 @@ class WholeNetwork:
         """Nothing to do: unlike a Policy's adapters, no layer here keeps a copy of a parameter."""
 
     def recompute_everything(self) -> bool:
-        """Recompute the activations of all blocks from now on; False when that is what it does already."""
+        """Recompute the activations of all blocks from now on; returns False if it did so before."""
         blocks_before = self.network.recomputed_blocks
         self.network.recomputed_blocks = self.network.num_blocks
         return blocks_before < self.network.num_blocks
 
     def save(self, folder: Path, looks: Sequence[str], dtype: torch.dtype) -> None:
-        """Write a whole checkpoint folder: weights in `dtype`, and the demonstrations' statistics.
+        """Write a whole checkpoint folder: weights in `dtype`, the demonstrations' statistics, and `looks`.
 
-        Other small files are those of the checkpoint that training started from. An L1 head is left out, because it
-        reads hidden states that training has changed. As the number of images is otherwise found out by the presence
-        of that head, config.json states the number.
+        The tokenizer's and the processor's files are copied from the checkpoint that training started from. An L1 head
+        is left out, because it reads hidden states that training has changed. Where config.json does not state the
+        number of images, the presence of that head decides it; so config.json states it.
         """
         statistics = read_json(self.info.statistics_folder / STATISTICS_FILE)
         dtype_name = str(dtype).removeprefix("torch.")

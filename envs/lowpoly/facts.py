@@ -1,7 +1,7 @@
-"""Typed access to `facts.json`: what LIBERO's own asset files say about bodies, joints, sites and collision.
+"""Read `facts.json`, which holds what LIBERO's own asset files say about bodies, joints, sites and collision.
 
-The numbers were read from LIBERO's MJCF files. Of its meshes and textures `facts.json` holds only a bounding box for
-each visual mesh and the mean colour of most textures. Our looks take their sizes from these facts.
+The numbers were read from LIBERO's MJCF files. `facts.json` holds no meshes and textures, only a bounding box of each
+visual mesh and the mean colour of most textures. Our looks take their sizes from these facts.
 """
 
 import json
@@ -15,8 +15,8 @@ import numpy as np
 
 from envs.lowpoly.shapes import Color, Shape, Vector, box
 
-Attributes = Mapping[str, Any]  # of one MJCF element: numbers, lists of numbers or strings
-# Lists of a body in facts.json, and the MJCF tags of their elements.
+Attributes = Mapping[str, Any]  # the attributes of one MJCF element: numbers, lists of numbers or strings
+# The name of a list of elements in facts.json -> the MJCF tag of its elements.
 ELEMENTS = {
     "inertials": "inertial",
     "joints": "joint",
@@ -24,31 +24,36 @@ ELEMENTS = {
     "cameras": "camera",
     "lights": "light",
 }
-LOOK_KEYS = {"mesh_box", "look_rgb", "material_rgba"}  # of a geom: the original's look, not MJCF
+# Keys of a geom that describe what its original looks like; they are not MJCF.
+LOOK_KEYS = {"mesh_box", "look_rgb", "material_rgba"}
 GREY = (0.6, 0.6, 0.6)
 ALL = slice(None)
 
 
 @dataclass(frozen=True)
 class Geom:
-    attributes: Attributes  # of MJCF, without those of the original's look
+    """One MJCF geom, and what its original looks like."""
+
+    attributes: Attributes  # those of MJCF, without LOOK_KEYS
     mesh_box: tuple[Vector, Vector] | None  # lower and upper corner in the geom's frame, metres
     color: Color | None  # mean colour of the original's texture, or its material's colour
 
     @property
     def only_drawn(self) -> bool:
-        """True if physics never sees the geom: it touches nothing and is outside group 0, whose mass counts."""
+        """Whether the geom has no effect on physics: it touches nothing and is not in group 0, whose mass counts."""
         touches_nothing = self.attributes.get("contype") == 0 and self.attributes.get("conaffinity") == 0
         return touches_nothing and self.attributes["group"] != 0
 
     def box(self, low: Vector, high: Vector, color: Color) -> Shape:
-        """A box in the geom's frame, as a shape in the body's."""
+        """A box with corners in the geom's frame, as a shape in the body's frame."""
         pose = {key: self.attributes[key] for key in ("pos", "quat") if key in self.attributes}
         return box(low, high, color).placed(**pose)
 
 
 @dataclass(frozen=True)
 class Body:
+    """One MJCF body with everything in it."""
+
     name: str  # "" for a body without a name
     attributes: Attributes  # name, pos, quat
     elements: tuple[tuple[str, Attributes], ...]  # (tag, attributes), in the order of ELEMENTS
@@ -57,10 +62,11 @@ class Body:
 
     @property
     def collision_boxes(self) -> tuple[Geom, ...]:
+        """The boxes that collide."""
         return tuple(geom for geom in self.geoms if not geom.only_drawn and geom.attributes["type"] == "box")
 
     def walk(self) -> Iterator["Body"]:
-        """The body itself and all below it, parents first."""
+        """The body itself and all bodies below it, parents first."""
         yield self
         for child in self.bodies:
             yield from child.walk()
@@ -85,21 +91,22 @@ class AssetFile:
 
     @cached_property
     def body(self) -> Mapping[str, Body]:
-        """Named bodies by name."""
+        """The bodies that have a name, by name."""
         return {body.name: body for body in self.worldbody.walk() if body.name}
 
 
 @dataclass(frozen=True)
 class Look:
-    """What an asset file shows."""
+    """What an asset file looks like."""
 
-    shapes: Mapping[str, Sequence[Shape]]  # by name of the body they are fixed to; "" for one without a name
-    # Attributes added to the original's lights and geoms, by name.
+    shapes: Mapping[str, Sequence[Shape]]  # by name of the body that they are fixed to ("": it has no name)
+    # Attributes that are added to the original's lights and geoms, by name of the light or geom.
     paint: Mapping[str, Attributes] = field(default_factory=dict)
     assets: Sequence[tuple[str, Attributes]] = ()  # (tag, attributes) of textures and materials
 
 
 def load_facts() -> tuple[AssetFile, ...]:
+    """All asset files of `facts.json`."""
     facts = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
     return tuple(
         AssetFile(
@@ -133,7 +140,7 @@ def _geom(raw: Mapping[str, Any]) -> Geom:
 
 
 def collision_shapes(body: Body, color: Color, only: slice = ALL) -> list[Shape]:
-    """The body's collision boxes themselves, or those of a slice: nothing floats, nothing sinks."""
+    """Shapes of the body's collision boxes, or of a slice of them. Such a look neither floats nor sinks in."""
     shapes = []
     for geom in body.collision_boxes[only]:
         half_size = np.asarray(geom.attributes["size"])
@@ -142,13 +149,13 @@ def collision_shapes(body: Body, color: Color, only: slice = ALL) -> list[Shape]
 
 
 def extent(body: Body, only: slice = ALL) -> tuple[np.ndarray, np.ndarray]:
-    """Lower and upper corner (3,) of the collision boxes, in the body's frame."""
+    """Lower and upper corner (3,) of all collision boxes together, in metres, in the body's frame."""
     corners = np.concatenate([shape.vertices for shape in collision_shapes(body, GREY, only)])
     return corners.min(0), corners.max(0)
 
 
 def plain_look(file: AssetFile) -> Look:
-    """For an object without a look of its own: its collision boxes in the mean colour of its texture.
+    """The look of an object without an entry in looks.json: collision boxes in the mean colour of its texture.
 
     A body that does not collide is drawn as the bounding boxes of its meshes.
     """

@@ -1,6 +1,7 @@
-"""Looks that fit a kind of object to its collision boxes: bowls, mugs, packets, books, cans, bottles, baskets.
+"""Make looks that are fitted to an object's collision boxes: bowls, mugs, packets, books, cans, bottles, baskets.
 
-Each function returns the shapes of one body. `looks.json` names the function and its colours for every object.
+Each function returns the shapes of one body. `looks.json` names the function and its colours for every object. Lengths
+are in metres.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,9 +11,9 @@ import numpy as np
 from envs.lowpoly.facts import Body, collision_shapes, extent
 from envs.lowpoly.shapes import Color, Shape, Vector, box, cylinder, lathe, prism, ring, tube
 
-LABEL_M = 0.0004  # by which a label stands out, so that it hides what is below
-PANEL_M = 0.0006  # by which the bands of a basket do
-# Turns z into y: cans and most bottles stand along y in their frame, and are built along z.
+LABEL_M = 0.0004  # how far a label stands out, so that it hides the surface below
+PANEL_M = 0.0006  # how far the bands of a basket stand out
+# A quaternion that turns z into y. Cans and most bottles stand along y in their frame, but are built along z.
 UPRIGHT = (1, -1, 0, 0)
 
 # The bowl is drawn with these sizes in metres, then stretched to its collision boxes.
@@ -22,7 +23,8 @@ BOWL_OUTSIDE = ((0, 0), (0.026, 0), (0.044, 0.0124), (0.050, 0.0284), (0.0530, 0
 BOWL_RIM = (BOWL_OUTSIDE[-1], (0.0535, 0.0506), (0.0510, 0.0506))
 BOWL_INSIDE = ((0.0510, 0.0506), (0.048, 0.0294), (0.0415, 0.0149), (0.025, 0.0052), (0, 0.0052))
 
-# A mug's handle from its upper to its lower end: distance from the wall, and height, as shares of the whole.
+# A mug's handle from its upper to its lower end: (distance from the wall, height), as shares of the largest distance
+# and of the mug's height.
 HANDLE = ((0.0, 0.78), (0.75, 0.77), (1.0, 0.66), (1.0, 0.38), (0.7, 0.24), (0.0, 0.20))
 
 
@@ -39,7 +41,7 @@ def bowl(body: Body, outside: Color, rim: Color, inside: Color) -> list[Shape]:
 
 
 def mug(body: Body, handle: int, foot: float, lower: Color, upper: Color, inside: Color) -> list[Shape]:
-    """A mug with its handle towards x (`handle` 1) or -x (-1). `foot`: its radius below as a share of that above."""
+    """A mug. `handle`: 1 if the handle points to x, -1 if to -x. `foot`: radius at the bottom / radius at the top."""
     low, high = extent(body)
     bottom = low[2]
     top = high[2]
@@ -76,7 +78,7 @@ def sleeve(low: np.ndarray, high: np.ndarray, axis: int, start: float, stop: flo
 
 
 def label_on(low: np.ndarray, high: np.ndarray, x: Vector, y: Vector, color: Color) -> Shape:
-    """A label on the upper and lower face of a flat box; `x` and `y` are its ends, from 0 to 1 across the box."""
+    """A label on the upper and lower face of a flat box; `x` and `y`: where it starts and ends, 0 to 1 of the box."""
     label_low = low + np.array([x[0], y[0], 0]) * (high - low)
     label_high = low + np.array([x[1], y[1], 0]) * (high - low)
     return box((*label_low[:2], low[2] - 2 * LABEL_M), (*label_high[:2], high[2] + 2 * LABEL_M), color)
@@ -92,7 +94,7 @@ def packet(body: Body, wrapper: Color, bands: Sequence[tuple], labels: Sequence[
 
 
 def cookies(body: Body, wrapper: Color, window: Color, biscuit: Color) -> list[Shape]:
-    """A packet with a window, in which two biscuits lie."""
+    """A packet with a window that shows two biscuits."""
     low, high = extent(body)
     x, _, z = (low + high) / 2
     biscuit_shape = cylinder(0.011, low[2] - 3 * LABEL_M, high[2] + 3 * LABEL_M, biscuit, segments=12)
@@ -107,8 +109,8 @@ def cookies(body: Body, wrapper: Color, window: Color, biscuit: Color) -> list[S
 def book(body: Body, cover: Color, pages: Color, title: Color) -> list[Shape]:
     """A book that stands on its long edge, its spine towards -y."""
     low, high = extent(body)
-    board = 0.15 * (high[0] - low[0])  # thickness
-    edge = 0.004  # by which the cover reaches beyond the pages
+    board = 0.15 * (high[0] - low[0])  # thickness of the cover
+    edge = 0.004  # how far the cover reaches beyond the pages
     pages_low = (low[0] + board, low[1] + edge, low[2] + edge)
     pages_high = (high[0] - board, high[1], high[2] - edge)
     _, y, z = (low + high) / 2
@@ -140,7 +142,7 @@ def can(body: Body, metal: Color, label: Color, band: Color) -> list[Shape]:
 
 
 def upright(shapes: Sequence[Shape], low: np.ndarray, high: np.ndarray) -> list[Shape]:
-    """Shapes built along z, turned along y and moved to the middle of the extent."""
+    """Turn shapes that are built along z so that they stand along y, and move them to the middle of the extent."""
     middle = ((low[0] + high[0]) / 2, 0, (low[2] + high[2]) / 2)
     return [shape.placed(middle, UPRIGHT) for shape in shapes]
 
@@ -149,7 +151,7 @@ def carton(body: Body, paper: Color, band: Color, roof: Color) -> list[Shape]:
     """A drink in a gable-top carton: a box with two bands, two slopes and the seam on top."""
     low, high = extent(body, slice(0, 1))
     top = extent(body)[1][1]
-    seam = 0.0034  # half its thickness
+    seam = 0.0034  # half the thickness of the seam
     slopes = [(high[1], low[2]), (top - 0.003, -seam), (top - 0.003, seam), (high[1], high[2])]
     return [
         box(low, high, paper),
@@ -170,7 +172,7 @@ def squeeze_bottle(body: Body, sauce: Color, label: Color, cap: Color) -> list[S
     foot, waist, chest, shoulder, neck = [
         bottom + share * (top - bottom) for share in (0.05, 0.12, 0.45, 0.62, 0.74)
     ]
-    neck_radius = 0.016 / width  # as a share of the bottle's
+    neck_radius = 0.016 / width  # as a share of the bottle's half width
     outline = [(0, bottom), (0.92, bottom), (1, foot), (0.97, chest), (0.8, shoulder)]
     bottle = lathe([*outline, (neck_radius, neck), (0, neck)], sauce)
     sticker = lathe([(0.9, waist), (1.015, waist), (0.99, chest), (0.9, chest), (0.9, waist)], label)
@@ -198,7 +200,7 @@ def flat_bottle(body: Body, sauce: Color, label: Color, mark: Color, cap: Color)
 
 
 def basket(body: Body, wicker: Color, dark: Color) -> list[Shape]:
-    """Floor and four walls, with dark bands around the walls."""
+    """A basket: a floor and four walls, with dark bands around the walls."""
     floor = collision_shapes(body, dark, slice(0, 1))
     walls = collision_shapes(body, wicker, slice(1, 5))
     bands = []

@@ -8,14 +8,17 @@ import numpy as np
 from envs.lowpoly.facts import AssetFile, Attributes, Body, Geom, Look
 from envs.lowpoly.shapes import Color, Shape, joined
 
-# What keeps a drawn geom out of physics: it touches nothing and weighs nothing. Group 1 is what the cameras see.
+# These attributes keep a drawn geom out of physics: it touches nothing and weighs nothing. Cameras see group 1.
 DRAWN = {"group": "1", "contype": "0", "conaffinity": "0", "mass": "0", "material": "matt"}
-# Emission lightens upright faces, which LIBERO's lamps straight above hardly reach.
+# Emission brightens upright faces, which get little light from LIBERO's lamps straight above.
 MATT = {"name": "matt", "emission": "0.2", "specular": "0.15", "shininess": "0.1"}
 
 
 def asset_mjcf(file: AssetFile, look: Look) -> str:
-    """The text of an asset file. Elements that physics knows keep the order of the original: contacts depend on it."""
+    """The MJCF text of an asset file with this look.
+
+    Elements that matter to physics keep their original order, because contacts depend on it.
+    """
     root = ET.Element("mujoco", model=file.name)
     if file.compiler:
         ET.SubElement(root, "compiler", _as_text(file.compiler))
@@ -29,7 +32,7 @@ def asset_mjcf(file: AssetFile, look: Look) -> str:
 
 
 def _write_body(element: ET.Element, body: Body, file: AssetFile, look: Look, assets: ET.Element) -> None:
-    """Write a body and all below it into its XML element; the meshes that are drawn go into `assets`."""
+    """Write a body and all bodies below it into its XML element; the meshes that are drawn go into `assets`."""
     for tag, attributes in body.elements:
         ET.SubElement(element, tag, _as_text(_painted(attributes, look)))
     for geom in body.geoms:
@@ -43,7 +46,10 @@ def _write_body(element: ET.Element, body: Body, file: AssetFile, look: Look, as
 
 
 def _is_kept(geom: Geom, file: AssetFile) -> bool:
-    """Physics stays, and so do an arena's walls, table top and legs: LIBERO's code looks these up by name."""
+    """Whether a geom of the original is written: if physics needs it, or if LIBERO's code looks it up by name.
+
+    LIBERO looks up an arena's walls, table top and legs.
+    """
     is_looked_up = file.is_arena and geom.attributes["type"] != "mesh"
     return is_looked_up or not geom.only_drawn
 
@@ -53,7 +59,7 @@ def _painted(attributes: Attributes, look: Look) -> Attributes:
 
 
 def _by_color(shapes: Sequence[Shape]) -> dict[Color, list[Shape]]:
-    """Shapes of one colour become one geom: drawing costs time for every geom as well as for every face."""
+    """Group shapes by colour. Those of one colour become one geom: not only faces but also geoms cost drawing time."""
     by_color: dict[Color, list[Shape]] = {}
     for shape in shapes:
         by_color.setdefault(shape.color, []).append(shape)
@@ -75,7 +81,7 @@ def _numbers(values: Sequence[float] | np.ndarray) -> str:
 
 
 def _as_text(attributes: Attributes) -> dict[str, str]:
-    """Attributes as MJCF writes them. Numbers keep every digit, otherwise physics would differ from the original's."""
+    """Attributes as MJCF writes them. Numbers keep every digit, otherwise physics would differ from the original."""
     text = {}
     for key, value in attributes.items():
         if isinstance(value, (list, tuple)):

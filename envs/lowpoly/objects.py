@@ -1,7 +1,7 @@
-"""What each object looks like, by `looks.json`: a list of parts for each body, or the name of a look in `fitted`.
+"""Make the looks of objects from `looks.json`, which has a list of parts for each body or names a look in `fitted`.
 
-Colours in `looks.json` are names of its `colors`, or numbers. A new object needs its facts in `facts.json`; without an
-entry in `looks.json` it is drawn as plain boxes.
+A colour in `looks.json` is a name from its `colors`, or a list of numbers. To add an object, add its facts to
+`facts.json`. An object without an entry in `looks.json` is drawn as plain boxes.
 """
 
 import json
@@ -25,6 +25,7 @@ MAKERS: Mapping[str, Callable[..., Shape]] = {
 
 
 def object_look(file: AssetFile) -> Look:
+    """The look of an object: as `looks.json` says, else plain boxes."""
     if file.name not in LOOKS["objects"]:
         return plain_look(file)
     entry = _with_colors(LOOKS["objects"][file.name])
@@ -37,7 +38,7 @@ def object_look(file: AssetFile) -> Look:
 
 
 def _with_colors(value: Any) -> Any:
-    """A value of looks.json with the names of colours replaced by numbers, and lists by tuples."""
+    """A value of looks.json with names of colours replaced by their numbers, and lists by tuples."""
     if isinstance(value, list):
         return tuple(_with_colors(item) for item in value)
     if isinstance(value, dict):
@@ -46,16 +47,16 @@ def _with_colors(value: Any) -> Any:
 
 
 def drawn(parts: Sequence[Mapping[str, Any]], body: Body | None = None) -> list[Shape]:
-    """The shapes of parts of looks.json. `body` may be None for a background, which has no collision boxes to draw.
+    """Make the shapes of a list of parts from looks.json.
 
-    A part is a maker with its arguments, or "own_boxes": collision boxes of the body. `times` repeats a box in a row,
-    `along_y` metres apart.
+    A part names one of MAKERS with its arguments, or "own_boxes": collision boxes of the `body`. A background has no
+    such boxes, so its `body` is None. `times` repeats a box in a row, `along_y` metres apart.
     """
     shapes: list[Shape] = []
     for part in parts:
         part = _with_colors(part)
         if part["make"] == "own_boxes":
-            assert body is not None, "a background has no boxes of its own"
+            assert body is not None, "a background has no collision boxes"
             shapes += collision_shapes(body, part["color"], slice(*part["args"]))
             continue
         options = {"segments": part["segments"]} if "segments" in part else {}
@@ -70,7 +71,7 @@ def drawn(parts: Sequence[Mapping[str, Any]], body: Body | None = None) -> list[
 
 
 def _repeated(part: Mapping[str, Any]) -> list[Any]:
-    """The arguments of a part, once or for each of a row of boxes."""
+    """The arguments of a part: one entry, or one for each box of a row."""
     rows = [part["args"]]
     for i in range(1, part.get("times", 1)):
         rows.append([(x, y + i * part["along_y"], z) for x, y, z in part["args"]])

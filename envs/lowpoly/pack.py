@@ -1,8 +1,8 @@
-"""Low-poly models of LIBERO's objects and scenes: the official physics to the bit, simple looks, no download.
+"""Write the low-poly pack: models of LIBERO's objects and scenes with the official physics to the bit and simple looks.
 
-`objects`, `rooms` and `textures` say what everything looks like, `shapes` makes the meshes, `facts` holds the physics,
-and `mjcf` writes looks and physics into MJCF files. This file puts those into a folder that LIBERO takes as its asset
-folder: the pack.
+Nothing is downloaded. `objects`, `rooms` and `textures` say what everything looks like, `shapes` makes the meshes,
+`facts` holds the physics, and `mjcf` writes looks and physics as MJCF. This file writes all of it into a folder that
+LIBERO can use as its asset folder: the pack.
 """
 
 import os
@@ -17,15 +17,16 @@ from envs.lowpoly.rooms import arena_look
 from envs.lowpoly.textures import TEXTURES, texture_png
 
 # The name of the pack's folder; its last 8 digits identify these looks in the records of runs. Change the number
-# whenever something else is drawn: otherwise caches keep the old pack, and runs go on with other pictures than they
-# began with. `test_the_pack_is_drawn_as_its_name_promises` fails if that was forgotten.
+# whenever anything is drawn differently. Otherwise caches keep the old pack, and resumed runs see other images than
+# before. `test_the_pack_is_drawn_as_its_name_promises` fails if you forget it.
 PACK_NAME = "lowpoly-e981a0a7b12e"
 
 
 def ensure_pack(cache_dir: Path) -> Path:
-    """The absolute path of the pack below `cache_dir`, written first if it is not there (a second).
+    """The absolute path of the pack below `cache_dir`; writes the pack first if it does not exist (takes a second).
 
-    The folder appears at once and whole, so several processes may ask at the same time. Raises BadInput.
+    The folder is complete as soon as it exists, so several processes may call this at the same time. Raises BadInput if
+    it cannot be written.
     """
     folder = Path(cache_dir).absolute() / PACK_NAME
     if folder.is_dir():
@@ -33,7 +34,7 @@ def ensure_pack(cache_dir: Path) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{PACK_NAME}-", dir=folder.parent) as unfinished:
-            # Write into a folder inside: the temporary folder itself is closed to other users.
+            # Write into a subfolder, because other users may not read the temporary folder itself.
             complete = Path(unfinished) / PACK_NAME
             write_pack(complete)
             os.rename(complete, folder)
@@ -48,7 +49,7 @@ def ensure_pack(cache_dir: Path) -> Path:
 
 
 def write_pack(folder: Path) -> None:
-    """Write the pack's files into a folder."""
+    """Write all files of the pack into a folder."""
     for file in load_facts():
         _write(folder / file.path, asset_mjcf(file, look_of(file)).encode())
     for name in TEXTURES:
@@ -61,4 +62,5 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def look_of(file: AssetFile) -> Look:
+    """The look of an asset file, which is a room or an object."""
     return arena_look(file) if file.is_arena else object_look(file)

@@ -1,7 +1,7 @@
-"""What the rooms look like: materials and lights, and furniture that nothing touches. Textures are in `textures`.
+"""Make the looks of rooms: materials, lights, and furniture that nothing touches. Textures are made in `textures`.
 
-Tables collide and are drawn as their collision boxes; backgrounds follow the places and sizes of the original's meshes.
-Coordinates are the world's, in metres; the robot looks towards x, and the rear wall behind its back is at x = -2.
+Tables collide, so they are drawn as their collision boxes. Backgrounds have the place and size of the original meshes.
+Coordinates are the world's, in metres; the robot looks towards x, and the wall behind its back is at x = -2.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ from envs.lowpoly.facts import AssetFile, Look, collision_shapes
 from envs.lowpoly.objects import COLORS, LOOKS, drawn
 from envs.lowpoly.shapes import Color, Shape, box
 
-# Material, the texture that it shows (names that LIBERO's arena code knows) and its glow: LIBERO's lamps hang straight
-# above, which would leave walls in the dark.
+# (material, its texture, its emission). LIBERO's arena code knows the textures by these names. Walls emit light,
+# because LIBERO's lamps hang straight above and would leave walls dark.
 MATERIALS = (("floor", "texplane", 0.0), ("wall", "tex-wall", 0.35), ("table", "tex-table", 0.0))
-# Matt, and the texture repeats once a metre.
+# A matt surface; its texture repeats every metre.
 MATT = {"texrepeat": "1 1", "texuniform": "true", "specular": "0", "shininess": "0", "reflectance": "0"}
-# The kitchen has a third lamp. At the original's brightness these plain colours would all be white.
+# The kitchen has a third lamp. With its original brightness our plain colours would all look white.
 LIGHTS = {"light_kitchen": {"diffuse": "0.2 0.2 0.2", "specular": "0.1 0.1 0.1"}}
 STONE = (0.72, 0.70, 0.68)
 BOOKS: Sequence[Color] = (
@@ -30,14 +30,14 @@ BOOKS_PER_SHELF = 12
 
 
 def arena_look(file: AssetFile) -> Look:
-    """Floor, walls and tables with our materials, and the scenery."""
+    """The look of a room: floor, walls and tables with our materials, and the scenery."""
     paint = dict(LIGHTS)
     for body in file.worldbody.walk():
         for geom in body.geoms:
             name = geom.attributes.get("name", "")
             if name == "floor" or name.endswith("_visual"):
                 paint[name] = {"material": name.split("_")[0]}
-    # The skybox has no name. All other textures are flat, because a cube would bend straight grain.
+    # "null" is the skybox, which has no name. All other textures are flat: a cube map would bend straight grain.
     assets = [("texture", file.textures["null"])]
     for _, texture, _ in MATERIALS:
         texture_file = file.textures[texture]["file"]
@@ -48,7 +48,7 @@ def arena_look(file: AssetFile) -> Look:
 
 
 def scenery(file: AssetFile) -> Mapping[str, Sequence[Shape]]:
-    """By name of the body: tables, drawn as their collision boxes, and what stands in the background."""
+    """Shapes by name of the body: tables, drawn as their collision boxes, and the furniture in the background."""
     wood = COLORS["wood"]
     tables = {"living_room_table_col": wood, "study_table": wood, "coffee_table": STONE}
     shapes = {

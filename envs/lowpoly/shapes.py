@@ -1,7 +1,7 @@
-"""Coloured triangle meshes with few faces: boxes, surfaces of revolution, tubes.
+"""Make coloured triangle meshes with few faces: boxes, surfaces of revolution, tubes.
 
-A `Shape` is one closed surface in the frame of the body it is drawn in, in metres. MuJoCo's own primitives are not
-used, because it draws a box as 192 triangles and a capsule as about 900. Here a box has 12.
+A `Shape` is one closed surface in the frame of its body, in metres. MuJoCo's own primitives are not used, because it
+draws a box as 192 triangles and a capsule as about 900. Here a box has 12.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,12 +12,14 @@ import numpy as np
 Vector = Sequence[float] | np.ndarray
 Color = tuple[float, ...]  # red, green, blue and, if not opaque, alpha, from 0 to 1
 
-# Cosine of the angle between two segments of a profile; one that bends more shows an edge instead of a round surface.
+# Cosine of the angle between two segments of a profile. Where they bend more, an edge is visible, not a round surface.
 SHARP_BEND = np.cos(np.radians(40.0))
 
 
 @dataclass(frozen=True)
 class Shape:
+    """A triangle mesh of one colour."""
+
     vertices: np.ndarray  # float (n, 3)
     normals: np.ndarray  # float (n, 3), of unit length, outwards
     faces: np.ndarray  # int (m, 3), indices into vertices, counter-clockwise seen from outside
@@ -39,7 +41,7 @@ Patch = tuple[np.ndarray, np.ndarray, Sequence[Sequence[int]] | np.ndarray]  # v
 
 
 def joined(patches: Iterable[Patch], color: Color) -> Shape:
-    """One shape made of patches, whose faces count from the first vertex of their own patch."""
+    """Join patches to one shape. The faces of a patch are indices into the vertices of that patch."""
     vertices, normals, faces = zip(*patches, strict=True)
     first_vertices = np.cumsum([0, *[len(part) for part in vertices[:-1]]])
     shifted = [np.asarray(part) + first for part, first in zip(faces, first_vertices, strict=True)]
@@ -77,7 +79,7 @@ def box(low: Vector, high: Vector, color: Color) -> Shape:
 
 
 def prism(outline: Sequence[Vector], low: float, high: float, color: Color) -> Shape:
-    """A convex outline of points (y, z), counter-clockwise, drawn out along x from `low` to `high`."""
+    """A convex outline of points (y, z), counter-clockwise, extruded along x from `low` to `high`."""
     num_corners = len(outline)
     bottom = np.column_stack([np.full(num_corners, low), np.asarray(outline, float)])
     top = np.column_stack([np.full(num_corners, high), np.asarray(outline, float)])
@@ -94,10 +96,11 @@ def prism(outline: Sequence[Vector], low: float, high: float, color: Color) -> S
 
 
 def lathe(profile: Sequence[Vector], color: Color, segments: int = 20) -> Shape:
-    """The surface of a profile of points (radius, height) turned about the z axis.
+    """The surface of revolution of a profile of points (radius, height) about the z axis.
 
-    The outside is to the right of the profile: a solid starts at the axis below, runs up outside and ends at the axis
-    above; a bowl turns back at its rim and runs down inside; a ring ends where it began.
+    The outside is to the right of the profile. The profile of a solid starts on the axis at the bottom, goes up along
+    the outside and ends on the axis at the top. That of a bowl turns back at the rim and goes down along the inside.
+    That of a ring ends where it began.
     """
     points = np.asarray(profile, float)
     steps = np.diff(points, axis=0)
@@ -119,7 +122,7 @@ def lathe(profile: Sequence[Vector], color: Color, segments: int = 20) -> Shape:
 
 
 def _lathe_normal(outwards: np.ndarray, i: int, neighbour: int) -> np.ndarray:
-    """The normal (2,) at the end of segment i where segment `neighbour` follows, if there is one.
+    """The normal (2,) of segment i at its end towards segment `neighbour`, which may not exist.
 
     At a gentle bend it is the mean of both segments' normals, so that the surface looks round.
     """
@@ -158,7 +161,7 @@ def tube(path: Sequence[Vector], radius: float, color: Color, sides: int = 6) ->
     directions /= np.linalg.norm(directions, axis=1, keepdims=True)
     plane_normal = np.cross(points[1] - points[0], points[-1] - points[1])
     is_straight = np.linalg.norm(plane_normal) <= 1e-12
-    if is_straight:  # any direction across the rod will do
+    if is_straight:  # any direction across the rod is good enough
         plane_normal = np.cross(directions[0], np.eye(3)[np.argmin(np.abs(directions[0]))])
     aside = plane_normal / np.linalg.norm(plane_normal)
     angles = np.arange(sides) * 2 * np.pi / sides

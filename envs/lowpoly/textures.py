@@ -1,7 +1,7 @@
-"""The textures of floors, walls and tables: plaster, tiles, marble, wood and cloth, drawn from noise.
+"""Draw the textures of floors, walls and tables from noise: plaster, tiles, marble, wood and cloth.
 
-Their names are LIBERO's: its arena code picks one by the style that a task asks for. Every pattern returns float
-(SIDE, SIDE, 3), not yet clipped to 0..1.
+Their names are LIBERO's, because its arena code chooses a texture by the style that a task names. Every pattern returns
+floats (SIDE, SIDE, 3), not yet clipped to 0..1.
 """
 
 import io
@@ -14,12 +14,12 @@ from PIL import Image
 from envs.lowpoly.objects import LOOKS
 from envs.lowpoly.shapes import Color
 
-TEXTURES = LOOKS["textures"]  # name -> pattern and its arguments
-SIDE = 128  # pixels
+TEXTURES = LOOKS["textures"]  # file name -> name of a pattern, and its arguments
+SIDE = 128  # side of a texture in pixels
 
 
 def texture_png(name: str) -> bytes:
-    """The PNG of a name in TEXTURES. Its noise depends on the name alone, so every machine draws the same."""
+    """The PNG file of a texture in TEXTURES. Its noise depends on the name only, so every machine draws the same."""
     arguments = dict(TEXTURES[name])
     pattern = PATTERNS[arguments.pop("pattern")]
     image = pattern(np.random.default_rng(zlib.crc32(name.encode())), **arguments)
@@ -30,7 +30,7 @@ def texture_png(name: str) -> bytes:
 
 
 def plaster(rng: np.random.Generator, color: Color, strength: float = 0.03) -> np.ndarray:
-    """Fine grain on soft clouds."""
+    """Plaster: fine grain on soft clouds."""
     roughness = rng.choice([-1.0, 0.0, 1.0], (SIDE, SIDE)) * 0.4 + _clouds(rng, 8)
     return np.asarray(color) * (1 + strength * roughness)[..., None]
 
@@ -38,7 +38,7 @@ def plaster(rng: np.random.Generator, color: Color, strength: float = 0.03) -> n
 def tiles(
     rng: np.random.Generator, color: Color, joint: Color = (0.6, 0.6, 0.6), number: int = 2
 ) -> np.ndarray:
-    """Square tiles of slightly different brightness, `number` a side, divided by joints."""
+    """Square tiles of slightly different brightness, `number` along each side, with joints between them."""
     width = SIDE // number
     tint = rng.uniform(-0.03, 0.03, (number, number)).repeat(width, 0).repeat(width, 1)
     image = plaster(rng, color, 0.02) * (1 + tint)[..., None]
@@ -49,13 +49,13 @@ def tiles(
 
 
 def marble(rng: np.random.Generator, color: Color) -> np.ndarray:
-    """Thin grey veins: where soft clouds change their sign."""
+    """Marble: thin grey veins where smooth noise changes its sign."""
     veins = np.exp(-((_clouds(rng, 4) / 0.08) ** 2))
     return np.asarray(color) * (1 - 0.15 * veins)[..., None]
 
 
 def grain(rng: np.random.Generator, color: Color, planks: int = 1) -> np.ndarray:
-    """Wood: streaks along the first axis, in planks of slightly different brightness."""
+    """Wood: streaks along the first axis, on planks of slightly different brightness."""
     width = SIDE // planks
     streaks = np.repeat(rng.normal(0, 0.05, (1, SIDE)), SIDE, 0) + 0.03 * _clouds(rng, 8)
     plank_tint = rng.normal(0, 0.04, planks).repeat(width)[None, :]
@@ -82,7 +82,7 @@ PATTERNS: Mapping[str, Callable[..., np.ndarray]] = {
 
 
 def _clouds(rng: np.random.Generator, cells: int) -> np.ndarray:
-    """Smooth noise (SIDE, SIDE) of unit size with `cells` blobs a side. It continues across the edges."""
+    """Smooth noise (SIDE, SIDE) of about unit variance, with `cells` blobs a side. Copies join without a seam."""
     knots = rng.normal(size=(cells, cells))
     repeated = Image.fromarray(np.tile(knots, (3, 3)).astype(np.float32))
     enlarged = np.asarray(repeated.resize((3 * SIDE, 3 * SIDE), Image.Resampling.BICUBIC))
