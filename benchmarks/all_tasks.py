@@ -1,8 +1,8 @@
-"""Check every task of every suite with some looks: build, reset, load initial states, settle, draw.
+"""Check every task of a suite with one asset pack: build it, reset it, load initial states, let them settle, render.
 
 python -m benchmarks.all_tasks                                        # the 40 tasks of the four standard suites
 python -m benchmarks.all_tasks --suites libero_90                     # the 90 others
-python -m benchmarks.all_tasks --suites all --assets official --states 1     # all 130 on LIBERO's own, in 15 minutes
+python -m benchmarks.all_tasks --suites all --assets official --states 1     # all 130, official assets, 15 minutes
 Prints one line per task. Exit code 1 if an object of any initial state falls off or flies away, or a frame is empty.
 """
 
@@ -23,9 +23,9 @@ from envs.tasks import MAX_ENV_STEPS, load_init_states, suite_task, task_names
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 
-# The initial states hold objects some centimetres above what they come to rest on (16 cm at most), and a few slide or
-# topple as they land (the bottle of KITCHEN_SCENE4 rolls up to 30 cm and stays on the table). That is LIBERO's own
-# physics. Whatever falls off a table exceeds these bounds by far: it falls more than a metre while the others settle.
+# The initial states hold objects some centimetres (16 at most) above what they come to rest on. A few slide or topple
+# when they land: the bottle of KITCHEN_SCENE4 rolls up to 30 cm and stays on the table. That is LIBERO's own physics.
+# An object that falls off a table exceeds these bounds by far: it falls more than a metre while the others settle.
 MAX_DROP_M = 0.20
 MAX_SHIFT_M = 0.40
 MAX_SPEED_M_S = 1.0
@@ -37,8 +37,8 @@ class Settled:
     """What the settling steps did to the objects of one initial state."""
 
     is_finite: bool
-    drop_m: float  # the deepest fall of any object; negative is upwards
-    shift_m: float  # the widest way of any object along the floor
+    drop_m: float  # how far any object fell at most; negative if all rose
+    shift_m: float  # how far any object moved horizontally at most
     speed_m_s: float  # the highest speed of any object at the end
 
     @property
@@ -52,7 +52,7 @@ class Settled:
 
 
 def build_env(task_suite: str, task_id: int, assets: Path):
-    """LIBERO's own env, reset, with its own loop; cameras are drawn only when `env.sim.render` is called."""
+    """Build and reset LIBERO's own env; it renders only when `env.sim.render` is called."""
     prepare()
     import libero.libero
     from libero.libero.envs.env_wrapper import ControlEnv
@@ -70,7 +70,7 @@ def build_env(task_suite: str, task_id: int, assets: Path):
 
 
 def settle(env, init_state: np.ndarray) -> Settled:
-    """Load an initial state and stand still until everything has come to rest."""
+    """Load an initial state (1 + nq + nv,) and make the settling steps; returns what they did to the objects."""
     env.set_init_state(init_state)
     start = object_positions(env)
     for _ in range(SETTLING_STEPS):
@@ -87,13 +87,13 @@ def settle(env, init_state: np.ndarray) -> Settled:
 
 
 def object_positions(env) -> np.ndarray:
-    """World positions (objects, 3) of everything movable, in the order of the BDDL file."""
+    """World positions (objects, 3) in metres of the movable objects, in the order of the BDDL file."""
     bodies = [env.env.obj_body_id[name] for name in env.env.objects_dict]
     return env.sim.data.body_xpos[bodies]
 
 
 def frame_ms(env, camera: str, repeats: int = 5) -> float:
-    """Milliseconds to draw one picture of 256x256."""
+    """Milliseconds to render one image of 256x256."""
     env.sim.render(256, 256, camera_name=camera)
     start = time.perf_counter()
     for _ in range(repeats):
@@ -102,7 +102,7 @@ def frame_ms(env, camera: str, repeats: int = 5) -> float:
 
 
 def check_task(task_suite: str, task_id: int, assets: Path, num_states: int) -> bool:
-    """Print the line of a task; returns True if all is well."""
+    """Check a task and print its line; returns whether all objects stay in place and no frame is empty."""
     start = time.perf_counter()
     env = build_env(task_suite, task_id, assets)
     build_s = time.perf_counter() - start

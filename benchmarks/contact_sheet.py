@@ -1,4 +1,4 @@
-"""A picture of every perturbation: a row for each kind, magnitudes 0 to 5 from left to right.
+"""Draw a picture of all perturbations: a row for each kind, magnitudes 0 to 5 from left to right.
 
 python -m benchmarks.contact_sheet --assets official --out docs/images/perturbations.jpg
 """
@@ -18,7 +18,7 @@ MAX_CAPTION = 27  # characters that fit below a frame
 
 
 def caption(kind: str, magnitude: int, instruction: str) -> str:
-    """Kind and magnitude; for a change of the instruction, its first words."""
+    """The text below a frame: kind and magnitude, or the first words of the instruction if the kind changes that."""
     if kind in ("language", "task"):
         first_words = " ".join(instruction.split()[:4])
         return f"{first_words} ..."
@@ -26,7 +26,7 @@ def caption(kind: str, magnitude: int, instruction: str) -> str:
 
 
 def draw_sheet(env: LiberoEnv, init_state_id: int, seed: int) -> Image.Image:
-    """Reset the env once for each kind and magnitude, and put the pictures of agentview side by side."""
+    """Reset the env once for each kind and magnitude, and put the images of agentview side by side."""
     cell_height = FRAME_SIDE + CAPTION_HEIGHT
     sheet = Image.new("RGB", (FRAME_SIDE * len(MAGNITUDES), cell_height * len(KINDS)), "white")
     draw = ImageDraw.Draw(sheet)

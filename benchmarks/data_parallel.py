@@ -1,13 +1,14 @@
-"""Whole iterations of `train_grpo.py` with simulators: one GPU against all of them, which share rollout and update.
+"""Time whole iterations of `train_grpo.py` with simulators on one GPU and on all GPUs, which share the work.
 
     python -m benchmarks.data_parallel FOLDER [--memory-budget 24] [--ways one ranks accelerate] [--card-gib 23.5]
     python -m benchmarks.data_parallel checkpoints/tiny-libero-spatial --device cpu --memory-budget None --ways one
 
-FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. `ranks` is
-`--data-parallel`, which starts a process for every visible GPU. On G GPUs there are G times as many simulators,
-env steps and samples, so the ideal ratio of rates is G. Printed are medians over all iterations but the first, in which
-passes are compiled and recorded. Random weights never succeed; with an entropy term all decisions are learned from all
-the same. What the runs print goes to standard error.
+FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. The way `ranks` is
+`--data-parallel`, which starts a process for every visible GPU; `accelerate` starts them by accelerate's launcher. On G
+GPUs there are G times as many simulators, env steps and samples, so the ideal ratio of rates is G. The printed numbers
+are medians over all iterations except the first, in which the network's passes are compiled and recorded. Random
+weights never succeed, so an entropy term makes the update learn from all decisions anyway. What the runs print goes to
+standard error.
 """
 
 import os
@@ -41,20 +42,20 @@ class Args:
     checkpoint: tyro.conf.Positional[Path]
     device: Literal["cuda", "cpu"] = "cuda"
     memory_budget: float | None = 24.0
-    """GiB of each GPU."""
+    """--memory-budget of the runs, GiB of each GPU."""
     card_gib: float | None = None
-    """Leave so many GiB of each GPU free, by ballast: 23.5 makes a larger GPU a card of 24 GB. The peak of the whole
-    GPU, with simulators, is printed, too."""
+    """Leave only so many GiB of each GPU free: 23.5 makes a larger GPU like a card of 24 GB. The peak memory of the
+    whole GPU, simulators included, is then printed, too."""
     ways: tuple[Way, ...] = ("one", "ranks")
-    """What is run, in this order; ratios are to `one`, if that comes first. With one GPU there is no other way."""
+    """Ways to run, in this order; ratios are to `one`, if it comes first. With one GPU only `one` is run."""
     envs_per_gpu: int = 8
     episodes_per_env: int = 2
-    """Of a rollout."""
+    """Episodes of each env in a rollout."""
     episode_steps: int = 64
     """Env steps of an episode."""
     n_epochs: int = 4
     batch_per_gpu: int = 2
-    """Samples of an optimizer step."""
+    """Samples of an optimizer step on each GPU."""
     iterations: int = 3
     flags: str = ""
     """Further flags of train_grpo.py, as one string (--flags="--lr 1e-5")."""
@@ -85,12 +86,15 @@ def main(args: Args) -> None:
 
 
 def watched_memory(card_gib: float | None, gpus: int) -> AbstractContextManager[list[FreeMemory]]:
-    """The free memory of GPUs that ballast makes smaller; without `card_gib` nothing is held or watched."""
+    """Make the GPUs smaller (`benchmarks.smaller_card`) and watch their memory; do nothing if `card_gib` is None."""
     return nullcontext([]) if card_gib is None else smaller_gpus(card_gib, gpus)
 
 
 def run_training(args: Args, way: Way, gpus: int) -> list[MetricsRow]:
-    """Run train_grpo.py; returns the metrics of its updates, without the first if there are others."""
+    """Run train_grpo.py; returns the metrics of its updates, without the first one if there are several.
+
+    Raises SystemExit if the run fails.
+    """
     with tempfile.TemporaryDirectory() as output:
         command = training_command(args, way, gpus, output)
         finished = subprocess.run(command, env=one_gpu_environ() if gpus == 1 else None, stdout=sys.stderr)
@@ -102,12 +106,13 @@ def run_training(args: Args, way: Way, gpus: int) -> list[MetricsRow]:
 
 
 def training_command(args: Args, way: Way, gpus: int, output: str) -> list[str]:
+    """The command line of a run on `gpus` GPUs."""
     n_steps = gpus * args.envs_per_gpu * args.episodes_per_env * args.episode_steps
     settings: dict[str, object] = {
         "--checkpoint": args.checkpoint,
         "--device": args.device,
         "--output": output,
-        "--num-envs": args.envs_per_gpu,  # of each rank
+        "--num-envs": args.envs_per_gpu,  # per rank
         "--max-env-steps": args.episode_steps,
         "--n-steps": n_steps,
         "--total-steps": args.iterations * n_steps,
@@ -128,12 +133,13 @@ def training_command(args: Args, way: Way, gpus: int, output: str) -> list[str]:
 
 
 def one_gpu_environ() -> dict[str, str]:
-    """The environment variables with which the first visible GPU is the only one."""
+    """The environment variables of this process, but with only the first GPU visible."""
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     return {**os.environ, "CUDA_VISIBLE_DEVICES": first}
 
 
 def measure_rates(updates: list[MetricsRow]) -> Rates:
+    """Medians of the rates of rollouts and of updates."""
     return Rates(
         env_steps_per_s=middle(updates, "rollout/env_steps_per_s"),
         samples_per_s=median(samples_learned(row) / row["time/update"] for row in updates),
@@ -141,7 +147,7 @@ def measure_rates(updates: list[MetricsRow]) -> Rates:
 
 
 def samples_learned(row: MetricsRow) -> float:
-    """How many decisions an update learned from, counted once in every epoch."""
+    """How many decisions an update learned from; a decision counts once in every epoch."""
     decisions = row["rollout/env_steps_per_s"] * row["rollout/time_s"] / CHUNK_LENGTH
     return row["train/epochs"] * decisions * (1 - row["train/zero_advantage_fraction"])
 
@@ -152,7 +158,7 @@ def middle(updates: list[MetricsRow], name: str) -> float:
 
 
 def print_rates(rates: Rates, one_gpu_rates: Rates | None) -> None:
-    """Rates of the iterations, also as ratios to those of one GPU if these are known."""
+    """Print rates, and their ratios to those of one GPU if these are known."""
     for name, unit in (("env_steps_per_s", "env steps/s"), ("samples_per_s", "update samples/s")):
         rate = getattr(rates, name)
         ratio = ""
@@ -162,7 +168,7 @@ def print_rates(rates: Rates, one_gpu_rates: Rates | None) -> None:
 
 
 def print_times(updates: list[MetricsRow]) -> None:
-    """Seconds of the parts of an iteration, and memory."""
+    """Print the seconds of the parts of an iteration, and its peak memory."""
     print(
         f"    rollout {middle(updates, 'rollout/time_s'):.1f} s (policy {middle(updates, 'time/infer'):.1f}, waiting "
         f"{middle(updates, 'time/wait'):.1f}), update {middle(updates, 'time/update'):.1f} s, checkpoint "

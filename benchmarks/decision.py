@@ -1,15 +1,15 @@
-"""One thread of a CPU: a checkpoint's decisions, and the preprocessing of camera frames.
+"""Time a checkpoint's decisions, and the preprocessing of camera frames, on one thread of a CPU.
 
     python -m benchmarks.decision [CHECKPOINT]
 
-Prints medians of `repeats` calls, after two calls that do not count.
+Prints medians of `repeats` calls, which follow two calls that are not counted.
 """
 
 import os
 from dataclasses import dataclass
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[name] = "1"  # read when NumPy is loaded
+    os.environ[name] = "1"  # set before the imports below, because NumPy reads it when it is loaded
 
 import torch  # noqa: E402
 import tyro  # noqa: E402

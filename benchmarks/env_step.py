@@ -1,8 +1,8 @@
-"""Env steps a second of one env: LIBERO's default loop against `LiberoEnv.step_chunk`, in one run.
+"""Measure env steps per second of one env: LIBERO's own loop against `LiberoEnv.step_chunk`, in one run.
 
 The reference is what the published evaluations do: OffScreenRenderEnv with two 256x256 cameras, one action at a time,
-both cameras rendered at every step. Both envs run in this process, take turns chunk by chunk and execute the same
-random actions, so that a busy machine slows both. Medians over the chunks are printed.
+both cameras rendered at every step. Both envs run in this process and execute the same random actions. They take turns
+chunk by chunk, so that a busy machine slows both equally. Printed are medians over the chunks.
 
     python -m benchmarks.env_step --task-suite libero_spatial --task-id 0 --chunks 20
 """
@@ -31,6 +31,7 @@ class Args:
     task_suite: str = "libero_spatial"
     task_id: int = 0
     chunks: int = 20
+    """Chunks of actions that are timed."""
     num_images: int = 2
     """Cameras that step_chunk renders; the reference always renders two."""
     assets: str = "lowpoly"
@@ -38,7 +39,7 @@ class Args:
 
 @dataclass
 class Timing:
-    """Seconds of one of the two loops."""
+    """What one of the two loops takes, in seconds."""
 
     make_s: float
     reset_s: float
@@ -50,14 +51,14 @@ class Timing:
 
 
 def timed(call: Callable[[], T]) -> tuple[float, T]:
-    """Seconds of a call, and what it returns."""
+    """Time a call; returns its seconds and its result."""
     started = time.perf_counter()
     result = call()
     return time.perf_counter() - started, result
 
 
 def make_reference(spec: EnvSpec, task_id: int):
-    """The env of the published evaluations."""
+    """Build the env of the published evaluations."""
     import libero.libero
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 
@@ -75,7 +76,7 @@ def reset_reference(reference, init_state: np.ndarray) -> None:
 
 
 def step_reference(reference, actions: np.ndarray) -> None:
-    # robosuite makes a GL context current only when it is made; here two envs take turns.
+    # robosuite makes a GL context current only when it creates it, but here two envs take turns.
     reference.sim._render_context_offscreen.gl_ctx.make_current()
     for action in actions:
         reference.step(action)
@@ -87,7 +88,7 @@ def main(args: Args) -> None:
     prepare()
 
     env = LiberoEnv(spec, args.task_id)
-    # The first reset builds the simulator and imports it. Ours comes first, so that both can use its imports.
+    # The first reset imports the simulator and builds it. Ours is made first, so that both can use its imports.
     env_make_s, _ = timed(lambda: env.reset(0))
     reference_make_s, reference = timed(lambda: make_reference(spec, args.task_id))
     reference_reset_s, _ = timed(lambda: reset_reference(reference, init_state))

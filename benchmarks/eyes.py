@@ -1,15 +1,15 @@
-"""Does a policy look, and does it read? What its decisions depend on, and whether its hand follows the object.
+"""Measure what a policy's decisions depend on: images, robot state, instruction; and if its hand follows the object.
 
     python -m benchmarks.eyes --checkpoint checkpoints/tiny-libero-spatial --task-id 0
 
 Three measurements on one task, all with greedy episodes in exact physics:
 
-* The hand: the objects are moved by --magnitude steps of `--perturb position` (2 cm each) in --placements episodes.
-  Where the gripper first closes, how does the hand's position depend on the position of the object to be picked up?
-  A slope of 1 means that the hand follows the object, 0 that it goes to the same place always.
-* Swapped inputs: how far does a decision move (KL divergence in nats a token, at temperature 1) when one of its inputs
-  is taken from another episode at the same decision, or from another task, or is black?
-* Black images: how many of the benchmark's initial states are solved without seeing anything?
+* The hand: in --placements episodes the objects are moved by --magnitude steps of `--perturb position` (2 cm each). How
+  does the hand's position at the moment when the gripper first closes depend on the position of the object to be picked
+  up? A slope of 1 means that the hand follows the object, 0 that it always goes to the same place.
+* Swapped inputs: how much does a decision change (KL divergence in nats per token, at temperature 1) when one of its
+  inputs is replaced: by that of another episode at the same decision, by that of another task, or by black?
+* Black images: how many of the benchmark's initial states does the policy solve without seeing anything?
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from experiment.statistics import Successes
 from vla.loading import LoadOptions
 from vla.policy import Policy
 
-GRIPPER_CLOSES = 0.0  # the last number of an action in the simulator's convention: -1 opens, 1 closes
+GRIPPER_CLOSES = 0.0  # the gripper closes if the last number of an action is greater (-1 opens, 1 closes)
 KL_BATCH = 16  # observations that are sent through the network together
 
 
@@ -55,11 +55,11 @@ class Args:
 
 @dataclass
 class Approach:
-    """An episode up to the moment in which the gripper first closes."""
+    """An episode up to the moment when the gripper first closes."""
 
     observations: list[Observation] = field(default_factory=list)
-    object_xy: np.ndarray | None = None  # (2,) metres, of the object to be picked up, before the first action
-    hand_xy: np.ndarray | None = None  # (2,) metres, where the gripper closes; None: it never does
+    object_xy: np.ndarray | None = None  # (2,) metres: the object to be picked up, before the first action
+    hand_xy: np.ndarray | None = None  # (2,) metres: the hand when the gripper closes; None: it never closes
 
 
 def main(args: Args) -> None:
@@ -79,7 +79,7 @@ def main(args: Args) -> None:
 
 
 def approach(policy: Policy, env: LiberoEnv, seed: int, magnitude: int) -> Approach:
-    """Play greedily, with objects moved by `seed`, until the gripper closes for the first time."""
+    """Play greedily until the gripper closes for the first time; `seed` decides how the objects are moved."""
     record = Approach()
     result = env.reset(
         seed % env.num_init_states, seed, perturbation=Perturbation("position", magnitude, seed)
@@ -99,19 +99,20 @@ def approach(policy: Policy, env: LiberoEnv, seed: int, magnitude: int) -> Appro
 
 
 def object_position(env: LiberoEnv) -> np.ndarray:
-    """(3,) metres: the object that the task's goal names first."""
+    """Position (3,) in metres of the object that the task's goal names first."""
     domain = env.domain
     name = domain.parsed_problem["goal_state"][0][1]
     return domain.sim.data.body_xpos[domain.obj_body_id[name]].copy()
 
 
 def hand_position(env: LiberoEnv) -> np.ndarray:
-    """(3,) metres: the point between the fingers."""
+    """Position (3,) in metres of the point between the fingers."""
     robot = env.domain.robots[0]
     return env.domain.sim.data.site_xpos[robot.eef_site_id].copy()
 
 
 def hand_report(approaches: Sequence[Approach]) -> str:
+    """Say in one line how the hand's position depends on the object's."""
     closed = [record for record in approaches if record.hand_xy is not None]
     if len(closed) < 3:
         return f"the gripper closes in {len(closed)} of {len(approaches)} episodes: no slope can be measured"
@@ -126,7 +127,7 @@ def hand_report(approaches: Sequence[Approach]) -> str:
 
 
 def slope(x: np.ndarray, y: np.ndarray) -> float:
-    """Of the least squares line through (x, y)."""
+    """The slope of the least squares line through the points (x, y)."""
     return float(np.polyfit(x, y, deg=1)[0])
 
 
@@ -139,7 +140,7 @@ def other_instructions(args: Args) -> list[str]:
 def swapped_inputs(
     policy: Policy, approaches: Sequence[Approach], instructions: Sequence[str]
 ) -> dict[str, float]:
-    """How far decisions move, in nats a token, when an input is swapped: name of the swap -> mean KL divergence."""
+    """How much decisions change when an input is replaced: name of the change -> mean KL divergence in nats per token."""
     random = np.random.default_rng(0)
     originals, neighbours = pairs_of_decisions(approaches)
     shuffled = [originals[row] for row in random.permutation(len(originals))]
@@ -165,7 +166,7 @@ def with_images(observations: Sequence[Observation], neighbours: Sequence[Observ
 
 
 def pairs_of_decisions(approaches: Sequence[Approach]) -> tuple[list[Observation], list[Observation]]:
-    """Every decision, and the one of the next episode at the same time."""
+    """The observations of all decisions, and for each that of the next episode at the same decision."""
     originals = []
     neighbours = []
     for record, following in zip(approaches, [*approaches[1:], approaches[0]], strict=True):
@@ -177,7 +178,7 @@ def pairs_of_decisions(approaches: Sequence[Approach]) -> tuple[list[Observation
 
 @torch.no_grad()
 def log_probabilities(policy: Policy, observations: Sequence[Observation]) -> torch.Tensor:
-    """(N, A, 256) at temperature 1."""
+    """Log-probabilities of the action tokens at temperature 1, (N, A, 256)."""
     batches = [observations[start : start + KL_BATCH] for start in range(0, len(observations), KL_BATCH)]
     return torch.cat([F.log_softmax(policy.chunk_logits(batch), dim=-1).cpu() for batch in batches])
 
@@ -188,7 +189,7 @@ def kl_divergence(before: torch.Tensor, after: torch.Tensor) -> float:
 
 
 def succeeds_blind(policy: Policy, env: LiberoEnv, init_state_id: int) -> bool:
-    """One greedy episode in which all images are black."""
+    """Whether one greedy episode succeeds in which all images are black."""
     result = env.reset(init_state_id)
     while not result.done:
         seen = replace(result.observation, images=np.zeros_like(result.observation.images))

@@ -1,11 +1,12 @@
-"""The 7B network on one GPU: deciding, updating, memory; and, where there are several GPUs, how a run scales.
+"""Measure the 7B network on one GPU (decisions, updates, memory), and how a run scales if there are several GPUs.
 
     python -m benchmarks.gpu [--folder FOLDER] [--memory-gib 24] [--frozen-weights bf16 int8] [--no-iteration]
 
-The weights are random, of full size (written once to --folder, 15 GB), with two images and 599 tokens. One forward pass
-of an observation is 8.6 TFLOP. An update's sample is twice that, because the frozen weights get no gradient. MFU is the
-share of the rate of an 8192 x 8192 x 8192 product measured in the same run. The allocator is capped: what does not fit
-fails. Every kind of update has a policy of its own, so no line counts memory of passes that another has recorded.
+The weights are random and of full size (written once to --folder, 15 GB). An observation has two images and 599 tokens.
+Its forward pass is 8.6 TFLOP. A sample of an update is twice that, because the frozen weights get no gradient. MFU is
+the reached rate as a share of that of an 8192 x 8192 x 8192 matrix product, measured in the same run. The memory of the
+allocator is limited, so what does not fit fails. Every kind of update is measured with a new policy, so that no line
+includes the memory of passes that were recorded for another line.
 """
 
 import gc
@@ -30,8 +31,8 @@ from vla.tokens import FIRST_ACTION_TOKEN
 
 GIB = 2**30
 TFLOP_FORWARD = 8.6  # of one observation with two images, 599 tokens, in the 7B network
-PASSES_TO_DECIDE = 1  # forward passes' worth of work
-PASSES_TO_LEARN = 2
+PASSES_TO_DECIDE = 1  # the work of a decision, in forward passes
+PASSES_TO_LEARN = 2  # the work of an update's sample, in forward passes
 AGREEMENT_OBSERVATIONS = 16
 
 
@@ -40,17 +41,18 @@ class Args:
     folder: Path | None = None
     """Where the checkpoint is, or is written."""
     frozen_weights: tuple[FrozenWeights, ...] = ("bf16",)
-    """Formats of the frozen weights, one after the other."""
+    """Formats of the frozen weights that are measured, one after the other."""
     memory_gib: float = 24.0
-    """Limit of the GPU allocator."""
+    """Limit of the GPU allocator, in GiB."""
     repeats: int = 8
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Observations decided together."""
     micro_batches: tuple[int, ...] = (1, 2)
+    """Samples of an update's micro-batch."""
     budgets_gib: tuple[float, ...] = ()
-    """Limits for which the plan of a run, its rate and its peak memory are shown, too (16 24 48 80)."""
+    """Values of --memory-budget for which a run's plan, rate and peak memory are shown, too (16 24 48 80)."""
     agreement: bool = False
-    """Also set compiled passes beside plain ones in float32, which take 30 GB."""
+    """Also compare compiled passes with plain ones in float32, which take 30 GB."""
     iteration: bool = True
     """Measure a whole iteration with simulators (`benchmarks.data_parallel`)."""
 
@@ -63,9 +65,9 @@ class Meter:
     repeats: int
 
     def report(self, name: str, num_rows: int, call: Callable[[], object], passes: int) -> None:
-        """Print milliseconds for each of the `num_rows` rows of a call, MFU and memory.
+        """Time a call and print milliseconds for each of its `num_rows` rows, MFU and memory, or that it does not fit.
 
-        passes: the work of a row in forward passes.
+        passes: the work of a row, in forward passes.
         """
         torch.cuda.reset_peak_memory_stats()
         try:
@@ -111,6 +113,7 @@ def measure(folder: Path, args: Args) -> None:
 
 
 def load(folder: Path, memory_gib: float | None, weights: FrozenWeights, compile: Compile = "on") -> Policy:
+    """Free the memory of earlier policies, then load the policy; `memory_gib` limits the allocator (None: no limit)."""
     free_memory()
     torch.cuda.set_per_process_memory_fraction(1.0)
     options = LoadOptions(
@@ -124,7 +127,10 @@ def load(folder: Path, memory_gib: float | None, weights: FrozenWeights, compile
 
 
 def measure_deciding(folder: Path, weights: FrozenWeights, args: Args, meter: Meter) -> None:
-    """Call every batch size once before the first is timed: right after compiling, calls are slower than later."""
+    """Measure loading and decisions.
+
+    Every batch size is called once before the first one is timed, because calls right after compiling are slower.
+    """
     started = time.perf_counter()
     policy = load(folder, args.memory_gib, weights)
     allocated_gib = torch.cuda.memory_allocated() / GIB
@@ -145,6 +151,7 @@ def report_act(policy: Policy, name: str, observations: Sequence[Observation], m
 
 
 def measure_updates(folder: Path, weights: FrozenWeights, args: Args, meter: Meter) -> None:
+    """Measure forward and backward passes of every size of micro-batch, without and with recomputed activations."""
     for recomputed in ("nothing", "all blocks"):
         for micro_batch_size in args.micro_batches:
             policy = load(folder, args.memory_gib, weights)
@@ -166,7 +173,11 @@ def report_update(policy: Policy, name: str, micro_batch_size: int, meter: Meter
 
 
 def measure_optimizer(folder: Path, weights: FrozenWeights, args: Args) -> None:
-    """A step of two samples: forward and backward pass, AdamW, the copies that the frozen products keep of adapters."""
+    """Measure an optimizer step of two samples.
+
+    It consists of forward and backward pass, AdamW, and the update of the copies of adapters that the matrix products
+    with frozen weights keep.
+    """
     policy = load(folder, args.memory_gib, weights)
     observations = make_observations(policy, 2)
     parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
@@ -184,7 +195,7 @@ def measure_optimizer(folder: Path, weights: FrozenWeights, args: Args) -> None:
 
 
 def measure_budget(folder: Path, budget_gib: float, weights: FrozenWeights, meter: Meter) -> None:
-    """What a run with this --memory-budget would choose, and what that reaches under it."""
+    """Print the plan that a run with this --memory-budget would choose, and measure its update under that limit."""
     for batch_size in (2, 32):
         policy = load(folder, budget_gib, weights)
         try:
@@ -199,7 +210,7 @@ def measure_budget(folder: Path, budget_gib: float, weights: FrozenWeights, mete
 
 
 def measure_agreement(folder: Path, formats: Sequence[FrozenWeights]) -> None:
-    """Greedy tokens of compiled passes and their log-probs, beside those of plain passes in float32."""
+    """Compare greedy tokens and log-probs of compiled passes with those of plain passes in float32."""
     tokens: dict[FrozenWeights, Tensor] = {}
     acting: dict[FrozenWeights, Tensor] = {}  # log-probs of the tokens
     learning: dict[FrozenWeights, Tensor] = {}  # likewise, by the passes of an update
@@ -227,7 +238,7 @@ def measure_agreement(folder: Path, formats: Sequence[FrozenWeights]) -> None:
 
 
 def chunk_logits(policy: Policy, observations: Sequence[Observation], micro_batch_size: int) -> Tensor:
-    """Logits (N, A, 256) on the CPU, of a few observations at a time."""
+    """Logits (N, A, 256) on the CPU, computed for `micro_batch_size` observations at a time."""
     parts = []
     for start in range(0, len(observations), micro_batch_size):
         logits = policy.chunk_logits(observations[start : start + micro_batch_size])
@@ -236,14 +247,14 @@ def chunk_logits(policy: Policy, observations: Sequence[Observation], micro_batc
 
 
 def learn_from(policy: Policy, observations: Sequence[Observation]) -> None:
-    """Forward and backward pass of a micro-batch; the gradient is added to what is there."""
+    """Forward and backward pass of a micro-batch; the gradient is added to the present one."""
     logits = policy.chunk_logits(observations)
     tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
     policy.token_logprobs(logits, tokens, 1.0).mean().backward()
 
 
 def peak_gib() -> float:
-    """Most memory that tensors have held since the last reset."""
+    """The most memory that tensors have held since the last reset of the statistics."""
     return torch.cuda.max_memory_allocated() / GIB
 
 
@@ -255,7 +266,7 @@ def matrix_rate() -> float:
 
 
 def free_memory() -> None:
-    """Give back what Python and torch hold without need."""
+    """Free the memory that Python and torch hold without using it."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

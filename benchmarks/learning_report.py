@@ -1,9 +1,10 @@
-"""Table and picture of several runs: python -m benchmarks.learning_report FOLDER [--picture FILE]
+"""Compare several runs in a table and a picture: python -m benchmarks.learning_report FOLDER [--picture FILE]
 
-FOLDER/VARIANT/seed_S.jsonl is the metrics.jsonl of one run. For every variant the table shows, over all its seeds:
-greedy success before and after training with Wilson intervals; after how many env steps and minutes of rollouts and
-updates the success of the last WINDOW training episodes has reached a level; and the success of the training episodes
-between two numbers of env steps (--between), of all seeds together and of each.
+FOLDER/VARIANT/seed_S.jsonl is the metrics.jsonl of one run. The table has a row for each variant, which shows
+* greedy success before and after training, over all seeds, with Wilson intervals;
+* after how many env steps, and minutes of rollouts and updates, the success of the last WINDOW training episodes first
+  reached each of LEVELS;
+* the success of the training episodes between two numbers of env steps (--between), of all seeds together and of each.
 """
 
 import argparse
@@ -20,8 +21,8 @@ from experiment.statistics import Successes
 GREEDY = "eval/student_success"
 TEACHER = "eval/teacher_success"
 ROLLOUT = "rollout/success_rate"
-WINDOW = 50  # episodes
-LEVELS = (0.5, 0.75, 0.9)
+WINDOW = 50  # training episodes over which success is averaged
+LEVELS = (0.5, 0.75, 0.9)  # success rates
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Point:
     """Where a run stood after an update."""
 
     env_steps: int
-    minutes: float
+    minutes: float  # of rollouts and updates
     success: float  # of its last WINDOW episodes, or of all if there are fewer
 
 
@@ -38,7 +39,7 @@ class Variant:
     """The runs of one folder."""
 
     name: str
-    seeds: list[list[MetricsRow]]  # rows of metrics.jsonl
+    seeds: list[list[MetricsRow]]  # for every seed the rows of its metrics.jsonl
 
     def evaluations(self) -> list[list[MetricsRow]]:
         """The rows of the evaluations, for every seed that was evaluated before and after training."""
@@ -46,17 +47,19 @@ class Variant:
         return [rows for rows in by_seed if len(rows) > 1]
 
     def greedy_before(self) -> str:
+        """Greedy success of all seeds together, before training."""
         return pooled_greedy([rows[0] for rows in self.evaluations()])
 
     def greedy_after(self) -> str:
+        """Greedy success of all seeds together, after training."""
         return pooled_greedy([rows[-1] for rows in self.evaluations()])
 
     def gains(self) -> list[float]:
-        """Greedy success minus the teacher's after training, in points, for every seed."""
+        """For every seed: greedy success after training minus the teacher's, in percentage points."""
         return [100 * (rows[-1][GREEDY] - rows[-1][TEACHER]) for rows in self.evaluations()]
 
     def training_success(self, first: int, last: int) -> str:
-        """Success of the training episodes whose update ended after `first` env steps, up to `last`."""
+        """Success of the training episodes of all updates that ended between `first` and `last` env steps."""
         by_seed = []
         for rows in self.seeds:
             counted = [row for row in rows if ROLLOUT in row and first < row["global_step"] <= last]
@@ -75,6 +78,7 @@ def pool(parts: Iterable[Successes]) -> Successes:
 
 
 def pooled_greedy(rows: Sequence[MetricsRow]) -> str:
+    """Greedy success of several evaluations together, with its interval; "-" if there are none."""
     if not rows:
         return "-"
     return str(pool(Successes(int(row[f"{GREEDY}_k"]), int(row[f"{GREEDY}_n"])) for row in rows))
@@ -87,8 +91,10 @@ def rollout_successes(row: MetricsRow) -> Successes:
 
 
 def learning_curve(rows: Sequence[MetricsRow]) -> list[Point]:
+    """The points of a run, one for each update."""
     points = []
-    outcomes: list[float] = []  # of the last episodes; within an update their order is not known
+    # 1 (success) or 0 for each of the last episodes. Their order within an update is not known.
+    outcomes: list[float] = []
     seconds = 0.0
     for row in rows:
         if ROLLOUT not in row:
@@ -102,7 +108,7 @@ def learning_curve(rows: Sequence[MetricsRow]) -> list[Point]:
 
 
 def describe_first_reach(points: Sequence[Point], level: float) -> str:
-    """Thousands of env steps, and minutes, until the level was reached."""
+    """After how many thousand env steps and minutes the level was first reached; "-" if it was not."""
     for point in points:
         if point.success >= level:
             return f"{point.env_steps / 1000:.0f}k ({point.minutes:.0f} min)"
@@ -141,7 +147,7 @@ def table(variants: Sequence[Variant], first: int, last: int) -> str:
 
 
 def draw(variants: Sequence[Variant], path: Path) -> None:
-    """Success of the rollouts as lines, greedy success on held-out states as circles, the teacher's dashed."""
+    """Write a PNG: training success as lines, greedy success on held-out states as circles, the teacher's dashed."""
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for i, variant in enumerate(variants):
         for seed, rows in enumerate(variant.seeds):

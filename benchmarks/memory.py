@@ -1,6 +1,6 @@
-"""Main memory of a simulator's process by suite and looks, MiB resident: at rest after a chunk, and at most.
+"""Measure the main memory of a simulator's process, in MiB: after a chunk, and at most; by suite and asset pack.
 
-python -m benchmarks.memory                                       # one task, then three that are kept built
+python -m benchmarks.memory                                       # with one task, then with three that stay built
 python -m benchmarks.memory --suites libero_10 --num-tasks 1
 """
 
@@ -18,7 +18,7 @@ from envs.worker import ask
 
 
 def resident_mib(suite: str, num_tasks: int, assets: str) -> tuple[int, int]:
-    """Play a chunk of each task in this process; returns its resident memory at the end, and the most until then."""
+    """Play a chunk of each task in this process; returns (resident memory at the end, its peak), both in MiB."""
     slot = SlotEnv(EnvSpec(suite, tuple(range(num_tasks)), assets=assets), LiberoEnv)
     for task_id in range(num_tasks):
         slot(Reset(task_id, init_state_id=0))
@@ -33,7 +33,8 @@ def _status_mib(status: str, name: str) -> int:
 
 
 if __name__ == "__main__":
-    # Imported by its module's name, under which the other process can find it: here it belongs to __main__.
+    # Import the function from its module, because the other process finds it by that name. In this file it belongs to
+    # __main__, which is another program there.
     from benchmarks.memory import resident_mib as resident_mib_of
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])

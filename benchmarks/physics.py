@@ -1,12 +1,12 @@
-"""Fast physics beside exact: speed, deviation, and success of the scripted expert, as a Markdown table.
+"""Compare fast physics with exact physics: speed, deviation, and the scripted expert's success, as a Markdown table.
 
     python -m benchmarks.physics --num-envs 30                       # 10 tasks of libero_spatial, 2,000 episodes
     python -m benchmarks.physics --suites libero_object libero_goal libero_10 --episodes 1 --num-envs 30
 
-Deviation: the hand pushes about on the table at random, by turns in exact physics, in fast physics, and in exact
-physics with one joint turned by 1e-12 rad ("nudged"). The last shows how far contacts alone multiply any difference.
-Nothing is rendered. Success: the expert plays the same fresh states in both physics without noise (`episodes` a task),
-if the task is one that it knows.
+Deviation: the hand makes the same random pushes on the table in exact physics, in fast physics, and in exact physics
+with one joint turned by 1e-12 rad ("nudged"). The last one shows how much contacts alone amplify any small difference.
+Nothing is rendered. Success: the expert plays `episodes` fresh initial states of each task in both physics, without
+noise. Tasks that the expert does not know are left out.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,10 +28,10 @@ from envs.tasks import task_names
 from experiment.statistics import compare
 from workshop.expert import Expert
 
-MARKS = (8, 80, 220)  # env steps; 220 is the smallest step limit of a suite
+MARKS = (8, 80, 220)  # env steps at which deviations are printed; 220 is the smallest step limit of a suite
 PUSH_STEPS = 4  # env steps of one random push
 NUDGE_RAD = 1e-12
-BLOCK = 20  # episodes for which one simulator is built
+BLOCK = 20  # episodes that are played with one built simulator
 
 
 class Task(NamedTuple):
@@ -40,7 +40,7 @@ class Task(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """An episode of the expert without a fault of the simulator."""
+    """The outcome of an expert's episode in which the simulator did not fail."""
 
     physics: Literal["exact", "fast"]
     task: Task
@@ -52,11 +52,11 @@ class Ended(NamedTuple):
 class Args:
     suites: tuple[str, ...] = ("libero_spatial",)
     task_ids: tuple[int, ...] = ()
-    """Of every suite; none: all."""
+    """Task ids in every suite; none: all."""
     episodes: int = 100
-    """Of the expert, per task and physics."""
+    """Episodes of the expert, per task and physics."""
     num_envs: int = 1
-    """Processes."""
+    """Processes that work in parallel."""
 
 
 def open_env(task: Task) -> closing[LiberoEnv]:
@@ -64,10 +64,10 @@ def open_env(task: Task) -> closing[LiberoEnv]:
 
 
 def measure_deviation(task: Task) -> str:
-    """Columns of the table: at each mark the largest deviations so far in mm; speeds and their ratio."""
+    """Columns of the table: the largest deviations in mm up to each mark; env steps/s and their ratio."""
     generator = np.random.default_rng(0)
-    seconds = []  # per push, of (exact, fast, nudged)
-    largest = np.zeros((2, 2))  # m, rows (fast, nudged), columns (hand, objects)
+    seconds = []  # for every push: seconds per env step of (exact, fast, nudged)
+    largest = np.zeros((2, 2))  # metres; rows (fast, nudged), columns (hand, objects)
     columns = []
     with open_env(task) as exact, open_env(task) as fast, open_env(task) as nudged:
         envs = (exact, fast, nudged)
@@ -88,7 +88,10 @@ def measure_deviation(task: Task) -> str:
 
 
 def deviations(envs: Sequence[LiberoEnv]) -> np.ndarray:
-    """How far hand and objects of the other envs are from those of the first, m, (len(envs) - 1, 2)."""
+    """How far the hand and the objects of each other env are from those of the first: (len(envs) - 1, 2), metres.
+
+    Of the objects the largest distance counts.
+    """
     first = envs[0].domain
     bodies = [first.obj_body_id[name] for name in first.objects_dict]
     positions = []
@@ -101,7 +104,7 @@ def deviations(envs: Sequence[LiberoEnv]) -> np.ndarray:
 
 
 def play_expert(task: Task, seeds: range) -> list[Ended]:
-    """The expert's episodes in both physics; none for a task that it does not know."""
+    """Let the expert play one episode per seed in both physics; returns none for a task that it does not know."""
     ended = []
     with open_env(task) as env:
         for seed in seeds:
@@ -120,7 +123,7 @@ def play_expert(task: Task, seeds: range) -> list[Ended]:
 
 
 def compare_successes(ended: Iterable[Ended]) -> str:
-    """The column of the expert: successes in both physics, and their paired difference."""
+    """The table's column of the expert: successes in both physics, and their paired difference."""
     successes: dict[str, dict[tuple[Task, int], bool]] = {"exact": {}, "fast": {}}
     for episode in ended:
         successes[episode.physics][episode.task, episode.seed] = episode.success
@@ -129,7 +132,7 @@ def compare_successes(ended: Iterable[Ended]) -> str:
 
 
 def main(args: Args) -> None:
-    find_pack("lowpoly")  # generate looks now, rather than in all processes at the same time
+    find_pack("lowpoly")  # generate the pack now, rather than in all processes at the same time
     tasks = []
     for suite in args.suites:
         tasks += [Task(suite, task_id) for task_id in args.task_ids or range(len(task_names(suite)))]

@@ -1,13 +1,15 @@
-"""Env steps a second of whole rollouts: LIBERO's own loop, our env in this process, pools of workers; all in one run.
+"""Measure env steps per second of whole rollouts: of LIBERO's own loop, our env in this process, and pools of workers.
 
     python -m benchmarks.rollout --workers 1 2 4 --latency-ms 25
     python -m benchmarks.rollout --workers 8 --checkpoint FOLDER --device cuda
 
-All play the same episodes, resets included. The stand-in policy sleeps `latency-ms` a batch, like a process that waits
-for a GPU; with --checkpoint a real policy decides. For every number of workers there are two rows: the simulation alone
-(a policy that answers at once), and with the policy. `of limit`: env steps/s as a share of the smaller of two limits,
-the fastest simulation alone and the policy alone on batches of one observation per env.
-Shares: sim, render, preprocess and idle of an env's time; infer and wait of this process's time.
+All play the same episodes, resets included. The stand-in policy sleeps `latency-ms` per batch, like a process that
+waits for a GPU; with --checkpoint a real policy decides. For every number of workers there are two rows: the simulation
+alone (with a policy that answers at once), and with the policy.
+
+Columns: `of limit` is env steps/s as a share of the smaller of two limits, which are the fastest simulation alone, and
+the policy alone on batches of one observation per env. sim, render, preprocess and idle are shares of an env's time;
+infer and wait are shares of this process's time.
 """
 
 import time
@@ -44,27 +46,31 @@ class Args:
     task_suite: str = "libero_spatial"
     task_id: int = 0
     workers: tuple[int, ...] = (1, 2, 4)
-    """Sizes of the pools; 1 is the env in this process."""
+    """Sizes of the pools; with 1 the env runs in this process."""
     simulators: Literal["processes", "ray"] = "processes"
-    """Where the workers run: here, or on Ray's nodes."""
+    """Where the workers run: on this machine, or on Ray's nodes."""
     latency_ms: float = 25.0
-    """Of the stand-in policy, per batch."""
+    """Time that the stand-in policy takes for a batch."""
     max_env_steps: int = 80
-    """Length of an episode; random actions never succeed."""
+    """Length of an episode in env steps; random actions never succeed."""
     episodes: int = 3
-    """Per env."""
+    """Episodes per env."""
     max_batch: int | None = None
+    """Most observations that the policy decides on together; None: no limit."""
     num_images: int = 2
     assets: str = "lowpoly"
     checkpoint: str | None = None
     """A real policy in place of the stand-in."""
     device: str = "cpu"
+    """Device of the real policy."""
     reference: bool = True
     """Also measure LIBERO's own loop."""
 
 
 @dataclass(frozen=True)
 class Row:
+    """One row of the printed table."""
+
     name: str
     num_envs: int
     env_steps_per_s: float
@@ -96,12 +102,12 @@ def main(args: Args) -> None:
 def load_policy(args: Args) -> StandInPolicy | Policy:
     if args.checkpoint is None:
         return StandInPolicy(args.latency_ms / 1000)
-    torch.set_num_threads(1)  # the other cores are the simulators'
+    torch.set_num_threads(1)  # leave the other cores to the simulators
     return Policy.load(args.checkpoint, LoadOptions(task_suite=args.task_suite, device=args.device))
 
 
 def libero_row(spec: EnvSpec, args: Args) -> Row:
-    """One env as the published evaluations run it: every frame rendered, a pause for the policy after each chunk."""
+    """Measure one env as the published evaluations run it: every frame is rendered, and each chunk waits for a policy."""
     prepare()
     init_states = load_init_states(task_files(spec, args.task_id).init_states)
     env = make_reference(spec, args.task_id)
@@ -126,7 +132,7 @@ def libero_row(spec: EnvSpec, args: Args) -> Row:
 
 
 def pool_rows(spec: EnvSpec, num_envs: int, policy: StandInPolicy | Policy, args: Args) -> tuple[Row, Row]:
-    """The same rollout without and with the policy's time."""
+    """Measure the same rollout twice: with a policy that takes no time, and with `policy`."""
     name = "inline" if num_envs == 1 else f"{num_envs} workers"
     prepare_images = None if isinstance(policy, StandInPolicy) else policy.prepare
     instant_policy = StandInPolicy(0.0)
@@ -154,9 +160,9 @@ def pool_row(name: str, num_envs: int, played: Rollout) -> Row:
 def speed_limit(
     fastest_simulation: float, policy: StandInPolicy | Policy, args: Args, num_envs: int
 ) -> float | None:
-    """The smaller limit in env steps/s; None for a real policy on the CPU.
+    """The smaller of the two limits in env steps/s; None for a real policy on the CPU.
 
-    Such a policy takes the cores of the simulators, so the two have no limits of their own.
+    A policy on the CPU shares the cores with the simulators, so neither has a limit of its own.
     """
     if args.checkpoint is not None and args.device == "cpu":
         return None
@@ -164,7 +170,7 @@ def speed_limit(
 
 
 def policy_limit(policy: StandInPolicy | Policy, num_envs: int) -> float:
-    """Env steps a second of a policy that always has a full batch of `num_envs` observations to decide on."""
+    """Env steps per second if the policy always decides on a full batch of `num_envs` observations."""
     if isinstance(policy, StandInPolicy):
         return num_envs * CHUNK_LENGTH / policy.latency_s if policy.latency_s else float("inf")
     observations = make_observations(policy, num_envs)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.smaller_card 23.5 python train_grpo.py --task-id 0 --checkpoint FOLDER
 
-This process holds a tensor that leaves 23.5 GiB of every visible GPU free, as a card of 24 GB has. The command and its
-simulators share them. What they take together is what the free memory falls by, looked up 20 times a second: weights,
-tensors, what torch's allocator keeps, CUDA contexts and the simulators' pictures. Other programs on the GPU would be
-counted, too. --memory-budget of the command is another limit, of the tensors of one process.
+This process holds a large tensor, the ballast, so that 23.5 GiB of every visible GPU are left free, as on a card of 24
+GB. The command and its simulators share them. Their peak is how far the free memory falls, looked up 20 times a second.
+So it counts weights, tensors, what torch's allocator keeps, CUDA contexts and the simulators' images, and also other
+programs on the GPU. --memory-budget of the command is a different limit: that of the tensors of one process.
 """
 
 import argparse
@@ -28,11 +28,11 @@ SAMPLING_INTERVAL_S = 0.05
 
 @dataclass
 class FreeMemory:
-    """Free bytes of a GPU: when the ballast had been taken, and the least since then."""
+    """The free memory of a GPU, in bytes."""
 
     gpu_index: int
-    at_start: int
-    least: int
+    at_start: int  # right after the ballast was allocated
+    least: int  # the least since then
 
     def sample(self) -> None:
         unused, _ = torch.cuda.mem_get_info(self.gpu_index)
@@ -48,7 +48,10 @@ class FreeMemory:
 
 @contextmanager
 def smaller_gpus(free_gib: float, num_gpus: int) -> Iterator[list[FreeMemory]]:
-    """Leave `free_gib` GiB of each of the first GPUs free, and watch them. Raises BadInput where less is free."""
+    """Leave only `free_gib` GiB of each of the first `num_gpus` GPUs free, and watch their free memory.
+
+    Yields a record for each GPU. Raises BadInput if less is free.
+    """
     ballast = [take_ballast(gpu_index, free_gib) for gpu_index in range(num_gpus)]
     records = []
     for gpu_index in range(num_gpus):
@@ -67,9 +70,9 @@ def smaller_gpus(free_gib: float, num_gpus: int) -> Iterator[list[FreeMemory]]:
 
 
 def take_ballast(gpu_index: int, free_gib: float) -> Tensor:
-    """A tensor of all but `free_gib` GiB of what is free. Raises BadInput where less is free."""
+    """Allocate a uint8 tensor so large that `free_gib` GiB stay free. Raises BadInput if less is free already."""
     device = torch.device("cuda", gpu_index)
-    torch.zeros(1, device=device)  # creates this process's CUDA context, which takes memory itself
+    torch.zeros(1, device=device)  # create this process's CUDA context first, because it takes memory, too
     unused, _ = torch.cuda.mem_get_info(gpu_index)
     ballast_bytes = unused - int(free_gib * GIB)
     if ballast_bytes < 0:
@@ -81,13 +84,14 @@ def take_ballast(gpu_index: int, free_gib: float) -> Tensor:
 
 
 def watch(records: list[FreeMemory], stop: threading.Event) -> None:
+    """Update the records until `stop` is set."""
     while not stop.wait(SAMPLING_INTERVAL_S):
         for record in records:
             record.sample()
 
 
 def main(argv: Sequence[str]) -> None:
-    """Returns by SystemExit, with the command's exit code."""
+    """Run the command, print the peaks, and raise SystemExit with the command's exit code."""
     parser = argparse.ArgumentParser(
         "benchmarks.smaller_card", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

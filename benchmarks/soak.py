@@ -1,10 +1,10 @@
-"""Hours of a pool in minutes: workers are killed and one is stopped, and nothing may be lost, leak or stay behind.
+"""Test a pool under stress: workers are killed and stopped, but no episode may be lost and no memory or process remain.
 
     python -m benchmarks.soak --episodes 200 --num-envs 4 --kill-every-s 20 --max-env-steps 80
     python -m benchmarks.soak --episodes 40 --num-envs 2 --kill-every-s 10 --max-env-steps 24 --recycle-after 10
 
-Prints what happened. Exit code 1 if an episode is missing, if a process later takes over 10 % more memory than in the
-first quarter of the episodes, or if a worker outlives the pool.
+Minutes of it stand for hours of a run. Prints what happened. Exit code 1 if an episode is missing, if a process takes
+over 10 % more memory after the first quarter of the env steps than in it, or if a worker outlives the pool.
 """
 
 import os
@@ -29,8 +29,8 @@ from rl.rollout import Rollout, play_episodes
 from rl.trajectory import Episode
 
 MIB = 2**20
-MAX_GROWTH = 1.10
-WATCH_EVERY_S = 0.5
+MAX_GROWTH = 1.10  # of a process's memory, as a factor
+WATCH_EVERY_S = 0.5  # seconds between two looks at the workers
 NUM_INIT_STATES = 50
 
 
@@ -45,12 +45,12 @@ class Args:
     recycle_after: int = 20
     """Episodes after which a worker is replaced."""
     step_timeout_s: float = 10.0
-    """After which a worker counts as hung."""
+    """Seconds after which a worker counts as hung."""
 
 
 @dataclass(frozen=True)
 class MemorySample:
-    """Resident memory in MiB."""
+    """Resident memory of processes in MiB."""
 
     time_s: float
     own_process: float
@@ -59,7 +59,7 @@ class MemorySample:
 
 @dataclass
 class Watch:
-    """What a second thread does to the workers and sees of them."""
+    """Kills workers in a second thread (`run`), and records what it sees of them."""
 
     kill_every_s: float
     first_seen_s: dict[int, float] = field(default_factory=dict)  # by process id of every worker
@@ -69,6 +69,7 @@ class Watch:
     over: threading.Event = field(default_factory=threading.Event)
 
     def run(self) -> None:
+        """Watch the workers and harm one every `kill_every_s`, until `over` is set."""
         dice = random.Random(0)
         next_kill_s = time.monotonic() + self.kill_every_s
         while not self.over.wait(WATCH_EVERY_S):
@@ -78,7 +79,7 @@ class Watch:
                 self.first_seen_s.setdefault(worker, now)
             largest_worker = max((resident_mib(worker) for worker in workers), default=0.0)
             self.memory.append(MemorySample(now, resident_mib(os.getpid()), largest_worker))
-            # Spare a worker that has only just started: an episode is given up after its third fault in a row.
+            # Do not harm a worker that has just started, because an episode is given up after its third fault in a row.
             old_workers = [
                 worker for worker in workers if now - self.first_seen_s[worker] >= self.kill_every_s
             ]
@@ -87,7 +88,7 @@ class Watch:
                 self.harm(dice.choice(old_workers))
 
     def harm(self, worker: int) -> None:
-        """Kill a worker; the second time, stop it instead, so that it hangs."""
+        """Kill a worker. After the first kill stop one worker instead, so that it hangs."""
         with suppress(ProcessLookupError):
             if self.kills == 1 and self.stopped_worker is None:
                 os.kill(worker, signal.SIGSTOP)
@@ -111,6 +112,7 @@ class QuarterClock:
 
 
 def child_processes() -> list[int]:
+    """The process ids of this process's children."""
     pids: list[int] = []
     for listing in Path("/proc/self/task").glob("*/children"):
         with suppress(OSError):
@@ -119,7 +121,7 @@ def child_processes() -> list[int]:
 
 
 def resident_mib(pid: int) -> float:
-    """Resident memory; 0 for a process that has just gone."""
+    """Resident memory of a process in MiB; 0 if it has just ended."""
     with suppress(OSError):
         pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGESIZE") / MIB
@@ -181,6 +183,7 @@ def report(watch: Watch, played: Rollout, survivors: list[int], quarter_done_s: 
 
 
 def report_growth(process: str, first_mib: float, later_mib: float) -> bool:
+    """Print the peak memory of a process in two periods; returns whether it grows by more than MAX_GROWTH."""
     print(f"memory of {process}: {first_mib:.0f} MiB in the first quarter, {later_mib:.0f} MiB later")
     return later_mib > MAX_GROWTH * first_mib
 

@@ -1,4 +1,4 @@
-"""A policy that costs time and nothing else: it stands for a network on a GPU, during whose work the cores are free."""
+"""Stand in for a policy on a GPU: random actions after a pause, in which the CPU cores are free for simulators."""
 
 import time
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ NUM_BINS = 256
 
 
 class StandInPolicy:
-    """Uniformly random tokens, drawn from the generator of each observation; every call sleeps `latency_s`."""
+    """A policy that sleeps `latency_s` in every call and returns uniformly random tokens."""
 
     device = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""What several benchmarks share: the time of a call, and made-up observations."""
+"""Time a call and make observations of noise, for several benchmarks."""
 
 import time
 from collections.abc import Callable
@@ -14,7 +14,7 @@ INSTRUCTION = "pick up the black bowl between the plate and the ramekin and plac
 
 
 def median_seconds(call: Callable[[], object], repeats: int) -> float:
-    """Median seconds of a call until the GPU is idle again, after two calls that do not count."""
+    """Median seconds of `repeats` calls, each until the GPU is idle again; two calls before are not counted."""
     durations = []
     for i in range(repeats + 2):
         started = time.perf_counter()
@@ -27,7 +27,7 @@ def median_seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def make_observations(policy: Policy, count: int, prepared: bool = True) -> list[Observation]:
-    """Observations of noise. By default they are preprocessed, which in a run the simulators' processes do."""
+    """Make `count` observations of noise; if `prepared`, preprocess them, as the simulators' processes do in a run."""
     generator = np.random.default_rng(0)
     frames = generator.integers(0, 256, (count, policy.num_images, 256, 256, 3), dtype=np.uint8)
     return [
