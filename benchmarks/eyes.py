@@ -140,7 +140,7 @@ def other_instructions(args: Args) -> list[str]:
 def swapped_inputs(
     policy: Policy, approaches: Sequence[Approach], instructions: Sequence[str]
 ) -> dict[str, float]:
-    """How much decisions change when an input is replaced: name of the change -> mean KL divergence in nats per token."""
+    """How much decisions change when an input is replaced: name of the change -> mean KL divergence (nats a token)."""
     random = np.random.default_rng(0)
     originals, neighbours = pairs_of_decisions(approaches)
     shuffled = [originals[row] for row in random.permutation(len(originals))]

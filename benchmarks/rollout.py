@@ -56,7 +56,7 @@ class Args:
     episodes: int = 3
     """Episodes per env."""
     max_batch: int | None = None
-    """Most observations that the policy decides on together; None: no limit."""
+    """Most observations that the policy decides on together; None: all that wait."""
     num_images: int = 2
     assets: str = "lowpoly"
     checkpoint: str | None = None
@@ -107,7 +107,7 @@ def load_policy(args: Args) -> StandInPolicy | Policy:
 
 
 def libero_row(spec: EnvSpec, args: Args) -> Row:
-    """Measure one env as the published evaluations run it: every frame is rendered, and each chunk waits for a policy."""
+    """Measure one env as published evaluations run it: it renders every frame and waits for a policy once a chunk."""
     prepare()
     init_states = load_init_states(task_files(spec, args.task_id).init_states)
     env = make_reference(spec, args.task_id)
