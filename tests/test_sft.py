@@ -19,21 +19,21 @@ from contracts import BadInput, Observation, SelfCheckError
 from experiment.setup import load_teacher
 from rl.update import Learner, micro_batch_loss
 from tests.demo_episodes import raw_images, write_demos
-from tests.small_checkpoint import SMALL, make_small_checkpoint
+from tests.small_checkpoint import BUNDLED, SMALL, make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
 from vla.dataset_statistics import load_statistics, same_statistics
 from vla.loading import LoadOptions
 from vla.merge import merge
-from vla.network_io import load_network
-from vla.policy import Policy
+from vla.network_io import ACTION_HEAD_FILE, load_network
+from vla.policy import Mode, Policy
 from vla.tokens import FIRST_ACTION_TOKEN
 from workshop.demo_files import DemoEpisode
 from workshop.sft import SFT_RUN_FILE, fine_tune
 from workshop.sft_check import check_written
 from workshop.sft_config import SftArgs
 from workshop.sft_data import make_observations, read_demos
-from workshop.sft_update import SUPERVISED, demonstration_batch, logits_of
-from workshop.tiny import TinySize
+from workshop.sft_update import SUPERVISED, actions_of, demonstration_batch, logits_of
+from workshop.tiny import TinySize, make_tiny_checkpoint
 from workshop.whole_network import WholeNetwork
 
 SHORT = {
@@ -56,6 +56,7 @@ MEMORISING = {
 FROM_CHECKPOINT = {"size": TinySize()}  # the sizes are the checkpoint's own
 ADAPTERS = MEMORISING | FROM_CHECKPOINT | {"lora_rank": 16, "lr": 1e-2, "steps": 120, "batch_size": 4}
 WIDER = replace(SMALL, llm_dim=32, llm_heads=2, llm_mlp_dim=64)
+REGRESSION = MEMORISING | {"size": WIDER, "l1": True, "steps": 150, "save_dtype": "float32"}
 CPU = torch.device("cpu")
 
 
@@ -98,16 +99,18 @@ def observations_of(episodes: list[DemoEpisode]) -> list[Observation]:
     ]
 
 
-def share_as_demonstrated(policy: Policy, episodes: list[DemoEpisode]) -> float:
-    """The share of the policy's greedy actions that equal the demonstrated ones, up to the width of a bin."""
-    actions = policy.act(observations_of(episodes), "greedy").actions
+def share_as_demonstrated(
+    policy: Policy, episodes: list[DemoEpisode], mode: Mode = "greedy", bins: int = 1
+) -> float:
+    """The share of the policy's actions that equal the demonstrated ones, up to the width of so many bins."""
+    actions = policy.act(observations_of(episodes), mode).actions
     demonstrated = np.concatenate(
         [[episode.actions[step : step + 8] for step in episode.frame_steps] for episode in episodes]
     )
     low = policy.statistics.action.q01[:6]
     high = policy.statistics.action.q99[:6]
     errors = np.abs(actions[..., :6] - np.clip(demonstrated[..., :6], low, high))
-    motions_are_equal = errors <= (high - low) / 255 + 1e-6
+    motions_are_equal = errors <= bins * (high - low) / 255 + 1e-6
     grippers_are_equal = actions[..., 6:] == demonstrated[..., 6:]
     return np.concatenate([motions_are_equal, grippers_are_equal], axis=-1).mean()
 
@@ -199,6 +202,9 @@ def test_a_loss_that_is_not_finite_ends_the_training(demos, episodes, tmp_path):
         ({"size": replace(SMALL, vision_dim=17)}, "--size"),
         ({"init": "somewhere"}, "--size"),
         ({"lora_rank": 4}, "--init"),
+        ({"proprio": False, "init": "somewhere", **FROM_CHECKPOINT}, "--no-proprio"),
+        ({"l1": True, "init": "somewhere", "lora_rank": 4, **FROM_CHECKPOINT}, "--l1"),
+        ({"l1": True, "init": str(BUNDLED), **FROM_CHECKPOINT}, "--l1"),  # it has no action head
         ({"lora_rank": 0, "init": "somewhere", **FROM_CHECKPOINT}, "--lora-rank"),
     ],
 )
@@ -234,6 +240,80 @@ def test_learning_rate_rises_linearly_and_falls_as_a_cosine_to_a_hundredth():
     assert args.learning_rate(1100) == pytest.approx(0.02)
     adapter_args = sft_args(Path(), Path(), init="x", lora_rank=4, warmup_steps=0, **FROM_CHECKPOINT)
     assert adapter_args.learning_rate(0) == 5e-4
+
+
+def test_without_proprio_another_robot_state_gives_equal_logits(demos, episodes, tmp_path):
+    out = fine_tune(sft_args(demos, tmp_path / "out", proprio=False))
+    assert not inspect_checkpoint(out).uses_proprio
+    policy = load_policy(out)
+    observations = observations_of(episodes)
+    other_states = [replace(observation, proprio=observation.proprio + 1) for observation in observations]
+    other_images = [replace(observation, images=255 - observation.images) for observation in observations]
+    logits = policy.chunk_logits(observations)
+    assert torch.equal(policy.chunk_logits(other_states), logits)
+    assert not torch.allclose(policy.chunk_logits(other_images), logits)
+
+
+# An L1 head
+
+
+@pytest.fixture(scope="module")
+def regressed(demos, episodes, tmp_path_factory) -> Path:
+    """A policy whose L1 head knows the two episodes, and whose token head was never trained."""
+    out = tmp_path_factory.mktemp("sft") / "regressed"
+    return fine_tune(sft_args(demos, out, **REGRESSION))
+
+
+def test_the_l1_head_acts_as_the_demonstrations_that_it_memorised(episodes, regressed):
+    losses = [record["loss"] for record in read_records(regressed)]
+    assert losses[0] > 3 * losses[-1]
+    policy = load_policy(regressed)
+    assert (
+        share_as_demonstrated(policy, episodes, "l1", bins=13) > 0.9
+    )  # within 0.1 of the range from -1 to 1
+    assert share_as_demonstrated(policy, episodes, "greedy", bins=13) < 0.5
+
+
+@pytest.mark.parametrize("teacher", ["auto", "l1"])
+def test_a_run_from_an_l1_checkpoint_is_taught_by_its_head(episodes, regressed, teacher):
+    assert inspect_checkpoint(regressed).kind == "L1 regression"
+    policy = load_policy(regressed)
+    phases = PhaseConfig(teacher=teacher)
+    mode = load_teacher(policy, ModelConfig(str(regressed)), phases, "libero_spatial", kl_coef=0.0).mode
+    assert mode == "l1"
+    observations = observations_of(episodes)
+    assert torch.equal(
+        policy.act_as_teacher(observations, mode).tokens, policy.act(observations, "l1").tokens
+    )
+
+
+def test_an_l1_checkpoint_keeps_the_token_head_that_it_was_built_with(regressed, tmp_path):
+    init = make_tiny_checkpoint(tmp_path / "init", size=WIDER, l1_head=True)
+    before = load_network(inspect_checkpoint(init), 56, CPU, torch.float32)
+    after = load_network(inspect_checkpoint(regressed), 56, CPU, torch.float32)
+    assert torch.equal(after.language_model.lm_head.weight, before.language_model.lm_head.weight)
+    embeddings = (network.language_model.model.embed_tokens.weight for network in (before, after))
+    assert not torch.equal(*embeddings)
+
+
+def test_an_l1_checkpoint_learns_on_and_is_measured_on_held_out_frames(demos, regressed, tmp_path):
+    changes = FROM_CHECKPOINT | {"l1": True, "init": str(regressed), "holdout": 0.5, "lr": 1e-4}
+    out = fine_tune(sft_args(demos, tmp_path / "out", **changes))
+    first, last = read_records(out)
+    assert first["held_out/l1"] < 0.3  # it begins at what it knows
+    assert 0 <= last["held_out/accuracy"] <= 1
+    assert (out / ACTION_HEAD_FILE).read_bytes() != (regressed / ACTION_HEAD_FILE).read_bytes()
+
+
+def test_an_action_head_that_was_not_saved_is_found(demos, regressed, tmp_path):
+    copy = shutil.copytree(regressed, tmp_path / "out")
+    args = sft_args(demos, copy, **REGRESSION)
+    data = read_demos(args, tmp_path)
+    actions = actions_of(load_policy(regressed), make_observations(data.train))
+    check_written(args, data, actions, CPU)
+    shutil.copyfile(data.init.action_head_file, copy / ACTION_HEAD_FILE)  # the random one
+    with pytest.raises(SelfCheckError):
+        check_written(args, data, actions, CPU)
 
 
 # Adapters

@@ -7,12 +7,15 @@ import torch
 from contracts import BadInput, Observation, write_json
 from tests.demo_episodes import FRAME_GAP, FRAMES, raw_images, write_demos
 from tests.small_checkpoint import SMALL, make_small_checkpoint
+from vla.dataset_statistics import select_key
 from vla.loading import LoadOptions
 from vla.policy import Policy
-from workshop.demo_files import DemoEpisode
+from workshop.demo_files import RECIPE_FILE, DemoEpisode
+from workshop.demos import DemosArgs
 from workshop.sft_data import (
     Episodes,
     dataset_statistics,
+    find_demo_folders,
     make_observations,
     read_episodes,
     split_episodes,
@@ -73,6 +76,16 @@ def test_statistics_are_those_of_the_labels_with_the_gripper_as_published(writte
     assert action_entry["mask"] == [True] * 6 + [False]
     assert statistics["num_trajectories"] == 4
     assert statistics["num_transitions"] == 4 * (FRAMES * FRAME_GAP + 8)
+
+
+def test_statistics_are_named_after_the_suite_whose_tasks_were_played(folder, written, tmp_path):
+    write_json(tmp_path / RECIPE_FILE, DemosArgs(tmp_path, task_suite="libero_goal").recipe())
+    folders, key = find_demo_folders([str(tmp_path)], None)
+    assert folders == [tmp_path]
+    assert select_key([KEY, key], "libero_goal") == key
+    assert find_demo_folders([str(folder)], None)[1] == KEY  # it has no recipe
+    with pytest.raises(BadInput, match="--task-suite"):
+        find_demo_folders([str(tmp_path), str(folder)], None)
 
 
 def test_whole_episodes_are_held_out_and_a_seed_repeats_the_split():

@@ -1,5 +1,7 @@
 """Write and read demonstrations: one `.npz` file per successful episode, by workshop.demos and for workshop.sft.
 
+Beside the files lies recipe.json, the settings of the collection (workshop/demos.py), the suite among them.
+
 The files are episode_{task_id:02d}_{index:06d}.npz, in NumPy's format without pickle. Each holds
   jpeg_bytes    uint8 (N,)              all JPEG files one after the other: frame by frame, camera by camera
   jpeg_offsets  int64 (F, cameras, 2)   for each JPEG file the index of its first byte, and that after its last byte
@@ -18,6 +20,7 @@ from PIL import Image
 
 from contracts import BadInput, first_line
 
+RECIPE_FILE = "recipe.json"
 CHUNK_LENGTH = 8  # actions that belong to a frame
 # (numbers in an action, numbers in the robot's state).
 LIBERO_SIZES = (7, 8)

@@ -5,8 +5,13 @@ python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 --episodes 
 The same command continues a collection that was interrupted. Episode i of a task is the same whatever else is
 collected, by however many processes. Episodes that fail are dropped, and remembered in attempts.jsonl. To measure how
 often the expert succeeds in the states of evaluations: --episodes 50 --init-states 0 50 --noise-scales 0.
-The file format is described in workshop/demo_files.py. LIBERO's expert is ours (workshop/expert.py) and moves a bowl,
-as all tasks of libero_spatial ask; --task-suite metaworld_mt50 uses Meta-World's experts, for all of its tasks.
+The file format is described in workshop/demo_files.py. LIBERO's expert is ours (workshop/expert.py). It puts a black
+bowl onto a plate, a stove or a cabinet: all tasks of libero_spatial, and three of libero_goal that share one scene, in
+which only the instruction says where the bowl is to go (1: stove, 4: top of the cabinet, 8: plate):
+
+    python -m workshop.demos --out demonstrations/goal --task-suite libero_goal --task-ids 1 4 8
+
+--task-suite metaworld_mt50 uses Meta-World's experts, for all of its tasks.
 """
 
 import json
@@ -36,10 +41,9 @@ from envs.metaworld import MetaWorldEnv
 from envs.perturb import NONE, Kind, Perturbation, from_label
 from envs.pool import make_env, task_info
 from envs.tasks import METAWORLD
-from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, episode_path, write_episode
+from workshop.demo_files import CHUNK_LENGTH, RECIPE_FILE, DemoEpisode, episode_path, write_episode
 from workshop.noisy_episode import CLEAN_STEPS, Attempt, record_episode
 
-RECIPE_FILE = "recipe.json"
 JOURNAL_FILE = "attempts.jsonl"
 REPORT_EVERY_S = 10.0
 
@@ -64,7 +68,8 @@ class DemosArgs:
     num_envs: Annotated[int, POSITIVE] = 1
     """Simulators: 1 steps inline, N > 1 run in worker processes, an episode in each."""
     task_suite: str = "libero_spatial"
-    """Suite that the tasks belong to."""
+    """Suite that the tasks belong to. The expert knows all tasks of libero_spatial and metaworld_mt50, and tasks 1, 4
+    and 8 of libero_goal."""
     init_states: Annotated[tuple[int, int] | Literal["fresh"], NOT_NEGATIVE] = "fresh"
     """`fresh`: LIBERO's placement sampler draws one for every episode, and the benchmark's are all held out; or first
     and one-past-last of the benchmark's initial states."""

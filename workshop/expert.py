@@ -146,8 +146,8 @@ def bowl_and_target(goal_state: list[list[str]]) -> tuple[str, str]:
         if predicate == "on" and bowl.startswith("akita_black_bowl") and is_known:
             return bowl, target
     raise BadInput(
-        "the scripted expert only puts a black bowl onto a plate, a stove or a cabinet; "
-        f"this task's goal is {goal_state}"
+        "the scripted expert only puts a black bowl onto a plate, a stove or a cabinet (all tasks of libero_spatial; "
+        f"tasks 1, 4 and 8 of libero_goal); this task's goal is {goal_state}: choose other --task-ids"
     )
 
 

@@ -1,6 +1,8 @@
 """Supervised fine-tuning of an OpenVLA-OFT policy on demonstrations: cross-entropy on the action tokens of a chunk.
 
     python -m workshop.sft --demos FOLDER --out FOLDER [--llm-dim 96 | --init CHECKPOINT] [--steps 6000]
+    python -m workshop.sft --demos FOLDER --out FOLDER --num-images 1 --no-proprio    # as public token-head checkpoints
+    python -m workshop.sft --demos FOLDER --out FOLDER --l1                           # as public L1 checkpoints
     python -m workshop.sft --demos FOLDER --out FOLDER --init CHECKPOINT --lora-rank 32    # a 7B, too
 
 --demos names a folder of workshop.demos, a LeRobot v3 dataset or RLDS data (workshop/foreign_demos.py).
@@ -10,6 +12,9 @@ is a checkpoint folder like any other. With --lora-rank the same parameters are 
 adapters on every linear map, including the token head, and the proprio projector; the output is an adapter folder,
 which train_grpo.py and eval.py take as --checkpoint. Both hold sft_metrics.jsonl, sft_run.json (how it was made) and
 first_frame.png (what the network sees). Ctrl-C saves what has been trained so far.
+
+With --l1 an action head learns the continuous actions, by their mean absolute error, together with all other parameters
+but the token head's: that one keeps its random rows. Such a checkpoint acts, and teaches, by its action head.
 """
 
 import json
@@ -35,14 +40,17 @@ from vla.loading import LoadOptions
 from vla.policy import Policy
 from workshop.sft_check import SHOWN_EPISODES, check_written
 from workshop.sft_config import SftArgs
-from workshop.sft_data import Demos, chunk_tokens, make_observations, read_demos
+from workshop.sft_data import Demos, chunk_actions, chunk_tokens, make_observations, read_demos
 from workshop.sft_update import (
     SUPERVISED,
+    actions_of,
     augment_observations,
     demonstration_batch,
     held_out_metrics,
+    held_out_regression_metrics,
     logits_of,
     proprio_noise_scale,
+    regression_step,
     supervised_learner,
     update_config,
 )
@@ -70,27 +78,32 @@ def fine_tune(args: SftArgs) -> Path:
             "train_frames": sum(len(images) for _, images in demos.train),
             **provenance(sys.argv[1:]),
         }
-        run["steps"], logits = train_and_save(args, demos, device)
+        run["steps"], outputs = train_and_save(args, demos, device)
     write_json(args.out / SFT_RUN_FILE, run | {"seconds": time.monotonic() - started})
-    check_written(args, demos, logits, device)
+    check_written(args, demos, outputs, device)
     return args.out
 
 
 def train_and_save(args: SftArgs, demos: Demos, device: torch.device) -> tuple[int, Tensor]:
-    """Returns the number of steps taken, and the trained network's logits (N, A, 256) on the first episodes."""
+    """Returns the number of steps taken, and the trained network's outputs on the first episodes.
+
+    Outputs are logits (N, A, 256); with --l1 the normalised actions of the L1 head, (N, 8, D).
+    """
     policy = load_policy(args, demos, device)
     steps_taken = train(args, demos, policy)
     if isinstance(policy, Policy):
         policy.save_adapter(args.out, looks=" ".join(demos.looks))
     else:
         policy.save(args.out, demos.looks, getattr(torch, args.save_dtype))
-    return steps_taken, logits_of(policy, make_observations(demos.train[:SHOWN_EPISODES]))
+    observations = make_observations(demos.train[:SHOWN_EPISODES])
+    outputs = actions_of(policy, observations) if args.l1 else logits_of(policy, observations)
+    return steps_taken, outputs
 
 
 def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Policy | WholeNetwork:
     """The checkpoint to train, with the demonstrations' statistics: with adapters, or as a whole."""
     if args.lora_rank is None:
-        return WholeNetwork(demos.init, demos.unnorm_key, device)
+        return WholeNetwork(demos.init, demos.unnorm_key, device, trains_l1_head=args.l1)
     options = LoadOptions(
         task_suite=demos.unnorm_key,
         unnorm_key=demos.unnorm_key,
@@ -106,10 +119,12 @@ def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Policy | W
 def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork) -> int:
     """Take `args.steps` optimizer steps, or fewer when interrupted; returns how many were taken."""
     statistics = demos.init.statistics[demos.unnorm_key]
+    make_targets = chunk_actions if args.l1 else chunk_tokens
+    measure = held_out_regression_metrics if args.l1 else held_out_metrics
     frames = make_observations(demos.train, cropped=not args.augment)
-    tokens = chunk_tokens(demos.train, statistics)  # (N, A)
+    targets = make_targets(demos.train, statistics)  # tokens (N, A), or with --l1 actions (N, 8, D)
     held_out_frames = make_observations(demos.held_out)
-    held_out_tokens = chunk_tokens(demos.held_out, statistics) if demos.held_out else None
+    held_out_targets = make_targets(demos.held_out, statistics) if demos.held_out else None
     noise_scale = proprio_noise_scale(frames)
     config = update_config(policy, args)
     learner = supervised_learner(policy, config)
@@ -135,10 +150,13 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork) -> int:
                 # 2. Augment their pictures, and add noise to their robot states.
                 observations = augment_observations(observations, noise_scale, args.augment, generator)
 
-                # 3. One optimizer step of RL's own update, as if a teacher had played these frames.
-                batch = demonstration_batch(policy, observations, tokens[rows])
+                # 3. One optimizer step: RL's own update, as if a teacher had played these frames; or L1 regression.
                 step_config = changed(config, lr=args.learning_rate(steps_taken))
-                metrics = update(learner, batch, SUPERVISED, step_config, steps_taken)
+                if args.l1:
+                    metrics = regression_step(learner, observations, targets[rows], step_config, steps_taken)
+                else:
+                    batch = demonstration_batch(policy, observations, targets[rows])
+                    metrics = update(learner, batch, SUPERVISED, step_config, steps_taken)
                 unrecorded.append(torch.tensor([metrics[name] for name in RECORDED.values()]))
                 steps_taken += 1
 
@@ -148,8 +166,8 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork) -> int:
                     unrecorded.clear()
                     record = {"step": steps_taken} | dict(zip(RECORDED, means, strict=True))
                     record["seconds"] = time.monotonic() - started
-                    if held_out_tokens is not None:
-                        record |= held_out_metrics(policy, held_out_frames, held_out_tokens)
+                    if held_out_targets is not None:
+                        record |= measure(policy, held_out_frames, held_out_targets)
                     append_record(args.out / METRICS_FILE, record | system_metrics())
     except KeyboardInterrupt:
         print(f"interrupted after {steps_taken} steps: saving")

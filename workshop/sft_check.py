@@ -16,23 +16,25 @@ from configs.config import Suite
 from contracts import SelfCheckError
 from vla.loading import LoadOptions
 from vla.policy import Policy
-from vla.tokens import FIRST_ACTION_TOKEN
+from vla.tokens import FIRST_ACTION_TOKEN, decode
 from workshop.sft_config import SftArgs
-from workshop.sft_data import Demos, chunk_tokens, make_observations
-from workshop.sft_update import logits_of
+from workshop.sft_data import KEY_SUFFIX, Demos, chunk_tokens, make_observations
+from workshop.sft_update import in_batches, logits_of
 
 SHOWN_EPISODES = 4  # training episodes whose frames are compared
 CLEAR_MARGIN = (
     1.0  # nats between the two likeliest tokens: rounded weights or other kernels do not decide there
 )
-LEAST_AGREEMENT = 0.98  # of the clear tokens, before and after saving
+CLOSE = 0.1  # between normalised actions of an L1 head, from -1 to 1: rounded weights move them by less
+LEAST_AGREEMENT = 0.98  # of the clear tokens, or of the L1 head's actions, before and after saving
 
 
-def check_written(args: SftArgs, demos: Demos, logits_before: Tensor, device: torch.device) -> None:
-    """Load what was written as every program will, and compare its greedy tokens with those of the trained network.
+def check_written(args: SftArgs, demos: Demos, outputs_before: Tensor, device: torch.device) -> None:
+    """Load what was written as every program will, and compare its decisions with those of the trained network.
 
-    logits_before: (N, A, 256), of the trained network on the first SHOWN_EPISODES training episodes. Also writes
-    first_frame.png, and prints what to do next. Raises SelfCheckError when too few tokens agree.
+    outputs_before: of the trained network on the first SHOWN_EPISODES training episodes: logits (N, A, 256), or with
+    --l1 the L1 head's normalised actions (N, 8, D). Also writes first_frame.png, and prints what to do next. Raises
+    SelfCheckError when too few decisions agree.
     """
     gc.collect()  # frees the network that was trained: there may be no memory for two
     torch.cuda.empty_cache()
@@ -49,16 +51,19 @@ def check_written(args: SftArgs, demos: Demos, logits_before: Tensor, device: to
     first_frame = np.concatenate(list(policy.view(observations[0])), axis=1)
     Image.fromarray(first_frame).save(args.out / "first_frame.png")
 
-    tokens = logits_of(policy, observations).argmax(-1) + FIRST_ACTION_TOKEN
-    two_best = logits_before.topk(2)
-    tokens_before = two_best.indices[..., 0] + FIRST_ACTION_TOKEN
-    is_clear = two_best.values[..., 0] - two_best.values[..., 1] > CLEAR_MARGIN
-    agrees = (tokens == tokens_before)[is_clear]
+    if args.l1:
+        compared = "actions of the L1 head"
+        tokens = in_batches(lambda part: policy.act(part, "l1").tokens, observations)
+        agrees = close_actions(tokens, outputs_before)
+    else:
+        compared = "clear tokens"
+        tokens = logits_of(policy, observations).argmax(-1) + FIRST_ACTION_TOKEN
+        agrees = same_clear_tokens(tokens, outputs_before)
     agreement = agrees.float().mean().nan_to_num(1.0).item()  # NaN where no token is clear
     accuracy = (tokens == chunk_tokens(episodes, policy.statistics)).float().mean().item()
 
     finding = (
-        f"{args.out}, read again: {agreement:.1%} of {len(agrees)} clear tokens on training frames "
+        f"{args.out}, read again: {agreement:.1%} of {len(agrees)} {compared} on training frames "
         "are as before saving"
     )
     if agreement < LEAST_AGREEMENT:
@@ -69,8 +74,23 @@ def check_written(args: SftArgs, demos: Demos, logits_before: Tensor, device: to
     )
 
 
+def same_clear_tokens(tokens: Tensor, logits_before: Tensor) -> Tensor:
+    """(M,) bool: whether the tokens (N, A) are those of the logits (N, A, 256), where these are clear."""
+    two_best = logits_before.topk(2)
+    tokens_before = two_best.indices[..., 0] + FIRST_ACTION_TOKEN
+    is_clear = two_best.values[..., 0] - two_best.values[..., 1] > CLEAR_MARGIN
+    return (tokens == tokens_before)[is_clear]
+
+
+def close_actions(tokens: Tensor, actions_before: Tensor) -> Tensor:
+    """(N * A,) bool: whether the tokens (N, A) stand for nearly the normalised actions (N, 8, D)."""
+    actions = torch.from_numpy(decode(tokens.numpy()))
+    difference = actions - actions_before.flatten(1).clamp(-1.0, 1.0)
+    return difference.abs().flatten() < CLOSE
+
+
 def _next_steps(args: SftArgs, demos: Demos) -> str:
-    suite = demos.unnorm_key.removesuffix("_no_noops")
+    suite = demos.unnorm_key.removesuffix(KEY_SUFFIX)
     if suite not in get_args(Suite):
         suite = "SUITE"  # for the user to fill in
     flags = f"--checkpoint {args.out} --task-suite {suite}"

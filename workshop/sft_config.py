@@ -33,6 +33,10 @@ class SftArgs:
     size: TinySize = field(default_factory=TinySize)
     num_images: Literal[1, 2] | None = None
     """Images per decision: 1 (agentview) or 2 (and wrist). None: what --init has, or 2."""
+    proprio: bool = True
+    """Whether random weights read the robot's state, too. The public checkpoints with a token head do not."""
+    l1: bool = False
+    """Train an action head by L1 regression and leave the token head untrained, as in the public L1 checkpoints."""
     flip: Flip = "none"
     """How pictures of LeRobot and RLDS data must be mirrored to be upright as openvla's are. both: LIBERO's own."""
     task_suite: str | None = None
@@ -66,6 +70,15 @@ class SftArgs:
         if self.lora_rank is not None and (self.init is None or self.num_images is not None):
             raise BadInput(
                 "--lora-rank puts adapters on a policy: give it by --init, and leave out --num-images"
+            )
+        if not self.proprio and self.init is not None:
+            raise BadInput(
+                "--no-proprio is for random weights, a checkpoint reads what it was built for: leave out --init or "
+                "--no-proprio"
+            )
+        if self.l1 and self.lora_rank is not None:
+            raise BadInput(
+                "--l1 trains all parameters of a small network, --lora-rank trains adapters: leave out one of the two"
             )
         check_numbers(self)
 

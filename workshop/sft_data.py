@@ -1,4 +1,4 @@
-"""The data of supervised training: demonstrations as what a policy sees and says, and their statistics.
+"""The data of supervised training: demonstrations as what a policy sees and decides, and their statistics.
 
 Images are uint8 after JPEG and Lanczos resize. Training crops and colours them at random (workshop/augment.py).
 Held-out frames, and all frames without augmentation, get evaluation's centre crop: pixel by pixel what the policy will
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from contracts import BadInput, Observation, write_json
+from contracts import BadInput, Observation, read_json, write_json
 from envs.tasks import METAWORLD
 from experiment.terminal import progress_bar
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
@@ -29,6 +29,7 @@ from workshop.demo_files import (
     CHUNK_LENGTH,
     LIBERO_SIZES,
     METAWORLD_SIZES,
+    RECIPE_FILE,
     DemoEpisode,
     decode_jpeg,
     list_episodes,
@@ -41,6 +42,7 @@ from workshop.tiny import make_tiny_checkpoint
 Images = np.ndarray  # (F, n, 3, S, S) uint8, of the F frames of an episode: decoded and resized, not cropped
 Episodes = list[tuple[DemoEpisode, Images]]
 StatisticsEntry = dict[str, object]  # of one data set in dataset_statistics.json
+KEY_SUFFIX = "_no_noops"  # of statistics, after the name of a suite
 T = TypeVar("T")
 
 
@@ -61,7 +63,7 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
     The folder `scratch` gets the demonstrations' statistics, and the random weights if training starts from such.
     """
     folders, unnorm_key = find_demo_folders(args.demos, args.task_suite)
-    is_metaworld = args.task_suite == METAWORLD
+    is_metaworld = unnorm_key == METAWORLD + KEY_SUFFIX
     if args.init:
         checkpoint = resolve_checkpoint(args.init)
     else:
@@ -69,8 +71,10 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
             scratch / "init",
             seed=args.seed,
             num_images=args.num_images or 2,
-            size=args.size,
+            proprio=args.proprio,
             metaworld=is_metaworld,
+            l1_head=args.l1,
+            size=args.size,
         )
     init = inspect_checkpoint(checkpoint, args.num_images)
     if init.config.chunk_length != CHUNK_LENGTH:
@@ -78,13 +82,19 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
             f"--init {checkpoint}: chunks of {init.config.chunk_length} actions; demonstrations have {CHUNK_LENGTH}: "
             "give another checkpoint"
         )
+    if args.l1 and init.action_head_file is None:
+        raise BadInput(
+            f"--l1: {checkpoint} has no action head (action_head--*.pt) to train further: leave out --init or --l1"
+        )
     image_size = ImageProcessor.load(checkpoint).image_size
     episodes = read_episodes(folders, init.num_images, image_size, args.flip)
     demo_episodes = [episode for episode, _ in episodes]
     expected_sizes = METAWORLD_SIZES if is_metaworld else LIBERO_SIZES
     for episode in demo_episodes:
         if (episode.actions.shape[1], episode.proprio.shape[1]) != expected_sizes:
-            raise BadInput(f"--task-suite {args.task_suite}: the demonstrations are another simulator's")
+            raise BadInput(
+                f"--demos: the simulator is not that of {unnorm_key}: name the demonstrations' suite with --task-suite"
+            )
     entry = dataset_statistics(demo_episodes, binary_gripper=not is_metaworld)
     write_json(scratch / STATISTICS_FILE, {unnorm_key: entry})
     init = inspect_checkpoint(checkpoint, args.num_images, statistics=str(scratch))
@@ -100,13 +110,19 @@ def find_demo_folders(demos: Sequence[str], task_suite: str | None) -> tuple[lis
     for folder_or_hub_id in demos:
         folder, dataset_name = find_demos(folder_or_hub_id)
         folders.append(folder)
-        keys.add(dataset_name or "libero_spatial_no_noops")
+        keys.add(dataset_name or collected_suite(folder) + KEY_SUFFIX)
     if task_suite:
-        return folders, f"{task_suite}_no_noops"
+        return folders, task_suite + KEY_SUFFIX
     if len(keys) > 1:
         names = ", ".join(sorted(keys))
         raise BadInput(f"--demos of several names ({names}): name their suite with --task-suite")
     return folders, keys.pop()
+
+
+def collected_suite(folder: Path) -> str:
+    """The suite of a folder of workshop.demos: what its recipe says, or libero_spatial where there is no recipe."""
+    path = folder / RECIPE_FILE
+    return read_json(path)["task_suite"] if path.exists() else "libero_spatial"
 
 
 def read_episodes(folders: Sequence[Path], num_images: int, image_size: int, flip: Flip = "none") -> Episodes:
@@ -211,6 +227,11 @@ def split_episodes(episodes: Sequence[T], holdout: float, seed: int) -> tuple[li
 
 def chunk_tokens(episodes: Episodes, statistics: DatasetStatistics) -> Tensor:
     """The token ids of every frame's chunk, (N, A) int64, time-major; `Policy.actions` is the inverse."""
+    return torch.from_numpy(encode(chunk_actions(episodes, statistics).numpy())).flatten(1)
+
+
+def chunk_actions(episodes: Episodes, statistics: DatasetStatistics) -> Tensor:
+    """The normalised actions of every frame's chunk, (N, 8, D) float64: what an L1 head learns to predict."""
     chunks = []
     for episode, _ in episodes:
         steps = episode.frame_steps[:, None] + np.arange(CHUNK_LENGTH)
@@ -219,7 +240,7 @@ def chunk_tokens(episodes: Episodes, statistics: DatasetStatistics) -> Tensor:
     is_gripper_binary = not statistics.action.mask[-1]
     if is_gripper_binary:
         actions = from_env(actions)
-    return torch.from_numpy(encode(normalise(actions, statistics.action))).flatten(1)
+    return torch.from_numpy(normalise(actions, statistics.action))
 
 
 def make_observations(episodes: Episodes, cropped: bool = True) -> list[Observation]:

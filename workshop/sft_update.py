@@ -3,10 +3,13 @@
 A demonstration is a rollout that somebody else has played. The loss is over all ids, as openvla-oft's
 (`Phase.SUPERVISED`): the token head of a checkpoint that was trained by L1 regression gives words the highest logits,
 while RL, like an argmax over all ids, needs action tokens there.
+
+With --l1 there are no tokens to learn, so RL's update does not apply: `regression_step` takes its place.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import cast
 
 import numpy as np
@@ -16,12 +19,13 @@ from torch.nn import functional as F
 
 from configs.config import TrainConfig, changed
 from contracts import Observation
+from rl.optimizer import optimizer_step
 from rl.phases import Phase, PhaseState
 from rl.trajectory import Batch, Decision, Episode, Trajectory, flatten
-from rl.update import Learner, make_learner
+from rl.update import Learner, check_steps_taken, make_learner
 from vla.memory import fit_to_memory
 from vla.policy import Policy
-from vla.tokens import FIRST_ACTION_TOKEN
+from vla.tokens import FIRST_ACTION_TOKEN, encode
 from workshop.augment import augment
 from workshop.sft_config import SftArgs
 from workshop.whole_network import WholeNetwork
@@ -98,14 +102,60 @@ def demonstration_batch(
     return flatten([Trajectory(episode, decisions)], policy.action_dim)
 
 
+def regression_step(
+    learner: Learner, observations: Sequence[Observation], actions: Tensor, config: TrainConfig, step: int
+) -> dict[str, float]:
+    """Take an optimizer step of L1 regression; returns those metrics of `update` that workshop.sft records.
+
+    The loss is openvla-oft's, the mean absolute error of the L1 head's normalised actions. actions: (B, 8, D), the
+    demonstrated ones. Raises BadInput for a diverged training.
+    """
+    optimizer = learner.optimizer
+    optimizer.param_groups[0]["lr"] = config.update.lr
+    predicted = predict_actions(learner.policy, observations)
+    loss = (predicted - actions.to(predicted)).abs().mean()
+    loss.backward()
+    gradient_norm = optimizer_step(optimizer, config.update.max_grad_norm).item()
+    optimizer.zero_grad(set_to_none=True)
+    check_steps_taken([gradient_norm], step)
+    return {
+        "distill/loss": loss.item(),
+        "distill/accuracy": share_of_equal_tokens(predicted.detach().cpu(), actions),
+        "train/grad_norm": gradient_norm,
+    }
+
+
+def predict_actions(policy: Policy | WholeNetwork, observations: Sequence[Observation]) -> Tensor:
+    """The L1 head's normalised actions, (B, 8, D) float32, with gradient to all that learns."""
+    assert policy.action_head is not None
+    _, hidden = policy.chunk_outputs(observations)
+    return policy.action_head(hidden.float())
+
+
+def share_of_equal_tokens(predicted: Tensor, actions: Tensor) -> float:
+    """The share of normalised actions, both (..., D) on the CPU, that become the same action token."""
+    return float((encode(predicted.numpy()) == encode(actions.numpy())).mean())
+
+
 @torch.no_grad()
-def logits_of(
-    policy: Policy | WholeNetwork, observations: Sequence[Observation], batch_size: int = 8
+def in_batches(
+    compute: Callable[[Sequence[Observation]], Tensor],
+    observations: Sequence[Observation],
+    batch_size: int = 8,
 ) -> Tensor:
-    """The action tokens' logits, (N, A, 256) float32 on the CPU, computed `batch_size` observations at a time."""
+    """What `compute` returns for the observations, (N, ...) on the CPU; it gets `batch_size` of them at a time."""
     starts = range(0, len(observations), batch_size)
-    parts = [policy.chunk_logits(observations[start : start + batch_size]).cpu() for start in starts]
-    return torch.cat(parts)
+    return torch.cat([compute(observations[start : start + batch_size]).cpu() for start in starts])
+
+
+def logits_of(policy: Policy | WholeNetwork, observations: Sequence[Observation]) -> Tensor:
+    """The action tokens' logits, (N, A, 256) float32 on the CPU, without gradient."""
+    return in_batches(policy.chunk_logits, observations)
+
+
+def actions_of(policy: Policy | WholeNetwork, observations: Sequence[Observation]) -> Tensor:
+    """The L1 head's normalised actions, (N, 8, D) float32 on the CPU, without gradient."""
+    return in_batches(partial(predict_actions, policy), observations)
 
 
 def held_out_metrics(
@@ -117,3 +167,12 @@ def held_out_metrics(
     nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     accuracy = (logits.argmax(-1) == targets).float().mean()
     return {"held_out/nll": nll.item(), "held_out/accuracy": accuracy.item()}
+
+
+def held_out_regression_metrics(
+    policy: Policy | WholeNetwork, observations: Sequence[Observation], actions: Tensor
+) -> dict[str, float]:
+    """How well an L1 head predicts held-out frames: mean absolute error, and the share of tokens that are right."""
+    predicted = actions_of(policy, observations)
+    error = (predicted - actions).abs().mean()
+    return {"held_out/l1": error.item(), "held_out/accuracy": share_of_equal_tokens(predicted, actions)}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from contracts import Observation, read_json, write_json
 from vla.checkpoint import CheckpointInfo
 from vla.dataset_statistics import STATISTICS_FILE
-from vla.network_io import check_dimensions, load_network, save_checkpoint
+from vla.network_io import check_dimensions, load_action_head, load_network, save_checkpoint
 from vla.preprocessing import ImageProcessor, Inputs
 from vla.prompts import load_tokenizer
 from vla.tokens import ACTION_TOKEN_IDS, NUM_BINS
@@ -24,9 +24,13 @@ class WholeNetwork:
     The rows of `lm_head` that belong to no action token are set to zero and never computed. So the logits of these ids
     are 0, and their part of the softmax is known without computing them. The network stays in eval mode; no layer
     behaves differently in training mode.
+
+    With `trains_l1_head` the checkpoint's L1 head is trained, too, and `lm_head` is neither trained nor changed.
     """
 
-    def __init__(self, info: CheckpointInfo, unnorm_key: str, device: torch.device):
+    def __init__(
+        self, info: CheckpointInfo, unnorm_key: str, device: torch.device, trains_l1_head: bool = False
+    ):
         self.info = info
         self.device = device
         statistics = info.statistics[unnorm_key]
@@ -40,18 +44,28 @@ class WholeNetwork:
             device=device,
         )
         self.network = load_network(info, CHUNK_LENGTH * self.action_dim, device, torch.float32)
-        check_dimensions(info, unnorm_key, None, self.network.proprio_projector)
-        head = self.network.language_model.lm_head.weight
-        head[: ACTION_TOKEN_IDS.start] = 0.0
-        head[ACTION_TOKEN_IDS.stop :] = 0.0
-        # The log-sum-exp of the logits of all other ids, which are 0.
-        self.other_logsumexp = math.log(len(head) - NUM_BINS)
+        self.action_head = load_action_head(info, device, torch.float32) if trains_l1_head else None
+        check_dimensions(info, unnorm_key, self.action_head, self.network.proprio_projector)
+        rows = self.network.language_model.lm_head.weight
+        # The log-sum-exp of the logits of all other ids, which are 0 once their rows are.
+        self.other_logsumexp = math.log(len(rows) - NUM_BINS)
         self.network.requires_grad_(True)
+        if self.action_head is not None:
+            self.action_head.requires_grad_(True)
+            rows.requires_grad_(False)
+        else:
+            with torch.no_grad():
+                rows[: ACTION_TOKEN_IDS.start] = 0.0
+                rows[ACTION_TOKEN_IDS.stop :] = 0.0
 
     def chunk_logits(self, observations: Sequence[Observation]) -> Tensor:
         """Logits of the action tokens, (B, A, 256) float32, with gradient to all parameters."""
+        return self.chunk_outputs(observations)[0]
+
+    def chunk_outputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
+        """`chunk_logits`, and the last hidden states (B, A, D) that they come from; with gradient."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.device.type == "cuda"):
-            return self.network(*self.model_inputs(observations))[0]
+            return self.network(*self.model_inputs(observations))
 
     def logits_and_other_logsumexp(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
         """Logits of the action tokens, (B, A, 256), and the log-sum-exp of all other ids' logits, (B, A)."""
@@ -59,7 +73,10 @@ class WholeNetwork:
         return logits, logits.new_full(logits.shape[:2], self.other_logsumexp)
 
     def named_trainable_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        return list(self.network.named_parameters())
+        named_parameters = [(name, p) for name, p in self.network.named_parameters() if p.requires_grad]
+        if self.action_head is not None:
+            named_parameters += self.action_head.named_parameters(prefix="action_head")
+        return named_parameters
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Nothing to do: unlike a Policy's adapters, no layer here keeps a copy of a parameter."""
@@ -74,8 +91,8 @@ class WholeNetwork:
         """Write a whole checkpoint folder: weights in `dtype`, the demonstrations' statistics, and `looks`.
 
         The tokenizer's and the processor's files are copied from the checkpoint that training started from. An L1 head
-        is left out, because it reads hidden states that training has changed. Where config.json does not state the
-        number of images, the presence of that head decides it; so config.json states it.
+        that was not trained is left out, because it reads hidden states that training has changed. Where config.json
+        does not state the number of images, the presence of that head decides it; so config.json states it.
         """
         statistics = read_json(self.info.statistics_folder / STATISTICS_FILE)
         dtype_name = str(dtype).removeprefix("torch.")
@@ -85,7 +102,7 @@ class WholeNetwork:
         config["torch_dtype"] = dtype_name
         config["looks"] = looks
         config["text_config"] = config.get("text_config", {}) | {"torch_dtype": dtype_name}
-        save_checkpoint(folder, self.network, config, dtype=dtype)
+        save_checkpoint(folder, self.network, config, dtype=dtype, action_head=self.action_head)
         write_json(folder / STATISTICS_FILE, statistics)
         for path in self.info.folder.iterdir():
             if "token" in path.name or "processor" in path.name:
