@@ -40,8 +40,8 @@ class SftArgs:
     flip: Flip = "none"
     """How pictures of LeRobot and RLDS data must be mirrored to be upright as openvla's are. both: LIBERO's own."""
     task_suite: str | None = None
-    """Suite that the statistics are named after (None: the one that workshop.demos has played, or the name of the LeRobot
-    or RLDS dataset)."""
+    """Suite that the statistics are named after (None: the one that workshop.demos has played, or the name of the
+    LeRobot or RLDS dataset)."""
     holdout: Annotated[float, NOT_NEGATIVE] = 0.05
     """Share of the episodes that is kept from training, to be measured on."""
     steps: Annotated[int, POSITIVE] = 6000
