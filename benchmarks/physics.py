@@ -90,7 +90,7 @@ def measure_deviation(task: Task) -> str:
 def deviations(envs: Sequence[LiberoEnv]) -> np.ndarray:
     """How far the hand and the objects of each other env are from those of the first: (len(envs) - 1, 2), metres.
 
-    Of the objects the largest distance counts.
+    The column of the objects is the largest distance of any object.
     """
     first = envs[0].domain
     bodies = [first.obj_body_id[name] for name in first.objects_dict]

@@ -105,7 +105,7 @@ class Pool:
         self._make_env = make_env
         self._prepare = prepare
         self._step_timeout_s = step_timeout_s
-        # The end of a process frees its memory. Replacing an inline worker would free nothing and only build anew.
+        # The end of a process frees its memory. Replacing an inline worker would free nothing, only build tasks again.
         self._recycle_after = math.inf if workers == "inline" else recycle_after
         self._kind = _worker_kind(workers)
         self._workers = [self._new_worker() for _ in range(num_envs)]
