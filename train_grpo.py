@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Improve a vision-language-action policy on LIBERO tasks: match its own teacher, hand over, then PPO beyond it.
+"""Improve a vision-language-action policy on LIBERO tasks: imitate a frozen teacher, hand over, then train by PPO.
 
     python train_grpo.py --task-id 0              # OpenVLA-OFT 7B on libero_spatial task 0, one 24 GB GPU
     python train_grpo.py --preset tiny            # a small policy on a CPU
@@ -8,26 +8,31 @@
 `train` is the whole algorithm. Its formulas are in rl/advantages.py and rl/losses.py; docs/HOW_IT_WORKS.md has more.
 The program is named after GRPO, which is PPO with --advantage group.
 
-Teacher and student. The teacher is the pretrained policy as it was, frozen and greedy, or the checkpoint's L1 head,
-which regresses actions. The student is the same network with trainable adapters. It is sampled at --temperature, which
-also divides the logits of every log-probability that PPO uses. A decision is one pass through the network: it gives a
-chunk of 8 actions.
+Teacher and student. The teacher is frozen: the pretrained policy before any training, played greedily, or the
+checkpoint's L1 head, which predicts continuous actions (--teacher-checkpoint names another policy). The student is the
+pretrained network with trainable adapters. Its tokens are sampled at --temperature, and PPO computes its
+log-probabilities at the same temperature. A decision is one pass through the network, which gives a chunk of 8 actions.
 
-Phases, a function of the env steps alone: no rule looks at the success. In the warmup the teacher acts and the student
-learns its tokens by cross-entropy (with --warmup-actor student the student acts, and the teacher says what it would
-have done). In the transition one of the two is drawn for each decision. In the RL phase the student acts. In the
-transition and in the RL phase the student learns by PPO.
+Phases. The phase depends only on the number of env steps played, never on the success rate.
+  warmup      the teacher acts, and the student learns the teacher's tokens by cross-entropy (with --warmup-actor
+              student the student acts, and learns the tokens that the teacher would have chosen)
+  transition  the teacher makes each decision with probability epsilon, which falls from 1 to 0, otherwise the student
+              makes it; the student learns by PPO
+  rl          the student acts and learns by PPO
 
-Advantages, from the return R of an episode, 1 at success and else 0; no reward is shaped, and an episode that reaches
-its step cap has failed. absolute, the default: R, discounted by --discount (1) for each decision that follows. group
-(GRPO): (R - mean) / std of the episodes from the same initial state, with the unbiased std, and 0 where all are equal.
-rloo: R - mean of the rest of the group. batch: as group, with the task's episodes of the rollout. gae: by a critic.
-Where the teacher has decided, a negative advantage counts as 0. Decisions whose advantage is 0 have no gradient unless
-the KL or entropy term is on. They are left out before any forward pass, and the loss is divided by the size of the
-whole minibatch all the same.
+Advantages (--advantage). The return R of an episode is 1 on success and 0 otherwise. Rewards are not shaped. An episode
+that reaches its step cap has failed.
+  absolute    the default: R, multiplied by --discount (default 1) once for each decision that follows
+  group       GRPO: (R - mean) / std over the episodes from the same initial state; unbiased std; 0 where all are equal
+  rloo        R - mean of the other episodes of the group
+  batch       R minus the mean over the task's episodes in the rollout, divided by the std over the whole rollout
+  gae         generalised advantage estimation with a critic
+A negative advantage counts as 0 where the teacher made the decision. A decision whose advantage is 0 has no gradient,
+unless the KL or entropy term is on. The update does not compute such decisions, but it still divides the loss by the
+size of the whole minibatch.
 
---dynamic-sampling (not in the warmup) drops groups that nearly always or nearly never succeed, and plays others in
-their place, up to twice --n-steps in all.
+--dynamic-sampling (not in the warmup) drops groups that nearly always or nearly never succeed. It plays more groups
+instead, up to twice --n-steps env steps in all.
 """
 
 from __future__ import annotations
@@ -73,7 +78,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str]) -> None:
-    """Set up policy, teacher, simulators and run folder, check them, train. `resume`: the run folder to go on in."""
+    """Set up policy, teacher, simulators and run folder, check them, train. `resume`: the run folder to continue."""
     from experiment import setup
     from experiment.evaluation import evaluate_and_record
     from experiment.report import conclude
@@ -112,7 +117,7 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
 
 
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
-    """Warmup, transition and RL, from `state` to the last env step. (--help must not wait for these imports.)"""
+    """Run warmup, transition and RL from `state` to the last env step. (Importing here keeps --help fast.)"""
     from experiment.evaluation import evaluate_and_record, evaluation_is_due
     from rl.advantages import estimate_advantages
     from rl.behaviour import behaviour_in
@@ -124,16 +129,16 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
     while state.global_step < config.phases.total_steps:
         update_index = state.update  # counts from 0
 
-        # 1. The phase decides who acts and which loss is minimised. Nothing that was measured can change it.
+        # 1. The phase decides who acts and which loss is minimised. It depends on the env steps alone.
         phase = phase_at(state.global_step, config.phases)
 
         # 2. At the start and every --eval-interval env steps: validate teacher and student on held-out initial states.
-        # Training learns nothing from these episodes, and never goes back to the best checkpoint.
+        # Training does not learn from these episodes, and never goes back to the best checkpoint.
         if evaluation_is_due(config, state):
             evaluate_and_record(config, run, learner, pool, state)
 
-        # 3. Roll out whole episodes: cutting the unfinished ones would favour short successes. `rollout` is all that
-        # was played, `trajectories` the part of it to learn from: less with --dynamic-sampling.
+        # 3. Play whole episodes: dropping unfinished ones would favour short successes. `rollout` holds all that was
+        # played. `trajectories` are those to learn from, which are fewer with --dynamic-sampling.
         started = time.perf_counter()
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
         episodes = training_episodes(config, update_index, state.drawn, task_shares, state.perturbed_success)
@@ -147,7 +152,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         metrics = rollout_metrics(rollout, phase, task_shares)
 
         if trajectories:
-            # 4. The batch has a row for each decision, with its advantage. Imitation needs none.
+            # 4. Make a batch with one row per decision. PPO needs each row's advantage, imitation does not.
             batch = flatten(trajectories, learner.policy.action_dim)
             if not phase.distils:
                 advantages, critic_metrics = estimate_advantages(
@@ -162,8 +167,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             with run.timed("update"), training_bar("learning", num_decisions, learner, state) as on_decisions:
                 metrics |= update(learner, batch, phase, config, update_index, on_decisions)
 
-        # 6. Record and save: after that, a kill loses at most the next rollout and its update. Neither trajectories nor
-        # random generators are saved: a draw is a function of (seed, update, episode, decision).
+        # 6. Record and save. A crash later loses at most one rollout and its update. Random generators are not saved,
+        # because every draw depends only on (seed, update, episode, decision).
         has_signal = phase.distils or metrics.get("advantage/nonzero_fraction", 0) > 0
         state.count_update(rollout, has_signal)
         record_and_save(config, run, learner, state, metrics)
@@ -176,14 +181,17 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
 def training_bar(
     activity: str, total: int, learner: Learner, state: TrainerState
 ) -> AbstractContextManager[Callable[[int], None]]:
-    """A progress bar for a part of the update that follows; only rank 0 shows it."""
+    """A progress bar for one part of the next update, over `total` env steps or decisions; only rank 0 shows it."""
     return progress_bar(f"update {state.update + 1}: {activity}", total, shown=learner.ranks.is_main)
 
 
 def record_and_save(
     config: TrainConfig, run: Run, learner: Learner, state: TrainerState, metrics: Mapping[str, float]
 ) -> None:
-    """Append an update's metrics to the record, then save a checkpoint that knows the record's length."""
+    """Append an update's metrics to the run's record, then save a checkpoint, which stores the record's length.
+
+    A resumed run cuts the record to that length, so that no update is recorded twice.
+    """
     from experiment.checkpoints import save_checkpoint
 
     best = None

@@ -1,31 +1,33 @@
-"""What lerobot's command line can set of the policy."""
+"""The policy's settings on lerobot's command line (`--policy.NAME=VALUE`)."""
 
 from dataclasses import dataclass
 
 from lerobot.configs import PreTrainedConfig
 from lerobot.optim import AdamWConfig
 
-IMAGES = ("observation.images.image", "observation.images.image2")  # of lerobot's LIBERO: agentview, wrist
-IMAGE_SHAPE = (3, 256, 256)  # of the pictures that the policies were trained on
+IMAGES = ("observation.images.image", "observation.images.image2")  # lerobot's names: agentview, wrist camera
+IMAGE_SHAPE = (3, 256, 256)  # of the images that the policies were trained on
 
 
 @PreTrainedConfig.register_subclass("vla_grpo")
 @dataclass
 class VlaGrpoConfig(PreTrainedConfig):
-    """`checkpoint` is a folder or hub id in OpenVLA-OFT's format, or a trained adapter's (RUN/checkpoints/best)."""
+    """Settings of a policy of type vla_grpo."""
 
-    checkpoint: str = ""
-    task_suite: str = "libero_spatial"  # whose statistics scale actions and proprio
-    unnorm_key: str | None = None  # the name of other statistics in the checkpoint
-    mode: str = "greedy"  # or l1: the regression head of a checkpoint that has one
-    frozen_weights: str = "auto"  # bf16 on a GPU, else float32; int8 or fp8: a 7B in half the memory
+    checkpoint: str = (
+        ""  # folder or hub id in OpenVLA-OFT's format, or an adapter folder (RUN/checkpoints/best)
+    )
+    task_suite: str = "libero_spatial"  # the suite whose statistics scale actions and proprio
+    unnorm_key: str | None = None  # name of other statistics in the checkpoint
+    mode: str = "greedy"  # or l1: use the regression head of a checkpoint that has one
+    frozen_weights: str = "auto"  # auto: bf16 on a GPU, else float32; int8 or fp8: half the memory of bf16
 
     def validate_features(self) -> None:
-        """Raises ValueError for pictures of another size than the policy was trained on: they would be resampled."""
+        """Raise ValueError for images of another size than in training, which would have to be resized."""
         shape = self.image_features[IMAGES[0]].shape
         if tuple(shape) != IMAGE_SHAPE:
             raise ValueError(
-                f"the policy reads pictures of 256 x 256 pixels, these have {shape}: add "
+                f"the policy reads images of 256 x 256 pixels, these have the shape {shape}: add "
                 "--env.observation_height=256 --env.observation_width=256"
             )
 

@@ -1,4 +1,4 @@
-"""The policy as lerobot calls it: once in every env step. It decides a new chunk when the last one is used up."""
+"""The policy as lerobot uses it. lerobot asks for one action per env step; a new chunk is decided after the last."""
 
 from collections import deque
 
@@ -13,6 +13,8 @@ from vla.policy import Policy
 
 
 class VlaGrpoPolicy(PreTrainedPolicy):
+    """An OpenVLA-OFT policy that lerobot can evaluate but not train."""
+
     config_class = VlaGrpoConfig
     name = "vla_grpo"
 
@@ -33,17 +35,21 @@ class VlaGrpoPolicy(PreTrainedPolicy):
         self.reset()
 
     def reset(self) -> None:
-        """A new episode begins with a new chunk."""
-        self._actions: deque[Tensor] = deque()  # what is left of the chunks, (num_envs, action_dim) each
+        """Called by lerobot at the start of an episode: drop what is left of the last chunks."""
+        self._actions: deque[Tensor] = (
+            deque()
+        )  # the remaining actions of the chunks, (num_envs, action_dim) each
 
     def select_action(self, batch: dict, **_: object) -> Tensor:
-        """The next action (num_envs, action_dim) float64 of the chunks."""
+        """The next action, (num_envs, action_dim) float64. batch: see `predict_action_chunk`."""
         if not self._actions:
             self._actions.extend(self.predict_action_chunk(batch).unbind(1))
         return self._actions.popleft()
 
     def predict_action_chunk(self, batch: dict, **_: object) -> Tensor:
-        """(num_envs, chunk_length, action_dim) float64 in LIBERO's own units: -1 opens the gripper, 1 closes it.
+        """Decide a chunk for each env, (num_envs, chunk_length, action_dim) float64 in LIBERO's units.
+
+        The gripper's action is -1 to open and 1 to close.
 
         batch: images float32 (num_envs, 3, 256, 256) from 0 to 1 under the names IMAGES, "observation.state", "task".
         """

@@ -1,7 +1,7 @@
-"""Processors that do nothing: nothing is left to do between lerobot's LIBERO and the policy.
+"""The processors that lerobot runs before and after the policy. They do nothing, because nothing is left to do.
 
-LiberoProcessorStep turns the pictures by 180 degrees and makes the state: position, axis-angle, finger joints.
-Scaling by the checkpoint's statistics and the sign of the gripper's action are part of the policy.
+lerobot's LiberoProcessorStep turns the images by 180 degrees and builds the state: position, axis-angle, finger joints.
+The policy itself scales by the checkpoint's statistics and converts the sign of the gripper's action.
 """
 
 from lerobot.processor import (
@@ -16,7 +16,7 @@ from lerobot_policy_vla_grpo.configuration_vla_grpo import VlaGrpoConfig
 def make_vla_grpo_pre_post_processors(
     config: VlaGrpoConfig, dataset_stats: object = None
 ) -> tuple[PolicyProcessorPipeline, PolicyProcessorPipeline]:
-    """Called by lerobot: the processors before and after the policy."""
+    """The processors before and after the policy. lerobot finds this function by its name."""
     before = PolicyProcessorPipeline(steps=[])
     after = PolicyProcessorPipeline(
         steps=[],

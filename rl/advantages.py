@@ -1,7 +1,7 @@
-"""Advantages: how much better an episode's decisions were than what they are compared with.
+"""Advantages: by how much PPO should make each decision more likely (positive) or less likely (negative).
 
 Dimension key: N decisions of the rollout, M trajectories. The reward is sparse: a trajectory's return R is 1 at
-success, else 0. docs/HOW_IT_WORKS.md compares the kinds.
+success, else 0. docs/HOW_IT_WORKS.md compares the kinds of advantage.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ def estimate_advantages(
     config: TrainConfig,
     update_index: int,
 ) -> tuple[Tensor, dict[str, float]]:
-    """(N,) advantages by `--advantage`, and the metrics of the critic, which then remembers the rollout.
+    """The advantages (N,) that `--advantage` asks for, and the critic's metrics.
 
-    A critic that has not seen an episode yet knows no values: then the advantages are those of `batch`.
+    The critic stores the rollout afterwards, for later updates. It has no data in its first update, which uses the
+    advantages of `--advantage batch` instead.
     """
     if critic is None:
         return relative_returns(batch, trajectories, config.loss), {}
@@ -43,10 +44,11 @@ def estimate_advantages(
 
 
 def relative_returns(batch: Batch, trajectories: Sequence[Trajectory], config: LossConfig) -> Tensor:
-    """(N,) advantage of every decision from the returns of its trajectory, of its group, or of the rollout.
+    """The advantages (N,) computed from returns alone, without a critic.
 
-    absolute: the return itself, discounted per decision from the last one backwards; failures give no gradient and cost
-    no compute. group (GRPO), rloo and batch: the trajectory's return compared with others, the same for all decisions.
+    absolute: the trajectory's return, multiplied by `discount` once for each decision that follows. Failed episodes
+    have advantage 0, so they give no gradient and cost no compute. group (GRPO), rloo and batch: the trajectory's
+    return compared with those of other trajectories; all decisions of a trajectory have the same advantage.
     """
     returns = torch.tensor([float(trajectory.success) for trajectory in trajectories])  # (M,)
     if config.advantage == "absolute":
@@ -63,7 +65,7 @@ def relative_returns(batch: Batch, trajectories: Sequence[Trajectory], config: L
 def _group_by_group(
     returns: Tensor, trajectories: Sequence[Trajectory], compare: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """(M,) `compare` of the returns of each group: the trajectories of one task, initial state and perturbation."""
+    """Apply `compare` to the returns (M,) of each group. A group has one task, initial state and perturbation."""
     groups = torch.tensor([trajectory.episode.group for trajectory in trajectories])
     advantages = torch.zeros_like(returns)
     for group in groups.unique():
@@ -73,11 +75,14 @@ def _group_by_group(
 
 
 def _minus_mean_of_task(returns: Tensor, trajectories: Sequence[Trajectory]) -> Tensor:
-    """(M,) returns less the mean of the same task and perturbation: else every episode of an easy task looks good."""
+    """Each return minus the mean over its task and perturbation, (M,).
+
+    With one mean over all tasks every episode of an easy task would look good.
+    """
     centred = returns.clone()
     kinds = [(t.episode.task_id, label_of(t.episode.perturbation)) for t in trajectories]
     for kind in set(kinds):
-        is_same = torch.tensor([other == kind for other in kinds])
+        is_same = torch.tensor([trajectory_kind == kind for trajectory_kind in kinds])
         centred[is_same] -= returns[is_same].mean()
     return centred
 
@@ -90,14 +95,14 @@ def standardised(returns: Tensor) -> Tensor:
 
 
 def scaled(centred: Tensor) -> Tensor:
-    """Divided by their unbiased standard deviation + 1e-6; 0 for one alone."""
+    """Centred values divided by their unbiased standard deviation + 1e-6; 0 for a single value."""
     if len(centred) < 2:
         return torch.zeros_like(centred)
     return centred / (centred.std() + EPSILON)
 
 
 def minus_mean_of_others(returns: Tensor) -> Tensor:
-    """A_i = R_i - mean of the others (RLOO, Ahmadian et al. 2024); 0 for one alone."""
+    """A_i = R_i - mean of the others (RLOO, Ahmadian et al. 2024); 0 for a single return."""
     if len(returns) < 2:
         return torch.zeros_like(returns)
     return returns - (returns.sum() - returns) / (len(returns) - 1)
@@ -106,11 +111,11 @@ def minus_mean_of_others(returns: Tensor) -> Tensor:
 def gae(
     values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discount: float, gae_lambda: float
 ) -> Tensor:
-    """(N,) generalised advantage estimates (Schulman et al. 2016, eq. 16), standardised over the rollout.
+    """Generalised advantage estimates (N,) (Schulman et al. 2016, eq. 16), standardised over the rollout.
 
     One decision is one time step: delta_t = r_t + discount * V_{t+1} - V_t, and A_t = sum over k of
-    (discount * lambda)^k delta_{t+k}. The sparse reward comes with the last decision. V is 0 behind it, also where an
-    episode has reached its cap: it has failed for good.
+    (discount * lambda)^k delta_{t+k}. The sparse reward comes with the last decision. V after that is 0,
+    also where an episode reached its step cap: the episode counts as failed, so nothing is bootstrapped.
     """
     advantages = torch.zeros_like(values)
     for row in reversed(range(len(values))):

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Behaviour:
-    """Who decides, and what is recorded about it."""
+    """Who makes the decisions of a rollout, and what is recorded about them."""
 
     epsilon: float  # probability that the teacher makes a decision
     temperature: float  # the student's sampling temperature
     teacher_mode: TeacherMode = "greedy"
     student_mode: Literal["sample", "greedy"] = "sample"
     record_student_logprobs: bool = False  # PPO needs them for every decision, also for the teacher's
-    physics: Literal["exact", "fast"] = "exact"  # of the simulators; evaluations leave it exact
+    physics: Literal["exact", "fast"] = "exact"  # the simulators' mode; evaluations always use exact
     keep_observations: bool = True  # an evaluation of hundreds of episodes would fill the memory with images
 
 
 def behaviour_in(phase: PhaseState, config: TrainConfig, teacher_mode: TeacherMode) -> Behaviour:
-    """Who acts in the rollouts of a phase: the teacher, a mixture by epsilon, or the student."""
+    """The behaviour in the rollouts of a phase: the teacher, a mixture by epsilon, or the student acts."""
     return Behaviour(
         epsilon=phase.epsilon,
         temperature=config.rollout.temperature,
@@ -48,10 +48,10 @@ def decide(
     generators: Sequence[torch.Generator],
     behaviour: Behaviour,
 ) -> tuple[list[Decision], np.ndarray]:
-    """One decision for each observation, and the env-ready actions (B, chunk, action_dim).
+    """Make one decision for each observation. Returns the decisions, and env-ready actions (B, chunk, action_dim).
 
-    An observation has a generator of its own, from which come first who decides (where epsilon leaves that open) and
-    then the student's tokens. So the batch around an observation changes nothing.
+    Each observation has its own generator. It draws first who decides (only if 0 < epsilon < 1), and then the student's
+    tokens. So the decision for an observation does not depend on the rest of the batch.
     """
     teacher_decides = [_teacher_decides(generator, behaviour.epsilon) for generator in generators]
     teacher_rows = [row for row, by_teacher in enumerate(teacher_decides) if by_teacher]
@@ -84,14 +84,15 @@ def decide(
 
 
 def _teacher_decides(generator: torch.Generator, epsilon: float) -> bool:
+    """Draw whether the teacher makes a decision, with probability `epsilon`."""
     if 0 < epsilon < 1:
         return torch.rand((), generator=generator).item() < epsilon
-    return epsilon == 1  # nothing is drawn
+    return epsilon == 1  # no draw is needed
 
 
 @torch.no_grad()
 def record_student_logprobs(policy: Policy, decisions: Sequence[Decision], temperature: float) -> None:
-    """Fill in the student's log-probs (A,) of tokens that the teacher has chosen: the denominator of PPO's ratio."""
+    """Fill in the student's log-probs (A,) of the tokens that the teacher chose: the denominator of PPO's ratio."""
     observations = [decision.observation for decision in decisions if decision.observation is not None]
     logits = policy.chunk_logits(observations)
     tokens = torch.stack([decision.tokens for decision in decisions]).to(logits.device)

@@ -1,9 +1,9 @@
-"""The critic of `--advantage gae`: the chance of success from the state of the simulator, learned from past rollouts.
+"""The critic of `--advantage gae`: predicts the chance of success from the simulator's state.
 
-It sees what the policy cannot (asymmetric actor-critic, Pinto et al. 2018): true poses and speeds, some 80 numbers. So
-a few hundred episodes teach a small network in a second, whatever the size of the policy. Values of a rollout come from
-the rollouts before it alone: a critic fitted on a rollout's own outcomes would explain away what the advantages should
-teach.
+The state holds true poses and speeds, some 80 numbers, which the policy does not see (asymmetric actor-critic, Pinto et
+al. 2018). So a small network learns from a few hundred episodes in a second, whatever the size of the policy. The
+values of a rollout come from networks fitted on earlier rollouts only. A critic fitted on the rollout's own outcomes
+would predict them, and the advantages would vanish.
 """
 
 from __future__ import annotations
@@ -18,25 +18,26 @@ from torch import Tensor, nn
 from rl.randomness import torch_generator
 from rl.trajectory import Trajectory
 
-HALF_LIFE = 75  # episodes of the same task after which one counts half
-FORGET_AFTER = 5 * HALF_LIFE
-ENSEMBLE = 3  # networks, whose mean is the value
-WIDTH = 128
+HALF_LIFE = 75  # an episode's weight halves with this many newer episodes of the same task
+FORGET_AFTER = 5 * HALF_LIFE  # episodes that are kept of each task
+ENSEMBLE = 3  # number of networks; the mean of their predictions is the value
+WIDTH = 128  # of the hidden layers
 DROPOUT = 0.1
 WEIGHT_DECAY = 0.05
 LR = 2e-3
-STEPS = 400
+STEPS = 400  # optimizer steps of a fit
 BATCH_SIZE = 256
-LOGIT_LIMIT = 6.0  # no state is lost or won for certain
+LOGIT_LIMIT = 6.0  # logits are clamped to this in the loss: no outcome is certain
 
 
 @dataclass
 class Critic:
-    """What is remembered of earlier episodes, by task: their states (T, D) float32 and returns, the oldest first."""
+    """The critic's data: states (T, D) float32 and returns of earlier episodes by task id, the oldest first."""
 
     episodes: dict[int, list[tuple[Tensor, float]]] = field(default_factory=dict)
 
     def remember(self, trajectories: Sequence[Trajectory]) -> None:
+        """Add a rollout's episodes, and drop all but the newest FORGET_AFTER of each task."""
         for trajectory in trajectories:
             episodes_of_task = self.episodes.setdefault(trajectory.episode.task_id, [])
             episodes_of_task.append((states_of(trajectory), float(trajectory.success)))
@@ -44,7 +45,7 @@ class Critic:
 
 
 def states_of(trajectory: Trajectory) -> Tensor:
-    """(T, D) float32, the simulator's state at each of T decisions."""
+    """The simulator's state at each of a trajectory's T decisions, (T, D) float32."""
     observations = [d.observation for d in trajectory.decisions if d.observation is not None]
     return torch.stack([torch.as_tensor(observation.state) for observation in observations])
 
@@ -52,7 +53,10 @@ def states_of(trajectory: Trajectory) -> Tensor:
 def predict_values(
     critic: Critic, trajectories: Sequence[Trajectory], seed: int, update_index: int
 ) -> Tensor | None:
-    """(N,) chance of success at every decision, by networks fitted anew on what is remembered; None before that."""
+    """Predict the chance of success at every decision, (N,), by networks newly fitted on the remembered episodes.
+
+    None if no episode is remembered yet.
+    """
     if not critic.episodes:
         return None
     task_ids = sorted({*critic.episodes, *(trajectory.episode.task_id for trajectory in trajectories)})
@@ -73,8 +77,10 @@ def predict_values(
 
 
 def _inputs(states: Sequence[Tensor], tasks: Sequence[int], task_ids: Sequence[int], width: int) -> Tensor:
-    """(N, width + number of tasks): the states of all episodes, padded as tasks with fewer objects have shorter ones,
-    and the one-hot task."""
+    """The networks' inputs, (N, width + number of tasks): the states of all episodes, and the one-hot task.
+
+    States are padded with zeros to `width`, because tasks with fewer objects have shorter ones.
+    """
     rows: list[Tensor] = []
     for episode_states, task_id in zip(states, tasks, strict=True):
         padded = F.pad(episode_states, (0, width - episode_states.shape[1]))
@@ -84,14 +90,14 @@ def _inputs(states: Sequence[Tensor], tasks: Sequence[int], task_ids: Sequence[i
 
 
 def _fit_ensemble(critic: Critic, inputs: Tensor, seed: int, update_index: int) -> list[nn.Module]:
-    """Networks fitted on the remembered states, (N, D) standardised; recent episodes weigh more."""
+    """Fit the networks on the remembered states, inputs (N, D) standardised. Newer episodes have larger weights."""
     episodes = [episode for episodes in critic.episodes.values() for episode in episodes]
     lengths = torch.tensor([len(states) for states, _ in episodes])
     returns = torch.tensor([episode_return for _, episode_return in episodes]).repeat_interleave(lengths)
     ages = torch.cat([torch.arange(len(episodes)).flip(0) for episodes in critic.episodes.values()])
     weights = (0.5 ** (ages / HALF_LIFE)).repeat_interleave(lengths)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # these are small products: more threads wait for one another
+    torch.set_num_threads(1)  # for small matrices several threads are slower than one
     with torch.random.fork_rng(devices=[]):  # dropout draws from torch's global generator
         torch.manual_seed(torch_generator(seed, "critic", update_index).initial_seed())
         networks = [fit(inputs, returns, weights) for _ in range(ENSEMBLE)]
@@ -100,7 +106,10 @@ def _fit_ensemble(critic: Critic, inputs: Tensor, seed: int, update_index: int) 
 
 
 def fit(inputs: Tensor, returns: Tensor, weights: Tensor) -> nn.Module:
-    """A network whose logit tells the return, 0 or 1, from (N, D) inputs; rows are drawn by `weights` (N,)."""
+    """Train a network whose logit predicts the returns (N,), each 0 or 1, from the inputs (N, D).
+
+    weights (N,): how often a row is drawn into a batch, relative to the others.
+    """
     layers: list[nn.Module] = []
     for size in (inputs.shape[1], WIDTH):
         layers += [nn.Linear(size, WIDTH), nn.SiLU(), nn.Dropout(DROPOUT)]

@@ -1,4 +1,4 @@
-"""Which episodes a rollout or an evaluation plays: their order, and the curriculum over tasks and perturbations."""
+"""Which episodes a rollout or an evaluation plays, in which order; the curriculum over tasks and perturbations."""
 
 from __future__ import annotations
 
@@ -16,27 +16,30 @@ from rl.trajectory import Episode
 
 Choice = TypeVar("Choice", bound=Hashable)
 
-PREFERENCE_TEMPERATURE = 0.2
-FLOOR = (
-    0.2  # share of the episodes that is spread evenly, so that mastered and hopeless tasks are tried again
+PREFERENCE_TEMPERATURE = (
+    0.2  # of the softmax in `preferences`: smaller prefers success rates near 0.5 more strongly
 )
-UNKNOWN = 0.5  # success rate of what was not played yet: it counts as worth most
+# This share of the episodes is spread evenly, so that mastered and hopeless tasks are tried again.
+FLOOR = 0.2
+UNKNOWN = (
+    0.5  # assumed success rate of a task or perturbation not played yet: the rate that is preferred most
+)
 
 
 @dataclass(frozen=True)
 class TrainingEpisodes:
     """The endless episodes of one update: groups of `group_size` with one task, initial state and perturbation each.
 
-    They are a function of the fields alone, and every iteration begins with the first episode. The benchmark's initial
-    states of a task are one deck over the whole run, shuffled anew when all were used. With `fresh` ones every group of
-    every update has another.
+    They depend on the fields alone, and every iteration begins with the first episode. With --train-init-states A:B the
+    groups of a task go through the benchmark's initial states in shuffled order, which is shuffled again when all were
+    used; updates continue where the last one stopped. With `fresh` every group has a newly sampled initial state.
     """
 
     task: TaskConfig
     group_size: int
     seed: int
     update_index: int
-    groups_drawn: Mapping[int, int]  # task id -> groups that it had in earlier updates
+    groups_drawn: Mapping[int, int]  # task id -> number of its groups in earlier updates
     task_probabilities: Mapping[int, float] | None = None  # None: tasks take turns
     perturbation_probabilities: Mapping[str, float] | None = None  # by label; None: nothing is perturbed
 
@@ -58,13 +61,13 @@ class TrainingEpisodes:
                 yield Episode(index, task_id, init_state_id, group, placement_seed, draw, perturbation)
 
     def _task_whose_turn_it_is(self, groups_drawn: Mapping[int, int]) -> int:
-        """Every turn has an order of its own, so that no task is always first."""
+        """A task among those with the fewest groups. Each turn has its own order, so that no task is always first."""
         turn = min(groups_drawn.values())
         order = _shuffled(self.task.task_ids, self.seed, "turn", turn)
         return next(task_id for task_id in order if groups_drawn[task_id] == turn)
 
     def _start(self, task_id: int, draw: int, group: int) -> tuple[int | None, int]:
-        """(Official initial state or None, seed of LIBERO's placement sampler)."""
+        """Where a group starts: benchmark's initial state (None: a fresh one), seed of LIBERO's placement sampler."""
         if isinstance(self.task.train_init_states, tuple):
             states = range(*self.task.train_init_states)
             deck = _shuffled(states, self.seed, "deck", task_id, draw // len(states))
@@ -73,6 +76,7 @@ class TrainingEpisodes:
         return None, int(placement_seed)
 
     def _perturbation(self, group: int) -> Perturbation | None:
+        """Draw a group's perturbation; None where its label is `none` or nothing is to be perturbed."""
         if self.perturbation_probabilities is None:
             return None
         sequence = seed_sequence(self.seed, "perturb", self.update_index, group)
@@ -90,7 +94,7 @@ def training_episodes(
     task_shares: Mapping[int, float] | None,
     perturbed_success: Mapping[str, float],
 ) -> TrainingEpisodes:
-    """The episodes of an update; perturbed_success: the success rate of each perturbation's label so far."""
+    """The episodes of an update. perturbed_success: success rate so far by perturbation label."""
     return TrainingEpisodes(
         config.task,
         config.rollout.group_size,
@@ -103,11 +107,15 @@ def training_episodes(
 
 
 def _shuffled(items: Sequence[int], seed: int, purpose: str, *counters: int) -> list[int]:
+    """The items in an order that depends only on (seed, purpose, counters)."""
     return np.random.default_rng(seed_sequence(seed, purpose, *counters)).permutation(items).tolist()
 
 
 def evaluation_episodes(task_ids: Sequence[int], init_states: tuple[int, int], trials: int) -> list[Episode]:
-    """Every (task, held-out initial state), `trials` times; one group for each (task, initial state)."""
+    """The episodes of an evaluation: every task from every held-out initial state, `trials` times.
+
+    init_states: (first, one past the last). Each pair of task and initial state is one group.
+    """
     starts = list(itertools.product(task_ids, range(*init_states)))
     return [
         Episode(trial * len(starts) + group, task_id, init_state_id, group)
@@ -117,7 +125,7 @@ def evaluation_episodes(task_ids: Sequence[int], init_states: tuple[int, int], t
 
 
 def task_probabilities(config: TrainConfig, success: Mapping[int, float]) -> dict[int, float] | None:
-    """The probability of each task with --curriculum; None without it: tasks take turns."""
+    """The probability of each task with --curriculum; None without it, when tasks take turns. success: rate by task."""
     if not config.rollout.curriculum:
         return None
     task_ids = config.task.task_ids
@@ -125,9 +133,10 @@ def task_probabilities(config: TrainConfig, success: Mapping[int, float]) -> dic
 
 
 def perturbation_probabilities(config: TrainConfig, success: Mapping[str, float]) -> dict[str, float] | None:
-    """The probability of each perturbation's label, `none` among them; None where nothing is to be perturbed.
+    """The probability of each perturbation label, including `none`; None where nothing is to be perturbed.
 
-    Every kind is as likely as none, and its magnitudes are alike. With --curriculum the success rates decide.
+    Every kind is as likely as `none`, and its magnitudes are equally likely. With --curriculum the probabilities depend
+    on the success rates instead.
     """
     labels = (NONE, *config.simulator.perturbations)
     if len(labels) == 1:
@@ -140,9 +149,9 @@ def perturbation_probabilities(config: TrainConfig, success: Mapping[str, float]
 
 
 def preferences(choices: Sequence[Choice], success: Mapping[Choice, float]) -> list[float]:
-    """Probabilities that prefer what succeeds half of the time, as it teaches most.
+    """Probabilities that prefer choices with a success rate near one half, which teach most.
 
-    The softmax of -|success - 0.5| / PREFERENCE_TEMPERATURE, mixed with the uniform distribution by FLOOR.
+    They are the softmax of -|success - 0.5| / PREFERENCE_TEMPERATURE, mixed with the uniform distribution by FLOOR.
     """
     distances = np.array([abs(success.get(choice, UNKNOWN) - 0.5) for choice in choices])
     weights = np.exp(-distances / PREFERENCE_TEMPERATURE)

@@ -1,7 +1,7 @@
-"""The rollout of an update, with dynamic sampling where it is asked for (DAPO, Yu et al. 2025, section 3.2).
+"""The rollout of an update, with or without dynamic sampling (DAPO, Yu et al. 2025, section 3.2).
 
-Dynamic sampling learns only from groups of episodes that can teach. A group whose episodes all succeed, or all fail,
-gives no relative advantage: it is dropped, and others are played.
+A group whose episodes all succeed, or all fail, has no relative advantage, so nothing is learned from it. Dynamic
+sampling drops groups whose success rate is outside --group-success-bounds, and plays more groups instead.
 """
 
 from __future__ import annotations
@@ -37,10 +37,11 @@ def training_rollout(
     update_index: int,
     on_steps: Callable[[int], None] = lambda env_steps: None,
 ) -> tuple[Rollout, list[Trajectory]]:
-    """Play about `n_steps` env steps. Returns all that was played, and the trajectories to learn from.
+    """Play about `n_steps` env steps. Returns the rollout, and the trajectories to learn from.
 
-    These are the same without --dynamic-sampling, and in the warmup, which learns from every episode. `episodes` begin
-    anew with every iteration.
+    These are all trajectories of the rollout without --dynamic-sampling, and in the warmup, which learns from every
+    episode. Iterating over `episodes` must always begin with the first one. on_steps: called with the env steps of
+    each chunk.
     """
     policy = learner.policy
     ranks = learner.ranks
@@ -65,34 +66,47 @@ def informative_rollout(
     ranks: Ranks = ALONE,
     on_steps: Callable[[int], None] = lambda env_steps: None,
 ) -> tuple[Rollout, list[Trajectory]]:
-    """Play until the groups that can teach hold `n_steps` env steps, at most twice as many env steps in all.
+    """Play until the kept groups hold `n_steps` env steps, but at most about twice `n_steps` in all.
 
-    Returns all that was played, and the trajectories of the groups that can teach.
+    Returns the rollout of all episodes that were played, and the trajectories of the kept groups.
     """
     n_steps = config.rollout.n_steps
     max_batch = config.model.max_batch
     parts: list[Rollout] = []
     kept: list[Trajectory] = []
     next_group = 0
-    missing_steps = n_steps
-    while missing_steps > 0:
-        rest = (episode for episode in episodes if episode.group >= next_group)
+    steps_to_play = n_steps
+    while steps_to_play > 0:
+        remaining_episodes = (episode for episode in episodes if episode.group >= next_group)
         part = play_episodes(
-            policy, pool, rest, behaviour, randomness, missing_steps, max_batch, ranks, on_steps=on_steps
+            policy,
+            pool,
+            remaining_episodes,
+            behaviour,
+            randomness,
+            steps_to_play,
+            max_batch,
+            ranks,
+            on_steps=on_steps,
         )
         parts.append(part)
         kept += informative_groups(part.trajectories, config.rollout.group_success_bounds)
         next_group = part.trajectories[-1].episode.group + 1
-        lacking_steps = n_steps - sum(trajectory.env_steps for trajectory in kept)
-        allowed_steps = 2 * n_steps - sum(part.env_steps for part in parts)
-        missing_steps = min(lacking_steps, allowed_steps)
-    if lacking_steps > 0:
-        log.info("dynamic sampling: twice --n-steps played, %d trajectories kept", len(kept))
+        steps_needed = n_steps - sum(trajectory.env_steps for trajectory in kept)
+        steps_allowed = 2 * n_steps - sum(part.env_steps for part in parts)
+        steps_to_play = min(steps_needed, steps_allowed)
+    if steps_needed > 0:
+        log.info(
+            "dynamic sampling: twice --n-steps env steps were played, %d trajectories are kept", len(kept)
+        )
     return _joined(parts), kept
 
 
 def informative_groups(trajectories: Sequence[Trajectory], bounds: tuple[float, float]) -> list[Trajectory]:
-    """The trajectories of groups whose success rate lies within `bounds`. Trajectories of a group are neighbours."""
+    """The trajectories of the groups whose success rate lies within `bounds`.
+
+    The trajectories of a group must stand next to each other.
+    """
     lowest, highest = bounds
     kept: list[Trajectory] = []
     for _, members in itertools.groupby(trajectories, key=lambda trajectory: trajectory.episode.group):
@@ -104,7 +118,7 @@ def informative_groups(trajectories: Sequence[Trajectory], bounds: tuple[float, 
 
 
 def _joined(parts: Sequence[Rollout]) -> Rollout:
-    """Rollouts that were played one after another, as one."""
+    """Join rollouts that were played one after another into one."""
     return Rollout(
         trajectories=[trajectory for part in parts for trajectory in part.trajectories],
         times={name: sum(part.times[name] for part in parts) for name in parts[0].times},

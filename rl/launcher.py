@@ -17,22 +17,29 @@ import torch
 
 log = logging.getLogger(__name__)
 
-GRACE_S = 30.0  # for the other ranks to end by themselves (closing wandb takes time) after one has stopped
-PR_SET_PDEATHSIG = 1  # of Linux's prctl: the signal that a process gets when its parent dies
+GRACE_S = 30.0  # after one rank has stopped, how long the others may take to end (closing wandb takes time)
+PR_SET_PDEATHSIG = 1  # option of Linux's prctl: the signal that a process gets when its parent dies
 
 
 def start_ranks() -> None:
-    """Run this very command once for each visible GPU, and exit. A process that is a rank already goes on."""
+    """Run this command again as one process per visible GPU, and exit with their exit code.
+
+    Returns instead, so that this process trains, if it is one of several ranks already or sees no second GPU.
+    """
     if "WORLD_SIZE" in os.environ:
         return
     num_gpus = torch.cuda.device_count()
     if num_gpus > 1:
         sys.exit(run_as_ranks([sys.executable, *sys.argv], num_gpus))
-    log.warning("--data-parallel: there is no second GPU, and the run goes on in one process")
+    log.warning("--data-parallel: no second GPU was found, the run continues in one process")
 
 
 def run_as_ranks(command: Sequence[str], size: int) -> int:
-    """Run `size` processes of one command, each told its rank. Returns the first exit code that is not 0."""
+    """Run `size` processes of one command and wait for them. Returns the first exit code that is not 0, else 0.
+
+    Each process gets its rank in the environment. SIGINT and SIGTERM are passed on to all. When one fails, the others
+    get GRACE_S seconds to end, then SIGTERM, and after another GRACE_S SIGKILL.
+    """
     processes: list[subprocess.Popen] = []
 
     def send_to_all(signal_number: int, frame: object = None) -> None:
@@ -48,7 +55,7 @@ def run_as_ranks(command: Sequence[str], size: int) -> int:
         process = subprocess.Popen(
             command,
             env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            # In a session of its own a rank gets Ctrl-C once, from here, and not from the terminal as well.
+            # A new session, so that a rank gets Ctrl-C once, from here, and not a second time from the terminal.
             start_new_session=True,
             preexec_fn=partial(libc.prctl, PR_SET_PDEATHSIG, signal.SIGKILL),
         )
@@ -65,7 +72,7 @@ def run_as_ranks(command: Sequence[str], size: int) -> int:
 
 
 def _environment(size: int) -> dict[str, str]:
-    """The variables that torchrun gives to its processes, but for the rank."""
+    """The environment variables that torchrun sets, except those of the rank."""
     with socket.create_server(("127.0.0.1", 0)) as free_port:
         port = free_port.getsockname()[1]
     return {
@@ -85,6 +92,7 @@ def _failures(processes: Sequence[subprocess.Popen]) -> list[int]:
 
 
 def _wait_for_all(processes: Sequence[subprocess.Popen]) -> None:
+    """Wait until all processes have ended, for at most GRACE_S seconds."""
     deadline = time.monotonic() + GRACE_S
     while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -1,10 +1,11 @@
-"""The losses: distillation in the warmup, PPO's clipped surrogate afterwards, with optional KL and entropy terms.
+"""The losses: distillation in the warmup, then PPO's clipped surrogate with optional KL and entropy terms.
 
 Dimension key: N decisions of the rollout in M trajectories, B decisions of a micro-batch, A tokens of a chunk (8
 actions of 7 = 56), V action-token ids (256), L ratios of a decision (1 per chunk, or A per token).
 
-A chunk's log-prob, and a decision's loss, are means over the executed tokens (a sum over 56 would saturate the clip).
-Losses are SUMS of weighted decisions over a micro-batch: `rl.update` divides by the size of the whole minibatch.
+A chunk's log-prob and a decision's loss are means over its executed tokens. (The log-ratio of a sum over 56 tokens
+would nearly always be clipped.) Losses are SUMS of weighted decisions over a micro-batch: `rl.update` divides them by
+the size of the whole minibatch.
 """
 
 from __future__ import annotations
@@ -17,30 +18,31 @@ from configs.config import LossConfig
 from rl.trajectory import Batch
 from vla.tokens import FIRST_ACTION_TOKEN
 
-LOGRATIO_LIMIT = (
-    5.0  # log-ratios are clamped to +-this, so that no ratio overflows; beyond it there is no gradient
-)
-DUAL_CLIP = 3.0  # with a negative advantage a ratio above this costs no more (Ye et al. 2020)
+# Log-ratios are clamped to +-this, so that no ratio overflows. A clamped ratio has no gradient.
+LOGRATIO_LIMIT = 5.0
+DUAL_CLIP = 3.0  # with a negative advantage the ratio is clipped to at most this (Ye et al. 2020)
 
-# Sums over the decisions of a micro-batch (maxima where the name ends in _max), on the policy's device, no gradient.
+# Sums over the decisions of a micro-batch (maxima where the name ends in _max), on the policy's device, detached.
 Statistics = dict[str, Tensor]
 
 
 def distillation_loss(
     logits: Tensor, micro_batch: Batch, temperature: float = 1.0, other_logsumexp: Tensor | None = None
 ) -> tuple[Tensor, Statistics]:
-    """Cross-entropy of the student at `temperature` to the teacher's tokens.
+    """Cross-entropy of the student at `temperature` with the teacher's tokens as targets, summed; and statistics.
 
-    logits (B, A, V). The softmax is over the V action tokens. With other_logsumexp (B, A), the log-sum-exp of the
-    logits of all other ids, it is over all ids: a head that was never trained on action tokens has to learn that these
-    are the ones to use.
+    logits (B, A, V). By default the softmax is over the V action tokens. other_logsumexp (B, A) is the log-sum-exp of
+    the logits of all other token ids. With it the softmax is over all ids, because a head that was never trained on
+    action tokens must also learn to use only these.
     """
-    targets = micro_batch.tokens - FIRST_ACTION_TOKEN  # (B, A), the teacher's tokens, whoever has acted
+    targets = (
+        micro_batch.tokens - FIRST_ACTION_TOKEN
+    )  # (B, A), the teacher's tokens, even if the student acted
     logprobs = F.log_softmax(logits / temperature, dim=-1)  # (B, A, V)
     cross_entropy = -logprobs.gather(-1, targets[..., None]).squeeze(-1)  # (B, A)
     if other_logsumexp is not None:
-        # -log of the action tokens' share of the probability: log(1 + exp(others - actions)). At temperature 1, as is
-        # all supervised training.
+        # Add -log of the probability that lies on action tokens, log(1 + exp(others - actions)). Its temperature is 1,
+        # as in all supervised training.
         cross_entropy = cross_entropy + F.softplus(other_logsumexp - logits.logsumexp(-1))
     loss = (micro_batch.weights * masked_mean(cross_entropy, micro_batch.executed)).sum()
     with torch.no_grad():
@@ -54,8 +56,8 @@ def ppo_loss(
 ) -> tuple[Tensor, Statistics]:
     """The clipped surrogate (Schulman et al. 2017, eq. 7) + kl_coef * KL(student || teacher) - entropy_coef * entropy.
 
-    logits (B, A, V) and logprobs (B, A), of the batch's tokens, are those of the policy as it is now. `temperature` is
-    the one at which the student was sampled: both log-probs of a ratio are those of the distribution that acted.
+    Returns the sum over the micro-batch, (), and statistics. logits (B, A, V) and logprobs (B, A) of the batch's tokens
+    come from the current policy. `temperature` is the student's sampling temperature; logprobs are computed at it too.
     """
     executed = micro_batch.executed  # (B, A)
     old_logprobs = micro_batch.student_logprobs  # (B, A)
@@ -105,9 +107,9 @@ def clipped_surrogate(
 
     logratio, counted (B, L), True for the ratios that count; advantages (B,). This is PPO's pessimistic minimum of the
     clipped and the unclipped term (Schulman et al. 2017, eq. 7), written by the sign of the advantage:
-    positive: a ratio is clipped to at most 1 + clip_high, where more of it gains nothing;
-    negative: a ratio is clipped to at least 1 - clip_low, where less of it gains nothing, and to at most DUAL_CLIP (Ye
-    et al. 2020, eq. 5), where more of it costs nothing: one unlikely token would have a gradient of up to exp(5).
+    positive: a ratio is clipped to at most 1 + clip_high, so that raising it further gains nothing;
+    negative: a ratio is clipped to at least 1 - clip_low, so that lowering it further gains nothing, and to at most
+    DUAL_CLIP (Ye et al. 2020, eq. 5): without this one unlikely token could have a gradient of up to exp(5).
     """
     ratio = logratio.clamp(-LOGRATIO_LIMIT, LOGRATIO_LIMIT).exp()
     ratio_if_good = ratio.clamp(max=1 + config.clip_high)
@@ -117,18 +119,19 @@ def clipped_surrogate(
 
 
 def policy_advantages(batch: Batch) -> Tensor:
-    """(N,) the advantages that the surrogate multiplies ratios by: where the teacher has decided, at least 0.
+    """The advantages (N,) that multiply the ratios in the surrogate: at least 0 where the teacher made the decision.
 
-    The teacher's chunk was not drawn from the student: a negative advantage would push the student away from what the
+    The teacher's chunk was not drawn from the student. A negative advantage would push the student away from what the
     teacher does.
     """
     return torch.where(batch.by_teacher, batch.advantages.clamp(min=0), batch.advantages)
 
 
 def weighs_trajectories(config: LossConfig) -> bool:
-    """Whether all trajectories weigh the same, instead of all executed tokens.
+    """Whether all trajectories have the same weight in the loss; otherwise all executed tokens have.
 
-    `auto`: for group, rloo and batch. Failed episodes are longer, and would dominate a mean over tokens.
+    `auto` means trajectories for the advantages group, rloo and batch: failed episodes are longer, and would dominate a
+    mean over tokens.
     """
     if config.aggregation == "auto":
         return config.advantage in ("group", "rloo", "batch")
@@ -136,11 +139,11 @@ def weighs_trajectories(config: LossConfig) -> bool:
 
 
 def decision_weights(batch: Batch, by_trajectory: bool) -> Tensor:
-    """(N,) weights of the decisions in the loss, with mean 1: all trajectories, or all executed tokens, weigh the same.
+    """The weights (N,) of the decisions in the loss, with mean 1.
 
-    A decision's loss is a mean over its executed tokens. The weights turn the mean over decisions into the mean over
-    all executed tokens of the rollout, or of each trajectory: a chunk that the episode's end has cut weighs as much
-    less as it is shorter.
+    They give the same weight to all trajectories (by_trajectory) or to all executed tokens. A decision's loss is a mean
+    over its executed tokens. So its weight is proportional to their number: a chunk that the end of the episode cut
+    short weighs less.
     """
     tokens = batch.executed.sum(-1)  # (N,) executed tokens of each decision
     if not by_trajectory:
@@ -150,12 +153,12 @@ def decision_weights(batch: Batch, by_trajectory: bool) -> Tensor:
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """(B,) from (B, A) or (B, L): mean over the executed tokens, or the counted ratios, of each decision."""
+    """The mean of each decision over its executed tokens or counted ratios: (B, A) or (B, L) -> (B,)."""
     return (values * mask).sum(-1) / mask.sum(-1)
 
 
 def chunk_logratio(new: Tensor, old: Tensor, executed: Tensor) -> Tensor:
-    """(B, 1) difference of chunk log-probs, which are means over executed tokens of the token log-probs (B, A)."""
+    """The difference of two chunk log-probs, (B, 1). A chunk's is the mean of the token log-probs (B, A) executed."""
     return masked_mean(new - old, executed)[:, None]
 
 

@@ -1,4 +1,4 @@
-"""AdamW, and its step with protection against broken gradients."""
+"""AdamW, and an optimizer step that clips large gradients and skips broken ones."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ SKIP_FACTOR = 1000.0  # times max_grad_norm: a step with a larger gradient is sk
 
 
 def make_optimizer(parameters: Sequence[Tensor], lr: float, weight_decay: float) -> torch.optim.AdamW:
-    """AdamW over `parameters`, with its moments already allocated.
+    """Make AdamW over `parameters`, with its moments already allocated.
 
-    It is the fused one: a single kernel for all parameters, and the only AdamW that can skip a step on the device (see
-    `optimizer_step`). Its moments are allocated now. AdamW would do it in its first step, when recorded CUDA graphs may
-    fill the GPU: memory of graphs can be freed for other graphs, but an optimizer cannot wait for it.
+    The fused AdamW is used, because it runs as few kernels and is the only one that can skip a step on the device (see
+    `optimizer_step`). By default it would allocate its moments in its first step. At that time recorded CUDA graphs may
+    fill the GPU, and an optimizer step cannot wait until some of them are freed.
     """
     optimizer = torch.optim.AdamW(parameters, lr, eps=ADAM_EPS, weight_decay=weight_decay, fused=True)
     for parameter in parameters:
@@ -29,17 +29,17 @@ def make_optimizer(parameters: Sequence[Tensor], lr: float, weight_decay: float)
 
 
 def optimizer_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
-    """Take a step with the gradient's L2 norm scaled down to at most `max_norm`. Returns the norm before that, ().
+    """Clip the gradient to an L2 norm of at most `max_norm`, and take a step. Returns the norm before clipping, ().
 
-    A step whose norm is not finite or beyond SKIP_FACTOR * max_norm is skipped, and NaN is returned. The device decides
-    this by itself, so that nobody waits for it: fused AdamW skips a step marked by `found_inf`, which is how
-    torch.amp.GradScaler skips one.
+    If the norm is not finite or above SKIP_FACTOR * max_norm, the step is skipped and NaN is returned. This is decided
+    on the device, so that the CPU need not wait for it: fused AdamW skips a step where `found_inf` is 1, the way
+    torch.amp.GradScaler does it.
     """
     parameters = optimizer.param_groups[0]["params"]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients).to(parameters[0].device)
     torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
-    is_usable = norm <= SKIP_FACTOR * max_norm  # False for NaN, too
+    is_usable = norm <= SKIP_FACTOR * max_norm  # also False for NaN
     optimizer.grad_scale = None  # type: ignore[attr-defined]
     optimizer.found_inf = (~is_usable).float()  # type: ignore[attr-defined]
     optimizer.step()

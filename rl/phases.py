@@ -1,4 +1,4 @@
-"""Which phase a run is in, a pure function of env steps, and how the frozen teacher decides."""
+"""Which phase a run is in, which depends on its env steps alone, and how the frozen teacher decides."""
 
 from __future__ import annotations
 
@@ -13,30 +13,35 @@ TeacherMode = Literal["greedy", "l1"]
 
 
 class Phase(Enum):
-    WARMUP = "warmup"  # the student learns the teacher's tokens; one of them acts
-    TRANSITION = "transition"  # the teacher acts with probability epsilon, PPO on the mixed experience
-    RL = "rl"  # the student acts, PPO
-    SUPERVISED = "supervised"  # demonstrations: the student learns their tokens (workshop/sft.py)
+    WARMUP = (
+        "warmup"  # the student learns the teacher's tokens; the teacher acts, or the student (--warmup-actor)
+    )
+    TRANSITION = (
+        "transition"  # the teacher makes each decision with probability epsilon; PPO on all decisions
+    )
+    RL = "rl"  # the student acts; PPO
+    SUPERVISED = "supervised"  # the student learns the tokens of demonstrations (workshop/sft.py)
 
 
 @dataclass(frozen=True)
 class PhaseState:
-    """The phase, how far it has come, and who acts in it."""
+    """A phase, the progress within it, and who acts in it."""
 
     phase: Phase
-    epsilon: (
-        float  # probability that the teacher decides: 1 in the warmup (0: --warmup-actor student), 0 in RL
-    )
+    # Probability that the teacher makes a decision: 1 in the warmup (0 with --warmup-actor student), 0 in RL.
+    epsilon: float
     warmup_progress: float  # 0..1
     transition_progress: float  # 0..1
 
     @property
     def distils(self) -> bool:
-        """Whether the student imitates tokens, instead of learning from returns."""
+        """Whether the student learns to imitate tokens; otherwise it learns from returns."""
         return self.phase in (Phase.WARMUP, Phase.SUPERVISED)
 
 
 class Teacher(NamedTuple):
+    """How the teacher decides, and the reason in words."""
+
     mode: TeacherMode
     why: str
 
@@ -57,14 +62,15 @@ def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
 def choose_teacher(
     phases: PhaseConfig, checkpoint: str, kl_coef: float, has_l1_head: bool, has_same_tokens: bool = True
 ) -> Teacher:
-    """How the teacher decides, and why in words. Raises BadInput.
+    """Choose how the teacher decides: greedily by its token logits, or by its L1 head.
 
-    checkpoint: the one that is trained; has_l1_head, has_same_tokens: of the one that teaches.
+    checkpoint: the name of the one that is trained. has_l1_head, has_same_tokens: whether the teacher's checkpoint has
+    an L1 head, and whether its tokens mean the same actions. Raises BadInput when the flags ask for what it cannot do.
     """
-    other = phases.teacher_checkpoint
-    name = other or "the checkpoint"
+    teacher_checkpoint = phases.teacher_checkpoint
+    name = teacher_checkpoint or "the checkpoint"
     if phases.teacher == "l1" and not has_l1_head:
-        raise BadInput(f"--teacher l1: {checkpoint} ships no action head; use --teacher greedy")
+        raise BadInput(f"--teacher l1: {checkpoint} has no action head; use --teacher greedy")
     mode: TeacherMode = "greedy"
     if phases.teacher == "l1" or (has_l1_head and phases.teacher != "greedy"):
         mode = "l1"
@@ -74,7 +80,11 @@ def choose_teacher(
     elif mode == "l1":
         why = f"{name} was trained by regression: its token logits mean nothing"
     if kl_coef > 0 and (mode == "l1" or not has_same_tokens):
-        reason = "the L1 head has none" if mode == "l1" else f"the tokens of {other} mean other actions"
+        reason = (
+            "the L1 head has none"
+            if mode == "l1"
+            else f"the tokens of {teacher_checkpoint} mean other actions"
+        )
         raise BadInput(
             f"--kl-coef needs the teacher's token distribution, and {reason}; leave it out or use --teacher greedy"
         )

@@ -1,6 +1,7 @@
-"""Random streams: a draw is a function of (seed, what it is for, counters), never of what was drawn before.
+"""Random streams that depend only on (seed, purpose, counters), never on what was drawn before.
 
-So a resumed run repeats nothing, and it does not matter which simulator answers first.
+So a resumed run draws what it would have drawn without the stop, and the order in which simulators answer does not
+matter.
 """
 
 from __future__ import annotations
@@ -34,4 +35,5 @@ class Randomness:
     update_index: int = 0
 
     def generator(self, episode: Episode, decision_index: int) -> torch.Generator:
+        """The CPU generator of one decision."""
         return torch_generator(self.seed, self.purpose, self.update_index, episode.index, decision_index)

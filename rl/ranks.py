@@ -1,7 +1,8 @@
-"""The processes (ranks) that train one policy together, and the few things that they do in common.
+"""The processes (ranks) that train one policy together, and how they exchange data.
 
-Every rank plays episodes of its own. Then all ranks hold all trajectories, and decide the same from them. Only forward
-and backward passes are divided, and their gradients added up. With one process every operation here is the identity.
+Every rank plays its own episodes. The trajectories are then gathered, so that all ranks hold all of them and compute
+the same batches from them. Only the forward and backward passes are divided among the ranks, and their gradients are
+added up. With one process every operation here returns its input.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ from contracts import BadInput, SelfCheckError, first_line
 
 T = TypeVar("T")
 
-BYTES_PER_MESSAGE = 2**25  # of gradients
-# After this time without an answer the other ranks count as dead. The slowest rollout and rank 0's disk take less.
+BYTES_PER_MESSAGE = 2**25  # size of the messages in which gradients are exchanged
+# After this time without an answer the other ranks count as dead. The slowest rollout, or a save by rank 0, takes less.
 PATIENCE = timedelta(minutes=30)
 
 
 class RanksLost(SystemExit):
-    """Another rank has stopped or does not answer: this one ends, too, with one line and exit code 1."""
+    """Another rank has stopped or does not answer. This one ends, too, with a message of one line and exit code 1."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process (`rank`) among `size` that train together."""
+    """This process's `rank` among the `size` processes that train together."""
 
     rank: int = 0
     size: int = 1
-    # Python objects travel by gloo: they take no GPU memory, and a rank that waits for them needs no core.
+    # Python objects are exchanged by gloo: that takes no GPU memory, and no CPU core while a rank waits. None if alone.
     objects: dist.ProcessGroup | None = None
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank logs, and writes files."""
+        """Whether this is rank 0, which logs and writes files."""
         return self.rank == 0
 
     def gather(self, value: T) -> list[T]:
-        """Every rank's value; also a point at which all ranks wait for one another."""
+        """Every rank's value, in the order of the ranks. All ranks wait here for one another."""
         if self.size == 1:
             return [value]
         values: list[T] = [value] * self.size
@@ -56,13 +57,14 @@ class Ranks:
         return values
 
     def from_main(self, value: Any) -> Any:
-        """Rank 0's value. What the other ranks pass is ignored, and may be of another type."""
+        """Rank 0's value, on every rank. What the other ranks pass is ignored, and may be of another type."""
         return self.gather(value)[0]
 
     def divide(self, count: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """`compute` of the rows 0 .. count - 1, a part of them on each rank: compute((n,) rows) -> (n, ...) on the CPU.
+        """Compute something for the rows 0 .. count - 1, a part of them on each rank. Every rank gets the whole result.
 
-        All ranks get the same bits. The last ranks repeat rows, so that all compute equally many.
+        compute: row numbers (n,) -> their results (n, ...) on the CPU. All ranks get the same bits. The last ranks
+        repeat some rows, so that all ranks compute equally many.
         """
         rows_per_rank = -(-count // self.size)
         first_row = self.rank * rows_per_rank
@@ -72,16 +74,17 @@ class Ranks:
     def sum_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
         """Replace each gradient by its sum over the ranks.
 
-        In place, because recorded CUDA graphs write gradients to fixed addresses. In flat messages, because tensor by
-        tensor (878 of them) it takes 35 ms instead of 7 on two H200s; in several, because a full GPU has no room for a
-        copy of all gradients. A parameter without a gradient on any rank gets none: with one AdamW would decay it.
+        The gradients are changed in place, because recorded CUDA graphs write them to fixed addresses. They are sent in
+        flat messages: one message per tensor (878 of them) takes 35 ms instead of 7 on two H200s. There are several
+        messages, because a full GPU has no room for a copy of all gradients. A parameter that has no gradient on any
+        rank stays without one: with a gradient of 0, AdamW would still decay it.
         """
         if self.size == 1:
             return
         has_gradient = self.gather([parameter.grad is not None for parameter in parameters])  # by rank
         gradients: list[Tensor] = []
-        for parameter, on_ranks in zip(parameters, zip(*has_gradient, strict=True), strict=True):
-            if any(on_ranks):
+        for parameter, on_each_rank in zip(parameters, zip(*has_gradient, strict=True), strict=True):
+            if any(on_each_rank):
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 gradients.append(parameter.grad)
@@ -92,7 +95,10 @@ class Ranks:
                 torch._foreach_copy_(message, _unflatten_dense_tensors(flat, message))
 
     def check_same_parameters(self, parameters: Sequence[nn.Parameter]) -> None:
-        """All ranks hold the same float32 parameters: the sums of their bits as integers agree."""
+        """Raise SelfCheckError unless all ranks hold the same float32 parameters.
+
+        What is compared is each tensor's checksum, the sum of its bits read as integers.
+        """
         if self.size == 1:
             return
         bit_sums = [parameter.detach().view(torch.int32).sum(dtype=torch.int64) for parameter in parameters]
@@ -104,18 +110,19 @@ class Ranks:
             )
 
     def leave(self) -> None:
-        """Part from the other ranks, when all is done."""
+        """Wait for the other ranks at the end of a run, and close the connection to them."""
         if self.size > 1:
             self.gather(None)
             dist.destroy_process_group()
 
     @contextlib.contextmanager
     def _answer_expected(self) -> Iterator[None]:
+        """Turn communication errors within the block into RanksLost."""
         try:
             yield
         except (RuntimeError, pickle.UnpicklingError) as error:
             raise RanksLost(
-                f"rank {self.rank}: another rank has stopped, its own message says why, or was silent for too long "
+                f"rank {self.rank}: another rank has stopped (its own message says why) or did not answer in time "
                 f"({first_line(error)})"
             ) from error
 
@@ -124,7 +131,10 @@ ALONE = Ranks()
 
 
 def join_ranks(device: torch.device | str = "auto") -> Ranks:
-    """Meet the other ranks, and make this one's GPU the current one. A process that is alone meets nobody."""
+    """Connect to the other ranks, and make this rank's GPU the current one. Returns ALONE for a single process.
+
+    Raises BadInput when the other ranks cannot be reached.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return ALONE
     on_gpu = torch.cuda.is_available() and torch.device("cuda" if device == "auto" else device).type == "cuda"
@@ -133,11 +143,11 @@ def join_ranks(device: torch.device | str = "auto") -> Ranks:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PATIENCE)
         objects = dist.new_group(backend="gloo", timeout=PATIENCE)
-        # NCCL takes its memory with the first message: now, before the program measures what is free.
+        # NCCL allocates memory with the first message. Send one now, before free memory is measured.
         dist.all_reduce(torch.zeros(1, device="cuda" if on_gpu else "cpu"))
     except (RuntimeError, ValueError) as error:
         raise BadInput(
-            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot meet the others ({first_line(error)}): "
+            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot reach the others ({first_line(error)}): "
             "start as many processes on every machine, with one main_process_ip and main_process_port"
         ) from None
     return Ranks(dist.get_rank(), dist.get_world_size(), objects)  # type: ignore[arg-type]  # never outside the group

@@ -1,4 +1,4 @@
-"""Play whole episodes, for training and for evaluation alike, in all simulators of all ranks at once."""
+"""Play whole episodes in all simulators of all ranks at once, for training and for evaluation."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ TIMED_PARTS = ("sim", "render", "preprocess", "infer", "wait")
 
 @dataclass
 class Rollout:
-    """Trajectories in the order of their episodes, and what collecting them cost."""
+    """Trajectories in the order of their episodes, and how long collecting them took."""
 
     trajectories: list[Trajectory]
     times: dict[str, float]  # seconds; `sim`, `render` and `preprocess` are summed over the environments
-    wall_s: float
+    wall_s: float  # seconds from start to end
     errors: int  # episodes played again after a simulator fault
 
     @property
@@ -58,13 +58,13 @@ def play_episodes(
 ) -> Rollout:
     """Play `episodes` to their ends. Every rank plays a part of them, and all ranks get all trajectories.
 
-    n_steps: new episodes start until this many env steps are reached, over all ranks, and running ones finish (None:
-    all episodes are played). max_batch: observations that are decided on together at most (None: all that wait).
-    record: whether an episode's frames are kept, on the rank that plays it. on_steps: called with the env steps of each
-    chunk. on_finished: called with each trajectory as soon as it has ended.
+    n_steps: new episodes start until this many env steps are reached over all ranks, then the running ones are finished
+    (None: all episodes are played). max_batch: the largest number of observations in one forward pass (None: one per
+    slot). record: whether to keep an episode's frames; they stay on the rank that plays it. on_steps: called with the
+    env steps of each chunk. on_finished: called with each trajectory as soon as it has ended.
 
-    A simulator fault is never a failure of the policy: the episode is played again with the same randomness. Raises
-    RuntimeError after MAX_ATTEMPTS.
+    A simulator fault does not count as a failure of the policy: the episode is played again with the same randomness.
+    Raises RuntimeError after MAX_ATTEMPTS, and BadInput when a single observation does not fit into GPU memory.
     """
     schedule = _Schedule(
         episodes=_episodes_of_rank(episodes, by_group=n_steps is not None, ranks=ranks),
@@ -89,7 +89,8 @@ def play_episodes(
 def _episodes_of_rank(episodes: Iterable[Episode], by_group: bool, ranks: Ranks) -> Iterator[Episode]:
     """The episodes that this rank plays: every `size`-th group, or every `size`-th episode.
 
-    Single episodes divide more evenly, but only where all of them are played anyway: else a group would lack members.
+    Single episodes divide more evenly, but this is correct only where all of them are played: otherwise some members of
+    a group might never be played.
     """
     for episode in episodes:
         index = episode.group if by_group else episode.index
@@ -98,7 +99,7 @@ def _episodes_of_rank(episodes: Iterable[Episode], by_group: bool, ranks: Ranks)
 
 
 def _gather(rollout: Rollout, ranks: Ranks) -> Rollout:
-    """The rollouts of all ranks as one, the same on all of them. Frames stay on the rank that has recorded them."""
+    """Join the rollouts of all ranks, on every rank. Frames stay on the rank that recorded them."""
     without_frames = [replace(trajectory, frames=[]) for trajectory in rollout.trajectories]
     parts = ranks.gather(replace(rollout, trajectories=without_frames))
     parts[ranks.rank] = rollout
@@ -112,15 +113,17 @@ def _gather(rollout: Rollout, ranks: Ranks) -> Rollout:
 
 
 def in_order(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """Trajectories sorted by the index of their episodes."""
     return sorted(trajectories, key=lambda trajectory: trajectory.episode.index)
 
 
 @dataclass
 class _Schedule:
-    """Starts episodes until `n_steps` env steps are reached. Which ones belong to the rollout, timing does not change.
+    """Decides which episodes start and which are kept, so that about `n_steps` env steps are played.
 
-    With W environments a group is admitted when the episodes that come at least W places before its first one hold
-    fewer than `n_steps` env steps. That may change while they run: in the end their final lengths decide what is kept.
+    The speed of the simulators does not change which episodes are kept. With W environments, a group is admitted if the
+    episodes at least W places before its first one hold fewer than `n_steps` env steps. Those may still be running when
+    the group starts. So the rule is applied again at the end, with their final lengths, to decide what is kept.
     """
 
     episodes: Iterator[Episode]
@@ -145,16 +148,17 @@ class _Schedule:
         return episode
 
     def admits(self, episode: Episode) -> bool:
+        """Whether an episode's group belongs to the rollout, by the lengths that are known now."""
         num_decisive = max(0, self.episodes_before_group[episode.group] - self.num_envs + 1)
         return sum(itertools.islice(self.lengths.values(), num_decisive)) < self.n_steps
 
 
 @dataclass
 class _Attempt:
-    """An attempt at an episode in a slot of the pool."""
+    """One attempt to play an episode in a slot of the pool."""
 
-    trajectory: Trajectory  # the simulator may not have finished its last decision
-    tries: int = 1  # with this one
+    trajectory: Trajectory  # the simulator may still be executing its last decision
+    tries: int = 1  # attempts at this episode so far, including this one
     started: float = field(default_factory=time.perf_counter)
     observation: Observation | None = None  # while the episode waits for a decision
 
@@ -173,12 +177,15 @@ class _Player:
     on_steps: Callable[[int], None]
     on_finished: Callable[[Trajectory], None]
     running: dict[int, _Attempt] = field(default_factory=dict)  # by slot
-    waiting: list[int] = field(default_factory=list)  # slots that need a decision, the first one longest
+    waiting: list[int] = field(
+        default_factory=list
+    )  # slots that need a decision; the first has waited longest
     finished: list[Trajectory] = field(default_factory=list)
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_PARTS, 0.0))
     errors: int = 0
 
     def play(self) -> Rollout:
+        """Play until no episode is running and none may start."""
         started = time.perf_counter()
         self.start_episodes()
         while self.running:
@@ -187,13 +194,13 @@ class _Player:
                 self.send_decisions()
             self.start_episodes()
         kept = [trajectory for trajectory in self.finished if self.schedule.admits(trajectory.episode)]
-        if self.pool.num_slots == 1:  # an inline environment works while we wait for it
+        if self.pool.num_slots == 1:  # this environment runs in our process: waiting includes its work
             working_s = self.times["sim"] + self.times["render"] + self.times["preprocess"]
             self.times["wait"] = max(0.0, self.times["wait"] - working_s)
         return Rollout(in_order(kept), self.times, time.perf_counter() - started, self.errors)
 
     def start_episodes(self) -> None:
-        """Fill the free slots."""
+        """Start an episode in every free slot, as long as the schedule gives any."""
         for slot in range(self.pool.num_slots):
             if slot not in self.running:
                 episode = self.schedule.take()
@@ -201,6 +208,7 @@ class _Player:
                     self.start(slot, _Attempt(Trajectory(episode)))
 
     def start(self, slot: int, attempt: _Attempt) -> None:
+        """Reset a slot's simulator to the start of an episode."""
         self.running[slot] = attempt
         episode = attempt.trajectory.episode
         self.pool.reset(
@@ -214,7 +222,7 @@ class _Player:
         )
 
     def receive_results(self) -> None:
-        """Take what the simulators have finished; wait for it only where no episode needs a decision."""
+        """Take the results of the simulators that have finished. Wait for one only if no episode needs a decision."""
         with self.timed("wait"):
             results = self.pool.ready(timeout_s=0 if self.waiting else None)
         for slot, result in results:
@@ -247,7 +255,7 @@ class _Player:
             self.waiting.append(slot)
 
     def try_again(self, slot: int, error: str) -> None:
-        """Play an episode from its beginning after a simulator fault."""
+        """Play an episode from its beginning after a simulator fault. Raises RuntimeError after MAX_ATTEMPTS."""
         attempt = self.running[slot]
         episode = attempt.trajectory.episode
         if attempt.tries == MAX_ATTEMPTS:
@@ -258,7 +266,7 @@ class _Player:
         self.start(slot, _Attempt(Trajectory(episode, fault=error), attempt.tries + 1))
 
     def send_decisions(self) -> None:
-        """Decide for the slots that wait longest, as one batch; a smaller one where the GPU's memory is short."""
+        """Decide for the slots that have waited longest, as one batch. Reduce the batch when GPU memory runs out."""
         with self.timed("infer"):
             slots = self.waiting[: self.max_batch]
             out_of_memory = self.decide_for(slots)
@@ -268,7 +276,9 @@ class _Player:
                 self.max_batch = shrink_batch(self.policy, len(slots), out_of_memory, is_update=False)
 
     def decide_for(self, slots: Sequence[int]) -> str | None:
-        """Decide for `slots` and let their simulators go on. Returns None, or the message of an out-of-memory error.
+        """Decide for `slots` and send the actions to their simulators.
+
+        Returns None, or the first line of an out-of-memory error.
 
         The exception itself must not leave this function: it would keep the tensors of the failed pass alive.
         """
@@ -300,9 +310,9 @@ class _Player:
 
 @contextlib.contextmanager
 def _threads_that_simulators_leave(policy: Policy, pool: Pool) -> Iterator[None]:
-    """Within this block a network on the CPU computes on the cores that the simulators do not need.
+    """Within this block, torch uses only the CPU cores that the simulators leave free (for a policy on the CPU).
 
-    Its threads wait for one another in busy loops, so with too many of them all become slow.
+    torch's threads wait for one another in busy loops, so with more threads than free cores everything becomes slow.
     """
     threads = torch.get_num_threads()
     if policy.device.type == "cpu" and pool.num_slots > 1:

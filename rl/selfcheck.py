@@ -1,7 +1,7 @@
-"""Questions to a policy whose wrong answers no error message would ever tell.
+"""Checks of a policy for faults that raise no error by themselves but make the results wrong.
 
-Most are asked before the run; `check_first_ratio` is asked in every update. Each answers in one sentence or raises:
-SelfCheckError where the program computes something else than it claims.
+Most run before training, `check_first_ratio` in every update. A check returns a sentence about what it measured, or
+raises: BadInput for what the user can repair, SelfCheckError where the program contradicts itself.
 """
 
 from __future__ import annotations
@@ -20,28 +20,32 @@ from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
 from vla.tokens import FIRST_ACTION_TOKEN
 
-SMALLEST_EFFECT = 1e-5  # relative to the largest logit; without any connection the effect is exactly 0
+SMALLEST_EFFECT = (
+    1e-5  # of an input on the logits, relative to the largest; exactly 0 if the input is not read
+)
 SMALLEST_ACTION_MASS = 0.5  # a head trained on action tokens puts nearly all of its probability on them
-# Limits of |log-prob when sampling - log-prob when learning| of a token: on a GPU their kernels round differently.
+# Limits of |log-prob when sampling - log-prob when learning| of a token. On a GPU the two use different kernels, which
+# round differently.
 LOGPROB_LIMIT = {"float32": 1e-4, "bf16": 0.25, "int8": 0.5, "fp8": 1.0}
-FIRST_RATIO_LIMIT = 0.05  # of the mean |ratio - 1| before any optimizer step
-# The gain in nats that the gradient promises for a trial step: small, and larger than bfloat16's noise.
+FIRST_RATIO_LIMIT = 0.05  # limit of the mean |ratio - 1| before any optimizer step
+# The gain, in nats, that the gradient predicts for a trial step: small, but larger than bfloat16's noise.
 PROMISED_GAIN = 0.2
-# Limits of gain / promise. Seen were 0.90 to 1.06 with networks from 32 wide, and 0.4 or less where rounding had
-# swallowed what the adapters add.
+# Limits of measured gain / predicted gain. Measured were 0.90 to 1.06 with networks of width 32 and more, and 0.4 or
+# less where rounding swallowed what the adapters add.
 GAIN_LIMITS = (0.6, 1.6)
 REINSTALL = "a library of this installation is broken; run: pip install -r requirements.txt"
 
 
 def made_up_observation(policy: Policy) -> Observation:
+    """An observation that fits the policy; always the same, and not from a simulator."""
     return synthetic_observations(policy.num_images, policy.statistics.proprio, count=1)[0]
 
 
 @torch.no_grad()
 def attention_probe(policy: Policy) -> str:
-    """A change of the last action slot's input moves the first slot's logits: attention is bidirectional.
+    """Check that attention is bidirectional: changing the last action slot's input moves the first slot's logits.
 
-    With causal attention success is 50 to 60 % instead of 98.
+    With causal attention the success rate is 50 to 60 % instead of 98. Raises BadInput.
     """
     network = policy.network
     inputs = policy.model_inputs([made_up_observation(policy)])
@@ -60,7 +64,10 @@ def attention_probe(policy: Policy) -> str:
 
 @torch.no_grad()
 def image_probe(policy: Policy) -> str:
-    """Black and white images give different logits: it has happened that a library dropped the images."""
+    """Check that black and white images give different logits. Raises BadInput.
+
+    With a broken library version the images once were not read at all.
+    """
     observation = made_up_observation(policy)
     black = replace(observation, images=np.zeros_like(observation.images))
     white = replace(observation, images=np.full_like(observation.images, 255))
@@ -71,27 +78,31 @@ def image_probe(policy: Policy) -> str:
 
 
 def _relative_effect(before: Tensor, after: Tensor) -> float:
+    """The largest change of a logit, relative to the largest logit."""
     return ((after - before).abs().max() / before.abs().max().clamp_min(1e-30)).item()
 
 
 @torch.no_grad()
 def token_probe(policy: Policy, observation: Observation, must_be_trained: bool) -> str:
-    """The action tokens' share of the vocabulary's probability; small in heads of checkpoints trained by regression."""
+    """Measure how much of the vocabulary's probability lies on action tokens.
+
+    It is small in checkpoints that were trained by regression. must_be_trained: raise BadInput if it is small.
+    """
     logits, other_logsumexp = policy.logits_and_other_logsumexp([observation])
     mass = (logits.logsumexp(-1) - other_logsumexp).sigmoid().mean().item()
     finding = f"{100 * mass:.1f} % of the token head's probability lies on action tokens"
     if must_be_trained and not mass >= SMALLEST_ACTION_MASS:
         raise BadInput(
-            f"{finding}: it was not trained on them, and a token policy cannot start from it; use a checkpoint that "
-            "was (README, Train), one with an action head (--teacher l1), or go on with --allow-zero-baseline"
+            f"{finding}: it was not trained on action tokens, so training cannot start from it; use a checkpoint that "
+            "was (README, Train), one with an action head (--teacher l1), or continue with --allow-zero-baseline"
         )
     return finding
 
 
 def check_logits_path(policy: Policy, observation: Observation, temperature: float) -> str:
-    """Sampling and learning agree about the policy: the sampled tokens' log-probs are those that the update sees."""
+    """Check that an update computes the same log-probs for sampled tokens as sampling did. Raises SelfCheckError."""
     acted = policy.act([observation], "sample", temperature, [torch_generator(0, "self-check")])
-    logits = policy.chunk_logits([observation])  # with gradient, as the update's pass
+    logits = policy.chunk_logits([observation])  # with gradient, as in an update
     recomputed = policy.token_logprobs(logits, acted.tokens, temperature).detach().cpu()
     difference = (recomputed - acted.logprobs).abs().max().item()
     limit = LOGPROB_LIMIT[policy.frozen_weights]
@@ -104,7 +115,10 @@ def check_logits_path(policy: Policy, observation: Observation, temperature: flo
 
 
 def check_first_ratio(statistics: Mapping[str, float]) -> float:
-    """The mean |ratio - 1| of an update's first minibatch: before any step the update sees the policy that acted."""
+    """Check the mean |ratio - 1| of an update's first minibatch, and return it. Raises SelfCheckError.
+
+    No optimizer step was taken since the rollout, so the policy is the one that acted, and every ratio should be 1.
+    """
     error = statistics["ratio_error"] / statistics["decisions"]
     if not error <= FIRST_RATIO_LIMIT:  # also for NaN
         raise SelfCheckError(
@@ -115,10 +129,11 @@ def check_first_ratio(statistics: Mapping[str, float]) -> float:
 
 
 def check_learning(policy: Policy, observation: Observation, micro_batch_size: int) -> str:
-    """Learn a micro-batch, the largest thing that happens: it fits into memory and leads where the gradient says.
+    """Check with a trial step on one micro-batch that an update fits into memory and changes the policy as predicted.
 
-    It may not: layers and recorded CUDA graphs keep copies of the parameters, and rounding may swallow what a step
-    changes.
+    An update needs more memory than anything else in a run. A step may have no effect if a layer or a recorded CUDA
+    graph keeps an old copy of the parameters, or if rounding swallows the change. Raises BadInput when memory runs out,
+    SelfCheckError when the step's gain is far from the predicted one.
     """
     num_observations = micro_batch_size if policy.device.type == "cuda" else 1
     try:
@@ -128,22 +143,22 @@ def check_learning(policy: Policy, observation: Observation, micro_batch_size: i
             f"out of GPU memory in one update of {micro_batch_size} decisions ({first_line(error)}); lower "
             "--micro-batch-size, keep --gradient-checkpointing on, or lower --lora-rank"
         ) from None
-    finding = f"an optimizer step that promises {PROMISED_GAIN} nats brings {gain:.4f}"
+    finding = f"an optimizer step with a predicted gain of {PROMISED_GAIN} nats brings {gain:.4f}"
     lowest, highest = GAIN_LIMITS
     if not lowest * PROMISED_GAIN <= gain <= highest * PROMISED_GAIN:
         raise SelfCheckError(
-            f"{finding}: the policy does not follow its parameters, training would lead nowhere; try --compile off or "
-            "--frozen-weights float32"
+            f"{finding}: the policy does not follow its parameters, training would have no effect; try --compile off "
+            "or --frozen-weights float32"
         )
     return finding
 
 
 def _gain_of_trial_step(policy: Policy, observations: Sequence[Observation]) -> float:
-    """By how much an optimizer step that promises PROMISED_GAIN raises a log-prob, in nats. The policy stays as it is.
+    """How much a trial step with the predicted gain PROMISED_GAIN raises a log-prob, in nats. The step is undone.
 
-    The log-prob is that of the least likely tokens, whose gradient never vanishes. AdamW's first step moves by
-    lr * g / (|g| + eps), so it promises lr * sum(g^2 / (|g| + eps)). Half the difference between the step and its
-    opposite is free of the loss's curvature.
+    The log-prob is that of the least likely tokens, whose gradient never vanishes. AdamW's first step moves a parameter
+    by lr * g / (|g| + eps), so the predicted gain is lr * sum(g^2 / (|g| + eps)). The result is half the difference
+    between this step and the opposite one, in which the loss's curvature cancels out.
     """
     parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
     logits = policy.chunk_logits(observations)
@@ -168,12 +183,12 @@ def _logprob_after_step(
     parameters: Sequence[nn.Parameter],
     lr: float,
 ) -> float:
-    """The tokens' mean log-prob after an optimizer step, which is taken back."""
+    """The tokens' mean log-prob after an optimizer step, which is then undone."""
     values_before = [parameter.detach().to("cpu", copy=True) for parameter in parameters]
     optimizer = make_optimizer(parameters, lr, weight_decay=0.0)
     policy.watch(optimizer)
     optimizer.step()
-    del optimizer  # its moments need not fit into memory beside the pass
+    del optimizer  # free its moments before the forward pass needs memory
     logprob = policy.token_logprobs(policy.chunk_logits(observations), tokens, 1.0).mean().item()
     with torch.no_grad():
         for parameter, value in zip(parameters, values_before, strict=True):

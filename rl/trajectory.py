@@ -1,4 +1,4 @@
-"""The records of the algorithm: episodes, decisions, trajectories, and the flat batch that an update learns from.
+"""The data of the algorithm: episodes, decisions, trajectories, and the flat batch that an update learns from.
 
 Dimension key: N decisions of the batch, M trajectories, A action tokens of a chunk (8 actions x 7 = 56), V token ids.
 """
@@ -20,19 +20,19 @@ from envs.perturb import Perturbation, label_of
 
 @dataclass(frozen=True)
 class Episode:
-    """What to play: enough to play it again identically."""
+    """What to play, with all that is needed to play it again identically."""
 
-    index: int  # position in this rollout; with the update's number it fixes all randomness of the episode
+    index: int  # position in the rollout; together with the update index it fixes all random draws of the episode
     task_id: int
     init_state_id: int | None  # one of the benchmark's initial states; None: a fresh one, placed by `seed`
     group: int  # episodes of one group share task, initial state and perturbation
-    seed: int = (
-        0  # of LIBERO's placement sampler; with one of the benchmark's states it places the fixtures alone
-    )
-    draw: int = 0  # how many groups of its task the run had before this one
+    # Of LIBERO's placement sampler. With one of the benchmark's initial states it places only the fixtures.
+    seed: int = 0
+    draw: int = 0  # number of groups of this task in the run before this one
     perturbation: Perturbation | None = None
 
     def describe(self) -> str:
+        """The episode in words, for messages."""
         start = f"fresh ({self.seed})" if self.init_state_id is None else f"{self.init_state_id}"
         perturbed = "" if self.perturbation is None else f", {label_of(self.perturbation)}"
         return f"task {self.task_id}, initial state {start}{perturbed}"
@@ -40,26 +40,26 @@ class Episode:
 
 @dataclass
 class Decision:
-    """One policy call. Only `executed` is unknown until the simulator has played the chunk."""
+    """One decision of the policy: a chunk. `executed` is set when the simulator has played it."""
 
     observation: Observation | None  # its images uint8 on the CPU; None where it was not kept
     tokens: Tensor  # (A,) int64 token ids of the chunk that was sent to the simulator
     by_teacher: bool
     student_logprobs: Tensor | None = None  # (A,) float32 at the sampling temperature; None in the warmup
-    executed: int = 0  # actions of the chunk that the simulator executed
+    executed: int = 0  # how many of the chunk's actions the simulator executed
 
 
 @dataclass
 class Trajectory:
-    """One whole episode."""
+    """An episode as it was played."""
 
     episode: Episode
     decisions: list[Decision] = field(default_factory=list)
     success: bool = False  # also its return: the reward is 1 at success, else 0
-    env_steps: int = 0  # settling not counted
+    env_steps: int = 0  # without the settling steps at the start
     frames: list[np.ndarray] = field(default_factory=list)  # (256, 256, 3) uint8 per env step when recorded
-    seconds: float = 0.0  # from its reset to its end, waiting for the policy included
-    fault: str | None = None  # of the simulator, in an earlier attempt at this episode
+    seconds: float = 0.0  # from reset to end, including the time it waited for the policy
+    fault: str | None = None  # the simulator's error in an earlier attempt at this episode
 
 
 @dataclass(frozen=True)
@@ -67,16 +67,17 @@ class Batch:
     """Decisions of a rollout, one row each; no padded time axis.
 
     Two trajectories of 2 and 1 decisions give N = 3, M = 2, `trajectory` = [0, 0, 1], `steps_to_end` = [1, 0, 0].
-    `flatten` leaves advantages at 0 and weights at 1: `rl.advantages` and `rl.update` fill in these and the last field.
+    `flatten` sets advantages to 0 and weights to 1. Later `rl.advantages` computes the advantages, and `rl.update` the
+    weights and teacher_logprobs.
     """
 
     observations: list[Observation]  # N observations
     tokens: Tensor  # (N, A) int64
-    executed: Tensor  # (N, A) bool, True where the token's action was really executed
-    student_logprobs: Tensor  # (N, A) float32, the student's at collection time (zeros in the warmup)
+    executed: Tensor  # (N, A) bool, True where the token's action was executed
+    student_logprobs: Tensor  # (N, A) float32, of the student that played the rollout; zeros in the warmup
     by_teacher: Tensor  # (N,) bool
-    trajectory: Tensor  # (N,) int64, row -> trajectory
-    steps_to_end: Tensor  # (N,) int64, decisions that follow in the same trajectory
+    trajectory: Tensor  # (N,) int64, index of the row's trajectory
+    steps_to_end: Tensor  # (N,) int64, number of decisions that follow in the same trajectory
     advantages: Tensor  # (N,) float32
     weights: Tensor  # (N,) float32, of the rows in the loss, with mean 1
     teacher_logprobs: Tensor | None = None  # (N, A, V) float32, always on the CPU: it may be gigabytes
@@ -85,20 +86,20 @@ class Batch:
         return len(self.observations)
 
     def __getitem__(self, rows: slice | Tensor) -> Batch:
-        """The rows of a slice, as views, or copies of those that an index tensor names."""
+        """Select rows: a slice gives views of the tensors, an index tensor gives copies."""
         indices = range(len(self))[rows] if isinstance(rows, slice) else rows.tolist()
         observations = [self.observations[index] for index in indices]
         columns = {name: column[rows] for name, column in self._columns().items()}
         return replace(self, observations=observations, **columns)
 
     def split(self, size: int | Sequence[int]) -> Iterator[Batch]:
-        """Consecutive parts of `size` rows (the last may have fewer), or of each of the sizes."""
+        """Split into consecutive parts of `size` rows (the last may have fewer), or of the sizes in a list."""
         sizes = [size] * -(-len(self) // size) if isinstance(size, int) else size
         for end, part_size in zip(itertools.accumulate(sizes), sizes, strict=True):
             yield self[end - part_size : end]
 
     def to(self, device: torch.device) -> Batch:
-        """The same with its columns on `device`, so that picking rows there waits for nothing."""
+        """The same batch with its tensors on `device`, where rows can be selected without waiting for the CPU."""
         columns = self._columns()
         columns.pop("teacher_logprobs", None)  # it stays on the CPU
         return replace(self, **{name: column.to(device) for name, column in columns.items()})
@@ -109,7 +110,7 @@ class Batch:
 
 
 def flatten(trajectories: Sequence[Trajectory], action_dim: int) -> Batch:
-    """Trajectories as one flat batch. `action_dim` tokens make one action (7 for LIBERO)."""
+    """Join trajectories into one flat batch. `action_dim` tokens make one action (7 for LIBERO)."""
     decisions = [decision for trajectory in trajectories for decision in trajectory.decisions]
     lengths = torch.tensor([len(trajectory.decisions) for trajectory in trajectories])
     num_tokens = len(decisions[0].tokens)

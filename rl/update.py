@@ -1,4 +1,8 @@
-"""One update: epochs of minibatches over a rollout, with exact gradient accumulation."""
+"""One update: epochs of minibatches over a rollout.
+
+The gradient of a minibatch is accumulated over micro-batches, and equals that of the whole minibatch computed at once.
+A row is active if it can contribute a gradient (`rows_that_learn`). Inactive rows are not computed.
+"""
 
 from __future__ import annotations
 
@@ -29,29 +33,29 @@ if TYPE_CHECKING:
     from vla.policy import Policy
 
 SPIKE_FACTOR = 100.0  # times max_grad_norm: a step with a larger gradient is counted as a spike
-MAX_SKIPPED_IN_A_ROW = 20  # optimizer steps; then the training has diverged
-MAX_UPDATES_WITHOUT_SIGNAL = 10
-# Metrics that are measured at the end of an update over SAMPLE_SIZE rows, active or not, so that they can be compared
-# between kinds of advantage.
+MAX_SKIPPED_IN_A_ROW = 20  # after this many skipped optimizer steps in a row the training counts as diverged
+MAX_UPDATES_WITHOUT_SIGNAL = 10  # after this many updates in a row with all advantages 0 the run stops
+# These metrics are measured at the end of an update over SAMPLE_SIZE rows of the rollout, active or not, so that they
+# can be compared between kinds of advantage.
 OVER_ALL_ROWS = ("train/entropy", "train/approx_kl", "train/clip_fraction")
 SAMPLE_SIZE = 256
 
 
 @dataclass(frozen=True)
 class Learner:
-    """What is trained, the policy's adapters with their optimizer and perhaps a critic, and who trains it."""
+    """What an update changes (policy, optimizer, critic), and the ranks that train it together."""
 
     policy: Policy
     critic: Critic | None  # with `--advantage gae`
     optimizer: torch.optim.Optimizer
-    ranks: Ranks = ALONE  # every rank has this learner, with the same numbers in it
+    ranks: Ranks = ALONE  # every rank holds a copy of this learner with the same values
     teacher_mode: TeacherMode = "greedy"  # how the policy's teacher decides
 
 
 def make_learner(
     policy: Policy, config: TrainConfig, ranks: Ranks = ALONE, teacher_mode: TeacherMode = "greedy"
 ) -> Learner:
-    """AdamW over the policy's trainable parameters, and a critic that has seen nothing."""
+    """Build a learner: AdamW over the policy's trainable parameters, and an empty critic for `--advantage gae`."""
     parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
     optimizer = make_optimizer(parameters, config.update.lr, config.update.weight_decay)
     policy.watch(optimizer)
@@ -67,11 +71,11 @@ def update(
     update_index: int,
     on_decisions: Callable[[int], None] = lambda decisions: None,
 ) -> dict[str, float]:
-    """Minimise the phase's loss over `n_epochs` passes; returns the metrics. Raises BadInput for a diverged training.
+    """Minimise the phase's loss in `n_epochs` epochs. Returns the metrics. Raises BadInput if training has diverged.
 
-    The loss is divided by the minibatch's size, inactive rows included: the gradient is what it would be if they ran.
+    The loss is divided by the minibatch's size including inactive rows, so skipping them does not change the gradient.
     A minibatch without active rows takes no optimizer step. Every rank holds the whole batch and computes a slice of
-    each minibatch, perhaps an empty one. The GPU is waited for at the end of an epoch.
+    each minibatch, which may be empty. The CPU waits for the GPU only at the end of an epoch.
     """
     started = time.perf_counter()
     ranks = learner.ranks
@@ -91,7 +95,7 @@ def update(
         generator = torch_generator(config.run.seed, "minibatches", update_index, epoch)
         for minibatch, size in draw_minibatches(batch, active, settings.batch_size, generator):
             on_decisions(size)
-            if len(minibatch) == 0:  # no momentum, no weight decay either
+            if len(minibatch) == 0:  # a step would still apply momentum and weight decay
                 continue
             micro_batch_size, minibatch_statistics = accumulate_gradient(
                 learner, minibatch[ranks.rank :: ranks.size], size, micro_batch_size, phase, config
@@ -122,21 +126,21 @@ def update(
 
 
 def learning_rate(settings: UpdateConfig, phase: PhaseState) -> float:
-    """Imitation bears larger steps than reinforcement, so the warmup may have a rate of its own."""
+    """The phase's learning rate. Imitation tolerates larger steps than RL, so the warmup may have its own rate."""
     if phase.distils and settings.warmup_lr is not None:
         return settings.warmup_lr
     return settings.lr
 
 
 def rows_that_learn(batch: Batch, phase: PhaseState, config: TrainConfig) -> Tensor:
-    """(N,) bool, False for rows that cannot contribute a gradient: they never run."""
+    """Which rows are active: (N,) bool, False for rows that cannot contribute a gradient, which are not computed."""
     if phase.distils or config.loss.kl_coef > 0 or config.loss.entropy_coef > 0:
         return torch.ones(len(batch), dtype=torch.bool)
     return losses.policy_advantages(batch) != 0
 
 
 def prepare_batch(learner: Learner, batch: Batch, phase: PhaseState, config: TrainConfig) -> Batch:
-    """The batch with what its loss needs beside advantages: weights, and the teacher's tokens or log-probs."""
+    """Add to the batch what its loss needs besides advantages: weights, and the teacher's tokens or log-probs."""
     by_trajectory = losses.weighs_trajectories(config.loss) and not phase.distils
     batch = replace(batch, weights=losses.decision_weights(batch, by_trajectory))
     if phase.distils:
@@ -148,7 +152,7 @@ def prepare_batch(learner: Learner, batch: Batch, phase: PhaseState, config: Tra
 
 
 def teacher_tokens(learner: Learner, batch: Batch, config: TrainConfig) -> Tensor:
-    """(N, A) the tokens that the teacher chooses for the batch's observations; each rank asks for a part."""
+    """The tokens that the teacher chooses for the batch's observations, (N, A). Each rank computes a part."""
 
     def tokens_of(rows: Tensor) -> Tensor:
         parts = batch[rows].split(int(config.update.micro_batch_size))
@@ -160,7 +164,7 @@ def teacher_tokens(learner: Learner, batch: Batch, config: TrainConfig) -> Tenso
 
 @torch.no_grad()
 def teacher_logprobs(learner: Learner, batch: Batch, config: TrainConfig) -> Tensor:
-    """(N, A, V) the teacher's log-probs at the sampling temperature, on the CPU; each rank computes a part."""
+    """The teacher's log-probs at the sampling temperature, (N, A, V) on the CPU. Each rank computes a part."""
 
     def logprobs_of(rows: Tensor) -> Tensor:
         logprobs: list[Tensor] = []
@@ -176,9 +180,10 @@ def teacher_logprobs(learner: Learner, batch: Batch, config: TrainConfig) -> Ten
 def draw_minibatches(
     batch: Batch, active: Tensor, batch_size: int, generator: torch.Generator
 ) -> Iterator[tuple[Batch, int]]:
-    """All rows once, in random order: the active rows of each minibatch, and its size with the inactive ones.
+    """Deal all rows into random minibatches. Yields each one's active rows, and its size with the inactive ones.
 
-    The rows of the epoch are gathered at once: on a GPU the minibatches are views, and picking them waits for nothing.
+    The rows of the whole epoch are gathered at once. The minibatches are views of them, so that taking one does not
+    make the CPU wait for the GPU.
     """
     minibatches = torch.randperm(len(batch), generator=generator).split(batch_size)
     active_rows = [rows[active[rows]] for rows in minibatches]
@@ -194,9 +199,11 @@ def accumulate_gradient(
     phase: PhaseState,
     config: TrainConfig,
 ) -> tuple[int, list[losses.Statistics]]:
-    """Add up the gradient of a minibatch's mean loss over `size` rows, one micro-batch (one graph in memory) at a time.
+    """Compute the gradient of a minibatch's loss, which is divided by `size`, one micro-batch at a time.
 
-    Out of memory, it begins again with a smaller micro-batch. Returns the micro-batch size that fits, and statistics.
+    Only one micro-batch's autograd graph is in memory. If memory runs out, the minibatch starts again with a smaller
+    micro-batch. Returns the micro-batch size that fits, and the statistics of each micro-batch. Raises BadInput when
+    even the smallest does not fit.
     """
     while True:
         statistics: list[losses.Statistics] = []
@@ -208,7 +215,7 @@ def accumulate_gradient(
             return micro_batch_size, statistics
         except torch.OutOfMemoryError as error:
             reason = first_line(error)
-        # Outside of the handler: the exception keeps everything alive that the failed pass has computed.
+        # This stands outside the handler, because the exception keeps the failed pass's tensors alive.
         learner.optimizer.zero_grad(set_to_none=True)
         micro_batch_size = shrink_batch(learner.policy, micro_batch_size, reason, is_update=True)
 
@@ -216,7 +223,7 @@ def accumulate_gradient(
 def micro_batch_loss(
     learner: Learner, micro_batch: Batch, phase: PhaseState, config: TrainConfig
 ) -> tuple[Tensor, losses.Statistics]:
-    """What the phase minimises, summed over the rows of a micro-batch."""
+    """The phase's loss, summed over the rows of a micro-batch, (), and its statistics."""
     policy = learner.policy
     if phase.phase is Phase.SUPERVISED:
         logits, other_logsumexp = policy.logits_and_other_logsumexp(micro_batch.observations)
@@ -241,7 +248,7 @@ def measure_sample(
     config: TrainConfig,
     update_index: int,
 ) -> dict[str, float]:
-    """OVER_ALL_ROWS by the policy as it is now, over rows that are drawn from the whole rollout."""
+    """Measure the metrics in OVER_ALL_ROWS with the updated policy, over rows drawn from the whole rollout."""
     ranks = learner.ranks
     generator = torch_generator(config.run.seed, "statistics", update_index)
     rows = torch.randperm(len(batch), generator=generator)[:SAMPLE_SIZE]
@@ -255,7 +262,7 @@ def measure_sample(
 
 
 def sum_statistics(statistics: Sequence[losses.Statistics], ranks: Ranks) -> dict[str, float]:
-    """Statistics of all ranks' micro-batches as those of one; read from the device in one transfer."""
+    """Merge the statistics of all ranks' micro-batches into one; they leave the device in one transfer."""
     on_device = [value for micro_batch in statistics for value in micro_batch.values()]
     values = iter(torch.stack(on_device).tolist() if on_device else [])
     on_cpu = [{name: next(values) for name in micro_batch} for micro_batch in statistics]
@@ -263,7 +270,7 @@ def sum_statistics(statistics: Sequence[losses.Statistics], ranks: Ranks) -> dic
 
 
 def merge(parts: Iterable[dict[str, float]]) -> dict[str, float]:
-    """Sums of several parts as sums over all of them; the largest of those named _max."""
+    """Merge the statistics of several parts: sums are added; of those whose names end in _max the largest counts."""
     whole: dict[str, float] = {}
     for part in parts:
         for name, value in part.items():
@@ -275,7 +282,7 @@ def merge(parts: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def mean_statistics(statistics: dict[str, float]) -> dict[str, float]:
-    """Means over the decisions of an update; empty where none was active."""
+    """Turn an update's sums into means over its active decisions; empty if there were none."""
     decisions = statistics.get("decisions", 0)
     return {
         name: value if name.endswith("_max") else value / decisions
@@ -285,7 +292,7 @@ def mean_statistics(statistics: dict[str, float]) -> dict[str, float]:
 
 
 def step_metrics(gradient_norms: Sequence[float], max_grad_norm: float, lr: float) -> dict[str, float]:
-    """How the optimizer steps went, by the norms before clipping; NaN stands for a skipped step."""
+    """Metrics of the optimizer steps. gradient_norms: L2 norms before clipping, NaN for a skipped step."""
     taken = [norm for norm in gradient_norms if not math.isnan(norm)]
     return {
         "train/grad_norm": sum(taken) / len(taken) if taken else 0.0,
@@ -307,7 +314,7 @@ def drifted_too_far(epoch_sums: dict[str, float], target_kl: float | None) -> bo
 
 
 def check_skipped_steps(gradient_norms: Sequence[float], update_index: int) -> None:
-    """Raise BadInput when MAX_SKIPPED_IN_A_ROW optimizer steps in a row were skipped, in whichever epochs."""
+    """Raise BadInput when MAX_SKIPPED_IN_A_ROW optimizer steps in a row were skipped, across epochs."""
     for is_skipped, steps in itertools.groupby(gradient_norms, math.isnan):
         if is_skipped and len(list(steps)) >= MAX_SKIPPED_IN_A_ROW:
             raise _diverged(f"{MAX_SKIPPED_IN_A_ROW} optimizer steps in a row", update_index)
@@ -327,7 +334,7 @@ def _diverged(steps: str, update_index: int) -> BadInput:
 
 
 def stop_without_signal(updates_without_signal: int) -> None:
-    """Stop a run whose advantages were all 0 in many updates in a row."""
+    """Raise BadInput when all advantages were 0 in MAX_UPDATES_WITHOUT_SIGNAL updates in a row."""
     if updates_without_signal >= MAX_UPDATES_WITHOUT_SIGNAL:
         raise BadInput(
             f"no learning signal: all advantages of the last {updates_without_signal} updates were 0. Look at "

@@ -1,6 +1,6 @@
-"""The folder that holds a trained policy: an adapter in peft's format, the proprio projector, and small files.
+"""The folder of a trained policy: an adapter in peft's format, the proprio projector, and small files.
 
-Evaluation needs nothing else but the base checkpoint, which the folder names.
+Evaluation needs only this folder and the base checkpoint, which the folder names.
 """
 
 import re
@@ -19,26 +19,33 @@ from vla.weights import read_header, read_tensors, write_tensors
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 PROPRIO_FILE = "proprio_projector.safetensors"
-SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.json")  # that evaluation reads
+# The base checkpoint's small files that evaluation reads.
+SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.json")
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
-VARIANTS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "bias")  # of LoRA
+# Fields of adapter_config.json that turn on variants of LoRA, which this program does not support.
+VARIANTS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "bias")
 
 
 @dataclass(frozen=True)
 class StoredAdapter:
-    """What an adapter folder holds."""
+    """An adapter as read from its folder."""
 
     folder: Path
     rank: int
     alpha: int
     base_model: str | None  # folder or hub id of the checkpoint that it was trained on
-    base_fingerprint: str | None  # `vla.weights.fingerprint` of that checkpoint; None: from another program
-    frozen_weights: str | None  # the format of the frozen weights in training: `Policy.frozen_weights`
-    tensors: dict[str, Tensor]  # named as by `AdaptedLayers.named_matrices`
+    base_fingerprint: (
+        str | None
+    )  # `vla.weights.fingerprint` of that checkpoint; None if another program wrote it
+    frozen_weights: str | None  # format of the frozen weights in training, see `Policy.frozen_weights`
+    tensors: dict[str, Tensor]  # by the names of `AdaptedLayers.named_matrices`
 
 
 def base_of_adapter(folder: Path) -> str | None:
-    """The base (folder or hub id) that an adapter folder names; None when the folder is no adapter."""
+    """The base (folder or hub id) that an adapter folder names; None when the folder is no adapter.
+
+    Raises BadInput when it is an adapter but names no base.
+    """
     path = folder / CONFIG_FILE
     if not path.is_file():
         return None
@@ -49,9 +56,10 @@ def base_of_adapter(folder: Path) -> str | None:
 
 
 def base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | None]:
-    """(base, adapter) of what the user named: a checkpoint that is itself an adapter becomes its base and that adapter.
+    """Find base and adapter from what the user named. Returns (base, adapter folder or None).
 
-    `checkpoint` may also be a pointer to an adapter folder, such as RUN/checkpoints/best.
+    A `checkpoint` that is an adapter folder is replaced by its base and itself. It may also be a pointer to an adapter
+    folder, such as RUN/checkpoints/best. Raises BadInput when `checkpoint` is an adapter and `adapter` is given, too.
     """
     folder = resolve_pointer(Path(checkpoint))
     base = base_of_adapter(folder)
@@ -71,13 +79,15 @@ def write_adapter(
     frozen_weights: str = "float32",
     looks: Collection[str] = (),
 ) -> None:
-    """Write what training has changed in the format of peft's PeftModel.from_pretrained, and what it takes to run.
+    """Write a trained adapter so that this program and peft's PeftModel.from_pretrained can read it.
 
-    base_folder: the checkpoint folder whose small files are copied; base_model: how the user named it. looks: see
+    Writes the adapter, the proprio projector, and the small files that evaluation reads. base_folder: the checkpoint
+    folder from which these are copied. base_model: its name, which the adapter's config stores. looks: see
     `read_looks`.
     """
     matrices = network.adapters.named_matrices()
-    # What is left out has peft's default. Version 0.11.1, openvla-oft's, refuses a file with keys of newer versions.
+    # Fields that are left out have peft's default. peft 0.11.1, which openvla-oft uses, refuses keys that only newer
+    # versions know.
     config = {
         "peft_type": "LORA",
         "r": network.adapters.rank,
@@ -113,7 +123,7 @@ def read_adapter(folder: Path) -> StoredAdapter:
     if kind != "LORA" or used_variants or not rank or not alpha:
         raise BadInput(
             f"{folder / CONFIG_FILE}: expected a plain LoRA adapter, found peft_type {kind}, r {rank}, lora_alpha "
-            f"{alpha} {' '.join(used_variants)}: merge it with the program that made it"
+            f"{alpha} {' '.join(used_variants)}: merge it into its base with the program that made it"
         )
     path = folder / WEIGHTS_FILE
     tensors = {
@@ -142,17 +152,17 @@ def _check_pairs(tensors: Mapping[str, Tensor], rank: int, path: Path) -> None:
         is_matrix = matrix in ("lora_A", "lora_B")
         if not is_matrix or lora_A is None or lora_B is None or not len(lora_A) == lora_B.shape[1] == rank:
             raise BadInput(
-                f"{path}: {name} is not of a pair lora_A and lora_B of rank {rank}, as {CONFIG_FILE} says"
+                f"{path}: {name} is not one of a pair lora_A and lora_B of the rank in {CONFIG_FILE}, {rank}"
             )
 
 
 def read_looks(folder: Path) -> list[str]:
-    """The pictures that an adapter, and its base as far as that is known, was trained on: see CheckpointInfo."""
+    """The looks that an adapter and its base were trained on, as far as recorded: see `CheckpointInfo.looks`."""
     return read_header(folder / WEIGHTS_FILE)[1].get("looks", "").split()
 
 
 def copy_into_network(adapter: StoredAdapter, network: OpenVLAOFT) -> None:
-    """Copy the values of a stored adapter, and of its projector if it has one, into the network's own.
+    """Copy the values of a stored adapter, and of its proprio projector if it has one, into the network.
 
     Raises BadInput when they do not fit.
     """
@@ -169,13 +179,14 @@ def copy_into_network(adapter: StoredAdapter, network: OpenVLAOFT) -> None:
         return
     if network.proprio_projector is None:
         raise BadInput(
-            f"{path}: this adapter was trained with proprio, the checkpoint has none: give its own base"
+            f"{path}: this adapter was trained with proprio, this checkpoint has none: give the adapter's own base"
         )
     _copy_tensors(network.proprio_projector.state_dict(), read_tensors(path), path)
 
 
 @torch.no_grad()
 def _copy_tensors(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], path: Path) -> None:
+    """Copy tensors by name. Raises BadInput for the first one, by name, that is missing or has another shape."""
     for name in sorted(targets.keys() | stored.keys()):
         expected_shape = _shape_of(targets, name)
         stored_shape = _shape_of(stored, name)
@@ -187,4 +198,5 @@ def _copy_tensors(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], p
 
 
 def _shape_of(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...] | str:
+    """A tensor's shape for a message; "none" if there is no such tensor."""
     return tuple(tensors[name].shape) if name in tensors else "none"

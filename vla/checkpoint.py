@@ -1,10 +1,11 @@
-"""What a checkpoint folder of OpenVLA-OFT holds.
+"""Find out what a checkpoint folder of OpenVLA-OFT holds.
 
-Every public kind is read:
+Every public kind is supported:
   * trained by L1 regression: safetensors + action_head--*.pt + proprio_projector--*.pt; two images;
   * trained on action tokens: safetensors alone; one image, no proprio;
-  * after reinforcement learning with SimpleVLA-RL: as before, with the proprio projector among the safetensors.
-A folder that is read is never written to, and nothing in it is executed.
+  * trained on action tokens, then by reinforcement learning with SimpleVLA-RL: safetensors alone, which include the
+    proprio projector.
+Nothing is written to the folder, and no code in it is executed.
 """
 
 from dataclasses import dataclass
@@ -16,25 +17,25 @@ from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, load_stat
 from vla.network_config import NetworkConfig, read_network_config
 from vla.weights import StoredTensor, read_header, weight_files
 
-PROPRIO_PREFIX = "proprio_projector."  # of the tensors' names where they are among the safetensors
+PROPRIO_PREFIX = "proprio_projector."  # begins the names of the projector's tensors in safetensors files
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a folder holds, according to its file names, headers and JSON files alone."""
+    """What a folder holds, found from its file names, headers and JSON files without reading the weights."""
 
     folder: Path
     config: NetworkConfig
     statistics: dict[str, DatasetStatistics]
-    # The folder that the statistics come from: an adapter may have learned from another data set than its base.
+    # The folder that the statistics come from: an adapter may have been trained on another data set than its base.
     statistics_folder: Path
-    weights: dict[str, StoredTensor]  # the network's tensors, by their name in the files
-    proprio_weights: dict[str, StoredTensor]  # of a proprio projector that is among the safetensors
+    weights: dict[str, StoredTensor]  # the network's tensors by their names in the files
+    proprio_weights: dict[str, StoredTensor]  # the proprio projector's tensors in safetensors files, if any
     proprio_file: Path | None
     action_head_file: Path | None
     num_images: int
-    # The pictures that it was trained on: "official", "lowpoly", or the digest of another asset pack. Empty where
-    # they are not recorded, as in public checkpoints, which were trained on LIBERO's official pictures.
+    # What the simulator's objects looked like in training: "official", "lowpoly", or the digest of another asset pack.
+    # Empty where that is not recorded, as in public checkpoints, which were trained on LIBERO's official assets.
     looks: tuple[str, ...]
 
     @property
@@ -53,9 +54,9 @@ def inspect_checkpoint(
 ) -> CheckpointInfo:
     """Find out what a folder holds. Raises BadInput when it is not a checkpoint that this program can use.
 
-    num_images: overrides what the folder says. adapter: folder of an adapter that was trained on top of the
-    checkpoint; it may have seen further pictures and have statistics of its own. statistics: folder with the
-    statistics of demonstrations that the policy will learn from; these win over the adapter's and the checkpoint's.
+    num_images: overrides what the folder says. adapter: folder of an adapter that was trained on this checkpoint; it
+    may have seen other looks and have its own statistics. statistics: folder with the statistics of demonstrations that
+    the policy will learn from; they take precedence over the adapter's, and these over the checkpoint's.
     """
     config = read_network_config(folder)
     weights: dict[str, StoredTensor] = {}
@@ -71,7 +72,7 @@ def inspect_checkpoint(
     proprio_file = _module_file(folder, "proprio_projector")
     action_head_file = _module_file(folder, "action_head")
     has_proprio = proprio_file is not None or bool(proprio_weights)
-    # Public checkpoints do not say how many images they read, but their kinds were trained on this many.
+    # Public checkpoints do not say how many images they read. Each kind was trained with the number chosen here.
     default_num_images = 2 if action_head_file is not None and has_proprio else 1
     statistics_folder = _statistics_folder(folder, adapter, statistics)
     adapter_looks = read_looks(Path(adapter)) if adapter else []
@@ -90,7 +91,10 @@ def inspect_checkpoint(
 
 
 def _module_file(folder: Path, module: str) -> Path | None:
-    """The file that holds a module's state dict, by openvla-oft's equally loose pattern. None when there is none."""
+    """The file that holds a module's state dict, or None. The name pattern is as loose as openvla-oft's.
+
+    Raises BadInput when several files match.
+    """
     paths = sorted(folder.glob(f"*{module}*checkpoint*"))
     if len(paths) > 1:
         names = ", ".join(path.name for path in paths)
@@ -101,6 +105,7 @@ def _module_file(folder: Path, module: str) -> Path | None:
 
 
 def _statistics_folder(checkpoint: Path, adapter: str | None, statistics: str | None) -> Path:
+    """The first folder with dataset statistics: `statistics`, then `adapter`, then the checkpoint."""
     for name in (statistics, adapter):
         if name and (Path(name) / STATISTICS_FILE).is_file():
             return Path(name)

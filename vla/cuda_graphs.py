@@ -1,9 +1,9 @@
-"""The network's passes as CUDA graphs: recorded once per shape, replayed afterwards without Python.
+"""Run the network's passes as CUDA graphs: recorded once per input shape, then replayed without Python.
 
-A 7B forward pass is some 3,000 kernels. To launch them from Python takes as long as to run them for one observation.
-A recording is of a forward pass, or of a forward and a backward pass. All of them share one pool of memory, in which a
-replay overwrites what the replay before it has computed. So results are copied out at once, and a backward pass must
-follow its own forward pass.
+A 7B forward pass launches some 3,000 kernels. For one observation, launching them from Python takes as long as running
+them. A recording holds a forward pass, or a forward and a backward pass. All recordings share one memory pool, so a
+replay overwrites the results of the replay before it. Results are therefore copied out at once, and no other pass may
+run between a forward pass and its backward pass.
 
 Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog), torch.cuda.make_graphed_callables.
 """
@@ -19,8 +19,8 @@ from torch import Tensor
 
 from vla.model import OpenVLAOFT
 
-WARM_UP_PASSES = 2  # before recording: kernels are compiled and chosen in them
-Inputs = tuple[Any, ...]  # the network's arguments: tensors, and None where it reads nothing
+WARM_UP_PASSES = 2  # passes before a recording, in which kernels are compiled and chosen
+Inputs = tuple[Any, ...]  # the network's arguments: tensors, or None for an argument that is not used
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Recording:
     output_gradients: tuple[Tensor, ...] = ()
 
     def replay(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """The outputs for other inputs of the same shapes."""
+        """Run the forward pass on other inputs of the same shapes, and return copies of the outputs."""
         for recorded_input, new_input in zip(self.inputs, inputs, strict=True):
             if new_input is not None:
                 recorded_input.copy_(new_input)
@@ -44,17 +44,19 @@ class Recording:
 
 
 class GraphedNetwork:
-    """Called like the network, on the same arguments with the same results."""
+    """Stands in for the network: takes the same arguments and gives the same results, but replays CUDA graphs."""
 
     def __init__(self, network: OpenVLAOFT):
         self.network = network
         self.replays = 0
         self._recordings: dict[Hashable, Recording] = {}
-        self._gradients: dict[Tensor, Tensor] = {}  # parameter -> where every recording adds its gradient
-        self._warm: set[Hashable] = set()  # keys of passes that have been warmed up
+        self._gradients: dict[
+            Tensor, Tensor
+        ] = {}  # parameter -> buffer to which every recording adds its gradient
+        self._warm: set[Hashable] = set()  # keys of passes that were warmed up
         self._pool = torch.cuda.graph_pool_handle()
-        # One stream for all recordings: cuBLAS keeps memory for every stream that it has ever worked on, 32 MiB on an
-        # H200.
+        # All recordings use one stream, because cuBLAS keeps memory (32 MiB on an H200) for every stream that it has
+        # ever worked on.
         self._stream = torch.cuda.Stream()
         network.vision_backbone.second_stream = torch.cuda.Stream()
         self._anchor = torch.zeros(
@@ -67,7 +69,8 @@ class GraphedNetwork:
         if key not in self._recordings:
             with suppress(torch.OutOfMemoryError):
                 self._recordings[key] = self._record(inputs, with_gradient)
-        # A second attempt after the `with` block, where nothing holds what the failed one has computed.
+        # The second attempt stands after the `with` block, where the exception no longer keeps the tensors of the
+        # failed one alive.
         if key not in self._recordings:
             self.forget()  # the other recordings' memory may be what is missing
             self._recordings[key] = self._record(inputs, with_gradient)
@@ -78,19 +81,20 @@ class GraphedNetwork:
         return recording.replay(inputs)
 
     def _key(self, inputs: Inputs, with_gradient: bool) -> Hashable:
-        """What a recording depends on: shapes, student or teacher, and what is recomputed."""
+        """What a recording depends on: gradient or not, student or teacher, recomputed blocks, and input shapes."""
         network = self.network
         variant = (network.adapters.enabled, id(network.proprio_projector), network.recomputed_blocks)
         return (with_gradient, variant, *(None if x is None else (x.shape, x.dtype) for x in inputs))
 
     def forget(self) -> None:
-        """Give up all recordings and free their memory."""
+        """Delete all recordings and free their memory."""
         self._recordings.clear()
         self._pool = torch.cuda.graph_pool_handle()
         gc.collect()
         torch.cuda.empty_cache()
 
     def _record(self, inputs: Inputs, with_gradient: bool) -> Recording:
+        """Record a pass for the shapes of `inputs`. Raises torch.OutOfMemoryError."""
         recorded_inputs = tuple(None if x is None else x.clone() for x in inputs)
         self._warm_up(recorded_inputs, with_gradient)
         forward = torch.cuda.CUDAGraph()
@@ -110,11 +114,11 @@ class GraphedNetwork:
         )
 
     def _warm_up(self, inputs: Inputs, with_gradient: bool) -> None:
-        """Run passes that are not recorded: they compile, and find out which parameters get a gradient.
+        """Run passes that are not recorded, to compile kernels and find out which parameters get a gradient.
 
-        With gradient a large (compiled) network takes much memory beside the recordings. They are given up for it, and
-        so that this happens once, all smaller batches are warmed up, too. A small network meets many batch sizes, and
-        keeps its recordings.
+        For a large (compiled) network, a pass with gradient needs much memory besides the recordings, so they are
+        deleted first. All smaller batches are warmed up at the same time, so that this happens only once. A small
+        network is used with many batch sizes, and keeps its recordings.
         """
         batch_size = len(inputs[0])
         is_large = with_gradient and self.network.is_compiled
@@ -128,13 +132,14 @@ class GraphedNetwork:
                 for _ in range(WARM_UP_PASSES):
                     self._run_once(batch, with_gradient)
             except torch.OutOfMemoryError:
-                # What was compiled last serves all shapes that it suits, and some of its kernels have never run.
+                # The code compiled last is also used for other shapes, but some of its kernels have not run yet. So all
+                # batches must be warmed up again.
                 self._warm.clear()
                 raise
             self._warm.add(self._key(batch, with_gradient))
 
     def _run_once(self, inputs: Inputs, with_gradient: bool) -> None:
-        """A pass as recordings want it: not on the default stream."""
+        """Run one pass on the stream of the recordings, because a recording may not use the default stream."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             outputs = self.network(*inputs)
@@ -149,7 +154,7 @@ class GraphedNetwork:
         torch.cuda.current_stream().wait_stream(self._stream)
 
     def take_gradients(self) -> None:
-        """Make the tensors that recordings add to the parameters' `.grad`, without losing what is in there now."""
+        """Make the recordings' gradient buffers the parameters' `.grad`, and keep the gradients that are there."""
         to_clear = [buffer for parameter, buffer in self._gradients.items() if parameter.grad is None]
         if to_clear:
             torch._foreach_zero_(to_clear)
@@ -160,7 +165,10 @@ class GraphedNetwork:
 
 
 class _Replay(torch.autograd.Function):
-    """Forward and backward replay. The anchor makes autograd call the backward pass; it gets no gradient."""
+    """Replay forward and backward passes in autograd.
+
+    The anchor is a tensor that requires a gradient, so that autograd calls `backward`; it gets none.
+    """
 
     @staticmethod
     def forward(
@@ -176,8 +184,8 @@ class _Replay(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
         if ctx.network.replays != ctx.replay_index:
             raise RuntimeError(
-                "another pass of the network ran between this forward pass and its backward pass, and has overwritten "
-                "its activations: call backward first, or load the policy without CUDA graphs"
+                "another pass of the network ran between this forward pass and its backward pass, and overwrote its "
+                "activations: call backward first, or load the policy without CUDA graphs"
             )
         ctx.network.take_gradients()
         for recorded_gradient, gradient in zip(ctx.recording.output_gradients, gradients, strict=True):

@@ -16,8 +16,9 @@ import numpy as np
 from contracts import BadInput, read_json
 
 STATISTICS_FILE = "dataset_statistics.json"
-# openvla-oft adds this to every range, so that a dimension that never moved can be divided by its range.
+# openvla-oft adds this to every range q99 - q01, so that it can be divided by even where a dimension never moved.
 RANGE_EPSILON = 1e-8
+# LIBERO suites by the word that follows "libero" in the names of checkpoints and data sets.
 _SUITE_OF_WORD = {
     "spatial": "libero_spatial",
     "object": "libero_object",
@@ -39,7 +40,7 @@ class VectorStatistics:
     max: np.ndarray
     q01: np.ndarray
     q99: np.ndarray
-    mask: np.ndarray  # (D,) bool; a dimension that is False passes through unscaled
+    mask: np.ndarray  # (D,) bool; dimensions where it is False are not scaled
 
     @property
     def dim(self) -> int:
@@ -48,25 +49,27 @@ class VectorStatistics:
 
 @dataclass(frozen=True, eq=False)
 class DatasetStatistics:
+    """Statistics of one training data set."""
+
     action: VectorStatistics
     proprio: VectorStatistics | None  # None: the data set had no robot states
 
 
 def unnormalise(actions: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
-    """Actions (..., D) in [-1, 1] -> the data set's units, float64.
+    """Scale actions (..., D) from [-1, 1] to the data set's units, float64.
 
     Dimensions outside the mask, such as LIBERO's gripper, stay as they are.
     """
     low = statistics.q01
     high = statistics.q99
-    # No conversion to float64: for the float32 output of the L1 head, 0.5 * (values + 1) stays float32 as in the
-    # original.
+    # The values are not converted to float64: for the L1 head's float32 output, 0.5 * (values + 1) is computed in
+    # float32, as in the original.
     values = np.asarray(actions)
     return np.where(statistics.mask, 0.5 * (values + 1.0) * (high - low + RANGE_EPSILON) + low, values)
 
 
 def normalise(actions: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
-    """Actions (..., D) in the data set's units -> [-1, 1], float64.
+    """Scale actions (..., D) from the data set's units to [-1, 1], float64.
 
     Dimensions outside the mask stay as they are; dimensions that never moved become 0.
     """
@@ -75,23 +78,24 @@ def normalise(actions: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
 
 
 def normalise_proprio(proprio: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
-    """Robot state (..., D) -> [-1, 1], float64. Dimensions outside the mask are clipped to [-1, 1] as well."""
+    """Scale robot states (..., D) to [-1, 1], float64. Dimensions outside the mask are only clipped to [-1, 1]."""
     return np.clip(np.where(statistics.mask, _scaled(proprio, statistics), proprio), -1.0, 1.0)
 
 
 def _scaled(values: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
+    """Map q01 to -1 and q99 to +1, float64, without clipping and regardless of the mask."""
     low = statistics.q01
     high = statistics.q99
     return 2.0 * (np.asarray(values, dtype=np.float64) - low) / (high - low + RANGE_EPSILON) - 1.0
 
 
 def same_actions(a: VectorStatistics, b: VectorStatistics) -> bool:
-    """Whether every action token means the same action under both statistics."""
+    """Whether both statistics scale alike, so that every action token means the same action."""
     return all(np.array_equal(getattr(a, name), getattr(b, name)) for name in ("q01", "q99", "mask"))
 
 
 def same_statistics(a: DatasetStatistics, b: DatasetStatistics) -> bool:
-    """Whether both action tokens and robot states mean the same under both statistics."""
+    """Whether both statistics scale actions alike, and robot states, too."""
     if not same_actions(a.action, b.action):
         return False
     if a.proprio is None or b.proprio is None:
@@ -100,9 +104,10 @@ def same_statistics(a: DatasetStatistics, b: DatasetStatistics) -> bool:
 
 
 def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
-    """A checkpoint folder's statistics by key, from dataset_statistics.json, or else from config.json's `norm_stats`.
+    """Read a checkpoint folder's statistics, by the name of the data set (the key).
 
-    Raises BadInput when neither holds usable ones.
+    They are in dataset_statistics.json, or else in config.json under `norm_stats`. Raises BadInput when they are
+    missing or not usable.
     """
     path = Path(folder) / STATISTICS_FILE
     has_statistics_file = path.exists()
@@ -116,15 +121,16 @@ def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
             proprio = _vector(entry["proprio"]) if entry.get("proprio") else None
             statistics[key] = DatasetStatistics(_vector(entry["action"]), proprio)
         if not statistics:
-            raise LookupError("it is empty")
+            raise LookupError("no data set is listed")
         return statistics
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise BadInput(
-            f"{path}: no usable dataset statistics ({error!r}); copy dataset_statistics.json of the training run here"
+            f"{path}: no usable dataset statistics ({error!r}); copy the training run's dataset_statistics.json here"
         ) from error
 
 
 def _vector(entry: dict[str, Any]) -> VectorStatistics:
+    """One vector's statistics from a JSON object. Raises ValueError for wrong lengths and non-finite numbers."""
     fields = {name: np.array(entry[name], dtype=np.float64) for name in ("min", "max", "q01", "q99")}
     dim = len(fields["min"])
     mask = np.array(entry.get("mask", [True] * dim), dtype=bool)
@@ -135,9 +141,9 @@ def _vector(entry: dict[str, Any]) -> VectorStatistics:
 
 
 def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = None) -> str:
-    """The key of the statistics to use for a suite. Raises BadInput when there is none.
+    """Choose the key of the statistics to use for a task suite. Raises BadInput when none fits.
 
-    It is `unnorm_key` if given; else `<suite>_no_noops` or `<suite>`; else the only key, unless this names another
+    It is `unnorm_key` if given; else `<suite>_no_noops` or `<suite>`; else the only key, unless this one names another
     suite.
     """
     candidates = [f"{task_suite}_no_noops", task_suite] if unnorm_key is None else [unnorm_key]
@@ -156,7 +162,7 @@ def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = 
 
 
 def suites_named(name: str) -> set[str]:
-    """The LIBERO suites that a name mentions, as words that follow "libero".
+    """The LIBERO suites that a checkpoint's or data set's name mentions in the words after "libero".
 
     Examples: "7b-libero-spatial-object" names two; "libero_4_task_suites" names none.
     """

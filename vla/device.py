@@ -1,4 +1,4 @@
-"""Where a policy runs: which device, and how much of its memory this process may take."""
+"""Choose the device that a policy runs on, and limit how much of its memory this process may take."""
 
 import os
 from pathlib import Path
@@ -8,17 +8,17 @@ import torch
 from contracts import BadInput
 
 GIB = 2**30
-LARGE_CHECKPOINT_BYTES = 2 * GIB  # larger weights do not run on a CPU unless --device cpu asks for it
-# A budget names the size that a card is sold as, and a card reports less: an RTX 4090 23.6 GiB of its 24, an A100 79.2
-# of 80, and with error correction an L40S 44.4 of 48, a T4 14.6 of 16.
-SOLD_TO_REPORTED = 1.1  # at most
+LARGE_CHECKPOINT_BYTES = 2 * GIB  # checkpoints larger than this run on a CPU only with --device cpu
+# --memory-budget names the size that a GPU is sold with, and a GPU reports less: an RTX 4090 23.6 GiB of its 24, an
+# A100 79.2 of 80, and with error correction an L40S 44.4 of 48, a T4 14.6 of 16. This is the largest ratio allowed.
+SOLD_TO_REPORTED = 1.1
 
 
 def choose_device(requested: str | torch.device, checkpoint: str | None = None) -> torch.device:
     """The device that `--device` names. Raises BadInput when it does not exist.
 
-    `auto` and `cuda` are the GPU of this process: on a machine with several ranks each rank has its own. Without a GPU
-    `auto` is the CPU, unless `checkpoint` is too large for one.
+    `auto` and `cuda` mean this process's GPU: each rank on a machine has its own. Without a GPU `auto` means the CPU,
+    unless `checkpoint` is too large for a CPU, which raises BadInput, too.
     """
     name = str(requested)
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -34,7 +34,7 @@ def choose_device(requested: str | torch.device, checkpoint: str | None = None) 
         )
     if name == "cpu" or (name == "auto" and num_gpus == 0):
         return torch.device("cpu")
-    if name in ("auto", "cuda"):  # always with an index, because some libraries take "cuda" for the first GPU
+    if name in ("auto", "cuda"):  # always with an index: for some libraries "cuda" means the first GPU
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"
     if name not in {f"cuda:{index}" for index in range(num_gpus)}:
         raise BadInput(
@@ -45,16 +45,17 @@ def choose_device(requested: str | torch.device, checkpoint: str | None = None) 
 
 
 def is_large(base: Path) -> bool:
-    """Whether a base checkpoint is too large for a CPU: a folder by the size of its weights, a hub id always."""
+    """Whether a base checkpoint is too large for a CPU: a folder if its weights are, a hub id always."""
     if base.is_dir():
         return sum(file.stat().st_size for file in base.glob("*.safetensors")) > LARGE_CHECKPOINT_BYTES
     return not base.is_absolute() and len(base.parts) == 2 and base.parts[0] != "checkpoints"
 
 
 def limit_memory(gib: float | None, device: torch.device) -> None:
-    """Let the tensors of this process take at most `gib` GiB of the GPU.
+    """Limit this process's tensors to `gib` GiB of GPU memory; None sets no limit.
 
-    A little more than the GPU reports (`SOLD_TO_REPORTED`) means all of it. Raises BadInput when it has clearly less.
+    A value slightly above what the GPU reports (up to SOLD_TO_REPORTED times) means all of it. Raises BadInput for a
+    larger value.
     """
     if gib is None:
         return

@@ -1,15 +1,16 @@
-"""Frozen linear maps of the language model's blocks with 8 bits a number: half the memory of bfloat16.
+"""Frozen linear maps of the language model's blocks with 8-bit weights, which take half the memory of bfloat16.
 
-Every output row of the weights W, and the x of every token, is scaled so that its largest number is the largest number
-of the format. The scales can be taken out of the sum over the inputs, which is exact (int8) or float32 (fp8, e4m3):
+Every output row of the weights W, and the input x of every token, is scaled so that its largest absolute value becomes
+the largest number of the format. The scales can be taken out of the sum over the inputs, which is exact for int8 and in
+float32 for fp8 (e4m3):
 
     W x  ~  s_W s_x sum(W8 x8)
 
-The product of the adapter is not quantised: it joins the scaled sum in float32, before that is rounded (`vla.lora`).
-The gradient to x goes through the same 8-bit weights, converted to the gradient's dtype for the product.
+The adapter's product is not quantised. It is added to the scaled sum in float32, before rounding (`vla.lora`). The
+gradient to x is computed with the same 8-bit weights, converted to the gradient's dtype.
 
-int8 spaces its numbers evenly, fp8 in proportion to their size. So int8 loses less of Gaussian numbers, and fp8 loses
-less of a row with outliers.
+The numbers of int8 are evenly spaced; those of fp8 are farther apart the larger they are. So int8 is more accurate for
+Gaussian numbers, and fp8 for a row with outliers.
 
 Source: Dettmers et al. 2022, arXiv:2208.07339 (scales by row and token); Micikevicius et al. 2022, arXiv:2209.05433.
 """
@@ -23,14 +24,14 @@ from contracts import BadInput
 
 FORMATS = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 LARGEST_NUMBER = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-# Compute capability from which a GPU's matrix units know the format: Ampere for int8, Ada and Hopper for fp8
+# The smallest compute capability of GPUs whose matrix units support the format: Ampere for int8, Ada for fp8.
 LEAST_CAPABILITY = {"int8": (8, 0), "fp8": (8, 9)}
-# The modules whose matrices are all quantised: nine tenths of the 7B network
+# Begins the names of the modules whose matrices are quantised: nine tenths of the 7B network.
 QUANTISED = "language_model.model.layers."
 
 
 def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """(..., K) -> the same in an 8-bit dtype, and the scale of every row (..., 1) float32."""
+    """Round x (..., K) to an 8-bit dtype. Returns the rounded numbers and the scale of every row (..., 1) float32."""
     exact = x.float()
     scale = exact.abs().amax(-1, keepdim=True).clamp_min(1e-12) / LARGEST_NUMBER[dtype]
     scaled = exact / scale
@@ -38,7 +39,7 @@ def quantise(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def product(x: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
-    """W x in float32, (..., K) -> (..., rows); weight (rows, K) in 8 bits, weight_scale (rows,)."""
+    """Compute W x in float32: x (..., K) -> (..., rows); weight (rows, K) in 8 bits, weight_scale (rows,)."""
     x_8_bits, x_scale = quantise(x.flatten(0, -2), weight.dtype)
     if weight.dtype == torch.int8:
         sums = torch._int_mm(x_8_bits, weight.T).float()
@@ -54,7 +55,7 @@ def gradient(grad: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
 
 
 def check_device(frozen_weights: str, device: torch.device) -> None:
-    """Raises BadInput when the device has no products of this format."""
+    """Raise BadInput when the GPU cannot multiply matrices of this format. A CPU is not checked."""
     if device.type != "cuda" or frozen_weights not in FORMATS:
         return
     capability = torch.cuda.get_device_capability(device)

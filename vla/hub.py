@@ -1,4 +1,4 @@
-"""From the name of a checkpoint to its folder: a local path, the hub's cache, or a download."""
+"""Find the folder of a checkpoint: a local path, the cache of the Hugging Face hub, or a download."""
 
 import re
 from pathlib import Path
@@ -14,9 +14,9 @@ _HUB_FILES = ["*.json", "*.safetensors", "*.pt", "tokenizer.model"]  # no Python
 
 
 def resolve_checkpoint(name: str) -> Path:
-    """The folder of a checkpoint: a local path as it is; a hub id from the cache, or downloaded.
+    """The folder of a checkpoint: a local folder itself, or for a hub id the cached folder, downloaded if needed.
 
-    Raises BadInput, within HUB_TIMEOUT_S where there is no network.
+    Raises BadInput when there is none; without a network after at most HUB_TIMEOUT_S seconds.
     """
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -29,10 +29,10 @@ def resolve_checkpoint(name: str) -> Path:
     if cached is not None:
         return cached
     try:
-        # Ask with a timeout first: snapshot_download waits forever where a network swallows packets.
+        # Ask with a timeout first, because snapshot_download waits forever on a network that drops packets.
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
-    except Exception as error:  # the hub library lets errors of several HTTP libraries through
+    except Exception as error:  # the hub library raises errors of several HTTP libraries
         raise BadInput(
             f"checkpoint {name}: no such folder, not in the download cache, and the hub gave "
             f"{type(error).__name__}: check name and network, or give a local folder"
@@ -44,6 +44,6 @@ def _complete_snapshot(name: str) -> Path | None:
     try:
         folder = Path(snapshot_download(name, allow_patterns=_HUB_FILES, local_files_only=True))
         is_complete = all(path.is_file() for path in weight_files(folder))
-    except Exception:  # not cached, or known to the library to be incomplete
+    except Exception:  # it is not cached, or the library knows that it is incomplete
         return None
     return folder if is_complete else None

@@ -1,9 +1,9 @@
-"""The pictures that a network sees, computed bit for bit as by the TensorFlow code that prepared the training data.
+"""Make the network's input images from frames, bit for bit like the TensorFlow code that prepared the training data.
 
     frame uint8 (256, 256, 3) -> JPEG round trip -> Lanczos resize -> centre crop -> uint8 (S, S, 3)
 
-Resize and crop work on colour planes (3, H, W), which keeps rows and columns contiguous. They follow TensorFlow's
-float32 arithmetic in type and order, because the last bit of a value next to x.5 decides a grey level.
+Resize and crop work on colour planes (3, H, W), which keeps rows and columns contiguous. They compute in float32 and in
+the same order as TensorFlow, because the last bit of a value near x.5 decides to which grey level it is rounded.
 
 Source: openvla-oft @213c5ff, experiments/robot/openvla_utils.py; TensorFlow, core/kernels/image,
 scale_and_translate_op and crop_and_resize_op.
@@ -16,14 +16,14 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-CROP_AREA = 0.9  # share of the picture that the centre crop keeps
+CROP_AREA = 0.9  # share of the image's area that the centre crop keeps
 # Coefficients of x^3, x^5, x^7 and of x^2, x^4, x^6, x^8 for `_sine`.
 SINE = (-0.16666654943701084, 0.008332178146138854, -0.00019517298981385725)
 COSINE = (-0.49999999725108224, 0.041666623324344516, -0.001388676379437604, 2.4390450703564542e-05)
 
 
 def model_input_images(frames: np.ndarray, image_size: int) -> np.ndarray:
-    """uint8 (..., H, W, 3) RGB -> uint8 (..., S, S, 3): what the training data went through."""
+    """Process frames like the training data: uint8 (..., H, W, 3) RGB -> uint8 (..., S, S, 3)."""
     images = np.empty((*frames.shape[:-3], image_size, image_size, 3), dtype=np.uint8)
     for index in np.ndindex(frames.shape[:-3]):
         planes = np.ascontiguousarray(jpeg_round_trip(frames[index]).transpose(2, 0, 1))
@@ -33,9 +33,9 @@ def model_input_images(frames: np.ndarray, image_size: int) -> np.ndarray:
 
 
 def jpeg_round_trip(image: np.ndarray) -> np.ndarray:
-    """uint8 (H, W, 3) -> the same after JPEG, quality 95, chroma 4:2:0: the training data were stored so.
+    """Encode and decode an image uint8 (H, W, 3) as JPEG of quality 95, chroma 4:2:0, as the training data were.
 
-    Two libraries are needed: TensorFlow encodes with the accurate DCT, as Pillow does, and decodes with the fast DCT
+    Two libraries are needed. TensorFlow encodes with the accurate DCT, as Pillow does, and decodes with the fast DCT
     and smooth chroma, which only simplejpeg offers.
     """
     file = io.BytesIO()
@@ -44,7 +44,7 @@ def jpeg_round_trip(image: np.ndarray) -> np.ndarray:
 
 
 def lanczos_resize(planes: np.ndarray, size: int) -> np.ndarray:
-    """uint8 (3, H, W) -> uint8 (3, size, size): antialiased Lanczos-3, vertically first, rounded half to even."""
+    """Resize uint8 (3, H, W) -> uint8 (3, size, size): antialiased Lanczos-3, vertically first, half to even."""
     source = np.ascontiguousarray(planes.transpose(1, 0, 2), dtype=np.float32)  # (H, 3, W)
     rows = _weighted_sums(source, size)  # (size, 3, W)
     columns = _weighted_sums(np.ascontiguousarray(rows.transpose(2, 1, 0)), size)  # (size, 3, size), x first
@@ -55,13 +55,13 @@ def lanczos_resize(planes: np.ndarray, size: int) -> np.ndarray:
 def _weighted_sums(source: np.ndarray, size: int) -> np.ndarray:
     """Resize the first axis: (num_in, 3, L) -> (size, 3, L).
 
-    One product after the other is added in float32, because BLAS would round otherwise.
+    The products are added one by one in float32, because BLAS would add them in another order and round differently.
     """
     inputs, weights = _taps(len(source), size)
     sums = np.take(source, inputs[0], axis=0) * weights[0]
     product = np.empty_like(sums)
     for tap, weight in zip(inputs[1:], weights[1:], strict=True):
-        # mode="clip", because the default mode writes to a buffer first. No index is out of range.
+        # mode="clip", because the default mode writes to a buffer first. It clips nothing: all indices are in range.
         np.take(source, tap, axis=0, out=product, mode="clip")
         product *= weight
         sums += product
@@ -70,10 +70,10 @@ def _weighted_sums(source: np.ndarray, size: int) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def _taps(num_in: int, num_out: int) -> tuple[np.ndarray, np.ndarray]:
-    """Which inputs each output sums up, and with which weights.
+    """The inputs that each output of a resize sums up, and their weights.
 
-    Returns the indices of each output's T inputs in order, (T, num_out), and their weights, (T, num_out, 1, 1). An
-    output with fewer than T inputs has further ones with weight 0.
+    Returns the indices of each output's T inputs in order, (T, num_out), and their weights, (T, num_out, 1, 1). Where
+    an output has fewer than T inputs, the rest have weight 0.
     """
     matrix = lanczos_weights(num_in, num_out)
     is_used = matrix != 0
@@ -103,7 +103,7 @@ def lanczos_weights(num_in: int, num_out: int) -> np.ndarray:
         stop = min(int(np.floor(centre + radius * stretch - half)), num_in - 1) + 1
         distance = np.abs((np.arange(start, stop, dtype=np.float32) + half - centre) * (one / stretch))
         kernel = _lanczos_kernel(distance, radius)
-        total = np.add.accumulate(kernel)[-1]  # one after the other in float32, not NumPy's pairwise sum
+        total = np.add.accumulate(kernel)[-1]  # added one by one in float32, unlike NumPy's pairwise sum
         weights[i, start:stop] = kernel * (one / total)
     return weights
 
@@ -111,7 +111,7 @@ def lanczos_weights(num_in: int, num_out: int) -> np.ndarray:
 def _lanczos_kernel(distance: np.ndarray, radius: np.float32) -> np.ndarray:
     """sinc(x) sinc(x / radius) of distances x >= 0, float32; 0 beyond the radius."""
     pi = np.float32(np.pi)
-    near_zero = np.float32(1e-3)  # up to here TensorFlow takes 1
+    near_zero = np.float32(1e-3)  # for distances up to this TensorFlow returns 1
     x = np.maximum(distance, near_zero)
     kernel = radius * _sine(pi * x) * _sine(pi * x / radius) / (pi * pi * x * x)
     kernel = np.where(distance <= near_zero, np.float32(1), kernel)
@@ -119,16 +119,18 @@ def _lanczos_kernel(distance: np.ndarray, radius: np.float32) -> np.ndarray:
 
 
 def _sine(x: np.ndarray) -> np.ndarray:
-    """sin(x) of float32 (at most 120) as computed by sinf of glibc 2.28 and newer, which TensorFlow calls.
+    """sin(x) for float32 x up to 120, with the same bits as sinf of glibc 2.28 and newer, which TensorFlow calls.
 
-    That is not always the nearest float32. Source of the polynomials, which are float64: glibc,
+    These bits are not always the nearest float32. Source of the polynomials, which are computed in float64: glibc,
     sysdeps/ieee754/flt-32/s_sincosf.h.
     """
     quarters = np.rint(x.astype(np.float64) * (2 / np.pi))
-    r = x - quarters * (np.pi / 2)
-    square = r * r
+    remainder = x - quarters * (np.pi / 2)
+    square = remainder * remainder
     fourth = square * square
-    sine = r + r * square * SINE[0] + r * square * square * (SINE[1] + square * SINE[2])
+    sine = (
+        remainder + remainder * square * SINE[0] + remainder * square * square * (SINE[1] + square * SINE[2])
+    )
     cosine = 1 + square * COSINE[0] + fourth * COSINE[1] + fourth * square * (COSINE[2] + square * COSINE[3])
     is_odd_quarter = quarters % 2 == 1
     is_second_half = quarters % 4 >= 2
@@ -137,7 +139,7 @@ def _sine(x: np.ndarray) -> np.ndarray:
 
 
 def centre_crop(planes: np.ndarray) -> np.ndarray:
-    """uint8 (3, S, S) -> uint8 (3, S, S): the middle 90 % of the area, enlarged bilinearly, horizontally first."""
+    """Enlarge the middle 90 % of the area: uint8 (3, S, S) -> uint8 (3, S, S), bilinear, horizontally first."""
     low, high, fraction = _crop_taps(planes.shape[-1])
     unit = np.float32(1 / 255)
     left = np.take(planes, low, axis=2).astype(np.float32) * unit
@@ -145,12 +147,12 @@ def centre_crop(planes: np.ndarray) -> np.ndarray:
     rows = _interpolate(left, right, fraction)
     cropped = _interpolate(np.take(rows, low, axis=1), np.take(rows, high, axis=1), fraction[:, None])
     clipped = np.clip(cropped, 0, 1, out=cropped)
-    # TensorFlow's conversion to levels, floor(255.5 x), which is not the same as rounding 255 x.
+    # TensorFlow converts to grey levels by floor(255.5 x), which is not the same as rounding 255 x.
     return (clipped * np.float32(255.5)).astype(np.uint8)
 
 
 def _interpolate(first: np.ndarray, second: np.ndarray, fraction: np.ndarray) -> np.ndarray:
-    """first + (second - first) * fraction, in the memory of `second`."""
+    """first + (second - first) * fraction, computed in place in `second`."""
     second -= first
     second *= fraction
     second += first
@@ -161,7 +163,7 @@ def _interpolate(first: np.ndarray, second: np.ndarray, fraction: np.ndarray) ->
 def _crop_taps(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For each output pixel the two source pixels and the weight of the second, (S,) each.
 
-    Corners of the box map to corners of the picture.
+    The corner pixels of the output are at the corners of the crop.
     """
     side = np.sqrt(np.float32(CROP_AREA))
     last = np.float32(size - 1)

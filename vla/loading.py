@@ -1,4 +1,4 @@
-"""The parts of a policy, read from a checkpoint: the network with its adapters, the heads, and the input's processing.
+"""Read the parts of a policy from a checkpoint: network, adapters, heads, tokenizer and image processor.
 
 A checkpoint is a folder or hub id in OpenVLA-OFT's format, or the folder of an adapter, which names its base.
 """
@@ -32,16 +32,16 @@ Compile = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How a checkpoint becomes a policy: the units of its actions, its adapters, and how it runs."""
+    """How to load a policy: whose statistics scale its actions, which adapters it gets, and how it runs."""
 
-    # The statistics that scale actions and proprio: those of a task suite, or of another name in the checkpoint
+    # The checkpoint's statistics that scale actions and proprio: those of this suite, unless `unnorm_key` names others
     task_suite: str
     unnorm_key: str | None = None
     # A folder with the statistics of demonstrations that the policy will learn from; None: the checkpoint's own
     statistics: str | None = None
-    # The folder of a trained adapter; None: fresh adapters, which add nothing yet
+    # The folder of a trained adapter; None: new adapters, which do not change the policy yet
     adapter: str | None = None
-    # Of fresh adapters; trained ones keep their own. Alpha None: the rank, so that their output is added as it is
+    # For new adapters; a trained adapter keeps its own rank and alpha. lora_alpha None: the same as the rank (scale 1)
     lora_rank: int = 16
     lora_alpha: int | None = None
     seed: int = 0
@@ -51,13 +51,13 @@ class LoadOptions:
     memory_budget: float | None = None
     # See `choose_frozen_weights`
     frozen_weights: FrozenWeights = "auto"
-    # torch.compile, and on a GPU whole passes as CUDA graphs; "auto": what pays
+    # "on": torch.compile, and CUDA graphs on a GPU; "auto": on a GPU CUDA graphs, and torch.compile for large networks
     compile: Compile = "auto"
 
 
 @dataclass(frozen=True)
 class PolicyParts:
-    """What `load_parts` has read, for `Policy`."""
+    """What `load_parts` reads, and `Policy` is built from."""
 
     info: CheckpointInfo
     unnorm_key: str
@@ -65,20 +65,20 @@ class PolicyParts:
     tokenizer: Tokenizer
     processor: ImageProcessor
     frozen_weights: str  # the format: float32, bf16, int8 or fp8
-    network: OpenVLAOFT  # with fresh adapters
+    network: OpenVLAOFT  # with new adapters
     action_head: L1RegressionHead | None
     adapter: StoredAdapter | None  # the trained one, not yet copied into the network
 
 
 def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
-    """Read a checkpoint. Raises BadInput for what the user can repair, if possible before gigabytes are read."""
+    """Read a checkpoint. Raises BadInput for what the user can repair, where possible before reading the weights."""
     base, adapter_folder = base_and_adapter(checkpoint, options.adapter)
     device = choose_device(options.device, base)
     limit_memory(options.memory_budget, device)
     folder = resolve_checkpoint(base)
     info = inspect_checkpoint(folder, adapter=adapter_folder, statistics=options.statistics)
     unnorm_key = select_key(info.statistics, options.task_suite, options.unnorm_key)
-    # Small files first, so that a missing one is noticed before the weights are read.
+    # Read small files first, so that a missing one is noticed before gigabytes of weights are read.
     tokenizer = load_tokenizer(folder)
     processor = ImageProcessor.load(folder)
     adapter = None if adapter_folder is None else read_adapter(Path(adapter_folder))
@@ -105,9 +105,9 @@ def _load_networks(
     frozen_weights: str,
     device: torch.device,
 ) -> tuple[OpenVLAOFT, L1RegressionHead | None]:
-    """The network with fresh adapters (of the trained adapter's rank, if there is one), and the L1 head."""
+    """Load the network with new adapters (of the trained adapter's rank, if there is one), and the L1 head."""
     is_exact = frozen_weights == "float32" or (frozen_weights != "bf16" and device.type == "cpu")
-    dtype = torch.float32 if is_exact else torch.bfloat16  # of everything that has not 8 bits
+    dtype = torch.float32 if is_exact else torch.bfloat16  # of all weights that are not in 8 bits
     num_action_tokens = info.config.chunk_length * info.statistics[unnorm_key].action.dim
     network = load_network(info, num_action_tokens, device, dtype, eight_bits.FORMATS.get(frozen_weights))
     if adapter is not None:
@@ -123,7 +123,11 @@ def _load_networks(
 def choose_frozen_weights(
     requested: FrozenWeights, device: torch.device, adapter: StoredAdapter | None
 ) -> FrozenWeights:
-    """`auto` is 8 bits for an adapter that was trained on them, else what suits the device. Raises BadInput."""
+    """Choose the format of the frozen weights. Raises BadInput when the GPU does not support it.
+
+    `auto` is the 8-bit format that the adapter was trained on, if any; else bf16 on a GPU and float32 on a CPU. Warns
+    when an adapter was trained on an 8-bit format and runs on another format, or the other way round.
+    """
     trained_on = None if adapter is None else adapter.frozen_weights
     frozen_weights = requested
     if requested == "auto" and trained_on in eight_bits.FORMATS:
@@ -133,7 +137,7 @@ def choose_frozen_weights(
     has_8_bits = {trained_on, frozen_weights} & eight_bits.FORMATS.keys()
     if adapter is not None and trained_on != frozen_weights and has_8_bits:
         log.warning(
-            "%s was trained on weights in %s: on %s it is another policy",
+            "%s was trained on frozen weights in %s: with %s its actions differ",
             adapter.folder,
             trained_on,
             frozen_weights,

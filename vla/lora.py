@@ -4,18 +4,18 @@ Source: Hu et al. 2021, arXiv:2106.09685. A linear map and its adapter are one m
 
     y = W x + b + s B (A x)  =  [W | s B] [x ; A x] + b,        s = alpha / rank
 
-The tensor of the frozen weight W has room for s B behind its last column. Several linear maps of the same input (q, k
-and v; gate and up) are one layer with several adapters: their A are stacked, their B stand in blocks. Adapters are
-float32; the products run in the dtype of the frozen weight.
+One tensor holds the frozen weight W and, in additional columns after it, s B. Several linear maps of the same input (q,
+k and v; gate and up) form one layer with several adapters: their A are stacked, and their B are blocks of s B. Adapters
+are float32; the products are computed in the dtype of the frozen weight.
 
-Why one product: what the adapter adds must join the frozen product before that is rounded. The sum of two bfloat16
-numbers loses the smaller one when it is less than half of the other's last digit, and what an optimizer step adds is
-that small. Beside a frozen weight of 8 bits (`vla.eight_bits`) s B is a tensor of its own, and the two products are
-added in float32.
+Why one product: the adapter's part must be added to the frozen part before rounding. A sum of two bfloat16 numbers
+loses the smaller one when it is less than half of the larger one's last digit, and the change by one optimizer step is
+that small. If the frozen weight has 8 bits (`vla.eight_bits`), s B is a separate tensor, and the two products are added
+in float32.
 
-openvla-oft trains with peft 0.11 and "all-linear". There that meant every nn.Linear and every module that shares the
-last part of its name with a linear layer: also both patch embeddings (convolutions called `proj`) and `lm_head`, 439
-modules in the 7B network. Newer versions of peft mean something else by it.
+openvla-oft trains with peft 0.11 and "all-linear". In that version it means every nn.Linear and every module that
+shares the last part of its name with one: also both patch embeddings (convolutions called `proj`) and `lm_head`, 439
+modules in the 7B network. In newer versions of peft it means something else.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from torch.nn import functional as F
 
 from vla import eight_bits
 
-# The parts of the network that get adapters. The proprio projector gets none: it is trained whole.
+# The parts of the network that get adapters. The proprio projector gets none, because all its weights are trained.
 ADAPTED_PARTS = ("vision_backbone", "projector", "language_model")
-# Linear maps of one input that become one layer: name of the layer -> names of the maps
+# Linear maps of the same input that become one layer: name of the layer -> names of the maps.
 FUSED_MAPS = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
@@ -54,7 +54,7 @@ class LoraLinear(nn.Module):
         self.row_ranges = tuple(pairwise(accumulate(self.out_features, initial=0)))
         num_rows = sum(self.out_features)
         num_ranks = len(bases) * rank
-        # s B stands behind W, in the same tensor, or in `scaled_B` where W has 8 bits. `AdaptedLayers` fills it in.
+        # s B is in the last columns of `weight`, or in `scaled_B` where W has 8 bits. `AdaptedLayers` writes it.
         self.weight_scale: Tensor | None
         self.scaled_B: Tensor | None
         scales = [cast("Tensor", base.weight_scale) for base in bases if hasattr(base, "weight_scale")]
@@ -68,20 +68,20 @@ class LoraLinear(nn.Module):
         self.bias = nn.Parameter(torch.cat(biases), requires_grad=False) if biases else None
         self.lora_A = nn.Parameter(torch.zeros(num_ranks, self.in_features, device=device))
         self.lora_B = nn.Parameter(torch.zeros(num_rows, rank, device=device))
-        # A in the dtype of the products, filled in by `AdaptedLayers`: rounding it in every forward pass would be one
+        # A in the dtype of the products, written by `AdaptedLayers`. Rounding A in every forward pass would take one
         # more kernel in every layer.
         self.rounded_A: Tensor | None
         rounded_A = None if dtype == torch.float32 else torch.zeros_like(self.lora_A, dtype=dtype)
         self.register_buffer("rounded_A", rounded_A, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., in_features) -> (..., sum of out_features)"""
+        """The outputs of all maps, one after the other: x (..., in_features) -> (..., sum of out_features)."""
         if not self.enabled:
             return self._base_product(x)
         rounded_A = self.lora_A if self.rounded_A is None else self.rounded_A
         if self.weight_scale is None and torch.compiler.is_compiling() and not torch.is_grad_enabled():
-            # `torch.cat` of x and A x copies x. For `torch.cat` of x and zeros torch.compile copies nothing that it
-            # computes itself; A x then takes the place of the zeros. (An assignment to a slice would copy everything.)
+            # `torch.cat` of x and A x would copy x. But compiled code that computes x itself copies nothing for
+            # `torch.cat` of x and zeros. Then A x replaces the zeros. (An assignment to a slice would copy everything.)
             extended = torch.cat([x, x.new_zeros(*x.shape[:-1], len(rounded_A))], dim=-1)
             torch.ops.vla_grpo.append_product(extended, rounded_A)
             return F.linear(extended, self.weight, self.bias)
@@ -99,34 +99,35 @@ class LoraLinear(nn.Module):
         )
 
     def _base_product(self, x: Tensor) -> Tensor:
+        """W x + b, without the adapters."""
         if self.weight_scale is None:
             return F.linear(x, self.weight[:, : self.in_features], self.bias)
-        exact = eight_bits.product(x, self.weight, self.weight_scale)
-        return (exact if self.bias is None else exact + self.bias).to(x.dtype)
+        product = eight_bits.product(x, self.weight, self.weight_scale)
+        return (product if self.bias is None else product + self.bias).to(x.dtype)
 
     def rows(self, x: Tensor, rows: slice) -> Tensor:
-        """`self(x)[..., rows]` of a map without bias in float32, the frozen product rounded as in the reference."""
-        base = F.linear(x, self.weight[rows, : self.in_features]).float()
+        """`self(x)[..., rows]` in float32, for a map without bias. The frozen product is rounded as in openvla-oft."""
+        frozen_product = F.linear(x, self.weight[rows, : self.in_features]).float()
         if not self.enabled:
-            return base
-        return base + F.linear(F.linear(x.float(), self.lora_A), self.lora_B[rows]) * self.scale
+            return frozen_product
+        return frozen_product + F.linear(F.linear(x.float(), self.lora_A), self.lora_B[rows]) * self.scale
 
     def log_sum_exp(self, x: Tensor, rows: slice) -> Tensor:
-        """log of the sum of exp over `self(x)[..., rows]`, float32, without keeping those outputs in memory.
+        """The log-sum-exp of `self(x)[..., rows]`, (...) float32, without keeping those outputs for the backward pass.
 
-        The gradient goes to x and A; these rows of B get none.
+        x and A get a gradient, these rows of B do not.
         """
         extended = torch.cat([x, F.linear(x, self.lora_A.to(x.dtype))], dim=-1) if self.enabled else x
         return _LogSumExp.apply(extended, self.weight[rows, : extended.shape[-1]])
 
     def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(A (rank, in_features), B (out_features, rank)) of every map, as views."""
+        """The matrices A (rank, in_features) and B (out_features, rank) of every map, as views."""
         for i, (start, end) in enumerate(self.row_ranges):
             yield self.lora_A[i * self.rank : (i + 1) * self.rank], self.lora_B[start:end]
 
 
 class _LoraProduct(torch.autograd.Function):
-    """[W | s B] [x ; A x] + b, with gradients to x, A and B, and none to the frozen W and b."""
+    """Compute [W | s B] [x ; A x] + b, with gradients to x, A and B, and none to the frozen W and b."""
 
     @staticmethod
     def forward(
@@ -142,45 +143,47 @@ class _LoraProduct(torch.autograd.Function):
         row_ranges: tuple[tuple[int, int], ...],
         scale: float,
     ) -> Tensor:
-        """lora_A (num_ranks, in), lora_B (rows, rank); rounded_A: A in the dtype of x; scaled_B: s B beside 8 bits."""
-        low = F.linear(x, rounded_A)
-        ctx.save_for_backward(x, low, rounded_A, weight, weight_scale, scaled_B)
+        """lora_A (num_ranks, in), lora_B (rows, rank); rounded_A: A in x's dtype; scaled_B: s B if W has 8 bits."""
+        compressed = F.linear(x, rounded_A)
+        ctx.save_for_backward(x, compressed, rounded_A, weight, weight_scale, scaled_B)
         ctx.row_ranges = row_ranges
         ctx.scale = scale
         ctx.rank = lora_B.shape[1]
         ctx.dtype = lora_B.dtype
         if weight_scale is not None and scaled_B is not None:
-            return (eight_bits.product(x, weight, weight_scale) + F.linear(low, scaled_B, bias)).to(x.dtype)
-        return F.linear(torch.cat([x, low], dim=-1), weight, bias)
+            return (eight_bits.product(x, weight, weight_scale) + F.linear(compressed, scaled_B, bias)).to(
+                x.dtype
+            )
+        return F.linear(torch.cat([x, compressed], dim=-1), weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, low, rounded_A, weight, weight_scale, scaled_B = ctx.saved_tensors
+        x, compressed, rounded_A, weight, weight_scale, scaled_B = ctx.saved_tensors
         if weight_scale is None:
-            x_grad, low_grad = (grad @ weight).split([x.shape[-1], low.shape[-1]], dim=-1)
+            x_grad, compressed_grad = (grad @ weight).split([x.shape[-1], compressed.shape[-1]], dim=-1)
         else:
             x_grad = eight_bits.gradient(grad, weight, weight_scale)
-            low_grad = grad @ scaled_B
+            compressed_grad = grad @ scaled_B
         flat_grad = grad.flatten(0, -2)
-        flat_low = low.flatten(0, -2)
+        flat_compressed = compressed.flatten(0, -2)
         B_grads = [
-            flat_grad[:, start:end].T @ flat_low[:, i * ctx.rank : (i + 1) * ctx.rank]
+            flat_grad[:, start:end].T @ flat_compressed[:, i * ctx.rank : (i + 1) * ctx.rank]
             for i, (start, end) in enumerate(ctx.row_ranges)
         ]
         B_grad = (torch.cat(B_grads) * ctx.scale).to(ctx.dtype)
-        A_grad = (low_grad.flatten(0, -2).T @ x.flatten(0, -2)).to(ctx.dtype)
-        return x_grad + low_grad @ rounded_A, A_grad, B_grad, None, None, None, None, None, None, None
+        A_grad = (compressed_grad.flatten(0, -2).T @ x.flatten(0, -2)).to(ctx.dtype)
+        return x_grad + compressed_grad @ rounded_A, A_grad, B_grad, None, None, None, None, None, None, None
 
 
 class _LogSumExp(torch.autograd.Function):
-    """log of the sum of exp(W x). Computes softmax(W x) W, its gradient to x, at once, so that no logits are kept."""
+    """The log-sum-exp of W x. Its gradient to x, softmax(W x) W, is computed at once, so that no logits are kept."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         logits = F.linear(x, weight).float()
-        total = logits.logsumexp(-1)
-        ctx.save_for_backward(logits.sub_(total[..., None]).exp_().to(weight.dtype) @ weight)
-        return total
+        log_sum_exp = logits.logsumexp(-1)
+        ctx.save_for_backward(logits.sub_(log_sum_exp[..., None]).exp_().to(weight.dtype) @ weight)
+        return log_sum_exp
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -206,11 +209,11 @@ def append_product(extended: Tensor, lora_A: Tensor) -> None:
 
 @torch.library.register_fake("vla_grpo::append_product")
 def _append_nothing(extended: Tensor, lora_A: Tensor) -> None:
-    """What torch.compile traces: the operation returns nothing."""
+    """What torch.compile traces instead of the operation, which returns nothing."""
 
 
 class LoraConv2d(nn.Module):
-    """A patch embedding with its adapter: A is a convolution of the same patches, B is 1 x 1."""
+    """A patch embedding with its adapter: A is a convolution over the same patches, B a 1 x 1 convolution."""
 
     def __init__(self, base: nn.Conv2d, rank: int, alpha: int):
         super().__init__()
@@ -223,17 +226,19 @@ class LoraConv2d(nn.Module):
         self.lora_B = nn.Parameter(torch.zeros(base.out_channels, rank, 1, 1, device=base.weight.device))
 
     def forward(self, images: Tensor) -> Tensor:
-        """(B, C, H, W) -> (B, out_channels, patches down, patches across)"""
+        """images (B, C, H, W) -> (B, out_channels, patches down, patches across)."""
         base = self.base_layer
-        exact = images.float()  # float32 costs little here: this is a ten thousandth of the network's work
+        # float32 costs little here: this layer is a ten thousandth of the network's work.
+        images_float32 = images.float()
         bias = None if base.bias is None else base.bias.float()
-        features = F.conv2d(exact, base.weight.float(), bias, base.stride)
+        features = F.conv2d(images_float32, base.weight.float(), bias, base.stride)
         if self.enabled:
-            low = F.conv2d(exact, self.lora_A, stride=base.stride)
-            features = features + F.conv2d(low, self.lora_B * self.scale)
+            compressed = F.conv2d(images_float32, self.lora_A, stride=base.stride)
+            features = features + F.conv2d(compressed, self.lora_B * self.scale)
         return features.to(images.dtype)
 
     def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """The kernels A (rank, C, h, w) and B (out_channels, rank, 1, 1)."""
         yield self.lora_A, self.lora_B
 
 
@@ -241,15 +246,15 @@ LoraLayer = LoraLinear | LoraConv2d
 
 
 class AdaptedLayers:
-    """All adapted layers of a network, and the copies of their adapters that the products read (s B, A rounded)."""
+    """All adapted layers of a network. Updates the copies of A and B that the products read (A rounded, s B)."""
 
     def __init__(self, layers: list[tuple[str, LoraLayer]]):
-        """layers: with their names in the network; all have the same rank and alpha."""
+        """layers: pairs of a layer's name in the network and the layer; all have the same rank and alpha."""
         self.layers = layers
         self._matrices: list[Tensor] = []
         for _, layer in layers:
             self._matrices += [layer.lora_A, layer.lora_B]
-        self._copied_version = -1  # of the matrices, when the copies were last written
+        self._copied_version = -1  # version of the matrices when the copies were last written
         linears = [layer for _, layer in layers if isinstance(layer, LoraLinear)]
         self._scale = linears[0].scale
         self._rounded_As = [layer.rounded_A.data for layer in linears if layer.rounded_A is not None]
@@ -257,7 +262,8 @@ class AdaptedLayers:
         self._scaled_Bs: list[Tensor] = []
         self._Bs: list[Tensor] = []
         for layer in linears:
-            # Graphs that hold these columns are past their backward pass when they are written to: see Policy.
+            # `refresh` writes to these columns before a forward pass. By then the backward passes of earlier autograd
+            # graphs, which need the old values, are over.
             columns = layer.weight.data[:, layer.in_features :] if layer.scaled_B is None else layer.scaled_B
             for i, ((start, end), (_, lora_B)) in enumerate(
                 zip(layer.row_ranges, layer.adapters(), strict=True)
@@ -279,8 +285,13 @@ class AdaptedLayers:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Bring the copies up to date, before every forward pass. All at once: one by one takes 20 ms."""
-        version = sum(matrix._version for matrix in self._matrices)  # each one only grows; see Policy.watch
+        """Update the copies if A or B has changed. Called before every forward pass.
+
+        All copies are written at once, because one by one takes 20 ms.
+        """
+        version = sum(
+            matrix._version for matrix in self._matrices
+        )  # each version only grows, see Policy.watch
         if version == self._copied_version:
             return
         scaled_Bs = self._Bs if self._scale == 1 else torch._foreach_mul(self._Bs, self._scale)
@@ -290,7 +301,7 @@ class AdaptedLayers:
         self._copied_version = version
 
     def named_matrices(self) -> dict[str, Tensor]:
-        """A and B of all maps as views, named "<name of the map in the base network>.lora_A" and so on."""
+        """A and B of all maps, as views, by name: "<name of the map in the base network>.lora_A" or ".lora_B"."""
         matrices: dict[str, Tensor] = {}
         for name, layer in self.layers:
             parent, _, child = name.rpartition(".")
@@ -303,7 +314,7 @@ class AdaptedLayers:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """The base network without its adapters. May be nested; what was disabled before stays disabled after."""
+        """Within this block, run the network without its adapters. Blocks may be nested: the outermost one counts."""
         layers = [layer for _, layer in self.layers if layer.enabled]
         for layer in layers:
             layer.enabled = False
@@ -315,13 +326,13 @@ class AdaptedLayers:
 
 
 def add_lora(network: nn.Module, rank: int, alpha: int, dtype: torch.dtype, seed: int = 0) -> AdaptedLayers:
-    """Freeze the network and put adapters on every linear map and both patch embeddings, whether used or not.
+    """Freeze a network, and put adapters on every linear map and both patch embeddings, even those never computed.
 
-    B is zero. A is normal with standard deviation 1 / rank (peft's "gaussian"), drawn on the CPU, so that it is the
-    same on every device. dtype: of what goes through the layers.
+    B is zero. A is drawn from a normal distribution with standard deviation 1 / rank (peft's "gaussian"), on the CPU,
+    so that it is the same on every device. dtype: of the layers' inputs and outputs.
     """
     network.requires_grad_(False)
-    # Keep no references to leaf modules, so that what is replaced is freed at once.
+    # This list holds no leaf modules, so that a replaced one is freed at once.
     parents = [
         (name, module)
         for name, module in network.named_modules()
@@ -330,7 +341,7 @@ def add_lora(network: nn.Module, rank: int, alpha: int, dtype: torch.dtype, seed
     for name, parent in parents:
         if name.split(".")[0] in ADAPTED_PARTS:
             _adapt_children(parent, rank, alpha, dtype)
-    # Keep the list of layers: searching all modules takes milliseconds.
+    # The list of layers is kept, because searching all modules takes milliseconds.
     adapters = AdaptedLayers(
         [(name, module) for name, module in network.named_modules() if isinstance(module, LoraLayer)]
     )
@@ -344,28 +355,28 @@ def add_lora(network: nn.Module, rank: int, alpha: int, dtype: torch.dtype, seed
 
 
 def _adapt_children(parent: nn.Module, rank: int, alpha: int, dtype: torch.dtype) -> None:
-    """Put adapted layers in the place of a module's own linear maps and convolutions. Their order stays."""
-    old = dict(parent.named_children())
-    if not any(isinstance(module, nn.Linear | nn.Conv2d) for module in old.values()):
+    """Replace a module's direct linear maps and convolutions by adapted layers, in the same order."""
+    old_children = dict(parent.named_children())
+    if not any(isinstance(module, nn.Linear | nn.Conv2d) for module in old_children.values()):
         return
     fused_names = {
         map_name: fused_name
         for fused_name, map_names in FUSED_MAPS.items()
-        if map_names[0] in old
+        if map_names[0] in old_children
         for map_name in map_names
     }
-    new: dict[str, nn.Module] = {}
-    for child, module in old.items():
+    new_children: dict[str, nn.Module] = {}
+    for child, module in old_children.items():
         delattr(parent, child)
         name = fused_names.get(child, child)
         if isinstance(module, nn.Conv2d):
-            new[name] = LoraConv2d(module, rank, alpha)
+            new_children[name] = LoraConv2d(module, rank, alpha)
         elif not isinstance(module, nn.Linear):
-            new[name] = module
-        elif name not in new:  # the first of its group
-            bases = [cast("nn.Linear", old[map_name]) for map_name in FUSED_MAPS.get(name, (child,))]
-            new[name] = LoraLinear(bases, rank, alpha, dtype)
-    for name, module in new.items():
+            new_children[name] = module
+        elif name not in new_children:  # a single map, or the first of several that become one layer
+            bases = [cast("nn.Linear", old_children[map_name]) for map_name in FUSED_MAPS.get(name, (child,))]
+            new_children[name] = LoraLinear(bases, rank, alpha, dtype)
+    for name, module in new_children.items():
         parent.add_module(name, module)
     if next(parent.parameters()).is_cuda:
-        torch.cuda.empty_cache()  # what was replaced has other sizes than what comes next
+        torch.cuda.empty_cache()  # the next layers have other sizes, and cannot use the freed blocks

@@ -1,6 +1,6 @@
-"""How an update fits into a GPU's memory: the micro-batch, and how many blocks recompute their activations.
+"""Fit an update into a GPU's memory: choose the micro-batch size, and how many blocks recompute their activations.
 
-Also what to do when memory runs out nevertheless.
+`shrink_batch` is for the case that memory runs out nevertheless.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from vla.device import GIB
 from vla.eight_bits import FORMATS
 from vla.preprocessing import synthetic_observations
 
-if TYPE_CHECKING:  # importing it takes seconds, and `rl.rollout` needs only `shrink_batch` from here
+if TYPE_CHECKING:  # importing it takes seconds, and `rl.rollout` needs only `shrink_batch`
     from vla.policy import Policy
 
 log = logging.getLogger(__name__)
 
-COPIES_OF_TRAINABLE = 4  # gradients (twice on a rank that has none of its own) and AdamW's two moments
+# Tensors as large as the trainable parameters: the gradients (two on a rank without gradients of its own), and AdamW's
+# two moments.
+COPIES_OF_TRAINABLE = 4
 MARGIN_BYTES = 1.0 * GIB  # for recorded forward passes and the allocator's gaps between weights
-# Recorded passes take so many times what their tensors take. Measured on an H200: 1.13 to 1.17 (2 to 11 samples), and
-# 1.38 with 8 bits.
+# Memory of a recorded pass / memory of its tensors. Measured on an H200: 1.13 to 1.17 (2 to 11 samples), and 1.38 with
+# 8 bits.
 GAPS_FACTOR = 1.2
 GAPS_FACTOR_OF_8_BITS = 1.4
 ADVICE = (
@@ -35,11 +37,11 @@ ADVICE = (
 
 
 class MemoryNeed(NamedTuple):
-    """Peak memory of one sample's forward and backward pass when the first `recomputed_blocks` blocks recompute."""
+    """Peak memory of one sample's forward and backward pass if the first `recomputed_blocks` blocks are recomputed."""
 
     recomputed_blocks: int
     bytes: int
-    recomputed_share: float  # of the forward pass that is computed twice
+    recomputed_share: float  # share of the forward pass that is computed twice
 
 
 def fit_to_memory(
@@ -49,20 +51,20 @@ def fit_to_memory(
     most_decisions: int,
     reserved_bytes: float = 0.0,
 ) -> int:
-    """Decide which blocks recompute, and the micro-batch where it is "auto"; returns the latter. Raises BadInput.
+    """Choose which blocks recompute their activations and, if it is "auto", the micro-batch size, which is returned.
 
-    most_decisions: how many decisions of a minibatch this device gets at most; reserved_bytes: the part of the GPU that
-    other processes are going to take.
+    most_decisions: the largest number of decisions of a minibatch that this device computes. reserved_bytes: GPU memory
+    that other processes are going to use. Raises BadInput when nothing fits.
     """
     network = policy.network
     recomputed_blocks = network.num_blocks if gradient_checkpointing == "on" else 0
     if policy.device.type == "cuda" and "auto" in (gradient_checkpointing, micro_batch_size):
         log.info(
-            "measuring what fits into memory; a large network is compiled first: a minute or two on a first start"
+            "measuring what fits into memory; a large network is compiled first, a minute or two the first time"
         )
         observation = synthetic_observations(policy.num_images, policy.statistics.proprio, 1)[0]
         needs = measure_needs(policy, observation)
-        torch.cuda.empty_cache()  # simulators start next, and may take what the plan leaves them
+        torch.cuda.empty_cache()  # simulators start next, and need the memory that the plan leaves
         if gradient_checkpointing != "auto":
             needs = [need for need in needs if need.recomputed_blocks == recomputed_blocks]
         sizes = range(1, most_decisions + 1) if micro_batch_size == "auto" else (micro_batch_size,)
@@ -73,13 +75,16 @@ def fit_to_memory(
 
 
 def measure_needs(policy: Policy, observation: Observation) -> list[MemoryNeed]:
-    """What a sample needs with no block, the vision blocks and all blocks recomputed, as far as it fits."""
+    """Measure one sample's memory with no block, the vision blocks, and all blocks recomputed.
+
+    Cases that run out of memory are left out. The result is in order of the number of recomputed blocks.
+    """
     network = policy.network
     num_vision, num_language = (
         sum(p.numel() for p in part.parameters())
         for part in (network.vision_backbone, network.language_model)
     )
-    share_of_vision = num_vision / (num_vision + num_language)  # both see about as many tokens
+    share_of_vision = num_vision / (num_vision + num_language)  # both process about the same number of tokens
     needs: list[MemoryNeed] = []
     for recomputed_blocks, share in (
         (network.num_blocks, 1.0),
@@ -90,35 +95,36 @@ def measure_needs(policy: Policy, observation: Observation) -> list[MemoryNeed]:
         try:
             peak = _peak_of_one_sample(policy, observation)
         except torch.OutOfMemoryError:
-            break  # whatever recomputes less needs more
+            break  # recomputing fewer blocks needs even more
         needs.insert(0, MemoryNeed(recomputed_blocks, peak, share))
     return needs
 
 
 def _peak_of_one_sample(policy: Policy, observation: Observation) -> int:
+    """Bytes that a forward and backward pass of one sample allocates at its peak."""
     parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
     device = policy.device
     for _ in range(2):  # the first pass compiles
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
+        allocated_before = torch.cuda.memory_allocated(device)
         logits, _ = policy.network(*policy.model_inputs([observation]))
         torch.autograd.grad(logits.sum(), parameters, allow_unused=True)
-        peak = torch.cuda.max_memory_allocated(device) - before
+        peak = torch.cuda.max_memory_allocated(device) - allocated_before
     return peak
 
 
 def choose_plan(
     needs: Sequence[MemoryNeed], free_bytes: float, micro_batch_sizes: Sequence[int]
 ) -> tuple[int, int]:
-    """(micro-batch size, number of recomputed blocks) of the fastest plan that fits. Raises BadInput when none does.
+    """Choose the fastest plan that fits. Returns (micro-batch size, number of recomputed blocks).
 
-    How long a plan takes is a formula fitted to times on an H200. Between two measured numbers of recomputed blocks,
-    bytes and share are interpolated linearly.
+    The time of a plan is estimated by a formula fitted to measurements on an H200. Between two measured numbers of
+    recomputed blocks, bytes and share are interpolated linearly. Raises BadInput when no plan fits.
     """
     if not needs:
         raise BadInput(
-            f"out of GPU memory in one update of one decision, see --gradient-checkpointing: {ADVICE}"
+            f"out of GPU memory in one update of a single decision, see --gradient-checkpointing: {ADVICE}"
         )
     measured_blocks = [need.recomputed_blocks for need in needs]
     blocks = np.arange(measured_blocks[0], measured_blocks[-1] + 1)
@@ -134,18 +140,19 @@ def choose_plan(
         smallest = min(micro_batch_sizes)
         raise BadInput(
             f"an update by {smallest} decision(s) at a time, {needs[-1].recomputed_blocks} blocks recomputed, needs "
-            f"{smallest * needs[-1].bytes / GIB:.1f} GiB beside the weights, {max(free_bytes, 0) / GIB:.1f} GiB are "
-            f"left: {'lower --micro-batch-size, ' if smallest > 1 else ''}{ADVICE}"
+            f"{smallest * needs[-1].bytes / GIB:.1f} GiB besides the weights, {max(free_bytes, 0) / GIB:.1f} GiB are "
+            f"free: {'lower --micro-batch-size, ' if smallest > 1 else ''}{ADVICE}"
         )
     return min(plans)[1]
 
 
 def free_for_activations(policy: Policy, reserved_bytes: float) -> float:
-    """Bytes for the tensors of an update's passes: what may still be allocated, less optimizer and gaps.
+    """Bytes that are left for the activations of an update, after gradients, optimizer and the allocator's gaps.
 
-    Two limits hold. The budget counts what this process allocates. What is free on the GPU also knows other processes
-    and the CUDA context, and `reserved_bytes` of it are for processes that start later. On a card of 24 GB with
-    simulators the second one is always the smaller: --memory-budget 24 promises nothing that they take.
+    Two limits apply, and the smaller one counts. The first is --memory-budget, less what this process has allocated.
+    The second is the free memory of the GPU, which other processes and the CUDA context reduce; `reserved_bytes` of it
+    are kept for processes that start later. With simulators on a card of 24 GB the second is always the smaller, so
+    --memory-budget 24 does not take memory from the simulators.
     """
     device = policy.device
     total = torch.cuda.get_device_properties(device).total_memory
@@ -161,12 +168,13 @@ def free_for_activations(policy: Policy, reserved_bytes: float) -> float:
 
 
 def shrink_batch(policy: Policy, batch_size: int, reason: str, is_update: bool) -> int:
-    """How many decisions to compute at once after `batch_size` of them did not fit into the GPU's memory.
+    """Return how many decisions to compute at once, after `batch_size` of them did not fit into GPU memory.
 
-    Half as many; of a single one in an update, all activations are recomputed from now on. Raises BadInput when nothing
-    smaller is left. reason: what the exception said.
+    That is half as many. For a single decision in an update, all blocks recompute their activations from now on. Raises
+    BadInput when nothing smaller is left. reason: the message of the out-of-memory error.
 
-    Every update and rollout begins with the full size again, because another program may have taken the memory.
+    Every update and rollout begins with the full size again, because the memory may have been used by another program
+    for a short time only.
     """
     torch.cuda.empty_cache()  # does nothing on a CPU
     if batch_size > 1:

@@ -1,8 +1,10 @@
-"""python -m vla.merge --adapter RUN/checkpoints/best --out FOLDER [--base FOLDER_OR_HUB_ID]
+"""Merge a trained adapter into its base checkpoint.
 
-Merging in other programs has ruined policies: adapters were merged twice, into another base, or in bfloat16. Here the
-base must have the fingerprint that the adapter holds, the sum is computed in float32, one shard at a time, and the
-folder gets its name only after merged and unmerged policy have decided alike.
+    python -m vla.merge --adapter RUN/checkpoints/best --out FOLDER [--base FOLDER_OR_HUB_ID]
+
+Merging with other programs has ruined policies: adapters were merged twice, into another base, or in bfloat16. So here
+the base must have the fingerprint that the adapter names, and the sum is computed in float32, one shard at a time. The
+folder gets its final name only after the merged policy was found to decide like the unmerged one.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ if TYPE_CHECKING:  # imported where it is used: --help needs no torch
     from vla.checkpoint import CheckpointInfo
     from vla.policy import Policy
 
-LEAST_AGREEMENT = 0.99  # the share of the clear tokens that merged and unmerged policy must agree on
+LEAST_AGREEMENT = (
+    0.99  # share of the clear tokens (see `judge`) on which merged and unmerged policy must agree
+)
 
 
 @dataclass(frozen=True)
@@ -44,10 +48,10 @@ class MergeArgs:
 
 
 def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu") -> str:
-    """Write the merged folder, and return in a sentence how well it agrees with the unmerged policy.
+    """Write the merged folder. Returns a sentence that says how well it agrees with the unmerged policy.
 
-    The two are compared in the base's dtype. The observations are made up: on any, only rounding may make a difference.
-    Raises BadInput, and leaves no folder, when they disagree.
+    The two are compared in the base's dtype, on synthetic observations: on every observation they may differ only by
+    rounding. Raises BadInput, and leaves no folder, when they disagree.
     """
     import torch
 
@@ -75,7 +79,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
         frozen_weights="bf16" if dtype == torch.bfloat16 else "float32",
         compile="off",
     )
-    policy = Policy.load(base, replace(options, adapter=str(adapter)))  # checks that they fit
+    policy = Policy.load(base, replace(options, adapter=str(adapter)))  # raises BadInput when they do not fit
     observations = synthetic_observations(policy.num_images, policy.statistics.proprio)
     unmerged = _logits(policy, observations)
     with policy.teacher():
@@ -93,7 +97,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
 
 
 def _logits(policy: Policy, observations: Sequence[Observation]) -> Tensor:
-    """(N, A, 256) on the CPU, one observation at a time."""
+    """The policy's logits for N observations, (N, A, 256) on the CPU, computed one observation at a time."""
     import torch
 
     with torch.no_grad():
@@ -101,10 +105,11 @@ def _logits(policy: Policy, observations: Sequence[Observation]) -> Tensor:
 
 
 def write_merged(info: CheckpointInfo, adapter_folder: Path, out: Path) -> None:
-    """The base's weights with the adapter added, its small files, and the trained projector.
+    """Write the base's weights with the adapter added, the small files, and the trained proprio projector.
 
-    The base's L1 head stays behind, because training has changed what it reads. The number of images, which is else
-    found out by that head, is written to config.json.
+    The base's L1 head is left out, because training has changed its inputs. The number of images is written to
+    config.json, because readers would otherwise infer it from the presence of that head. Raises BadInput when the disk
+    has too little space.
     """
     from vla import adapter_folder as adapter_files
     from vla import dataset_statistics, network_io, weights
@@ -128,10 +133,14 @@ def write_merged(info: CheckpointInfo, adapter_folder: Path, out: Path) -> None:
         weight_map = {key: tensor.path.name for key, tensor in info.weights.items()}
         index = {"metadata": {"total_size": needed_bytes}, "weight_map": weight_map}
         write_json(out / weights.INDEX_FILE, index)
-    changes = {"num_images_in_input": info.num_images, "looks": info.looks}
-    write_json(out / "config.json", read_json(out / "config.json") | changes)
-    trained = adapter_folder / adapter_files.PROPRIO_FILE
-    projector = weights.read_tensors(trained) if trained.is_file() else network_io.read_proprio_state(info)
+    config_changes = {"num_images_in_input": info.num_images, "looks": info.looks}
+    write_json(out / "config.json", read_json(out / "config.json") | config_changes)
+    trained_projector = adapter_folder / adapter_files.PROPRIO_FILE
+    projector = (
+        weights.read_tensors(trained_projector)
+        if trained_projector.is_file()
+        else network_io.read_proprio_state(info)
+    )
     if projector is not None:
         name = info.proprio_file.name if info.proprio_file else network_io.PROPRIO_FILE
         weights.write_pt(out / name, projector)
@@ -139,7 +148,7 @@ def write_merged(info: CheckpointInfo, adapter_folder: Path, out: Path) -> None:
 
 
 def add_adapter(shard: dict[str, Tensor], adapter: StoredAdapter) -> None:
-    """Add the adapter to those tensors of a shard that it adapts, one after the other to save memory."""
+    """Add the adapter to the tensors of a shard that it adapts, in place, one after the other to save memory."""
     for key in shard:
         module = key.removesuffix("weight")
         if key.endswith("weight") and f"{module}lora_A" in adapter.tensors:
@@ -149,13 +158,13 @@ def add_adapter(shard: dict[str, Tensor], adapter: StoredAdapter) -> None:
 
 
 def merged_weight(weight: Tensor, lora_A: Tensor, lora_B: Tensor, scale: float) -> Tensor:
-    """W + scale * B A, summed in float32, in W's dtype. For convolutions, B is 1 x 1."""
+    """W + scale * B A, summed in float32 and returned in W's dtype. For convolutions, B is 1 x 1."""
     change = (lora_B.float().flatten(1) @ lora_A.float().flatten(1)).view(weight.shape)
     return (weight.float() + scale * change).to(weight.dtype)
 
 
 def model_card(adapter: StoredAdapter) -> str:
-    """What the merged folder's README.md says: where it comes from, and the training run's results if it has some."""
+    """The merged folder's README.md: which adapter and base it was made of, and the run's results if recorded."""
     lines = [
         f"OpenVLA-OFT policy: LoRA adapter {adapter.folder} (rank {adapter.rank}, alpha {adapter.alpha}) merged into "
         f"`{adapter.base_model}`.",
@@ -168,33 +177,36 @@ def model_card(adapter: StoredAdapter) -> str:
 
 
 def judge(unmerged: Tensor, merged: Tensor, untrained: Tensor, precision: float) -> str:
-    """Whether two policies are the same but for rounding, in a sentence; logits (N, A, 256). Raises BadInput if not.
+    """Check that two policies are the same up to rounding. Returns a sentence; raises BadInput if they are not.
 
-    They are when their logits differ by less than half of what training has changed, or no more than by rounding to
-    `precision`; and when they choose the same tokens wherever the two best differ by more than this.
+    unmerged, merged, untrained: logits (N, A, 256). precision: the epsilon of the base's dtype. Two conditions must
+    hold. First, the policies' logits differ by at most half of the change by training, or at most by what rounding to
+    `precision` explains. Second, both choose the same token in nearly all clear cases (LEAST_AGREEMENT): those where
+    the unmerged policy's best two logits are more than 4 times this difference apart.
     """
     difference = (unmerged - merged).abs().amax(-1).median().item()
-    effect = (unmerged - untrained).abs().amax(-1).median().item()
-    # Rounding moves the logits of the bundled policy in bfloat16 by 2.5 times the precision of the largest.
-    limit = max(effect / 2, 8 * precision * unmerged.abs().amax(-1).median().item(), 1e-3)
-    best = unmerged.topk(2).values
-    is_clear = best[..., 0] - best[..., 1] > 4 * difference
+    change_by_training = (unmerged - untrained).abs().amax(-1).median().item()
+    # Measured: rounding the bundled policy to bfloat16 changes its logits by 2.5 * precision * the largest logit.
+    limit = max(change_by_training / 2, 8 * precision * unmerged.abs().amax(-1).median().item(), 1e-3)
+    best_two = unmerged.topk(2).values
+    is_clear = best_two[..., 0] - best_two[..., 1] > 4 * difference
     is_same = (unmerged.argmax(-1) == merged.argmax(-1))[is_clear]
     agreement = is_same.float().mean().item() if len(is_same) else 1.0
     verdict = (
         f"merged and unmerged policy agree on {agreement:.1%} of the {len(is_same)} action tokens (of "
         f"{is_clear.numel()}) that rounding does not decide; their logits differ by {difference:.1e}, training changed "
-        f"them by {effect:.1e}"
+        f"them by {change_by_training:.1e}"
     )
-    if agreement < LEAST_AGREEMENT or not difference <= limit:  # `not` for NaN, too
+    if agreement < LEAST_AGREEMENT or not difference <= limit:  # `not` is also true for NaN
         raise BadInput(
-            f"{verdict}; expected {LEAST_AGREEMENT:.0%} and at most {limit:.1e}: nothing was written; evaluate and use "
-            "the adapter folder itself (as --checkpoint), or try another --device"
+            f"{verdict}; expected {LEAST_AGREEMENT:.0%} and at most {limit:.1e}: nothing was written; use the "
+            "adapter folder itself (as --checkpoint), or try another --device"
         )
     return verdict
 
 
 def main(argv: Sequence[str]) -> None:
+    """Read the flags, merge, and print how well the result agrees."""
     args = parse_flags(MergeArgs, argv, prog="python -m vla.merge")
     from vla.device import choose_device
 

@@ -4,9 +4,10 @@ The language model's input is, for a prompt of P ids (BOS first, 29871 last) and
 
     [BOS] [N image and proprio tokens] [prompt 1 .. P-1] [A zero vectors] [</s>]
 
-with full attention between all of them. The logits of action token i are read one position BEFORE the i-th zero
-vector, because training kept the next-token shift: the first at the last prompt token. Blocks run only where they are
-read: the last one of a vision transformer not at all, Llama's last one at the A positions.
+with full attention between all of them. The logits of action token i are read one position BEFORE the i-th zero vector,
+because training kept the next-token shift. So those of the first are read at the last prompt token. Outputs that nobody
+reads are not computed: the last block of each vision transformer is skipped, and Llama's last block runs only at the A
+positions that are read.
 
 Attribute names are those of the reference model, so that checkpoint keys and LoRA targets agree. Source: openvla-oft
 @213c5ff, prismatic/extern/hf/modeling_prismatic.py; stock timm and transformers, no remote code.
@@ -30,7 +31,7 @@ from vla.lora import AdaptedLayers, LoraLinear
 from vla.network_config import NetworkConfig, VitConfig
 from vla.tokens import ACTION_TOKEN_IDS, EOS_ID, PAD_ID
 
-ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # of lm_head: 31744..31999
+ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # rows of lm_head: 31744..31999
 
 
 def llama_block(
@@ -43,8 +44,8 @@ def llama_block(
 ) -> Tensor:
     """Run a block of the language model with full attention: (B, S, D) -> (B, S, D).
 
-    mask (B, 1, 1, S): True where a key is real; None when all are. cos and sin (1, S, head_dim). positions (B, A): the
-    output is computed there alone, (B, A, D); None: everywhere.
+    mask (B, 1, 1, S): True where a key is not padding; None if there is no padding. cos and sin (1, S, head_dim).
+    positions (B, A): compute the output only there, (B, A, D); None: everywhere.
     """
     attention = block.self_attn
     mlp = block.mlp
@@ -64,7 +65,7 @@ def llama_block(
 
 
 def _linear_maps(module: nn.Module, fused_name: str, names: tuple[str, ...], x: Tensor) -> tuple[Tensor, ...]:
-    """Several linear maps of x: one product where `vla.lora` has made one layer of them, `fused_name`."""
+    """The outputs of several linear maps of x. If `vla.lora` has joined them in the layer `fused_name`, use that."""
     if hasattr(module, fused_name):
         layer = getattr(module, fused_name)
         return layer(x).split(layer.out_features, dim=-1)
@@ -72,7 +73,7 @@ def _linear_maps(module: nn.Module, fused_name: str, names: tuple[str, ...], x: 
 
 
 def vit_block(block: nn.Module, tokens: Tensor) -> Tensor:
-    """Run a block of a vision transformer: (B, T, D) -> (B, T, D). A function, so that it can be compiled."""
+    """Run a block of a vision transformer: (B, T, D) -> (B, T, D). It is a function, so that it can be compiled."""
     return block(tokens)
 
 
@@ -83,7 +84,7 @@ RunBlock = Callable[[int, nn.Module, Tensor], Tensor]
 class FusedVisionBackbone(nn.Module):
     """Two vision transformers, DINOv2 and SigLIP, side by side on the same images.
 
-    Their last blocks, norms and pooling are never computed. They exist because checkpoints hold their weights.
+    Their last blocks, final norms and pooling are never computed. They exist because checkpoints hold their weights.
     """
 
     def __init__(self, vits: tuple[VitConfig, VitConfig]):
@@ -91,15 +92,16 @@ class FusedVisionBackbone(nn.Module):
         dino, siglip = vits
         self.featurizer = _create_vit(dino)
         self.fused_featurizer = _create_vit(siglip)
-        # Set by `vla.cuda_graphs`: there SigLIP runs beside DINOv2, because few images do not fill a large GPU.
+        # `vla.cuda_graphs` sets it. Then SigLIP runs on it at the same time as DINOv2, because few images do not use a
+        # large GPU fully.
         self.second_stream: torch.cuda.Stream | None = None
-        self.num_dino_blocks = len(self.featurizer.blocks) - 1  # that are computed
+        self.num_dino_blocks = len(self.featurizer.blocks) - 1  # without the last, which is never computed
         self.num_blocks = self.num_dino_blocks + len(self.fused_featurizer.blocks) - 1
 
     def forward(self, pixel_values: Tensor, run_block: RunBlock) -> Tensor:
-        """(B, 6 * images, S, S) -> (B, images * patches, dino_dim + siglip_dim).
+        """Image features: pixel_values (B, 6 * images, S, S) -> (B, images * patches, dino_dim + siglip_dim).
 
-        An image has 3 channels as DINOv2 normalises them and 3 as SigLIP does.
+        Each image has 3 channels normalised for DINOv2, then 3 normalised for SigLIP.
         """
         images = pixel_values.unflatten(1, (-1, 6)).flatten(0, 1)  # (B * images, 6, S, S)
         dino, siglip = side_by_side(
@@ -111,9 +113,10 @@ class FusedVisionBackbone(nn.Module):
 
 
 def _create_vit(config: VitConfig) -> VisionTransformer:
+    """Create a vision transformer without classifier and without pretrained weights."""
     options = {"img_size": config.image_size} | config.overrides
     if torch.get_default_device().type == "meta":
-        options["weight_init"] = "skip"  # there are no weights yet
+        options["weight_init"] = "skip"  # meta tensors have no values to initialise
     # num_classes=0 drops the classifier and keeps SigLIP's attention pooling, whose weights are in every checkpoint.
     return timm.create_model(config.timm_id, pretrained=False, num_classes=0, **options)
 
@@ -121,7 +124,7 @@ def _create_vit(config: VitConfig) -> VisionTransformer:
 def _patch_features(
     vit: VisionTransformer, images: Tensor, run_block: RunBlock, first_block_index: int
 ) -> Tensor:
-    """Output of the second-to-last block without final norm, class and register tokens dropped: (B, patches, dim)."""
+    """Output of the second-to-last block, without final norm, class and register tokens: (B, patches, dim)."""
     tokens = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
     for i, block in enumerate(vit.blocks[:-1]):
         tokens = run_block(first_block_index + i, block, tokens)
@@ -131,10 +134,10 @@ def _patch_features(
 def side_by_side(
     first: Callable[[], Tensor], second: Callable[[], Tensor], stream: torch.cuda.Stream | None
 ) -> tuple[Tensor, Tensor]:
-    """The results of both functions. With `stream`, the GPU computes the second on it beside the first.
+    """The results of two functions. With `stream`, the GPU computes the second on it, at the same time as the first.
 
-    Neither may free what the other reads. Memory that the second frees is used again only by later work on `stream`,
-    which waits for this stream first.
+    Neither function may free a tensor that the other reads. Memory that the second frees is used again only by later
+    work on `stream`, which first waits for the current stream.
     """
     if stream is None:
         return first(), second()
@@ -148,7 +151,7 @@ def side_by_side(
 
 
 class Projector(nn.Module):
-    """Image features as tokens of the language model: (B, patches, vision_dim) -> (B, patches, llm_dim)."""
+    """Turns image features into tokens of the language model: (B, patches, vision_dim) -> (B, patches, llm_dim)."""
 
     def __init__(self, vision_dim: int, llm_dim: int):
         super().__init__()
@@ -161,9 +164,9 @@ class Projector(nn.Module):
 
 
 class ProprioProjector(nn.Module):
-    """The robot's state as one more token of the language model.
+    """Turns the robot's state into one token of the language model.
 
-    Its state dict is a `.pt` file of the checkpoint.
+    Checkpoints hold its state dict in a `.pt` file of its own.
     """
 
     def __init__(self, proprio_dim: int, llm_dim: int):
@@ -173,7 +176,7 @@ class ProprioProjector(nn.Module):
         self.proprio_dim = proprio_dim
 
     def forward(self, proprio: Tensor) -> Tensor:
-        """(B, proprio_dim) normalised -> (B, llm_dim)"""
+        """Normalised proprio (B, proprio_dim) -> token (B, llm_dim)."""
         return self.fc2(F.gelu(self.fc1(proprio)))
 
     @staticmethod
@@ -213,19 +216,19 @@ class ResidualMLP(nn.Module):
 
 
 class L1RegressionHead(nn.Module):
-    """Hidden states at the action positions -> continuous normalised actions.
+    """Predicts continuous normalised actions from the hidden states at the action positions.
 
-    Its state dict is a `.pt` file of the checkpoint.
+    Checkpoints hold its state dict in a `.pt` file of its own.
     """
 
     def __init__(self, num_blocks: int, llm_dim: int, hidden_dim: int, action_dim: int):
         super().__init__()
-        # One action is read from the states of its `action_dim` tokens, concatenated.
+        # The input for one action is the concatenated hidden states of its `action_dim` tokens.
         self.model = ResidualMLP(num_blocks, llm_dim * action_dim, hidden_dim, action_dim)
         self.action_dim = action_dim
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """(B, A, llm_dim) after the final norm -> (B, chunk_length, action_dim), not clipped to [-1, 1]"""
+        """hidden (B, A, llm_dim) after the final norm -> (B, chunk_length, action_dim), not clipped to [-1, 1]."""
         batch, num_tokens, llm_dim = hidden.shape
         return self.model(hidden.reshape(batch, num_tokens // self.action_dim, self.action_dim * llm_dim))
 
@@ -239,9 +242,9 @@ class L1RegressionHead(nn.Module):
 
 
 class OpenVLAOFT(nn.Module):
-    """The network. Build it under `torch.device("meta")` and fill it with `vla.network_io`."""
+    """The network. `vla.network_io` builds it under `torch.device("meta")` and then loads the weights."""
 
-    adapters: AdaptedLayers  # what `vla.lora.add_lora` returned for this network
+    adapters: AdaptedLayers  # set after `vla.lora.add_lora` has added adapters to this network
 
     def __init__(
         self, config: NetworkConfig, num_action_tokens: int, proprio_projector: ProprioProjector | None = None
@@ -255,11 +258,11 @@ class OpenVLAOFT(nn.Module):
         self.language_model = LlamaForCausalLM(config.llama)
         self.proprio_projector = proprio_projector
         self.num_blocks = self.vision_backbone.num_blocks + config.llama.num_hidden_layers
-        # How many blocks recompute their activations in the backward pass instead of keeping them: the first ones in
-        # the order of computing. Those of the vision transformers come first, because they save more memory for the
-        # time that recomputing costs.
+        # How many blocks recompute their activations in the backward pass instead of keeping them. These are the first
+        # ones in the order of the forward pass, so those of the vision transformers come first: they save more memory
+        # for the time that recomputing takes.
         self.recomputed_blocks = 0
-        # The functions that run a block, or their compiled forms
+        # The functions that run a block, or their compiled versions
         self._vit_block: Callable[..., Tensor] = vit_block
         self._llama_block: Callable[..., Tensor] = llama_block
 
@@ -269,13 +272,14 @@ class OpenVLAOFT(nn.Module):
 
     @property
     def is_compiled(self) -> bool:
+        """Whether `compile_blocks` was called."""
         return self._llama_block is not llama_block
 
     def compile_blocks(self) -> None:
-        """Fuse the small operations of every block (torch.compile)."""
-        # There is one compiled form per kind of block, student or teacher, with or without gradient, and shape.
+        """Compile the blocks with torch.compile, which fuses their small operations."""
+        # Every kind of block is compiled once for student and teacher, with and without gradient, and for each shape.
         torch._dynamo.config.recompile_limit = 64
-        # Compute cheap element-wise products again in the backward pass: a quarter less memory for little time.
+        # Recompute cheap element-wise products in the backward pass: a quarter less memory for little time.
         torch._functorch.config.activation_memory_budget = 0.8
         self._vit_block = torch.compile(vit_block)
         self._llama_block = torch.compile(llama_block)
@@ -283,10 +287,10 @@ class OpenVLAOFT(nn.Module):
     def forward(
         self, pixel_values: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None, proprio: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Logits of the action tokens 31744.. (B, A, 256) float32 and the hidden states (B, A, D) they come from.
+        """Logits of the action tokens 31744..31999, (B, A, 256) float32, and the hidden states (B, A, D) behind them.
 
-        pixel_values (B, 6 * images, S, S); prompt_ids (B, P), padded on the right; prompt_lengths (B,), None when
-        nothing is padded; proprio (B, proprio_dim) normalised, None without a proprio projector.
+        pixel_values (B, 6 * images, S, S); prompt_ids (B, P), padded on the right; prompt_lengths (B,), None if no
+        prompt is padded; proprio (B, proprio_dim) normalised, None without a proprio projector.
         """
         embeddings, is_real = self.embed(pixel_values, prompt_ids, prompt_lengths, proprio)
         first_output = self.first_output_position(embeddings, prompt_ids, prompt_lengths)
@@ -296,7 +300,7 @@ class OpenVLAOFT(nn.Module):
     def embed(
         self, pixel_values: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None, proprio: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """The language model's input (B, S, D), and which of its positions are no padding (B, S), None if all are.
+        """The language model's input (B, S, D), and a mask (B, S) that is True where it is not padding, None without.
 
         Worked example of the text for A = 2 and prompts of lengths (3, 2):
 
@@ -305,7 +309,7 @@ class OpenVLAOFT(nn.Module):
         """
         images = self.vision_backbone(pixel_values.to(self.dtype), partial(self._run_block, self._vit_block))
         parts = [self.projector(images)]
-        if self.proprio_projector is not None:  # float32 in a network of any dtype
+        if self.proprio_projector is not None:  # it is float32, whatever the network's dtype
             assert proprio is not None
             token = self.proprio_projector(proprio.to(self.proprio_projector.fc1.weight.dtype))
             parts.append(token[:, None].to(self.dtype))
@@ -322,17 +326,21 @@ class OpenVLAOFT(nn.Module):
     def first_output_position(
         self, embeddings: Tensor, prompt_ids: Tensor, prompt_lengths: Tensor | None
     ) -> Tensor:
-        """Position of the last prompt token in the input, (B,) int64: its output is the first action token's."""
+        """The position in the input, (B,) int64, whose output gives the first action token: the last prompt token's."""
         num_inserted = embeddings.shape[1] - (prompt_ids.shape[1] + self.num_action_tokens + 1)
         return num_inserted + _lengths(prompt_ids, prompt_lengths) - 1
 
     def decode(self, embeddings: Tensor, is_real: Tensor | None, first_output: Tensor) -> Tensor:
-        """Hidden states (B, A, D) after the final norm at A positions from `first_output` (B,) on."""
+        """Run the language model. Returns hidden states (B, A, D) after the final norm, at A positions.
+
+        embeddings (B, S, D) and is_real (B, S) as `embed` returns them. first_output (B,) int64: the first of the A
+        positions of each row.
+        """
         llama = self.language_model.model
         # Padding comes last, so the positions of all other tokens are those of the unpadded sequence.
         position_ids = torch.arange(embeddings.shape[1], device=embeddings.device)[None]
         cos, sin = llama.rotary_emb(embeddings, position_ids=position_ids)
-        # No mask at all where nothing is padded: that lets SDPA take its fastest kernel, the one the reference takes.
+        # Without padding there is no mask, so that SDPA uses its fastest kernel, as the reference does.
         mask = None if is_real is None else is_real[:, None, None, :]
         output_positions = first_output[:, None] + torch.arange(
             self.num_action_tokens, device=embeddings.device
@@ -346,25 +354,25 @@ class OpenVLAOFT(nn.Module):
         return llama.norm(hidden)
 
     def _run_block(self, forward: Callable[..., Tensor], block_index: int, *arguments: object) -> Tensor:
-        """Run a block, given by its index in the order of computing; its activations are kept or recomputed."""
+        """Run a block, and keep or recompute its activations. block_index: its place in the forward pass, from 0."""
         if block_index < self.recomputed_blocks and torch.is_grad_enabled():
             return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False)
         return forward(*arguments)
 
     def action_logits(self, hidden: Tensor) -> Tensor:
-        """(B, A, D) -> (B, A, 256) float32, over the ids 31744..31999 only."""
+        """Logits of the action tokens 31744..31999 alone: hidden (B, A, D) -> (B, A, 256) float32."""
         head = self.language_model.lm_head
         if isinstance(head, LoraLinear):
             return head.rows(hidden, ACTION_ROWS)
         return F.linear(hidden, head.weight[ACTION_ROWS]).float()
 
     def vocabulary_logits(self, hidden: Tensor) -> Tensor:
-        """(B, A, D) -> (B, A, 32064) float32: what openvla-oft takes its argmax over."""
+        """Logits of all ids, over which openvla-oft takes the argmax: hidden (B, A, D) -> (B, A, 32064) float32."""
         return self.language_model.lm_head(hidden).float()
 
 
 def _lengths(prompt_ids: Tensor, prompt_lengths: Tensor | None) -> Tensor:
-    """(B,); without `prompt_lengths` no prompt is padded."""
+    """The length of each prompt, (B,); all are P where `prompt_lengths` is None."""
     if prompt_lengths is not None:
         return prompt_lengths
     return prompt_ids.new_full(prompt_ids.shape[:1], prompt_ids.shape[1])

@@ -1,4 +1,4 @@
-"""The sizes of a network, as the config.json of an OpenVLA checkpoint gives them."""
+"""Read the sizes of a network from the config.json of an OpenVLA checkpoint."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +9,9 @@ from transformers import LlamaConfig
 from contracts import BadInput, read_json
 from vla.tokens import BOS_ID, EOS_ID, PAD_ID
 
-# A public checkpoint's text_config names only what differs from these values: the sizes of Llama-2, with the
-# rms_norm_eps that LlamaConfig had when OpenVLA was released. They are written out here so that a changed default
-# of the library cannot change what a checkpoint computes.
+# The text_config of a public checkpoint holds only fields that differ from these: the sizes of Llama-2 7B, and the
+# rms_norm_eps that LlamaConfig had when OpenVLA was released. They are written out here, so that a changed default of
+# the library cannot change what a checkpoint computes.
 LLAMA_DEFAULTS: dict[str, Any] = {
     "vocab_size": 32064,
     "hidden_size": 4096,
@@ -37,7 +37,7 @@ DEFAULT_CHUNK_LENGTH = 8
 
 @dataclass(frozen=True)
 class VitConfig:
-    """One vision transformer."""
+    """The sizes of one vision transformer."""
 
     timm_id: str
     image_size: int
@@ -66,7 +66,7 @@ def read_network_config(folder: Path) -> NetworkConfig:
         )
     sizes = raw.get("image_sizes", [224, 224])
     activations = raw.get("timm_override_act_layers", [None, None])
-    # Only small checkpoints have this field, real ones do not.
+    # Only this project's small checkpoints have this field.
     size_overrides = raw.get("test_vit_overrides", [{}, {}])
     try:
         overrides = []
@@ -75,7 +75,7 @@ def read_network_config(folder: Path) -> NetworkConfig:
             overrides.append(activation_override | vit_sizes)
         dino, siglip = map(VitConfig, raw["timm_model_ids"], sizes, overrides)
         llama = _llama_config(raw.get("text_config", {}))
-    except Exception as error:  # transformers has exceptions of its own for fields of the wrong type
+    except Exception as error:  # transformers raises its own exceptions for fields of the wrong type
         raise BadInput(f"{path}: not a usable OpenVLA config ({type(error).__name__}: {error})") from error
     return NetworkConfig(
         vits=(dino, siglip),
@@ -87,12 +87,13 @@ def read_network_config(folder: Path) -> NetworkConfig:
 
 
 def _llama_config(text_config: dict[str, Any]) -> LlamaConfig:
-    known = {
+    """The language model's config: LLAMA_DEFAULTS, changed by the fields of a checkpoint's text_config."""
+    known_fields = {
         name: value for name, value in text_config.items() if name in LLAMA_DEFAULTS and value is not None
     }
-    fields = LLAMA_DEFAULTS | known
-    # JSON may write 1.0 as 1, and transformers refuses an integer here.
+    fields = LLAMA_DEFAULTS | known_fields
+    # JSON may hold 1 for 1.0, but transformers refuses an integer here.
     for name in ("rms_norm_eps", "rope_theta"):
         fields[name] = float(fields[name])
-    # SDPA is fixed, because in some versions of transformers the eager and flash variants add a causal mask.
+    # Always SDPA, because in some versions of transformers the eager and flash variants add a causal mask.
     return LlamaConfig(**fields, tie_word_embeddings=False, use_cache=False, attn_implementation="sdpa")

@@ -1,4 +1,4 @@
-"""A network from a checkpoint folder, and a checkpoint folder from a network."""
+"""Load a network from a checkpoint folder, and save a network as a checkpoint folder."""
 
 import re
 from pathlib import Path
@@ -34,14 +34,15 @@ def load_network(
     dtype: torch.dtype,
     eight_bits: torch.dtype | None = None,
 ) -> OpenVLAOFT:
-    """Build the network without memory and stream its weights to `device`. The proprio projector stays float32.
+    """Load the network of a checkpoint folder to `device`, in `dtype`; its proprio projector is float32.
 
-    eight_bits: the format of the weight matrices in the language model's blocks, each of which is quantised as soon as
-    it is read; None: they have `dtype` like the others. Raises BadInput when weights and config.json disagree.
+    The network is built without memory (on the meta device). Its weights are read one by one. eight_bits: the 8-bit
+    format of the weight matrices in the language model's blocks, which are quantised as soon as they are read; None:
+    they have `dtype` like the others. Raises BadInput when weights and config.json do not fit together.
     """
     network = _build_network(info, num_action_tokens)
     parameter_names = {file_key(name): name for name in network.state_dict()}
-    # Old versions of transformers stored the rotary frequencies. They are computed below instead.
+    # Old versions of transformers stored the rotary frequencies, too. Here they are computed below.
     stored = {key: tensor for key, tensor in info.weights.items() if not key.endswith("rotary_emb.inv_freq")}
     _check_shapes(network, stored, info.folder)
     state: dict[str, Tensor] = {}
@@ -65,17 +66,19 @@ def load_network(
 
 
 def _build_network(info: CheckpointInfo, num_action_tokens: int) -> OpenVLAOFT:
-    """The network on the meta device. Raises BadInput when its sizes do not fit together."""
+    """Build the network on the meta device. Raises BadInput when its sizes do not fit together."""
     try:
         with torch.device("meta"):
             return OpenVLAOFT(info.config, num_action_tokens)
-    except Exception as error:  # timm and transformers raise many kinds for names and sizes that do not fit
+    except (
+        Exception
+    ) as error:  # timm and transformers raise many kinds of exceptions for wrong names and sizes
         path = info.folder / "config.json"
-        raise BadInput(f"{path}: no network can be built from it ({first_line(error)})") from error
+        raise BadInput(f"{path}: no network can be built from this file ({first_line(error)})") from error
 
 
 def _check_shapes(network: OpenVLAOFT, stored: dict[str, StoredTensor], folder: Path) -> None:
-    """Raises BadInput for the first tensor, by name, that is missing, unknown or of another shape."""
+    """Raise BadInput for the first tensor, by name, that is missing, unknown or of another shape."""
     expected = {file_key(name): tuple(tensor.shape) for name, tensor in network.state_dict().items()}
     for key in sorted(expected.keys() | stored.keys()):
         expected_shape = expected.get(key)
@@ -86,9 +89,9 @@ def _check_shapes(network: OpenVLAOFT, stored: dict[str, StoredTensor], folder: 
 
 
 def file_key(name: str) -> str:
-    """The name of a parameter in checkpoint files.
+    """The name that a parameter has in checkpoint files.
 
-    timm's `gamma` of LayerScale is `scale_factor` there, because old transformers rewrote "gamma" in names.
+    LayerScale's `gamma` in timm is called `scale_factor` there, because old versions of transformers renamed "gamma".
     """
     return re.sub(r"^(vision_backbone\..*\.ls[12])\.gamma$", r"\1.scale_factor", name)
 
@@ -112,7 +115,7 @@ def load_action_head(
 
 
 def _load_head(kind: type[Head], state: dict[str, Tensor], path: Path) -> Head:
-    """A module of the class `kind`, with the sizes that its state dict implies. `path` is for the message."""
+    """Build a module of the class `kind` from its state dict. Raises BadInput, naming `path`, if it does not fit."""
     try:
         with torch.device("meta"):
             module = kind(*kind.sizes(state))
@@ -127,7 +130,7 @@ def _load_head(kind: type[Head], state: dict[str, Tensor], path: Path) -> Head:
 def check_dimensions(
     info: CheckpointInfo, unnorm_key: str, head: L1RegressionHead | None, projector: ProprioProjector | None
 ) -> None:
-    """Raises BadInput when head or projector do not fit the network and the statistics of `unnorm_key`."""
+    """Raise BadInput when head or projector do not fit the network and the statistics of `unnorm_key`."""
     statistics = info.statistics[unnorm_key]
     hidden_size = info.config.llama.hidden_size
     action_dim = statistics.action.dim
@@ -154,9 +157,10 @@ def save_checkpoint(
     dtype: torch.dtype = torch.bfloat16,
     action_head: L1RegressionHead | None = None,
 ) -> None:
-    """Write config.json, generation_config.json, the weights in `dtype`, and the heads in their own dtypes.
+    """Save a network without adapters as a checkpoint folder.
 
-    The network must not have adapters.
+    Writes config.json, generation_config.json, the weights in `dtype`, and proprio projector and L1 head in their own
+    dtypes.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)

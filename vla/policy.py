@@ -1,7 +1,7 @@
-"""The policy: observations in, action chunks and their log-probabilities out.
+"""The policy: takes observations, returns action chunks and their log-probabilities.
 
-This is the only door through which training and evaluation use the model. Sampling (`act`) and learning
-(`chunk_logits`) take the logits from one function, so they cannot disagree about what the policy is.
+Training and evaluation use the model only through this class. Sampling (`act`) and learning (`chunk_logits`) get the
+logits from the same function, so that both use the same policy.
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from vla.weights import fingerprint
 
 Mode = Literal["greedy", "sample", "l1"]
 
-# Parameters from which "auto" compiles: it takes a minute and more, for a small network, too.
+# Number of parameters from which --compile auto compiles. Compiling takes a minute or more even for a small network.
 WORTH_COMPILING = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class Acted:
-    """A chunk per observation; tensors are on the CPU."""
+    """One chunk per observation. Tensors are on the CPU."""
 
     tokens: Tensor  # (B, A) int64, ids 31744..31999; A = chunk_length * action_dim, time-major
-    logprobs: Tensor  # (B, A) float32, of the tokens at the given temperature
+    logprobs: Tensor  # (B, A) float32, the tokens' log-probs at the given temperature
     actions: np.ndarray  # (B, chunk_length, action_dim) float64, ready for the env
 
 
 class Policy:
-    """Built by `Policy.load`. Adapters and proprio projector are float32 and trainable; all else is frozen."""
+    """A loaded policy (see `load`). Adapters and proprio projector are float32 and trainable, the rest is frozen."""
 
     token_logprobs = staticmethod(token_logprobs)
 
@@ -96,12 +96,13 @@ class Policy:
     def load(cls, checkpoint: str, options: LoadOptions) -> Policy:
         """Load a checkpoint (folder or hub id) or a trained adapter's folder. Raises BadInput."""
         parts = load_parts(checkpoint, options)
-        policy = cls(parts, options.compile)  # before the adapter, for its teacher is the policy without it
+        # The adapter is loaded after this, because the default teacher is the policy without it.
+        policy = cls(parts, options.compile)
         if parts.adapter is not None:
             policy._take_adapter(parts.adapter)
         return policy
 
-    # Deciding
+    # Decisions
 
     @torch.no_grad()
     def act(
@@ -114,8 +115,8 @@ class Policy:
         """Decide one chunk per observation.
 
         greedy: argmax over the 256 action tokens. sample: one draw per position from softmax(logits / temperature);
-        every observation has a generator of its own on the CPU, so that its draws do not depend on the batch. l1: the
-        chunk of the regression head, rounded to tokens.
+        each observation has its own CPU generator, so that its draws do not depend on the batch. l1: the chunk of the
+        regression head, rounded to tokens. Raises BadInput for l1 without that head, and for non-finite logits.
         """
         logits, hidden = self.chunk_outputs(observations)
         if mode == "greedy":
@@ -136,42 +137,47 @@ class Policy:
         return Acted(tokens.cpu(), logprobs, self.actions(tokens.cpu().numpy()))
 
     def chunk_logits(self, observations: Sequence[Observation]) -> Tensor:
-        """Logits of the action tokens (B, A, 256) float32, column v of id 31744 + v; with gradient."""
+        """Logits of the action tokens, (B, A, 256) float32, with gradient. Column v belongs to id 31744 + v."""
         return self.chunk_outputs(observations)[0]
 
     def chunk_outputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
-        """`chunk_logits`, and the last hidden states (B, A, D) that they come from; with gradient."""
+        """`chunk_logits`, and the last hidden states (B, A, D) from which they are computed; with gradient."""
         self.network.adapters.refresh()
         return self._forward(*self.model_inputs(observations))
 
     def logits_and_other_logsumexp(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
-        """`chunk_logits`, and the log of the sum of exp over the logits of all other ids (B, A); with gradient."""
+        """`chunk_logits`, and the log-sum-exp of the logits of all other token ids, (B, A); with gradient."""
         logits, hidden = self.chunk_outputs(observations)
         head = self.network.language_model.lm_head
-        before = head.log_sum_exp(hidden, slice(FIRST_ACTION_TOKEN))
-        after = head.log_sum_exp(hidden, slice(FIRST_ACTION_TOKEN + NUM_BINS, None))
-        return logits, torch.logaddexp(before, after)
+        smaller_ids_logsumexp = head.log_sum_exp(hidden, slice(FIRST_ACTION_TOKEN))
+        larger_ids_logsumexp = head.log_sum_exp(hidden, slice(FIRST_ACTION_TOKEN + NUM_BINS, None))
+        return logits, torch.logaddexp(smaller_ids_logsumexp, larger_ids_logsumexp)
 
     def actions(self, tokens: np.ndarray) -> np.ndarray:
         """Token ids (B, A) -> actions (B, chunk_length, action_dim) float64 in the env's units and conventions."""
         normalised = decode(tokens).reshape(len(tokens), self.chunk_length, self.action_dim)
         actions = unnormalise(normalised, self.statistics.action)
-        # A last dimension that training did not normalise is a gripper, 0 or 1.
+        # If the last dimension was not normalised in training, it is LIBERO's gripper, 0 or 1.
         return actions if self.statistics.action.mask[-1] else to_env(actions)
 
     # Teacher
 
     @contextmanager
     def teacher(self) -> Iterator[Policy]:
-        """The policy that decides as the teacher, for as long as the context lasts; see `vla.teacher`.
+        """Within this block, the policy that decides as the teacher; see `vla.teacher`.
 
-        By default it is this one, without adapters and with the pretrained proprio projector. May be nested.
+        By default it is this policy without its adapters and with the pretrained proprio projector. Blocks may be
+        nested.
         """
         with self._teacher.acting(self) as teacher:
             yield teacher
 
     def act_as_teacher(self, observations: Sequence[Observation], mode: Mode = "greedy") -> Acted:
-        """The teacher's decisions in this policy's tokens: those nearest to the actions of a teacher of other units."""
+        """The teacher's decisions, in this policy's tokens.
+
+        If the teacher's statistics differ, its tokens mean other actions. They are then replaced by this policy's
+        tokens for the nearest actions. The log-probs stay those of the teacher's tokens.
+        """
         with self.teacher() as teacher:
             acted = teacher.act(observations, mode)
         students_units = self.statistics.action
@@ -183,24 +189,23 @@ class Policy:
         return Acted(torch.from_numpy(tokens), acted.logprobs, self.actions(tokens))
 
     def equals_teacher(self) -> bool:
-        """Whether this policy, greedy, decides as its teacher, because it has not learned anything yet."""
+        """Whether this policy has not been trained away from its teacher, so that both decide the same greedily."""
         return self._teacher.equals_student()
 
     def use_teacher(self, teacher: Policy) -> None:
-        """Let another policy be the teacher. Raises BadInput unless it reads and decides the same things."""
+        """Make another policy the teacher. Raises BadInput unless its inputs and outputs are of the same kind."""
         students_interface = _interface(self)
         teachers_interface = _interface(teacher)
         if students_interface != teachers_interface:
             raise BadInput(
-                f"it reads {teachers_interface}; the policy that it is to teach reads {students_interface}: both must "
-                "be the same"
+                f"the teacher reads {teachers_interface}; the student reads {students_interface}: both must be the same"
             )
         self._teacher = AnotherPolicy(teacher)
 
     def use_teacher_adapter(self, folder: str) -> bool:
-        """Let this policy with the values of a trained adapter be the teacher, on the same frozen weights.
+        """Make this policy with a trained adapter's values the teacher, on the same frozen weights.
 
-        False, and nothing is done, when the adapter has another base, rank or data set.
+        Returns False, and does nothing, when the adapter has another base, rank, alpha or other statistics.
         """
         adapter = read_adapter(Path(folder))
         layers = self.network.adapters
@@ -226,23 +231,23 @@ class Policy:
         return list(self._trainable)
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """Follow the steps of `optimizer`, so that `AdaptedLayers.refresh` notices them.
+        """Let every step of `optimizer` increase the parameters' versions, so that `AdaptedLayers.refresh` notices it.
 
-        Layers keep copies of their adapters, and a fused optimizer does not tell autograd what it has changed.
+        Layers keep copies of their adapters, and a fused optimizer does not increase the versions itself.
         """
         parameters = [parameter for _, parameter in self._trainable]
         optimizer.register_step_post_hook(lambda *_: torch.autograd.graph.increment_version(parameters))
 
     def recompute_everything(self) -> bool:
-        """Recompute the activations of all blocks from now on; False when that is what it does already."""
-        did_all = self.network.recomputed_blocks >= self.network.num_blocks
+        """Recompute the activations of all blocks from now on. Returns False if that was so already."""
+        recomputed_all = self.network.recomputed_blocks >= self.network.num_blocks
         self.network.recomputed_blocks = self.network.num_blocks
-        return not did_all
+        return not recomputed_all
 
     # Files
 
     def save_adapter(self, folder: str | Path, looks: str = "") -> None:
-        """Write what training has changed, and the name of the pictures that it saw."""
+        """Write an adapter folder with all that training has changed. looks: the simulator's in training."""
         write_adapter(
             Path(folder),
             self.network,
@@ -252,23 +257,24 @@ class Policy:
             self.frozen_weights,
             {*self.info.looks, looks} - {""},
         )
-        if self.info.statistics_folder != self.info.folder:  # it began at an adapter, or at demonstrations
+        if self.info.statistics_folder != self.info.folder:  # those of an adapter or of demonstrations
             shutil.copyfile(self.info.statistics_folder / STATISTICS_FILE, Path(folder) / STATISTICS_FILE)
 
     def load_adapter(self, folder: str | Path) -> None:
-        """Read what `save_adapter` wrote. Raises BadInput when it was trained on another base."""
+        """Load an adapter folder into this policy. Raises BadInput if it does not fit or belongs to another base."""
         self._take_adapter(read_adapter(Path(folder)))
 
     def _take_adapter(self, adapter: StoredAdapter) -> None:
+        """Copy an adapter's values into the network. Raises BadInput when it was trained on another base."""
         if adapter.base_fingerprint not in (None, self.base_fingerprint):
             raise BadInput(
                 f"{adapter.folder}: this adapter was trained on other weights ({adapter.base_model}) than those of "
-                f"{self.base_model}: give its own base"
+                f"{self.base_model}: give the adapter's own base"
             )
         copy_into_network(adapter, self.network)
 
     def describe(self) -> list[tuple[str, str]]:
-        """Rows of the table that is shown at start."""
+        """(Name, value) rows of the table that is shown at the start of a run."""
         num_trainable = sum(p.numel() for _, p in self._trainable)
         network = self.network
         return [
@@ -285,7 +291,7 @@ class Policy:
 
 
 def _interface(policy: Policy) -> str:
-    """What a policy reads and decides, as part of a sentence."""
+    """A policy's inputs and outputs, as part of a sentence after "reads"."""
     proprio = "proprio" if policy.uses_proprio else "no proprio"
     return (
         f"{policy.num_images} image(s) of {policy.model_inputs.processor.image_size} pixels and {proprio}, and decides "

@@ -1,8 +1,8 @@
-"""From observations to the arguments of the network: pixel values, prompt ids, proprio. One path for all programs.
+"""Turn observations into the arguments of the network (pixel values, prompt ids, proprio), for all programs.
 
     frames uint8 (..., n, 256, 256, 3)
-      -- model_input_images --> uint8 (..., n, S, S, 3)    what the training data went through (vla/images.py)
-      -- pixel_values -->       float32 (..., 6n, S, S)    what the checkpoint's image processor does
+      -- model_input_images --> uint8 (..., n, S, S, 3)    the processing of the training data (vla/images.py)
+      -- pixel_values -->       float32 (..., 6n, S, S)    the normalisation of the checkpoint's image processor
 
 Source: openvla-oft @213c5ff, experiments/robot/openvla_utils.py and prismatic/extern/hf/processing_prismatic.py.
 """
@@ -25,7 +25,7 @@ from vla.prompts import pad_prompts, prompt_ids
 
 @dataclass(frozen=True)
 class ImageProcessor:
-    """What preprocessor_config.json says. Tuples have one entry per backbone: DINOv2, SigLIP."""
+    """The settings in preprocessor_config.json. Tuples have one entry per backbone: DINOv2, SigLIP."""
 
     image_size: int  # S: 224 in real checkpoints
     means: tuple[tuple[float, ...], ...]  # (2, 3): backbone, RGB; of pixels in [0, 1]
@@ -33,13 +33,15 @@ class ImageProcessor:
 
     @classmethod
     def load(cls, folder: str | Path) -> "ImageProcessor":
-        """Read it from a checkpoint folder. Raises BadInput when it does something that this program does not."""
+        """Read it from a checkpoint folder. Raises BadInput for settings that this program does not support."""
         path = Path(folder) / "preprocessor_config.json"
         config = read_json(path)
         try:
             strategy = config.get("image_resize_strategy", "resize-naive")
             if strategy != "resize-naive" or config.get("tvf_do_letterbox"):
-                raise ValueError("images are resized by another strategy than 'resize-naive'")
+                raise ValueError(
+                    "the only supported image_resize_strategy is 'resize-naive', without letterbox"
+                )
             size = config["input_sizes"][0][1]
             # Released checkpoints have means and stds twice: as published, and rounded to bfloat16 in
             # `tvf_normalize_params`. The original processor applies the rounded ones.
@@ -48,7 +50,7 @@ class ImageProcessor:
             stds = [entry["std"] for entry in rounded] if rounded else config["stds"]
             if config["input_sizes"] != [[3, size, size]] * 2 or np.shape([means, stds]) != (2, 2, 3):
                 raise ValueError(
-                    "expected one square input size, mean and std of RGB, for each of two backbones"
+                    "expected the same square input size, and mean and std of RGB, for two backbones"
                 )
             return cls(size, tuple(map(tuple, means)), tuple(map(tuple, stds)))
         except (AttributeError, LookupError, TypeError, ValueError) as error:
@@ -68,8 +70,8 @@ class Inputs:
     device: torch.device
 
     def __post_init__(self) -> None:
-        # Frames (..., H, W, 3) -> (..., S, S, 3), uint8. Simulators call it in their own processes, see
-        # Observation.prepared.
+        # Frames (..., H, W, 3) -> (..., S, S, 3), uint8. Simulators call this function in their own processes; their
+        # observations are then marked as `prepared`.
         self.prepare = partial(model_input_images, image_size=self.processor.image_size)
         self._levels = torch.from_numpy(normalised_levels(self.processor)).to(self.device)
         self._prompt_ids = lru_cache(partial(prompt_ids, self.tokenizer))
@@ -77,7 +79,10 @@ class Inputs:
     def __call__(
         self, observations: Sequence[Observation]
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-        """The arguments of OpenVLAOFT.forward: pixel values, prompt ids, their lengths, proprio."""
+        """The arguments of OpenVLAOFT.forward: pixel values, prompt ids, prompt lengths, proprio.
+
+        Raises BadInput when the simulator's robot state has another size than the policy's.
+        """
         images = np.stack([self.view(observation) for observation in observations])
         if self.device.type == "cpu":
             pixels = torch.from_numpy(pixel_values(images, self.processor))
@@ -109,14 +114,14 @@ class Inputs:
 
 
 def pixel_values(images: np.ndarray, processor: ImageProcessor) -> np.ndarray:
-    """uint8 (..., n, S, S, 3) -> float32 (..., 6n, S, S): per image DINOv2's 3 channels, then SigLIP's 3."""
+    """Normalise images: uint8 (..., n, S, S, 3) -> float32 (..., 6n, S, S); per image 3 for DINOv2, 3 for SigLIP."""
     *batch, num_images, size, _, _ = images.shape
     pixels = np.empty((*batch, num_images, 2, 3, size, size), dtype=np.float32)
     levels = normalised_levels(processor)
     for index in np.ndindex(*batch, num_images, 2, 3):
         *image_index, backbone, channel = index
         plane = images[tuple(image_index)][..., channel]
-        # mode="clip", because the default mode writes to a buffer first. No level is beyond 255.
+        # mode="clip", because the default mode writes to a buffer first. It clips nothing: no level is above 255.
         np.take(levels[backbone, channel], plane, out=pixels[index], mode="clip")
     return pixels.reshape(*batch, 6 * num_images, size, size)
 
@@ -133,9 +138,9 @@ def pixel_values_on_device(images: Tensor, levels: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def normalised_levels(processor: ImageProcessor) -> np.ndarray:
-    """What each of the 256 grey levels becomes, float32 (2, 3, 256): backbone, RGB, level.
+    """The normalised value of each of the 256 grey levels, float32 (2, 3, 256): backbone, RGB, level.
 
-    Looking values up gives the same numbers as computing them, and is faster.
+    Looking the values up in this table gives the same numbers as computing them, and is faster.
     """
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
     means = np.array(processor.means, dtype=np.float32)[..., None]
@@ -144,7 +149,7 @@ def normalised_levels(processor: ImageProcessor) -> np.ndarray:
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
-    """A CPU tensor on `device`. A plain `.to(device)` would wait until a GPU has finished all its work."""
+    """Copy a CPU tensor to `device`. A plain `.to(device)` would wait until the GPU has finished its work."""
     if device.type != "cuda":
         return tensor.to(device)
     pinned = torch.empty_like(tensor, pin_memory=True)
@@ -156,7 +161,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 def synthetic_observations(
     num_images: int, proprio: VectorStatistics | None, count: int = 8
 ) -> list[Observation]:
-    """Made-up observations, always the same: smooth random images, and states within the ranges of `proprio`."""
+    """Make observations without a simulator, always the same: coarse random images, states in `proprio`'s range."""
     rng = np.random.default_rng(0)
     observations = []
     for _ in range(count):

@@ -1,4 +1,4 @@
-"""From an instruction to the token ids of the prompt that OpenVLA was trained on.
+"""Turn an instruction into the token ids of the prompt that OpenVLA was trained on.
 
 Source: openvla-oft @213c5ff, experiments/robot/openvla_utils.py.
 """
@@ -16,25 +16,25 @@ from contracts import BadInput
 from vla.tokens import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID
 
 PROMPT_MULTIPLE = 16  # prompts of different lengths are padded to a multiple of this
-# The tokens by which the Llama-2 vocabulary is recognised.
+# Token ids and their tokens in the Llama-2 vocabulary, by which it is recognised.
 LLAMA_2_TOKENS = {BOS_ID: "<s>", EOS_ID: "</s>", EMPTY_TOKEN_ID: "▁"}
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """The tokenizer of a checkpoint folder. Raises BadInput unless it is a whole file of the Llama-2 tokenizer."""
+    """Load a checkpoint folder's tokenizer. Raises BadInput when it is missing, damaged or not that of Llama-2."""
     path = Path(folder) / "tokenizer.json"
     if not path.exists():
         raise BadInput(
-            f"{path} is missing: copy it from its source (AutoTokenizer makes it from a tokenizer.model)"
+            f"{path} is missing: copy it from the checkpoint's source (AutoTokenizer makes it from tokenizer.model)"
         )
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific
         raise BadInput(f"{path}: not a usable tokenizer file ({error}); download or copy it again") from error
-    # Padding and truncation may be saved in the file, and would change the ids.
+    # The file may turn on padding and truncation, which would change the ids.
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    # The vocabulary of another model gives ids that this one reads as other words, and no later check would notice.
+    # With another model's vocabulary the ids would mean other words, and no later check would notice.
     for token_id, expected in LLAMA_2_TOKENS.items():
         token = tokenizer.id_to_token(token_id)
         if token != expected:
@@ -45,28 +45,28 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
 
 
 def prompt(instruction: str) -> str:
-    """The sentence on which OpenVLA was trained. It has no system prompt, and nothing is stripped."""
+    """The prompt that OpenVLA was trained on. It has no system prompt, and spaces are not stripped."""
     return f"In: What action should the robot take to {instruction.lower()}?\nOut:"
 
 
 def prompt_ids(tokenizer: Tokenizer, instruction: str) -> list[int]:
     """Token ids of the prompt, BOS first and EMPTY_TOKEN_ID last.
 
-    BOS is added here, because whether the tokenizer would add it depends on its file.
+    BOS is added here, because only some tokenizer files make the tokenizer add it.
     """
     ids = [BOS_ID, *tokenizer.encode(prompt(instruction), add_special_tokens=False).ids]
     return ids if ids[-1] == EMPTY_TOKEN_ID else [*ids, EMPTY_TOKEN_ID]
 
 
 def pad_prompts(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
-    """Prompts (P_i,) -> ids (B, P), padded on the right, and their lengths (B,).
+    """Join prompts (P_i,) to ids (B, P), padded on the right, and their lengths (B,).
 
-    The lengths are None where all are equal, so that no attention mask is needed. Prompts of different lengths are
-    padded to a multiple of PROMPT_MULTIPLE, so that what is recorded or compiled for one shape serves most batches.
+    If all lengths are equal, None is returned for them, so that no attention mask is needed. Otherwise P is a multiple
+    of PROMPT_MULTIPLE, so that most batches have the same shape: CUDA graphs and compiled code are made per shape.
     """
     lengths = torch.tensor([len(ids) for ids in prompts])
     ids = pad_sequence(list(prompts), batch_first=True, padding_value=PAD_ID)
     if (lengths == lengths[0]).all():
         return ids, None
-    missing = -ids.shape[1] % PROMPT_MULTIPLE
-    return F.pad(ids, (0, missing), value=PAD_ID), lengths
+    num_padding = -ids.shape[1] % PROMPT_MULTIPLE
+    return F.pad(ids, (0, num_padding), value=PAD_ID), lengths

@@ -5,7 +5,8 @@ The student imitates its teacher in the warmup. A teacher is frozen, and is one 
   * the student with the values of another adapter: a copy of the trainable parameters;
   * another policy: a second network in memory.
 
-No teacher keeps a reference to the student: a circle of references would keep a deleted policy's GPU memory.
+No teacher keeps a reference to the student: in a reference cycle, a deleted policy's GPU memory would not be freed at
+once.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ PolicyT = TypeVar("PolicyT")  # `vla.policy.Policy`, which imports this module
 
 
 class Teacher(Protocol[PolicyT]):
-    """What the three kinds have in common."""
+    """The methods of all three kinds."""
 
     def acting(self, student: PolicyT) -> AbstractContextManager[PolicyT]:
-        """The policy that decides as the teacher, for as long as the context lasts. May be nested."""
+        """Within this block, the policy that decides as the teacher. Blocks may be nested."""
 
     def equals_student(self) -> bool:
-        """Whether the student, greedy, still decides as this teacher, because it has not learned anything yet."""
+        """Whether the student's weights still equal the teacher's, so that both decide the same greedily."""
 
 
 class PretrainedSelf:
-    """The student without adapters and with the pretrained proprio projector."""
+    """The student as it was pretrained: without adapters, and with the pretrained proprio projector."""
 
     def __init__(self, network: OpenVLAOFT):
-        """network: the student's, before any training."""
+        """network: the student's, not trained yet."""
         self._network = network
         self._proprio_projector = deepcopy(network.proprio_projector)
 
@@ -62,7 +63,7 @@ class PretrainedSelf:
 
 
 class AdaptedSelf:
-    """The student with other values of its trainable parameters, those of another adapter."""
+    """The student with the values of another adapter in its trainable parameters."""
 
     def __init__(self, parameters: Sequence[Tensor], values: Sequence[Tensor]):
         """parameters: the student's; values: the teacher's, in the same order."""
@@ -85,7 +86,7 @@ class AdaptedSelf:
 
 
 class AnotherPolicy(Generic[PolicyT]):
-    """A policy of its own, that reads and decides the same things as the student."""
+    """Another policy, whose inputs and outputs are of the same kind as the student's."""
 
     def __init__(self, policy: PolicyT):
         self._policy = policy

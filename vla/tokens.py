@@ -1,8 +1,9 @@
-"""Action values <-> bins <-> token ids; sampling of action tokens and their log-probabilities.
+"""Convert between action values and token ids; sample action tokens and compute their log-probabilities.
 
-The last 256 ids of the Llama-2 vocabulary stand for actions: a value in [-1, 1] falls into one of 256 bins and gets the
-id `32000 - bin`, so larger values have smaller ids. There are 256 edges but 255 intervals between them: bin 256 holds
-1.0 alone and decodes like bin 255. Everything is float64, because float32 moves values at an edge to the next bin.
+The last 256 ids of the Llama-2 vocabulary stand for actions. A value in [-1, 1] falls into one of the bins 1 to 256 and
+gets the id `32000 - bin`, so larger values have smaller ids. There are 256 edges, but only 255 intervals between them:
+bin 256 holds 1.0 alone and decodes like bin 255. Everything is float64, because float32 would move values at an edge
+to the next bin.
 
 Source of the formulas: openvla-oft @213c5ff, action_tokenizer.py in prismatic/vla and robot_utils.py in
 experiments/robot.
@@ -19,9 +20,8 @@ from vla.dataset_statistics import VectorStatistics, normalise, unnormalise
 BOS_ID = 1
 EOS_ID = 2
 PAD_ID = 32000
-EMPTY_TOKEN_ID = (
-    29871  # "▁": ends every prompt, because the training data were tokenised as "Out: " + actions
-)
+# "▁". It ends every prompt, because the training data were tokenised as "Out: " + actions.
+EMPTY_TOKEN_ID = 29871
 VOCABULARY_SIZE = 32000  # of Llama-2; the rows above it (pad and filler) are never decoded
 NUM_BINS = 256
 ACTION_TOKEN_IDS = range(VOCABULARY_SIZE - NUM_BINS, VOCABULARY_SIZE)  # 31744 (value +1) .. 31999 (value -1)
@@ -31,30 +31,33 @@ BIN_CENTRES = (BIN_EDGES[:-1] + BIN_EDGES[1:]) / 2.0
 
 
 def encode(actions: np.ndarray) -> np.ndarray:
-    """Token ids, int64 of the same shape, of normalised actions. Values beyond [-1, 1] get the outermost bins."""
+    """Normalised actions -> token ids, int64 of the same shape. Values beyond [-1, 1] get the outermost bins."""
     clipped = np.clip(np.asarray(actions, dtype=np.float64), -1.0, 1.0)
     return VOCABULARY_SIZE - np.digitize(clipped, BIN_EDGES)
 
 
 def decode(ids: np.ndarray) -> np.ndarray:
-    """Bin centres, float64 of the same shape. Ids that are no action tokens give the nearest bin's centre."""
+    """Token ids -> bin centres, float64 of the same shape. Ids of other tokens give the nearest bin's centre."""
     bins = VOCABULARY_SIZE - np.asarray(ids, dtype=np.int64)
     return BIN_CENTRES[np.clip(bins - 1, 0, NUM_BINS - 2)]
 
 
 def translate(ids: np.ndarray, source: VectorStatistics, target: VectorStatistics) -> np.ndarray:
-    """Token ids (..., D) that mean under the statistics `target` the nearest to what `ids` mean under `source`."""
-    # The bin of 1.0 alone decodes like the one below it, so its value is put in by hand.
+    """Replace token ids (..., D) that are scaled by the statistics `source` by those scaled by `target`.
+
+    The new ids stand for the actions nearest to the old ones. Dimensions outside the mask keep their ids.
+    """
+    # `decode` gives bin 256, which holds only 1.0, the centre of bin 255. Use its exact value instead.
     values = np.where(ids == FIRST_ACTION_TOKEN, 1.0, decode(ids))
-    # Rounded, so that a 1.0 that the scaling has moved by its last digit does not miss its bin.
+    # Round, so that a 1.0 that the scaling changed in the last digit still falls into its bin.
     normalised = normalise(unnormalise(values, source), target).round(9)
     return np.where(source.mask, encode(normalised), ids)
 
 
 def to_env(actions: np.ndarray) -> np.ndarray:
-    """Actions (..., D) in LIBERO's gripper convention, float64.
+    """Convert actions (..., D) to LIBERO's gripper convention, float64.
 
-    The last dimension goes from 1 = open, 0 = close to -1 = open, 1 = close.
+    The last dimension changes from 1 = open, 0 = close to -1 = open, 1 = close.
     """
     env_actions = np.array(actions, dtype=np.float64)
     env_actions[..., -1] = -np.sign(2.0 * env_actions[..., -1] - 1.0)
@@ -64,9 +67,9 @@ def to_env(actions: np.ndarray) -> np.ndarray:
 def sample_tokens(
     logits: Tensor, temperature: float, generators: Sequence[torch.Generator] | None = None
 ) -> Tensor:
-    """One token id per position, (B, A) int64, drawn from softmax(logits / temperature). logits: (B, A, 256).
+    """Draw one token id per position from softmax(logits / temperature): logits (B, A, 256) -> ids (B, A) int64.
 
-    Each row is drawn by a CPU generator of its own (None: torch's default one for all), so that a row's tokens do not
+    Each row has its own CPU generator (None: torch's default generator for all), so that a row's random numbers do not
     depend on the other rows of the batch or on the device.
     """
     batch, num_tokens, num_bins = logits.shape
@@ -75,13 +78,13 @@ def sample_tokens(
         [torch.rand(num_tokens, dtype=torch.float64, generator=generator) for generator in row_generators]
     )
     cumulative = (logits.double() / temperature).softmax(-1).cumsum(-1)
-    # The last sum is 1 only up to rounding. Scaling by it keeps every draw inside.
+    # The last cumulative sum is 1 only up to rounding. Multiplying by it keeps every draw in range.
     threshold = uniform.to(logits.device) * cumulative[..., -1]
     columns = torch.searchsorted(cumulative, threshold[..., None], right=True).squeeze(-1)
     return columns.clamp(max=num_bins - 1) + FIRST_ACTION_TOKEN
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, temperature: float) -> Tensor:
-    """log_softmax(logits / temperature) at the tokens. logits: (B, A, 256); tokens: ids (B, A); returns (B, A)."""
+    """The tokens' log-probs, log_softmax(logits / temperature): logits (B, A, 256), token ids (B, A) -> (B, A)."""
     columns = (tokens - FIRST_ACTION_TOKEN).to(logits.device)
     return (logits / temperature).log_softmax(-1).gather(-1, columns[..., None]).squeeze(-1)

@@ -1,4 +1,4 @@
-"""Tensors on disk: safetensors files, whole or in shards with an index, and torch `.pt` state dicts."""
+"""Read and write tensors: safetensors files, single or in shards with an index, and torch `.pt` state dicts."""
 
 import contextlib
 import hashlib
@@ -17,7 +17,7 @@ from contracts import BadInput, first_line, read_json
 
 INDEX_FILE = "model.safetensors.index.json"
 CPU = torch.device("cpu")
-FINGERPRINT_BYTES = 4096  # of the start, the middle and the end of every tensor
+FINGERPRINT_BYTES = 4096  # how much `fingerprint` reads at the start, the middle and the end of every tensor
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class StoredTensor:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint folder, by its index if it has one; not all need to exist."""
+    """The safetensors files that a checkpoint folder should have, by its index if there is one; some may be missing."""
     index = folder / INDEX_FILE
     if not index.is_file():
         return [folder / "model.safetensors"]
@@ -40,7 +40,10 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
-    """All tensors of a safetensors file by name, and its metadata. Raises BadInput when it is missing or not whole."""
+    """Read a safetensors file's header: its tensors by name, and its metadata.
+
+    Raises BadInput when the file is missing or not whole.
+    """
     if not path.is_file():
         raise BadInput(f"{path} is missing: download the checkpoint again, or copy all of its files")
     tensors = {}
@@ -55,7 +58,7 @@ def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
 
 
 def by_file(tensors: Iterable[StoredTensor]) -> dict[Path, list[StoredTensor]]:
-    """The tensors of each file, in the order given."""
+    """Group tensors by their file, in the given order."""
     files: dict[Path, list[StoredTensor]] = {}
     for tensor in tensors:
         files.setdefault(tensor.path, []).append(tensor)
@@ -65,22 +68,25 @@ def by_file(tensors: Iterable[StoredTensor]) -> dict[Path, list[StoredTensor]]:
 def stream_tensors(
     tensors: Iterable[StoredTensor], device: torch.device = CPU, dtype: torch.dtype | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) one at a time on `device`, converted to `dtype`; one file is open at a time.
+    """Read tensors one at a time. Yields (name, tensor on `device` in `dtype`); one file is open at a time.
 
-    Raises BadInput for a tensor that holds NaN or infinity.
+    dtype None: as stored. Raises BadInput for a tensor that holds NaN or infinity.
     """
     for path, stored_tensors in by_file(tensors).items():
         with safe_open(path, framework="pt", device=str(device)) as file:
             for stored in stored_tensors:
                 tensor = file.get_tensor(stored.name)
                 _check_finite(tensor, stored.name, path)
-                # On the CPU, safetensors gives a view of the mapped file. Copy it, so that a file that changes or
-                # disappears later does not change the tensor.
+                # On the CPU, safetensors returns a view of the mapped file. Copy it, so that the tensor does not change
+                # when the file changes or disappears later.
                 yield stored.name, tensor.to(dtype=dtype, copy=device.type == "cpu")
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a small safetensors file, on the CPU in their stored dtype. Raises BadInput."""
+    """Read all tensors of a small safetensors file to the CPU, in their stored dtype.
+
+    Raises BadInput when it is missing, not whole, or holds NaN or infinity.
+    """
     stored, _ = read_header(path)
     return dict(stream_tensors(stored.values()))
 
@@ -100,16 +106,16 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
 
 
 def read_pt(path: Path) -> dict[str, Tensor]:
-    """A `.pt` state dict on the CPU, without the prefix `module.` that distributed training adds to names.
+    """Read a `.pt` state dict to the CPU. The prefix `module.` that distributed training adds to names is removed.
 
-    Code that the file may contain is not executed. Raises BadInput when it is no file of finite tensors.
+    Code in the file is not executed. Raises BadInput when it is no file of finite tensors.
     """
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
         tensors: dict[str, Tensor] = {key.removeprefix("module."): tensor for key, tensor in state.items()}
-    except Exception as error:  # torch raises half a dozen kinds for files that are damaged or something else
+    except Exception as error:  # torch raises half a dozen kinds of exceptions for damaged and other files
         raise BadInput(
-            f"{path} is no file of tensors ({first_line(error)}): get it from its source again"
+            f"{path} is no file of tensors ({first_line(error)}): download or copy it again"
         ) from error
     for name, tensor in tensors.items():
         _check_finite(tensor, name, path)
@@ -122,20 +128,21 @@ def write_pt(path: Path, state: dict[str, Tensor]) -> None:
 
 
 def _check_finite(tensor: Tensor, name: str, path: Path) -> None:
-    # First look at the sum: it needs no further memory and takes half the time of a look at each number. It may be
-    # infinite although all numbers are finite, so look at each number then.
+    """Raise BadInput when a tensor holds NaN or infinity."""
+    # First test the sum, which needs no extra memory and takes half the time of testing each number. The sum may be
+    # infinite although all numbers are finite. So each number is tested only if the sum is not finite.
     if tensor.sum(dtype=torch.float32).isfinite():
         return
     if not torch.isfinite(tensor).all():
         raise BadInput(
-            f"{path}: tensor {name} holds NaN or infinity: get it from its source again, or take another"
+            f"{path}: tensor {name} holds NaN or infinity: download or copy it again, or use another checkpoint"
         )
 
 
 def fingerprint(tensors: Iterable[StoredTensor]) -> str:
-    """A hash of every tensor's name, dtype, shape, and first, middle and last 4 KiB.
+    """Identify weights by a hash of every tensor's name, dtype, shape, and first, middle and last 4 KiB.
 
-    It does not depend on how the tensors are spread over files.
+    It does not depend on how the tensors are distributed over files.
     """
     tensors = sorted(tensors, key=lambda tensor: tensor.name)
     digest = hashlib.sha256()
