@@ -31,7 +31,7 @@ def start_ranks() -> None:
     num_gpus = torch.cuda.device_count()
     if num_gpus > 1:
         sys.exit(run_as_ranks([sys.executable, *sys.argv], num_gpus))
-    log.warning("--data-parallel: no second GPU was found, the run continues in one process")
+    log.warning("--data-parallel: there is no second GPU, and the run goes on in one process")
 
 
 def run_as_ranks(command: Sequence[str], size: int) -> int:

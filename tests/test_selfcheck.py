@@ -59,7 +59,7 @@ def test_ignored_images_are_found(policy):
 def test_an_untrained_token_head_is_found_only_where_it_matters(policy):
     seen = made_up_observation(policy)
     assert "action tokens" in token_probe(policy, seen, must_be_trained=False)
-    with pytest.raises(BadInput, match="was not trained on them"):
+    with pytest.raises(BadInput, match="was not trained on action tokens"):
         token_probe(policy, seen, must_be_trained=True)
     with torch.no_grad():
         _, hidden = policy.chunk_outputs([seen])

@@ -137,7 +137,7 @@ def choose_frozen_weights(
     has_8_bits = {trained_on, frozen_weights} & eight_bits.FORMATS.keys()
     if adapter is not None and trained_on != frozen_weights and has_8_bits:
         log.warning(
-            "%s was trained on frozen weights in %s: with %s its actions differ",
+            "%s was trained on weights in %s: with %s its actions differ",
             adapter.folder,
             trained_on,
             frozen_weights,

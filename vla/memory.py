@@ -141,7 +141,7 @@ def choose_plan(
         raise BadInput(
             f"an update by {smallest} decision(s) at a time, {needs[-1].recomputed_blocks} blocks recomputed, needs "
             f"{smallest * needs[-1].bytes / GIB:.1f} GiB besides the weights, {max(free_bytes, 0) / GIB:.1f} GiB are "
-            f"free: {'lower --micro-batch-size, ' if smallest > 1 else ''}{ADVICE}"
+            f"left: {'lower --micro-batch-size, ' if smallest > 1 else ''}{ADVICE}"
         )
     return min(plans)[1]
 
