@@ -137,9 +137,8 @@ def _set_teacher(policy: Policy, teacher: ModelConfig, adapter: str | None, task
     """Make another checkpoint the teacher. An adapter of the same base shares the policy's frozen weights."""
     if adapter is not None and policy.use_teacher_adapter(adapter):
         return
-    policy.use_teacher(
-        load_policy(teacher, task_suite, lora_rank=1)
-    )  # the teacher's adapters are never trained
+    # The teacher's adapters are never trained, so their rank does not matter.
+    policy.use_teacher(load_policy(teacher, task_suite, lora_rank=1))
 
 
 class SimulatorMemory(NamedTuple):

@@ -14,9 +14,8 @@ IMAGE_SHAPE = (3, 256, 256)  # of the images that the policies were trained on
 class VlaGrpoConfig(PreTrainedConfig):
     """Settings of a policy of type vla_grpo."""
 
-    checkpoint: str = (
-        ""  # folder or hub id in OpenVLA-OFT's format, or an adapter folder (RUN/checkpoints/best)
-    )
+    # Folder or hub id in OpenVLA-OFT's format, or an adapter folder (RUN/checkpoints/best).
+    checkpoint: str = ""
     task_suite: str = "libero_spatial"  # the suite whose statistics scale actions and proprio
     unnorm_key: str | None = None  # name of other statistics in the checkpoint
     mode: str = "greedy"  # or l1: use the regression head of a checkpoint that has one

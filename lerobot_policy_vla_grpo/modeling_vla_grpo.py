@@ -36,9 +36,8 @@ class VlaGrpoPolicy(PreTrainedPolicy):
 
     def reset(self) -> None:
         """Called by lerobot at the start of an episode: drop what is left of the last chunks."""
-        self._actions: deque[Tensor] = (
-            deque()
-        )  # the remaining actions of the chunks, (num_envs, action_dim) each
+        # The remaining actions of the chunks, (num_envs, action_dim) each.
+        self._actions: deque[Tensor] = deque()
 
     def select_action(self, batch: dict, **_: object) -> Tensor:
         """The next action, (num_envs, action_dim) float64. batch: see `predict_action_chunk`."""

@@ -16,14 +16,12 @@ from rl.trajectory import Episode
 
 Choice = TypeVar("Choice", bound=Hashable)
 
-PREFERENCE_TEMPERATURE = (
-    0.2  # of the softmax in `preferences`: smaller prefers success rates near 0.5 more strongly
-)
+# Temperature of the softmax in `preferences`: smaller prefers success rates near 0.5 more strongly.
+PREFERENCE_TEMPERATURE = 0.2
 # This share of the episodes is spread evenly, so that mastered and hopeless tasks are tried again.
 FLOOR = 0.2
-UNKNOWN = (
-    0.5  # assumed success rate of a task or perturbation not played yet: the rate that is preferred most
-)
+# Assumed success rate of a task or perturbation not played yet: the rate that is preferred most.
+UNKNOWN = 0.5
 
 
 @dataclass(frozen=True)

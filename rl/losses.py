@@ -35,9 +35,8 @@ def distillation_loss(
     the logits of all other token ids. With it the softmax is over all ids, because a head that was never trained on
     action tokens must also learn to use only these.
     """
-    targets = (
-        micro_batch.tokens - FIRST_ACTION_TOKEN
-    )  # (B, A), the teacher's tokens, even if the student acted
+    # The tokens are the teacher's, even if the student acted.
+    targets = micro_batch.tokens - FIRST_ACTION_TOKEN  # (B, A)
     logprobs = F.log_softmax(logits / temperature, dim=-1)  # (B, A, V)
     cross_entropy = -logprobs.gather(-1, targets[..., None]).squeeze(-1)  # (B, A)
     if other_logsumexp is not None:

@@ -13,12 +13,10 @@ TeacherMode = Literal["greedy", "l1"]
 
 
 class Phase(Enum):
-    WARMUP = (
-        "warmup"  # the student learns the teacher's tokens; the teacher acts, or the student (--warmup-actor)
-    )
-    TRANSITION = (
-        "transition"  # the teacher makes each decision with probability epsilon; PPO on all decisions
-    )
+    # The student learns the teacher's tokens; the teacher acts, or the student (--warmup-actor).
+    WARMUP = "warmup"
+    # The teacher makes each decision with probability epsilon; PPO on all decisions.
+    TRANSITION = "transition"
     RL = "rl"  # the student acts; PPO
     SUPERVISED = "supervised"  # the student learns the tokens of demonstrations (workshop/sft.py)
 

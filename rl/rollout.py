@@ -177,9 +177,8 @@ class _Player:
     on_steps: Callable[[int], None]
     on_finished: Callable[[Trajectory], None]
     running: dict[int, _Attempt] = field(default_factory=dict)  # by slot
-    waiting: list[int] = field(
-        default_factory=list
-    )  # slots that need a decision; the first has waited longest
+    # Slots that need a decision; the first has waited longest.
+    waiting: list[int] = field(default_factory=list)
     finished: list[Trajectory] = field(default_factory=list)
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_PARTS, 0.0))
     errors: int = 0

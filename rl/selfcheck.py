@@ -20,9 +20,8 @@ from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
 from vla.tokens import FIRST_ACTION_TOKEN
 
-SMALLEST_EFFECT = (
-    1e-5  # of an input on the logits, relative to the largest; exactly 0 if the input is not read
-)
+# Effect of an input on the logits, relative to the largest one; exactly 0 if the input is not read.
+SMALLEST_EFFECT = 1e-5
 SMALLEST_ACTION_MASS = 0.5  # a head trained on action tokens puts nearly all of its probability on them
 # Limits of |log-prob when sampling - log-prob when learning| of a token. On a GPU the two use different kernels, which
 # round differently.

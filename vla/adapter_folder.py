@@ -34,9 +34,8 @@ class StoredAdapter:
     rank: int
     alpha: int
     base_model: str | None  # folder or hub id of the checkpoint that it was trained on
-    base_fingerprint: (
-        str | None
-    )  # `vla.weights.fingerprint` of that checkpoint; None if another program wrote it
+    # `vla.weights.fingerprint` of that checkpoint; None if another program wrote it.
+    base_fingerprint: str | None
     frozen_weights: str | None  # format of the frozen weights in training, see `Policy.frozen_weights`
     tensors: dict[str, Tensor]  # by the names of `AdaptedLayers.named_matrices`
 

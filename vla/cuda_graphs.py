@@ -50,9 +50,8 @@ class GraphedNetwork:
         self.network = network
         self.replays = 0
         self._recordings: dict[Hashable, Recording] = {}
-        self._gradients: dict[
-            Tensor, Tensor
-        ] = {}  # parameter -> buffer to which every recording adds its gradient
+        # Parameter -> buffer to which every recording adds its gradient.
+        self._gradients: dict[Tensor, Tensor] = {}
         self._warm: set[Hashable] = set()  # keys of passes that were warmed up
         self._pool = torch.cuda.graph_pool_handle()
         # All recordings use one stream, because cuBLAS keeps memory (32 MiB on an H200) for every stream that it has

@@ -289,9 +289,8 @@ class AdaptedLayers:
 
         All copies are written at once, because one by one takes 20 ms.
         """
-        version = sum(
-            matrix._version for matrix in self._matrices
-        )  # each version only grows, see Policy.watch
+        # Each version only grows, see Policy.watch.
+        version = sum(matrix._version for matrix in self._matrices)
         if version == self._copied_version:
             return
         scaled_Bs = self._Bs if self._scale == 1 else torch._foreach_mul(self._Bs, self._scale)

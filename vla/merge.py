@@ -28,9 +28,8 @@ if TYPE_CHECKING:  # imported where it is used: --help needs no torch
     from vla.checkpoint import CheckpointInfo
     from vla.policy import Policy
 
-LEAST_AGREEMENT = (
-    0.99  # share of the clear tokens (see `judge`) on which merged and unmerged policy must agree
-)
+# Share of the clear tokens (see `judge`) on which merged and unmerged policy must agree.
+LEAST_AGREEMENT = 0.99
 
 
 @dataclass(frozen=True)

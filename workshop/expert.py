@@ -56,16 +56,14 @@ DOWN = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]])
 
 # Where to take the bowl by its rim.
 RIM_RADIUS_M = 0.048  # of LIBERO's black bowl, to the middle of its slanted wall where the fingertips hold it
-RIM_HEIGHT_M = (
-    0.040  # of the grip site above the bowl's origin: the fingertips reach 2 cm below the rim's edge
-)
+# Height of the grip site above the bowl's origin: the fingertips reach 2 cm below the rim's edge.
+RIM_HEIGHT_M = 0.040
 YAWS_DEG = (0, 15, -15, 30, -30, 45, -45, 60, -60, 75, -75, 90)  # the arm starts at 0
 # Horizontal distance from the robot's base. Beyond it the elbow straightens and the controller loses the arm.
 REACH_M = 0.74
 TURN_PER_REACH = 60.0  # turning the hand by so many rad is worth reaching 1 m less far
-SIDE_BIAS_M = (
-    0.03  # in favour of the left side, so that millimetres do not decide where both sides are about as near
-)
+# Preference for the left side, so that millimetres do not decide where both sides are about as near.
+SIDE_BIAS_M = 0.03
 CLEARANCE_M = 0.006
 
 

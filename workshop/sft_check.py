@@ -22,9 +22,8 @@ from workshop.sft_data import KEY_SUFFIX, Demos, chunk_tokens, make_observations
 from workshop.sft_update import in_batches, logits_of
 
 SHOWN_EPISODES = 4  # training episodes whose frames are compared
-CLEAR_MARGIN = (
-    1.0  # nats between the two likeliest tokens: rounded weights or other kernels do not decide there
-)
+# Nats between the two likeliest tokens: rounded weights or other kernels do not decide there.
+CLEAR_MARGIN = 1.0
 CLOSE = 0.1  # between normalised actions of an L1 head, from -1 to 1: rounded weights move them by less
 LEAST_AGREEMENT = 0.98  # of the clear tokens, or of the L1 head's actions, before and after saving
 

@@ -55,9 +55,8 @@ FOLLOWED = {
 }
 # 6,500 episodes, which are begun and interrupted.
 PROTOCOL = "python eval.py --checkpoint CHECKPOINT --protocol libero --task-suite all --num-envs 8"
-METAWORLD = (
-    "python train_grpo.py --task-suite metaworld_mt50 --task-id 18 --checkpoint PATH"  # test_metaworld.py
-)
+# Run by test_metaworld.py.
+METAWORLD = "python train_grpo.py --task-suite metaworld_mt50 --task-id 18 --checkpoint PATH"
 ELSEWHERE = {"make test", "source .venv/bin/activate", METAWORLD}  # CI itself is `make test`
 
 
