@@ -44,7 +44,7 @@ class Args:
     task_id: int = 0
     placements: int = 50
     """Episodes with moved objects."""
-    magnitude: int = 3
+    magnitude: int = 4
     """How far objects are moved, in steps of 2 cm."""
     black_episodes: int = 50
     """Episodes with black images, from the benchmark's initial states (0: none)."""

@@ -37,7 +37,9 @@ SHIFT_M = 0.02  # a step of every object that stands on the table
 STACKED_M = 0.07  # objects nearer than this in x and y move together: a bowl on a ramekin
 APART_M = 0.13  # other objects keep this distance, or the distance that they had if it was smaller
 NEARER = 0.8  # if an object would fall, the next draw moves objects by this factor of the last distance
-MAX_DRAWS = 20  # directions tried for each stack; also draws of an initial state before no object is moved
+# Directions tried for each stack, attempts to find room for all stacks, and draws of an initial state before no object
+# is moved.
+MAX_DRAWS = 20
 COLOURS = np.array(
     [[0.9, 0.1, 0.1], [0.1, 0.7, 0.1], [0.1, 0.2, 0.9], [0.9, 0.8, 0.1], [0.7, 0.1, 0.8], [1, 1, 1]]
 )
@@ -132,22 +134,36 @@ def displaced(state: np.ndarray, domain: BDDLBaseDomain, perturbation: Perturbat
 def scattered(places: np.ndarray, radius: float, rng: np.random.Generator) -> np.ndarray:
     """Move every stack of objects by `radius` metres in a random direction; returns the new places (n, 2) in metres.
 
-    Objects nearer than STACKED_M are one stack. A stack stays where it is if MAX_DRAWS directions have no room for it.
+    Objects nearer than STACKED_M are one stack. Stacks move one after the other. A stack keeps its distance from those
+    that moved before it, and not from those that have yet to move: if it did, an object between two others could move
+    in few directions only. If a stack has no room, all begin again. After MAX_DRAWS attempts nothing moves.
     """
-    distances = np.linalg.norm(places[:, None] - places, axis=-1)
-    places = places.copy()
-    unmoved = set(range(len(places)))
-    while unmoved:
-        stack = [i for i in unmoved if distances[i, min(unmoved)] < STACKED_M]
-        unmoved -= set(stack)
-        outside = [i for i in range(len(places)) if i not in stack]
-        least_distances = np.minimum(distances[np.ix_(stack, outside)], APART_M)
-        for angle in rng.uniform(0, 2 * np.pi, MAX_DRAWS):
-            moved = places[stack] + radius * np.array([np.cos(angle), np.sin(angle)])
-            if (np.linalg.norm(moved[:, None] - places[outside], axis=-1) >= least_distances).all():
-                places[stack] = moved
-                break
+    for _ in range(MAX_DRAWS):
+        moved = _scatter_once(places, radius, rng)
+        if moved is not None:
+            return moved
     return places
+
+
+def _scatter_once(places: np.ndarray, radius: float, rng: np.random.Generator) -> np.ndarray | None:
+    """New places (n, 2) of all stacks, or None if one of them has no room in MAX_DRAWS directions."""
+    distances = np.linalg.norm(places[:, None] - places, axis=-1)
+    moved = places.copy()
+    placed: list[int] = []  # the objects that have their new places
+    while len(placed) < len(places):
+        first = min(set(range(len(places))) - set(placed))
+        stack = [i for i in range(len(places)) if i not in placed and distances[i, first] < STACKED_M]
+        least_distances = np.minimum(distances[np.ix_(stack, placed)], APART_M)
+        angles = rng.uniform(0, 2 * np.pi, MAX_DRAWS)
+        steps = radius * np.stack([np.cos(angles), np.sin(angles)], axis=-1)
+        candidates = places[stack] + steps[:, None]  # (MAX_DRAWS, objects of the stack, 2)
+        gaps = np.linalg.norm(candidates[:, :, None] - moved[placed], axis=-1)
+        has_room = (gaps >= least_distances).all(axis=(1, 2))
+        if not has_room.any():
+            return None
+        moved[stack] = candidates[has_room.argmax()]
+        placed += stack
+    return moved
 
 
 # ---------------------------------------------------------------------------------------------- the model and the goal

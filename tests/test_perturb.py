@@ -11,6 +11,7 @@ from contracts import BadInput
 from envs.env import EnvSpec
 from envs.libero import LiberoEnv
 from envs.perturb import (
+    APART_M,
     KINDS,
     NONE,
     Perturbation,
@@ -18,6 +19,7 @@ from envs.perturb import (
     label_of,
     noisy,
     paraphrase,
+    scattered,
 )
 from envs.rendering import prepare
 from envs.tasks import suite_task, task_names
@@ -79,6 +81,27 @@ def test_no_object_falls_where_places_change_and_a_bowl_stays_on_its_ramekin(env
         assert np.linalg.norm((bowl - ramekin)[:2]) < 0.05
         assert bowl[2] > ramekin[2]
         assert min(position[2] for position in poses.values()) > 0.85  # the table
+
+
+def test_an_object_between_others_moves_in_every_direction_and_all_keep_their_distance():
+    # As in libero_spatial task 0: a bowl between a plate and a ramekin, another bowl, and a box.
+    places = np.array([[-0.06, 0.20], [-0.19, 0.32], [0.06, 0.03], [-0.20, 0.19], [0.05, 0.20]])
+    not_itself = ~np.eye(len(places), dtype=bool)
+    distances = np.linalg.norm(places[:, None] - places, axis=-1)
+    least_distance = np.minimum(distances, APART_M)[not_itself]
+    steps = []
+    for seed in range(200):
+        moved = scattered(places, 0.06, np.random.default_rng(seed))
+        np.testing.assert_allclose(np.linalg.norm(moved - places, axis=-1), 0.06)
+        assert (np.linalg.norm(moved[:, None] - moved, axis=-1)[not_itself] >= least_distance).all()
+        steps.append(moved[0] - places[0])
+    quarters = np.histogram(np.arctan2(*np.transpose(steps)), bins=4, range=(-np.pi, np.pi))[0]
+    assert quarters.min() > 30
+
+
+def test_objects_without_room_stay_where_they_are():
+    crowd = np.stack(np.meshgrid(np.arange(7), np.arange(7)), axis=-1).reshape(-1, 2) * APART_M
+    np.testing.assert_array_equal(scattered(crowd, 0.06, np.random.default_rng(0)), crowd)
 
 
 def test_another_goal_names_another_object_of_the_scene_in_the_instruction_too(env):
