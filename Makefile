@@ -5,7 +5,7 @@ export PYTHON ASSETS
 .PHONY: demo test lint venv system
 
 demo: .venv/complete system  ## improve the small policy by PPO, on a CPU; FLAGS="..." adds flags
-	.venv/bin/python train_grpo.py --preset tiny --num-envs $$(( $$(nproc) + 1 )) $(FLAGS)
+	.venv/bin/python train_grpo.py --preset tiny $(FLAGS)
 
 test: .venv/complete system lint  ## everything that CI runs
 	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder

@@ -3,7 +3,7 @@
 
     python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --out results.json
     python eval.py --checkpoint runs/RUN/checkpoints/best --compare-with CHECKPOINT --task-ids 0
-    python eval.py --checkpoint CHECKPOINT --protocol libero --task-suite all --num-envs 8 --out results.json
+    python eval.py --checkpoint CHECKPOINT --protocol libero --task-suite all --out results.json
 
 Episode i of a task starts from the benchmark's initial state i. Policies act greedily unless --temperature is given.
 A command with --out continues an interrupted evaluation. The results file is described in docs/RESULTS_JSON.md.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, cast
 
 from command_line import main_guard
 from configs.cli import parse_eval
-from configs.config import Suite
+from configs.config import SimulatorConfig, Suite
 from configs.eval_config import EvalConfig
 from contracts import BadInput, first_line, resolve_pointer
 from envs.assets import find_pack
@@ -213,10 +213,11 @@ def play_suite(
     keys = {episode_of(key, config.seed): key for key in missing}
     spec = env_spec(config, suite, policy.num_images)
     simulator = config.simulator
+    num_envs = choose_num_envs(simulator, spec, policy, len(missing))
     try:
         with (
             interruptible(),
-            make_pool(spec, simulator.num_envs, policy.prepare, simulator.simulators) as pool,
+            make_pool(spec, num_envs, policy.prepare, simulator.simulators) as pool,
             progress_bar(f"{suite}: episodes", len(missing)) as advance,
         ):
 
@@ -246,6 +247,19 @@ def play_suite(
             flush=True,
         )
         raise
+
+
+def choose_num_envs(simulator: SimulatorConfig, spec: EnvSpec, policy: Policy, num_episodes: int) -> int:
+    """The number of --num-envs. `auto` is replaced by as many as are of use, and printed with the reason."""
+    from experiment.simulators import Limit, count_simulators
+    from preflight import find_renderer_apart
+
+    if simulator.num_envs != "auto":
+        return simulator.num_envs
+    episodes = Limit(num_episodes, f"{num_episodes} episode(s)")
+    count = count_simulators(simulator, len(spec.task_ids), policy.device, find_renderer_apart(), episodes)
+    print(f"{spec.task_suite}: {count.reason}", flush=True)
+    return count.num_envs
 
 
 def env_spec(config: EvalConfig, suite: Suite, num_images: int = 1) -> EnvSpec:

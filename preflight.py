@@ -8,7 +8,6 @@ on with the checks that do not need what has failed.
 from __future__ import annotations
 
 import platform
-import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from contracts import BadInput, Observation, first_line
 from envs.assets import Pack, find_pack
 from envs.env import EnvSpec
 from envs.pool import Pool, make_pool
-from envs.rendering import REPAIR, check_versions, find_renderer, simulator_versions
+from envs.rendering import REPAIR, check_versions, find_renderer, renders_in_software, simulator_versions
 from envs.tasks import TaskInfo
 from envs.worker import NoAnswer, ask
 from experiment.checklist import Check, Checks
@@ -36,8 +35,8 @@ from experiment.setup import (
     load_policy,
     load_teacher,
     make_spec,
-    simulator_memory,
 )
+from experiment.simulators import SimulatorCount, count_for_training
 from rl import selfcheck
 from rl.phases import Teacher, phase_at
 from vla.adapter_folder import base_and_adapter
@@ -49,7 +48,6 @@ from vla.policy import Policy
 MIN_CONTRAST = 5.0  # least standard deviation of a frame's pixel values (0 to 255); in an empty frame it is 0
 COPIES_IN_CHECKPOINT = 3  # float32 numbers for each trained one: itself and AdamW's two moments
 RESERVE_GIB = 0.5  # GiB of disk for videos, records and the report
-SOFTWARE_RENDERERS = ("llvmpipe", "softpipe", "swrast", "software")
 
 
 def check_only(config: TrainConfig) -> None:
@@ -59,43 +57,17 @@ def check_only(config: TrainConfig) -> None:
     suites = (task.task_suite,)
     assets = checks.make("assets", check_assets, choose_looks, config.simulator.assets, config.model, suites)
     simulator = replace(config.simulator, assets=assets or config.simulator.assets)
-    check_machine(checks, config.model, simulator, len(task.task_ids))
+    config = replace(config, simulator=simulator)
+    renderer = check_machine(checks, config.model, simulator)
     info = checks.make("checkpoint", check_checkpoint, find_checkpoint, config.model, after=["device"])
     checks.run("looks", check_looks, info, find_pack(assets) if assets else None)
     checks.run("suite", check_suite, info, config.model, task.task_suite)
-    policy, micro_batch_size = _check_loading(checks, config, simulator)
+    policy = _check_loading(checks, config)
     checks.run("disk", check_disk, config.run, policy)
-    observation = _check_simulator(checks, task, simulator, num_images=info.num_images if info else 1)
-    check_policy(checks, config, policy, observation, micro_batch_size)
-    checks.conclude()
-
-
-def _check_loading(
-    checks: Checks, config: TrainConfig, simulator: SimulatorConfig
-) -> tuple[Policy | None, int | None]:
-    """Load the policy and its teacher, and fit an update into memory. Returns the policy and the micro-batch size."""
-    model = config.model
-    suite = config.task.task_suite
-    rank = config.update.lora_rank
-    policy = checks.make(
-        "weights", check_weights, load_policy, model, suite, rank, config.run.seed, after=["suite"]
-    )
-    kl_coef = config.loss.kl_coef
-    checks.make("teacher", check_teacher, load_teacher, policy, model, config.phases, suite, kl_coef)
-    num_tasks = len(config.task.task_ids)
-    micro_batch_size = checks.make(
-        "micro-batch", check_micro_batch, fit_micro_batch, policy, config.update, simulator, num_tasks
-    )
-    return policy, micro_batch_size
-
-
-def _check_simulator(
-    checks: Checks, task: TaskConfig, simulator: SimulatorConfig, num_images: int
-) -> Observation | None:
-    """Find the tasks, and return the first observation of the first task."""
-    spec = make_spec(task.task_suite, task.task_ids, simulator, num_images)
-    checks.make("tasks", check_tasks, find_tasks, spec, task)
-    return checks.make(
+    spec = make_spec(task.task_suite, task.task_ids, simulator, num_images=info.num_images if info else 1)
+    tasks = checks.make("tasks", check_tasks, find_tasks, spec, task)
+    micro_batch_size = _check_sizes(checks, config, policy, tasks, renderer)
+    observation = checks.make(
         "first frame",
         check_first_frame,
         first_observation_apart,
@@ -104,6 +76,43 @@ def _check_simulator(
         simulator.simulators,
         after=["assets", "versions", "rendering", "tasks"],
     )
+    check_policy(checks, config, policy, observation, micro_batch_size)
+    checks.conclude()
+
+
+def _check_loading(checks: Checks, config: TrainConfig) -> Policy | None:
+    """Load the policy and its teacher. Returns the policy."""
+    model = config.model
+    suite = config.task.task_suite
+    rank = config.update.lora_rank
+    policy = checks.make(
+        "weights", check_weights, load_policy, model, suite, rank, config.run.seed, after=["suite"]
+    )
+    kl_coef = config.loss.kl_coef
+    checks.make("teacher", check_teacher, load_teacher, policy, model, config.phases, suite, kl_coef)
+    return policy
+
+
+def _check_sizes(
+    checks: Checks,
+    config: TrainConfig,
+    policy: Policy | None,
+    tasks: Sequence[TaskInfo] | None,
+    renderer: str | None,
+) -> int | None:
+    """Choose the number of simulators, and fit an update into the memory beside them. Returns the micro-batch size."""
+    device = policy.device if policy else None
+    simulators = checks.make(
+        "simulators", check_simulators, count_for_training, config, tasks, device, renderer
+    )
+    num_envs = simulators.num_envs if simulators else None
+    return checks.make("micro-batch", check_micro_batch, _micro_batch_beside, policy, config, num_envs)
+
+
+def _micro_batch_beside(policy: Policy, config: TrainConfig, num_envs: int) -> int:
+    """The decisions per forward and backward pass that fit into memory beside `num_envs` simulators."""
+    simulator = replace(config.simulator, num_envs=num_envs)
+    return fit_micro_batch(policy, config.update, simulator, len(config.task.task_ids))
 
 
 def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool) -> Observation:
@@ -117,15 +126,14 @@ def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool)
     return observation
 
 
-def check_machine(checks: Checks, model: ModelConfig, simulator: SimulatorConfig, num_tasks: int) -> None:
-    """Check the machine: packages, GPU, renderer, and Ray or main memory."""
+def check_machine(checks: Checks, model: ModelConfig, simulator: SimulatorConfig) -> str | None:
+    """Check the machine: packages, GPU, renderer and Ray. Returns the renderer's name, or None if that check failed."""
     checks.run("versions", check_installed)
     checks.run("device", check_device, model)
-    checks.make("rendering", check_renderer, find_renderer_apart)
+    renderer = checks.make("rendering", check_renderer, find_renderer_apart)
     if simulator.simulators == "ray":
         checks.run("ray", check_ray)
-    else:
-        checks.run("host memory", check_host_memory, simulator, num_tasks)
+    return renderer
 
 
 def check_policy(
@@ -191,8 +199,7 @@ def find_renderer_apart() -> str:
 
 def check_renderer(renderer: str) -> Check:
     """Warn of slow rendering in software on a machine with a GPU."""
-    in_software = any(name in renderer.lower() for name in SOFTWARE_RENDERERS)
-    if in_software and torch.cuda.is_available():
+    if renders_in_software(renderer) and torch.cuda.is_available():
         slow = "renders on the CPU, slowly, although there is a GPU: run `unset MUJOCO_GL PYOPENGL_PLATFORM`"
         return Check("warning", f"{renderer} {slow}; {REPAIR}")
     return Check("ok", renderer)
@@ -205,15 +212,15 @@ def check_ray() -> Check:
     return Check("ok", connect())
 
 
-def check_host_memory(simulator: SimulatorConfig, num_tasks: int) -> Check:
-    """Warn if the simulators of this process will need more main memory than is free."""
-    available_kib = re.findall(r"MemAvailable:\s+(\d+)", Path("/proc/meminfo").read_text())[0]
-    free = int(available_kib) / 2**20
-    needed = simulator_memory(simulator, num_tasks).main
-    text = f"{free:.1f} GiB are free, {simulator.num_envs} simulator(s) need about {needed:.1f} GiB"
-    if free < needed:
-        return Check("warning", f"{text}: lower --num-envs or --kept-tasks")
-    return Check("ok", text)
+def check_simulators(simulators: SimulatorCount) -> Check:
+    """Show how many simulators there are and why; warn if they will need more main memory than is free."""
+    if simulators.free_gib < simulators.needed_gib:
+        return Check(
+            "warning",
+            f"{simulators.reason}; they need about {simulators.needed_gib:.1f} GiB of main memory, "
+            f"{simulators.free_gib:.1f} GiB are free: lower --num-envs or --kept-tasks",
+        )
+    return Check("ok", simulators.reason)
 
 
 def check_disk(run: RunConfig, policy: Policy) -> Check:

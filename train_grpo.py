@@ -82,31 +82,35 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
     from experiment import setup
     from experiment.evaluation import evaluate_and_record
     from experiment.report import conclude
+    from experiment.simulators import count_for_training
     from experiment.stopping import interruptible, until_the_end
-    from preflight import Checks, check_machine, check_setup
+    from preflight import Checks, check_machine, check_setup, check_simulators
     from rl.ranks import join_ranks
     from rl.update import make_learner
 
     config = setup.settle_settings(config)
     task = config.task
-    simulator = config.simulator
     checks = Checks()
-    check_machine(checks, config.model, simulator, len(task.task_ids))
+    renderer = check_machine(checks, config.model, config.simulator)
+    assert renderer is not None  # a failure was raised
 
     ranks = join_ranks(config.model.device)
     policy = setup.load_policy(config.model, task.task_suite, config.update.lora_rank, config.run.seed)
     teacher = setup.load_teacher(policy, config.model, config.phases, task.task_suite, config.loss.kl_coef)
-    micro_batch_size = setup.fit_micro_batch(policy, config.update, simulator, len(task.task_ids))
+    spec = setup.make_spec(task.task_suite, task.task_ids, config.simulator, policy.num_images)
+    tasks = setup.find_tasks(spec, task)
+    simulators = count_for_training(config, tasks, policy.device, renderer, ranks)
+    checks.run("simulators", check_simulators, simulators)
+    config = changed(config, num_envs=simulators.num_envs)
+    micro_batch_size = setup.fit_micro_batch(policy, config.update, config.simulator, len(tasks))
     config = changed(config, micro_batch_size=micro_batch_size)
     learner = make_learner(policy, config, ranks, teacher.mode)
 
-    spec = setup.make_spec(task.task_suite, task.task_ids, simulator, policy.num_images)
-    tasks = setup.find_tasks(spec, task)
-    with make_pool(spec, simulator.num_envs, policy.prepare, simulator.simulators) as pool:
+    with make_pool(spec, simulators.num_envs, policy.prepare, config.simulator.simulators) as pool:
         observation = check_setup(checks, config, policy, pool)
         run, state = setup.open_run(config, resume, argv, learner)
         with interruptible(), until_the_end(run):
-            setup.log_setup(config, policy, tasks, teacher, run.folder, checks.rows())
+            setup.log_setup(config, policy, tasks, teacher, simulators.reason, run.folder, checks.rows())
             if resume is None:
                 setup.save_first_files(config, run, learner, state, observation)
             train(config, run, learner, pool, state)

@@ -42,8 +42,10 @@ class TaskConfig:
 class SimulatorConfig:
     """The simulator; the same for training and evaluation."""
 
-    num_envs: Annotated[int, POSITIVE] = 1
-    """Simulators for each rank (a process with its GPU). 1 runs in that process; several run in worker processes."""
+    num_envs: Annotated[int | Literal["auto"], POSITIVE] = "auto"
+    """Simulators for each rank (a process with its GPU). 1 runs in that process; several run in worker processes. auto:
+    one for each usable core, and one more if the policy runs on a CPU; fewer if they would take more than half of the
+    main or GPU memory that is free once the policy is loaded, or if there are not so many episodes to play."""
     simulators: Literal["processes", "ray"] = "processes"
     """Where worker processes run. processes: on this machine; ray: on the nodes of a Ray cluster
     (docs/SCALE_OUT.md)."""

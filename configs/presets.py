@@ -59,7 +59,6 @@ _RL = changed(
     n_epochs=1,
     batch_size=2_048,
     lr=1e-4,
-    num_envs=8,
     eval_interval=640_000,
     eval_trials=0,
 )
@@ -77,6 +76,7 @@ PRESETS: dict[str, TrainConfig] = {
     "smoke": changed(
         _TINY,
         name="smoke",
+        num_envs=1,
         eval_init_states=(40, 41),
         max_env_steps=16,
         advantage="absolute",

@@ -41,6 +41,12 @@ def connect() -> str:
     return f"Ray {ray.__version__}, {len(nodes)} node(s), {ray.cluster_resources().get('CPU', 0):.0f} CPUs"
 
 
+def cluster_cpus() -> int:
+    """The CPUs of the Ray cluster, which is joined or started as in `connect`."""
+    connect()
+    return int(ray.cluster_resources().get("CPU", 0))
+
+
 def _join_or_start() -> None:
     address = os.environ.get("RAY_ADDRESS", "")
     handler = signal.getsignal(signal.SIGTERM)

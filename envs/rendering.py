@@ -221,6 +221,14 @@ def _cuda_index(device: ctypes.c_void_p) -> int | None:
     return index.value if has_index else None
 
 
+SOFTWARE_RENDERERS = ("llvmpipe", "softpipe", "swrast", "software")
+
+
+def renders_in_software(renderer: str) -> bool:
+    """Whether a renderer that `find_renderer` has named works on the CPU."""
+    return any(name in renderer.lower() for name in SOFTWARE_RENDERERS)
+
+
 def find_renderer() -> str:
     """Make a GL context; returns its device and the names of renderer and vendor.
 

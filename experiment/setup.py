@@ -11,7 +11,6 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 import imageio.v2 as imageio
 import numpy as np
@@ -34,6 +33,7 @@ from envs.pool import Pool, task_info
 from envs.tasks import METAWORLD, TaskInfo
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from experiment.run_folder import Run, reopen_run, start_run
+from experiment.simulators import memory_of_simulator
 from rl.phases import Teacher, choose_teacher
 from rl.update import Learner
 from vla.adapter_folder import base_and_adapter
@@ -141,31 +141,6 @@ def _set_teacher(policy: Policy, teacher: ModelConfig, adapter: str | None, task
     policy.use_teacher(load_policy(teacher, task_suite, lora_rank=1))
 
 
-class SimulatorMemory(NamedTuple):
-    """Memory that all simulators on this machine take, in GiB."""
-
-    main: float
-    gpu: float
-
-
-def simulator_memory(simulator: SimulatorConfig, num_tasks: int) -> SimulatorMemory:
-    """Estimate the memory that simulators take, from the number of tasks that each keeps in memory.
-
-    Measured GPU memory: 8 low-poly simulators of one task take 1.0 GiB, 15 official ones of one task 8.3 GiB, and 16
-    official ones of 10 tasks 66 GiB.
-    """
-    if simulator.simulators != "processes":  # Ray chooses the machines
-        return SimulatorMemory(0.0, 0.0)
-    built_tasks = min(num_tasks, simulator.kept_tasks)
-    if simulator.assets in ("lowpoly", METAWORLD_LOOKS):
-        main = 0.3 + 0.2 * built_tasks
-        gpu = 0.13 * built_tasks
-    else:
-        main = 0.6 + 0.6 * built_tasks
-        gpu = 0.15 + 0.4 * built_tasks
-    return SimulatorMemory(simulator.num_envs * main, simulator.num_envs * gpu)
-
-
 def fit_micro_batch(policy: Policy, update: UpdateConfig, simulator: SimulatorConfig, num_tasks: int) -> int:
     """Return the decisions per forward and backward pass that fit into memory.
 
@@ -173,7 +148,7 @@ def fit_micro_batch(policy: Policy, update: UpdateConfig, simulator: SimulatorCo
     """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     largest = -(-update.batch_size // ranks)  # a rank's share of a minibatch, rounded up
-    simulator_bytes = int(simulator_memory(simulator, num_tasks).gpu * GIB)
+    simulator_bytes = int(int(simulator.num_envs) * memory_of_simulator(simulator, num_tasks).gpu * GIB)
     return fit_to_memory(
         policy, update.gradient_checkpointing, update.micro_batch_size, largest, simulator_bytes
     )
@@ -267,16 +242,21 @@ def log_setup(
     policy: Policy,
     tasks: Sequence[TaskInfo],
     teacher: Teacher,
+    simulators: str,
     folder: Path,
     checks: Iterable[tuple[str, str]],
 ) -> None:
-    """Log what is about to run: policy, teacher, tasks, assets, folder, and the rows (name, text) of the checks."""
+    """Log what is about to run: policy, teacher, tasks, assets, folder, and the rows (name, text) of the checks.
+
+    simulators: how many there are, and why.
+    """
     update = config.update
     rows = policy.describe()
     rows.append(("update", f"{update.batch_size} decisions a step, {update.micro_batch_size} at a time"))
     rows.append(("teacher", f"{teacher.mode}: {teacher.why}"))
     for task in tasks:
         rows.append((f"task {task.task_id}", f"{task.instruction} (at most {task.max_env_steps} env steps)"))
+    rows.append(("simulators", simulators))
     rows.append(("assets", str(find_pack(config.simulator.assets))))
     rows.append(("run folder", str(folder)))
     rows.extend(checks)

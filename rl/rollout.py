@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from contracts import Observation, first_line
+from envs.machine import usable_cores
 from rl.behaviour import Behaviour, decide
 from rl.randomness import Randomness
 from rl.ranks import ALONE, Ranks
@@ -315,7 +315,7 @@ def _threads_that_simulators_leave(policy: Policy, pool: Pool) -> Iterator[None]
     """
     threads = torch.get_num_threads()
     if policy.device.type == "cpu" and pool.num_slots > 1:
-        free_cores = (os.cpu_count() or 1) - pool.num_slots
+        free_cores = usable_cores() - pool.num_slots
         torch.set_num_threads(max(1, min(threads, free_cores)))
     try:
         yield

@@ -33,6 +33,7 @@ import train_grpo
 from command_line import main_guard
 from configs.presets import TINY_CHECKPOINT
 from contracts import resolve_pointer
+from envs.tasks import TaskInfo
 from experiment.run_folder import METRICS_FILE, read_metrics
 from rl.phases import Teacher
 from rl.update import MAX_UPDATES_WITHOUT_SIGNAL
@@ -88,8 +89,9 @@ def _fakes(monkeypatch) -> Iterator[None]:
 def use_fakes(monkeypatch) -> None:
     """Let train_grpo.py run on a policy of a few hundred numbers and scripted episodes."""
     checks = SimpleNamespace(
-        Checks=lambda: SimpleNamespace(rows=list),
-        check_machine=lambda *_: None,
+        Checks=lambda: SimpleNamespace(rows=list, run=lambda *_: None),
+        check_machine=lambda *_: "a renderer",
+        check_simulators=None,
         check_only=lambda *_: None,
         check_setup=lambda *_: observation(1.0, 2.0, 3.0),
     )
@@ -100,7 +102,7 @@ def use_fakes(monkeypatch) -> None:
         "load_teacher": lambda *_: Teacher("greedy", ""),
         "fit_micro_batch": lambda policy, update, *_: update.micro_batch_size,
         "make_spec": lambda *_: None,
-        "find_tasks": lambda *_: [],
+        "find_tasks": lambda *_: [TaskInfo(0, "", "", 8, 50)],
         "log_setup": lambda *_: None,
         "save_model_view": lambda *_: None,
     }

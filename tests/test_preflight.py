@@ -16,13 +16,13 @@ from configs.config import (
     ModelConfig,
     PhaseConfig,
     RunConfig,
-    SimulatorConfig,
     TrainConfig,
     changed,
 )
 from contracts import BadInput, Observation
 from envs.assets import Pack
 from experiment.setup import load_policy
+from experiment.simulators import SimulatorCount
 from preflight import check_only
 from tests.fakes import FakePolicy
 from tests.small_checkpoint import make_small_checkpoint
@@ -61,7 +61,7 @@ def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(without_head, tmp
         check_only(config)
     lines = [line for line in capsys.readouterr().out.splitlines() if " s  " in line]
     status = {line[9:23].strip(): line[:9].strip() for line in lines}
-    made = {"assets", "versions", "device", "rendering", "host memory", "tasks", "first frame"}
+    made = {"assets", "versions", "device", "rendering", "tasks", "first frame"}
     assert {status.pop(name) for name in made} <= {"ok", "warning"}
     assert status.pop("checkpoint") == "FAILED"
     assert set(status.values()) == {"skipped"}
@@ -104,8 +104,10 @@ def test_a_disk_that_is_too_small_is_found_before_the_run(monkeypatch, tmp_path)
 
 
 def test_simulators_that_do_not_fit_into_main_memory_are_a_warning():
-    assert preflight.check_host_memory(SimulatorConfig(assets="lowpoly"), num_tasks=1).status == "ok"
-    check = preflight.check_host_memory(SimulatorConfig(assets="lowpoly", num_envs=10**6), num_tasks=1)
+    assert (
+        preflight.check_simulators(SimulatorCount(4, "4 cores", needed_gib=4.8, free_gib=5.0)).status == "ok"
+    )
+    check = preflight.check_simulators(SimulatorCount(8, "--num-envs", needed_gib=9.6, free_gib=5.0))
     assert check.status == "warning"
     assert "--num-envs" in check.text
 

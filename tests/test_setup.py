@@ -14,7 +14,6 @@ from experiment.setup import (
     looks_of_small_policy,
     make_spec,
     settle_settings,
-    simulator_memory,
     weights_fingerprint,
 )
 from tests.fakes import FakePool, Script
@@ -92,18 +91,6 @@ def test_the_teacher_is_the_checkpoints_l1_head_unless_another_is_named(small, t
 
 
 # simulators
-
-
-def test_memory_grows_with_simulators_and_kept_tasks_and_is_elsewhere_on_ray():
-    one_task = simulator_memory(SimulatorConfig(num_envs=8, assets="lowpoly"), num_tasks=1)
-    assert one_task.gpu == pytest.approx(1.0, abs=0.1)  # measured
-    many_tasks = simulator_memory(
-        SimulatorConfig(num_envs=16, assets="official", kept_tasks=10), num_tasks=10
-    )
-    assert many_tasks.gpu == pytest.approx(66, abs=1)  # measured
-    assert simulator_memory(SimulatorConfig(num_envs=8, simulators="ray"), num_tasks=1) == (0, 0)
-    kept = simulator_memory(SimulatorConfig(assets="lowpoly", kept_tasks=2), num_tasks=2)
-    assert simulator_memory(SimulatorConfig(assets="lowpoly", kept_tasks=2), num_tasks=9) == kept
 
 
 def test_a_task_needs_all_initial_states_that_are_configured():

@@ -34,12 +34,12 @@ FOLLOWED = {
     "python train_grpo.py --task-id 0": f"{SHORT} {RANDOM_WEIGHTS} --name first",
     "python train_grpo.py --task-suite libero_goal --task-ids 0 1 2": f"{RANDOM_WEIGHTS} --check-only",
     "python train_grpo.py --checkpoint PATH_OR_HUB_ID --task-id 0": "--check-only",
-    "python train_grpo.py --preset rl --task-id 0": f"{RANDOM_WEIGHTS} --num-envs 1 --check-only",
-    "python train_grpo.py --preset tiny --num-envs 3": "--check-only",  # that is `make demo`
+    "python train_grpo.py --preset rl --task-id 0": f"{RANDOM_WEIGHTS} --check-only",
+    "python train_grpo.py --preset tiny": "--check-only",  # that is `make demo`
     "python train_grpo.py --task-id 0 --data-parallel --batch-size 32": f"--checkpoint {TINY} --check-only",
     "python train_grpo.py --resume runs/RUN": "--total-steps 16",
     "python -m experiment.report runs/RUN": "",
-    "python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --out results.json --num-envs 8": EVAL_SHORT,
+    "python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --out results.json": EVAL_SHORT,
     "python eval.py --checkpoint runs/RUN/checkpoints/best --compare-with CHECKPOINT --task-ids 0": EVAL_SHORT,
     "python -m vla.merge --adapter runs/RUN/checkpoints/best --out MERGED": "",
     "python -m workshop.demos --out demonstrations/spatial --task-ids 0 1 2 --episodes 15 "
@@ -54,7 +54,7 @@ FOLLOWED = {
     ),
 }
 # 6,500 episodes, which are begun and interrupted.
-PROTOCOL = "python eval.py --checkpoint CHECKPOINT --protocol libero --task-suite all --num-envs 8"
+PROTOCOL = "python eval.py --checkpoint CHECKPOINT --protocol libero --task-suite all"
 # Run by test_metaworld.py.
 METAWORLD = "python train_grpo.py --task-suite metaworld_mt50 --task-id 18 --checkpoint PATH"
 ELSEWHERE = {"make test", "source .venv/bin/activate", METAWORLD}  # CI itself is `make test`

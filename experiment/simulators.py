@@ -1,0 +1,148 @@
+"""Choose how many simulators run (`--num-envs auto`), from the machine's cores and memory and from what is to play."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from configs.config import SimulatorConfig, TrainConfig
+from envs.assets import METAWORLD_LOOKS
+from envs.machine import free_main_memory, usable_cores
+from envs.rendering import renders_in_software
+from envs.tasks import TaskInfo
+from rl.ranks import ALONE, Ranks
+from vla.device import GIB
+
+SHARE_OF_FREE_MEMORY = (
+    0.5  # that simulators may take, once the policy is loaded; the rest is for training and play
+)
+
+
+class SimulatorMemory(NamedTuple):
+    """Memory that one simulator takes on this machine, in GiB."""
+
+    main: float
+    gpu: float
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How many simulators something allows, and its name for the user."""
+
+    num_envs: int
+    name: str
+
+
+@dataclass(frozen=True)
+class SimulatorCount:
+    """How many simulators this process runs, why, and the main memory (GiB) that they need and that is free."""
+
+    num_envs: int
+    reason: str
+    needed_gib: float
+    free_gib: float
+
+
+def memory_of_simulator(simulator: SimulatorConfig, num_tasks: int) -> SimulatorMemory:
+    """Estimate the memory that one simulator takes, from the number of tasks that it keeps in memory.
+
+    Measured GPU memory: 8 low-poly simulators of one task take 1.0 GiB, 15 official ones of one task 8.3 GiB, and 16
+    official ones of 10 tasks 66 GiB.
+    """
+    if simulator.simulators != "processes":  # Ray chooses the machines
+        return SimulatorMemory(0.0, 0.0)
+    built_tasks = min(num_tasks, simulator.kept_tasks)
+    if simulator.assets in ("lowpoly", METAWORLD_LOOKS):
+        return SimulatorMemory(main=0.3 + 0.2 * built_tasks, gpu=0.13 * built_tasks)
+    return SimulatorMemory(main=0.6 + 0.6 * built_tasks, gpu=0.15 + 0.4 * built_tasks)
+
+
+def count_for_training(
+    config: TrainConfig, tasks: Sequence[TaskInfo], device: torch.device, renderer: str, ranks: Ranks = ALONE
+) -> SimulatorCount:
+    """How many simulators each rank of a training run has; all ranks get the smallest count of any.
+
+    More simulators than a rollout has episodes, if all are as long as they may be, would only make rollouts longer than
+    --n-steps. The policy must have been loaded on `device`. renderer: what `envs.rendering.find_renderer` has found.
+    """
+    n_steps = config.rollout.n_steps
+    longest = max(task.max_env_steps for task in tasks)
+    useful = Limit(math.ceil(n_steps / ranks.size / longest), f"a rollout of {n_steps} env steps")
+    count = count_simulators(config.simulator, len(tasks), device, renderer, useful)
+    return min(ranks.gather(count), key=lambda of_rank: of_rank.num_envs)
+
+
+def count_simulators(
+    simulator: SimulatorConfig, num_tasks: int, device: torch.device, renderer: str, useful: Limit
+) -> SimulatorCount:
+    """How many simulators this process has: --num-envs, or for `auto` as many as all limits allow, at least one."""
+    memory = memory_of_simulator(simulator, num_tasks)
+    free_gib = free_main_memory()
+    if simulator.num_envs != "auto":
+        num_envs = simulator.num_envs
+        reason = "--num-envs"
+    else:
+        if simulator.simulators == "ray":
+            limits = [_limit_of_cluster()]
+        else:
+            free_gpu_gib = _free_gpu_memory(device, renderer)
+            limits = machine_limits(memory, device, usable_cores(), free_gib, free_gpu_gib)
+        limits.append(useful)
+        num_envs = max(1, min(limit.num_envs for limit in limits))
+        reason = explain(num_envs, limits)
+    return SimulatorCount(num_envs, f"{num_envs} simulator(s): {reason}", num_envs * memory.main, free_gib)
+
+
+def machine_limits(
+    memory: SimulatorMemory, device: torch.device, cores: int, free_gib: float, free_gpu_gib: float | None
+) -> list[Limit]:
+    """What the cores and the memory of this machine allow one of its ranks.
+
+    A policy on the CPU shares the cores: one more simulator than cores keeps them busy while it decides (measured in
+    docs/RESULTS.md). free_gpu_gib: None if the simulators need no GPU memory.
+    """
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    each = " for each rank" if ranks_here > 1 else ""
+    cores_of_rank = max(1, cores // ranks_here)
+    main_gib = SHARE_OF_FREE_MEMORY * free_gib / ranks_here
+    if device.type == "cpu":
+        limits = [
+            Limit(cores_of_rank + 1, f"{cores_of_rank} core(s){each}, and one more while the policy decides")
+        ]
+    else:
+        limits = [Limit(cores_of_rank, f"{cores_of_rank} core(s){each}")]
+    limits.append(
+        Limit(int(main_gib / memory.main), f"half of the free main memory ({main_gib:.1f} GiB{each})")
+    )
+    if free_gpu_gib is not None:
+        gpu_gib = SHARE_OF_FREE_MEMORY * free_gpu_gib
+        limits.append(Limit(int(gpu_gib / memory.gpu), f"half of the free GPU memory ({gpu_gib:.1f} GiB)"))
+    return limits
+
+
+def explain(num_envs: int, limits: Sequence[Limit]) -> str:
+    """Name the limit that decided, then what the others would allow."""
+    decisive = min(limits, key=lambda limit: limit.num_envs)
+    others = [f"{limit.name} would allow {limit.num_envs}" for limit in limits if limit is not decisive]
+    return "; ".join([decisive.name, ", ".join(others)])
+
+
+def _free_gpu_memory(device: torch.device, renderer: str) -> float | None:
+    """GiB of the policy's GPU that are free, or None if simulators do not render on it."""
+    if device.type != "cuda" or renders_in_software(renderer):
+        return None
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    return free_bytes / GIB
+
+
+def _limit_of_cluster() -> Limit:
+    """What the CPUs of the Ray cluster allow each rank."""
+    from envs.ray_workers import cluster_cpus  # it imports ray, which is optional
+
+    cpus = cluster_cpus()
+    return Limit(cpus // int(os.environ.get("WORLD_SIZE", "1")), f"{cpus} CPUs of the Ray cluster")

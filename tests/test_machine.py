@@ -1,0 +1,82 @@
+"""What a process may use of its machine: limits of containers and of batch systems count."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from envs import machine
+from envs.machine import GIB, free_main_memory, usable_cores
+
+VERSION_1 = "5:memory:/job\n1:cpu,cpuacct:/job\n"
+VERSION_2 = "0::/slice/job\n"
+
+
+@pytest.fixture
+def limits(tmp_path, monkeypatch):
+    """Sets the limits of this process: 16 cores by affinity, 30 GiB free by the kernel, and cgroups of given files."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "cgroups")
+    monkeypatch.setattr(machine, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(machine, "MEMORY", tmp_path / "meminfo")
+    (tmp_path / "meminfo").write_text(f"MemFree: 1 kB\nMemAvailable:   {30 * 2**20} kB\n")
+
+    def set_limits(membership: str, files: dict[str, str]) -> None:
+        (tmp_path / "membership").write_text(membership)
+        for name, content in files.items():
+            path = Path(tmp_path, "cgroups", name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(content)
+
+    usable_cores.cache_clear()
+    yield set_limits
+    usable_cores.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "cores"),
+    [
+        ("", {}, 16),
+        (VERSION_2, {"slice/job/cpu.max": "max 100000\n"}, 16),
+        (VERSION_2, {"slice/job/cpu.max": "max 100000\n", "slice/cpu.max": "400000 100000\n"}, 4),
+        (VERSION_2, {"cpu.max": "250000 100000\n"}, 2),  # a container that sees only its own part of the path
+        (VERSION_2, {"cpu.max": "50000 100000\n"}, 1),
+        (VERSION_1, {"cpu,cpuacct/job/cpu.cfs_quota_us": "-1", "cpu,cpuacct/job/cpu.cfs_period_us": "100000"}, 16),
+        (VERSION_1, {"cpu,cpuacct/cpu.cfs_quota_us": "800000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 8),
+    ],
+)  # fmt: skip
+def test_cores_are_those_of_the_affinity_or_fewer_by_a_quota(limits, membership, files, cores):
+    limits(membership, files)
+    assert usable_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("membership", "files", "gib"),
+    [
+        ("", {}, 30),
+        (VERSION_2, {"slice/memory.max": "max", "slice/memory.current": "5"}, 30),
+        (
+            VERSION_2,
+            {
+                "slice/memory.max": str(16 * GIB),
+                "slice/memory.current": str(10 * GIB),
+                "slice/memory.stat": f"anon 7\ninactive_file {3 * GIB}\n",
+            },
+            9,
+        ),
+        (
+            VERSION_1,
+            {
+                "memory/job/memory.limit_in_bytes": str(8 * GIB),
+                "memory/job/memory.usage_in_bytes": str(2 * GIB),
+                "memory/job/memory.stat": f"inactive_file 1\ntotal_inactive_file {GIB}\n",
+            },
+            7,
+        ),
+    ],
+)
+def test_free_memory_is_the_kernels_or_less_by_a_limit_whose_cached_files_are_free(
+    limits, membership, files, gib
+):
+    limits(membership, files)
+    assert free_main_memory() == pytest.approx(gib)

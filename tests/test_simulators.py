@@ -1,0 +1,116 @@
+"""`--num-envs auto`: as many simulators as cores and memory allow and as are of use; and the memory that one takes."""
+
+import pytest
+import torch
+
+from configs.config import SimulatorConfig, TrainConfig, changed
+from envs.tasks import TaskInfo
+from experiment import simulators
+from experiment.simulators import (
+    Limit,
+    SimulatorCount,
+    count_for_training,
+    count_simulators,
+    memory_of_simulator,
+)
+from rl.ranks import Ranks
+
+CPU = torch.device("cpu")
+GPU = torch.device("cuda:0")
+NVIDIA = "EGL device 0: NVIDIA GeForce RTX 4090/PCIe (NVIDIA Corporation)"
+MESA = "EGL device 0: llvmpipe (LLVM 15.0.6, 256 bits) (Mesa/X.org)"
+PLENTY = Limit(1000, "1000 episodes")
+OFFICIAL = SimulatorConfig(assets="official")
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Sets the machine: its cores, its free main memory and the free memory of its GPU, in GiB."""
+
+    def set_machine(cores: int, main: float = 1000.0, gpu: float = 1000.0) -> None:
+        monkeypatch.setattr(simulators, "usable_cores", lambda: cores)
+        monkeypatch.setattr(simulators, "free_main_memory", lambda: main)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (int(gpu * 2**30), 80 * 2**30))
+
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    return set_machine
+
+
+def count(device: torch.device, renderer: str, useful: Limit = PLENTY) -> int:
+    return count_simulators(OFFICIAL, 1, device, renderer, useful).num_envs
+
+
+def test_there_are_as_many_as_cores_and_one_more_beside_a_policy_on_the_cpu(machine):
+    machine(cores=16)
+    assert count(GPU, NVIDIA) == 16
+    assert count(CPU, MESA) == 17
+
+
+def test_they_take_at_most_half_of_the_free_memory(machine):
+    machine(cores=16, main=12.0)  # 1.2 GiB each
+    assert count(GPU, NVIDIA) == 5
+    machine(cores=16, gpu=8.4)  # a card of 24 GB with the 7B; 0.55 GiB each
+    assert count(GPU, NVIDIA) == 7
+    machine(cores=16, main=1.0, gpu=0.1)
+    assert count(GPU, NVIDIA) == 1  # fewer there cannot be; `check_simulators` warns
+
+
+def test_gpu_memory_counts_only_where_simulators_render_on_the_gpu(machine):
+    machine(cores=16, gpu=1.1)
+    assert count(GPU, NVIDIA) == 1
+    assert count(GPU, MESA) == 16
+    assert count(CPU, NVIDIA) == 17
+
+
+def test_the_reason_names_what_decided_and_what_else_was_possible(machine):
+    machine(cores=16, main=96.0, gpu=9.0)
+    assert count_simulators(OFFICIAL, 1, GPU, NVIDIA, Limit(10, "10 episodes")).reason == (
+        "8 simulator(s): half of the free GPU memory (4.5 GiB); 16 core(s) would allow 16, half of the free main "
+        "memory (48.0 GiB) would allow 40, 10 episodes would allow 10"
+    )
+
+
+def test_the_ranks_of_a_machine_share_its_cores_and_its_main_memory_but_not_their_gpus(machine, monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    machine(cores=16)
+    assert count(GPU, NVIDIA) == 4
+    machine(cores=64, main=48.0)
+    assert count(GPU, NVIDIA) == 5
+    machine(cores=64, gpu=8.4)
+    assert count(GPU, NVIDIA) == 7
+    machine(cores=2)
+    assert count(GPU, NVIDIA) == 1
+
+
+def test_a_number_is_kept_whatever_the_machine_is(machine):
+    machine(cores=2, main=1.0)
+    chosen = count_simulators(SimulatorConfig(num_envs=8, assets="official"), 1, CPU, MESA, Limit(1, ""))
+    assert chosen == SimulatorCount(8, "8 simulator(s): --num-envs", pytest.approx(9.6), 1.0)
+
+
+class TwoRanks(Ranks):
+    """Rank 0 of two; the other one has room for three simulators."""
+
+    def gather(self, value: SimulatorCount) -> list[SimulatorCount]:
+        return [value, SimulatorCount(3, "3 simulator(s)", 0.0, 0.0)]
+
+
+def test_a_training_has_no_more_than_its_rollouts_can_use_and_the_same_number_on_all_ranks(machine):
+    machine(cores=64)
+    tasks = [TaskInfo(task_id, "", "", max_env_steps, 50) for task_id, max_env_steps in ((0, 100), (1, 220))]
+    config = changed(TrainConfig(), assets="lowpoly", n_steps=3_000, task_ids=(0, 1))
+    assert (
+        count_for_training(config, tasks, GPU, NVIDIA).num_envs == 14
+    )  # 13 of 220 env steps are fewer than 3,000
+    assert count_for_training(config, tasks, GPU, NVIDIA, TwoRanks(0, 2)).num_envs == 3
+
+
+def test_memory_grows_with_kept_tasks_and_is_elsewhere_on_ray():
+    assert 8 * memory_of_simulator(SimulatorConfig(assets="lowpoly"), 1).gpu == pytest.approx(
+        1.0, abs=0.1
+    )  # measured
+    kept_all = memory_of_simulator(SimulatorConfig(assets="official", kept_tasks=10), 10)
+    assert 16 * kept_all.gpu == pytest.approx(66, abs=1)  # measured
+    assert memory_of_simulator(SimulatorConfig(simulators="ray"), 1) == (0, 0)
+    kept_two = SimulatorConfig(assets="lowpoly", kept_tasks=2)
+    assert memory_of_simulator(kept_two, 9) == memory_of_simulator(kept_two, 2)
