@@ -85,7 +85,7 @@ def count_simulators(
     free_gib = free_main_memory()
     if simulator.num_envs != "auto":
         num_envs = simulator.num_envs
-        reason = "--num-envs"
+        reason = "as configured (--num-envs)"
     else:
         if simulator.simulators == "ray":
             limits = [_limit_of_cluster()]

@@ -85,7 +85,7 @@ def test_the_ranks_of_a_machine_share_its_cores_and_its_main_memory_but_not_thei
 def test_a_number_is_kept_whatever_the_machine_is(machine):
     machine(cores=2, main=1.0)
     chosen = count_simulators(SimulatorConfig(num_envs=8, assets="official"), 1, CPU, MESA, Limit(1, ""))
-    assert chosen == SimulatorCount(8, "8 simulator(s): --num-envs", pytest.approx(9.6), 1.0)
+    assert chosen == SimulatorCount(8, "8 simulator(s): as configured (--num-envs)", pytest.approx(9.6), 1.0)
 
 
 class TwoRanks(Ranks):
