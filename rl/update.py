@@ -201,23 +201,33 @@ def accumulate_gradient(
 ) -> tuple[int, list[losses.Statistics]]:
     """Compute the gradient of a minibatch's loss, which is divided by `size`, one micro-batch at a time.
 
-    Only one micro-batch's autograd graph is in memory. If memory runs out, the minibatch starts again with a smaller
-    micro-batch. Returns the micro-batch size that fits, and the statistics of each micro-batch. Raises BadInput when
-    even the smallest does not fit.
+    If memory runs out, the minibatch starts again with a smaller micro-batch. Returns the micro-batch size that fits,
+    and the statistics of each micro-batch. Raises BadInput when even the smallest does not fit.
     """
     while True:
         statistics: list[losses.Statistics] = []
         try:
             for micro_batch in minibatch.split(micro_batch_size):
-                loss_sum, sums = micro_batch_loss(learner, micro_batch, phase, config)
-                (loss_sum / size).backward()
-                statistics.append(sums | {"decisions": loss_sum.new_full((), len(micro_batch))})
+                statistics.append(add_gradient(learner, micro_batch, size, phase, config))
             return micro_batch_size, statistics
         except torch.OutOfMemoryError as error:
             reason = first_line(error)
         # This stands outside the handler, because the exception keeps the failed pass's tensors alive.
         learner.optimizer.zero_grad(set_to_none=True)
         micro_batch_size = shrink_batch(learner.policy, micro_batch_size, reason, is_update=True)
+
+
+def add_gradient(
+    learner: Learner, micro_batch: Batch, size: int, phase: PhaseState, config: TrainConfig
+) -> losses.Statistics:
+    """Add the gradient of a micro-batch's loss, which is divided by `size`. Returns the micro-batch's statistics.
+
+    The autograd graph ends with this function. It must be gone before the next micro-batch, which may have another size
+    and then be recorded as a CUDA graph (see `vla.cuda_graphs`).
+    """
+    loss_sum, statistics = micro_batch_loss(learner, micro_batch, phase, config)
+    (loss_sum / size).backward()
+    return statistics | {"decisions": loss_sum.new_full((), len(micro_batch))}
 
 
 def micro_batch_loss(

@@ -4,8 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from vla.cuda_graphs import GraphedNetwork, Recording
+from configs.config import TrainConfig, changed
+from rl.update import update
+from tests.small_checkpoint import load_policy
+from vla.cuda_graphs import GraphedNetwork, Recording, is_in_a_graph
 from vla.lora import add_lora
+from vla.preprocessing import synthetic_observations
+from vla.tokens import FIRST_ACTION_TOKEN
+from workshop.sft_update import SUPERVISED, demonstration_batch, supervised_learner
 
 
 class FakeGraph:
@@ -35,20 +41,23 @@ class ToyNetwork(nn.Module):
         return self.head(x), x
 
 
-class GraphedToyNetwork(GraphedNetwork):
+class UnrecordedNetwork(GraphedNetwork):
     """Its recordings are functions of their input tensors; remembers which it has made."""
 
-    def __init__(self, network: ToyNetwork):
+    def __init__(self, network: nn.Module):
         super().__init__(network)
+        network.vision_backbone.second_stream = None  # there is no GPU
         self.recorded: list[tuple[bool, int]] = []  # (with gradient, batch size)
 
     def _record(self, inputs, with_gradient):
         network = self.network
-        recorded_inputs = tuple(x.clone() for x in inputs)
-        outputs = tuple(torch.zeros_like(output) for output in network(*recorded_inputs))
+        recorded_inputs = tuple(None if x is None else x.clone() for x in inputs)
+        with torch.no_grad():
+            outputs = network(*recorded_inputs)
         output_gradients = tuple(map(torch.zeros_like, outputs))
-        lora_B = network.head.lora_B
-        lora_B_gradient = self._gradients.setdefault(lora_B, torch.zeros_like(lora_B))
+        parameters = [parameter for parameter in network.parameters() if parameter.requires_grad]
+        for parameter in parameters:
+            self._gradients.setdefault(parameter, torch.zeros_like(parameter))
 
         @torch.no_grad()
         def forward():
@@ -57,8 +66,14 @@ class GraphedToyNetwork(GraphedNetwork):
 
         @torch.enable_grad()
         def backward():
-            logits, _ = network(*recorded_inputs)
-            lora_B_gradient.add_(torch.autograd.grad(logits, lora_B, output_gradients[0])[0])
+            logits, hidden = network(*recorded_inputs)
+            # The toy's hidden states are its input.
+            outputs = [logits, hidden] if hidden.requires_grad else [logits]
+            gradients = torch.autograd.grad(
+                outputs, parameters, output_gradients[: len(outputs)], materialize_grads=True
+            )
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                self._gradients[parameter].add_(gradient)
 
         self.recorded.append((with_gradient, len(inputs[0])))
         return Recording(recorded_inputs, outputs, FakeGraph(forward), FakeGraph(backward), output_gradients)
@@ -70,11 +85,15 @@ def network() -> ToyNetwork:
 
 
 @pytest.fixture
-def graphed(network, monkeypatch) -> GraphedToyNetwork:
+def without_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", object)
     monkeypatch.setattr(torch.cuda, "Stream", object)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    return GraphedToyNetwork(network)
+
+
+@pytest.fixture
+def graphed(network, without_gpu) -> UnrecordedNetwork:
+    return UnrecordedNetwork(network)
 
 
 def test_a_pass_is_recorded_once_per_shape_and_kind(network, graphed):
@@ -137,3 +156,47 @@ def test_recordings_are_given_up_when_their_memory_is_missing(network, graphed, 
     for batch in (x, x[:1], x):
         torch.testing.assert_close(graphed(batch)[0], network(batch)[0])
     assert graphed.recorded == [(True, 2), (True, 1), (True, 2)]
+
+
+def test_a_graph_is_alive_as_long_as_something_holds_its_loss(network):
+    lora_B = network.head.lora_B
+    assert not is_in_a_graph(lora_B)
+    loss = network(torch.randn(2, 3))[0].sum()
+    assert is_in_a_graph(lora_B)
+    loss.backward()
+    assert is_in_a_graph(lora_B)
+    del loss
+    assert not is_in_a_graph(lora_B)
+
+
+def test_nothing_is_recorded_while_a_graph_uses_a_parameter(network, graphed):
+    """Its node would wait for the recording on the default stream, which CUDA refuses."""
+    x = torch.randn(2, 3)
+    graphed(x)
+    loss = network.head.lora_B.square().sum()
+    graphed(x)  # is recorded already
+    with torch.no_grad():
+        graphed(x[:1])  # needs no gradient
+    with pytest.raises(RuntimeError, match="delete its loss"):
+        graphed(x[:1])
+    del loss
+    graphed(x[:1])
+    assert graphed.recorded == [(True, 2), (False, 1), (True, 1)]
+
+
+def test_a_supervised_update_with_two_sizes_of_micro_batch_records_both(small, without_gpu):
+    """Part of its loss, the log-sum-exp over all other ids, is computed outside of the recordings."""
+    config = changed(TrainConfig(), n_epochs=1, batch_size=5, micro_batch_size=3)
+    trained = []
+    for recorded in ([], [(True, 3), (True, 2)]):
+        policy = load_policy(small)
+        graphed = UnrecordedNetwork(policy.network)
+        if recorded:
+            policy._forward = graphed
+        observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 5)
+        tokens = FIRST_ACTION_TOKEN + torch.arange(5 * 56).view(5, 56) % 256
+        learner = supervised_learner(policy, config)
+        update(learner, demonstration_batch(policy, observations, tokens), SUPERVISED, config, 0)
+        assert graphed.recorded == recorded
+        trained.append([parameter.detach() for _, parameter in policy.named_trainable_parameters()])
+    torch.testing.assert_close(*trained)

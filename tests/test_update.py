@@ -14,6 +14,7 @@ from rl.optimizer import make_optimizer
 from rl.phases import phase_at
 from rl.update import Learner, prepare_batch, stop_without_signal, update
 from tests.fakes import FIRST_ACTION_TOKEN, FakePolicy, acted_batch, adamw, parameters_of
+from vla.cuda_graphs import is_in_a_graph
 
 LENGTHS = (3, 2, 3)
 N = sum(LENGTHS)
@@ -72,6 +73,26 @@ class ShortOfMemory(FakePolicy):
         before, self.recomputes = self.recomputes, True
         self.room *= 1 if before else 2
         return not before
+
+
+class OneGraphAtATime(FakePolicy):
+    """No pass may begin while another one's autograd graph is alive. One backward pass runs out of memory."""
+
+    def __init__(self, failing_pass: int | None):
+        super().__init__(adapter_scale=0.2)
+        self.failing_pass = failing_pass
+        self.sizes: list[int] = []
+
+    def chunk_logits(self, observations):
+        assert not any(is_in_a_graph(parameter) for _, parameter in self.named_trainable_parameters())
+        logits = super().chunk_logits(observations)
+        self.sizes.append(len(observations))
+        if len(self.sizes) == self.failing_pass:
+            logits.register_hook(self.run_out_of_memory)
+        return logits
+
+    def run_out_of_memory(self, _) -> None:
+        raise torch.OutOfMemoryError(REASON)
 
 
 @pytest.fixture
@@ -180,6 +201,15 @@ def test_what_the_student_saw_is_labelled_with_its_teachers_tokens_where_the_stu
         config = TrainConfig(phases=phases, update=UpdateConfig(micro_batch_size=3))
         prepared = prepare_batch(Learner(policy, None, adamw(policy)), batch, phase_at(0, phases), config)
         assert torch.equal(prepared.tokens, tokens)
+
+
+@pytest.mark.parametrize("distil", [True, False])
+@pytest.mark.parametrize(("failing_pass", "sizes"), [(None, [3, 2]), (2, [3, 1])])
+def test_a_micro_batchs_graph_is_gone_when_the_next_one_begins(batch, distil, failing_pass, sizes):
+    """Then a CUDA graph may be recorded for the next one's size."""
+    policy = OneGraphAtATime(failing_pass)
+    learn(policy, batch, torch.ones(N), distil=distil, micro_batch_size=3)
+    assert list(dict.fromkeys(policy.sizes)) == sizes
 
 
 # degenerate rollouts

@@ -5,6 +5,11 @@ them. A recording holds a forward pass, or a forward and a backward pass. All re
 replay overwrites the results of the replay before it. Results are therefore copied out at once, and no other pass may
 run between a forward pass and its backward pass.
 
+While a pass with gradient is recorded, no other autograd graph may use a parameter. Such a graph keeps the node alive
+that adds up the parameter's gradient, and this node works on the stream on which it was made: as a rule on the default
+stream, which may not wait for a recording. So whoever computes with parameters outside of the recordings, as the
+log-sum-exp of the token head does, must delete the result before the next pass.
+
 Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog), torch.cuda.make_graphed_callables.
 """
 
@@ -12,10 +17,11 @@ import gc
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from vla.model import OpenVLAOFT
 
@@ -66,6 +72,8 @@ class GraphedNetwork:
         with_gradient = torch.is_grad_enabled()
         key = self._key(inputs, with_gradient)
         if key not in self._recordings:
+            if with_gradient:
+                self._refuse_other_graphs()
             with suppress(torch.OutOfMemoryError):
                 self._recordings[key] = self._record(inputs, with_gradient)
         # The second attempt stands after the `with` block, where the exception no longer keeps the tensors of the
@@ -91,6 +99,16 @@ class GraphedNetwork:
         self._pool = torch.cuda.graph_pool_handle()
         gc.collect()
         torch.cuda.empty_cache()
+
+    def _refuse_other_graphs(self) -> None:
+        """Raise RuntimeError if an autograd graph uses a parameter. A recording would fail less clearly."""
+        if any(
+            is_in_a_graph(parameter) for parameter in self.network.parameters() if parameter.requires_grad
+        ):
+            raise RuntimeError(
+                "an autograd graph of an earlier pass is alive while a pass for other shapes is to be recorded: delete "
+                "its loss and outputs first, or load the policy without CUDA graphs"
+            )
 
     def _record(self, inputs: Inputs, with_gradient: bool) -> Recording:
         """Record a pass for the shapes of `inputs`. Raises torch.OutOfMemoryError."""
@@ -161,6 +179,23 @@ class GraphedNetwork:
             if parameter.grad is not None and parameter.grad is not buffer:
                 buffer.copy_(parameter.grad)
             parameter.grad = buffer
+
+
+def is_in_a_graph(parameter: Tensor) -> bool:
+    """Whether an autograd graph that uses the parameter is alive, before or after its backward pass.
+
+    Such a graph keeps the node alive that adds up the parameter's gradient. Without a graph, torch makes a new node
+    each time that it is asked for one, so a mark on the first is not on the second.
+    """
+    mark = "vla_grpo"
+    _metadata_of_node(parameter)[mark] = True
+    return _metadata_of_node(parameter).pop(mark, False)
+
+
+def _metadata_of_node(parameter: Tensor) -> dict[str, bool]:
+    """The metadata of the node that adds up the parameter's gradient."""
+    # torch declares this dict as a method.
+    return cast("dict[str, bool]", get_gradient_edge(parameter).node.metadata)
 
 
 class _Replay(torch.autograd.Function):
