@@ -2,11 +2,12 @@
 
     python -m benchmarks.gpu [--folder FOLDER] [--memory-gib 24] [--frozen-weights bf16 int8] [--no-iteration]
 
-The weights are random and of full size (written once to --folder, 15 GB). An observation has two images and 599 tokens.
-Its forward pass is 8.6 TFLOP. A sample of an update is twice that, because the frozen weights get no gradient. MFU is
-the reached rate as a share of that of an 8192 x 8192 x 8192 matrix product, measured in the same run. The memory of the
-allocator is limited, so what does not fit fails. Every kind of update is measured with a new policy, so that no line
-includes the memory of passes that were recorded for another line.
+--folder holds a 7B checkpoint, or random weights of that size are written there (15 GB). The forward pass of an
+observation is 8.6 TFLOP with two images, which are 599 tokens, and 4.8 with one, 343 tokens. A sample of an update is
+twice that, because the frozen weights get no gradient. MFU is the reached rate as a share of that of an 8192 x 8192 x
+8192 matrix product, measured in the same run. The memory of the allocator is limited, so what does not fit fails. Every
+kind of update is measured with a new policy, so that no line includes the memory of passes that were recorded for
+another line.
 """
 
 import gc
@@ -24,13 +25,14 @@ from benchmarks import data_parallel
 from benchmarks.full_size import write_full_size
 from benchmarks.timing import make_observations, median_seconds
 from contracts import BadInput, Observation
+from vla.checkpoint import inspect_checkpoint
 from vla.loading import Compile, FrozenWeights, LoadOptions
 from vla.memory import fit_to_memory
 from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN
 
 GIB = 2**30
-TFLOP_FORWARD = 8.6  # of one observation with two images, 599 tokens, in the 7B network
+TFLOP_FORWARD = {1: 4.8, 2: 8.6}  # of an observation with so many images, in the 7B network
 PASSES_TO_DECIDE = 1  # the work of a decision, in forward passes
 PASSES_TO_LEARN = 2  # the work of an update's sample, in forward passes
 AGREEMENT_OBSERVATIONS = 16
@@ -39,7 +41,8 @@ AGREEMENT_OBSERVATIONS = 16
 @dataclass(frozen=True)
 class Args:
     folder: Path | None = None
-    """Where the checkpoint is, or is written."""
+    """Where the checkpoint is, or is written with random weights, two images and robot state (None: in a temporary
+    folder)."""
     frozen_weights: tuple[FrozenWeights, ...] = ("bf16",)
     """Formats of the frozen weights that are measured, one after the other."""
     memory_gib: float = 24.0
@@ -62,6 +65,7 @@ class Meter:
     """Times calls and prints their lines."""
 
     ceiling: float  # TFLOP/s that count as 100 %
+    tflop_forward: float  # of one observation
     repeats: int
 
     def report(self, name: str, num_rows: int, call: Callable[[], object], passes: int) -> None:
@@ -75,7 +79,7 @@ class Meter:
         except torch.OutOfMemoryError:
             print(f"{name:36} {num_rows:3}: does not fit", flush=True)
             return
-        utilisation = passes * TFLOP_FORWARD / row_s / self.ceiling
+        utilisation = passes * self.tflop_forward / row_s / self.ceiling
         reserved_gib = torch.cuda.max_memory_reserved() / GIB
         print(
             f"{name:36} {num_rows:3}: {1e3 * row_s:6.1f} ms each, {utilisation:4.0%} MFU, peak {peak_gib():5.2f} GiB "
@@ -93,11 +97,15 @@ def main(args: Args) -> None:
 
 
 def measure(folder: Path, args: Args) -> None:
-    meter = Meter(matrix_rate(), args.repeats)
-    gpu = torch.cuda.get_device_name()
-    print(f"{gpu}, torch {torch.__version__}; matrix product {meter.ceiling:.0f} TFLOP/s", flush=True)
     if not (folder / "config.json").exists():
         write_full_size(folder)
+    num_images = inspect_checkpoint(folder).num_images
+    meter = Meter(matrix_rate(), TFLOP_FORWARD[num_images], args.repeats)
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; matrix product {meter.ceiling:.0f} TFLOP/s; "
+        f"{num_images} image(s)",
+        flush=True,
+    )
     for weights in args.frozen_weights:
         print(f"frozen weights: {weights}", flush=True)
         measure_deciding(folder, weights, args, meter)
