@@ -86,7 +86,7 @@ def describe_machine() -> dict[str, object]:
     values = query_gpu("name", "driver_version", "memory.total", "power.limit")
     if values is not None:
         name, driver, total_mib, watts = values
-        facts["gpu"] = {"name": name, "driver": driver, "total_mib": int(total_mib), "power_limit_w": watts}
+        facts["gpu"] = {"name": name, "driver": driver, "total_mib": total_mib, "power_limit_w": watts}
         if torch.cuda.is_available():
             facts["torch_gib"] = round(torch.cuda.get_device_properties(0).total_memory / 2**30, 2)
     return facts
@@ -94,9 +94,9 @@ def describe_machine() -> dict[str, object]:
 
 @contextmanager
 def watched_gpu() -> Iterator[GpuMemory | None]:
-    """Watch the memory of the whole GPU in this block; None without a GPU."""
+    """Watch the memory of the whole GPU in this block; None without a GPU that reports it."""
     values = query_gpu("memory.total", "memory.used")
-    if values is None:
+    if values is None or not all(value.isdigit() for value in values):  # [N/A] where a GPU shares main memory
         yield None
         return
     total, used = map(int, values)

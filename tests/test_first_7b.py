@@ -77,7 +77,7 @@ def test_without_a_gpu_there_is_no_peak(tmp_path, monkeypatch):
 def test_the_facts_of_a_machine_name_neither_user_nor_host(gpu):
     facts = describe_machine()
     assert facts["gpu"]["name"] == "NVIDIA GeForce RTX 4090"
-    assert facts["gpu"]["total_mib"] == MIB_OF_4090
+    assert facts["gpu"]["total_mib"] == str(MIB_OF_4090)
     values = json.dumps(facts).split('"')
     for private in (platform.node(), getpass.getuser(), str(Path.home())):
         assert private not in values
