@@ -26,11 +26,15 @@ from envs.rendering import REPAIR, check_versions, find_renderer, renders_in_sof
 from envs.tasks import TaskInfo
 from envs.worker import NoAnswer, ask
 from experiment.checklist import Check, Checks
+from experiment.first_observations import (
+    FirstObservations,
+    first_observations,
+    instruction_of_another_task,
+)
 from experiment.setup import (
     choose_looks,
     find_checkpoint,
     find_tasks,
-    first_observation,
     fit_micro_batch,
     load_policy,
     load_teacher,
@@ -39,12 +43,16 @@ from experiment.setup import (
 from experiment.simulators import SimulatorCount, count_for_training
 from rl import selfcheck
 from rl.phases import Teacher, phase_at
+from rl.sensitivity import decision_changes
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo
 from vla.dataset_statistics import select_key, suites_named
 from vla.device import GIB, choose_device
 from vla.policy import Policy
 
+# Nats a token by which another image must move the first decision of a policy that looks. Policies that looked had 0.5
+# and more, one that did not 0.002 and less (docs/LOG.md).
+SMALLEST_IMAGE_EFFECT = 0.05
 MIN_CONTRAST = 5.0  # least standard deviation of a frame's pixel values (0 to 255); in an empty frame it is 0
 COPIES_IN_CHECKPOINT = 3  # float32 numbers for each trained one: itself and AdamW's two moments
 RESERVE_GIB = 0.5  # GiB of disk for videos, records and the report
@@ -67,16 +75,16 @@ def check_only(config: TrainConfig) -> None:
     spec = make_spec(task.task_suite, task.task_ids, simulator, num_images=info.num_images if info else 1)
     tasks = checks.make("tasks", check_tasks, find_tasks, spec, task)
     micro_batch_size = _check_sizes(checks, config, policy, tasks, renderer)
-    observation = checks.make(
+    observations = checks.make(
         "first frame",
         check_first_frame,
-        first_observation_apart,
+        first_observations_apart,
         spec,
         task,
         simulator.simulators,
         after=["assets", "versions", "rendering", "tasks"],
     )
-    check_policy(checks, config, policy, observation, micro_batch_size)
+    check_policy(checks, config, policy, observations, micro_batch_size)
     checks.conclude()
 
 
@@ -120,10 +128,10 @@ def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool)
     checks.run("looks", check_looks, policy.info, find_pack(config.simulator.assets))
     checks.run("suite", check_suite, policy.info, config.model, config.task.task_suite)
     checks.run("disk", check_disk, config.run, policy)
-    observation = checks.make("first frame", check_first_frame, first_observation, pool, config.task)
-    assert observation is not None  # a failure was raised
-    check_policy(checks, config, policy, observation, config.update.micro_batch_size)
-    return observation
+    observations = checks.make("first frame", check_first_frame, first_observations, pool, config.task)
+    assert observations is not None  # a failure was raised
+    check_policy(checks, config, policy, observations, config.update.micro_batch_size)
+    return observations.first
 
 
 def check_machine(checks: Checks, model: ModelConfig, simulator: SimulatorConfig) -> str | None:
@@ -140,7 +148,7 @@ def check_policy(
     checks: Checks,
     config: TrainConfig,
     policy: Policy | None,
-    observation: Observation | None,
+    observations: FirstObservations | None,
     micro_batch_size: int | Literal["auto"] | None,
 ) -> None:
     """Check the policy for faults that raise no error by themselves (`rl.selfcheck`).
@@ -148,6 +156,7 @@ def check_policy(
     An argument is None if it could not be made; the checks that need it are skipped.
     """
     # Two of the checks work without a simulator, on a made-up observation.
+    observation = None if observations is None else observations.first
     any_observation = observation
     if observation is None and policy is not None:
         any_observation = selfcheck.made_up_observation(policy)
@@ -155,6 +164,7 @@ def check_policy(
     checks.run("images", check_images, policy)
     allow_zero_baseline = config.evaluation.allow_zero_baseline
     checks.run("token head", check_token_head, policy, observation, config.phases, allow_zero_baseline)
+    checks.run("eyes", check_eyes, policy, observations, config.task)
     checks.run("log-probs", check_log_probs, policy, any_observation, config.rollout.temperature)
     checks.run("learning", check_learning, policy, any_observation, micro_batch_size)
 
@@ -314,16 +324,16 @@ def check_tasks(tasks: Sequence[TaskInfo]) -> Check:
     return Check("ok", "; ".join(f"{task.task_id} {task.instruction}" for task in tasks))
 
 
-def first_observation_apart(spec: EnvSpec, task: TaskConfig, simulators: str) -> Observation:
-    """The first observation, made in another process, so that a hang or crash of the simulator is a failed check."""
+def first_observations_apart(spec: EnvSpec, task: TaskConfig, simulators: str) -> FirstObservations:
+    """The first observations, made in another process, so that a hang or crash of the simulator is a failed check."""
     pool = make_pool(spec, 1, simulators="ray") if simulators == "ray" else Pool(spec, 1)
     with pool:
-        return first_observation(pool, task)
+        return first_observations(pool, task)
 
 
-def check_first_frame(observation: Observation) -> Check:
+def check_first_frame(observations: FirstObservations) -> Check:
     """Check that no camera's image is empty."""
-    images = observation.images
+    images = observations.first.images
     contrast = min(float(image.std()) for image in images)
     text = f"{len(images)} camera(s), {images.shape[2]} x {images.shape[1]} pixels, contrast {contrast:.1f}"
     if contrast < MIN_CONTRAST:
@@ -341,7 +351,7 @@ def check_attention(policy: Policy) -> Check:
 
 
 def check_images(policy: Policy) -> Check:
-    """Check that images change the policy's output. Raises BadInput if they do not."""
+    """Check that images reach the policy's output. Raises BadInput if they do not."""
     return Check("ok", selfcheck.image_probe(policy))
 
 
@@ -355,6 +365,29 @@ def check_token_head(
     is_relearned = phase_at(0, phases).distils and (has_l1_teacher or has_other_teacher)
     must_be_trained = not is_relearned and not allow_zero_baseline
     return Check("ok", selfcheck.token_probe(policy, observation, must_be_trained))
+
+
+def check_eyes(policy: Policy, observations: FirstObservations, task: TaskConfig) -> Check:
+    """Measure what the first decision depends on, and warn if the images hardly matter.
+
+    The tokens of a head that was not trained on action tokens say nothing about that, so they are not measured.
+    """
+    if selfcheck.action_mass(policy, observations.first) < selfcheck.SMALLEST_ACTION_MASS:
+        return Check("ok", "not measured, because the token head was not trained on action tokens")
+    if not observations.others:
+        return Check("ok", "not measured, because the simulator shows no other image of the task")
+    other_instruction = instruction_of_another_task(task)
+    changes = decision_changes(policy, observations.first, observations.others, other_instruction)
+    other_image = changes.pop("another image")
+    listed = "".join(f", {name} by {nats:.3f}" for name, nats in changes.items())
+    text = f"another image moves the decision by {other_image:.3f} nats a token{listed}"
+    if other_image < SMALLEST_IMAGE_EFFECT:
+        return Check(
+            "warning",
+            f"{text}: the policy hardly looks, so it can succeed only where objects stand as in its training; use a "
+            "checkpoint that looks (python -m benchmarks.eyes measures it)",
+        )
+    return Check("ok", text)
 
 
 def check_log_probs(policy: Policy, observation: Observation, temperature: float) -> Check:

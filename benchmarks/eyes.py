@@ -18,8 +18,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import torch
-import torch.nn.functional as F
 import tyro
 
 from contracts import Observation
@@ -29,6 +27,7 @@ from envs.perturb import Perturbation
 from envs.pool import task_info
 from envs.tasks import task_names
 from experiment.statistics import Successes
+from rl.sensitivity import kl_divergence, log_probabilities
 from vla.loading import LoadOptions
 from vla.policy import Policy
 
@@ -157,8 +156,11 @@ def swapped_inputs(
         drawn = random.choice(instructions, size=len(originals)).tolist()
         pairs = zip(originals, drawn, strict=True)
         changed["instruction of another task"] = [replace(a, instruction=text) for a, text in pairs]
-    before = log_probabilities(policy, originals)
-    return {name: kl_divergence(before, log_probabilities(policy, seen)) for name, seen in changed.items()}
+    before = log_probabilities(policy, originals, KL_BATCH)
+    return {
+        name: kl_divergence(before, log_probabilities(policy, seen, KL_BATCH))
+        for name, seen in changed.items()
+    }
 
 
 def with_images(observations: Sequence[Observation], neighbours: Sequence[Observation]) -> list[Observation]:
@@ -174,18 +176,6 @@ def pairs_of_decisions(approaches: Sequence[Approach]) -> tuple[list[Observation
         originals += record.observations[:length]
         neighbours += following.observations[:length]
     return originals, neighbours
-
-
-@torch.no_grad()
-def log_probabilities(policy: Policy, observations: Sequence[Observation]) -> torch.Tensor:
-    """Log-probabilities of the action tokens at temperature 1, (N, A, 256)."""
-    batches = [observations[start : start + KL_BATCH] for start in range(0, len(observations), KL_BATCH)]
-    return torch.cat([F.log_softmax(policy.chunk_logits(batch), dim=-1).cpu() for batch in batches])
-
-
-def kl_divergence(before: torch.Tensor, after: torch.Tensor) -> float:
-    """Mean over decisions and tokens of KL(before || after), from log-probabilities (N, A, 256)."""
-    return (before.exp() * (before - after)).sum(-1).mean().item()
 
 
 def succeeds_blind(policy: Policy, env: LiberoEnv, init_state_id: int) -> bool:

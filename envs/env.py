@@ -90,7 +90,8 @@ class Env(Protocol):
 
         The episode must depend on these arguments and on the actions only, never on earlier episodes: resumed runs
         and paired comparisons rely on it. If `init_state_id` is None, the seed draws an initial state that evaluations
-        never use. If the simulator fails, the result's `error` says how.
+        never use. If the simulator fails, the result's `error` says how. A simulator without perturbations ignores
+        `perturbation`, because the checks before a run pass one.
         """
         ...
 

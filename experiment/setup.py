@@ -29,7 +29,7 @@ from configs.config import (
 from contracts import BadInput, Observation, resolve_pointer
 from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
 from envs.env import EnvSpec
-from envs.pool import Pool, task_info
+from envs.pool import task_info
 from envs.tasks import METAWORLD, TaskInfo
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from experiment.run_folder import Run, reopen_run, start_run
@@ -182,20 +182,6 @@ def find_tasks(spec: EnvSpec, task: TaskConfig) -> list[TaskInfo]:
                 "needed: lower --train-init-states or --eval-init-states"
             )
     return tasks
-
-
-def first_observation(pool: Pool, task: TaskConfig) -> Observation:
-    """Reset a simulator to the first task and return its observation. Raises BadInput if the simulator fails."""
-    states = task.train_init_states
-    init_state = states[0] if isinstance(states, tuple) else None
-    pool.reset(0, task.task_ids[0], init_state)
-    ((_, result),) = pool.ready()
-    if result.observation is None:
-        raise BadInput(
-            f"the simulator failed at its first reset (task {task.task_ids[0]}: {result.error}): see the messages "
-            "above; to repair the installation run: pip install --no-deps -r requirements-simulator.txt"
-        )
-    return result.observation
 
 
 def open_run(

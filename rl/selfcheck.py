@@ -63,9 +63,10 @@ def attention_probe(policy: Policy) -> str:
 
 @torch.no_grad()
 def image_probe(policy: Policy) -> str:
-    """Check that black and white images give different logits. Raises BadInput.
+    """Check that images reach the logits: black and white ones give different logits. Raises BadInput.
 
-    With a broken library version the images once were not read at all.
+    With a broken library version the images once were not read at all. Whether decisions depend on them is another
+    question, which `rl.sensitivity` answers.
     """
     observation = made_up_observation(policy)
     black = replace(observation, images=np.zeros_like(observation.images))
@@ -73,7 +74,7 @@ def image_probe(policy: Policy) -> str:
     effect = _relative_effect(policy.chunk_logits([black]), policy.chunk_logits([white]))
     if not effect >= SMALLEST_EFFECT:  # also for NaN
         raise BadInput(f"the policy ignores its images; {REINSTALL}, or download the checkpoint again")
-    return f"the policy sees its images: black and white ones differ by {effect:.1e} of the logits' size"
+    return f"images reach the logits: black and white ones differ by {effect:.1e} of the logits' size"
 
 
 def _relative_effect(before: Tensor, after: Tensor) -> float:
@@ -82,13 +83,18 @@ def _relative_effect(before: Tensor, after: Tensor) -> float:
 
 
 @torch.no_grad()
+def action_mass(policy: Policy, observation: Observation) -> float:
+    """The probability of action tokens in the whole vocabulary, mean over the tokens of a decision."""
+    logits, other_logsumexp = policy.logits_and_other_logsumexp([observation])
+    return (logits.logsumexp(-1) - other_logsumexp).sigmoid().mean().item()
+
+
 def token_probe(policy: Policy, observation: Observation, must_be_trained: bool) -> str:
     """Measure how much of the vocabulary's probability lies on action tokens.
 
     It is small in checkpoints that were trained by regression. must_be_trained: raise BadInput if it is small.
     """
-    logits, other_logsumexp = policy.logits_and_other_logsumexp([observation])
-    mass = (logits.logsumexp(-1) - other_logsumexp).sigmoid().mean().item()
+    mass = action_mass(policy, observation)
     finding = f"{100 * mass:.1f} % of the token head's probability lies on action tokens"
     if must_be_trained and not mass >= SMALLEST_ACTION_MASS:
         raise BadInput(

@@ -16,15 +16,17 @@ from configs.config import (
     ModelConfig,
     PhaseConfig,
     RunConfig,
+    TaskConfig,
     TrainConfig,
     changed,
 )
 from contracts import BadInput, Observation
 from envs.assets import Pack
+from experiment.first_observations import FirstObservations
 from experiment.setup import load_policy
 from experiment.simulators import SimulatorCount
 from preflight import check_only
-from tests.fakes import FakePolicy
+from tests.fakes import FakePolicy, observation
 from tests.small_checkpoint import make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
 
@@ -57,7 +59,7 @@ def crash():
 def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(without_head, tmp_path, capsys):
     """On the real simulator."""
     config = changed(TrainConfig(), checkpoint=str(tmp_path), device="cpu", assets="lowpoly")
-    with pytest.raises(BadInput, match=rf"1 of 19 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
+    with pytest.raises(BadInput, match=rf"1 of 20 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
         check_only(config)
     lines = [line for line in capsys.readouterr().out.splitlines() if " s  " in line]
     status = {line[9:23].strip(): line[:9].strip() for line in lines}
@@ -179,8 +181,48 @@ def test_a_trained_token_head_is_needed_unless_an_l1_teacher_warms_up(
 def test_a_camera_that_draws_nothing_is_found():
     images = np.random.default_rng(0).integers(0, 256, size=(2, 8, 8, 3), dtype=np.uint8)
     observation = Observation(images, np.zeros(3), "pick up the bowl")
-    assert preflight.check_first_frame(observation).status == "ok"
+    observations = FirstObservations(observation, [])
+    assert preflight.check_first_frame(observations).status == "ok"
     images[1] = 30  # even if the other one works
-    check = preflight.check_first_frame(observation)
+    check = preflight.check_first_frame(observations)
     assert check.status == "FAILED"
     assert "MUJOCO_GL" in check.text
+
+
+class SeesSoMuch(FakePolicy):
+    """Its logits are scaled by 1 + eyes x the brightness of the image."""
+
+    uses_proprio = False
+
+    def __init__(self, eyes: float, is_trained: bool):
+        super().__init__()
+        self.eyes = eyes
+        self.is_trained = is_trained
+
+    def chunk_logits(self, observations):
+        brightness = torch.tensor([seen.images.mean() / 255 for seen in observations])
+        return (1 + self.eyes * brightness)[:, None, None] * super().chunk_logits(observations)
+
+    def logits_and_other_logsumexp(self, observations):
+        logits = self.chunk_logits(observations)
+        other = -5.0 if self.is_trained else 5.0
+        return logits, logits.logsumexp(-1) + other
+
+
+@pytest.mark.parametrize(
+    ("eyes", "is_trained", "status"),
+    [(0.0, True, "warning"), (0.01, True, "warning"), (1.0, True, "ok"), (0.0, False, "ok")],
+)
+def test_a_policy_that_hardly_looks_is_a_warning_unless_its_token_head_is_untrained(eyes, is_trained, status):
+    dark = observation(0.3, -0.2, 0.9)
+    bright = replace(dark, images=np.full_like(dark.images, 255))
+    observations = FirstObservations(dark, [bright])
+    check = preflight.check_eyes(SeesSoMuch(eyes, is_trained), observations, TaskConfig())
+    assert check.status == status
+    assert ("another image moves the decision by" in check.text) is is_trained
+
+
+def test_without_another_image_nothing_is_said_about_eyes():
+    observations = FirstObservations(observation(0.3, -0.2, 0.9), [])
+    check = preflight.check_eyes(SeesSoMuch(0.0, is_trained=True), observations, TaskConfig())
+    assert check.status == "ok"

@@ -35,7 +35,7 @@ def policy(tmp_path):
 
 def test_a_sound_policy_passes(policy):
     assert "bidirectional" in attention_probe(policy)
-    assert "sees its images" in image_probe(policy)
+    assert "images reach the logits" in image_probe(policy)
     assert "differ by at most 0.0e+00" in check_logits_path(policy, made_up_observation(policy), 1.6)
     assert "brings 0." in check_learning(policy, made_up_observation(policy), 2)
 

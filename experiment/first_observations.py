@@ -1,0 +1,66 @@
+"""Make the observations of a task on which a run's checks try its policy."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from configs.config import TaskConfig
+from contracts import BadInput, Observation
+from envs.env import EnvSpec
+from envs.perturb import MAGNITUDES, Kind, Perturbation
+from envs.pool import Pool, task_info
+from envs.tasks import task_names
+
+OTHER_STARTS: tuple[Kind, ...] = ("position", "robot")  # moved objects, a moved arm
+OTHER_SEED = 1  # the first observation's is 0
+
+
+class FirstObservations(NamedTuple):
+    """Observations of a run's first task, before any action."""
+
+    first: Observation
+    others: list[Observation]  # with moved objects, and with a moved arm
+
+
+def first_observations(pool: Pool, task: TaskConfig) -> FirstObservations:
+    """Reset a simulator to the first task, several times. Raises BadInput if it fails the first time.
+
+    A start that the simulator cannot make, or that looks like the first one, is left out of `others`.
+    """
+    first = _first_observation(pool, task)
+    states = task.train_init_states
+    last_state = states[1] - 1 if isinstance(states, tuple) else None
+    others = []
+    for kind in OTHER_STARTS:
+        perturbation = Perturbation(kind, MAGNITUDES[-1], OTHER_SEED)
+        pool.reset(0, task.task_ids[0], last_state, OTHER_SEED, perturbation=perturbation)
+        ((_, result),) = pool.ready()
+        other = result.observation
+        if other is not None and not np.array_equal(other.images, first.images):
+            others.append(other)
+    return FirstObservations(first, others)
+
+
+def _first_observation(pool: Pool, task: TaskConfig) -> Observation:
+    """Reset a simulator to the first task and return its observation. Raises BadInput if the simulator fails."""
+    states = task.train_init_states
+    init_state = states[0] if isinstance(states, tuple) else None
+    pool.reset(0, task.task_ids[0], init_state)
+    ((_, result),) = pool.ready()
+    if result.observation is None:
+        raise BadInput(
+            f"the simulator failed at its first reset (task {task.task_ids[0]}: {result.error}): see the messages "
+            "above; to repair the installation run: pip install --no-deps -r requirements-simulator.txt"
+        )
+    return result.observation
+
+
+def instruction_of_another_task(task: TaskConfig) -> str | None:
+    """The instruction of the suite's task after the run's first one, or None if the suite has no other task."""
+    num_tasks = len(task_names(task.task_suite))
+    if num_tasks == 1:
+        return None
+    next_task = (task.task_ids[0] + 1) % num_tasks
+    return task_info(EnvSpec(task.task_suite, (next_task,)))[0].instruction
