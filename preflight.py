@@ -7,6 +7,7 @@ on with the checks that do not need what has failed.
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 from collections.abc import Sequence
@@ -17,7 +18,15 @@ from typing import Literal
 
 import torch
 
-from configs.config import ModelConfig, PhaseConfig, RunConfig, SimulatorConfig, TaskConfig, TrainConfig
+from configs.config import (
+    ModelConfig,
+    PhaseConfig,
+    RunConfig,
+    SimulatorConfig,
+    TaskConfig,
+    TrainConfig,
+    changed,
+)
 from contracts import BadInput, Observation, first_line
 from envs.assets import Pack, find_pack
 from envs.env import EnvSpec
@@ -26,9 +35,11 @@ from envs.rendering import REPAIR, check_versions, find_renderer, renders_in_sof
 from envs.tasks import TaskInfo
 from envs.worker import NoAnswer, ask
 from experiment.checklist import Check, Checks
+from experiment.checkpoints import TrainerState
+from experiment.cost import estimate_cost
+from experiment.evaluation import is_teacher
 from experiment.first_observations import (
     FirstObservations,
-    first_observations,
     instruction_of_another_task,
 )
 from experiment.setup import (
@@ -41,6 +52,7 @@ from experiment.setup import (
     make_spec,
 )
 from experiment.simulators import SimulatorCount, count_for_training
+from experiment.speed import FirstLook, Speed, first_look, measure_speed
 from rl import selfcheck
 from rl.phases import Teacher, phase_at
 from rl.sensitivity import decision_changes
@@ -70,26 +82,27 @@ def check_only(config: TrainConfig) -> None:
     info = checks.make("checkpoint", check_checkpoint, find_checkpoint, config.model, after=["device"])
     checks.run("looks", check_looks, info, find_pack(assets) if assets else None)
     checks.run("suite", check_suite, info, config.model, task.task_suite)
-    policy = _check_loading(checks, config)
+    policy, teacher = _check_loading(checks, config)
     checks.run("disk", check_disk, config.run, policy)
     spec = make_spec(task.task_suite, task.task_ids, simulator, num_images=info.num_images if info else 1)
     tasks = checks.make("tasks", check_tasks, find_tasks, spec, task)
-    micro_batch_size = _check_sizes(checks, config, policy, tasks, renderer)
-    observations = checks.make(
+    settled = _settle_sizes(checks, config, policy, tasks, renderer)
+    first = checks.make(
         "first frame",
         check_first_frame,
-        first_observations_apart,
+        first_look_apart,
         spec,
-        task,
-        simulator.simulators,
+        config,
         after=["assets", "versions", "rendering", "tasks"],
     )
-    check_policy(checks, config, policy, observations, micro_batch_size)
+    observations = first.observations if first else None
+    check_policy(checks, config, policy, observations, settled.update.micro_batch_size if settled else None)
+    checks.run("speed", check_speed, policy, teacher, settled, tasks, first, after=["learning"])
     checks.conclude()
 
 
-def _check_loading(checks: Checks, config: TrainConfig) -> Policy | None:
-    """Load the policy and its teacher. Returns the policy."""
+def _check_loading(checks: Checks, config: TrainConfig) -> tuple[Policy | None, Teacher | None]:
+    """Load the policy and its teacher."""
     model = config.model
     suite = config.task.task_suite
     rank = config.update.lora_rank
@@ -97,41 +110,46 @@ def _check_loading(checks: Checks, config: TrainConfig) -> Policy | None:
         "weights", check_weights, load_policy, model, suite, rank, config.run.seed, after=["suite"]
     )
     kl_coef = config.loss.kl_coef
-    checks.make("teacher", check_teacher, load_teacher, policy, model, config.phases, suite, kl_coef)
-    return policy
+    teacher = checks.make(
+        "teacher", check_teacher, load_teacher, policy, model, config.phases, suite, kl_coef
+    )
+    return policy, teacher
 
 
-def _check_sizes(
+def _settle_sizes(
     checks: Checks,
     config: TrainConfig,
     policy: Policy | None,
     tasks: Sequence[TaskInfo] | None,
     renderer: str | None,
-) -> int | None:
-    """Choose the number of simulators, and fit an update into the memory beside them. Returns the micro-batch size."""
+) -> TrainConfig | None:
+    """Choose the number of simulators, and fit an update into the memory beside them. Returns a config with both."""
     device = policy.device if policy else None
     simulators = checks.make(
         "simulators", check_simulators, count_for_training, config, tasks, device, renderer
     )
-    num_envs = simulators.num_envs if simulators else None
-    return checks.make("micro-batch", check_micro_batch, _micro_batch_beside, policy, config, num_envs)
+    simulator = replace(config.simulator, num_envs=simulators.num_envs) if simulators else None
+    num_tasks = len(config.task.task_ids)
+    micro_batch_size = checks.make(
+        "micro-batch", check_micro_batch, fit_micro_batch, policy, config.update, simulator, num_tasks
+    )
+    if simulators is None or micro_batch_size is None:
+        return None
+    return changed(config, num_envs=simulators.num_envs, micro_batch_size=micro_batch_size)
 
 
-def _micro_batch_beside(policy: Policy, config: TrainConfig, num_envs: int) -> int:
-    """The decisions per forward and backward pass that fit into memory beside `num_envs` simulators."""
-    simulator = replace(config.simulator, num_envs=num_envs)
-    return fit_micro_batch(policy, config.update, simulator, len(config.task.task_ids))
+def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool) -> tuple[Observation, Speed]:
+    """Check what a training run was set up with. Raises BadInput for a failure.
 
-
-def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool) -> Observation:
-    """Check what a training run was set up with, and return the first observation. Raises BadInput for a failure."""
+    Returns the first observation, and how fast this machine is.
+    """
     checks.run("looks", check_looks, policy.info, find_pack(config.simulator.assets))
     checks.run("suite", check_suite, policy.info, config.model, config.task.task_suite)
     checks.run("disk", check_disk, config.run, policy)
-    observations = checks.make("first frame", check_first_frame, first_observations, pool, config.task)
-    assert observations is not None  # a failure was raised
-    check_policy(checks, config, policy, observations, config.update.micro_batch_size)
-    return observations.first
+    first = checks.make("first frame", check_first_frame, first_look, pool, config)
+    assert first is not None  # a failure was raised
+    check_policy(checks, config, policy, first.observations, config.update.micro_batch_size)
+    return first.observations.first, measure_speed(policy, first, config)
 
 
 def check_machine(checks: Checks, model: ModelConfig, simulator: SimulatorConfig) -> str | None:
@@ -324,16 +342,17 @@ def check_tasks(tasks: Sequence[TaskInfo]) -> Check:
     return Check("ok", "; ".join(f"{task.task_id} {task.instruction}" for task in tasks))
 
 
-def first_observations_apart(spec: EnvSpec, task: TaskConfig, simulators: str) -> FirstObservations:
-    """The first observations, made in another process, so that a hang or crash of the simulator is a failed check."""
-    pool = make_pool(spec, 1, simulators="ray") if simulators == "ray" else Pool(spec, 1)
+def first_look_apart(spec: EnvSpec, config: TrainConfig) -> FirstLook:
+    """The first look, made in another process, so that a hang or crash of the simulator is a failed check."""
+    on_ray = config.simulator.simulators == "ray"
+    pool = make_pool(spec, 1, simulators="ray") if on_ray else Pool(spec, 1)
     with pool:
-        return first_observations(pool, task)
+        return first_look(pool, config)
 
 
-def check_first_frame(observations: FirstObservations) -> Check:
+def check_first_frame(first: FirstLook) -> Check:
     """Check that no camera's image is empty."""
-    images = observations.first.images
+    images = first.observations.first.images
     contrast = min(float(image.std()) for image in images)
     text = f"{len(images)} camera(s), {images.shape[2]} x {images.shape[1]} pixels, contrast {contrast:.1f}"
     if contrast < MIN_CONTRAST:
@@ -401,3 +420,13 @@ def check_learning(policy: Policy, observation: Observation, micro_batch_size: i
     Raises SelfCheckError or BadInput if not.
     """
     return Check("ok", selfcheck.check_learning(policy, observation, micro_batch_size))
+
+
+def check_speed(
+    policy: Policy, teacher: Teacher, settled: TrainConfig, tasks: Sequence[TaskInfo], first: FirstLook
+) -> Check:
+    """Show how fast this machine is, and how long the run takes on it. `settled`: the config with all its numbers."""
+    speed = measure_speed(policy, first, settled)
+    new_run = TrainerState(ranks=int(os.environ.get("WORLD_SIZE", "1")))
+    cost = estimate_cost(settled, tasks, speed, new_run, is_teacher(policy, teacher.mode))
+    return Check("ok", f"{speed}; this run: {cost}")

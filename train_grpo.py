@@ -80,7 +80,8 @@ def main(argv: Sequence[str]) -> None:
 def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str]) -> None:
     """Set up policy, teacher, simulators and run folder, check them, train. `resume`: the run folder to continue."""
     from experiment import setup
-    from experiment.evaluation import evaluate_and_record
+    from experiment.cost import cost_rows, estimate_cost
+    from experiment.evaluation import evaluate_and_record, is_teacher
     from experiment.report import conclude
     from experiment.simulators import count_for_training
     from experiment.stopping import interruptible, until_the_end
@@ -107,10 +108,12 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
     learner = make_learner(policy, config, ranks, teacher.mode)
 
     with make_pool(spec, simulators.num_envs, policy.prepare, config.simulator.simulators) as pool:
-        observation = check_setup(checks, config, policy, pool)
+        observation, speed = check_setup(checks, config, policy, pool)
         run, state = setup.open_run(config, resume, argv, learner)
         with interruptible(), until_the_end(run):
-            setup.log_setup(config, policy, tasks, teacher, simulators.reason, run.folder, checks.rows())
+            cost = estimate_cost(config, tasks, speed, state, is_teacher(policy, teacher.mode))
+            rows = [("simulators", simulators.reason), *checks.rows(), *cost_rows(speed, cost)]
+            setup.log_setup(config, policy, tasks, teacher, run.folder, rows)
             if resume is None:
                 setup.save_first_files(config, run, learner, state, observation)
             train(config, run, learner, pool, state)

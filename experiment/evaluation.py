@@ -117,7 +117,7 @@ def validate(
     trajectories: dict[str, list[Trajectory]] = {}
     if known_teacher is None:
         trajectories["teacher"] = _play("teacher", policy, pool, config, teacher_mode, ranks, by_teacher=True)
-    if teacher_mode == "greedy" and "teacher" in trajectories and policy.equals_teacher():
+    if "teacher" in trajectories and is_teacher(policy, teacher_mode):
         trajectories["student"] = trajectories["teacher"]
     else:
         trajectories["student"] = _play("student", policy, pool, config, "greedy", ranks)
@@ -133,6 +133,11 @@ def validate(
         student_sampled=successes.get("student_sampled"),
         trajectories=trajectories,
     )
+
+
+def is_teacher(policy: Policy, teacher_mode: TeacherMode) -> bool:
+    """Whether the greedy policy still decides as its teacher does."""
+    return teacher_mode == "greedy" and policy.equals_teacher()
 
 
 def _play(

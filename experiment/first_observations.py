@@ -43,11 +43,15 @@ def first_observations(pool: Pool, task: TaskConfig) -> FirstObservations:
     return FirstObservations(first, others)
 
 
+def first_init_state(task: TaskConfig) -> int | None:
+    """The first initial state of training; None with --train-init-states fresh, where it is drawn."""
+    states = task.train_init_states
+    return states[0] if isinstance(states, tuple) else None
+
+
 def _first_observation(pool: Pool, task: TaskConfig) -> Observation:
     """Reset a simulator to the first task and return its observation. Raises BadInput if the simulator fails."""
-    states = task.train_init_states
-    init_state = states[0] if isinstance(states, tuple) else None
-    pool.reset(0, task.task_ids[0], init_state)
+    pool.reset(0, task.task_ids[0], first_init_state(task))
     ((_, result),) = pool.ready()
     if result.observation is None:
         raise BadInput(

@@ -228,23 +228,18 @@ def log_setup(
     policy: Policy,
     tasks: Sequence[TaskInfo],
     teacher: Teacher,
-    simulators: str,
     folder: Path,
-    checks: Iterable[tuple[str, str]],
+    further_rows: Iterable[tuple[str, str]],
 ) -> None:
-    """Log what is about to run: policy, teacher, tasks, assets, folder, and the rows (name, text) of the checks.
-
-    simulators: how many there are, and why.
-    """
+    """Log what is about to run: policy, teacher, tasks, assets, folder, and further rows (name, text)."""
     update = config.update
     rows = policy.describe()
     rows.append(("update", f"{update.batch_size} decisions a step, {update.micro_batch_size} at a time"))
     rows.append(("teacher", f"{teacher.mode}: {teacher.why}"))
     for task in tasks:
         rows.append((f"task {task.task_id}", f"{task.instruction} (at most {task.max_env_steps} env steps)"))
-    rows.append(("simulators", simulators))
     rows.append(("assets", str(find_pack(config.simulator.assets))))
     rows.append(("run folder", str(folder)))
-    rows.extend(checks)
+    rows.extend(further_rows)
     for name, text in rows:
         log.info("%-14s  %s", name, text)

@@ -91,7 +91,7 @@ def count_simulators(
             limits = [_limit_of_cluster()]
         else:
             free_gpu_gib = _free_gpu_memory(device, renderer)
-            limits = machine_limits(memory, device, usable_cores(), free_gib, free_gpu_gib)
+            limits = machine_limits(memory, device, cores_of_rank(), free_gib, free_gpu_gib)
         limits.append(useful)
         num_envs = max(1, min(limit.num_envs for limit in limits))
         reason = explain(num_envs, limits)
@@ -101,28 +101,32 @@ def count_simulators(
 def machine_limits(
     memory: SimulatorMemory, device: torch.device, cores: int, free_gib: float, free_gpu_gib: float | None
 ) -> list[Limit]:
-    """What the cores and the memory of this machine allow one of its ranks.
+    """What a rank's `cores` and the memory of this machine allow that rank.
 
     A policy on the CPU shares the cores: one more simulator than cores keeps them busy while it decides (measured in
     docs/RESULTS.md). free_gpu_gib: None if the simulators need no GPU memory.
     """
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    each = " for each rank" if ranks_here > 1 else ""
-    cores_of_rank = max(1, cores // ranks_here)
-    main_gib = SHARE_OF_FREE_MEMORY * free_gib / ranks_here
+    each = " for each rank" if ranks_here() > 1 else ""
+    limits = [Limit(cores, f"{cores} core(s){each}")]
     if device.type == "cpu":
-        limits = [
-            Limit(cores_of_rank + 1, f"{cores_of_rank} core(s){each}, and one more while the policy decides")
-        ]
-    else:
-        limits = [Limit(cores_of_rank, f"{cores_of_rank} core(s){each}")]
-    limits.append(
-        Limit(int(main_gib / memory.main), f"half of the free main memory ({main_gib:.1f} GiB{each})")
-    )
+        limits = [Limit(cores + 1, f"{cores} core(s){each}, and one more while the policy decides")]
+    main_gib = SHARE_OF_FREE_MEMORY * free_gib / ranks_here()
+    main_limit = int(main_gib / memory.main)
+    limits.append(Limit(main_limit, f"half of the free main memory ({main_gib:.1f} GiB{each})"))
     if free_gpu_gib is not None:
         gpu_gib = SHARE_OF_FREE_MEMORY * free_gpu_gib
         limits.append(Limit(int(gpu_gib / memory.gpu), f"half of the free GPU memory ({gpu_gib:.1f} GiB)"))
     return limits
+
+
+def ranks_here() -> int:
+    """The number of ranks on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def cores_of_rank() -> int:
+    """The cores of this machine that are one rank's share."""
+    return max(1, usable_cores() // ranks_here())
 
 
 def explain(num_envs: int, limits: Sequence[Limit]) -> str:

@@ -288,7 +288,7 @@ class _Player:
             for attempt in attempts
         ]
         try:
-            with _threads_that_simulators_leave(self.policy, self.pool):
+            with threads_that_simulators_leave(self.policy, self.pool.num_slots):
                 decisions, actions = decide(self.policy, observations, generators, self.behaviour)
         except torch.OutOfMemoryError as error:
             return first_line(error)
@@ -308,14 +308,14 @@ class _Player:
 
 
 @contextlib.contextmanager
-def _threads_that_simulators_leave(policy: Policy, pool: Pool) -> Iterator[None]:
-    """Within this block, torch uses only the CPU cores that the simulators leave free (for a policy on the CPU).
+def threads_that_simulators_leave(policy: Policy, num_envs: int) -> Iterator[None]:
+    """Within this block, torch uses only the CPU cores that `num_envs` simulators leave free (for a policy on the CPU).
 
     torch's threads wait for one another in busy loops, so with more threads than free cores everything becomes slow.
     """
     threads = torch.get_num_threads()
-    if policy.device.type == "cpu" and pool.num_slots > 1:
-        free_cores = usable_cores() - pool.num_slots
+    if policy.device.type == "cpu" and num_envs > 1:
+        free_cores = usable_cores() - num_envs
         torch.set_num_threads(max(1, min(threads, free_cores)))
     try:
         yield

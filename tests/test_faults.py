@@ -35,9 +35,10 @@ from configs.presets import TINY_CHECKPOINT
 from contracts import resolve_pointer
 from envs.tasks import TaskInfo
 from experiment.run_folder import METRICS_FILE, read_metrics
+from experiment.speed import SimulatorSpeed, Speed
 from rl.phases import Teacher
 from rl.update import MAX_UPDATES_WITHOUT_SIGNAL
-from tests.fakes import FakePolicy, FakePool, Script, observation
+from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, observation
 from tests.stored_runs import comparable_metrics
 
 ROOT = Path(__file__).parents[1]
@@ -46,6 +47,7 @@ FLAGS = [
     "--preset", "smoke", "--warmup-steps", "24", "--transition-steps", "24", "--total-steps", "72", "--n-steps", "24",
     "--eval-interval", "48", "--n-epochs", "1", "--batch-size", "3", "--micro-batch-size", "3",
 ]  # fmt: skip
+SPEED = Speed(1, 1, CHUNK_LENGTH, SimulatorSpeed(0.1, 0.01, 0.01), decision_s=0.1, learned_s=0.1)
 FOUND = {"git": {}, "versions": {}, "machine": {"cpus": 1, "gpus": [], "processor": "", "system": ""}}
 
 
@@ -93,7 +95,7 @@ def use_fakes(monkeypatch) -> None:
         check_machine=lambda *_: "a renderer",
         check_simulators=None,
         check_only=lambda *_: None,
-        check_setup=lambda *_: observation(1.0, 2.0, 3.0),
+        check_setup=lambda *_: (observation(1.0, 2.0, 3.0), SPEED),
     )
     monkeypatch.setitem(sys.modules, "preflight", checks)
     fakes = {

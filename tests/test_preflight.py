@@ -25,6 +25,7 @@ from envs.assets import Pack
 from experiment.first_observations import FirstObservations
 from experiment.setup import load_policy
 from experiment.simulators import SimulatorCount
+from experiment.speed import FirstLook, SimulatorSpeed
 from preflight import check_only
 from tests.fakes import FakePolicy, observation
 from tests.small_checkpoint import make_small_checkpoint
@@ -59,7 +60,7 @@ def crash():
 def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(without_head, tmp_path, capsys):
     """On the real simulator."""
     config = changed(TrainConfig(), checkpoint=str(tmp_path), device="cpu", assets="lowpoly")
-    with pytest.raises(BadInput, match=rf"1 of 20 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
+    with pytest.raises(BadInput, match=rf"1 of 21 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
         check_only(config)
     lines = [line for line in capsys.readouterr().out.splitlines() if " s  " in line]
     status = {line[9:23].strip(): line[:9].strip() for line in lines}
@@ -181,10 +182,10 @@ def test_a_trained_token_head_is_needed_unless_an_l1_teacher_warms_up(
 def test_a_camera_that_draws_nothing_is_found():
     images = np.random.default_rng(0).integers(0, 256, size=(2, 8, 8, 3), dtype=np.uint8)
     observation = Observation(images, np.zeros(3), "pick up the bowl")
-    observations = FirstObservations(observation, [])
-    assert preflight.check_first_frame(observations).status == "ok"
+    first = FirstLook(FirstObservations(observation, []), SimulatorSpeed(0.1, 0.01, 0.01))
+    assert preflight.check_first_frame(first).status == "ok"
     images[1] = 30  # even if the other one works
-    check = preflight.check_first_frame(observations)
+    check = preflight.check_first_frame(first)
     assert check.status == "FAILED"
     assert "MUJOCO_GL" in check.text
 

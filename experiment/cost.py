@@ -1,0 +1,110 @@
+"""Estimate how long a run takes, from the speed that was measured at its start."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from configs.config import TrainConfig
+from envs.tasks import TaskInfo
+from experiment.checkpoints import TrainerState
+from experiment.speed import Speed
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds that the rest of a run takes."""
+
+    rollouts_s: float
+    updates_s: float
+    evaluations_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"at most about {duration(self.rollouts_s + self.updates_s + self.evaluations_s)} (rollouts "
+            f"{duration(self.rollouts_s)}, updates {duration(self.updates_s)}, evaluations "
+            f"{duration(self.evaluations_s)})"
+        )
+
+
+def estimate_cost(
+    config: TrainConfig,
+    tasks: Sequence[TaskInfo],
+    speed: Speed,
+    state: TrainerState,
+    student_is_teacher: bool,
+) -> Cost:
+    """The cost of a run from `state` to its last env step.
+
+    Updates and evaluations are upper bounds: as if every decision had an advantage, no epoch were left out, and no
+    episode ended before its step limit. Of a rollout each simulator waits half of an episode's step limit at the end,
+    until the last episode is over. student_is_teacher: the first evaluation plays the two only once, because they are
+    the same policy.
+    """
+    longest = max(task.max_env_steps for task in tasks)
+    env_steps = max(0, config.phases.total_steps - state.global_step)
+    steps_of_rank = env_steps / state.ranks
+    waiting_steps = env_steps / config.rollout.n_steps * speed.num_envs * longest / 2
+    step_s = seconds_per_env_step(speed, speed.simulator.step_s)
+    episodes_of_rank = evaluation_episodes_left(config, state, student_is_teacher) / state.ranks
+    exact_step_s = seconds_per_env_step(speed, speed.simulator.exact_step_s)
+    reset_s = seconds_per_reset(speed)
+    return Cost(
+        rollouts_s=(steps_of_rank + waiting_steps) * step_s + steps_of_rank / longest * reset_s,
+        updates_s=steps_of_rank / speed.chunk_length * config.update.n_epochs * speed.learned_s,
+        evaluations_s=episodes_of_rank * (longest * exact_step_s + reset_s),
+    )
+
+
+def cost_rows(speed: Speed, cost: Cost) -> list[tuple[str, str]]:
+    """Two rows (name, text) for the start of a run."""
+    return [("speed", str(speed)), ("this run", str(cost))]
+
+
+def seconds_per_env_step(speed: Speed, step_s: float) -> float:
+    """Seconds of a rank for an env step, if `step_s` is what a simulator alone takes for one.
+
+    In each round the policy decides for all simulators, then all of them play a chunk at the same time.
+    """
+    round_s = speed.decision_s + speed.chunk_length * step_s * _simulators_per_core(speed)
+    return round_s / (speed.num_envs * speed.chunk_length)
+
+
+def seconds_per_reset(speed: Speed) -> float:
+    """Seconds of a rank for a reset; its simulators reset at the same time."""
+    return speed.simulator.reset_s * _simulators_per_core(speed) / speed.num_envs
+
+
+def _simulators_per_core(speed: Speed) -> float:
+    return max(1.0, speed.num_envs / speed.cores)
+
+
+def evaluation_episodes_left(config: TrainConfig, state: TrainerState, student_is_teacher: bool) -> int:
+    """How many episodes the evaluations of the rest of a run play at most.
+
+    There is one at the first env step, one where the env steps pass a multiple of --eval-interval (but at most one
+    before each rollout), and one at the end. The teacher is played in the first one only.
+    """
+    first_state, end_state = config.task.eval_init_states
+    starts = len(config.task.task_ids) * (end_state - first_state)
+    total_steps = config.phases.total_steps
+    interval = config.evaluation.eval_interval
+    rollouts = math.ceil((total_steps - state.global_step) / config.rollout.n_steps)
+    multiples = (total_steps - 1) // interval - state.global_step // interval
+    evaluations = max(0, min(multiples, rollouts - 1)) + 1
+    is_first = state.evaluated_at is None
+    if is_first and total_steps > state.global_step:
+        evaluations += 1
+    episodes = evaluations * starts * (1 + config.evaluation.eval_trials)
+    return episodes + starts if is_first and not student_is_teacher else episodes
+
+
+def duration(seconds: float) -> str:
+    """A length of time for the reader, to two of its units: 45 s, 12 min, 3 h 20 min."""
+    if seconds < 60:
+        return f"{math.ceil(seconds)} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"

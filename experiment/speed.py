@@ -1,0 +1,175 @@
+"""Measure how fast this machine simulates, decides and learns, in a second or two before a run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from configs.config import TaskConfig, TrainConfig
+from contracts import Observation, first_line
+from envs.env import Physics
+from envs.pool import Pool, make_env
+from experiment.first_observations import FirstObservations, first_init_state, first_observations
+from experiment.simulators import cores_of_rank
+from rl.rollout import threads_that_simulators_leave
+from vla.memory import shrink_batch
+from vla.policy import Policy
+from vla.tokens import FIRST_ACTION_TOKEN
+
+CHUNKS = 3  # chunks of TIMED_ACTIONS actions that a simulator is timed with
+TIMED_ACTIONS = 8
+CALLS = 3  # the fastest of so many calls counts, or of fewer if they take ENOUGH_S seconds
+ENOUGH_S = 1.0
+MOST_LEARNED_ON_CPU = 16  # decisions of the timed pass; more would not be faster per decision, and take long
+
+
+class SimulatorSpeed(NamedTuple):
+    """Seconds that one simulator takes when it has the machine to itself."""
+
+    reset_s: float
+    step_s: float  # an env step in the physics of training, with its share of rendering
+    exact_step_s: float  # an env step in exact physics, which evaluations use
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast one rank simulates, decides and learns."""
+
+    num_envs: int
+    cores: int  # that the rank's simulators share
+    chunk_length: int
+    simulator: SimulatorSpeed
+    decision_s: float  # seconds to decide once for all simulators
+    learned_s: float  # seconds of the forward and backward pass of one decision
+
+    def __str__(self) -> str:
+        exact = f" ({_ms(self.simulator.exact_step_s)} exact)"
+        physics = exact if self.simulator.exact_step_s != self.simulator.step_s else ""
+        return (
+            f"{_ms(self.decision_s)} to decide for {self.num_envs} simulator(s), {_ms(self.learned_s)} to learn from a "
+            f"decision, {_ms(self.simulator.step_s)} an env step of a simulator{physics}"
+        )
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms"
+
+
+class FirstLook(NamedTuple):
+    """Observations of the first task, and how fast its simulator is."""
+
+    observations: FirstObservations
+    simulator: SimulatorSpeed
+
+
+def first_look(pool: Pool, config: TrainConfig) -> FirstLook:
+    """Reset a simulator to the first task, and time it. Raises BadInput if the simulator fails."""
+    observations = first_observations(pool, config.task)
+    return FirstLook(observations, time_simulator(pool, config.task, config.rollout.physics))
+
+
+def measure_speed(policy: Policy, first: FirstLook, config: TrainConfig) -> Speed:
+    """Measure the policy. `config` holds the settled numbers of simulators and of decisions at a time.
+
+    Raises BadInput if a single decision does not fit into GPU memory.
+    """
+    num_envs = int(config.simulator.num_envs)
+    observation = first.observations.first
+    return Speed(
+        num_envs=num_envs,
+        cores=cores_of_rank() if config.simulator.simulators == "processes" else num_envs,
+        chunk_length=policy.chunk_length,
+        simulator=first.simulator,
+        decision_s=time_decision(policy, observation, num_envs, config.model.max_batch),
+        learned_s=time_learning(policy, observation, int(config.update.micro_batch_size)),
+    )
+
+
+def time_simulator(pool: Pool, task: TaskConfig, physics: Physics) -> SimulatorSpeed:
+    """Time the simulator of slot 0, which must have been built by a first reset, on its first task."""
+    reset_s, exact_step_s = _time_episode(pool, task, "exact")
+    step_s = exact_step_s
+    if physics != "exact":
+        _, step_s = _time_episode(pool, task, physics)
+    return SimulatorSpeed(reset_s, step_s, exact_step_s)
+
+
+def _time_episode(pool: Pool, task: TaskConfig, physics: Physics) -> tuple[float, float]:
+    """Seconds of a reset, and of an env step of the following chunks, in which the robot stands still."""
+    task_id = task.task_ids[0]
+    actions = np.zeros((TIMED_ACTIONS, make_env(pool.spec, task_id).action_dim))
+    started = time.perf_counter()
+    pool.reset(0, task_id, first_init_state(task), physics=physics)
+    ((_, result),) = pool.ready()
+    begun = time.perf_counter()
+    for _ in range(CHUNKS):
+        if result.done:
+            break
+        pool.step(0, actions)
+        ((_, result),) = pool.ready()
+    ended = time.perf_counter()
+    return begun - started, (ended - begun) / max(1, result.env_steps)
+
+
+def time_decision(
+    policy: Policy, observation: Observation, num_envs: int, max_batch: int | None = None
+) -> float:
+    """Seconds to decide once for each of `num_envs` simulators, at most `max_batch` at once."""
+
+    def decide(batch_size: int) -> None:
+        policy.act([observation] * batch_size)
+
+    with threads_that_simulators_leave(policy, num_envs):
+        batch_size, seconds = _time(policy, decide, min(num_envs, max_batch or num_envs), is_update=False)
+    return math.ceil(num_envs / batch_size) * seconds
+
+
+def time_learning(policy: Policy, observation: Observation, micro_batch_size: int) -> float:
+    """Seconds of a forward and backward pass for each of its decisions. The parameters do not change."""
+    parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
+
+    def learn(batch_size: int) -> None:
+        logits = policy.chunk_logits([observation] * batch_size)
+        tokens = logits.argmax(-1).cpu() + FIRST_ACTION_TOKEN
+        policy.token_logprobs(logits, tokens, 1.0).mean().backward()
+        if policy.device.type == "cuda":
+            torch.cuda.synchronize(policy.device)
+        for parameter in parameters:
+            parameter.grad = None
+
+    if policy.device.type == "cpu":
+        micro_batch_size = min(micro_batch_size, MOST_LEARNED_ON_CPU)
+    batch_size, seconds = _time(policy, learn, micro_batch_size, is_update=True)
+    return seconds / batch_size
+
+
+def _time(
+    policy: Policy, compute: Callable[[int], None], batch_size: int, is_update: bool
+) -> tuple[int, float]:
+    """Time compute(batch_size), with a smaller batch if memory runs out. Returns the batch size and the seconds."""
+    while True:
+        try:
+            return batch_size, _fastest(policy.device, partial(compute, batch_size))
+        except torch.OutOfMemoryError as error:
+            reason = first_line(error)
+        # This stands outside the handler, because the exception keeps the failed pass's tensors alive.
+        batch_size = shrink_batch(policy, batch_size, reason, is_update)
+
+
+def _fastest(device: torch.device, call: Callable[[], None]) -> float:
+    """Seconds of the fastest call. On a GPU the first one is left out, because it records a CUDA graph."""
+    if device.type == "cuda":
+        call()
+    durations: list[float] = []
+    while len(durations) < CALLS and sum(durations) < ENOUGH_S:
+        started = time.perf_counter()
+        call()
+        durations.append(time.perf_counter() - started)
+    return min(durations)

@@ -1,0 +1,135 @@
+"""What a run costs: arithmetic on measured speeds, and a measurement that leaves the policy as it was."""
+
+import pytest
+import torch
+
+from configs.config import TaskConfig, TrainConfig, changed
+from envs.env import EnvSpec
+from envs.tasks import TaskInfo
+from experiment.checkpoints import TrainerState
+from experiment.cost import Cost, duration, estimate_cost, evaluation_episodes_left
+from experiment.speed import SimulatorSpeed, Speed, time_decision, time_learning, time_simulator
+from tests.fakes import FakePolicy, FakePool, Script, observation
+
+TASKS = [TaskInfo(0, "", "", max_env_steps=100, num_init_states=50)]
+# 1 s for a round of 4 simulators that play 8 env steps each: 0.2 s to decide, then 8 steps of 0.1 s.
+SPEED = Speed(
+    num_envs=4,
+    cores=4,
+    chunk_length=8,
+    simulator=SimulatorSpeed(reset_s=2.0, step_s=0.1, exact_step_s=0.2),
+    decision_s=0.2,
+    learned_s=0.5,
+)
+CONFIG = changed(
+    TrainConfig(),
+    total_steps=32_000,
+    n_steps=1_000,
+    n_epochs=3,
+    eval_init_states=(40, 50),
+    eval_trials=1,
+    eval_interval=10_000,
+)
+
+
+def with_cores(cores: int) -> Speed:
+    return Speed(4, cores, 8, SPEED.simulator, SPEED.decision_s, SPEED.learned_s)
+
+
+def test_the_cost_follows_from_the_speed():
+    cost = estimate_cost(CONFIG, TASKS, SPEED, TrainerState(), student_is_teacher=False)
+    # 1,000 rounds of 32 env steps; 32 times 4 simulators wait for 50 of them; 320 resets, 4 at a time.
+    assert cost.rollouts_s == pytest.approx(1_000 + 32 * 50 / 8 + 320 * 2 / 4)
+    assert cost.updates_s == pytest.approx(4_000 * 3 * 0.5)
+    # Five evaluations of 20 episodes and once 10 of the teacher; a round takes 1.8 s in exact physics.
+    assert cost.evaluations_s == pytest.approx(110 * (100 / 32 * 1.8 + 2 / 4))
+
+
+def test_simulators_beyond_the_cores_take_turns_but_learning_does_not():
+    alone = estimate_cost(CONFIG, TASKS, SPEED, TrainerState(), student_is_teacher=False)
+    shared = estimate_cost(CONFIG, TASKS, with_cores(2), TrainerState(), student_is_teacher=False)
+    assert shared.updates_s == alone.updates_s
+    assert shared.rollouts_s == pytest.approx(1.8 * (1_000 + 32 * 50 / 8) + 2 * 320 * 2 / 4)
+    assert estimate_cost(CONFIG, TASKS, with_cores(64), TrainerState(), student_is_teacher=False) == alone
+
+
+def test_ranks_divide_the_work_but_each_waits_at_the_end_of_a_rollout():
+    two = estimate_cost(CONFIG, TASKS, SPEED, TrainerState(ranks=2), student_is_teacher=False)
+    assert two.rollouts_s == pytest.approx((1_000 + 320 * 2 / 4) / 2 + 32 * 50 / 8)
+    assert two.updates_s == pytest.approx(4_000 * 3 * 0.5 / 2)
+
+
+def test_a_resumed_run_costs_what_is_left_of_it():
+    state = TrainerState(global_step=16_000, evaluated_at=10_000)
+    rest = estimate_cost(CONFIG, TASKS, SPEED, state, student_is_teacher=False)
+    whole = estimate_cost(CONFIG, TASKS, SPEED, TrainerState(), student_is_teacher=False)
+    assert rest.rollouts_s == pytest.approx(whole.rollouts_s / 2)
+    assert rest.updates_s == pytest.approx(whole.updates_s / 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "state", "student_is_teacher", "episodes"),
+    [
+        ({}, TrainerState(), False, 5 * 20 + 10),  # at 0, 10,000, 20,000, 30,000 and 32,000 env steps
+        ({}, TrainerState(), True, 5 * 20),
+        ({"eval_trials": 0}, TrainerState(), True, 5 * 10),
+        ({"task_ids": (0, 1)}, TrainerState(), True, 5 * 40),
+        ({"eval_interval": 32_000}, TrainerState(), True, 2 * 20),
+        (
+            {"eval_interval": 1},
+            TrainerState(),
+            True,
+            33 * 20,
+        ),  # one before each of 32 rollouts, one at the end
+        ({"total_steps": 0}, TrainerState(), False, 20 + 10),
+        ({}, TrainerState(global_step=16_000, evaluated_at=10_000), False, 3 * 20),
+        ({}, TrainerState(global_step=33_000, evaluated_at=33_000), False, 20),
+    ],
+)
+def test_evaluations_are_counted(settings, state, student_is_teacher, episodes):
+    assert evaluation_episodes_left(changed(CONFIG, **settings), state, student_is_teacher) == episodes
+
+
+def test_the_sentence_names_the_whole_and_its_parts():
+    assert str(Cost(rollouts_s=2_400, updates_s=4_800, evaluations_s=600)) == (
+        "at most about 2 h 10 min (rollouts 40 min, updates 1 h 20 min, evaluations 10 min)"
+    )
+    assert [duration(seconds) for seconds in (0, 0.2, 59, 60, 3_580, 7_300)] == [
+        "0 s", "1 s", "59 s", "1 min", "1 h 0 min", "2 h 2 min",
+    ]  # fmt: skip
+
+
+def test_measuring_decides_for_all_simulators_and_leaves_the_policy_as_it_was():
+    policy = FakePolicy(adapter_scale=0.1)
+    before = [parameter.detach().clone() for parameter in policy.parameters()]
+    time_decision(policy, observation(1.0, 2.0, 3.0), num_envs=6)
+    time_decision(policy, observation(1.0, 2.0, 3.0), num_envs=6, max_batch=4)
+    assert {batch_size for _, batch_size in policy.modes} == {6, 4}
+    time_learning(policy, observation(1.0, 2.0, 3.0), micro_batch_size=5)
+    assert policy.rows_run % 5 == 0
+    assert all(map(torch.equal, policy.parameters(), before))
+    assert all(parameter.grad is None for parameter in policy.parameters())
+
+
+def test_a_batch_that_does_not_fit_is_timed_in_parts(monkeypatch):
+    policy = FakePolicy()
+    act = policy.act
+
+    def out_of_memory_above_two(observations):
+        if len(observations) > 2:
+            raise torch.OutOfMemoryError
+        return act(observations)
+
+    monkeypatch.setattr(policy, "act", out_of_memory_above_two)
+    time_decision(policy, observation(1.0, 2.0, 3.0), num_envs=8)
+    assert {batch_size for _, batch_size in policy.modes} == {2}
+
+
+def test_a_simulator_is_timed_in_the_physics_of_training_and_of_evaluation_even_if_its_episode_ends_soon():
+    pool = FakePool(lambda *_: Script(env_steps=12))
+    pool.spec = EnvSpec("libero_spatial", (0,))
+    speed = time_simulator(pool, TaskConfig(), "fast")
+    assert pool.physics == ["exact", "fast"]
+    assert min(speed) > 0
+    assert time_simulator(pool, TaskConfig(), "exact").step_s > 0
+    assert pool.physics == ["exact", "fast", "exact"]
