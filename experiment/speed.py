@@ -27,7 +27,9 @@ CHUNKS = 3  # chunks of TIMED_ACTIONS actions that a simulator is timed with
 TIMED_ACTIONS = 8
 CALLS = 3  # the fastest of so many calls counts, or of fewer if they take ENOUGH_S seconds
 ENOUGH_S = 1.0
-MOST_LEARNED_ON_CPU = 16  # decisions of the timed pass; more would not be faster per decision, and take long
+ONE_BY_ONE_S = (
+    2.0  # on a CPU a timed pass learns from as many decisions as would take so many seconds one by one
+)
 
 
 class SimulatorSpeed(NamedTuple):
@@ -144,8 +146,9 @@ def time_learning(policy: Policy, observation: Observation, micro_batch_size: in
         for parameter in parameters:
             parameter.grad = None
 
-    if policy.device.type == "cpu":
-        micro_batch_size = min(micro_batch_size, MOST_LEARNED_ON_CPU)
+    if policy.device.type == "cpu":  # a large network would take minutes, and all of the memory
+        _, single_s = _time(policy, learn, 1, is_update=True)
+        micro_batch_size = min(micro_batch_size, max(1, int(ONE_BY_ONE_S / single_s)))
     batch_size, seconds = _time(policy, learn, micro_batch_size, is_update=True)
     return seconds / batch_size
 

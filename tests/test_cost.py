@@ -105,8 +105,7 @@ def test_measuring_decides_for_all_simulators_and_leaves_the_policy_as_it_was():
     time_decision(policy, observation(1.0, 2.0, 3.0), num_envs=6)
     time_decision(policy, observation(1.0, 2.0, 3.0), num_envs=6, max_batch=4)
     assert {batch_size for _, batch_size in policy.modes} == {6, 4}
-    time_learning(policy, observation(1.0, 2.0, 3.0), micro_batch_size=5)
-    assert policy.rows_run % 5 == 0
+    assert time_learning(policy, observation(1.0, 2.0, 3.0), micro_batch_size=2) > 0
     assert all(map(torch.equal, policy.parameters(), before))
     assert all(parameter.grad is None for parameter in policy.parameters())
 
