@@ -43,6 +43,7 @@ from experiment.results import (
     save_results,
 )
 from experiment.results_table import comparison_table, perturbation_table, results_table
+from experiment.statistics import count_successes
 from experiment.terminal import progress_bar
 
 if TYPE_CHECKING:  # these take seconds to import, and neither --help nor messages about flags need them
@@ -114,6 +115,7 @@ def print_results(config: EvalConfig, results: Results, plan: Plan, before: Resu
     """Print the tables of success rates, and draw success by perturbation if there are perturbations."""
     print(*results_table(results, plan), sep="\n")
     print_trained_states(str(config.model.checkpoint), plan)
+    print_reported(config, results, plan)
     if before is not None:
         print(f"\nbefore: {before.settings['checkpoint']} ({before.settings['mode']}), {before.path}")
         print(*comparison_table(before, results, plan), sep="\n")
@@ -142,6 +144,27 @@ def print_trained_states(checkpoint: str, plan: Plan) -> None:
             f"{len(trained)} of {len(plan.keys)} episodes start from initial states that {checkpoint} was trained on: "
             "for held-out success leave them out with --first-init-state and --trials"
         )
+
+
+def print_reported(config: EvalConfig, results: Results, plan: Plan) -> None:
+    """Print how the success on each suite compares with what others report for the checkpoint, if they do."""
+    from experiment.reported import compare_with_reports
+
+    simulator = config.simulator
+    if simulator.bddl_file is not None or simulator.max_env_steps is not None:
+        return
+    settings = results.settings
+    for suite, tasks in plan.tasks.items():
+        comparison = compare_with_reports(
+            settings["checkpoint"],
+            suite,
+            [task.task_id for task in tasks],
+            settings["mode"],
+            count_successes(results.outcomes(suite).values()),
+            settings["assets"],
+        )
+        if comparison is not None:
+            print(comparison.sentence)
 
 
 def play(config: EvalConfig, plan: Plan, out: Path, other_results: Results | None) -> Results:

@@ -14,6 +14,7 @@ from statistics import median
 from benchmarks.data_parallel import measure_rates
 from command_line import main_guard
 from contracts import BadInput, read_json
+from experiment.reported import REPORTS, describe_reports, hub_id_of
 from experiment.results import EpisodeKey, Results, read_results
 from experiment.run_folder import MetricsRow
 from experiment.statistics import compare, count_successes
@@ -51,9 +52,6 @@ STEPS = {
     "run": "the default run",
     "end": "the end, greedy, paired with the start",
 }
-# What others report for the default checkpoint (README, "Train OpenVLA-OFT on a GPU of 24 GB").
-PUBLISHED_CHECKPOINT = "Haozhan72/Openvla-oft-SFT-libero-spatial-traj1"
-PUBLISHED = "about 88 % on this task (one user); 64 % (SimpleVLA-RL) and 57 % (RLinf) on the whole suite"
 
 
 def write_page(folder: Path) -> str:
@@ -105,7 +103,7 @@ def policy_name(results: Results | None) -> str:
     if results is None:
         return "checkpoint not evaluated"
     checkpoint = results.settings["checkpoint"]
-    return checkpoint if checkpoint == PUBLISHED_CHECKPOINT else Path(checkpoint).name
+    return hub_id_of(checkpoint) or Path(checkpoint).name
 
 
 def gpu_name(machine: dict) -> str:
@@ -184,8 +182,11 @@ def success_section(start: Results, end: Results | None, folder: Path) -> str:
     """Greedy success of the start beside what others report, and of the end, on the same initial states."""
     before = count_successes(start.outcomes().values())
     lines = [f"Start ({start.settings['mode']}): {before}."]
-    if policy_name(start) == PUBLISHED_CHECKPOINT:
-        lines[0] += f" Reported by others: {PUBLISHED}."
+    hub_id = hub_id_of(start.settings["checkpoint"])
+    first = min(start.episodes)  # all are of one task
+    if hub_id is not None and (hub_id, first.task_suite) in REPORTS:
+        reported = describe_reports(hub_id, first.task_suite, [first.task_id])
+        lines[0] += f" Reported by others: {reported}."
     if end is not None:
         lines.append(f"End ({end.settings['mode']}), the run's last checkpoint: {end_text(start, end)}.")
         lines.append(held_out_text(start, end, read_training(folder)))

@@ -11,6 +11,7 @@ from configs.config import TrainConfig
 from contracts import BadInput, first_line, write_json
 from experiment.checkpoints import TrainerState, mark_best
 from experiment.metrics import success_rates
+from experiment.reported import compare_with_reports
 from experiment.run_folder import Run, outcomes_path
 from experiment.statistics import Successes, count_successes
 from experiment.terminal import progress_bar
@@ -198,6 +199,7 @@ def evaluate_and_record(
     if learner.ranks.is_main:
         write_evaluation(run, state.global_step, validation)
     if state.evaluated_at is None:
+        compare_start(config, learner, validation)
         check_baseline(config, validation)
     state.evaluated_at = state.global_step
     state.teacher_k = validation.teacher.k
@@ -205,6 +207,28 @@ def evaluate_and_record(
     lower_bound, _ = validation.student.interval
     if config.evaluation.best_by == "evaluation" and state.improves(lower_bound):
         mark_best(run.checkpoints, learner, state, validation.metrics())
+
+
+def compare_start(config: TrainConfig, learner: Learner, validation: Validation) -> None:
+    """Log how the checkpoint's success compares with what others report for it, if they do and it was played so.
+
+    The teacher of the first evaluation is the checkpoint as it was downloaded, unless --teacher names another policy.
+    """
+    task = config.task
+    simulator = config.simulator
+    is_changed = simulator.bddl_file is not None or simulator.max_env_steps is not None
+    if is_changed or config.phases.teacher_checkpoint is not None:
+        return
+    comparison = compare_with_reports(
+        str(config.model.checkpoint),
+        task.task_suite,
+        task.task_ids,
+        learner.teacher_mode,
+        validation.teacher,
+        assets=simulator.assets,
+    )
+    if comparison is not None:
+        log.log(logging.WARNING if comparison.is_below else logging.INFO, "%s", comparison.sentence)
 
 
 def check_baseline(config: TrainConfig, validation: Validation) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from configs.config import EvaluationConfig, PhaseConfig, RunConfig, TaskConfig, TrainConfig
+from configs.config import EvaluationConfig, PhaseConfig, RunConfig, TaskConfig, TrainConfig, changed
+from configs.presets import PUBLIC_CHECKPOINTS
 from contracts import BadInput, resolve_pointer
 from experiment.checkpoints import TrainerState, save_checkpoint
 from experiment.evaluation import (
@@ -113,12 +114,19 @@ def run(tmp_path) -> Iterator[Run]:
     run.close()
 
 
-def evaluate_at(step: int, run: Run, learner: Learner, state: TrainerState, successes: int) -> None:
+def evaluate_at(
+    step: int,
+    run: Run,
+    learner: Learner,
+    state: TrainerState,
+    successes: int,
+    config: TrainConfig = CONFIG,
+) -> None:
     """Save a checkpoint and evaluate where `successes` of the ten held-out states succeed."""
     state.global_step = step
     save_checkpoint(run.checkpoints, learner, state, keep=9)
     pool = FakePool(lambda _, init_state: Script(8, success=init_state < 40 + successes))
-    evaluate_and_record(CONFIG, run, learner, pool, state)
+    evaluate_and_record(config, run, learner, pool, state)
 
 
 @pytest.mark.parametrize(
@@ -210,6 +218,28 @@ def test_pure_rl_is_stopped_by_a_hopeless_student_and_warned_of_one_that_nearly_
     assert not caplog.messages
     check(pure_rl, teacher=9, sampled=10)
     assert "10/10" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("successes", "settings", "level"),
+    [
+        (2, {}, "WARNING"),
+        (9, {}, "INFO"),
+        (2, {"teacher": "another/policy"}, None),
+        (2, {"max_env_steps": 100}, None),
+        (2, {"checkpoint": "owner/policy"}, None),
+    ],
+)
+def test_only_the_first_evaluation_is_compared_with_what_others_report(
+    run, learner, caplog, successes, settings, level
+):
+    caplog.set_level("INFO")
+    config = changed(CONFIG, **{"checkpoint": PUBLIC_CHECKPOINTS["libero_spatial"], **settings})
+    state = TrainerState()
+    for step in (0, 100):
+        evaluate_at(step, run, learner, state, successes, config)
+    lines = [record.levelname for record in caplog.records if "others report" in record.getMessage()]
+    assert lines == ([] if level is None else [level])
 
 
 # files
