@@ -274,8 +274,8 @@ def play_suite(
 
 def choose_num_envs(simulator: SimulatorConfig, spec: EnvSpec, policy: Policy, num_episodes: int) -> int:
     """The number of --num-envs. `auto` is replaced by as many as are of use, and printed with the reason."""
+    from experiment.machine_checks import find_renderer_apart
     from experiment.simulators import Limit, count_simulators
-    from preflight import find_renderer_apart
 
     if simulator.num_envs != "auto":
         return simulator.num_envs

@@ -8,32 +8,23 @@ on with the checks that do not need what has failed.
 from __future__ import annotations
 
 import os
-import platform
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
-
-import torch
 
 from configs.config import (
     ModelConfig,
     PhaseConfig,
-    RunConfig,
-    SimulatorConfig,
     TaskConfig,
     TrainConfig,
     changed,
 )
-from contracts import BadInput, Observation, first_line
+from contracts import Observation
 from envs.assets import Pack, find_pack
 from envs.env import EnvSpec
 from envs.pool import Pool, make_pool
-from envs.rendering import REPAIR, check_versions, find_renderer, renders_in_software, simulator_versions
 from envs.tasks import TaskInfo
-from envs.worker import NoAnswer, ask
 from experiment.checklist import Check, Checks
 from experiment.checkpoints import TrainerState
 from experiment.cost import estimate_cost
@@ -42,6 +33,7 @@ from experiment.first_observations import (
     FirstObservations,
     instruction_of_another_task,
 )
+from experiment.machine_checks import check_disk, check_machine, check_simulators
 from experiment.setup import (
     choose_looks,
     find_checkpoint,
@@ -51,7 +43,7 @@ from experiment.setup import (
     load_teacher,
     make_spec,
 )
-from experiment.simulators import SimulatorCount, count_for_training
+from experiment.simulators import count_for_training
 from experiment.speed import FirstLook, Speed, first_look, measure_speed
 from rl import selfcheck
 from rl.phases import Teacher, phase_at
@@ -59,15 +51,12 @@ from rl.sensitivity import decision_changes
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo
 from vla.dataset_statistics import select_key, suites_named
-from vla.device import GIB, choose_device
 from vla.policy import Policy
 
 # Nats a token by which another image must move the first decision of a policy that looks. Policies that looked had 0.5
 # and more, one that did not 0.002 and less (docs/LOG.md).
 SMALLEST_IMAGE_EFFECT = 0.05
 MIN_CONTRAST = 5.0  # least standard deviation of a frame's pixel values (0 to 255); in an empty frame it is 0
-COPIES_IN_CHECKPOINT = 3  # float32 numbers for each trained one: itself and AdamW's two moments
-RESERVE_GIB = 0.5  # GiB of disk for videos, records and the report
 
 
 def check_only(config: TrainConfig) -> None:
@@ -152,16 +141,6 @@ def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool)
     return first.observations.first, measure_speed(policy, first, config)
 
 
-def check_machine(checks: Checks, model: ModelConfig, simulator: SimulatorConfig) -> str | None:
-    """Check the machine: packages, GPU, renderer and Ray. Returns the renderer's name, or None if that check failed."""
-    checks.run("versions", check_installed)
-    checks.run("device", check_device, model)
-    renderer = checks.make("rendering", check_renderer, find_renderer_apart)
-    if simulator.simulators == "ray":
-        checks.run("ray", check_ray)
-    return renderer
-
-
 def check_policy(
     checks: Checks,
     config: TrainConfig,
@@ -185,86 +164,6 @@ def check_policy(
     checks.run("eyes", check_eyes, policy, observations, config.task)
     checks.run("log-probs", check_log_probs, policy, any_observation, config.rollout.temperature)
     checks.run("learning", check_learning, policy, any_observation, micro_batch_size)
-
-
-# The machine.
-
-
-def check_installed() -> Check:
-    """Show the versions of packages that affect results. Raises BadInput for simulator versions that change LIBERO."""
-    versions = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": version("transformers"),
-        **simulator_versions(),
-    }
-    text = ", ".join(f"{package} {installed}" for package, installed in versions.items())
-    caution = check_versions()
-    return Check("warning", f"{text}: {caution}") if caution else Check("ok", text)
-
-
-def check_device(model: ModelConfig) -> Check:
-    """Show the device and its memory. Fails on a GPU that this torch cannot use."""
-    device = choose_device(model.device, base_and_adapter(str(model.checkpoint), None)[0])
-    if device.type != "cuda":
-        return Check("ok", f"CPU, {torch.get_num_threads()} thread(s)")
-    name = torch.cuda.get_device_name(device)
-    try:
-        torch.ones(2, device=device).sum().item()
-    except RuntimeError as error:
-        repair = "see nvidia-smi; if this torch does not support it, run: pip install --upgrade torch torchvision timm"
-        return Check("FAILED", f"{name} does not compute ({first_line(error)}): {repair}")
-    return Check("ok", f"{name}, {torch.cuda.get_device_properties(device).total_memory / GIB:.0f} GiB")
-
-
-def find_renderer_apart() -> str:
-    """The name of the renderer, found by drawing a frame in another process. Raises BadInput if none can be drawn."""
-    try:
-        return ask(find_renderer)
-    except NoAnswer as reason:
-        raise BadInput(f"no frame can be rendered ({reason}); {REPAIR}") from None
-
-
-def check_renderer(renderer: str) -> Check:
-    """Warn of slow rendering in software on a machine with a GPU."""
-    if renders_in_software(renderer) and torch.cuda.is_available():
-        slow = "renders on the CPU, slowly, although there is a GPU: run `unset MUJOCO_GL PYOPENGL_PLATFORM`"
-        return Check("warning", f"{renderer} {slow}; {REPAIR}")
-    return Check("ok", renderer)
-
-
-def check_ray() -> Check:
-    """Join the Ray cluster and show what it has. Raises BadInput if there is none."""
-    from envs.ray_workers import connect  # it imports ray, which is optional
-
-    return Check("ok", connect())
-
-
-def check_simulators(simulators: SimulatorCount) -> Check:
-    """Show how many simulators there are and why; warn if they will need more main memory than is free."""
-    if simulators.free_gib < simulators.needed_gib:
-        return Check(
-            "warning",
-            f"{simulators.reason}; they need about {simulators.needed_gib:.1f} GiB of main memory, "
-            f"{simulators.free_gib:.1f} GiB are free: lower --num-envs or --kept-tasks",
-        )
-    return Check("ok", simulators.reason)
-
-
-def check_disk(run: RunConfig, policy: Policy) -> Check:
-    """Check that the checkpoints that a run keeps fit on the disk."""
-    output = Path(run.output).absolute()
-    existing_folder = next(folder for folder in (output, *output.parents) if folder.is_dir())
-    free = shutil.disk_usage(existing_folder).free / GIB
-    trained = sum(parameter.numel() for _, parameter in policy.named_trainable_parameters())
-    checkpoints = run.keep_checkpoints + 2  # `best`, and one that is being written
-    needed = 4 * trained * COPIES_IN_CHECKPOINT * checkpoints / GIB + RESERVE_GIB
-    text = f"{free:.1f} GiB are free in {output}, {checkpoints} checkpoints and records need {needed:.1f} GiB"
-    if free < needed:
-        return Check(
-            "FAILED", f"{text}: name a folder on another disk with --output, or lower --keep-checkpoints"
-        )
-    return Check("ok", text)
 
 
 # The checkpoint and what it is used for.

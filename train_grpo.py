@@ -82,10 +82,11 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
     from experiment import setup
     from experiment.cost import cost_rows, estimate_cost
     from experiment.evaluation import evaluate_and_record, is_teacher
+    from experiment.machine_checks import check_machine, check_simulators
     from experiment.report import conclude
     from experiment.simulators import count_for_training
     from experiment.stopping import interruptible, until_the_end
-    from preflight import Checks, check_machine, check_setup, check_simulators
+    from preflight import Checks, check_setup
     from rl.ranks import join_ranks
     from rl.update import make_learner
 

@@ -1,6 +1,7 @@
 """Set up a run: its assets, policy, teacher, tasks, micro-batch and folder, each made by one function.
 
-A function here raises BadInput only if it cannot make its value. All other checks are in preflight.py.
+A function here raises BadInput only if it cannot make its value. All other checks are in preflight.py and
+machine_checks.py.
 """
 
 from __future__ import annotations

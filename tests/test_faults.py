@@ -26,6 +26,7 @@ import torch
 
 import experiment.checkpoints
 import experiment.evaluation
+import experiment.machine_checks
 import experiment.report
 import experiment.run_folder
 import experiment.setup
@@ -92,12 +93,11 @@ def use_fakes(monkeypatch) -> None:
     """Let train_grpo.py run on a policy of a few hundred numbers and scripted episodes."""
     checks = SimpleNamespace(
         Checks=lambda: SimpleNamespace(rows=list, run=lambda *_: None),
-        check_machine=lambda *_: "a renderer",
-        check_simulators=None,
         check_only=lambda *_: None,
         check_setup=lambda *_: (observation(1.0, 2.0, 3.0), SPEED),
     )
     monkeypatch.setitem(sys.modules, "preflight", checks)
+    monkeypatch.setattr(experiment.machine_checks, "check_machine", lambda *_: "a renderer")
     fakes = {
         "choose_looks": lambda *_: "lowpoly",
         "load_policy": lambda *_: FakePolicy(adapter_scale=0.1),

@@ -22,6 +22,7 @@ from configs.config import (
 )
 from contracts import BadInput, Observation
 from envs.assets import Pack
+from experiment import machine_checks
 from experiment.first_observations import FirstObservations
 from experiment.setup import load_policy
 from experiment.simulators import SimulatorCount
@@ -80,16 +81,16 @@ def test_software_that_renders_beside_a_gpu_is_a_warning(monkeypatch):
         (False, "OSMesa: llvmpipe (Mesa)", "ok"),
     ):
         monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
-        check = preflight.check_renderer(renderer)
+        check = machine_checks.check_renderer(renderer)
         assert check.status == status
         assert renderer in check.text
         assert ("MUJOCO_GL" in check.text) is (status == "warning")
 
 
 def test_a_machine_that_cannot_render_is_told_what_to_install(monkeypatch):
-    monkeypatch.setattr(preflight, "find_renderer", crash)
+    monkeypatch.setattr(machine_checks, "find_renderer", crash)
     with pytest.raises(BadInput, match=r"no frame can be rendered .*apt-get install"):
-        preflight.find_renderer_apart()
+        machine_checks.find_renderer_apart()
 
 
 def test_a_disk_that_is_too_small_is_found_before_the_run(monkeypatch, tmp_path):
@@ -99,18 +100,19 @@ def test_a_disk_that_is_too_small_is_found_before_the_run(monkeypatch, tmp_path)
     # Three kept, the best, one being written: float32 and two moments each.
     needed = 5 * 12 * trained + GIB // 2
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed + 1))
-    assert preflight.check_disk(run, policy).status == "ok"
+    assert machine_checks.check_disk(run, policy).status == "ok"
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed - 1))
-    check = preflight.check_disk(run, policy)
+    check = machine_checks.check_disk(run, policy)
     assert check.status == "FAILED"
     assert "--output" in check.text
 
 
 def test_simulators_that_do_not_fit_into_main_memory_are_a_warning():
     assert (
-        preflight.check_simulators(SimulatorCount(4, "4 cores", needed_gib=4.8, free_gib=5.0)).status == "ok"
+        machine_checks.check_simulators(SimulatorCount(4, "4 cores", needed_gib=4.8, free_gib=5.0)).status
+        == "ok"
     )
-    check = preflight.check_simulators(SimulatorCount(8, "--num-envs", needed_gib=9.6, free_gib=5.0))
+    check = machine_checks.check_simulators(SimulatorCount(8, "--num-envs", needed_gib=9.6, free_gib=5.0))
     assert check.status == "warning"
     assert "--num-envs" in check.text
 

@@ -1,0 +1,110 @@
+"""Check the machine of a run: packages, GPU, renderer, Ray, main memory and disk."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from configs.config import ModelConfig, RunConfig, SimulatorConfig
+from contracts import BadInput, first_line
+from envs.rendering import REPAIR, check_versions, find_renderer, renders_in_software, simulator_versions
+from envs.worker import NoAnswer, ask
+from experiment.checklist import Check, Checks
+from experiment.simulators import SimulatorCount
+from vla.adapter_folder import base_and_adapter
+from vla.device import GIB, choose_device
+from vla.policy import Policy
+
+COPIES_IN_CHECKPOINT = 3  # float32 numbers for each trained one: itself and AdamW's two moments
+RESERVE_GIB = 0.5  # GiB of disk for videos, records and the report
+
+
+def check_machine(checks: Checks, model: ModelConfig, simulator: SimulatorConfig) -> str | None:
+    """Check the machine: packages, GPU, renderer and Ray. Returns the renderer's name, or None if that check failed."""
+    checks.run("versions", check_installed)
+    checks.run("device", check_device, model)
+    renderer = checks.make("rendering", check_renderer, find_renderer_apart)
+    if simulator.simulators == "ray":
+        checks.run("ray", check_ray)
+    return renderer
+
+
+def check_installed() -> Check:
+    """Show the versions of packages that affect results. Raises BadInput for simulator versions that change LIBERO."""
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": version("transformers"),
+        **simulator_versions(),
+    }
+    text = ", ".join(f"{package} {installed}" for package, installed in versions.items())
+    caution = check_versions()
+    return Check("warning", f"{text}: {caution}") if caution else Check("ok", text)
+
+
+def check_device(model: ModelConfig) -> Check:
+    """Show the device and its memory. Fails on a GPU that this torch cannot use."""
+    device = choose_device(model.device, base_and_adapter(str(model.checkpoint), None)[0])
+    if device.type != "cuda":
+        return Check("ok", f"CPU, {torch.get_num_threads()} thread(s)")
+    name = torch.cuda.get_device_name(device)
+    try:
+        torch.ones(2, device=device).sum().item()
+    except RuntimeError as error:
+        repair = "see nvidia-smi; if this torch does not support it, run: pip install --upgrade torch torchvision timm"
+        return Check("FAILED", f"{name} does not compute ({first_line(error)}): {repair}")
+    return Check("ok", f"{name}, {torch.cuda.get_device_properties(device).total_memory / GIB:.0f} GiB")
+
+
+def find_renderer_apart() -> str:
+    """The name of the renderer, found by drawing a frame in another process. Raises BadInput if none can be drawn."""
+    try:
+        return ask(find_renderer)
+    except NoAnswer as reason:
+        raise BadInput(f"no frame can be rendered ({reason}); {REPAIR}") from None
+
+
+def check_renderer(renderer: str) -> Check:
+    """Warn of slow rendering in software on a machine with a GPU."""
+    if renders_in_software(renderer) and torch.cuda.is_available():
+        slow = "renders on the CPU, slowly, although there is a GPU: run `unset MUJOCO_GL PYOPENGL_PLATFORM`"
+        return Check("warning", f"{renderer} {slow}; {REPAIR}")
+    return Check("ok", renderer)
+
+
+def check_ray() -> Check:
+    """Join the Ray cluster and show what it has. Raises BadInput if there is none."""
+    from envs.ray_workers import connect  # it imports ray, which is optional
+
+    return Check("ok", connect())
+
+
+def check_simulators(simulators: SimulatorCount) -> Check:
+    """Show how many simulators there are and why; warn if they will need more main memory than is free."""
+    if simulators.free_gib < simulators.needed_gib:
+        return Check(
+            "warning",
+            f"{simulators.reason}; they need about {simulators.needed_gib:.1f} GiB of main memory, "
+            f"{simulators.free_gib:.1f} GiB are free: lower --num-envs or --kept-tasks",
+        )
+    return Check("ok", simulators.reason)
+
+
+def check_disk(run: RunConfig, policy: Policy) -> Check:
+    """Check that the checkpoints that a run keeps fit on the disk."""
+    output = Path(run.output).absolute()
+    existing_folder = next(folder for folder in (output, *output.parents) if folder.is_dir())
+    free = shutil.disk_usage(existing_folder).free / GIB
+    trained = sum(parameter.numel() for _, parameter in policy.named_trainable_parameters())
+    checkpoints = run.keep_checkpoints + 2  # `best`, and one that is being written
+    needed = 4 * trained * COPIES_IN_CHECKPOINT * checkpoints / GIB + RESERVE_GIB
+    text = f"{free:.1f} GiB are free in {output}, {checkpoints} checkpoints and records need {needed:.1f} GiB"
+    if free < needed:
+        return Check(
+            "FAILED", f"{text}: name a folder on another disk with --output, or lower --keep-checkpoints"
+        )
+    return Check("ok", text)
