@@ -95,8 +95,13 @@ def test_the_sentence_names_the_whole_and_its_parts():
         "at most about 2 h 10 min (rollouts 40 min, updates 1 h 20 min, evaluations 10 min)"
     )
     assert [duration(seconds) for seconds in (0, 0.2, 59, 60, 3_580, 7_300)] == [
-        "0 s", "1 s", "59 s", "1 min", "1 h 0 min", "2 h 2 min",
-    ]  # fmt: skip
+        "0 s",
+        "1 s",
+        "59 s",
+        "1 min",
+        "1 h 0 min",
+        "2 h 2 min",
+    ]
 
 
 def test_measuring_decides_for_all_simulators_and_leaves_the_policy_as_it_was():

@@ -41,10 +41,14 @@ def limits(tmp_path, monkeypatch):
         (VERSION_2, {"slice/job/cpu.max": "max 100000\n", "slice/cpu.max": "400000 100000\n"}, 4),
         (VERSION_2, {"cpu.max": "250000 100000\n"}, 2),  # a container that sees only its own part of the path
         (VERSION_2, {"cpu.max": "50000 100000\n"}, 1),
-        (VERSION_1, {"cpu,cpuacct/job/cpu.cfs_quota_us": "-1", "cpu,cpuacct/job/cpu.cfs_period_us": "100000"}, 16),
+        (
+            VERSION_1,
+            {"cpu,cpuacct/job/cpu.cfs_quota_us": "-1", "cpu,cpuacct/job/cpu.cfs_period_us": "100000"},
+            16,
+        ),
         (VERSION_1, {"cpu,cpuacct/cpu.cfs_quota_us": "800000", "cpu,cpuacct/cpu.cfs_period_us": "100000"}, 8),
     ],
-)  # fmt: skip
+)
 def test_cores_are_those_of_the_affinity_or_fewer_by_a_quota(limits, membership, files, cores):
     limits(membership, files)
     assert usable_cores() == cores

@@ -14,7 +14,18 @@ from tests.end_to_end.conftest import run_command
 
 @pytest.fixture
 def flags(checkpoint) -> list[str]:
-    return ["--checkpoint", checkpoint, "--device", "cpu", "--max-env-steps", "16", "--trials", "2"]
+    return [
+        "--checkpoint",
+        checkpoint,
+        "--device",
+        "cpu",
+        "--max-env-steps",
+        "16",
+        "--trials",
+        "2",
+        "--num-envs",
+        "1",
+    ]
 
 
 def stored(path) -> dict:
