@@ -46,7 +46,7 @@ from experiment.setup import (
 from experiment.simulators import count_for_training
 from experiment.speed import FirstLook, Speed, first_look, measure_speed
 from rl import selfcheck
-from rl.phases import Teacher, phase_at
+from rl.phases import Teacher, phase_at, settle_warmup
 from rl.sensitivity import decision_changes
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo
@@ -75,6 +75,8 @@ def check_only(config: TrainConfig) -> None:
     checks.run("disk", check_disk, config.run, policy)
     spec = make_spec(task.task_suite, task.task_ids, simulator, num_images=info.num_images if info else 1)
     tasks = checks.make("tasks", check_tasks, find_tasks, spec, task)
+    if teacher is not None:
+        config = settle_warmup(config, teacher.mode)
     settled = _settle_sizes(checks, config, policy, tasks, renderer)
     first = checks.make(
         "first frame",

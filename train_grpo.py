@@ -13,7 +13,8 @@ checkpoint's L1 head, which predicts continuous actions (--teacher-checkpoint na
 pretrained network with trainable adapters. Its tokens are sampled at --temperature, and PPO computes its
 log-probabilities at the same temperature. A decision is one pass through the network, which gives a chunk of 8 actions.
 
-Phases. The phase depends only on the number of env steps played, never on the success rate.
+Phases. The phase depends only on the number of env steps played, never on the success rate. (A run stops at
+the end of the warmup if the student succeeds far less often than the teacher.)
   warmup      the teacher acts, and the student learns the teacher's tokens by cross-entropy (with --warmup-actor
               student the student acts, and learns the tokens that the teacher would have chosen)
   transition  the teacher makes each decision with probability epsilon, which falls from 1 to 0, otherwise the student
@@ -51,7 +52,7 @@ from configs.config import TrainConfig, changed
 from envs.pool import Pool, make_pool
 from experiment.metrics import advantage_metrics, rollout_metrics, system_metrics, update_line
 from experiment.terminal import log_to_terminal, progress_bar
-from rl.phases import phase_at
+from rl.phases import phase_at, settle_warmup
 
 if TYPE_CHECKING:
     from experiment.checkpoints import TrainerState
@@ -99,6 +100,7 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
     ranks = join_ranks(config.model.device)
     policy = setup.load_policy(config.model, task.task_suite, config.update.lora_rank, config.run.seed)
     teacher = setup.load_teacher(policy, config.model, config.phases, task.task_suite, config.loss.kl_coef)
+    config = settle_warmup(config, teacher.mode)
     spec = setup.make_spec(task.task_suite, task.task_ids, config.simulator, policy.num_images)
     tasks = setup.find_tasks(spec, task)
     simulators = count_for_training(config, tasks, policy.device, renderer, ranks)
@@ -140,8 +142,9 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         # 1. The phase decides who acts and which loss is minimised. It depends on the env steps alone.
         phase = phase_at(state.global_step, config.phases)
 
-        # 2. At the start and every --eval-interval env steps: validate teacher and student on held-out initial states.
-        # Training does not learn from these episodes, and never goes back to the best checkpoint.
+        # 2. At the start, after the warmup and every --eval-interval env steps: validate teacher and student on
+        # held-out initial states. Training does not learn from these episodes, and never goes back to the best
+        # checkpoint.
         if evaluation_is_due(config, state):
             evaluate_and_record(config, run, learner, pool, state)
 

@@ -30,12 +30,12 @@ class TaskConfig:
     """Suite of the tasks: one of LIBERO's, or the 50 tasks of Meta-World (metaworld_mt50)."""
     task_ids: Annotated[tuple[int, ...], NOT_NEGATIVE, TaskIds] = (0,)
     """Task ids within the suite; several ids train one policy on all of them."""
-    train_init_states: Annotated[tuple[int, int] | Literal["fresh"], NOT_NEGATIVE] = (0, 40)
-    """Initial states of the benchmark that training may use: FIRST END, without END itself. Or `fresh`: LIBERO's
-    placement sampler draws a new initial state for every group, and all of the benchmark's are held out."""
-    eval_init_states: Annotated[tuple[int, int], NOT_NEGATIVE] = (40, 50)
-    """Initial states that evaluation uses: FIRST END, without END itself. With --train-init-states fresh it can be
-    0 50, as in the published protocol."""
+    train_init_states: Annotated[tuple[int, int] | Literal["fresh"], NOT_NEGATIVE] = "fresh"
+    """Initial states of training. fresh: LIBERO's placement sampler draws a new one for every group, and all of the
+    benchmark's are held out. Or those of the benchmark that training may use: FIRST END, without END itself."""
+    eval_init_states: Annotated[tuple[int, int], NOT_NEGATIVE] = (0, 50)
+    """Initial states that evaluation uses: FIRST END, without END itself. 0 50 are all of LIBERO's, as in the published
+    protocol."""
 
 
 @dataclass(frozen=True)
@@ -109,15 +109,16 @@ class PhaseConfig:
 
     warmup: bool = True
     """Begin with a warmup and a transition. --no-warmup: RL alone from env step 0."""
-    warmup_steps: Annotated[int, NOT_NEGATIVE] = 25_000
-    """Env steps of the warmup, in which the student learns to match the teacher."""
+    warmup_steps: Annotated[int | Literal["auto"], NOT_NEGATIVE] = "auto"
+    """Env steps of the warmup, in which the student learns to match the teacher (auto: 25000 if the teacher is an L1
+    head, beside which no token head was trained; else 4000)."""
     transition_steps: Annotated[int, NOT_NEGATIVE] = 5_000
     """Env steps of the transition, in which the probability that the teacher acts falls linearly from 1 to 0."""
     total_steps: Annotated[int, NOT_NEGATIVE] = 100_000
     """Env steps of the whole run."""
-    warmup_actor: Literal["teacher", "student"] = "teacher"
+    warmup_actor: Literal["auto", "teacher", "student"] = "auto"
     """Who acts in the warmup. With `student`, the student learns what the teacher would do in the states that the
-    student reaches."""
+    student reaches (auto: student if the teacher is an L1 head, else teacher)."""
     teacher: str = "auto"
     """The frozen teacher. `greedy`: the pretrained policy's most likely tokens; `l1`: the checkpoint's L1 head; `auto`:
     l1 if the checkpoint has such a head, else greedy. Or another CHECKPOINT (folder, hub id or trained adapter): a
@@ -125,6 +126,9 @@ class PhaseConfig:
     distill_student_temperature: Annotated[float, POSITIVE] = 1.0
     """Temperature of the student's logits in the loss of the warmup. With the value of --temperature the sampling
     student learns to match the teacher; with 1 the greedy student does."""
+    warmup_agreement: Annotated[float, SHARE] = 0.5
+    """Share of the teacher's success rate that the greedy student must reach in the evaluation at the warmup's end. The
+    run stops if it is clearly below, because PPO cannot start from a student that hardly ever succeeds (0: never)."""
 
     @property
     def teacher_checkpoint(self) -> str | None:
@@ -136,7 +140,7 @@ class PhaseConfig:
 class RolloutConfig:
     """The rollouts, which updates learn from."""
 
-    n_steps: Annotated[int, POSITIVE] = 512
+    n_steps: Annotated[int, POSITIVE] = 4_096
     """Env steps of a rollout, summed over all ranks. New episodes start until this is reached; then the running ones
     finish."""
     temperature: Annotated[float, POSITIVE] = 1.0
@@ -167,7 +171,7 @@ class LossConfig:
     """Discount factor per decision, counted back from the last decision (only with --advantage absolute or gae)."""
     gae_lambda: Annotated[float, SHARE] = 0.95
     """Lambda of the generalised advantage estimate, per decision (only with --advantage gae)."""
-    ratio_level: Literal["chunk", "token"] = "chunk"
+    ratio_level: Literal["chunk", "token"] = "token"
     """Which ratio is clipped. chunk: one ratio for a chunk of actions, from the mean log-prob of its tokens; token: the
     ratio of each token (as SimpleVLA-RL does)."""
     clip_low: Annotated[float, POSITIVE_SHARE] = 0.2
@@ -187,21 +191,26 @@ class LossConfig:
 class UpdateConfig:
     """The adapters and their optimizer."""
 
-    n_epochs: Annotated[int, POSITIVE] = 10
+    n_epochs: Annotated[int, POSITIVE] = 4
     """Passes of an update over the decisions of a rollout."""
-    batch_size: Annotated[int, POSITIVE] = 2
+    warmup_epochs: Annotated[int | Literal["auto"], POSITIVE] = "auto"
+    """Passes of an update in the warmup (auto: 16 if the teacher is an L1 head, else --n-epochs)."""
+    batch_size: Annotated[int, POSITIVE] = 64
     """Decisions per optimizer step, over all ranks."""
     micro_batch_size: Annotated[int | Literal["auto"], POSITIVE] = "auto"
     """Decisions per forward and backward pass. This changes memory and speed, not the result (auto: as many as fit)."""
-    lr: Annotated[float, POSITIVE] = 1e-6
-    """Learning rate of AdamW, per optimizer step."""
-    warmup_lr: Annotated[float | None, POSITIVE] = None
-    """Learning rate in the warmup, per optimizer step (None: --lr)."""
+    lr: Annotated[float, POSITIVE] = 3e-5
+    """Learning rate of AdamW, per optimizer step. With --desired-kl it is RL's first one."""
+    desired_kl: Annotated[float | None, POSITIVE] = 0.02
+    """How far an RL update should move the policy, in nats per token: after each update the learning rate is multiplied
+    by the square root of this over the measured KL, by at most 3 and at least 1/3 (None: it stays --lr)."""
+    warmup_lr: Annotated[float | Literal["auto"], POSITIVE] = "auto"
+    """Learning rate in the warmup, per optimizer step (auto: 1e-3 if the teacher is an L1 head, else --lr)."""
     weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
     """Weight decay of AdamW: every optimizer step takes the learning rate times this share off each weight."""
     max_grad_norm: Annotated[float, POSITIVE] = 1.0
     """Largest L2 norm of the gradient. A larger one is scaled down to it; above 1000 times this the step is skipped."""
-    target_kl: Annotated[float | None, POSITIVE] = None
+    target_kl: Annotated[float | None, POSITIVE] = 0.1
     """End an update after an epoch whose mean approximate KL, in nats per token, exceeds this (None: never)."""
     lora_rank: Annotated[int, POSITIVE] = 16
     """Rank of the LoRA adapters, whose output is added as it is (alpha equals the rank)."""
@@ -214,9 +223,9 @@ class UpdateConfig:
 class EvaluationConfig:
     """Evaluation of teacher and student on held-out initial states, during training."""
 
-    eval_interval: Annotated[int, POSITIVE] = 5_000
+    eval_interval: Annotated[int, POSITIVE] = 20_000
     """Env steps between evaluations (also at step 0 and at the end)."""
-    eval_trials: Annotated[int, NOT_NEGATIVE] = 1
+    eval_trials: Annotated[int, NOT_NEGATIVE] = 0
     """Sampled episodes per task and held-out initial state (0: none). In addition one greedy episode is played, because
     more of them would be equal."""
     allow_zero_baseline: bool = False
@@ -297,7 +306,7 @@ def check_init_states(task: TaskConfig) -> None:
         raise BadInput(
             f"--train-init-states {first} {end} and --eval-init-states {first_held_out} {end_held_out} overlap, so "
             f"success would be measured on states that were trained on: use --train-init-states fresh, or the "
-            "defaults 0 40 and 40 50"
+            "states 0 40 and 40 50"
         )
 
 
@@ -360,6 +369,7 @@ def check_curriculum(rollout: RolloutConfig, task: TaskConfig, simulator: Simula
 # give other results than a run that was never stopped.
 CHANGEABLE_ON_RESUME = {
     "total_steps",
+    "warmup_agreement",
     "max_hours",
     "allow_zero_baseline",
     "wandb_mode",

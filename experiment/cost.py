@@ -10,6 +10,7 @@ from configs.config import TrainConfig
 from envs.tasks import TaskInfo
 from experiment.checkpoints import TrainerState
 from experiment.speed import Speed
+from rl.phases import end_of_warmup
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,17 @@ def estimate_cost(
     reset_s = seconds_per_reset(speed)
     return Cost(
         rollouts_s=(steps_of_rank + waiting_steps) * step_s + steps_of_rank / longest * reset_s,
-        updates_s=steps_of_rank / speed.chunk_length * config.update.n_epochs * speed.learned_s,
+        updates_s=learned_env_steps(config, state) / state.ranks / speed.chunk_length * speed.learned_s,
         evaluations_s=episodes_of_rank * (longest * exact_step_s + reset_s),
     )
+
+
+def learned_env_steps(config: TrainConfig, state: TrainerState) -> int:
+    """The env steps from which the rest of a run learns, each counted once for every epoch."""
+    warmup_end = end_of_warmup(config.phases)
+    in_warmup = max(0, min(warmup_end, config.phases.total_steps) - state.global_step)
+    in_rl = max(0, config.phases.total_steps - max(warmup_end, state.global_step))
+    return in_warmup * int(config.update.warmup_epochs) + in_rl * config.update.n_epochs
 
 
 def cost_rows(speed: Speed, cost: Cost) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
-from configs.config import TrainConfig
+from configs.config import PhaseConfig, TrainConfig
 from contracts import BadInput, first_line, write_json
 from experiment.checkpoints import TrainerState, mark_best
 from experiment.metrics import success_rates
@@ -18,7 +18,7 @@ from experiment.terminal import progress_bar
 from experiment.videos import write_video
 from rl.behaviour import Behaviour
 from rl.curriculum import evaluation_episodes
-from rl.phases import TeacherMode, phase_at
+from rl.phases import TeacherMode, end_of_warmup, phase_at
 from rl.randomness import Randomness
 from rl.ranks import ALONE, Ranks
 from rl.rollout import Rollout, play_episodes
@@ -175,11 +175,18 @@ def _count(trajectories: Sequence[Trajectory]) -> Successes:
 
 
 def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
-    """Whether to evaluate now: at step 0, and whenever the env steps pass a multiple of --eval-interval."""
-    if state.evaluated_at is None:
+    """Whether to evaluate now: at step 0, after the warmup, and when env steps pass a multiple of --eval-interval."""
+    if state.evaluated_at is None or warmup_has_ended(config, state):
         return True
     interval = config.evaluation.eval_interval
     return state.global_step // interval > state.evaluated_at // interval
+
+
+def warmup_has_ended(config: TrainConfig, state: TrainerState) -> bool:
+    """Whether the warmup ended after the last evaluation, and the run goes on."""
+    if state.evaluated_at is None:
+        return False
+    return state.evaluated_at < end_of_warmup(config.phases) <= state.global_step < config.phases.total_steps
 
 
 def evaluate_and_record(
@@ -187,7 +194,7 @@ def evaluate_and_record(
 ) -> None:
     """Evaluate, record the metrics, write the outcomes and videos, and mark the checkpoint if it is the best so far.
 
-    Raises BadInput when the first evaluation shows that the run cannot learn.
+    Raises BadInput when the first evaluation, or the one after the warmup, shows that the run cannot learn.
     """
     known_teacher = None if state.teacher_k is None else Successes(state.teacher_k, state.teacher_n or 0)
     with run.timed("eval"):
@@ -201,6 +208,8 @@ def evaluate_and_record(
     if state.evaluated_at is None:
         compare_start(config, learner, validation)
         check_baseline(config, validation)
+    if warmup_has_ended(config, state):
+        check_imitation(config.phases, validation)
     state.evaluated_at = state.global_step
     state.teacher_k = validation.teacher.k
     state.teacher_n = validation.teacher.n
@@ -253,6 +262,22 @@ def check_baseline(config: TrainConfig, validation: Validation) -> None:
     if student.rate >= NEARLY_ALWAYS:
         advice = "there is little room for improvement; choose other --task-ids, or a higher --temperature"
         log.warning("the student starts with a success of %s: %s", student, advice)
+
+
+def check_imitation(phases: PhaseConfig, validation: Validation) -> None:
+    """Check the evaluation after the warmup: raise BadInput if the student has not learned to do as the teacher does.
+
+    The student fails only if its success rate is below the required one with a confidence of 95 %.
+    """
+    required = phases.warmup_agreement * validation.teacher.rate
+    _, upper_bound = validation.student.interval
+    if upper_bound < required:
+        raise BadInput(
+            f"after the warmup the greedy student succeeds in {validation.student}, and the teacher in "
+            f"{validation.teacher}: the student did not learn to imitate the teacher. Start again with more "
+            "--warmup-steps or --warmup-epochs or another --warmup-lr, or go on from here with --resume RUN "
+            "--warmup-agreement 0"
+        )
 
 
 class Outcome(TypedDict):

@@ -1,7 +1,8 @@
-"""AdamW, and an optimizer step that clips large gradients and skips broken ones."""
+"""AdamW, an optimizer step that clips large gradients and skips broken ones, and the learning rate that follows KL."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor
 
 ADAM_EPS = 1e-8  # torch's default
 SKIP_FACTOR = 1000.0  # times max_grad_norm: a step with a larger gradient is skipped
+RL_LR = "rl_lr"  # the optimizer's entry for RL's learning rate, which is saved with the optimizer's state
+MAX_LR_CHANGE = 3.0  # by which one update can raise or lower RL's learning rate
 
 
 def make_optimizer(parameters: Sequence[Tensor], lr: float, weight_decay: float) -> torch.optim.AdamW:
@@ -45,3 +48,20 @@ def optimizer_step(optimizer: torch.optim.Optimizer, max_norm: float) -> Tensor:
     optimizer.step()
     del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
     return torch.where(is_usable, norm, torch.nan)
+
+
+def rl_learning_rate(optimizer: torch.optim.Optimizer, initial: float) -> float:
+    """RL's present learning rate: what `follow_kl` chose after the last RL update, and `initial` before the first."""
+    return optimizer.param_groups[0].get(RL_LR, initial)
+
+
+def follow_kl(optimizer: torch.optim.Optimizer, lr: float, kl: float, desired_kl: float) -> None:
+    """Choose RL's next learning rate, so that an update moves the policy by about `desired_kl` nats per token.
+
+    lr and kl: the learning rate of the last update, and how far that update moved the policy. The KL divergence of two
+    policies grows with the square of their distance, and the distance with the learning rate. So the learning rate is
+    multiplied by sqrt(desired_kl / kl), by at most MAX_LR_CHANGE and at least its inverse. (Adaptive learning rates by
+    KL are common in robot learning: Schulman et al. 2017, section 4, adapt a penalty's weight in the same way.)
+    """
+    change = math.sqrt(desired_kl / max(kl, desired_kl / MAX_LR_CHANGE**2))
+    optimizer.param_groups[0][RL_LR] = lr * max(change, 1 / MAX_LR_CHANGE)

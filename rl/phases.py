@@ -6,10 +6,18 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from configs.config import PhaseConfig
+from configs.config import PhaseConfig, TrainConfig, changed
 from contracts import BadInput
 
 TeacherMode = Literal["greedy", "l1"]
+
+
+# What `auto` means in the warmup. Beside an L1 head the token head was never trained on actions: it needs many steps,
+# and where the student acts it also learns what to do after its own mistakes (docs/RESULTS.md, "An L1 checkpoint").
+L1_WARMUP_STEPS = 25_000
+L1_WARMUP_EPOCHS = 16
+L1_WARMUP_LR = 1e-3
+GREEDY_WARMUP_STEPS = 4_000
 
 
 class Phase(Enum):
@@ -46,15 +54,34 @@ class Teacher(NamedTuple):
 
 def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
     """The phase at `global_step` env steps. Epsilon falls linearly from 1 to 0 over the transition."""
-    warmup_end = phases.warmup_steps if phases.warmup else 0
+    warmup_end = end_of_warmup(phases)
     transition_steps = phases.transition_steps if phases.warmup else 0
     if global_step < warmup_end:
-        epsilon = 1.0 if phases.warmup_actor == "teacher" else 0.0
+        epsilon = 0.0 if phases.warmup_actor == "student" else 1.0
         return PhaseState(Phase.WARMUP, epsilon, global_step / warmup_end, 0.0)
     if global_step < warmup_end + transition_steps:
         progress = (global_step - warmup_end) / transition_steps
         return PhaseState(Phase.TRANSITION, 1.0 - progress, 1.0, progress)
     return PhaseState(Phase.RL, 0.0, 1.0, 1.0)
+
+
+def settle_warmup(config: TrainConfig, mode: TeacherMode) -> TrainConfig:
+    """Replace `auto` in the settings of the warmup by numbers that suit the teacher."""
+    is_l1 = mode == "l1"
+    update = config.update
+    automatic = {
+        "warmup_actor": "student" if is_l1 else "teacher",
+        "warmup_steps": L1_WARMUP_STEPS if is_l1 else GREEDY_WARMUP_STEPS,
+        "warmup_epochs": L1_WARMUP_EPOCHS if is_l1 else update.n_epochs,
+        "warmup_lr": L1_WARMUP_LR if is_l1 else update.lr,
+    }
+    settings = {**vars(config.phases), **vars(update)}
+    return changed(config, **{name: value for name, value in automatic.items() if settings[name] == "auto"})
+
+
+def end_of_warmup(phases: PhaseConfig) -> int:
+    """The env steps after which the warmup is over; 0 without one."""
+    return int(phases.warmup_steps) if phases.warmup else 0
 
 
 def choose_teacher(

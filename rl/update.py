@@ -21,7 +21,7 @@ from configs.config import TrainConfig, UpdateConfig
 from contracts import BadInput, first_line
 from rl import losses
 from rl.critic import Critic
-from rl.optimizer import make_optimizer, optimizer_step
+from rl.optimizer import follow_kl, make_optimizer, optimizer_step, rl_learning_rate
 from rl.phases import Phase, PhaseState, TeacherMode
 from rl.randomness import torch_generator
 from rl.ranks import ALONE, Ranks
@@ -71,7 +71,7 @@ def update(
     update_index: int,
     on_decisions: Callable[[int], None] = lambda decisions: None,
 ) -> dict[str, float]:
-    """Minimise the phase's loss in `n_epochs` epochs. Returns the metrics. Raises BadInput if training has diverged.
+    """Minimise the phase's loss in epochs. Returns the metrics. Raises BadInput if training has diverged.
 
     The loss is divided by the minibatch's size including inactive rows, so skipping them does not change the gradient.
     A minibatch without active rows takes no optimizer step. Every rank holds the whole batch and computes a slice of
@@ -82,14 +82,15 @@ def update(
     optimizer = learner.optimizer
     settings = config.update
     parameters = optimizer.param_groups[0]["params"]
-    optimizer.param_groups[0]["lr"] = learning_rate(settings, phase)
+    lr = learning_rate(optimizer, settings, phase)
+    optimizer.param_groups[0]["lr"] = lr
     active = rows_that_learn(batch, phase, config)
     batch = prepare_batch(learner, batch, phase, config).to(learner.policy.device)
     micro_batch_size = int(settings.micro_batch_size)
     first_ratio_error: float | None = None
     statistics: dict[str, float] = {}  # over all ranks and epochs
     gradient_norms: list[float] = []  # of all optimizer steps, NaN where one was skipped
-    for epoch in range(settings.n_epochs):
+    for epoch in range(number_of_epochs(settings, phase)):
         epoch_statistics: list[losses.Statistics] = []
         epoch_norms: list[Tensor] = []
         generator = torch_generator(config.run.seed, "minibatches", update_index, epoch)
@@ -118,18 +119,25 @@ def update(
     metrics = mean_statistics(statistics)
     if not phase.distils:
         metrics |= measure_sample(learner, batch, micro_batch_size, phase, config, update_index)
+        if settings.desired_kl is not None and gradient_norms:
+            follow_kl(optimizer, lr, metrics["train/approx_kl"], settings.desired_kl)
     if first_ratio_error is not None:
         metrics["train/first_ratio_error"] = first_ratio_error
-    metrics |= step_metrics(gradient_norms, settings.max_grad_norm, learning_rate(settings, phase))
+    metrics |= step_metrics(gradient_norms, settings.max_grad_norm, lr)
     metrics["train/zero_advantage_fraction"] = 1.0 - active.float().mean().item()
     return metrics | {"train/epochs": epoch + 1, "train/time_s": time.perf_counter() - started}
 
 
-def learning_rate(settings: UpdateConfig, phase: PhaseState) -> float:
-    """The phase's learning rate. Imitation tolerates larger steps than RL, so the warmup may have its own rate."""
-    if phase.distils and settings.warmup_lr is not None:
-        return settings.warmup_lr
-    return settings.lr
+def learning_rate(optimizer: torch.optim.Optimizer, settings: UpdateConfig, phase: PhaseState) -> float:
+    """The learning rate of an update. Imitation tolerates larger steps than RL, so the warmup may have its own."""
+    if phase.phase is Phase.WARMUP:
+        return float(settings.warmup_lr)
+    return rl_learning_rate(optimizer, settings.lr)
+
+
+def number_of_epochs(settings: UpdateConfig, phase: PhaseState) -> int:
+    """The passes of an update over its decisions."""
+    return int(settings.warmup_epochs) if phase.phase is Phase.WARMUP else settings.n_epochs
 
 
 def rows_that_learn(batch: Batch, phase: PhaseState, config: TrainConfig) -> Tensor:

@@ -44,9 +44,11 @@ def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling)
         (["--task-ids", "0", "1", "2"], {"task_ids": (0, 1, 2)}),
         (["--no-warmup", "--data-parallel"], {"warmup": False, "data_parallel": True}),
         (["--temperature", "1.6", "--group-size", "8"], {"temperature": 1.6, "group_size": 8}),
-        (["--train-init-states", "5", "40", "--preset", "libero_spatial"], {"train_init_states": (5, 40)}),
-        (["--train-init-states", "fresh"], {"train_init_states": "fresh"}),
-        (["--target-kl", "0.1", "--micro-batch-size", "2"], {"target_kl": 0.1, "micro_batch_size": 2}),
+        (
+            ["--train-init-states", "5", "40", "--eval-init-states", "40", "45"],
+            {"train_init_states": (5, 40), "eval_init_states": (40, 45)},
+        ),
+        (["--target-kl", "0.2", "--micro-batch-size", "2"], {"target_kl": 0.2, "micro_batch_size": 2}),
     ],
 )
 def test_flags_are_flat_and_change_one_field_each(argv, expected):
@@ -142,7 +144,7 @@ def test_where_a_run_ends_how_it_is_watched_and_what_is_in_memory_may_change(run
     flags = (
         "--total-steps 9999 --wandb-mode offline --keep-checkpoints 5 --no-allow-zero-baseline --max-hours 3 "
         "--micro-batch-size 1 --max-batch 1 --gradient-checkpointing on --memory-budget 24 --assets folder "
-        "--kept-tasks 9 --simulators ray"
+        "--kept-tasks 9 --simulators ray --warmup-agreement 0.5"
     )
     resumed = parse_train(["--resume", str(run_folder), *flags.split()]).config
     assert set(differing_fields(PRESETS["smoke"], resumed)) == CHANGEABLE_ON_RESUME

@@ -26,7 +26,7 @@ SECTIONS = [type(section) for section in vars(DEFAULT).values()]
         ({"task_ids": (1, 2, 1)}, "--task-ids"),
         ({"eval_init_states": (50, 40)}, "--eval-init-states"),
         ({"train_init_states": (40, 40)}, "--train-init-states"),
-        ({"advantage": "gae"}, "--ratio-level token"),
+        ({"advantage": "gae", "ratio_level": "chunk"}, "--ratio-level token"),
         ({"advantage": "batch", "ratio_level": "token", "discount": 0.9}, "--discount"),
         ({"curriculum": True}, "--task-ids"),
         ({"dynamic_sampling": True}, "--group-size"),

@@ -26,6 +26,8 @@ CONFIG = changed(
     total_steps=32_000,
     n_steps=1_000,
     n_epochs=3,
+    warmup_steps=4_000,
+    warmup_epochs=3,
     eval_init_states=(40, 50),
     eval_trials=1,
     eval_interval=10_000,
@@ -51,6 +53,15 @@ def test_simulators_beyond_the_cores_take_turns_but_learning_does_not():
     assert shared.updates_s == alone.updates_s
     assert shared.rollouts_s == pytest.approx(1.8 * (1_000 + 32 * 50 / 8) + 2 * 320 * 2 / 4)
     assert estimate_cost(CONFIG, TASKS, with_cores(64), TrainerState(), student_is_teacher=False) == alone
+
+
+def test_the_warmup_learns_in_epochs_of_its_own():
+    config = changed(CONFIG, warmup_epochs=16)
+    cost = estimate_cost(config, TASKS, SPEED, TrainerState(global_step=1_000), student_is_teacher=False)
+    assert cost.updates_s == pytest.approx((3_000 * 16 + 28_000 * 3) / 8 * 0.5)
+    without = changed(config, warmup=False)
+    cost = estimate_cost(without, TASKS, SPEED, TrainerState(), student_is_teacher=False)
+    assert cost.updates_s == pytest.approx(32_000 * 3 / 8 * 0.5)
 
 
 def test_ranks_divide_the_work_but_each_waits_at_the_end_of_a_rollout():

@@ -4,6 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import imageio.v2 as imageio
 import numpy as np
@@ -17,6 +18,7 @@ from experiment.checkpoints import TrainerState, save_checkpoint
 from experiment.evaluation import (
     Validation,
     check_baseline,
+    check_imitation,
     evaluate,
     evaluate_and_record,
     evaluation_is_due,
@@ -28,6 +30,8 @@ from experiment.videos import write_video
 from rl.trajectory import Episode
 from rl.update import Learner
 from tests.fakes import FakePolicy, FakePool, Script, adamw
+
+WARMUP = PhaseConfig(warmup_steps=100)
 
 
 def test_every_evaluation_draws_the_same_numbers():
@@ -52,7 +56,9 @@ def test_every_evaluation_draws_the_same_numbers():
 
 def small_config(**evaluation) -> TrainConfig:
     return TrainConfig(
-        task=TaskConfig(task_ids=(0, 1), eval_init_states=(40, 43)), evaluation=EvaluationConfig(**evaluation)
+        task=TaskConfig(task_ids=(0, 1), eval_init_states=(40, 43)),
+        phases=WARMUP,
+        evaluation=EvaluationConfig(**({"eval_trials": 1} | evaluation)),
     )
 
 
@@ -95,6 +101,7 @@ def test_a_student_that_still_equals_its_teacher_is_not_played_beside_it(scale, 
 
 CONFIG = TrainConfig(
     task=TaskConfig(eval_init_states=(40, 50)),
+    phases=PhaseConfig(warmup_steps=30),
     evaluation=EvaluationConfig(eval_interval=100, eval_trials=2),
     run=RunConfig(wandb_mode="disabled"),
 )
@@ -132,17 +139,19 @@ def evaluate_at(
 @pytest.mark.parametrize(
     ("evaluated_at", "global_step", "is_due"),
     [
+        (0, 29, False),
+        (0, 30, True),  # the warmup's end
+        (30, 99, False),
         (None, 0, True),
         (None, 57, True),
         (0, 0, False),
-        (0, 99, False),
         (0, 100, True),
         (0, 257, True),
         (130, 199, False),
         (130, 200, True),
     ],
 )
-def test_evaluations_are_due_at_the_start_and_when_a_multiple_of_the_interval_is_passed(
+def test_evaluations_are_due_at_the_start_after_the_warmup_and_at_multiples_of_the_interval(
     evaluated_at, global_step, is_due
 ):
     assert evaluation_is_due(CONFIG, TrainerState(global_step, evaluated_at=evaluated_at)) == is_due
@@ -201,12 +210,41 @@ def check(phases: PhaseConfig, teacher: int, sampled: int, allow: bool = False) 
 TRANSITION_ONLY = PhaseConfig(warmup_steps=0, transition_steps=100)
 
 
-@pytest.mark.parametrize("phases", [PhaseConfig(), PhaseConfig(warmup_actor="student"), TRANSITION_ONLY])
+@pytest.mark.parametrize("phases", [WARMUP, replace(WARMUP, warmup_actor="student"), TRANSITION_ONLY])
 def test_a_hopeless_teacher_stops_a_run_that_it_begins(phases):
     with pytest.raises(BadInput, match=r"teacher .*--allow-zero-baseline"):
         check(phases, teacher=0, sampled=9)
     check(phases, teacher=1, sampled=0)
     check(phases, teacher=0, sampled=0, allow=True)
+
+
+@pytest.mark.parametrize(
+    ("student", "share", "goes_on"),
+    [
+        (5, 0.5, False),  # of 50; the teacher has 33, and the interval of 5 ends at 21 %
+        (10, 0.5, True),  # its interval ends at 33 %
+        (5, 0.0, True),
+    ],
+)
+def test_a_run_stops_after_a_warmup_in_which_the_student_did_not_learn_to_imitate(student, share, goes_on):
+    phases = PhaseConfig(warmup_steps=30, warmup_agreement=share)
+    validation = Validation(Successes(33, 50), Successes(student, 50), None, {})
+    if goes_on:
+        check_imitation(phases, validation)
+    else:
+        with pytest.raises(BadInput, match="--warmup-agreement"):
+            check_imitation(phases, validation)
+
+
+def test_the_student_is_compared_with_its_teacher_in_the_evaluation_after_the_warmup_and_in_no_other(
+    run, learner
+):
+    state = TrainerState(evaluated_at=0, teacher_k=9, teacher_n=10)
+    with pytest.raises(BadInput, match="--warmup-agreement"):
+        evaluate_at(35, run, learner, state, successes=0)
+    assert state.evaluated_at == 0  # a resumed run compares them again
+    state.evaluated_at = 35
+    evaluate_at(101, run, learner, state, successes=0)
 
 
 def test_pure_rl_is_stopped_by_a_hopeless_student_and_warned_of_one_that_nearly_always_succeeds(caplog):

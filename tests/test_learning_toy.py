@@ -23,7 +23,7 @@ from rl.advantages import estimate_advantages
 from rl.behaviour import Behaviour, behaviour_in
 from rl.curriculum import training_episodes
 from rl.dynamic_sampling import training_rollout
-from rl.phases import phase_at
+from rl.phases import phase_at, settle_warmup
 from rl.randomness import Randomness
 from rl.rollout import Rollout, play_episodes
 from rl.trajectory import Episode, flatten
@@ -37,11 +37,13 @@ ADVANTAGES = ("absolute", "group", "rloo", "batch", "gae")
 
 def settings(seed: int, advantage: str = "absolute", **phases: object) -> TrainConfig:
     return TrainConfig(
-        task=TaskConfig(train_init_states=(0, 40)),
+        task=TaskConfig(train_init_states=(0, 40), eval_init_states=(40, 50)),
         phases=PhaseConfig(**({"warmup": False} | phases)),
         rollout=RolloutConfig(n_steps=32 * EPISODE, group_size=8),
         loss=LossConfig(advantage=advantage, ratio_level="chunk" if advantage == "absolute" else "token"),
-        update=UpdateConfig(n_epochs=4, batch_size=16, micro_batch_size=16, lr=0.05),
+        update=UpdateConfig(
+            n_epochs=4, batch_size=16, micro_batch_size=16, lr=0.05, desired_kl=None, target_kl=None
+        ),
         run=RunConfig(seed=seed),
     )
 
@@ -102,7 +104,7 @@ def test_every_advantage_raises_sampled_success_from_below_40_to_above_90_percen
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("actor", ["teacher", "student"])
 def test_in_the_warmup_the_student_comes_to_choose_what_its_teacher_would(actor, seed):
-    config = settings(seed, warmup=True, warmup_steps=10**6, warmup_actor=actor)
+    config = settle_warmup(settings(seed, warmup=True, warmup_steps=10**6, warmup_actor=actor), "greedy")
     learner = make_learner(pretrained_policy(seed), config)
     student = learner.policy
     # A teacher that chooses what the student likes least.

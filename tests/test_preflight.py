@@ -173,7 +173,7 @@ def test_a_trained_token_head_is_needed_unless_an_l1_teacher_warms_up(
     """The small checkpoints have random token heads."""
     policy = load_policy(on_cpu(small if has_head else without_head), "libero_spatial")
     observation = preflight.selfcheck.made_up_observation(policy)
-    phases = PhaseConfig(teacher=teacher, warmup=warmup)
+    phases = PhaseConfig(teacher=teacher, warmup=warmup, warmup_steps=100)
     if needed:
         with pytest.raises(BadInput, match="--allow-zero-baseline"):
             preflight.check_token_head(policy, observation, phases, allowed)

@@ -24,6 +24,7 @@ configurations = st.builds(
     group_success_bounds=st.tuples(st.floats(0, 0.5), st.floats(0.5, 1)),
     warmup=st.booleans(),
     train_init_states=st.just("fresh") | st.just((0, 30)),
+    eval_init_states=st.just((30, 50)),
 )
 
 

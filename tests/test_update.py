@@ -10,8 +10,8 @@ import torch
 
 from configs.config import LossConfig, PhaseConfig, RolloutConfig, TrainConfig, UpdateConfig
 from contracts import BadInput, SelfCheckError
-from rl.optimizer import make_optimizer
-from rl.phases import phase_at
+from rl.optimizer import follow_kl, make_optimizer, rl_learning_rate
+from rl.phases import phase_at, settle_warmup
 from rl.update import Learner, prepare_batch, stop_without_signal, update
 from tests.fakes import FIRST_ACTION_TOKEN, FakePolicy, acted_batch, adamw, parameters_of
 from vla.cuda_graphs import is_in_a_graph
@@ -20,7 +20,7 @@ LENGTHS = (3, 2, 3)
 N = sum(LENGTHS)
 ADVANTAGES = torch.tensor([1.0, 0.0, -2.0, 0.5, 0.0, 0.0, -1.0, 1.5])
 RL = phase_at(0, PhaseConfig(warmup=False))
-WARMUP = phase_at(0, PhaseConfig())
+WARMUP = phase_at(0, PhaseConfig(warmup_steps=1))
 REASON = "CUDA out of memory. Tried to allocate 2 GiB."
 
 
@@ -114,6 +114,7 @@ def learn(
     distil=False,
     loss=None,
     temperature=1.0,
+    teacher_mode="greedy",
     **settings,
 ):
     """Metrics of an update; `settings` of UpdateConfig."""
@@ -123,12 +124,15 @@ def learn(
         "micro_batch_size": N,
         "max_grad_norm": 1e6,
         "lr": 1e-2,
+        "desired_kl": None,
+        "target_kl": None,
     } | settings
     config = TrainConfig(
-        loss=LossConfig(**(loss or {})),
+        loss=LossConfig(**({"ratio_level": "chunk"} | (loss or {}))),
         update=UpdateConfig(**settings),
         rollout=RolloutConfig(temperature=temperature),
     )
+    config = settle_warmup(config, teacher_mode)
     learner = Learner(policy, None, optimizer or adamw(policy))
     batch = batch if distil else replace(batch, advantages=advantages)
     return update(learner, batch, WARMUP if distil else RL, config, 0)
@@ -197,7 +201,7 @@ def test_what_the_student_saw_is_labelled_with_its_teachers_tokens_where_the_stu
     policy.use_teacher(teacher)
     expected = teacher.act(batch.observations).tokens
     for actor, tokens in (("student", expected), ("teacher", batch.tokens)):
-        phases = PhaseConfig(warmup_actor=actor)
+        phases = PhaseConfig(warmup_steps=1, warmup_actor=actor)
         config = TrainConfig(phases=phases, update=UpdateConfig(micro_batch_size=3))
         prepared = prepare_batch(Learner(policy, None, adamw(policy)), batch, phase_at(0, phases), config)
         assert torch.equal(prepared.tokens, tokens)
@@ -424,12 +428,40 @@ def test_a_run_without_a_learning_signal_is_stopped_at_the_limit():
 # the optimizer
 
 
-@pytest.mark.parametrize(("warmup_lr", "in_warmup"), [(1e-3, 1e-3), (None, 2e-4)])
-def test_the_warmup_may_have_a_learning_rate_of_its_own(policy, batch, warmup_lr, in_warmup):
-    optimizer = adamw(policy, lr=0.5)
-    for distil, expected in ((True, in_warmup), (False, 2e-4)):
-        metrics = learn(policy, batch, optimizer=optimizer, distil=distil, lr=2e-4, warmup_lr=warmup_lr)
-        assert metrics["train/lr"] == expected
+@pytest.mark.parametrize(
+    ("teacher_mode", "given", "lr", "epochs"),
+    [
+        ("greedy", {}, 2e-4, 2),
+        ("l1", {}, 1e-3, 16),
+        ("l1", {"warmup_lr": 2e-3, "warmup_epochs": 3}, 2e-3, 3),
+    ],
+)
+def test_the_warmup_has_steps_that_suit_the_teacher(policy, batch, teacher_mode, given, lr, epochs):
+    settings = {"optimizer": adamw(policy, lr=0.5), "teacher_mode": teacher_mode, "lr": 2e-4, "n_epochs": 2}
+    in_warmup = learn(policy, batch, distil=True, **settings, **given)
+    assert (in_warmup["train/lr"], in_warmup["train/epochs"]) == (lr, epochs)
+    in_rl = learn(policy, batch, **settings, **given)
+    assert (in_rl["train/lr"], in_rl["train/epochs"]) == (2e-4, 2)
+
+
+@pytest.mark.parametrize("lr", [1e-4, 0.3])
+def test_the_learning_rate_is_changed_until_updates_move_the_policy_as_far_as_desired(batch, lr):
+    policy = FakePolicy(adapter_scale=0.2)
+    optimizer = adamw(policy)
+    moved = []
+    for _ in range(12):
+        batch = acted_batch(policy, LENGTHS)
+        metrics = learn(policy, batch, optimizer=optimizer, lr=lr, desired_kl=0.01)
+        moved.append(metrics["train/approx_kl"])
+    assert not 0.005 < moved[0] < 0.02
+    assert all(0.005 < kl < 0.02 for kl in moved[-4:])
+
+
+def test_an_update_changes_the_learning_rate_by_a_factor_of_at_most_3(policy):
+    optimizer = adamw(policy)
+    for kl, expected in ((0.0, 3e-4), (1e9, 1e-4 / 3), (0.04, 0.5e-4)):
+        follow_kl(optimizer, 1e-4, kl, desired_kl=0.01)
+        assert rl_learning_rate(optimizer, initial=1.0) == pytest.approx(expected)
 
 
 def test_moments_are_there_before_the_first_step_and_steps_are_those_of_torchs_adamw():

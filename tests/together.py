@@ -31,7 +31,11 @@ LENGTHS = (3, 2, 3)
 ADVANTAGES = torch.tensor([1.0, 0.0, -2.0, 0.5, 0.0, 0.0, -1.0, 1.5])  # 5 of 8 decisions are active
 STUDENT = Behaviour(epsilon=0.0, temperature=1.0, record_student_logprobs=True)
 EPISODES = TrainingEpisodes(
-    TaskConfig(train_init_states=(0, 40)), group_size=2, seed=0, update_index=0, groups_drawn={}
+    TaskConfig(train_init_states=(0, 40), eval_init_states=(40, 50)),
+    group_size=2,
+    seed=0,
+    update_index=0,
+    groups_drawn={},
 )
 
 
@@ -79,7 +83,19 @@ def update_of(
     optimizer, policy.rows_run = GradientsKept(policy), 0
     config = TrainConfig(
         phases=PhaseConfig(warmup=False),
-        update=UpdateConfig(**({"n_epochs": 2, "micro_batch_size": 1, "lr": 1e-2} | settings)),
+        update=UpdateConfig(
+            **(
+                {
+                    "n_epochs": 2,
+                    "batch_size": 2,
+                    "micro_batch_size": 1,
+                    "lr": 1e-2,
+                    "target_kl": None,
+                    "desired_kl": None,
+                }
+                | settings
+            )
+        ),
     )
     metrics = update(Learner(policy, None, optimizer, ranks), batch, phase_at(0, config.phases), config, 0)
     return {

@@ -17,12 +17,12 @@ def run(smoke):
     return only_run(smoke)
 
 
-def test_run_passes_through_all_phases_and_evaluates_at_both_ends_and_at_the_interval(run):
+def test_run_passes_through_all_phases_and_evaluates_at_both_ends_after_the_warmup_and_at_the_interval(run):
     rows = records_of(run)
     updates = [row for row in rows if "schedule/phase" in row]
     assert [row["schedule/phase"] for row in updates] == [0, 1, 2]
     assert [row["rollout/teacher_fraction"] for row in updates][::2] == [1.0, 0.0]
-    assert [row["global_step"] for row in rows if "eval/teacher_success" in row] == [0, 64, 96]
+    assert [row["global_step"] for row in rows if "eval/teacher_success" in row] == [0, 32, 64, 96]
     lines = [line for line in (run / "train.log").read_text().splitlines() if "to go" in line]
     assert [line.split()[2] for line in lines] == ["warmup", "transition", "rl"]
 
@@ -46,7 +46,9 @@ def test_run_folder_is_complete(run):
     assert Image.open(run / "report" / "curves.png").size[0] > 500
     assert {"teacher-step_0.mp4", "student-step_96.mp4"} <= {path.name for path in (run / "videos").iterdir()}
     assert "Finished: 96 env steps, 3 updates" in (run / "report" / "index.html").read_text()
-    assert {path.name for path in (run / "evaluations").iterdir()} == {f"step_{n}.json" for n in (0, 64, 96)}
+    assert {path.name for path in (run / "evaluations").iterdir()} == {
+        f"step_{n}.json" for n in (0, 32, 64, 96)
+    }
 
 
 def test_a_run_learns_from_the_adapter_of_another_in_its_own_states_and_finds_it_again(smoke, run, tmp_path):
