@@ -2,7 +2,7 @@
 # A training run as a Slurm job. Submit it from the repository's folder, with flags of train_grpo.py:
 #   sbatch scripts/slurm.sh --task-id 0
 #   sbatch scripts/slurm.sh --resume runs/RUN                            # continue in another job
-#   sbatch --gpus=8 --cpus-per-task=80 --mem=400G scripts/slurm.sh --task-id 0 --data-parallel --batch-size 32
+#   sbatch --gpus=8 --cpus-per-task=80 --mem=400G scripts/slurm.sh --task-id 0 --data-parallel
 #SBATCH --job-name=vla-grpo
 #SBATCH --nodes=1
 #SBATCH --ntasks=1
