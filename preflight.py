@@ -294,10 +294,10 @@ def check_eyes(policy: Policy, observations: FirstObservations, task: TaskConfig
     """
     if selfcheck.action_mass(policy, observations.first) < selfcheck.SMALLEST_ACTION_MASS:
         return Check("ok", "not measured, because the token head was not trained on action tokens")
-    if not observations.others:
+    if not observations.from_other_starts:
         return Check("ok", "not measured, because the simulator shows no other image of the task")
     other_instruction = instruction_of_another_task(task)
-    changes = decision_changes(policy, observations.first, observations.others, other_instruction)
+    changes = decision_changes(policy, observations.first, observations.from_other_starts, other_instruction)
     other_image = changes.pop("another image")
     listed = "".join(f", {name} by {nats:.3f}" for name, nats in changes.items())
     text = f"another image moves the decision by {other_image:.3f} nats a token{listed}"

@@ -21,26 +21,26 @@ class FirstObservations(NamedTuple):
     """Observations of a run's first task, before any action."""
 
     first: Observation
-    others: list[Observation]  # with moved objects, and with a moved arm
+    from_other_starts: list[Observation]  # with moved objects, and with a moved arm
 
 
 def first_observations(pool: Pool, task: TaskConfig) -> FirstObservations:
     """Reset a simulator to the first task, several times. Raises BadInput if it fails the first time.
 
-    A start that the simulator cannot make, or that looks like the first one, is left out of `others`.
+    A start that the simulator cannot make, or that looks like the first one, is left out of `from_other_starts`.
     """
     first = _first_observation(pool, task)
     states = task.train_init_states
     last_state = states[1] - 1 if isinstance(states, tuple) else None
-    others = []
+    from_other_starts = []
     for kind in OTHER_STARTS:
         perturbation = Perturbation(kind, MAGNITUDES[-1], OTHER_SEED)
         pool.reset(0, task.task_ids[0], last_state, OTHER_SEED, perturbation=perturbation)
         ((_, result),) = pool.ready()
         other = result.observation
         if other is not None and not np.array_equal(other.images, first.images):
-            others.append(other)
-    return FirstObservations(first, others)
+            from_other_starts.append(other)
+    return FirstObservations(first, from_other_starts)
 
 
 def first_init_state(task: TaskConfig) -> int | None:

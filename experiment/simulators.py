@@ -132,8 +132,8 @@ def cores_of_rank() -> int:
 def explain(num_envs: int, limits: Sequence[Limit]) -> str:
     """Name the limit that decided, then what the others would allow."""
     decisive = min(limits, key=lambda limit: limit.num_envs)
-    others = [f"{limit.name} would allow {limit.num_envs}" for limit in limits if limit is not decisive]
-    return "; ".join([decisive.name, ", ".join(others)])
+    allowances = [f"{limit.name} would allow {limit.num_envs}" for limit in limits if limit is not decisive]
+    return "; ".join([decisive.name, ", ".join(allowances)])
 
 
 def _free_gpu_memory(device: torch.device, renderer: str) -> float | None:

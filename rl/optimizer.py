@@ -55,13 +55,16 @@ def rl_learning_rate(optimizer: torch.optim.Optimizer, initial: float) -> float:
     return optimizer.param_groups[0].get(RL_LR, initial)
 
 
-def follow_kl(optimizer: torch.optim.Optimizer, lr: float, kl: float, desired_kl: float) -> None:
+def follow_kl(optimizer: torch.optim.Optimizer, num_steps: int, kl: float, desired_kl: float | None) -> None:
     """Choose RL's next learning rate, so that an update moves the policy by about `desired_kl` nats per token.
 
-    lr and kl: the learning rate of the last update, and how far that update moved the policy. The KL divergence of two
-    policies grows with the square of their distance, and the distance with the learning rate. So the learning rate is
-    multiplied by sqrt(desired_kl / kl), by at most MAX_LR_CHANGE and at least its inverse. (Adaptive learning rates by
-    KL are common in robot learning: Schulman et al. 2017, section 4, adapt a penalty's weight in the same way.)
+    num_steps and kl: how many steps the last update took, and how far it moved the policy. Without a step, or without
+    `desired_kl`, the learning rate stays. The KL divergence of two policies grows with the square of their distance, and
+    the distance with the learning rate. So the learning rate is multiplied by sqrt(desired_kl / kl), but by at most
+    MAX_LR_CHANGE and at least its inverse. (Schulman et al. 2017, section 4, let a penalty's weight follow KL likewise.)
     """
+    if num_steps == 0 or desired_kl is None:
+        return
+    group = optimizer.param_groups[0]
     change = math.sqrt(desired_kl / max(kl, desired_kl / MAX_LR_CHANGE**2))
-    optimizer.param_groups[0][RL_LR] = lr * max(change, 1 / MAX_LR_CHANGE)
+    group[RL_LR] = group["lr"] * max(change, 1 / MAX_LR_CHANGE)

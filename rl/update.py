@@ -74,16 +74,15 @@ def update(
     """Minimise the phase's loss in epochs. Returns the metrics. Raises BadInput if training has diverged.
 
     The loss is divided by the minibatch's size including inactive rows, so skipping them does not change the gradient.
-    A minibatch without active rows takes no optimizer step. Every rank holds the whole batch and computes a slice of
-    each minibatch, which may be empty. The CPU waits for the GPU only at the end of an epoch.
+    A minibatch without active rows takes no optimizer step. Every rank computes a slice of each minibatch, which may be
+    empty. The CPU waits for the GPU only at the end of an epoch.
     """
     started = time.perf_counter()
     ranks = learner.ranks
     optimizer = learner.optimizer
     settings = config.update
     parameters = optimizer.param_groups[0]["params"]
-    lr = learning_rate(optimizer, settings, phase)
-    optimizer.param_groups[0]["lr"] = lr
+    optimizer.param_groups[0]["lr"] = learning_rate(optimizer, settings, phase)
     active = rows_that_learn(batch, phase, config)
     batch = prepare_batch(learner, batch, phase, config).to(learner.policy.device)
     micro_batch_size = int(settings.micro_batch_size)
@@ -119,11 +118,10 @@ def update(
     metrics = mean_statistics(statistics)
     if not phase.distils:
         metrics |= measure_sample(learner, batch, micro_batch_size, phase, config, update_index)
-        if settings.desired_kl is not None and gradient_norms:
-            follow_kl(optimizer, lr, metrics["train/approx_kl"], settings.desired_kl)
+        follow_kl(optimizer, len(gradient_norms), metrics["train/approx_kl"], settings.desired_kl)
     if first_ratio_error is not None:
         metrics["train/first_ratio_error"] = first_ratio_error
-    metrics |= step_metrics(gradient_norms, settings.max_grad_norm, lr)
+    metrics |= step_metrics(gradient_norms, settings.max_grad_norm, optimizer.param_groups[0]["lr"])
     metrics["train/zero_advantage_fraction"] = 1.0 - active.float().mean().item()
     return metrics | {"train/epochs": epoch + 1, "train/time_s": time.perf_counter() - started}
 

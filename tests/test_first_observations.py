@@ -30,7 +30,7 @@ def test_the_other_observations_show_moved_objects_and_a_moved_arm(states):
 def test_images_that_are_the_same_again_are_no_other_images():
     """As of a simulator that knows no perturbations and has one initial state. The fake's images are all black."""
     pool = FakePool(lambda *_: Script(8), num_slots=1)
-    assert first_observations(pool, TaskConfig(train_init_states=(3, 4))).others == []
+    assert first_observations(pool, TaskConfig(train_init_states=(3, 4))).from_other_starts == []
 
 
 def test_the_other_instruction_is_that_of_the_next_task():

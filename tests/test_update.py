@@ -458,10 +458,17 @@ def test_the_learning_rate_is_changed_until_updates_move_the_policy_as_far_as_de
 
 
 def test_an_update_changes_the_learning_rate_by_a_factor_of_at_most_3(policy):
-    optimizer = adamw(policy)
+    optimizer = adamw(policy, lr=1e-4)
     for kl, expected in ((0.0, 3e-4), (1e9, 1e-4 / 3), (0.04, 0.5e-4)):
-        follow_kl(optimizer, 1e-4, kl, desired_kl=0.01)
+        follow_kl(optimizer, 1, kl, desired_kl=0.01)
         assert rl_learning_rate(optimizer, initial=1.0) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("num_steps", "desired_kl"), [(0, 0.01), (5, None)])
+def test_without_a_step_or_a_desired_kl_the_learning_rate_stays(policy, num_steps, desired_kl):
+    optimizer = adamw(policy, lr=1e-4)
+    follow_kl(optimizer, num_steps, 0.3, desired_kl)
+    assert rl_learning_rate(optimizer, initial=2e-4) == 2e-4
 
 
 def test_moments_are_there_before_the_first_step_and_steps_are_those_of_torchs_adamw():
