@@ -142,8 +142,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         # 1. The phase decides who acts and which loss is minimised. It depends on the env steps alone.
         phase = phase_at(state.global_step, config.phases)
 
-        # 2. At the start, after the warmup and every --eval-interval env steps: validate teacher and student on held-out
-        # initial states. Training does not learn from these episodes, and never goes back to the best checkpoint.
+        # 2. At the start, after the warmup and every --eval-interval env steps: validate teacher and student on
+        # held-out initial states. Training never learns from these episodes, nor goes back to the best checkpoint.
         if evaluation_is_due(config, state):
             evaluate_and_record(config, run, learner, pool, state)
 

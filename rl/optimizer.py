@@ -59,9 +59,9 @@ def follow_kl(optimizer: torch.optim.Optimizer, num_steps: int, kl: float, desir
     """Choose RL's next learning rate, so that an update moves the policy by about `desired_kl` nats per token.
 
     num_steps and kl: how many steps the last update took, and how far it moved the policy. Without a step, or without
-    `desired_kl`, the learning rate stays. The KL divergence of two policies grows with the square of their distance, and
-    the distance with the learning rate. So the learning rate is multiplied by sqrt(desired_kl / kl), but by at most
-    MAX_LR_CHANGE and at least its inverse. (Schulman et al. 2017, section 4, let a penalty's weight follow KL likewise.)
+    `desired_kl`, the learning rate stays. The KL divergence of two policies grows with the square of their distance,
+    and the distance with the learning rate. So the learning rate is multiplied by sqrt(desired_kl / kl), but by at most
+    MAX_LR_CHANGE and at least its inverse. (Schulman et al. 2017, section 4, let a penalty's weight follow KL.)
     """
     if num_steps == 0 or desired_kl is None:
         return

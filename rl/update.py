@@ -74,8 +74,7 @@ def update(
     """Minimise the phase's loss in epochs. Returns the metrics. Raises BadInput if training has diverged.
 
     The loss is divided by the minibatch's size including inactive rows, so skipping them does not change the gradient.
-    A minibatch without active rows takes no optimizer step. Every rank computes a slice of each minibatch, which may be
-    empty. The CPU waits for the GPU only at the end of an epoch.
+    A minibatch without active rows takes no step. Every rank computes a slice of each minibatch, which may be empty.
     """
     started = time.perf_counter()
     ranks = learner.ranks
@@ -106,7 +105,7 @@ def update(
             epoch_norms.append(optimizer_step(optimizer, settings.max_grad_norm))
             optimizer.zero_grad(set_to_none=True)
             epoch_statistics += minibatch_statistics
-        epoch_sums = sum_statistics(epoch_statistics, ranks)
+        epoch_sums = sum_statistics(epoch_statistics, ranks)  # here the CPU waits for the GPU
         statistics = merge([statistics, epoch_sums])
         gradient_norms += torch.stack(epoch_norms).tolist() if epoch_norms else []
         check_skipped_steps(gradient_norms, update_index)
