@@ -36,8 +36,6 @@ _TINY = changed(
     batch_size=128,
     lr=3e-4,
     warmup_lr=1e-3,
-    target_kl=0.1,
-    desired_kl=None,
     eval_interval=40_000,
 )
 
