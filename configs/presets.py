@@ -13,11 +13,14 @@ PUBLIC_CHECKPOINTS: dict[Suite, str] = {
     "libero_10": "Haozhan72/Openvla-oft-SFT-libero10-traj1",
 }
 
-# 2 million parameters apart from its vocabulary, trained on two or three demonstrations per task in both looks. It is
-# weak, so that reinforcement learning can improve it. The README in its folder says how it was made.
+# 2 million parameters apart from its vocabulary. Like the public checkpoints it reads one image and no robot state, so
+# it has to look. It knows libero_spatial task 0 alone, in both looks, and is weak, so that reinforcement learning can
+# improve it. The README in its folder says how it was made.
 TINY_CHECKPOINT = "checkpoints/tiny-libero-spatial"
 
-# PPO alone, with the settings measured in docs/RESULTS.md, "Learning". --warmup adds warmup and transition.
+# PPO alone, with the settings measured in docs/RESULTS.md, "Learning". --warmup adds warmup and transition. `lr` is
+# only the first learning rate: after each update it follows the default --desired-kl. Runs that began with a tenth of
+# this rate and followed the KL divergence came within 3 points of runs that kept this rate (docs/LOG.md).
 _TINY = changed(
     TrainConfig(),
     name="tiny",

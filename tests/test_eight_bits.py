@@ -68,13 +68,18 @@ def test_product_and_gradients_are_those_of_the_widened_weights(name, dtype):
 
 
 @formats
-def test_the_network_stays_close_and_a_small_step_arrives(name):
-    """A step of the size that `rl.selfcheck` takes; half the difference between it and its opposite."""
+def test_the_network_stays_close_and_a_small_step_arrives(name, monkeypatch):
+    """A step of the size that `rl.selfcheck` takes; half the difference between it and its opposite.
+
+    There are so many observations that rounding averages out. torch's own product of fp8 matrices would take minutes
+    on a CPU; in float32 the products are as exact.
+    """
+    monkeypatch.setattr(torch, "_scaled_mm", lambda a, b, *_, out_dtype: a.to(out_dtype) @ b.to(out_dtype))
     start_logits = []
     changes = []
     for frozen_weights in ("float32", name):
         policy = load_policy(BUNDLED, frozen_weights=frozen_weights, lora_rank=16)
-        observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 8)
+        observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 64)
         start_logits.append(policy.chunk_logits(observations).detach())
         move_adapters(policy, 2e-3)
         after_step = policy.chunk_logits(observations).detach()
@@ -86,7 +91,7 @@ def test_the_network_stays_close_and_a_small_step_arrives(name):
     assert 0.8 < share < 1.2
     exact_logprobs, quantised_logprobs = (logits.log_softmax(-1) for logits in start_logits)
     kl = (exact_logprobs.exp() * (exact_logprobs - quantised_logprobs)).sum(-1).mean()
-    assert kl < {"int8": 0.05, "fp8": 0.5}[name]
+    assert kl < {"int8": 0.01, "fp8": 0.1}[name]
     assert policy.network.language_model.model.layers[0].mlp.down_proj.weight.dtype == FORMATS[name]
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from configs.presets import TINY_CHECKPOINT
 from contracts import BadInput, Observation
 from envs.libero import axis_angle
 from envs.rendering import upright
@@ -23,9 +22,10 @@ INSTRUCTION = "pick up the black bowl next to the ramekin and place it on the pl
 
 
 @pytest.fixture
-def config():
+def config(small):
+    """Of a checkpoint that reads both images and the robot state."""
     register_third_party_plugins()
-    return PreTrainedConfig.get_choice_class("vla_grpo")(checkpoint=TINY_CHECKPOINT, device="cpu")
+    return PreTrainedConfig.get_choice_class("vla_grpo")(checkpoint=str(small), device="cpu")
 
 
 def raw_observations(count: int) -> dict:
@@ -50,14 +50,16 @@ def observations_of(raw: dict) -> list[Observation]:
     """The same as the project's own env gives them."""
     robot = raw["robot_state"]
     observations = []
-    for i, image in enumerate(raw["pixels"]["image"]):
+    cameras = zip(raw["pixels"]["image"], raw["pixels"]["image2"], strict=True)
+    for i, (agentview, wrist) in enumerate(cameras):
         rotation = axis_angle(robot["eef"]["quat"][i])
         proprio = np.concatenate([robot["eef"]["pos"][i], rotation, robot["gripper"]["qpos"][i]])
-        observations.append(Observation(upright(image)[None], proprio, INSTRUCTION))
+        images = np.stack([upright(agentview), upright(wrist)])
+        observations.append(Observation(images, proprio, INSTRUCTION))
     return observations
 
 
-def test_actions_of_a_chunk_are_those_of_the_policy_on_the_same_raw_observations(config):
+def test_actions_of_a_chunk_are_those_of_the_policy_on_the_same_raw_observations(config, small):
     env = LiberoEnv(task="libero_spatial", **SIZE)
     raw = raw_observations(3)
     lerobot_policy = make_policy(config, env_cfg=env)
@@ -69,7 +71,7 @@ def test_actions_of_a_chunk_are_those_of_the_policy_on_the_same_raw_observations
         action = policy_output(lerobot_policy.select_action(batch))
         actions.append(env_input({"action": action})["action"])
 
-    policy = Policy.load(TINY_CHECKPOINT, LoadOptions(task_suite="libero_spatial", device="cpu"))
+    policy = Policy.load(str(small), LoadOptions(task_suite="libero_spatial", device="cpu"))
     expected = policy.act(observations_of(raw)).actions
     assert torch.equal(torch.stack(actions, 1), torch.from_numpy(expected))
     assert set(torch.stack(actions)[..., -1].unique().tolist()) <= {-1.0, 1.0}
