@@ -36,7 +36,7 @@ FOLLOWED = {
     "python train_grpo.py --checkpoint PATH_OR_HUB_ID --task-id 0": "--check-only",
     "python train_grpo.py --preset rl --task-id 0": f"{RANDOM_WEIGHTS} --check-only",
     "python train_grpo.py --preset tiny": "--check-only",  # that is `make demo`
-    "python train_grpo.py --task-id 0 --data-parallel --batch-size 32": f"--checkpoint {TINY} --check-only",
+    "python train_grpo.py --task-id 0 --data-parallel": f"--checkpoint {TINY} --check-only",
     "python train_grpo.py --resume runs/RUN": "--total-steps 16",
     "python -m experiment.report runs/RUN": "",
     "python eval.py --checkpoint runs/RUN/checkpoints/best --task-ids 0 --out results.json": EVAL_SHORT,
