@@ -18,9 +18,8 @@ from envs.tasks import TaskInfo
 from rl.ranks import ALONE, Ranks
 from vla.device import GIB
 
-SHARE_OF_FREE_MEMORY = (
-    0.5  # that simulators may take, once the policy is loaded; the rest is for training and play
-)
+# The share of the free memory that simulators may take, once the policy is loaded. The rest is for training and play.
+SHARE_OF_FREE_MEMORY = 0.5
 
 
 class SimulatorMemory(NamedTuple):

@@ -27,9 +27,8 @@ CHUNKS = 3  # chunks of TIMED_ACTIONS actions that a simulator is timed with
 TIMED_ACTIONS = 8
 CALLS = 3  # the fastest of so many calls counts, or of fewer if they take ENOUGH_S seconds
 ENOUGH_S = 1.0
-ONE_BY_ONE_S = (
-    2.0  # on a CPU a timed pass learns from as many decisions as would take so many seconds one by one
-)
+# On a CPU a timed pass learns from as many decisions as would take so many seconds one by one.
+ONE_BY_ONE_S = 2.0
 
 
 class SimulatorSpeed(NamedTuple):
