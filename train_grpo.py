@@ -9,14 +9,14 @@
 The program is named after GRPO, which is PPO with --advantage group.
 
 Teacher and student. The teacher is frozen: the pretrained policy before any training, played greedily, or the
-checkpoint's L1 head, which predicts continuous actions (--teacher-checkpoint names another policy). The student is the
+checkpoint's L1 head, which predicts continuous actions (--teacher can name another policy). The student is the
 pretrained network with trainable adapters. Its tokens are sampled at --temperature, and PPO computes its
 log-probabilities at the same temperature. A decision is one pass through the network, which gives a chunk of 8 actions.
 
-Phases. The phase depends only on the number of env steps played, never on the success rate. (A run stops at
-the end of the warmup if the student succeeds far less often than the teacher.)
-  warmup      the teacher acts, and the student learns the teacher's tokens by cross-entropy (with --warmup-actor
-              student the student acts, and learns the tokens that the teacher would have chosen)
+Phases. The phase depends only on the number of env steps played, never on the success rate. A run stops after the
+warmup if the student succeeds far less often than the teacher.
+  warmup      the student learns the teacher's tokens by cross-entropy. The teacher acts; or, with --warmup-actor
+              student and with an L1 head as teacher, the student acts and learns what the teacher would have chosen
   transition  the teacher makes each decision with probability epsilon, which falls from 1 to 0, otherwise the student
               makes it; the student learns by PPO
   rl          the student acts and learns by PPO

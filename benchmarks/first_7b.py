@@ -15,7 +15,6 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.background import repeated_beside
 from command_line import main_guard
 from contracts import read_json, write_json
 from experiment.provenance import git_state, package_versions
@@ -101,20 +101,8 @@ def watched_gpu() -> Iterator[GpuMemory | None]:
         return
     total, used = map(int, values)
     memory = GpuMemory(total, at_start=used, peak=used)
-    stop = threading.Event()
-    watcher = threading.Thread(target=watch, args=(memory, stop), daemon=True)
-    watcher.start()
-    try:
+    with repeated_beside(memory.sample, SAMPLING_INTERVAL_S):
         yield memory
-    finally:
-        stop.set()
-        watcher.join()
-
-
-def watch(memory: GpuMemory, stop: threading.Event) -> None:
-    """Update the peak until `stop` is set."""
-    while not stop.wait(SAMPLING_INTERVAL_S):
-        memory.sample()
 
 
 def measure(file: Path, command: Sequence[str]) -> int:

@@ -11,7 +11,6 @@ programs on the GPU. --memory-budget of the command is a different limit: that o
 import argparse
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from benchmarks.background import repeated_beside
 from command_line import main_guard
 from contracts import BadInput
 
@@ -57,14 +57,10 @@ def smaller_gpus(free_gib: float, num_gpus: int) -> Iterator[list[FreeMemory]]:
     for gpu_index in range(num_gpus):
         unused, _ = torch.cuda.mem_get_info(gpu_index)
         records.append(FreeMemory(gpu_index, at_start=unused, least=unused))
-    stop = threading.Event()
-    watcher = threading.Thread(target=watch, args=(records, stop), daemon=True)
-    watcher.start()
     try:
-        yield records
+        with repeated_beside(lambda: sample_all(records), SAMPLING_INTERVAL_S):
+            yield records
     finally:
-        stop.set()
-        watcher.join()
         ballast.clear()
         torch.cuda.empty_cache()
 
@@ -83,11 +79,9 @@ def take_ballast(gpu_index: int, free_gib: float) -> Tensor:
     return torch.empty(ballast_bytes, dtype=torch.uint8, device=device)
 
 
-def watch(records: list[FreeMemory], stop: threading.Event) -> None:
-    """Update the records until `stop` is set."""
-    while not stop.wait(SAMPLING_INTERVAL_S):
-        for record in records:
-            record.sample()
+def sample_all(records: Sequence[FreeMemory]) -> None:
+    for record in records:
+        record.sample()
 
 
 def main(argv: Sequence[str]) -> None:

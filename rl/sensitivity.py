@@ -14,21 +14,24 @@ from vla.policy import Policy
 
 
 def decision_changes(
-    policy: Policy, observation: Observation, others: Sequence[Observation], instruction: str | None
+    policy: Policy,
+    observation: Observation,
+    other_observations: Sequence[Observation],
+    instruction: str | None,
 ) -> dict[str, float]:
     """How far the decision on `observation` moves if one input is replaced: input -> nats a token at temperature 1.
 
-    Images and robot state are replaced by those of each of `others`, and the largest change counts. The robot state is
-    left out if the policy does not read it, the instruction if there is no other one.
+    Images and robot state are replaced by those of each of `other_observations`, and the largest change counts. The
+    robot state is left out if the policy does not read it, the instruction if there is no other one.
     """
     black = replace(observation, images=np.zeros_like(observation.images))
     replacements = {
-        "another image": [replace(observation, images=other.images) for other in others],
+        "another image": [replace(observation, images=other.images) for other in other_observations],
         "a black image": [black],
     }
     if policy.uses_proprio:
         replacements["another robot state"] = [
-            replace(observation, proprio=other.proprio) for other in others
+            replace(observation, proprio=other.proprio) for other in other_observations
         ]
     if instruction is not None:
         replacements["another instruction"] = [replace(observation, instruction=instruction)]

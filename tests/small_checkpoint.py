@@ -1,10 +1,12 @@
 """Small checkpoints for tests, in the real folder format, and policies of them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from contracts import Observation
 from vla.checkpoint import inspect_checkpoint
 from vla.loading import LoadOptions
 from vla.model import OpenVLAOFT
@@ -24,6 +26,22 @@ SMALL = TinySize(
     llm_depth=3,
     llm_heads=2,
     llm_mlp_dim=24,
+)
+
+# The sizes of a small network and of one that it can be grown into (benchmarks/growing.py).
+GROWABLE = TinySize(
+    56, 14, vision_dim=32, vision_depth=3, vision_heads=2, llm_dim=32, llm_depth=3, llm_heads=1
+)
+GROWN = TinySize(
+    56,
+    14,
+    vision_dim=64,
+    vision_depth=5,
+    vision_heads=2,
+    llm_dim=128,
+    llm_depth=6,
+    llm_heads=4,
+    llm_mlp_dim=500,
 )
 
 
@@ -72,3 +90,16 @@ def move_adapters(policy: Policy, step: float) -> None:
     for name, parameter in policy.named_trainable_parameters():
         if name.endswith("lora_B"):
             parameter += step * torch.randn(parameter.shape, generator=generator).sign()
+
+
+@torch.no_grad()
+def change_by_a_step(policy: Policy, observations: Sequence[Observation], step: float) -> Tensor:
+    """How the logits change when the adapters move by `step`: half the difference to the opposite step, flattened.
+
+    The adapters must not have been trained. They stay at the opposite step.
+    """
+    move_adapters(policy, step)
+    after_step = policy.chunk_logits(observations)
+    move_adapters(policy, -2 * step)
+    after_opposite_step = policy.chunk_logits(observations)
+    return (after_step - after_opposite_step).flatten() / 2

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tests.small_checkpoint import BUNDLED, load_policy, move_adapters
+from tests.small_checkpoint import BUNDLED, change_by_a_step, load_policy
 from vla.adapter_folder import read_adapter
 from vla.eight_bits import FORMATS, gradient, product, quantise
 from vla.lora import AdaptedLayers, LoraLinear
@@ -81,11 +81,7 @@ def test_the_network_stays_close_and_a_small_step_arrives(name, monkeypatch):
         policy = load_policy(BUNDLED, frozen_weights=frozen_weights, lora_rank=16)
         observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 64)
         start_logits.append(policy.chunk_logits(observations).detach())
-        move_adapters(policy, 2e-3)
-        after_step = policy.chunk_logits(observations).detach()
-        move_adapters(policy, -4e-3)
-        after_opposite_step = policy.chunk_logits(observations).detach()
-        changes.append((after_step - after_opposite_step).flatten() / 2)
+        changes.append(change_by_a_step(policy, observations, 2e-3))
     exact, quantised = changes
     share = (exact @ quantised / exact.square().sum()).item()
     assert 0.8 < share < 1.2

@@ -9,31 +9,19 @@ from safetensors.torch import load_file
 from benchmarks.full_size import CONFIG, build_on_meta, write_grown
 from benchmarks.growth_sizes import check_sizes
 from contracts import BadInput, read_json, write_json
-from tests.small_checkpoint import load_policy
+from tests.small_checkpoint import GROWABLE, GROWN, load_policy
 from vla.dataset_statistics import STATISTICS_FILE
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
 from workshop.tiny import TinySize, make_tiny_checkpoint
 
-SMALL = TinySize(56, 14, vision_dim=32, vision_depth=3, vision_heads=2, llm_dim=32, llm_depth=3, llm_heads=1)
-MEDIUM = TinySize(
-    56,
-    14,
-    vision_dim=64,
-    vision_depth=5,
-    vision_heads=2,
-    llm_dim=128,
-    llm_depth=6,
-    llm_heads=4,
-    llm_mlp_dim=500,
-)
 CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory) -> dict[str, object]:
     """The config.json of a medium network, whose vision transformers have different widths, as those of the 7B."""
-    folder = make_tiny_checkpoint(tmp_path_factory.mktemp("medium"), size=MEDIUM)
+    folder = make_tiny_checkpoint(tmp_path_factory.mktemp("medium"), size=GROWN)
     config = read_json(folder / "config.json")
     config["test_vit_overrides"][1]["embed_dim"] = 96
     return config
@@ -42,7 +30,9 @@ def target(tmp_path_factory) -> dict[str, object]:
 @pytest.fixture(scope="module")
 def small_l1(tmp_path_factory) -> Path:
     """A policy of two images and robot state, with an L1 head, that has seen low-poly pictures."""
-    folder = make_tiny_checkpoint(tmp_path_factory.mktemp("small"), torch.bfloat16, size=SMALL, l1_head=True)
+    folder = make_tiny_checkpoint(
+        tmp_path_factory.mktemp("small"), torch.bfloat16, size=GROWABLE, l1_head=True
+    )
     write_json(folder / "config.json", read_json(folder / "config.json") | {"looks": ["lowpoly"]})
     return folder
 
@@ -51,7 +41,7 @@ def small_l1(tmp_path_factory) -> Path:
 def small_token(tmp_path_factory) -> Path:
     """A policy of one image, without robot state and L1 head."""
     folder = tmp_path_factory.mktemp("token")
-    return make_tiny_checkpoint(folder, torch.bfloat16, size=SMALL, num_images=1, proprio=False)
+    return make_tiny_checkpoint(folder, torch.bfloat16, size=GROWABLE, num_images=1, proprio=False)
 
 
 @pytest.fixture(scope="module")

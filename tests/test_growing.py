@@ -9,22 +9,10 @@ import pytest
 import torch
 
 from benchmarks.growing import add_noise, grow, grow_action_head
+from tests.small_checkpoint import GROWABLE, GROWN
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.network_config import read_network_config
 from workshop.tiny import TinySize, make_tiny_checkpoint
-
-SMALL = TinySize(56, 14, vision_dim=32, vision_depth=3, vision_heads=2, llm_dim=32, llm_depth=3, llm_heads=1)
-LARGE = TinySize(
-    56,
-    14,
-    vision_dim=64,
-    vision_depth=5,
-    vision_heads=2,
-    llm_dim=128,
-    llm_depth=6,
-    llm_heads=4,
-    llm_mlp_dim=500,
-)
 
 
 def random_network(
@@ -55,8 +43,8 @@ def randomise(module: torch.nn.Module) -> None:
 
 @pytest.fixture(scope="module")
 def networks(tmp_path_factory) -> tuple[OpenVLAOFT, OpenVLAOFT]:
-    small = random_network(tmp_path_factory.mktemp("small"), SMALL, seed=0)
-    large = random_network(tmp_path_factory.mktemp("large"), LARGE, seed=1, second_vision_dim=96)
+    small = random_network(tmp_path_factory.mktemp("small"), GROWABLE, seed=0)
+    large = random_network(tmp_path_factory.mktemp("large"), GROWN, seed=1, second_vision_dim=96)
     grow(small, large)
     return small, large
 
@@ -136,7 +124,7 @@ def test_noise_is_as_large_beside_few_weights_as_beside_many():
 )
 def test_sizes_that_cannot_grow_are_refused(networks, changes, part, tmp_path):
     with pytest.raises(ValueError, match=part):
-        grow(random_network(tmp_path, replace(SMALL, **changes), seed=0), networks[1])
+        grow(random_network(tmp_path, replace(GROWABLE, **changes), seed=0), networks[1])
 
 
 def test_a_network_that_reads_the_robots_state_is_not_grown_into_one_that_does_not(networks):

@@ -11,7 +11,7 @@ from PIL import Image
 
 from contracts import BadInput, Observation
 from tests.llama_like import llama_like_tokenizer
-from tests.small_checkpoint import BUNDLED, load_policy, move_adapters, train_a_little
+from tests.small_checkpoint import BUNDLED, change_by_a_step, load_policy, train_a_little
 from vla.preprocessing import synthetic_observations
 from vla.tokens import decode, to_env
 
@@ -132,11 +132,7 @@ def test_a_small_step_arrives_in_bfloat16():
     for frozen_weights in ("float32", "bf16"):
         policy = load_policy(BUNDLED, frozen_weights=frozen_weights, lora_rank=16)
         observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 64)
-        move_adapters(policy, 2e-4)
-        after_step = policy.chunk_logits(observations).detach()
-        move_adapters(policy, -4e-4)
-        after_opposite_step = policy.chunk_logits(observations).detach()
-        changes.append((after_step - after_opposite_step).flatten() / 2)
+        changes.append(change_by_a_step(policy, observations, 2e-4))
     exact, rounded = changes
     share = (exact @ rounded / exact.square().sum()).item()
     assert 0.6 < share < 1.4
