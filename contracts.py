@@ -55,11 +55,22 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise BadInput(f"{path}: cannot be read ({error.strerror or error})") from None
-    except ValueError as error:  # broken JSON, or bytes that are not UTF-8 text
+    except (ValueError, RecursionError) as error:  # broken JSON, or bytes that are not UTF-8 text
+        refuse_lfs_pointer(path)
         raise BadInput(f"{path}: is not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise BadInput(f"{path}: holds a {type(value).__name__}, expected a JSON object")
     return value
+
+
+def refuse_lfs_pointer(path: Path) -> None:
+    """Raise BadInput if git-lfs has left a text file that only names the real one. For messages about damaged files."""
+    with path.open("rb") as file:
+        is_pointer = file.read(40).startswith(b"version https://git-lfs.github.com/")
+    if is_pointer:
+        raise BadInput(
+            f"{path}: is only git-lfs's pointer to the real file: run `git lfs pull` in its folder"
+        )
 
 
 def write_json(path: Path, value: object) -> None:

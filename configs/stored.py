@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from configs.config import TrainConfig
 from contracts import BadInput
+from json_fields import first_problem
 
 Sections: TypeAlias = dict[str, dict[str, Any]]  # settings by section, as JSON holds them
 
@@ -30,9 +31,7 @@ def from_dict(stored: Any, source: str) -> TrainConfig:
         sections = _without_withdrawn(stored)
         config = TypeAdapter(TrainConfig).validate_json(json.dumps(sections), strict=True)
     except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"])) or "the configuration"
-        raise BadInput(f"{source}: {field} is {first['input']!r}: {first['msg']}") from None
+        raise BadInput(f"{source}: {first_problem(error)}") from None
     except BadInput as problem:
         raise BadInput(f"{source}: {problem}") from None
     # A missing setting must not get the default of this version unnoticed, and an unknown one must not get lost.
