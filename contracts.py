@@ -1,15 +1,26 @@
-"""What all packages share: the observation, the exceptions, JSON files and pointers to checkpoints."""
+"""What all packages share: the observation, the exceptions, JSON files, places to write and pointers to checkpoints."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import re
+import shutil
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+# Why a file could not be written, where it is the user who can repair it.
+DISK_ERRORS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE),
+    *(errno.EROFS, errno.EACCES, errno.ENOTDIR),
+}
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,42 @@ def write_json(path: Path, value: object) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)  # on a full disk the next file needs its space
         raise
+
+
+@contextlib.contextmanager
+def output_place(out: Path) -> Iterator[None]:
+    """Write to `out` within this block. Raises BadInput, before the work, if nothing can be written there.
+
+    A disk that cannot be written later, in the block, is a BadInput, too. `out` need not exist yet.
+    """
+    try:
+        existing = next(folder for folder in (out, *out.parents) if folder.exists())
+        with tempfile.TemporaryFile(dir=existing) as file:
+            file.write(bytes(4096))
+        yield
+    except OSError as error:
+        if error.errno not in DISK_ERRORS:
+            raise
+        raise BadInput(
+            f"--out {out}: {error.filename or 'a file'} cannot be written ({error.strerror}): free disk space, or name "
+            "another place"
+        ) from error
+
+
+@contextlib.contextmanager
+def unfinished_folder(out: Path) -> Iterator[Path]:
+    """A new folder OUT.unfinished beside `out`. It is removed at the end of the block, if it is still there.
+
+    What a killed program has left under that name is removed first. Raises BadInput as `output_place` does.
+    """
+    folder = out.with_name(f"{out.name}.unfinished")
+    with output_place(out):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def resolve_pointer(path: Path) -> Path:

@@ -41,8 +41,8 @@ class EvalConfig:
     seed: Annotated[int, NOT_NEGATIVE] = 0
     """Seed of sampling and of perturbations."""
     out: str | None = None
-    """Results file (docs/RESULTS_JSON.md; None: a new one in runs/). If it exists, the same command plays only the
-    episodes that it lacks."""
+    """Results file, *.json (docs/RESULTS_JSON.md; None: a new one in runs/). If it exists, the same command plays only
+    the episodes that it lacks."""
     video: Literal["none", "failures", "all"] = "none"
     """Episodes whose videos are kept, in a folder beside the results file. Recording is slower, because every env step
     is rendered."""
@@ -52,6 +52,9 @@ class EvalConfig:
             check_numbers(section)
         if not self.task_suite:
             raise BadInput("--task-suite names no suite")
+        if self.out is not None and not self.out.endswith(".json"):
+            # Pictures and videos are named after the results file, with other endings.
+            raise BadInput(f"--out {self.out}: results are a JSON file: give a name that ends in .json")
         check_simulator(self.simulator, self.suites, self.protocol)
         if self.simulator.bddl_file is not None:
             check_bddl_file(self)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import signal
@@ -13,12 +12,10 @@ from pathlib import Path
 
 import torch
 
-from contracts import BadInput, TimeIsUp, first_line
+from contracts import DISK_ERRORS, BadInput, TimeIsUp, first_line
 from experiment.run_folder import LOG_FILE, Run
 
 log = logging.getLogger(__name__)
-
-DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.ESTALE, errno.EACCES}
 
 
 @contextlib.contextmanager

@@ -92,6 +92,7 @@ def test_an_evaluation_is_by_default_the_published_protocol():
         ([*CHECKPOINT, "--protocol", "libero", "--trials", "5"], "--trials"),
         ([*CHECKPOINT, "--protocol", "libero", "--mode", "sample"], "--mode"),
         ([*CHECKPOINT, "--protocol", "libero", "--max-env-steps", "10"], "--max-env-steps"),
+        ([*CHECKPOINT, "--out", "r.png"], "--out"),  # it would be overwritten by its own picture
     ],
 )
 def test_wrong_flags_of_an_evaluation_are_refused(argv, named):

@@ -1,5 +1,8 @@
 """Collecting: two real episodes of task 0 by one process and by two, and the bookkeeping with a stand-in simulator."""
 
+import signal
+import subprocess
+import sys
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -24,6 +27,7 @@ from workshop.demos import AttemptResult, DemosArgs, attempt_of, collect, draw_p
 from workshop.noisy_episode import noise_bursts
 
 OUT = Path("unused")
+PROJECT = Path(__file__).resolve().parent.parent
 
 
 def _args(out: Path = OUT, **changes) -> DemosArgs:
@@ -113,6 +117,34 @@ def test_a_folder_takes_one_recipe_only(played_ids, tmp_path):
     with pytest.raises(BadInput, match=str(tmp_path)):
         main(["--out", str(tmp_path), "--episodes", "1", "--seed", "1"])
     assert len(played_ids) == 1
+
+
+def test_an_output_place_that_cannot_be_written_is_refused_before_the_first_episode(played_ids, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="--out"):
+        collect(_args(tmp_path / "file" / "demos"))
+    assert played_ids == []
+
+
+IDLE_COLLECTION = """
+from pathlib import Path
+from tests.demo_episodes import wait_forever
+from workshop import demos
+
+demos.play_attempt = wait_forever
+list(demos.play_attempts(demos.DemosArgs(Path("unused"), num_envs=2), [(0, 0), (0, 1)]))
+"""
+
+
+@pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_the_program_however_that_ends(stop_signal):
+    command = [sys.executable, "-c", IDLE_COLLECTION]
+    with subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE) as program:
+        workers = {int(program.stdout.readline()) for _ in range(2)}
+        assert len(workers) == 2
+        program.send_signal(stop_signal)
+        # Every worker holds the other end of this pipe until it ends.
+        program.communicate(timeout=300)  # only a failing test waits that long
 
 
 def test_initial_states_and_noise_scales_meet_equally_often():

@@ -1,8 +1,11 @@
 """Merging an adapter into its base: what the folder holds, and what is refused."""
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -160,6 +163,43 @@ def test_wrong_merge_is_not_published(adapter, tmp_path, monkeypatch, factor):
     with pytest.raises(BadInput, match="nothing was written"):
         merge(adapter, tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_merge_leaves_nothing_and_so_does_one_after_a_kill(
+    adapter, tmp_path, monkeypatch, stop_signal
+):
+    stale = tmp_path / "out.unfinished" / "model.safetensors"  # what a kill -9 leaves
+    stale.parent.mkdir()
+    stale.touch()
+
+    def interrupt(shard, adapter):
+        assert not stale.exists()
+        assert [path.name for path in tmp_path.iterdir()] == ["out.unfinished"]
+        os.kill(os.getpid(), stop_signal)
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    monkeypatch.setattr(merge_module, "add_adapter", interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            merge_module.main(["--adapter", str(adapter), "--out", str(tmp_path / "out"), "--device", "cpu"])
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_output_place_that_cannot_be_written_is_refused_before_a_policy_is_loaded(
+    adapter, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(Policy, "load", None)
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="--out"):
+        merge(adapter, tmp_path / "file" / "out")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1))
+    with pytest.raises(BadInput, match="GB are free"):
+        merge(adapter, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize("shift", [0.6, 50.0, float("nan")])

@@ -10,15 +10,15 @@ folder gets its final name only after the merged policy was found to decide like
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from command_line import main_guard, parse_flags
-from contracts import BadInput, read_json, resolve_pointer, write_json
+from contracts import BadInput, read_json, resolve_pointer, unfinished_folder, write_json
 
 if TYPE_CHECKING:  # imported where it is used: --help needs no torch
     from torch import Tensor
@@ -78,21 +78,31 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
         frozen_weights="bf16" if dtype == torch.bfloat16 else "float32",
         compile="off",
     )
-    policy = Policy.load(base, replace(options, adapter=str(adapter)))  # raises BadInput when they do not fit
-    observations = synthetic_observations(policy.num_images, policy.statistics.proprio)
-    unmerged = _logits(policy, observations)
-    with policy.teacher():
-        untrained = _logits(policy, observations)
-    del policy  # there may be no memory for two
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as temporary:
-        folder = Path(temporary) / out.name
-        folder.mkdir()
+    with unfinished_folder(out) as folder:
+        check_space(info, folder)
+        policy = Policy.load(
+            base, replace(options, adapter=str(adapter))
+        )  # raises BadInput when they do not fit
+        observations = synthetic_observations(policy.num_images, policy.statistics.proprio)
+        unmerged = _logits(policy, observations)
+        with policy.teacher():
+            untrained = _logits(policy, observations)
+        del policy  # there may be no memory for two
         write_merged(info, adapter, folder)
         merged = _logits(Policy.load(str(folder), options), observations)
         verdict = judge(unmerged, merged, untrained, torch.finfo(dtype).eps)
         folder.rename(out)
     return verdict
+
+
+def check_space(info: CheckpointInfo, folder: Path) -> None:
+    """Raise BadInput when the disk of `folder` has too little space for the merged weights."""
+    needed_bytes = sum(path.stat().st_size for path in {tensor.path for tensor in info.weights.values()})
+    free_bytes = shutil.disk_usage(folder).free
+    if free_bytes < 1.02 * needed_bytes:
+        raise BadInput(
+            f"--out {folder}: {needed_bytes / 1e9:.1f} GB are needed, {free_bytes / 1e9:.1f} GB are free"
+        )
 
 
 def _logits(policy: Policy, observations: Sequence[Observation]) -> Tensor:
@@ -107,20 +117,13 @@ def write_merged(info: CheckpointInfo, adapter_folder: Path, out: Path) -> None:
     """Write the base's weights with the adapter added, the small files, and the trained proprio projector.
 
     The base's L1 head is left out, because training has changed its inputs. The number of images is written to
-    config.json, because readers would otherwise infer it from the presence of that head. Raises BadInput when the disk
-    has too little space.
+    config.json, because readers would otherwise infer it from the presence of that head.
     """
     from vla import adapter_folder as adapter_files
     from vla import dataset_statistics, network_io, weights
 
     adapter = adapter_files.read_adapter(adapter_folder)
     shards = weights.by_file(info.weights.values())
-    needed_bytes = sum(path.stat().st_size for path in shards)
-    free_bytes = shutil.disk_usage(out).free
-    if free_bytes < 1.02 * needed_bytes:
-        raise BadInput(
-            f"--out {out.name}: {needed_bytes / 1e9:.1f} GB are needed, {free_bytes / 1e9:.1f} GB are free"
-        )
     for path, entries in shards.items():
         shard = dict(weights.stream_tensors(entries))
         add_adapter(shard, adapter)
@@ -130,7 +133,8 @@ def write_merged(info: CheckpointInfo, adapter_folder: Path, out: Path) -> None:
             shutil.copyfile(path, out / path.name)
     if (out / weights.INDEX_FILE).exists():
         weight_map = {key: tensor.path.name for key, tensor in info.weights.items()}
-        index = {"metadata": {"total_size": needed_bytes}, "weight_map": weight_map}
+        total_size = sum(path.stat().st_size for path in shards)
+        index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
         write_json(out / weights.INDEX_FILE, index)
     config_changes = {"num_images_in_input": info.num_images, "looks": info.looks}
     write_json(out / "config.json", read_json(out / "config.json") | config_changes)
@@ -210,6 +214,9 @@ def main(argv: Sequence[str]) -> None:
     args = parse_flags(MergeArgs, argv, prog="python -m vla.merge")
     from vla.device import choose_device
 
+    for stop_signal in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(stop_signal) != signal.SIG_IGN:
+            signal.signal(stop_signal, signal.default_int_handler)  # so that the unfinished folder is removed
     verdict = merge(args.adapter, args.out, args.base, str(choose_device(args.device)))
     print(f"wrote {args.out}: {verdict}")
 

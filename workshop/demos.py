@@ -24,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,7 +33,7 @@ import numpy as np
 from command_line import main_guard, parse_flags
 from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
 from configs.config import MAGNITUDE, SimulatorConfig
-from contracts import BadInput, read_json, write_json
+from contracts import BadInput, output_place, read_json, write_json
 from envs.assets import METAWORLD_LOOKS, find_pack
 from envs.env import EnvSpec
 from envs.libero import LiberoEnv
@@ -41,6 +41,7 @@ from envs.metaworld import MetaWorldEnv
 from envs.perturb import NONE, Kind, Perturbation, from_label
 from envs.pool import make_env, task_info
 from envs.tasks import METAWORLD
+from envs.worker import end_with_parent
 from workshop.demo_files import CHUNK_LENGTH, RECIPE_FILE, DemoEpisode, episode_path, write_episode
 from workshop.noisy_episode import CLEAN_STEPS, Attempt, record_episode
 
@@ -123,9 +124,15 @@ def collect(args: DemosArgs) -> Counter[str]:
     spec = args.env_spec(args.task_ids)
     check_init_states(args, spec)
     check_numbers(args)
-    args.out.mkdir(parents=True, exist_ok=True)
-    check_recipe(args)
     find_pack(spec.assets)  # generate looks now, rather than in all workers at the same time
+    with output_place(args.out):
+        args.out.mkdir(parents=True, exist_ok=True)
+        check_recipe(args)
+        return play_missing(args)
+
+
+def play_missing(args: DemosArgs) -> Counter[str]:
+    """Play what the folder still lacks; returns how many episodes ended as success, failure and fault."""
     episode_ids = missing_episodes(args)
     num_episodes = len(args.task_ids) * args.episodes
     print(f"{args.out}: {len(episode_ids)} of {num_episodes} episodes to play", flush=True)
@@ -198,8 +205,16 @@ def play_attempts(args: DemosArgs, episode_ids: Sequence[EpisodeId]) -> Iterator
         yield from map(play, episode_ids)
         return
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of a worker: the processes share the cores
-    with ProcessPoolExecutor(args.num_envs, get_context("spawn")) as executor:
+    with ProcessPoolExecutor(args.num_envs, get_context("spawn"), _start_worker) as executor:
         yield from executor.map(play, episode_ids)
+
+
+def _start_worker() -> None:
+    """Prepare a worker process: it ends with the program, however that ends."""
+    end_with_parent()
+    parent = parent_process()
+    if parent is not None and not parent.is_alive():  # it ended before the kernel was asked
+        os._exit(1)
 
 
 def print_progress(counts: Counter[str], num_episodes: int, seconds: float) -> None:
