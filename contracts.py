@@ -60,14 +60,21 @@ def first_line(error: BaseException) -> str:
     return lines[0] if lines else type(error).__name__
 
 
+def read_bytes(path: Path) -> bytes:
+    """Read a small file. Raises BadInput if it is missing, or is git-lfs's pointer to the real one."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror or error})") from None
+    refuse_lfs_pointer(path)
+    return content
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read the object in a JSON file. Raises BadInput if the file is missing, damaged, or holds no object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror or error})") from None
+        value = json.loads(read_bytes(path).decode())
     except (ValueError, RecursionError) as error:  # broken JSON, or bytes that are not UTF-8 text
-        refuse_lfs_pointer(path)
         raise BadInput(f"{path}: is not valid JSON ({error})") from None
     if not isinstance(value, dict):
         raise BadInput(f"{path}: holds a {type(value).__name__}, expected a JSON object")
@@ -76,9 +83,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def refuse_lfs_pointer(path: Path) -> None:
     """Raise BadInput if git-lfs has left a text file that only names the real one. For messages about damaged files."""
+    if not path.is_file():
+        return
     with path.open("rb") as file:
-        is_pointer = file.read(40).startswith(b"version https://git-lfs.github.com/")
-    if is_pointer:
+        beginning = file.read(40)
+    if beginning.startswith(b"version https://git-lfs.github.com/"):
         raise BadInput(
             f"{path}: is only git-lfs's pointer to the real file: run `git lfs pull` in its folder"
         )

@@ -25,7 +25,7 @@ from command_line import main_guard
 from configs.cli import parse_eval
 from configs.config import SimulatorConfig, Suite
 from configs.eval_config import EvalConfig
-from contracts import BadInput, first_line, resolve_pointer
+from contracts import BadInput, first_line
 from envs.assets import find_pack
 from envs.env import EnvSpec
 from envs.perturb import KINDS, MAGNITUDES, NONE, from_label
@@ -338,6 +338,8 @@ def settings_of(config: EvalConfig, policy: Policy) -> Settings:
 
 def choose_mode(config: EvalConfig, policy: Policy) -> Mode:
     """Resolve --mode auto. Raises BadInput if --mode is l1 and the checkpoint has no L1 head."""
+    from vla.adapter_folder import base_and_adapter
+
     checkpoint = str(config.model.checkpoint)
     if config.mode == "l1" and policy.action_head is None:
         raise BadInput(f"--mode l1: {checkpoint} has no L1 action head; use --mode greedy or sample")
@@ -345,8 +347,8 @@ def choose_mode(config: EvalConfig, policy: Policy) -> Mode:
         return config.mode
     if config.samples:
         return "sample"
-    is_adapter = (resolve_pointer(Path(checkpoint)) / "adapter_config.json").is_file()
-    if policy.action_head is None or is_adapter:  # adapters are trained on tokens
+    _, adapter = base_and_adapter(checkpoint, None)
+    if policy.action_head is None or adapter is not None:  # adapters are trained on tokens
         return "greedy"
     return "l1"
 

@@ -4,74 +4,57 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from contracts import BadInput, read_json, refuse_lfs_pointer
+from contracts import BadInput, read_bytes
 
 T = TypeVar("T")
 
 
 def read_fields(path: Path, kind: type[T], advice: str = "") -> T:
-    """Read a JSON file and check its fields. Raises BadInput that names the file and the first wrong field.
+    """Read a JSON file as `kind`. Raises BadInput that names the file and the first wrong field.
 
-    kind: a `typing_extensions.TypedDict` (typing's own is too old in Python 3.10) or a dict[str, ...], with the fields
-    that the caller reads. A type may be `Annotated` with a pydantic `Field` that holds bounds. Other fields are kept as
-    they are. advice: what the user can do about a wrong field.
+    kind: a dataclass with the fields that the caller reads, or a dict[str, ...]; other fields are ignored. A type may
+    be `Annotated` with a pydantic `Field` that holds bounds, and `__post_init__` may raise ValueError. advice: what the
+    user can do about a wrong field.
     """
-    return check_fields(read_json(path), kind, str(path), advice)
+    return _parsed(read_bytes(path), TypeAdapter(kind), str(path), advice)
 
 
 def read_lines(path: Path, kind: type[T], advice: str = "") -> list[T]:
-    """Read a file with one JSON object in each line, as `read_fields` does. A cut-off last line is left out."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read ({error.strerror or error})") from None
-    except ValueError as error:
-        raise BadInput(f"{path}: is not UTF-8 text ({error})") from None
-    refuse_lfs_pointer(path)
+    """Read a file with a JSON object in each line, as `read_fields` does. A last line that was cut is left out."""
+    lines = read_bytes(path).split(b"\n")
+    last_line = lines[-1].strip()  # empty, unless it does not end with a newline
+    if last_line and not last_line.endswith(b"}"):
+        lines.pop()
     adapter = TypeAdapter(kind)
-    values = []
-    for line_number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        source = f"{path}, line {line_number}"
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            if line_number == len(lines):  # it does not end with a newline: a kill has cut it
-                break
-            raise BadInput(_sentence(source, f"is not valid JSON ({error})", advice)) from None
-        values.append(_checked(value, adapter, source, advice))
-    return values
+    return [
+        _parsed(line, adapter, f"{path}, line {line_number}", advice)
+        for line_number, line in enumerate(lines, start=1)
+        if line.strip()
+    ]
 
 
 def check_fields(value: object, kind: type[T], source: str, advice: str = "") -> T:
-    """Check a value that was read from JSON and return it: see `read_fields`. source: what the message calls it."""
-    return _checked(value, TypeAdapter(kind), source, advice)
+    """Convert a value that was read from JSON to `kind`: see `read_fields`. source: what the message calls it."""
+    return _parsed(json.dumps(value).encode(), TypeAdapter(kind), source, advice)
 
 
-def _checked(value: object, adapter: TypeAdapter[T], source: str, advice: str) -> T:
+def _parsed(text: bytes, adapter: TypeAdapter[T], source: str, advice: str) -> T:
     try:
-        adapter.validate_python(value, strict=True)
+        return adapter.validate_json(text, strict=True)
     except ValidationError as error:
-        raise BadInput(_sentence(source, first_problem(error), advice)) from None
-    return cast(
-        T, value
-    )  # not what pydantic returns, because that lacks the fields that `kind` does not name
+        problem = f"{source}: {first_problem(error)}"
+        raise BadInput(f"{problem}; {advice}" if advice else problem) from None
 
 
 def first_problem(error: ValidationError) -> str:
     """The first wrong field, what it holds and what was expected."""
     first = error.errors()[0]
-    field = ".".join(map(str, first["loc"])) or "the whole"
+    field = ".".join(map(str, first["loc"]))
     if first["type"] == "missing":
         return f"{field} is missing"
-    expected = first["msg"].replace("Input should be", "expected")
-    return f"{field} is {first['input']!r:.80}: {expected}"
-
-
-def _sentence(source: str, problem: str, advice: str) -> str:
-    return f"{source}: {problem}; {advice}" if advice else f"{source}: {problem}"
+    expected = first["msg"].replace("Input should be", "expected").removeprefix("Value error, ")
+    return f"{field} is {first['input']!r:.80}: {expected}" if field else expected

@@ -34,11 +34,14 @@ Simulators = Literal["processes", "ray"]  # the values of --simulators
 Workers = Literal["inline", "processes", "ray"]
 
 
+def env_class(task_suite: str) -> type[LiberoEnv] | type[MetaWorldEnv]:
+    """The class of the simulator that a suite belongs to."""
+    return MetaWorldEnv if task_suite == METAWORLD else LiberoEnv
+
+
 def make_env(spec: EnvSpec, task_id: int) -> LiberoEnv | MetaWorldEnv:
     """The env of a task, of the simulator that its suite belongs to. Raises BadInput."""
-    if spec.task_suite == METAWORLD:
-        return MetaWorldEnv(spec, task_id)
-    return LiberoEnv(spec, task_id)
+    return env_class(spec.task_suite)(spec, task_id)
 
 
 def task_info(spec: EnvSpec) -> list[TaskInfo]:

@@ -30,7 +30,7 @@ from configs.config import (
 from contracts import BadInput, Observation, resolve_pointer
 from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
 from envs.env import EnvSpec
-from envs.pool import task_info
+from envs.pool import env_class, task_info
 from envs.tasks import METAWORLD, TaskInfo
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from experiment.run_folder import Run, reopen_run, start_run
@@ -107,6 +107,7 @@ def load_policy(
     options = LoadOptions(
         task_suite=task_suite,
         unnorm_key=model.unnorm_key,
+        action_dim=env_class(task_suite).action_dim,
         lora_rank=lora_rank,
         seed=seed,
         device=model.device,

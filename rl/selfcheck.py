@@ -56,7 +56,7 @@ def attention_probe(policy: Policy) -> str:
     before = network.action_logits(network.decode(embeddings, is_real, first))
     after = network.action_logits(network.decode(changed, is_real, first))
     effect = _relative_effect(before[:, 0], after[:, 0])
-    if not effect >= SMALLEST_EFFECT:  # also for NaN
+    if effect < SMALLEST_EFFECT:
         raise BadInput(f"attention is causal: no action slot sees the slots after it; {REINSTALL}")
     return f"attention is bidirectional: the last slot moves the first slot's logits by {effect:.1e} of their size"
 
@@ -72,13 +72,18 @@ def image_probe(policy: Policy) -> str:
     black = replace(observation, images=np.zeros_like(observation.images))
     white = replace(observation, images=np.full_like(observation.images, 255))
     effect = _relative_effect(policy.chunk_logits([black]), policy.chunk_logits([white]))
-    if not effect >= SMALLEST_EFFECT:  # also for NaN
+    if effect < SMALLEST_EFFECT:
         raise BadInput(f"the policy ignores its images; {REINSTALL}, or download the checkpoint again")
     return f"images reach the logits: black and white ones differ by {effect:.1e} of the logits' size"
 
 
 def _relative_effect(before: Tensor, after: Tensor) -> float:
-    """The largest change of a logit, relative to the largest logit."""
+    """The largest change of a logit, relative to the largest logit. Raises BadInput for logits that are not finite."""
+    if not (before.isfinite().all() and after.isfinite().all()):
+        raise BadInput(
+            "the policy's logits are not finite although its weights are: a number in its config.json or "
+            "preprocessor_config.json is wrong, weights are too large, or its training diverged; use another one"
+        )
     return ((after - before).abs().max() / before.abs().max().clamp_min(1e-30)).item()
 
 

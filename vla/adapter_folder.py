@@ -8,11 +8,14 @@ import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from contracts import BadInput, read_json, resolve_pointer, write_json
+from json_fields import check_fields
 from vla.model import OpenVLAOFT
 from vla.weights import read_header, read_tensors, write_tensors
 
@@ -22,8 +25,31 @@ PROPRIO_FILE = "proprio_projector.safetensors"
 # The base checkpoint's small files that evaluation reads.
 SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.json")
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
+# The folder in an openvla-oft run folder that holds the adapter. What belongs to it lies in the run folder.
+OPENVLA_OFT_FOLDER = "lora_adapter"
 # Fields of adapter_config.json that turn on variants of LoRA, which this program does not support.
-VARIANTS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "fan_in_fan_out", "bias")
+VARIANTS = (
+    "use_dora",
+    "use_rslora",
+    "rank_pattern",
+    "alpha_pattern",
+    "fan_in_fan_out",
+    "bias",
+    "lora_bias",
+    "modules_to_save",
+)
+
+
+@dataclass
+class _ConfigFields:
+    """The fields of adapter_config.json that are read, apart from VARIANTS."""
+
+    peft_type: Literal["LORA"]
+    r: Annotated[int, Field(ge=1, le=65536)]
+    lora_alpha: Annotated[int, Field(ge=1, le=65536)]
+    # Other starts, such as pissa, change the base before training, so the adapter alone is not the policy.
+    init_lora_weights: Literal[True, False, "gaussian", "eva", "orthogonal"] | None = None
+    base_model_name_or_path: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,7 +75,7 @@ def base_of_adapter(folder: Path) -> str | None:
     if not path.is_file():
         return None
     base = read_json(path).get("base_model_name_or_path")
-    if not base:
+    if not base or not isinstance(base, str):
         raise BadInput(f"{path} names no base: give the base as checkpoint and this as adapter")
     return base
 
@@ -61,6 +87,9 @@ def base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | N
     folder, such as RUN/checkpoints/best. Raises BadInput when `checkpoint` is an adapter and `adapter` is given, too.
     """
     folder = resolve_pointer(Path(checkpoint))
+    in_run_folder = folder / OPENVLA_OFT_FOLDER
+    if (in_run_folder / CONFIG_FILE).is_file() and not (folder / "config.json").exists():
+        folder = in_run_folder  # a run of openvla-oft that was not merged
     base = base_of_adapter(folder)
     if base is None:
         return checkpoint, adapter
@@ -114,28 +143,25 @@ def write_adapter(
 
 def read_adapter(folder: Path) -> StoredAdapter:
     """Read an adapter in peft's format. Raises BadInput when it is not a plain LoRA adapter."""
-    config = read_json(folder / CONFIG_FILE)
-    kind = config.get("peft_type")
-    rank = config.get("r")
-    alpha = config.get("lora_alpha")
-    used_variants = [name for name in VARIANTS if config.get(name, "none") not in ("none", None, False, {})]
-    if kind != "LORA" or used_variants or not rank or not alpha:
-        raise BadInput(
-            f"{folder / CONFIG_FILE}: expected a plain LoRA adapter, found peft_type {kind}, r {rank}, lora_alpha "
-            f"{alpha} {' '.join(used_variants)}: merge it into its base with the program that made it"
-        )
+    source = folder / CONFIG_FILE
+    stored = read_json(source)
+    advice = "merge the adapter into its base with the program that made it"
+    config = check_fields(stored, _ConfigFields, str(source), advice)
+    variants = [name for name in VARIANTS if stored.get(name) not in (None, "none", False, {}, [])]
+    if variants:
+        raise BadInput(f"{source}: {', '.join(variants)}: only plain LoRA adapters are read; {advice}")
     path = folder / WEIGHTS_FILE
     tensors = {
         key.removeprefix(KEY_PREFIX).removesuffix(".weight"): tensor
         for key, tensor in read_tensors(path).items()
     }
-    _check_pairs(tensors, rank, path)
+    _check_pairs(tensors, config.r, path)
     metadata = read_header(path)[1]
     return StoredAdapter(
         folder,
-        rank,
-        alpha,
-        base_model=config.get("base_model_name_or_path"),
+        config.r,
+        config.lora_alpha,
+        base_model=config.base_model_name_or_path,
         base_fingerprint=metadata.get("base_fingerprint"),
         frozen_weights=metadata.get("frozen_weights"),
         tensors=tensors,
@@ -143,16 +169,28 @@ def read_adapter(folder: Path) -> StoredAdapter:
 
 
 def _check_pairs(tensors: Mapping[str, Tensor], rank: int, path: Path) -> None:
-    """Raises BadInput unless every tensor is one of a pair A (rank, ...) and B (..., rank)."""
+    """Raises BadInput unless every tensor is one of a pair A (rank, ...) and B (..., rank), and there is one."""
+    if not tensors:
+        raise BadInput(f"{path}: holds no tensor of an adapter: copy the adapter again")
     for name in tensors:
         module, _, matrix = name.rpartition(".")
         lora_A = tensors.get(f"{module}.lora_A")
         lora_B = tensors.get(f"{module}.lora_B")
         is_matrix = matrix in ("lora_A", "lora_B")
-        if not is_matrix or lora_A is None or lora_B is None or not len(lora_A) == lora_B.shape[1] == rank:
+        if (
+            not is_matrix
+            or lora_A is None
+            or lora_B is None
+            or not _rank_of(lora_A, 0) == _rank_of(lora_B, 1) == rank
+        ):
             raise BadInput(
                 f"{path}: {name} is not one of a pair lora_A and lora_B of the rank in {CONFIG_FILE}, {rank}"
             )
+
+
+def _rank_of(matrix: Tensor, dim: int) -> int:
+    """The size of a dimension; 0 if there is no such dimension."""
+    return matrix.shape[dim] if matrix.ndim > dim else 0
 
 
 def read_looks(folder: Path) -> list[str]:
@@ -171,7 +209,14 @@ def copy_into_network(adapter: StoredAdapter, network: OpenVLAOFT) -> None:
             f"{adapter.folder / CONFIG_FILE}: alpha {adapter.alpha} at rank {adapter.rank}, this policy has "
             f"{layers.alpha} at rank {layers.rank}: give the same LoRA flags"
         )
-    _copy_tensors(layers.named_matrices(), adapter.tensors, adapter.folder / WEIGHTS_FILE)
+    matrices = layers.named_matrices()
+    # peft's target_modules may leave out some maps. Without an adapter a map is as in the base: B is zero.
+    absent = {
+        name: torch.zeros_like(matrix) if name.endswith("lora_B") else matrix
+        for name, matrix in matrices.items()
+        if name not in adapter.tensors
+    }
+    _copy_tensors(matrices, {**adapter.tensors, **absent}, adapter.folder / WEIGHTS_FILE)
     layers.refresh()
     path = adapter.folder / PROPRIO_FILE
     if not path.exists():
@@ -191,7 +236,8 @@ def _copy_tensors(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], p
         stored_shape = _shape_of(stored, name)
         if stored_shape != expected_shape:
             raise BadInput(
-                f"{path}: {name}: expected shape {expected_shape}, found {stored_shape}: it belongs to another base"
+                f"{path}: {name}: expected shape {expected_shape}, found {stored_shape}: it belongs to another base, "
+                "or was trained on parts of it that have no adapters here"
             )
         targets[name].copy_(stored[name])
 

@@ -74,6 +74,8 @@ def inspect_checkpoint(
     has_proprio = proprio_file is not None or bool(proprio_weights)
     # Public checkpoints do not say how many images they read. Each kind was trained with the number chosen here.
     default_num_images = 2 if action_head_file is not None and has_proprio else 1
+    if adapter is not None:
+        _refuse_modules_of_adapter(Path(adapter), folder)
     statistics_folder = _statistics_folder(folder, adapter, statistics)
     adapter_looks = read_looks(Path(adapter)) if adapter else []
     return CheckpointInfo(
@@ -88,6 +90,20 @@ def inspect_checkpoint(
         num_images=num_images or config.num_images or default_num_images,
         looks=tuple(sorted({*config.looks, *adapter_looks})),
     )
+
+
+def _refuse_modules_of_adapter(adapter: Path, base: Path) -> None:
+    """Raise BadInput if heads or a projector that openvla-oft trained with the adapter lie in or beside its folder."""
+    for folder in (adapter, adapter.resolve().parent):
+        if folder.resolve() == base.resolve():
+            continue
+        for module in ("action_head", "proprio_projector", "vision_backbone", "noisy_action_projector"):
+            path = _module_file(folder, module)
+            if path is not None:
+                raise BadInput(
+                    f"{path} was trained with the adapter {adapter}, and is read only beside merged weights: merge "
+                    "with openvla-oft's merge_lora_weights_and_save_config.py, and give the merged folder"
+                )
 
 
 def _module_file(folder: Path, module: str) -> Path | None:
@@ -105,8 +121,12 @@ def _module_file(folder: Path, module: str) -> Path | None:
 
 
 def _statistics_folder(checkpoint: Path, adapter: str | None, statistics: str | None) -> Path:
-    """The first folder with dataset statistics: `statistics`, then `adapter`, then the checkpoint."""
-    for name in (statistics, adapter):
-        if name and (Path(name) / STATISTICS_FILE).is_file():
-            return Path(name)
+    """The first folder with dataset statistics: `statistics`, then `adapter`, the one around it, the checkpoint."""
+    folders = [Path(statistics)] if statistics else []
+    if adapter:
+        # A run folder of openvla-oft has the statistics beside the adapter's folder.
+        folders += [Path(adapter), Path(adapter).resolve().parent]
+    for folder in folders:
+        if (folder / STATISTICS_FILE).is_file():
+            return folder
     return checkpoint

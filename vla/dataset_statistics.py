@@ -9,11 +9,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from pydantic import Field
 
 from contracts import BadInput, read_json
+from json_fields import check_fields
 
 STATISTICS_FILE = "dataset_statistics.json"
 # openvla-oft adds this to every range q99 - q01, so that it can be divided by even where a dimension never moved.
@@ -45,6 +47,39 @@ class VectorStatistics:
     @property
     def dim(self) -> int:
         return len(self.mask)
+
+
+# Larger numbers are no actions or robot states, and float32 could not scale by them.
+_Numbers = list[Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]]
+
+
+@dataclass
+class _StoredVector:
+    """The fields of one vector's statistics that are read. Raises ValueError where they cannot be true."""
+
+    min: _Numbers
+    max: _Numbers
+    q01: _Numbers
+    q99: _Numbers
+    mask: list[bool] | None = None
+
+    def __post_init__(self) -> None:
+        if self.mask is None:
+            self.mask = [True] * len(self.min)
+        if {len(self.max), len(self.q01), len(self.q99), len(self.mask)} != {len(self.min)} or not self.min:
+            raise ValueError("min, max, q01, q99 and mask differ in length")
+        if (np.array([self.min, self.q01]) > np.array([self.max, self.q99])).any():
+            raise ValueError("min is above max, or q01 above q99")
+
+    def arrays(self) -> VectorStatistics:
+        minimum, maximum, q01, q99 = np.array([self.min, self.max, self.q01, self.q99], dtype=np.float64)
+        return VectorStatistics(minimum, maximum, q01, q99, np.array(self.mask))
+
+
+@dataclass
+class _StoredStatistics:
+    action: _StoredVector
+    proprio: _StoredVector | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,34 +145,19 @@ def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
     missing or not usable.
     """
     path = Path(folder) / STATISTICS_FILE
-    has_statistics_file = path.exists()
-    if not has_statistics_file:
+    if path.exists():
+        stored: object = read_json(path)
+    else:
         path = Path(folder) / "config.json"
-    content = read_json(path)
-    try:
-        entries = content if has_statistics_file else content["norm_stats"]
-        statistics = {}
-        for key, entry in entries.items():
-            proprio = _vector(entry["proprio"]) if entry.get("proprio") else None
-            statistics[key] = DatasetStatistics(_vector(entry["action"]), proprio)
-        if not statistics:
-            raise LookupError("no data set is listed")
-        return statistics
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        raise BadInput(
-            f"{path}: no usable dataset statistics ({error!r}); copy the training run's dataset_statistics.json here"
-        ) from error
-
-
-def _vector(entry: dict[str, Any]) -> VectorStatistics:
-    """One vector's statistics from a JSON object. Raises ValueError for wrong lengths and non-finite numbers."""
-    fields = {name: np.array(entry[name], dtype=np.float64) for name in ("min", "max", "q01", "q99")}
-    dim = len(fields["min"])
-    mask = np.array(entry.get("mask", [True] * dim), dtype=bool)
-    for name, values in (fields | {"mask": mask}).items():
-        if values.shape != fields["min"].shape or not np.isfinite(values).all():
-            raise ValueError(f"{name} is {entry[name]}, expected {dim} numbers")
-    return VectorStatistics(**fields, mask=mask)
+        stored = read_json(path).get("norm_stats")
+    advice = "copy the training run's dataset_statistics.json here"
+    entries = check_fields(stored, dict[str, _StoredStatistics], f"{path}: statistics", advice)
+    if not entries:
+        raise BadInput(f"{path}: no data set is listed; {advice}")
+    return {
+        key: DatasetStatistics(entry.action.arrays(), entry.proprio.arrays() if entry.proprio else None)
+        for key, entry in entries.items()
+    }
 
 
 def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = None) -> str:

@@ -37,6 +37,8 @@ class LoadOptions:
     # The checkpoint's statistics that scale actions and proprio: those of this suite, unless `unnorm_key` names others
     task_suite: str
     unnorm_key: str | None = None
+    # The numbers of an action that the simulator of `task_suite` takes; None: not checked
+    action_dim: int | None = None
     # A folder with the statistics of demonstrations that the policy will learn from; None: the checkpoint's own
     statistics: str | None = None
     # The folder of a trained adapter; None: new adapters, which do not change the policy yet
@@ -78,9 +80,21 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     folder = resolve_checkpoint(base)
     info = inspect_checkpoint(folder, adapter=adapter_folder, statistics=options.statistics)
     unnorm_key = select_key(info.statistics, options.task_suite, options.unnorm_key)
+    action_dim = info.statistics[unnorm_key].action.dim
+    if options.action_dim not in (None, action_dim):
+        raise BadInput(
+            f"{info.statistics_folder}: the statistics {unnorm_key} have actions of {action_dim} numbers, the "
+            f"simulator of {options.task_suite} takes {options.action_dim}: use another --checkpoint or --unnorm-key"
+        )
     # Read small files first, so that a missing one is noticed before gigabytes of weights are read.
     tokenizer = load_tokenizer(folder)
     processor = ImageProcessor.load(folder)
+    for vit in info.config.vits:
+        if vit.image_size != processor.image_size:
+            raise BadInput(
+                f"{folder}: its images have {processor.image_size} pixels, and config.json says {vit.image_size}: get "
+                "both files again"
+            )
     adapter = None if adapter_folder is None else read_adapter(Path(adapter_folder))
     frozen_weights = choose_frozen_weights(options.frozen_weights, device, adapter)
     try:

@@ -1,12 +1,14 @@
 """Read the sizes of a network from the config.json of an OpenVLA checkpoint."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Field
 from transformers import LlamaConfig
 
 from contracts import BadInput, read_json
+from json_fields import check_fields
 from vla.tokens import BOS_ID, EOS_ID, PAD_ID
 
 # The text_config of a public checkpoint holds only fields that differ from these: the sizes of Llama-2 7B, and the
@@ -55,6 +57,31 @@ class NetworkConfig:
     looks: tuple[str, ...]  # see CheckpointInfo
 
 
+# Sizes are bounded, so that a damaged number cannot make the program build a network for hours.
+_Size = Annotated[int, Field(ge=1, le=4096)]
+_TimmId = Annotated[str, Field(pattern="^vit_")]  # timm would look names with a prefix up on the network
+
+
+@dataclass
+class _TextFields:
+    num_hidden_layers: Annotated[int, Field(ge=1, le=256)] | None = None
+
+
+@dataclass
+class _ConfigFields:
+    """The fields of config.json that are read. Those of text_config are checked by LlamaConfig, too."""
+
+    timm_model_ids: tuple[_TimmId, _TimmId]
+    image_sizes: tuple[_Size, _Size] = (224, 224)
+    timm_override_act_layers: tuple[str | None, str | None] = (None, None)
+    # Only this project's small checkpoints have this field.
+    test_vit_overrides: tuple[dict[str, _Size], dict[str, _Size]] = field(default_factory=lambda: ({}, {}))
+    text_config: _TextFields | None = None
+    num_images_in_input: Annotated[int, Field(ge=1, le=3)] | None = None
+    num_action_chunks: Annotated[int, Field(ge=1, le=256)] | None = None
+    looks: tuple[str, ...] | None = None
+
+
 def read_network_config(folder: Path) -> NetworkConfig:
     """Read a checkpoint folder's config.json. Raises BadInput when it does not describe an OpenVLA network."""
     path = folder / "config.json"
@@ -64,25 +91,22 @@ def read_network_config(folder: Path) -> NetworkConfig:
         raise BadInput(
             f"{path}: model_type is {model_type!r}, expected 'openvla': give an OpenVLA-OFT checkpoint"
         )
-    sizes = raw.get("image_sizes", [224, 224])
-    activations = raw.get("timm_override_act_layers", [None, None])
-    # Only this project's small checkpoints have this field.
-    size_overrides = raw.get("test_vit_overrides", [{}, {}])
+    fields = check_fields(raw, _ConfigFields, str(path), "download or copy it again")
+    overrides: list[dict[str, object]] = []
+    for activation, sizes in zip(fields.timm_override_act_layers, fields.test_vit_overrides, strict=True):
+        activation_override = {"act_layer": activation} if activation else {}
+        overrides.append({**activation_override, **sizes})
+    dino, siglip = map(VitConfig, fields.timm_model_ids, fields.image_sizes, overrides)
     try:
-        overrides = []
-        for activation, vit_sizes in zip(activations, size_overrides, strict=True):
-            activation_override = {"act_layer": activation} if activation else {}
-            overrides.append(activation_override | vit_sizes)
-        dino, siglip = map(VitConfig, raw["timm_model_ids"], sizes, overrides)
         llama = _llama_config(raw.get("text_config", {}))
     except Exception as error:  # transformers raises its own exceptions for fields of the wrong type
         raise BadInput(f"{path}: not a usable OpenVLA config ({type(error).__name__}: {error})") from error
     return NetworkConfig(
         vits=(dino, siglip),
         llama=llama,
-        num_images=raw.get("num_images_in_input"),
-        chunk_length=raw.get("num_action_chunks") or DEFAULT_CHUNK_LENGTH,
-        looks=tuple(raw.get("looks") or ()),
+        num_images=fields.num_images_in_input,
+        chunk_length=fields.num_action_chunks or DEFAULT_CHUNK_LENGTH,
+        looks=fields.looks or (),
     )
 
 

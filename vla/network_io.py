@@ -121,7 +121,7 @@ def _load_head(kind: type[Head], state: dict[str, Tensor], path: Path) -> Head:
             module = kind(*kind.sizes(state))
         module.load_state_dict(state, assign=True)
         return module.eval()
-    except (KeyError, RuntimeError, ValueError) as error:
+    except (LookupError, RuntimeError, ValueError, ZeroDivisionError) as error:
         raise BadInput(
             f"{path}: not a {kind.__name__}, tensors {sorted(state)[:3]}...: get the file again"
         ) from error

@@ -11,16 +11,49 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field, FiniteFloat
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from contracts import BadInput, Observation, read_json
+from json_fields import check_fields
 from vla.dataset_statistics import VectorStatistics, normalise_proprio
 from vla.images import model_input_images
 from vla.prompts import pad_prompts, prompt_ids
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Mean = tuple[FiniteFloat, FiniteFloat, FiniteFloat]
+_Std = tuple[_Positive, _Positive, _Positive]
+_Size = tuple[Literal[3], int, int]
+
+
+@dataclass
+class _Normalisation:
+    mean: _Mean
+    std: _Std
+
+
+@dataclass
+class _ProcessorFields:
+    """The fields of preprocessor_config.json that are read, for two backbones, with the values that are supported."""
+
+    input_sizes: tuple[_Size, _Size]
+    means: tuple[_Mean, _Mean]
+    stds: tuple[_Std, _Std]
+    # Released checkpoints have means and stds twice: as published, and rounded to bfloat16 here. The original processor
+    # applies the rounded ones.
+    tvf_normalize_params: tuple[_Normalisation, _Normalisation] | None = None
+    image_resize_strategy: Literal["resize-naive"] = "resize-naive"
+    tvf_do_letterbox: Literal[False] | None = None
+
+    def __post_init__(self) -> None:
+        (_, height, width), other_size = self.input_sizes
+        if height != width or other_size != (3, height, width):
+            raise ValueError(f"input_sizes are {self.input_sizes}, expected the same square twice")
 
 
 @dataclass(frozen=True)
@@ -32,31 +65,23 @@ class ImageProcessor:
     stds: tuple[tuple[float, ...], ...]  # (2, 3)
 
     @classmethod
-    def load(cls, folder: str | Path) -> "ImageProcessor":
+    def load(cls, folder: Path) -> "ImageProcessor":
         """Read it from a checkpoint folder. Raises BadInput for settings that this program does not support."""
-        path = Path(folder) / "preprocessor_config.json"
-        config = read_json(path)
-        try:
-            strategy = config.get("image_resize_strategy", "resize-naive")
-            if strategy != "resize-naive" or config.get("tvf_do_letterbox"):
-                raise ValueError(
-                    "the only supported image_resize_strategy is 'resize-naive', without letterbox"
-                )
-            size = config["input_sizes"][0][1]
-            # Released checkpoints have means and stds twice: as published, and rounded to bfloat16 in
-            # `tvf_normalize_params`. The original processor applies the rounded ones.
-            rounded = config.get("tvf_normalize_params")
-            means = [entry["mean"] for entry in rounded] if rounded else config["means"]
-            stds = [entry["std"] for entry in rounded] if rounded else config["stds"]
-            if config["input_sizes"] != [[3, size, size]] * 2 or np.shape([means, stds]) != (2, 2, 3):
-                raise ValueError(
-                    "expected the same square input size, and mean and std of RGB, for two backbones"
-                )
-            return cls(size, tuple(map(tuple, means)), tuple(map(tuple, stds)))
-        except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise BadInput(
-                f"{path}: not the image processor of an OpenVLA-OFT checkpoint ({error!r})"
-            ) from error
+        path = folder / "preprocessor_config.json"
+        composite = folder / "processor_config.json"
+        if path.exists() or not composite.exists():
+            stored: object = read_json(path)
+        else:  # transformers 5 writes the settings of all processors into one file
+            path = composite
+            stored = read_json(path).get("image_processor")
+        fields = check_fields(
+            stored, _ProcessorFields, str(path), "get the file of an OpenVLA-OFT checkpoint"
+        )
+        size = fields.input_sizes[0][1]
+        rounded = fields.tvf_normalize_params
+        if rounded is None:
+            return cls(size, fields.means, fields.stds)
+        return cls(size, tuple(entry.mean for entry in rounded), tuple(entry.std for entry in rounded))
 
 
 @dataclass
@@ -97,6 +122,10 @@ class Inputs:
     def view(self, observation: Observation) -> np.ndarray:
         """The images as the network sees them, uint8 (num_images, S, S, 3)."""
         images = observation.images[: self.num_images]
+        if len(images) < self.num_images:
+            raise BadInput(
+                f"the policy reads {self.num_images} images, the simulator has {len(images)}: use another --checkpoint"
+            )
         return images if observation.prepared else self.prepare(images)
 
     def _proprio(self, observations: Sequence[Observation]) -> Tensor | None:

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from contracts import BadInput
+from contracts import BadInput, refuse_lfs_pointer
 from vla.tokens import BOS_ID, EMPTY_TOKEN_ID, EOS_ID, PAD_ID
 
 PROMPT_MULTIPLE = 16  # prompts of different lengths are padded to a multiple of this
@@ -30,6 +30,7 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more specific
+        refuse_lfs_pointer(path)
         raise BadInput(f"{path}: not a usable tokenizer file ({error}); download or copy it again") from error
     # The file may turn on padding and truncation, which would change the ids.
     tokenizer.no_padding()

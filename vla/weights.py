@@ -7,16 +7,20 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from contracts import BadInput, first_line, read_json
+from contracts import BadInput, first_line, refuse_lfs_pointer
+from json_fields import read_fields
 
 INDEX_FILE = "model.safetensors.index.json"
 CPU = torch.device("cpu")
+FLOATS = {torch.bfloat16, torch.float16, torch.float32, torch.float64}
 FINGERPRINT_BYTES = 4096  # how much `fingerprint` reads at the start, the middle and the end of every tensor
 
 
@@ -30,13 +34,20 @@ class StoredTensor:
     shape: tuple[int, ...]
 
 
+@dataclass
+class _Index:
+    """The field of the shards' index that is read: the file of each tensor."""
+
+    weight_map: dict[str, Annotated[str, Field(pattern=r"^[^/]+\.safetensors$")]]
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The safetensors files that a checkpoint folder should have, by its index if there is one; some may be missing."""
     index = folder / INDEX_FILE
     if not index.is_file():
         return [folder / "model.safetensors"]
-    names = set(read_json(index)["weight_map"].values())
-    return [folder / name for name in sorted(names)]
+    weight_map = read_fields(index, _Index, "download it again").weight_map
+    return [folder / name for name in sorted(set(weight_map.values()))]
 
 
 def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
@@ -54,6 +65,7 @@ def read_header(path: Path) -> tuple[dict[str, StoredTensor], dict[str, str]]:
                 tensors[name] = StoredTensor(path, name, header.get_dtype(), tuple(header.get_shape()))
             return tensors, file.metadata() or {}
     except (SafetensorError, OSError) as error:
+        refuse_lfs_pointer(path)
         raise BadInput(f"{path} is not a whole safetensors file ({error}): download it again") from error
 
 
@@ -70,7 +82,7 @@ def stream_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Read tensors one at a time. Yields (name, tensor on `device` in `dtype`); one file is open at a time.
 
-    dtype None: as stored. Raises BadInput for a tensor that holds NaN or infinity.
+    dtype None: as stored. Raises BadInput for a tensor that holds anything but finite floating-point numbers.
     """
     for path, stored_tensors in by_file(tensors).items():
         with safe_open(path, framework="pt", device=str(device)) as file:
@@ -114,6 +126,7 @@ def read_pt(path: Path) -> dict[str, Tensor]:
         state = torch.load(path, map_location="cpu", weights_only=True)
         tensors: dict[str, Tensor] = {key.removeprefix("module."): tensor for key, tensor in state.items()}
     except Exception as error:  # torch raises half a dozen kinds of exceptions for damaged and other files
+        refuse_lfs_pointer(path)
         raise BadInput(
             f"{path} is no file of tensors ({first_line(error)}): download or copy it again"
         ) from error
@@ -127,8 +140,13 @@ def write_pt(path: Path, state: dict[str, Tensor]) -> None:
     torch.save({f"module.{name}": tensor.detach().cpu() for name, tensor in state.items()}, path)
 
 
-def _check_finite(tensor: Tensor, name: str, path: Path) -> None:
-    """Raise BadInput when a tensor holds NaN or infinity."""
+def _check_finite(tensor: object, name: str, path: Path) -> None:
+    """Raise BadInput for NaN, infinity, and what is no plain tensor of floating-point numbers."""
+    dtype = tensor.dtype if isinstance(tensor, Tensor) and tensor.layout == torch.strided else type(tensor)
+    if not isinstance(tensor, Tensor) or dtype not in FLOATS:
+        raise BadInput(
+            f"{path}: {name} is of type {dtype}, expected floating-point numbers: get the file again"
+        )
     # First test the sum, which needs no extra memory and takes half the time of testing each number. The sum may be
     # infinite although all numbers are finite. So each number is tested only if the sum is not finite.
     if tensor.sum(dtype=torch.float32).isfinite():
