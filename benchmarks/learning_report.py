@@ -3,7 +3,7 @@
 FOLDER/VARIANT/seed_S.jsonl is the metrics.jsonl of one run. The table has a row for each variant, which shows
 * greedy success before and after training, over all seeds, with Wilson intervals;
 * after how many env steps, and minutes of rollouts and updates, the success of the last WINDOW training episodes first
-  reached each of LEVELS;
+  reached each of LEVELS (never before WINDOW episodes were played);
 * the success of the training episodes between two numbers of env steps (--between), of all seeds together and of each.
 """
 
@@ -31,7 +31,8 @@ class Point:
 
     env_steps: int
     minutes: float  # of rollouts and updates
-    success: float  # of its last WINDOW episodes, or of all if there are fewer
+    episodes: int  # those that `success` is of: the last WINDOW, or all so far if those are fewer
+    success: float
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,12 @@ def pooled_greedy(rows: Sequence[MetricsRow]) -> str:
     """Greedy success of several evaluations together, with its interval; "-" if there are none."""
     if not rows:
         return "-"
-    return str(pool(Successes(int(row[f"{GREEDY}_k"]), int(row[f"{GREEDY}_n"])) for row in rows))
+    return str(pool(greedy_successes(row) for row in rows))
+
+
+def greedy_successes(row: MetricsRow) -> Successes:
+    """How many greedy episodes of an evaluation succeeded."""
+    return Successes(int(row[f"{GREEDY}_k"]), int(row[f"{GREEDY}_n"]))
 
 
 def rollout_successes(row: MetricsRow) -> Successes:
@@ -93,26 +99,48 @@ def rollout_successes(row: MetricsRow) -> Successes:
 def learning_curve(rows: Sequence[MetricsRow]) -> list[Point]:
     """The points of a run, one for each update."""
     points = []
-    # 1 (success) or 0 for each of the last episodes. Their order within an update is not known.
-    outcomes: list[float] = []
+    updates: list[Successes] = []
     seconds = 0.0
     for row in rows:
         if ROLLOUT not in row:
             continue
-        successes = rollout_successes(row)
-        outcomes += [1.0] * successes.k + [0.0] * (successes.n - successes.k)
-        outcomes = outcomes[-max(WINDOW, successes.n) :]
+        updates.append(rollout_successes(row))
         seconds += row["rollout/time_s"] + row.get("time/update", 0.0)
-        points.append(Point(int(row["global_step"]), seconds / 60, sum(outcomes) / len(outcomes)))
+        episodes, success = trailing_success(updates)
+        points.append(Point(int(row["global_step"]), seconds / 60, episodes, success))
     return points
+
+
+def trailing_success(updates: Sequence[Successes]) -> tuple[int, float]:
+    """Number and success of the last WINDOW episodes, or of all episodes of the last update if it has more.
+
+    The order of episodes within an update is not known. So if the window cuts an update, each of the episodes that lie
+    in the window counts as the update's success rate.
+    """
+    window = max(WINDOW, updates[-1].n)
+    episodes = 0
+    successes = 0.0
+    for update in reversed(updates):
+        inside = min(update.n, window - episodes)
+        episodes += inside
+        successes += inside * update.rate
+        if episodes == window:
+            break
+    return episodes, successes / episodes
+
+
+def first_reach(points: Sequence[Point], level: float) -> Point | None:
+    """The first point at which the success of a whole window was at least `level`."""
+    for point in points:
+        if point.episodes >= WINDOW and point.success >= level - 1e-9:  # rounding: 37.5 of 50 are 75 %
+            return point
+    return None
 
 
 def describe_first_reach(points: Sequence[Point], level: float) -> str:
     """After how many thousand env steps and minutes the level was first reached; "-" if it was not."""
-    for point in points:
-        if point.success >= level:
-            return f"{point.env_steps / 1000:.0f}k ({point.minutes:.0f} min)"
-    return "-"
+    point = first_reach(points, level)
+    return "-" if point is None else f"{point.env_steps / 1000:.0f}k ({point.minutes:.0f} min)"
 
 
 def read_variants(folder: Path) -> list[Variant]:
