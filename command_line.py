@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import io
 import os
 import re
@@ -47,25 +48,24 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
     0: done, or time is up; 2: a problem that the user can repair; 130: interrupted. Other exceptions pass through, so
     that Python prints a traceback and exits with 1.
     """
-    # By default PyTorch's threads keep their cores busy while they wait. When another program uses the same cores, this
-    # makes an update take 5 times as long.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        program += f", rank {os.environ['RANK']}"
-
-    def leave(signal_number: int, frame: object) -> None:
-        os.write(2, f"{program}: interrupted\n".encode())
-        os._exit(130)
-
-    # Until `experiment.stopping.interruptible` takes over, either signal ends the program at once.
-    for signal_number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(signal_number) != signal.SIG_IGN:  # a shell's background job ignores SIGINT
-            signal.signal(signal_number, leave)
+    open_closed_streams()
     try:
+        complete_environment()
+        if "RANK" in os.environ:
+            program += f", rank {os.environ['RANK']}"
+        _leave_on_signals(program)
         main(sys.argv[1:])
         sys.stdout.flush()
     except BadInput as problem:
         print(f"{program}: {problem}", file=sys.stderr)
+        return 2
+    except PermissionError as error:
+        if error.filename is None:  # not about a file
+            raise
+        print(
+            f"{program}: {error.filename}: {error.strerror}: name another path, or get access",
+            file=sys.stderr,
+        )
         return 2
     except TimeIsUp as reason:
         print(f"{program}: {reason}")
@@ -76,3 +76,61 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
         # Python flushes stdout once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def open_closed_streams() -> None:
+    """Open /dev/null in place of stdin, stdout and stderr where they are closed, as some schedulers leave them.
+
+    Otherwise the next files that are opened, such as the pipe to a simulator, would get their numbers.
+    """
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            lowest_free = os.open(os.devnull, os.O_RDWR)  # the same as `descriptor`
+            os.set_inheritable(lowest_free, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(descriptor, "r" if descriptor == 0 else "w", closefd=False))
+
+
+def complete_environment() -> None:
+    """Set what containers leave out of the environment, and check what launchers of ranks put into it.
+
+    A process that trains alone loses the variables of ranks. Raises BadInput if they name no rank of several.
+    """
+    # By default PyTorch's threads keep their cores busy while they wait. When another program uses the same cores, this
+    # makes an update take 5 times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if (
+        os.path.expanduser("~") == "~"
+    ):  # neither HOME nor an entry in passwd: libraries would make a folder named ~
+        os.environ["HOME"] = "/nonexistent"
+    try:
+        getpass.getuser()
+    except (KeyError, OSError):  # a user without an entry in passwd; torch asks for a name
+        os.environ["LOGNAME"] = f"user-{os.getuid()}"
+    size = os.environ.get("WORLD_SIZE") or "1"
+    if size == "1":
+        for name in ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+            os.environ.pop(name, None)
+        return
+    rank = os.environ.get("RANK", "")
+    local_rank = os.environ.get("LOCAL_RANK", "")
+    are_numbers = size.isdecimal() and rank.isdecimal() and local_rank.isdecimal()
+    if not are_numbers or int(rank) >= int(size):
+        raise BadInput(
+            f"WORLD_SIZE={size} RANK={rank} LOCAL_RANK={local_rank} in the environment name no rank of several: unset "
+            "WORLD_SIZE to train in one process; --data-parallel, torchrun and accelerate set all of them"
+        )
+
+
+def _leave_on_signals(program: str) -> None:
+    """Let SIGINT and SIGTERM end the program at once, until `experiment.stopping.interruptible` takes over."""
+
+    def leave(signal_number: int, frame: object) -> None:
+        os.write(2, f"{program}: interrupted\n".encode())
+        os._exit(130)
+
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(signal_number) != signal.SIG_IGN:  # a shell's background job ignores SIGINT
+            signal.signal(signal_number, leave)

@@ -33,7 +33,7 @@ from experiment.first_observations import (
     FirstObservations,
     instruction_of_another_task,
 )
-from experiment.machine_checks import check_disk, check_machine, check_simulators
+from experiment.machine_checks import check_disk, check_machine, check_main_memory, check_simulators
 from experiment.setup import (
     choose_looks,
     find_checkpoint,
@@ -119,6 +119,7 @@ def _settle_sizes(
     simulators = checks.make(
         "simulators", check_simulators, count_for_training, config, tasks, device, renderer
     )
+    checks.run("host memory", check_main_memory, simulators)
     simulator = replace(config.simulator, num_envs=simulators.num_envs) if simulators else None
     num_tasks = len(config.task.task_ids)
     micro_batch_size = checks.make(

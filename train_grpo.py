@@ -83,7 +83,7 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
     from experiment import setup
     from experiment.cost import cost_rows, estimate_cost
     from experiment.evaluation import evaluate_and_record, is_teacher
-    from experiment.machine_checks import check_machine, check_simulators
+    from experiment.machine_checks import check_machine, check_main_memory, check_simulators
     from experiment.report import conclude
     from experiment.simulators import count_for_training
     from experiment.stopping import interruptible, until_the_end
@@ -105,6 +105,7 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
     tasks = setup.find_tasks(spec, task)
     simulators = count_for_training(config, tasks, policy.device, renderer, ranks)
     checks.run("simulators", check_simulators, simulators)
+    checks.run("host memory", check_main_memory, simulators)
     config = changed(config, num_envs=simulators.num_envs)
     micro_batch_size = setup.fit_micro_batch(policy, config.update, config.simulator, len(tasks))
     config = changed(config, micro_batch_size=micro_batch_size)

@@ -94,8 +94,9 @@ def installed_official() -> Path | None:
     parts = packages.submodule_search_locations if packages is not None else None
     folders = [Path(part, "assets") for part in parts or ()]
     folders.append(libero_root() / "assets")
-    folders.append(Path("~/.cache/libero/assets").expanduser())
-    return next((folder for folder in folders if (folder / "scenes").is_dir()), None)
+    folders.append(Path(os.path.expanduser("~/.cache/libero/assets")))
+    # os.path.isdir answers False where HOME is another user's; Path.is_dir would raise PermissionError.
+    return next((folder for folder in folders if os.path.isdir(folder / "scenes")), None)
 
 
 def _metaworld_pack() -> Pack:

@@ -84,14 +84,16 @@ def check_ray() -> Check:
 
 
 def check_simulators(simulators: SimulatorCount) -> Check:
-    """Show how many simulators there are and why; warn if they will need more main memory than is free."""
-    if simulators.free_gib < simulators.needed_gib:
-        return Check(
-            "warning",
-            f"{simulators.reason}; they need about {simulators.needed_gib:.1f} GiB of main memory, "
-            f"{simulators.free_gib:.1f} GiB are free: lower --num-envs or --kept-tasks",
-        )
+    """Show how many simulators there are and why."""
     return Check("ok", simulators.reason)
+
+
+def check_main_memory(simulators: SimulatorCount) -> Check:
+    """Show how much main memory this process may still take; warn if its simulators will need more."""
+    text = f"{simulators.free_gib:.1f} GiB are free, simulators need about {simulators.needed_gib:.1f} GiB"
+    if simulators.free_gib < simulators.needed_gib:
+        return Check("warning", f"{text}: lower --num-envs or --kept-tasks")
+    return Check("ok", text)
 
 
 def check_disk(run: RunConfig, policy: Policy) -> Check:

@@ -104,4 +104,7 @@ def _has_login() -> bool:
     if os.environ.get("WANDB_API_KEY"):
         return True
     netrc = Path(os.environ.get("NETRC", os.path.expanduser("~/.netrc")))
-    return netrc.is_file() and b"api.wandb.ai" in netrc.read_bytes()
+    try:
+        return b"api.wandb.ai" in netrc.read_bytes()
+    except OSError:  # there is none, or HOME is another user's
+        return False

@@ -67,6 +67,7 @@ def test_bad_input_is_2_time_that_is_up_0_an_interrupt_130_and_each_one_line(mon
     assert capsys.readouterr() == ("program.py: 2 hours have passed\n", "")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("LOCAL_RANK", "0")
     assert run_main(monkeypatch, raising(KeyboardInterrupt())) == 130
     assert capsys.readouterr() == ("", "program.py, rank 1: interrupted\n")
 
@@ -74,6 +75,83 @@ def test_bad_input_is_2_time_that_is_up_0_an_interrupt_130_and_each_one_line(mon
 def test_a_fault_keeps_its_traceback(monkeypatch):
     with pytest.raises(ZeroDivisionError):
         run_main(monkeypatch, raising(ZeroDivisionError()))
+
+
+# what containers and clusters do to the environment
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 RANK= "),
+        ({"WORLD_SIZE": "two", "RANK": "0", "LOCAL_RANK": "0"}, "WORLD_SIZE=two"),
+        ({"WORLD_SIZE": "2", "RANK": "2", "LOCAL_RANK": "0"}, "RANK=2"),
+    ],
+)
+def test_half_a_description_of_ranks_is_one_line(monkeypatch, capsys, variables, named):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert run_main(monkeypatch, raising(AssertionError("it must not start"))) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert named in line
+
+
+def test_a_process_that_is_alone_is_the_only_rank_whatever_the_cluster_says(monkeypatch):
+    for name, value in {"WORLD_SIZE": "1", "RANK": "3", "LOCAL_RANK": "3"}.items():
+        monkeypatch.setenv(name, value)
+    seen = []
+    assert (
+        run_main(monkeypatch, lambda _: seen.append({"WORLD_SIZE", "RANK", "LOCAL_RANK"} & set(os.environ)))
+        == 0
+    )
+    assert seen == [set()]
+
+
+def test_a_path_that_may_not_be_read_is_one_line(monkeypatch, capsys):
+    assert run_main(monkeypatch, raising(PermissionError(13, "Permission denied", "/root/checkpoint"))) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "/root/checkpoint" in line
+
+
+ENVIRONMENT = """
+import getpass, os, pathlib, pwd, sys
+
+class NoEntry:
+    def __call__(self, *_):
+        raise KeyError("uid not found")
+
+pwd.getpwuid = NoEntry()
+from command_line import main_guard
+from envs.tasks import cache_dir
+
+def main(_):
+    print("shown")
+    print("told", file=sys.stderr)
+    first_file = open(os.devnull)
+    facts = [getpass.getuser(), str(pathlib.Path.home()), str(cache_dir()), str(first_file.fileno())]
+    pathlib.Path(sys.argv[1]).write_text("\\n".join(facts))
+
+sys.exit(main_guard("program.py", main))
+"""
+
+
+def test_without_home_name_and_standard_streams_a_program_runs(tmp_path):
+    """A user without an entry in passwd, and stdin, stdout and stderr closed, as a scheduler may start a program."""
+    facts = tmp_path / "facts"
+    command = [sys.executable, "-c", ENVIRONMENT, str(facts)]
+    left_out = ("HOME", "USER", "LOGNAME", "LNAME", "USERNAME", "XDG_CACHE_HOME", "VLA_GRPO_CACHE")
+    environ = {name: value for name, value in os.environ.items() if name not in left_out}
+    environ |= {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "PYTHONUSERBASE": str(tmp_path)}
+    ended = subprocess.run(
+        ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], cwd=tmp_path, env=environ, timeout=300
+    )
+    assert ended.returncode == 0
+    name, home, cache, descriptor = facts.read_text().splitlines()
+    assert name
+    assert Path(home).is_absolute()
+    assert Path(cache).is_absolute()
+    assert int(descriptor) > 2  # no file takes the number of a standard stream
+    assert not (tmp_path / "~").exists()
 
 
 # speed

@@ -69,3 +69,14 @@ def test_incomplete_snapshot_is_asked_for_and_the_hub_given_up_within_the_timeou
     with pytest.raises(BadInput, match="someone/policy"):
         resolve_checkpoint("someone/policy")
     assert silent_hub()
+
+
+def test_a_download_folder_that_cannot_be_written_is_named_with_what_to_set(
+    tmp_path, silent_hub, monkeypatch
+):
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied", "/home/other/.cache")
+
+    monkeypatch.setattr(hub.HfApi, "model_info", refuse)
+    with pytest.raises(BadInput, match=r"/home/other/\.cache .*HF_HOME"):
+        resolve_checkpoint("someone/policy")

@@ -61,7 +61,7 @@ def crash():
 def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(without_head, tmp_path, capsys):
     """On the real simulator."""
     config = changed(TrainConfig(), checkpoint=str(tmp_path), device="cpu", assets="lowpoly")
-    with pytest.raises(BadInput, match=rf"1 of 21 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
+    with pytest.raises(BadInput, match=rf"1 of 22 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
         check_only(config)
     lines = [line for line in capsys.readouterr().out.splitlines() if " s  " in line]
     status = {line[9:23].strip(): line[:9].strip() for line in lines}
@@ -109,10 +109,10 @@ def test_a_disk_that_is_too_small_is_found_before_the_run(monkeypatch, tmp_path)
 
 def test_simulators_that_do_not_fit_into_main_memory_are_a_warning():
     assert (
-        machine_checks.check_simulators(SimulatorCount(4, "4 cores", needed_gib=4.8, free_gib=5.0)).status
+        machine_checks.check_main_memory(SimulatorCount(4, "4 cores", needed_gib=4.8, free_gib=5.0)).status
         == "ok"
     )
-    check = machine_checks.check_simulators(SimulatorCount(8, "--num-envs", needed_gib=9.6, free_gib=5.0))
+    check = machine_checks.check_main_memory(SimulatorCount(8, "--num-envs", needed_gib=9.6, free_gib=5.0))
     assert check.status == "warning"
     assert "--num-envs" in check.text
 

@@ -52,7 +52,7 @@ def test_they_take_at_most_half_of_the_free_memory(machine):
     machine(cores=16, gpu=8.4)  # a card of 24 GB with the 7B; 0.55 GiB each
     assert count(GPU, NVIDIA) == 7
     machine(cores=16, main=1.0, gpu=0.1)
-    assert count(GPU, NVIDIA) == 1  # fewer there cannot be; `check_simulators` warns
+    assert count(GPU, NVIDIA) == 1  # fewer there cannot be; `check_main_memory` warns
 
 
 def test_gpu_memory_counts_only_where_simulators_render_on_the_gpu(machine):

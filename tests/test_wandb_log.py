@@ -120,6 +120,8 @@ def test_auto_is_online_with_a_key_or_a_netrc_login_and_obeys_wandb_mode(monkeyp
     netrc.write_text("machine api.wandb.ai login user password y\n")
     assert resolve_mode("auto") == "online"
     netrc.unlink()
+    netrc.mkdir()  # cannot be read, as the file of another user whose HOME this is
+    assert resolve_mode("auto") == "offline"
     monkeypatch.setenv("WANDB_API_KEY", "y")
     assert resolve_mode("auto") == "online"
     monkeypatch.setenv("WANDB_MODE", "disabled")

@@ -32,6 +32,10 @@ def resolve_checkpoint(name: str) -> Path:
         # Ask with a timeout first, because snapshot_download waits forever on a network that drops packets.
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
+    except PermissionError as error:
+        raise BadInput(
+            f"checkpoint {name}: {error.filename} cannot be written: set HF_HOME to a folder that can (a 7B is 15 GB)"
+        ) from None
     except Exception as error:  # the hub library raises errors of several HTTP libraries
         raise BadInput(
             f"checkpoint {name}: no such folder, not in the download cache, and the hub gave "
