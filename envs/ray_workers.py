@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from contracts import BadInput, first_line
+from contracts import BadInput
 from envs.worker import NoAnswer, ProcessWorker
 
 try:
@@ -33,12 +33,18 @@ CONNECT_S = 10.0  # time for RAY_ADDRESS to answer; Ray itself would try for a q
 def connect() -> str:
     """Join the Ray cluster at RAY_ADDRESS, else one on this machine, else start one that ends with this program.
 
-    Returns a description of the cluster. Raises BadInput if none can be joined or started.
+    Returns a description of the cluster. Raises BadInput if none can be joined or started, or if it has no CPU.
     """
     if not ray.is_initialized():
         _join_or_start()
     nodes = [node for node in ray.nodes() if node["Alive"]]
-    return f"Ray {ray.__version__}, {len(nodes)} node(s), {ray.cluster_resources().get('CPU', 0):.0f} CPUs"
+    cpus = ray.cluster_resources().get("CPU", 0)
+    if cpus == 0:
+        raise BadInput(
+            f"the Ray cluster of {len(nodes)} node(s) has no CPU for simulators: run on the machines that have some: "
+            "ray start --address HOST:PORT"
+        )
+    return f"Ray {ray.__version__}, {len(nodes)} node(s), {cpus:.0f} CPUs"
 
 
 def cluster_cpus() -> int:
@@ -58,8 +64,8 @@ def _join_or_start() -> None:
         ray.init(include_dashboard=False, logging_level="WARNING")
     except (OSError, RuntimeError, ValueError) as fault:
         raise BadInput(
-            f"no Ray cluster at RAY_ADDRESS={address} ({first_line(fault)}): "
-            "correct or unset it; a cluster begins with: ray start --head"
+            f"no Ray cluster at RAY_ADDRESS={address} that can be joined ({fault}): correct or unset it; a cluster "
+            "begins with: ray start --head; if Ray prints InvalidAuthToken, set RAY_AUTH_MODE (docs/SCALE_OUT.md)"
         ) from None
     finally:
         signal.signal(signal.SIGTERM, handler)  # Ray's handler would end the program unsaved
@@ -116,6 +122,9 @@ class RayWorker:
         if isinstance(answer, BadInput | NoAnswer):
             raise answer
         return answer
+
+    def describe(self) -> str:
+        return "an actor on the Ray cluster"
 
     def close(self) -> None:
         ray.kill(self._actor)  # the process dies with the actor

@@ -67,6 +67,10 @@ class Worker(Protocol):
         """
         ...
 
+    def describe(self) -> str:
+        """Which process it is, for the log."""
+        ...
+
     def close(self) -> None:
         """Begin to end the worker: an idle one ends by itself, one at work is killed. Returns at once."""
         ...
@@ -93,6 +97,9 @@ class InlineWorker:
 
     def receive(self) -> Any:
         return self._function(*self._arguments)
+
+    def describe(self) -> str:
+        return "this process"
 
     def close(self) -> None:
         self._function.close()
@@ -142,6 +149,10 @@ class ProcessWorker:
             raise answer
         return answer
 
+    def describe(self) -> str:
+        pid = self.process.pid
+        return f"process {pid}" + (f", which is stopped: kill -CONT {pid}" if is_stopped(pid) else "")
+
     def close(self) -> None:
         if self.deadline < math.inf:
             self.process.kill()  # nobody will read its answer
@@ -170,6 +181,14 @@ def ask(question: Callable[..., T], *arguments: object, answer_s: float = ANSWER
     finally:
         worker.close()
         worker.end()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal such as SIGSTOP has stopped a process."""
+    with suppress(OSError):
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2]  # after the name of the program
+        return state.startswith("T")
+    return False
 
 
 def main(socket_fd: int) -> None:

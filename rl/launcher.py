@@ -15,6 +15,8 @@ from functools import partial
 
 import torch
 
+from envs.worker import is_stopped
+
 log = logging.getLogger(__name__)
 
 GRACE_S = 30.0  # after one rank has stopped, how long the others may take to end (closing wandb takes time)
@@ -62,9 +64,16 @@ def run_as_ranks(command: Sequence[str], size: int) -> int:
         processes.append(process)
 
     failures = _failures(processes)
+    named: set[int] = set()
     while not failures and any(process.returncode is None for process in processes):
         time.sleep(0.1)
         failures = _failures(processes)
+        for rank, process in enumerate(processes):
+            if rank not in named and is_stopped(process.pid):
+                named.add(rank)
+                log.warning(
+                    "rank %d is stopped, and the others wait for it: kill -CONT %d", rank, process.pid
+                )
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         _wait_for_all(processes)
         send_to_all(signal_number)

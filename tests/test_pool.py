@@ -1,6 +1,7 @@
 """The pool of envs: one contract for all kinds of workers, and every way in which a worker can fail."""
 
 import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -112,10 +113,11 @@ def test_results_come_as_they_are_ready(tmp_path):
 # ------------------------------------------------------------------------------------------- workers that are replaced
 
 
-def test_a_dead_worker_is_replaced_and_its_episode_an_error(strict_pool):
+def test_a_dead_worker_is_replaced_and_its_episode_an_error(strict_pool, caplog):
     run_chunk(strict_pool, WORK)
     open_files = len(os.listdir("/proc/self/fd"))
     result = run_chunk(strict_pool, DIE)
+    assert any("SIGKILL" in line for line in caplog.messages)
     assert (result.done, result.success, result.observation) == (True, False, None)
     assert "SIGKILL" in result.error
     assert run_chunk(strict_pool, WORK).error is None
@@ -144,6 +146,20 @@ def test_a_hung_worker_is_noticed_while_others_keep_the_pool_busy():
                     pool.reset(1, 0, WORK)
     assert "SIGABRT" in errors[0]
     assert errors[1] is None
+
+
+def test_a_stopped_worker_is_named_in_the_log_before_its_deadline(monkeypatch, caplog):
+    monkeypatch.setattr(pool_module, "QUIET_S", 0.5)
+    with worker_pool(num_envs=1) as pool:
+        worker = worker_of(run_chunk(pool))
+        os.kill(worker, signal.SIGSTOP)
+        pool.step(0, CHUNK)
+        assert pool.ready(timeout_s=1.0) == []
+        assert pool.ready(timeout_s=0.0) == []
+        (line,) = caplog.messages
+        assert f"kill -CONT {worker}" in line
+        os.kill(worker, signal.SIGCONT)
+        assert only(pool.ready())[1].error is None
 
 
 def test_workers_are_recycled_between_episodes():

@@ -12,6 +12,7 @@ from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEn
 from tests.test_pool import CHUNK, SPEC, assert_same_results, only, play, run_chunk, worker_of
 
 ray = pytest.importorskip("ray")
+from envs.ray_workers import connect  # noqa: E402  (it needs ray)
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,23 @@ def cluster():
         yield cluster
         ray.shutdown()
         cluster.shutdown()
+
+
+def test_a_cluster_that_cannot_be_used_is_refused_at_once_with_the_whole_reason(cluster, monkeypatch):
+    connect()
+    monkeypatch.setattr(ray, "cluster_resources", dict)
+    with pytest.raises(BadInput, match="no CPU"):
+        connect()
+
+    def refuse(**_):
+        raise RuntimeError(
+            "Version mismatch: The cluster was started with:\n Ray: 2.59\nThis process:\n Ray: 2.60"
+        )
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(BadInput, match=r"2\.59 .*2\.60"):
+        connect()
 
 
 def test_faults_are_those_of_processes_and_the_slot_goes_on(cluster):
@@ -51,7 +69,7 @@ def test_workers_are_recycled_between_episodes(cluster):
         assert workers[0] == workers[1] != workers[2]
 
 
-def test_a_killed_node_costs_the_episode_that_it_played(cluster, tmp_path):
+def test_a_killed_node_costs_the_episode_that_it_played(cluster, tmp_path, caplog):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     with Pool(replace(SPEC, assets=str(fifo)), 2, FakeEnv, workers="ray") as pool:
@@ -64,6 +82,7 @@ def test_a_killed_node_costs_the_episode_that_it_played(cluster, tmp_path):
         cluster.remove_node(cluster.second, allow_graceful=False)
         lost, result = only(pool.ready())
         assert "died" in result.error
+        assert any("node" in line for line in caplog.messages)
         assert (result.done, result.observation) == (True, None)
         assert run_chunk(pool, WORK, lost).error is None  # on the other node
         with open(fifo, "w"):
