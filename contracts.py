@@ -82,12 +82,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def refuse_lfs_pointer(path: Path) -> None:
-    """Raise BadInput if git-lfs has left a text file that only names the real one. For messages about damaged files."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        beginning = file.read(40)
-    if beginning.startswith(b"version https://git-lfs.github.com/"):
+    """Raise BadInput if git-lfs has left a text file that only names the real one."""
+    if (
+        path.is_file()
+        and path.stat().st_size < 200
+        and path.read_bytes().startswith(b"version https://git-lfs")
+    ):
         raise BadInput(
             f"{path}: is only git-lfs's pointer to the real file: run `git lfs pull` in its folder"
         )

@@ -88,12 +88,14 @@ def main(argv: Sequence[str]) -> None:
 def plan_episodes(config: EvalConfig, argv: Sequence[str]) -> Plan:
     """Plan the episodes that the command asks for. Raises BadInput for tasks or initial states that do not exist."""
     from experiment.provenance import provenance
+    from experiment.setup import find_commit
     from experiment.stored_run import read_training
 
     tasks = {str(suite): task_info(env_spec(config, suite)) for suite in config.suites}
     header = {
         "protocol": config.protocol,
         **provenance(argv),
+        "hub_commit": find_commit(str(config.model.checkpoint)),
         "training": read_training(Path(str(config.model.checkpoint))),
     }
     return make_plan(
@@ -103,10 +105,15 @@ def plan_episodes(config: EvalConfig, argv: Sequence[str]) -> Plan:
 
 def play_before(config: EvalConfig, checkpoint: str, plan: Plan, results: Results) -> Results:
     """Play the checkpoint of --compare-with on the same episodes; its results file is STEM-before.json."""
+    from experiment.setup import find_commit
     from experiment.stored_run import read_training
 
     config_before = replace(config, model=replace(config.model, checkpoint=checkpoint))
-    header = {**plan.header, "training": read_training(Path(checkpoint))}
+    header = {
+        **plan.header,
+        "hub_commit": find_commit(checkpoint),
+        "training": read_training(Path(checkpoint)),
+    }
     out = results.path.with_name(f"{results.path.stem}-before.json")
     return play(config_before, replace(plan, header=header), out, results)
 

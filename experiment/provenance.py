@@ -8,9 +8,9 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypedDict
 
 import torch
+from typing_extensions import NotRequired, TypedDict  # pydantic cannot read typing's in Python 3.10
 
 
 class GitState(TypedDict, total=False):
@@ -25,7 +25,7 @@ class Machine(TypedDict):
     processor: str
     cpus: int | None
     gpus: list[str]  # names of the visible GPUs
-    gpu_gib: list[float]  # memory of each visible GPU, in GiB
+    gpu_gib: NotRequired[list[float]]  # memory of each visible GPU, in GiB
 
 
 class Provenance(TypedDict):

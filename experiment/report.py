@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 import numpy as np
 import tyro
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from command_line import main_guard, parse_flags
-from contracts import first_line
-from experiment.run_folder import MetricsRow
+from contracts import BadInput, first_line
+from experiment.run_folder import CONFIG_FILE, MetricsRow
 from experiment.stored_run import StoredRun, changes, read_run
 
 log = logging.getLogger(__name__)
@@ -72,7 +72,9 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[MetricsRow]) -> None:
         steps, values = series(rows, metric)
         _, low = series(rows, f"{metric}_low")
         _, high = series(rows, f"{metric}_high")
-        errors = [np.subtract(values, low), np.subtract(high, values)] if low else None
+        errors = None
+        if len(low) == len(high) == len(values) > 0:
+            errors = np.maximum([np.subtract(values, low), np.subtract(high, values)], 0)
         axes.errorbar(steps, values, yerr=errors, label=label, marker="o", markersize=4, capsize=3)
         if panel.log_scale and max(values, default=0) > 0:
             axes.set_yscale("log")
@@ -83,7 +85,7 @@ def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[MetricsRow]) -> None:
 def _shade_phases(axes: Axes, rows: Sequence[MetricsRow]) -> None:
     start = 0.0
     for step, phase in zip(*series(rows, "schedule/phase"), strict=True):
-        axes.axvspan(start, step, color=PHASE_COLOURS[int(phase)], linewidth=0)
+        axes.axvspan(start, step, color=PHASE_COLOURS[int(phase) % len(PHASE_COLOURS)], linewidth=0)
         start = step
 
 
@@ -96,16 +98,19 @@ def write_report(run: StoredRun) -> Path:
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, undefined=StrictUndefined
     )
-    text = environment.get_template("report.html").render(
-        run=run,
-        written=time.strftime("%Y-%m-%d %H:%M"),
-        changes=changes(run),
-        panels=panels,
-        absent=[panel.title for panel in PANELS if panel not in panels],
-        has_first_frame=(run.folder / "first_frame.png").is_file(),
-        videos=_videos(run),
-        command=shlex.join(run.description["argv"]),
-    )
+    try:
+        text = environment.get_template("report.html").render(
+            run=run,
+            written=time.strftime("%Y-%m-%d %H:%M"),
+            changes=changes(run),
+            panels=panels,
+            absent=[panel.title for panel in PANELS if panel not in panels],
+            has_first_frame=(run.folder / "first_frame.png").is_file(),
+            videos=_videos(run),
+            command=shlex.join(run.description["argv"]),
+        )
+    except UndefinedError as error:  # the template reads fields that other versions may not have written
+        raise BadInput(f"{run.folder / CONFIG_FILE}: a field of the report is missing ({error})") from None
     page.write_text(text)
     return page
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from contracts import BadInput, read_json, write_json
 from envs.perturb import NONE
 from envs.tasks import TaskInfo
 from experiment.statistics import Paired, compare, count_successes
+from json_fields import read_fields
 
 if TYPE_CHECKING:  # this imports torch, which takes seconds, and `--help` does not need it
     from vla.policy import Mode
@@ -64,6 +65,33 @@ class Settings(TypedDict):
     bddl_sha256: str | None
     device: str
     frozen_weights: str
+
+
+@dataclass
+class _StoredEpisode:
+    """The fields of an EpisodeRecord that are read again."""
+
+    task_suite: str
+    task_id: int
+    init_state_id: int
+    repeat: int
+    perturbation: str
+    success: bool
+
+
+@dataclass
+class _StoredSettings:
+    checkpoint: str
+    mode: str
+    assets: str
+
+
+@dataclass
+class _StoredResults:
+    format: Literal["vla-grpo evaluation"]
+    version: Literal[1]
+    settings: _StoredSettings
+    episodes: list[_StoredEpisode]
 
 
 @dataclass(frozen=True)
@@ -209,21 +237,10 @@ def _comparison(name: str, pairs: Paired) -> dict[str, object]:
 
 def read_results(path: Path) -> Results:
     """Read a results file. Raises BadInput if it is missing, damaged, or not a results file of this version."""
+    read_fields(path, _StoredResults, "name another results file of eval.py")  # for its checks alone
     stored = read_json(path)
-    if not stored.items() >= KIND.items():
-        raise BadInput(
-            f"{path}: is not a results file of eval.py, version {KIND['version']}: name another file"
-        )
-    try:
-        episodes = {}
-        for record in stored["episodes"]:
-            key = EpisodeKey(*(record[name] for name in EpisodeKey._fields))
-            episodes[key] = record
-        return Results(path, stored["settings"], episodes)
-    except (KeyError, TypeError) as error:
-        raise BadInput(
-            f"{path}: is damaged, a field is missing or unknown ({error}): name another file"
-        ) from None
+    episodes = {EpisodeKey(*map(record.get, EpisodeKey._fields)): record for record in stored["episodes"]}
+    return Results(path, stored["settings"], episodes)
 
 
 def open_results(path: Path, settings: Settings, plan: Plan, other_results: Results | None = None) -> Results:

@@ -11,9 +11,10 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Annotated, TypeAlias, cast
 
 import filelock
+from pydantic import PlainValidator
 
 from configs.config import TrainConfig
 from configs.stored import to_dict
@@ -22,6 +23,7 @@ from envs.assets import find_pack
 from experiment.provenance import Provenance, provenance
 from experiment.terminal import log_to_terminal
 from experiment.wandb_log import WandbLog
+from json_fields import read_fields, read_lines
 from rl.ranks import ALONE, Ranks
 
 CONFIG_FILE = "config.json"
@@ -37,6 +39,7 @@ class RunDescription(Provenance, total=False):
 
     config: dict[str, dict[str, object]]  # settings by section: see configs.stored.to_dict
     looks: str  # name and digest of the assets
+    hub_commit: str | None  # of the checkpoint, if it came from the hub
     ranks: int  # processes that train together; missing in runs of older versions
 
 
@@ -106,8 +109,10 @@ class Run:
             self._lock.release()
 
 
-def start_run(config: TrainConfig, argv: Sequence[str], ranks: Ranks = ALONE) -> Run:
-    """Create a run folder on rank 0 and open it on all ranks.
+def start_run(
+    config: TrainConfig, argv: Sequence[str], ranks: Ranks = ALONE, hub_commit: str | None = None
+) -> Run:
+    """Create a run folder on rank 0 and open it on all ranks. hub_commit: of the checkpoint, see `vla.hub`.
 
     Raises BadInput when the folder cannot be written, or when a rank does not see it.
     """
@@ -119,6 +124,7 @@ def start_run(config: TrainConfig, argv: Sequence[str], ranks: Ranks = ALONE) ->
         description: RunDescription = {
             "config": to_dict(config),
             "looks": str(find_pack(config.simulator.assets)),
+            "hub_commit": hub_commit,
             "ranks": ranks.size,
             **provenance(argv),
         }
@@ -205,6 +211,9 @@ def write_and_flush(descriptor: int, data: bytes) -> None:
 
 def read_description(folder: Path) -> RunDescription:
     """Read the config.json of a run folder. Raises BadInput."""
+    read_fields(
+        folder / CONFIG_FILE, RunDescription
+    )  # for its checks alone: it leaves out fields of other versions
     return cast(RunDescription, read_json(folder / CONFIG_FILE))
 
 
@@ -214,13 +223,23 @@ def outcomes_path(folder: Path, global_step: int) -> Path:
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:
-    """Read the records of a metrics.jsonl. Raises OSError if there is none.
+    """Read the records of a metrics.jsonl. Raises BadInput if there is none, or if a record is damaged.
 
     Values that were not finite (null in the file) are left out, and so is a last line that a kill has cut.
     """
-    rows = []
-    for line in path.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            values = json.loads(line)
-            rows.append({key: value for key, value in values.items() if value is not None})
+    rows: list[MetricsRow] = []
+    for values in read_lines(path, dict[str, _Number | None]):
+        if values.get("global_step") is None:
+            raise BadInput(f"{path}: the record after {len(rows)} others has no global_step")
+        rows.append({key: value for key, value in values.items() if value is not None})
     return rows
+
+
+def _number(value: object) -> float:
+    """An int stays an int, because it may be part of a file name."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e100:
+        raise ValueError("expected a number")
+    return value
+
+
+_Number = Annotated[float, PlainValidator(_number)]

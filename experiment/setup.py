@@ -41,7 +41,7 @@ from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import same_actions
 from vla.device import GIB, is_large
-from vla.hub import resolve_checkpoint
+from vla.hub import commit_of, resolve_checkpoint
 from vla.loading import LoadOptions
 from vla.memory import fit_to_memory
 from vla.policy import Policy
@@ -98,6 +98,12 @@ def find_checkpoint(model: ModelConfig) -> CheckpointInfo:
     """Find the folder or hub id of --checkpoint and describe what it holds. Raises BadInput if it is not usable."""
     base, adapter = base_and_adapter(str(model.checkpoint), None)
     return inspect_checkpoint(resolve_checkpoint(base), adapter=adapter)
+
+
+def find_commit(checkpoint: str) -> str | None:
+    """The hub's commit of the base of a checkpoint, which is downloaded if needed; None for a local folder."""
+    base, _ = base_and_adapter(checkpoint, None)
+    return commit_of(resolve_checkpoint(base))
 
 
 def load_policy(
@@ -197,7 +203,7 @@ def open_run(
         state = load_checkpoint(latest_checkpoint(Path(resume)), learner)
         run = reopen_run(Path(resume), config, state.metrics_bytes, state.wandb_id, learner.ranks)
         return run, state
-    run = start_run(config, argv, learner.ranks)
+    run = start_run(config, argv, learner.ranks, commit_of(learner.policy.info.folder))
     looks = find_pack(config.simulator.assets).looks
     return run, TrainerState(ranks=learner.ranks.size, looks=looks, wandb_id=run.wandb.id)
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, cast
+from typing import Literal, NamedTuple, TypeAlias, cast
 
-from contracts import BadInput, first_line, read_json, resolve_pointer
+from contracts import BadInput, resolve_pointer
 from experiment.run_folder import (
+    CONFIG_FILE,
     METRICS_FILE,
     MetricsRow,
     RunDescription,
@@ -17,6 +18,7 @@ from experiment.run_folder import (
     read_metrics,
 )
 from experiment.statistics import Paired, Successes, compare
+from json_fields import read_fields
 
 TEACHER = "eval/teacher_success"
 GREEDY = "eval/student_success"
@@ -46,7 +48,7 @@ class StoredRun:
 
         `--best-by evaluation` chooses checkpoints/best in the same way. Raises ValueError without an evaluation.
         """
-        return max(self.evaluations, key=lambda row: row[f"{GREEDY}_low"])
+        return max(self.evaluations, key=lambda row: _successes(row, GREEDY).interval)
 
     def status(self) -> str:
         """How far the run has come, in one line."""
@@ -58,17 +60,36 @@ class StoredRun:
         return f"{state}: {env_steps} env steps, {updates} updates, {hours(self.rows):.1f} h"
 
 
+@dataclass
+class _Phases:
+    total_steps: int
+
+
+@dataclass
+class _Task:
+    task_suite: str
+    task_ids: tuple[int, ...]
+    eval_init_states: tuple[int, int]
+    train_init_states: tuple[int, int] | Literal["fresh"]
+
+
+@dataclass
+class _Settings:
+    """The settings of a run that its report reads."""
+
+    phases: _Phases
+    task: _Task
+
+
 def read_run(folder: Path) -> StoredRun:
     """Read a run folder. Raises BadInput if it is not one, or is damaged."""
     try:
-        description = read_description(folder)
-        total_steps = description["config"]["phases"]["total_steps"]
+        settings = read_fields(folder / CONFIG_FILE, _Settings, part="config")
         rows = read_metrics(folder / METRICS_FILE)
-        if not isinstance(total_steps, int):
-            raise TypeError(f"total_steps is {total_steps!r}")
-    except (BadInput, OSError, KeyError, TypeError) as problem:
-        raise BadInput(f"{folder} is not a run folder: {first_line(problem)}") from None
-    return StoredRun(folder.resolve(), rows, description, total_steps)
+        description = read_description(folder)
+    except BadInput as problem:
+        raise BadInput(f"{folder} is not a run folder: {problem}") from None
+    return StoredRun(folder.resolve(), rows, description, settings.phases.total_steps)
 
 
 def hours(rows: Sequence[MetricsRow]) -> float:
@@ -125,7 +146,7 @@ def was_trained_on(training: Training, task_suite: str, task_id: int, init_state
 def _num_gpus(description: RunDescription) -> int:
     """The number of GPUs that trained: one for each rank, or 0 if the run was on a CPU."""
     has_gpu = bool(description["machine"]["gpus"])
-    if not has_gpu or description["config"]["model"]["device"] == "cpu":
+    if not has_gpu or description["config"].get("model", {}).get("device") == "cpu":
         return 0
     return description.get("ranks", 1)
 
@@ -191,7 +212,21 @@ def _changes_by_task(label: str, before: EpisodeOutcomes, after: EpisodeOutcomes
 
 
 def _successes(row: MetricsRow, metric: str) -> Successes:
-    return Successes(int(row[f"{metric}_k"]), int(row[f"{metric}_n"]))
+    k = row.get(f"{metric}_k", -1)
+    n = row.get(f"{metric}_n", 0)
+    if not 0 <= k <= n or n == 0:
+        raise BadInput(
+            f"{METRICS_FILE}: at step {row['global_step']} {metric} is {k} of {n}: the record is damaged"
+        )
+    return Successes(int(k), int(n))
+
+
+@dataclass
+class _Outcome:
+    task_id: int
+    init_state_id: int
+    trial: int
+    success: bool
 
 
 def _read_outcomes(run: StoredRun, evaluation: MetricsRow, metric: str) -> EpisodeOutcomes:
@@ -200,7 +235,5 @@ def _read_outcomes(run: StoredRun, evaluation: MetricsRow, metric: str) -> Episo
     if not path.exists():
         return {}
     actor = metric.removeprefix("eval/").removesuffix("_success")
-    return {
-        (outcome["task_id"], outcome["init_state_id"], outcome["trial"]): outcome["success"]
-        for outcome in read_json(path).get(actor, [])
-    }
+    outcomes = read_fields(path, dict[str, list[_Outcome]]).get(actor, [])
+    return {(outcome.task_id, outcome.init_state_id, outcome.trial): outcome.success for outcome in outcomes}

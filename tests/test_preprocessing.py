@@ -71,9 +71,9 @@ def test_a_gpu_computes_the_same_pixel_values(processor):
 
 def test_the_rounded_means_and_stds_are_used_where_there_are_some(processor, golden, tmp_path):
     assert processor.image_size == 224
-    np.testing.assert_array_equal(processor.means, golden["means"])
-    np.testing.assert_array_equal(processor.stds, golden["stds"])
-    assert load_with(tmp_path, tvf_normalize_params=None).means[0] == (0.485, 0.456, 0.406)
+    np.testing.assert_array_equal([backbone.mean for backbone in processor.normalisation], golden["means"])
+    np.testing.assert_array_equal([backbone.std for backbone in processor.normalisation], golden["stds"])
+    assert load_with(tmp_path, tvf_normalize_params=None).normalisation[0].mean == (0.485, 0.456, 0.406)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from contracts import BadInput, read_json
-from json_fields import check_fields
+from contracts import BadInput
+from json_fields import read_fields
 
 STATISTICS_FILE = "dataset_statistics.json"
 # openvla-oft adds this to every range q99 - q01, so that it can be divided by even where a dimension never moved.
@@ -145,13 +145,12 @@ def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
     missing or not usable.
     """
     path = Path(folder) / STATISTICS_FILE
-    if path.exists():
-        stored: object = read_json(path)
-    else:
+    part = None
+    if not path.exists():
         path = Path(folder) / "config.json"
-        stored = read_json(path).get("norm_stats")
+        part = "norm_stats"
     advice = "copy the training run's dataset_statistics.json here"
-    entries = check_fields(stored, dict[str, _StoredStatistics], f"{path}: statistics", advice)
+    entries = read_fields(path, dict[str, _StoredStatistics], advice, part)
     if not entries:
         raise BadInput(f"{path}: no data set is listed; {advice}")
     return {

@@ -43,6 +43,11 @@ def resolve_checkpoint(name: str) -> Path:
         ) from error
 
 
+def commit_of(folder: Path) -> str | None:
+    """The hub's commit that a folder of the download cache holds; None for other folders."""
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
 def _complete_snapshot(name: str) -> Path | None:
     """The cached folder of a hub id if all its weight files are there, without using the network."""
     try:

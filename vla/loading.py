@@ -89,12 +89,10 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     # Read small files first, so that a missing one is noticed before gigabytes of weights are read.
     tokenizer = load_tokenizer(folder)
     processor = ImageProcessor.load(folder)
-    for vit in info.config.vits:
-        if vit.image_size != processor.image_size:
-            raise BadInput(
-                f"{folder}: its images have {processor.image_size} pixels, and config.json says {vit.image_size}: get "
-                "both files again"
-            )
+    if {vit.image_size for vit in info.config.vits} != {processor.image_size}:
+        raise BadInput(
+            f"{folder}: config.json and the image processor differ in image size: get both files again"
+        )
     adapter = None if adapter_folder is None else read_adapter(Path(adapter_folder))
     frozen_weights = choose_frozen_weights(options.frozen_weights, device, adapter)
     try:

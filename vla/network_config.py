@@ -1,14 +1,14 @@
 """Read the sizes of a network from the config.json of an OpenVLA checkpoint."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from transformers import LlamaConfig
 
-from contracts import BadInput, read_json
-from json_fields import check_fields
+from contracts import BadInput
+from json_fields import read_fields
 from vla.tokens import BOS_ID, EOS_ID, PAD_ID
 
 # The text_config of a public checkpoint holds only fields that differ from these: the sizes of Llama-2 7B, and the
@@ -35,6 +35,7 @@ LLAMA_DEFAULTS: dict[str, Any] = {
     "pad_token_id": PAD_ID,
 }
 DEFAULT_CHUNK_LENGTH = 8
+MOST_LAYERS = 256
 
 
 @dataclass(frozen=True)
@@ -59,54 +60,46 @@ class NetworkConfig:
 
 # Sizes are bounded, so that a damaged number cannot make the program build a network for hours.
 _Size = Annotated[int, Field(ge=1, le=4096)]
-_TimmId = Annotated[str, Field(pattern="^vit_")]  # timm would look names with a prefix up on the network
-
-
-@dataclass
-class _TextFields:
-    num_hidden_layers: Annotated[int, Field(ge=1, le=256)] | None = None
+_TimmId = Annotated[str, Field(pattern="^vit_")]  # timm looks up names with a prefix on the network
 
 
 @dataclass
 class _ConfigFields:
-    """The fields of config.json that are read. Those of text_config are checked by LlamaConfig, too."""
+    """The fields of config.json that are read."""
 
+    model_type: Literal["openvla"]
     timm_model_ids: tuple[_TimmId, _TimmId]
     image_sizes: tuple[_Size, _Size] = (224, 224)
     timm_override_act_layers: tuple[str | None, str | None] = (None, None)
     # Only this project's small checkpoints have this field.
-    test_vit_overrides: tuple[dict[str, _Size], dict[str, _Size]] = field(default_factory=lambda: ({}, {}))
-    text_config: _TextFields | None = None
+    test_vit_overrides: tuple[dict[str, _Size], dict[str, _Size]] | None = None
+    text_config: dict[str, object] | None = None
     num_images_in_input: Annotated[int, Field(ge=1, le=3)] | None = None
-    num_action_chunks: Annotated[int, Field(ge=1, le=256)] | None = None
-    looks: tuple[str, ...] | None = None
+    num_action_chunks: Annotated[int, Field(ge=1, le=256)] = DEFAULT_CHUNK_LENGTH
+    looks: tuple[str, ...] = ()
 
 
 def read_network_config(folder: Path) -> NetworkConfig:
     """Read a checkpoint folder's config.json. Raises BadInput when it does not describe an OpenVLA network."""
     path = folder / "config.json"
-    raw = read_json(path)
-    model_type = raw.get("model_type")
-    if model_type != "openvla":
-        raise BadInput(
-            f"{path}: model_type is {model_type!r}, expected 'openvla': give an OpenVLA-OFT checkpoint"
-        )
-    fields = check_fields(raw, _ConfigFields, str(path), "download or copy it again")
+    fields = read_fields(path, _ConfigFields, "give an OpenVLA-OFT checkpoint")
     overrides: list[dict[str, object]] = []
-    for activation, sizes in zip(fields.timm_override_act_layers, fields.test_vit_overrides, strict=True):
+    for activation, sizes in zip(
+        fields.timm_override_act_layers, fields.test_vit_overrides or ({}, {}), strict=True
+    ):
         activation_override = {"act_layer": activation} if activation else {}
         overrides.append({**activation_override, **sizes})
     dino, siglip = map(VitConfig, fields.timm_model_ids, fields.image_sizes, overrides)
     try:
-        llama = _llama_config(raw.get("text_config", {}))
+        llama = _llama_config(fields.text_config or {})
     except Exception as error:  # transformers raises its own exceptions for fields of the wrong type
         raise BadInput(f"{path}: not a usable OpenVLA config ({type(error).__name__}: {error})") from error
     return NetworkConfig(
         vits=(dino, siglip),
         llama=llama,
         num_images=fields.num_images_in_input,
-        chunk_length=fields.num_action_chunks or DEFAULT_CHUNK_LENGTH,
-        looks=fields.looks or (),
+        chunk_length=fields.num_action_chunks,
+        looks=fields.looks,
     )
 
 
@@ -116,6 +109,10 @@ def _llama_config(text_config: dict[str, Any]) -> LlamaConfig:
         name: value for name, value in text_config.items() if name in LLAMA_DEFAULTS and value is not None
     }
     fields = LLAMA_DEFAULTS | known_fields
+    if fields["num_hidden_layers"] > MOST_LAYERS:
+        raise ValueError(
+            f"num_hidden_layers is {fields['num_hidden_layers']}, expected at most {MOST_LAYERS}"
+        )
     # JSON may hold 1 for 1.0, but transformers refuses an integer here.
     for name in ("rms_norm_eps", "rope_theta"):
         fields[name] = float(fields[name])

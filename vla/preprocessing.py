@@ -19,27 +19,30 @@ from pydantic import Field, FiniteFloat
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from contracts import BadInput, Observation, read_json
-from json_fields import check_fields
+from contracts import BadInput, Observation
+from json_fields import read_fields
 from vla.dataset_statistics import VectorStatistics, normalise_proprio
 from vla.images import model_input_images
 from vla.prompts import pad_prompts, prompt_ids
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Mean = tuple[FiniteFloat, FiniteFloat, FiniteFloat]
+_Mean = tuple[FiniteFloat, FiniteFloat, FiniteFloat]  # of RGB, as pixels in [0, 1]
 _Std = tuple[_Positive, _Positive, _Positive]
 _Size = tuple[Literal[3], int, int]
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Normalisation:
     mean: _Mean
     std: _Std
 
 
-@dataclass
-class _ProcessorFields:
-    """The fields of preprocessor_config.json that are read, for two backbones, with the values that are supported."""
+@dataclass(frozen=True)
+class ImageProcessor:
+    """The settings in preprocessor_config.json that are read, and the only values that are supported.
+
+    Tuples have one entry per backbone: DINOv2, SigLIP.
+    """
 
     input_sizes: tuple[_Size, _Size]
     means: tuple[_Mean, _Mean]
@@ -51,37 +54,30 @@ class _ProcessorFields:
     tvf_do_letterbox: Literal[False] | None = None
 
     def __post_init__(self) -> None:
-        (_, height, width), other_size = self.input_sizes
-        if height != width or other_size != (3, height, width):
+        if self.input_sizes != ((3, self.image_size, self.image_size),) * 2:
             raise ValueError(f"input_sizes are {self.input_sizes}, expected the same square twice")
 
+    @property
+    def image_size(self) -> int:
+        """S: 224 in real checkpoints."""
+        return self.input_sizes[0][1]
 
-@dataclass(frozen=True)
-class ImageProcessor:
-    """The settings in preprocessor_config.json. Tuples have one entry per backbone: DINOv2, SigLIP."""
-
-    image_size: int  # S: 224 in real checkpoints
-    means: tuple[tuple[float, ...], ...]  # (2, 3): backbone, RGB; of pixels in [0, 1]
-    stds: tuple[tuple[float, ...], ...]  # (2, 3)
+    @property
+    def normalisation(self) -> tuple[_Normalisation, ...]:
+        """Mean and std of each backbone, as the original processor applies them."""
+        return self.tvf_normalize_params or tuple(map(_Normalisation, self.means, self.stds))
 
     @classmethod
     def load(cls, folder: Path) -> "ImageProcessor":
         """Read it from a checkpoint folder. Raises BadInput for settings that this program does not support."""
         path = folder / "preprocessor_config.json"
-        composite = folder / "processor_config.json"
-        if path.exists() or not composite.exists():
-            stored: object = read_json(path)
-        else:  # transformers 5 writes the settings of all processors into one file
-            path = composite
-            stored = read_json(path).get("image_processor")
-        fields = check_fields(
-            stored, _ProcessorFields, str(path), "get the file of an OpenVLA-OFT checkpoint"
-        )
-        size = fields.input_sizes[0][1]
-        rounded = fields.tvf_normalize_params
-        if rounded is None:
-            return cls(size, fields.means, fields.stds)
-        return cls(size, tuple(entry.mean for entry in rounded), tuple(entry.std for entry in rounded))
+        advice = "get the file of an OpenVLA-OFT checkpoint"
+        composite = (
+            folder / "processor_config.json"
+        )  # transformers 5 writes the settings of all processors into it
+        if composite.exists() and not path.exists():
+            return read_fields(composite, cls, advice, part="image_processor")
+        return read_fields(path, cls, advice)
 
 
 @dataclass
@@ -172,8 +168,8 @@ def normalised_levels(processor: ImageProcessor) -> np.ndarray:
     Looking the values up in this table gives the same numbers as computing them, and is faster.
     """
     levels = np.arange(256, dtype=np.float32) / np.float32(255)
-    means = np.array(processor.means, dtype=np.float32)[..., None]
-    stds = np.array(processor.stds, dtype=np.float32)[..., None]
+    means = np.array([backbone.mean for backbone in processor.normalisation], dtype=np.float32)[..., None]
+    stds = np.array([backbone.std for backbone in processor.normalisation], dtype=np.float32)[..., None]
     return (levels - means) / stds
 
 
