@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -17,6 +18,8 @@ import tyro
 from contracts import BadInput, TimeIsUp
 
 T = TypeVar("T")
+# On time.perf_counter's clock. Every program imports this file first, before what takes seconds to import.
+PROGRAM_STARTED = time.perf_counter()
 
 
 def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None = None) -> T:

@@ -43,6 +43,7 @@ from experiment.results import (
     save_results,
 )
 from experiment.results_table import comparison_table, perturbation_table, results_table
+from experiment.start_times import StartTimes
 from experiment.statistics import count_successes
 from experiment.terminal import progress_bar
 
@@ -183,29 +184,29 @@ def play(config: EvalConfig, plan: Plan, out: Path, other_results: Results | Non
     from experiment.setup import load_policy
 
     results = None
+    times = StartTimes()
+    times.end("imports")
     for suite in config.suites:
         # Load the policy again for each suite, because the action statistics differ between suites.
         policy = load_policy(config.model, suite)
+        times.end("weights")
         if results is None:
-            check_policy(config, policy)
+            check_suites(config, policy)
             results = open_results(out, settings_of(config, policy), plan, other_results)
-            save_results(results, plan)
             print_start(config, policy, plan, results)
         missing = [key for key in plan.keys if key.task_suite == suite and key not in results.episodes]
         if missing:
-            play_suite(config, policy, suite, plan, missing, results)
+            play_suite(config, policy, suite, plan, missing, results, times)
         del policy  # free its memory before the next one is loaded
+        times = StartTimes(time.perf_counter())
     assert results is not None  # EvalConfig refuses an empty --task-suite
     return results
 
 
-def check_policy(config: EvalConfig, policy: Policy) -> None:
-    """Check the policy before the first episode. Raises BadInput if it cannot act in one of the suites."""
-    from rl.selfcheck import attention_probe, image_probe
+def check_suites(config: EvalConfig, policy: Policy) -> None:
+    """Raise BadInput if the policy cannot act in one of the suites."""
     from vla.dataset_statistics import select_key
 
-    attention_probe(policy)
-    image_probe(policy)
     for suite in config.suites:  # all suites now, before hours are spent on the first one
         select_key(policy.info.statistics, suite, config.model.unnorm_key)
 
@@ -235,14 +236,20 @@ def play_suite(
     plan: Plan,
     missing: Sequence[EpisodeKey],
     results: Results,
+    times: StartTimes,
 ) -> None:
-    """Play the `missing` episodes of one suite; each is saved in the results file as soon as it has ended."""
+    """Check the policy, and play the `missing` episodes of one suite; each is saved as soon as it has ended.
+
+    `times`: of what came before in the start.
+    """
     from experiment.evaluation import evaluate
     from experiment.stopping import interruptible
+    from rl.selfcheck import attention_probe, image_probe
 
     keys = {episode_of(key, config.seed): key for key in missing}
-    spec = env_spec(config, suite, policy.num_images)
-    simulator = config.simulator
+    # A simulator stays with its task until no episode of it is left, so earlier tasks need not be kept.
+    simulator = replace(config.simulator, kept_tasks=1)
+    spec = replace(env_spec(config, suite, policy.num_images), kept_tasks=1)
     num_envs = choose_num_envs(simulator, spec, policy, len(missing))
     try:
         with (
@@ -250,6 +257,14 @@ def play_suite(
             make_pool(spec, num_envs, policy.prepare, simulator.simulators) as pool,
             progress_bar(f"{suite}: episodes", len(missing)) as advance,
         ):
+            pool.start_building(list(dict.fromkeys(key.task_id for key in missing)))
+            attention_probe(policy)
+            image_probe(policy)
+            times.end("checks")
+            save_results(results, plan)
+            pool.wait_until_built()
+            times.end("simulators")
+            print(f"{suite}: start {times}", flush=True)
 
             def keep(trajectory: Trajectory) -> None:
                 key = keys[trajectory.episode]
@@ -269,8 +284,7 @@ def play_suite(
                 record=lambda episode: config.video != "none",
                 on_finished=keep,
             )
-        speed = rollout.env_steps / rollout.wall_s
-        print(f"{suite}: {len(missing)} episodes, {speed:.0f} env steps/s", flush=True)
+        print(f"{suite}: {rollout.speed()}", flush=True)
     except KeyboardInterrupt:
         print(
             f"stopped; finished episodes are saved: to continue, run the same command with --out {results.path}",

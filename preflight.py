@@ -140,8 +140,13 @@ def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool)
     checks.run("disk", check_disk, config.run, policy)
     first = checks.make("first frame", check_first_frame, first_look, pool, config)
     assert first is not None  # a failure was raised
+    pool.start_building(config.task.task_ids)
     check_policy(checks, config, policy, first.observations, config.update.micro_batch_size)
-    return first.observations.first, measure_speed(policy, first, config)
+    pool.wait_until_built()  # also because the speed is measured next
+    checks.times.end("other simulators")
+    speed = measure_speed(policy, first, config)
+    checks.times.end("speed")
+    return first.observations.first, speed
 
 
 def check_policy(

@@ -99,7 +99,9 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
 
     ranks = join_ranks(config.model.device)
     policy = setup.load_policy(config.model, task.task_suite, config.update.lora_rank, config.run.seed)
+    checks.times.end("weights")
     teacher = setup.load_teacher(policy, config.model, config.phases, task.task_suite, config.loss.kl_coef)
+    checks.times.end("teacher")
     config = settle_warmup(config, teacher.mode)
     spec = setup.make_spec(task.task_suite, task.task_ids, config.simulator, policy.num_images)
     tasks = setup.find_tasks(spec, task)
@@ -109,6 +111,7 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
     config = changed(config, num_envs=simulators.num_envs)
     micro_batch_size = setup.fit_micro_batch(policy, config.update, config.simulator, len(tasks))
     config = changed(config, micro_batch_size=micro_batch_size)
+    checks.times.end("memory plan")
     learner = make_learner(policy, config, ranks, teacher.mode)
 
     with make_pool(spec, simulators.num_envs, policy.prepare, config.simulator.simulators) as pool:

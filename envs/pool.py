@@ -7,6 +7,7 @@ results that have arrived. If the simulator fails, the result has an `error`, an
 import logging
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -138,6 +139,21 @@ class Pool:
         self._episodes[slot] += 1
         request = Reset(task_id, init_state_id, seed, record, physics, perturbation)
         self._workers[slot].request(request, timeout_s=RESET_TIMEOUT_S)
+
+    def start_building(self, task_ids: Sequence[int]) -> None:
+        """Let all slots that have no simulator yet build one, while the program does something else.
+
+        The tasks take turns, as `rl.by_task` gives them out. An env in this process would keep the program waiting, so
+        it is built when it is needed.
+        """
+        for slot in range(self.num_slots):
+            if self._episodes[slot] == 0 and self._kind is not InlineWorker:
+                self.reset(slot, task_ids[slot % len(task_ids)], init_state_id=0)
+
+    def wait_until_built(self) -> None:
+        """Wait until all slots are idle. What has failed is built again, and reported, by the slot's next reset."""
+        while any(self._at_work):
+            self.ready()
 
     def step(self, slot: int, actions: np.ndarray) -> None:
         """Start a chunk of actions (n, action_dim) in a slot whose episode is not over."""

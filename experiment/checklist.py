@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, get_args
 
 from contracts import BadInput, SelfCheckError, first_line
+from experiment.start_times import StartTimes
 
 log = logging.getLogger(__name__)
 Status = Literal["ok", "warning", "FAILED", "skipped"]
@@ -41,7 +42,8 @@ class Checks:
         self._show_all = show_all
         self._print = show_all and os.environ.get("RANK", "0") == "0"
         self._started = time.perf_counter()
-        self._last_line = self._started
+        self.times = StartTimes()
+        self.times.end("imports")
 
     def run(self, name: str, check: Callable[..., Check], *values: object, after: Sequence[str] = ()) -> None:
         """Run check(*values) and keep its result.
@@ -96,10 +98,9 @@ class Checks:
         if check.status == "FAILED" and not self._show_all:
             raise BadInput(check.text)
         self.made[name] = check
-        now = time.perf_counter()
+        seconds = self.times.end(name)
         if self._print:
-            print(f"{check.status:8} {name:14} {now - self._last_line:5.1f} s  {check.text}", flush=True)
-        self._last_line = now
+            print(f"{check.status:8} {name:14} {seconds:5.1f} s  {check.text}", flush=True)
 
     def summary(self) -> str:
         """One line: the number of checks, their seconds, and how many had each status."""
@@ -108,8 +109,8 @@ class Checks:
         return f"{len(self.made)} checks in {time.perf_counter() - self._started:.1f} s: {counted}"
 
     def rows(self) -> list[tuple[str, str]]:
-        """The summary and the warnings as rows (title, text) of the table that a run logs at its start."""
-        rows = [("checks", self.summary())]
+        """Summary, seconds and warnings as rows (title, text) of the table that a run logs at its start."""
+        rows = [("checks", self.summary()), ("start", str(self.times))]
         for name, check in self.made.items():
             if check.status == "warning":
                 rows.append(("warning", f"{name}: {check.text}"))

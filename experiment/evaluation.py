@@ -167,6 +167,7 @@ def _play(
             record=lambda episode: mode != "sample" and episode.index == 0,
             on_steps=on_steps,
         )
+    log.info("evaluation of the %s: %s", actor.replace("_", ", "), rollout.speed())
     return rollout.trajectories
 
 

@@ -15,6 +15,7 @@ import torch
 from contracts import Observation, first_line
 from envs.machine import usable_cores
 from rl.behaviour import Behaviour, decide
+from rl.by_task import EpisodesByTask
 from rl.randomness import Randomness
 from rl.ranks import ALONE, Ranks
 from rl.trajectory import Episode, Trajectory
@@ -37,10 +38,22 @@ class Rollout:
     times: dict[str, float]  # seconds; `sim`, `render` and `preprocess` are summed over the environments
     wall_s: float  # seconds from start to end
     errors: int  # episodes played again after a simulator fault
+    first_decision_s: float = (
+        0.0  # seconds from the start to the first decision: resets, perhaps simulators built
+    )
 
     @property
     def env_steps(self) -> int:
         return sum(trajectory.env_steps for trajectory in self.trajectories)
+
+    def speed(self) -> str:
+        """How long it took, in words: what kept the policy busy, and what it waited for."""
+        env_steps_per_s = self.env_steps / self.wall_s
+        return (
+            f"{len(self.trajectories)} episodes in {self.wall_s:.1f} s, {env_steps_per_s:.0f} env steps/s, "
+            f"first decision after {self.first_decision_s:.1f} s; of the time {self.times['infer'] / self.wall_s:.0%} "
+            f"deciding, {self.times['wait'] / self.wall_s:.0%} waiting for simulators"
+        )
 
 
 def play_episodes(
@@ -66,8 +79,10 @@ def play_episodes(
     A simulator fault does not count as a failure of the policy: the episode is played again with the same randomness.
     Raises RuntimeError after MAX_ATTEMPTS, and BadInput when a single observation does not fit into GPU memory.
     """
+    plays_all = n_steps is None
+    episodes = _episodes_of_rank(episodes, by_group=not plays_all, ranks=ranks)
     schedule = _Schedule(
-        episodes=_episodes_of_rank(episodes, by_group=n_steps is not None, ranks=ranks),
+        episodes=EpisodesByTask(episodes) if plays_all else episodes,
         n_steps=math.inf if n_steps is None else math.ceil(n_steps / ranks.size),
         num_envs=pool.num_slots,
     )
@@ -109,6 +124,7 @@ def _gather(rollout: Rollout, ranks: Ranks) -> Rollout:
         times={name: sum(part.times[name] for part in parts) / ranks.size for name in rollout.times},
         wall_s=max(part.wall_s for part in parts),
         errors=sum(part.errors for part in parts),
+        first_decision_s=max(part.first_decision_s for part in parts),
     )
 
 
@@ -126,17 +142,20 @@ class _Schedule:
     the group starts. So the rule is applied again at the end, with their final lengths, to decide what is kept.
     """
 
-    episodes: Iterator[Episode]
+    episodes: Iterator[Episode] | EpisodesByTask
     n_steps: float
     num_envs: int
     lengths: dict[int, int] = field(default_factory=dict)  # env steps so far by episode, in order of start
     episodes_before_group: dict[int, int] = field(default_factory=dict)
     next_episode: Episode | None = None
 
-    def take(self) -> Episode | None:
-        """The next episode to play, or None when none may start now."""
+    def take(self, slot: int) -> Episode | None:
+        """The next episode to play in this slot, or None when none may start now."""
         if self.next_episode is None:
-            self.next_episode = next(self.episodes, None)
+            if isinstance(self.episodes, EpisodesByTask):
+                self.next_episode = self.episodes.next_for(slot)
+            else:
+                self.next_episode = next(self.episodes, None)
         episode = self.next_episode
         if episode is None:
             return None
@@ -182,6 +201,7 @@ class _Player:
     finished: list[Trajectory] = field(default_factory=list)
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_PARTS, 0.0))
     errors: int = 0
+    first_decision_s: float | None = None
 
     def play(self) -> Rollout:
         """Play until no episode is running and none may start."""
@@ -191,18 +211,21 @@ class _Player:
             self.receive_results()
             if self.waiting:
                 self.send_decisions()
+                if self.first_decision_s is None:
+                    self.first_decision_s = time.perf_counter() - started
             self.start_episodes()
         kept = [trajectory for trajectory in self.finished if self.schedule.admits(trajectory.episode)]
         if self.pool.num_slots == 1:  # this environment runs in our process: waiting includes its work
             working_s = self.times["sim"] + self.times["render"] + self.times["preprocess"]
             self.times["wait"] = max(0.0, self.times["wait"] - working_s)
-        return Rollout(in_order(kept), self.times, time.perf_counter() - started, self.errors)
+        wall_s = time.perf_counter() - started
+        return Rollout(in_order(kept), self.times, wall_s, self.errors, self.first_decision_s or 0.0)
 
     def start_episodes(self) -> None:
         """Start an episode in every free slot, as long as the schedule gives any."""
         for slot in range(self.pool.num_slots):
             if slot not in self.running:
-                episode = self.schedule.take()
+                episode = self.schedule.take(slot)
                 if episode is not None:
                     self.start(slot, _Attempt(Trajectory(episode)))
 

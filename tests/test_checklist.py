@@ -47,7 +47,7 @@ def test_every_finding_is_one_line(capsys, caplog):
     with pytest.raises(BadInput, match="4 of 9 checks FAILED; broken: no such folder"):
         checks.conclude()
     assert "2 ok, 1 warning, 4 FAILED, 2 skipped" in capsys.readouterr().out
-    assert [title for title, _ in checks.rows()] == ["checks", "warning"]
+    assert [title for title, _ in checks.rows()] == ["checks", "start", "warning"]
 
 
 @pytest.mark.parametrize("kind", [BadInput, SelfCheckError, ZeroDivisionError])

@@ -77,6 +77,18 @@ def test_an_episode_runs_from_reset_to_done(pool):
     assert pool.ready() == []
 
 
+def test_simulators_are_built_meanwhile_where_there_is_none_yet():
+    with worker_pool(num_envs=3) as pool:
+        first = worker_of(run_chunk(pool, slot=0))
+        pool.start_building([0, 1])
+        pool.reset(0, 2, WORK)  # the slot that has one already is free
+        pool.wait_until_built()
+        pool.start_building([0, 1])
+        assert pool.ready() == []  # there is nothing left to build
+        assert worker_of(run_chunk(pool, slot=0)) == first
+        assert len({worker_of(run_chunk(pool, slot=slot)) for slot in range(3)}) == 3
+
+
 def test_a_slot_at_work_takes_no_second_request(pool):
     pool.reset(0, 0, WORK)
     with pytest.raises(AssertionError):
