@@ -110,7 +110,7 @@ class PhaseConfig:
     warmup: bool = True
     """Begin with a warmup and a transition. --no-warmup: RL alone from env step 0."""
     warmup_steps: Annotated[int | Literal["auto"], NOT_NEGATIVE] = "auto"
-    """Env steps of the warmup, in which the student learns to match the teacher (auto: 25000 if the teacher is an L1
+    """Env steps of the warmup, in which the student learns to match the teacher (auto: 50000 if the teacher is an L1
     head, beside which no token head was trained; else 4000)."""
     transition_steps: Annotated[int, NOT_NEGATIVE] = 5_000
     """Env steps of the transition, in which the probability that the teacher acts falls linearly from 1 to 0."""

@@ -14,7 +14,7 @@ TeacherMode = Literal["greedy", "l1"]
 
 # What `auto` means in the warmup. Beside an L1 head the token head was never trained on actions: it needs many steps,
 # and where the student acts it also learns what to do after its own mistakes (docs/RESULTS.md, "An L1 checkpoint").
-L1_WARMUP_STEPS = 25_000
+L1_WARMUP_STEPS = 50_000
 L1_WARMUP_EPOCHS = 16
 L1_WARMUP_LR = 1e-3
 GREEDY_WARMUP_STEPS = 4_000
