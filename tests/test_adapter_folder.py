@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from peft import PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 
 from contracts import BadInput
 from tests.small_checkpoint import load_policy, load_small_network, network_inputs, train_network_a_little
 from vla.adapter_folder import PROPRIO_FILE, base_of_adapter, copy_into_network, read_adapter, write_adapter
+from vla.dataset_statistics import STATISTICS_FILE
 from vla.lora import add_lora
 from vla.model import ACTION_ROWS
-from vla.weights import read_tensors
+from vla.weights import read_tensors, write_tensors
 
 # openvla-oft pins this version. It has these fields in its LoraConfig, and raises a TypeError for others.
 KEYS_OF_PEFT_0_11_1 = {
@@ -80,13 +81,59 @@ def test_adapter_of_another_rank_or_alpha_is_refused(small_one_image, tmp_path, 
 
 
 @pytest.mark.parametrize(
-    "changes", [{"r": 5}, {"use_dora": True}, {"peft_type": "LOHA"}, {"lora_alpha": None}]
+    "changes",
+    [
+        {"r": 5},
+        {"use_dora": True},
+        {"use_rslora": True},
+        {"modules_to_save": ["projector.fc3"]},
+        {"init_lora_weights": "pissa"},  # peft changes the base before it trains such an adapter
+        {"peft_type": "LOHA"},
+        {"lora_alpha": None},
+    ],
 )
 def test_adapter_of_another_kind_or_not_as_its_config_says_is_refused(small_one_image, tmp_path, changes):
     write_adapter(tmp_path, adapted_network(small_one_image), small_one_image, "some/base", "a" * 64)
     change_config(tmp_path, **changes)
     with pytest.raises(BadInput, match=str(tmp_path)):
         read_adapter(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "has_adapter",
+    [
+        lambda name: name.startswith("language_model") and name.endswith(("q_proj", "v_proj")),
+        lambda name: (
+            "patch_embed" not in name and "lm_head" not in name
+        ),  # "all-linear" of newer versions of peft
+    ],
+)
+def test_maps_without_an_adapter_are_as_in_the_base(small_one_image, tmp_path, has_adapter):
+    network = adapted_network(small_one_image)
+    names = [name.removesuffix(".lora_A") for name in network.adapters.named_matrices() if name.endswith("A")]
+    config = LoraConfig(r=4, lora_alpha=4, target_modules=[name for name in names if has_adapter(name)])
+    by_peft = get_peft_model(load_small_network(small_one_image), config)
+    with torch.no_grad():
+        for name, parameter in by_peft.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1)
+    by_peft.save_pretrained(str(tmp_path))
+    train_network_a_little(network)  # the values of another adapter, none of which may stay
+    copy_into_network(read_adapter(tmp_path), network)
+    with torch.no_grad():
+        torch.testing.assert_close(network(*network_inputs())[1], by_peft(*network_inputs())[1])
+
+
+def test_an_adapter_on_a_part_that_has_none_here_is_refused_by_name(small_one_image, tmp_path):
+    write_adapter(tmp_path, adapted_network(small_one_image), small_one_image, "some/base", "a" * 64)
+    path = tmp_path / "adapter_model.safetensors"
+    more = {f"base_model.model.value_head.lora_{matrix}.weight": torch.zeros(4, 4) for matrix in "AB"}
+    write_tensors(
+        path,
+        {f"base_model.model.{name}.weight": t for name, t in read_adapter(tmp_path).tensors.items()} | more,
+    )
+    with pytest.raises(BadInput, match="value_head"):
+        copy_into_network(read_adapter(tmp_path), adapted_network(small_one_image))
 
 
 # Policies
@@ -132,3 +179,33 @@ def test_adapter_with_proprio_does_not_fit_a_base_without(adapter_folder, small,
     policy = load_policy(without_proprio)
     with pytest.raises(BadInput, match=PROPRIO_FILE):
         policy.load_adapter(adapter_folder)
+
+
+# Run folders of openvla-oft: the adapter in lora_adapter/, all else beside it
+
+
+@pytest.fixture
+def run_folder(small_one_image, tmp_path) -> Path:
+    load_policy(small_one_image).save_adapter(tmp_path / "run" / "lora_adapter")
+    (tmp_path / "run" / "lora_adapter" / STATISTICS_FILE).unlink()
+    statistics = json.loads((small_one_image / STATISTICS_FILE).read_text())
+    of_run = {"libero_spatial_of_run": statistics["libero_spatial_no_noops"]}
+    (tmp_path / "run" / STATISTICS_FILE).write_text(json.dumps(of_run))
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("folder", ["", "lora_adapter"])
+def test_statistics_beside_an_adapter_are_read(run_folder, folder):
+    policy = load_policy(run_folder / folder, unnorm_key="libero_spatial_of_run")
+    policy.save_adapter(run_folder / "copy")
+    assert (
+        load_policy(run_folder / "copy", unnorm_key="libero_spatial_of_run").unnorm_key == policy.unnorm_key
+    )
+
+
+@pytest.mark.parametrize("folder", ["", "lora_adapter"])
+@pytest.mark.parametrize("name", ["action_head--5000_checkpoint.pt", "proprio_projector--5000_checkpoint.pt"])
+def test_heads_beside_an_adapter_are_refused_by_name(run_folder, folder, name):
+    (run_folder / folder / name).touch()
+    with pytest.raises(BadInput, match=name):
+        load_policy(run_folder)

@@ -201,6 +201,14 @@ def with_another_module_as_proprio_projector(folder: Path) -> None:
     torch.save({"module.fc1.weight": torch.zeros(16, 8)}, folder / PROPRIO)
 
 
+def with_an_endless_chunk(folder: Path) -> None:
+    edit_json(folder / "config.json", num_action_chunks=100_000)
+
+
+def with_a_network_that_takes_hours_to_build(folder: Path) -> None:
+    edit_json(folder / "config.json", text_config={"num_hidden_layers": 100_000})
+
+
 def with_film(folder: Path) -> None:
     (folder / "vision_backbone--1_checkpoint.pt").touch()
 
@@ -222,6 +230,8 @@ def with_a_diffusion_head(folder: Path) -> None:
         (without_statistics, ["config.json", "statistics"]),
         (with_two_proprio_projectors, [PROPRIO, "proprio_projector--1_checkpoint.pt"]),
         (with_another_module_as_proprio_projector, [PROPRIO]),
+        (with_an_endless_chunk, ["config.json", "num_action_chunks"]),
+        (with_a_network_that_takes_hours_to_build, ["config.json", "num_hidden_layers"]),
         (with_film, ["FiLM"]),
         (with_a_diffusion_head, ["diffusion"]),
     ],

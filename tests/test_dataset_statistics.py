@@ -93,7 +93,15 @@ def test_norm_stats_of_the_config_serve_only_without_a_statistics_file(tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("q01", [0.0] * 6), ("max", [float("nan")] * 7), ("mask", [True] * 6)]
+    ("field", "value"),
+    [
+        ("q01", [0.0] * 6),
+        ("q01", [2.0] * 7),  # above q99
+        ("min", [2.0] * 7),
+        ("max", [float("nan")] * 7),
+        ("max", [1e30] * 7),
+        ("mask", [True] * 6),
+    ],
 )
 def test_a_broken_field_is_named(tmp_path, entry, field, value):
     entry["action"][field] = value

@@ -11,7 +11,7 @@ from huggingface_hub import constants
 
 from contracts import BadInput
 from vla import hub
-from vla.hub import resolve_checkpoint
+from vla.hub import commit_of, resolve_checkpoint
 
 
 @pytest.fixture
@@ -47,6 +47,7 @@ def cache_snapshot(tmp_path, monkeypatch, files: dict[str, str]):
 
 def test_local_path_is_looked_up_without_network(tmp_path, silent_hub):
     assert resolve_checkpoint(str(tmp_path)) == tmp_path
+    assert commit_of(tmp_path) is None
     for name in ("/no/such/folder", "./missing", "runs/a/checkpoints/best"):
         with pytest.raises(BadInput, match=name):
             resolve_checkpoint(name)
@@ -56,6 +57,7 @@ def test_local_path_is_looked_up_without_network(tmp_path, silent_hub):
 def test_complete_snapshot_in_the_cache_needs_no_network(tmp_path, silent_hub, monkeypatch):
     snapshot = cache_snapshot(tmp_path, monkeypatch, {"config.json": "{}", "model.safetensors": ""})
     assert resolve_checkpoint("someone/policy") == snapshot
+    assert commit_of(snapshot) == "a" * 40
     assert not silent_hub()
 
 

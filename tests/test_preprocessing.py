@@ -76,9 +76,19 @@ def test_the_rounded_means_and_stds_are_used_where_there_are_some(processor, gol
     assert load_with(tmp_path, tvf_normalize_params=None).normalisation[0].mean == (0.485, 0.456, 0.406)
 
 
+def test_the_one_file_of_transformers_5_is_read(processor, tmp_path):
+    stored = {"image_processor": json.loads((GOLDEN / "checkpoint" / "preprocessor_config.json").read_text())}
+    (tmp_path / "processor_config.json").write_text(
+        json.dumps(stored | {"processor_class": "PrismaticProcessor"})
+    )
+    assert ImageProcessor.load(tmp_path) == processor
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("stds", [[0.0] * 3] * 2),
+        ("means", [["x"] * 3] * 2),
         ("input_sizes", [[3, 224, 224], [3, 384, 384]]),
         ("tvf_normalize_params", [{"mean": [0.5] * 3, "std": [0.5] * 3}]),
         ("image_resize_strategy", "letterbox"),

@@ -49,6 +49,14 @@ def test_causal_attention_is_found(policy, monkeypatch):
         attention_probe(policy)
 
 
+@pytest.mark.parametrize("probe", [attention_probe, image_probe])
+def test_logits_that_are_not_finite_are_called_so(policy, probe):
+    with torch.no_grad():
+        policy.network.language_model.model.norm.weight.fill_(3e38)
+    with pytest.raises(BadInput, match="not finite"):
+        probe(policy)
+
+
 def test_ignored_images_are_found(policy):
     with torch.no_grad():
         policy.network.projector.fc3.weight.zero_()

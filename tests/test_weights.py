@@ -86,7 +86,26 @@ class Payload:
         return (open, ("ran", "w"))
 
 
-@pytest.mark.parametrize("content", [{"module.fc1.weight": Payload()}, [1, 2], None])
+@pytest.mark.parametrize("tensor", [torch.zeros(2, dtype=torch.int64), torch.zeros(2, dtype=torch.complex64)])
+def test_numbers_that_are_no_weights_are_refused(tmp_path, path, tensor):
+    write_tensors(path, {"a": tensor})
+    torch.save({"a": tensor}, tmp_path / "x.pt")
+    with pytest.raises(BadInput, match=f"{path}: a "):
+        read_tensors(path)
+    with pytest.raises(BadInput, match=r"x\.pt: a "):
+        read_pt(tmp_path / "x.pt")
+
+
+@pytest.mark.parametrize("name", ["x.safetensors", "x.pt"])
+def test_pointers_of_git_lfs_are_called_so(tmp_path, name):
+    (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n")
+    with pytest.raises(BadInput, match="git lfs pull"):
+        (read_pt if name == "x.pt" else read_header)(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "content", [{"module.fc1.weight": Payload()}, {"fc1.weight": 3}, {3: torch.zeros(2)}, [1, 2], None]
+)
 def test_pt_with_code_or_without_tensors_is_refused_and_not_run(tmp_path, monkeypatch, content):
     monkeypatch.chdir(tmp_path)
     if content is None:

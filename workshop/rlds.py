@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from contracts import BadInput, first_line
+from contracts import BadInput, first_line, refuse_lfs_pointer
 from workshop.stored_episode import StoredEpisode, choose_cameras
 
 INSTRUCTION = "steps/language_instruction"
@@ -40,6 +40,7 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
             for record_index, record in enumerate(read_records(path)):
                 yield _episode(parse_example(record), f"{path}, record {record_index}", with_pictures)
         except (LookupError, OSError, ValueError, struct.error) as fault:
+            refuse_lfs_pointer(path)
             raise BadInput(
                 f"{path}: no readable TFRecord file ({first_line(fault)}): download it again"
             ) from fault
