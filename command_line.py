@@ -8,9 +8,12 @@ import io
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from types import FrameType
 from typing import Any, TypeVar
 
 import tyro
@@ -20,6 +23,19 @@ from contracts import BadInput, TimeIsUp
 T = TypeVar("T")
 # On time.perf_counter's clock. Every program imports this file first, before what takes seconds to import.
 PROGRAM_STARTED = time.perf_counter()
+
+# Signals that ask a program to stop: Ctrl-C, the end of a job, the end of the terminal, Slurm's --signal=USR1@90, and
+# the limit of CPU time.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGXCPU)
+# One of these is set in a process that torchrun or accelerate has started.
+SET_BY_LAUNCHERS = {"TORCHELASTIC_RUN_ID", "ACCELERATE_MIXED_PRECISION"}
+PARENT = os.getppid()
+AFTER_PARENT = """
+import contextlib, os, select, sys
+with contextlib.suppress(OSError):  # it has ended
+    select.select([os.pidfd_open(int(sys.argv[1]))], [], [], 60)
+print(sys.argv[2], file=sys.stderr)
+"""
 
 
 def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None = None) -> T:
@@ -56,11 +72,13 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
         complete_environment()
         if "RANK" in os.environ:
             program += f", rank {os.environ['RANK']}"
-        _leave_on_signals(program)
+        handle_stop_signals(partial(_leave, program))
+        check_locale()
         main(sys.argv[1:])
         sys.stdout.flush()
     except BadInput as problem:
         print(f"{program}: {problem}", file=sys.stderr)
+        repeat_after_launcher(f"{program}: {problem}")
         return 2
     except PermissionError as error:
         if error.filename is None:  # not about a file
@@ -127,13 +145,36 @@ def complete_environment() -> None:
         )
 
 
-def _leave_on_signals(program: str) -> None:
-    """Let SIGINT and SIGTERM end the program at once, until `experiment.stopping.interruptible` takes over."""
+def _leave(program: str, signal_number: int, frame: object) -> None:
+    """End the program at once; `experiment.stopping.interruptible` takes over while a run must be closed."""
+    os.write(2, f"{program}: interrupted\n".encode())
+    os._exit(130)
 
-    def leave(signal_number: int, frame: object) -> None:
-        os.write(2, f"{program}: interrupted\n".encode())
-        os._exit(130)
 
-    for signal_number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(signal_number) != signal.SIG_IGN:  # a shell's background job ignores SIGINT
-            signal.signal(signal_number, leave)
+def handle_stop_signals(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Let `handler` answer STOP_SIGNALS. Returns the handlers until now.
+
+    An ignored signal stays ignored: a shell's background job ignores SIGINT, a program under nohup SIGHUP.
+    """
+    handlers = {stop_signal: signal.getsignal(stop_signal) for stop_signal in STOP_SIGNALS}
+    replaced = {number: previous for number, previous in handlers.items() if previous != signal.SIG_IGN}
+    for stop_signal in replaced:
+        signal.signal(stop_signal, handler)
+    return replaced
+
+
+def check_locale() -> None:
+    """Raise BadInput if a folder or flag has letters that libraries, which expect UTF-8, would not find."""
+    encoding = sys.getfilesystemencoding()
+    if encoding != "utf-8" and not "".join((*sys.argv, os.getcwd(), os.path.expanduser("~"))).isascii():
+        raise BadInput(
+            f"the locale's encoding is {encoding}, in which names of folders with letters beyond ASCII are not found: "
+            "set LC_ALL=C.UTF-8 and unset PYTHONUTF8"
+        )
+
+
+def repeat_after_launcher(text: str) -> None:
+    """Print a line once more after torchrun or accelerate has ended, because they end with a long traceback."""
+    if not SET_BY_LAUNCHERS.isdisjoint(os.environ):
+        command = [sys.executable, "-c", AFTER_PARENT, str(PARENT), text]
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)

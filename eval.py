@@ -11,6 +11,7 @@ A command with --out continues an interrupted evaluation. The results file is de
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
@@ -64,7 +65,7 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str]) -> None:
     """Play the missing episodes of one checkpoint, or of the two of a comparison, and print the results."""
     config = parse_eval(argv)
-    from experiment.run_folder import lock_file
+    from experiment.file_lock import lock_file
     from experiment.setup import choose_looks
 
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -72,8 +73,13 @@ def main(argv: Sequence[str]) -> None:
     plan = plan_episodes(config, argv)
     assets = choose_looks(config.simulator.assets, config.model, config.suites)
     config = replace(config, simulator=replace(config.simulator, assets=assets))
-    lock = lock_file(out.with_name(f".{out.name}.lock"), f"--out {out}")
+    with contextlib.closing(lock_file(out.with_name(f".{out.name}.lock"), f"--out {out}")):
+        results, before = play_all(config, plan, out)
+    print_results(config, results, plan, before)
 
+
+def play_all(config: EvalConfig, plan: Plan, out: Path) -> tuple[Results, Results | None]:
+    """Play and save the missing episodes. Returns the results and those of --compare-with."""
     before = None
     is_results_file = config.compare_with is not None and config.compare_with.endswith(".json")
     if config.compare_with is not None and is_results_file:
@@ -82,8 +88,7 @@ def main(argv: Sequence[str]) -> None:
     if config.compare_with is not None and not is_results_file:
         before = play_before(config, config.compare_with, plan, results)
     save_results(results, plan, before)
-    lock.release()
-    print_results(config, results, plan, before)
+    return results, before
 
 
 def plan_episodes(config: EvalConfig, argv: Sequence[str]) -> Plan:

@@ -91,6 +91,7 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
     from rl.ranks import join_ranks
     from rl.update import make_learner
 
+    setup.check_output(config, resume)
     config = setup.settle_settings(config)
     task = config.task
     checks = Checks()

@@ -10,7 +10,7 @@ from pathlib import Path
 from command_line import parse_flags
 from configs.config import CHANGEABLE_ON_RESUME, TrainConfig, changed, differing_fields
 from configs.eval_config import EvalConfig
-from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
+from configs.presets import PRESETS, PUBLIC_CHECKPOINTS, TINY_CHECKPOINT
 from configs.stored import from_dict
 from contracts import BadInput, read_json
 
@@ -55,6 +55,7 @@ def _parse_new_run(argv: Sequence[str], preset: str | None, task_suite: str | No
     settings = PRESETS[preset]
     if preset == "rl" and task_suite in PUBLIC_CHECKPOINTS:
         settings = changed(settings, checkpoint=PUBLIC_CHECKPOINTS[task_suite])
+    settings = _find_bundled_checkpoint(settings)
     command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(settings, preset=preset))
     if command.config.model.checkpoint is None:
         raise BadInput(NO_CHECKPOINT)
@@ -67,6 +68,7 @@ def _parse_resumed_run(argv: Sequence[str], run_folder: str) -> Command:
         stored = from_dict(read_json(path).get("config"), str(path))
     except BadInput as problem:
         raise BadInput(f"--resume {run_folder}: not a run folder of this version: {problem}") from None
+    stored = _find_bundled_checkpoint(stored)
     command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(stored))
     refused = [
         f"{name} (run: {value_of_run}, now: {value_now})"
@@ -79,6 +81,13 @@ def _parse_resumed_run(argv: Sequence[str], run_folder: str) -> Command:
             "leave these flags out, or start a new run"
         )
     return command
+
+
+def _find_bundled_checkpoint(config: TrainConfig) -> TrainConfig:
+    """Name the bundled policy by its whole path, beside this program's files, if it is not below the current folder."""
+    if config.model.checkpoint != TINY_CHECKPOINT or Path(TINY_CHECKPOINT).is_dir():
+        return config
+    return changed(config, checkpoint=str(Path(__file__).resolve().parents[1] / TINY_CHECKPOINT))
 
 
 def parse_eval(argv: Sequence[str]) -> EvalConfig:

@@ -117,7 +117,7 @@ def save_checkpoint(
         if best is not None:
             mark_best(checkpoints, learner, state, best)
         write_pointer(checkpoints / LATEST, folder)
-        _remove_old(checkpoints, keep)
+        _remove_old(checkpoints, state.global_step, keep)
     learner.ranks.gather(None)  # all ranks wait until it is written
     return folder
 
@@ -158,12 +158,17 @@ def _write(folder: Path, learner: Learner, state: TrainerState) -> None:
     _flush(folder)
 
 
-def _remove_old(checkpoints: Path, keep: int) -> None:
-    """Delete all checkpoints except the newest `keep` and the best."""
-    steps = _steps(checkpoints)
-    best = resolve_pointer(checkpoints / BEST)
-    for folder in steps[:-keep]:
-        if folder != best:
+def _remove_old(checkpoints: Path, global_step: int, keep: int) -> None:
+    """Delete all checkpoints except the newest `keep`, the one at `global_step`, and those that the pointers name.
+
+    Steps above `global_step` belong to a branch that was abandoned for an earlier checkpoint, so they count as older.
+    """
+    folders = _steps(checkpoints)
+    newest = [folder for folder in folders if int(_step_number(folder)) <= global_step]
+    abandoned = [folder for folder in folders if folder not in newest]
+    used = {resolve_pointer(checkpoints / BEST), resolve_pointer(checkpoints / LATEST)}
+    for folder in (abandoned + newest)[:-keep]:
+        if folder not in used:
             shutil.rmtree(folder, ignore_errors=True)
 
 

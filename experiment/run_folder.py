@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import logging
 import math
 import os
 import time
@@ -13,18 +14,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, TypeAlias, cast
 
-import filelock
 from pydantic import PlainValidator
 
 from configs.config import TrainConfig
 from configs.stored import to_dict
 from contracts import BadInput, TimeIsUp, read_json, write_json
 from envs.assets import find_pack
+from experiment.file_lock import FileLock, lock_file
 from experiment.provenance import Provenance, provenance
 from experiment.terminal import log_to_terminal
 from experiment.wandb_log import WandbLog
 from json_fields import read_fields, read_lines
 from rl.ranks import ALONE, Ranks
+
+log = logging.getLogger(__name__)
 
 CONFIG_FILE = "config.json"
 METRICS_FILE = "metrics.jsonl"
@@ -52,7 +55,7 @@ class Run:
         config: TrainConfig,
         ranks: Ranks = ALONE,
         wandb_id: str | None = None,
-        lock: filelock.BaseFileLock | None = None,
+        lock: FileLock | None = None,
     ):
         if not folder.is_dir():
             raise BadInput(
@@ -106,7 +109,7 @@ class Run:
             self._metrics_file.close()
         self.wandb.finish(exit_code)
         if self._lock is not None:
-            self._lock.release()
+            self._lock.close()
 
 
 def start_run(
@@ -175,30 +178,26 @@ def reopen_run(
             f"--resume {folder}: the run was started with assets {looks_of_run}, found {looks}: "
             "name the assets of the run with --assets"
         )
-    # A setting that is changed on resume stays changed.
-    write_json(folder / CONFIG_FILE, {**description, "config": to_dict(config)})
-    with (folder / METRICS_FILE).open("a") as metrics:
-        metrics.truncate(min(metrics_bytes, metrics.tell()))
-    log_to_terminal(folder / LOG_FILE)
-    return Run(folder, config, ranks, wandb_id, lock)
-
-
-def lock_file(path: Path, subject: str) -> filelock.BaseFileLock:
-    """Lock the file `path` until the lock is released or the process ends.
-
-    Raises BadInput if another program holds the lock, or if the file cannot be written. `subject`: what the lock
-    protects, as the message names it.
-    """
-    lock = filelock.FileLock(path)
     try:
-        lock.acquire(blocking=False)
-    except filelock.Timeout:
-        raise BadInput(
-            f"{subject} is being written by another program: wait until that ends, or stop it"
-        ) from None
+        # A setting that is changed on resume stays changed.
+        write_json(folder / CONFIG_FILE, {**description, "config": to_dict(config)})
+        log_to_terminal(folder / LOG_FILE)
+        _cut_metrics(folder / METRICS_FILE, metrics_bytes)
+        return Run(folder, config, ranks, wandb_id, lock)
     except OSError as error:
-        raise BadInput(f"{subject}: cannot be written ({error.strerror or error})") from None
-    return lock
+        raise BadInput(f"--resume {folder}: cannot be written ({error.strerror or error})") from None
+
+
+def _cut_metrics(path: Path, length: int) -> None:
+    """Cut metrics.jsonl to the length that it had at a checkpoint; warn if it is shorter, and drop half a record."""
+    with path.open("ab+") as file:
+        file.seek(0)
+        end = file.read(length).rfind(b"\n") + 1
+        file.truncate(end)
+    if end < length:
+        log.warning(
+            "%s lost records: %d bytes at the checkpoint, %d now; the report lacks them", path, length, end
+        )
 
 
 def write_and_flush(descriptor: int, data: bytes) -> None:

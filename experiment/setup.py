@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -47,6 +48,29 @@ from vla.memory import fit_to_memory
 from vla.policy import Policy
 
 log = logging.getLogger(__name__)
+
+
+def check_output(config: TrainConfig, resume: str | None) -> None:
+    """Check that the run folder can be written, before the work begins. Raises BadInput.
+
+    A resumed run needs room for one checkpoint more. A new run writes its first checkpoint before its first rollout.
+    """
+    output = Path(config.run.output).absolute()
+    flag = f"--output {output}"
+    place = next(path for path in (output, *output.parents) if path.exists())
+    num_bytes = 2**20  # config, records and log
+    if resume is not None:
+        flag = f"--resume {resume}"
+        place = Path(resume)
+        num_bytes += sum(path.stat().st_size for path in latest_checkpoint(place).rglob("*"))
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            os.posix_fallocate(file.fileno(), 0, num_bytes)
+    except OSError as error:
+        needed = f"{num_bytes / 2**20:.0f} MiB cannot be written in {place}"
+        raise BadInput(
+            f"{flag}: {needed} ({error.strerror}): free disk space, or name another place"
+        ) from None
 
 
 def settle_settings(config: TrainConfig) -> TrainConfig:

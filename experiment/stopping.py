@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from command_line import handle_stop_signals, repeat_after_launcher
 from contracts import DISK_ERRORS, BadInput, TimeIsUp, first_line
 from experiment.run_folder import LOG_FILE, Run
 
@@ -20,19 +21,18 @@ log = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Within this block the first SIGINT or SIGTERM raises KeyboardInterrupt; a second one kills the program."""
+    """Within this block the first stop signal raises KeyboardInterrupt. A second SIGINT or SIGTERM kills the program.
+
+    Further ones of the others do nothing, for nobody lost patience: a closed terminal may send SIGHUP twice.
+    """
 
     def interrupt(signal_number: int, frame: object) -> None:
-        for handled_signal in previous_handlers:
-            signal.signal(handled_signal, signal.SIG_DFL)
+        for stop_signal in previous_handlers:
+            is_impatient = stop_signal in (signal.SIGINT, signal.SIGTERM)
+            signal.signal(stop_signal, signal.SIG_DFL if is_impatient else signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    previous_handlers = {}
-    for stop_signal in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(stop_signal) != signal.SIG_IGN:  # a shell's background job ignores SIGINT
-            previous_handlers[stop_signal] = signal.getsignal(stop_signal)
-    for stop_signal in previous_handlers:
-        signal.signal(stop_signal, interrupt)
+    previous_handlers = handle_stop_signals(interrupt)
     try:
         yield
     finally:
@@ -52,8 +52,10 @@ def until_the_end(run: Run) -> Iterator[None]:
         # Raises OSError if the folder was deleted after the last checkpoint. Evaluation and report only warn of it.
         run.folder.stat()
     except BaseException as reason:
-        if os.path.exists(run.checkpoints / "latest"):
-            log.warning("stopped; go on with: python train_grpo.py --resume %s", run.folder)
+        if run.ranks.is_main and os.path.exists(run.checkpoints / "latest"):
+            go_on = f"stopped; go on with: python train_grpo.py --resume {run.folder}"
+            log.warning(go_on)
+            repeat_after_launcher(go_on)
         problem = repairable_problem(reason, run.folder)
         if run.ranks.is_main:
             append_reason_to_log(run.folder, reason, problem)

@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 
+from command_line import handle_stop_signals
 from envs.worker import is_stopped
 
 log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ def start_ranks() -> None:
 def run_as_ranks(command: Sequence[str], size: int) -> int:
     """Run `size` processes of one command and wait for them. Returns the first exit code that is not 0, else 0.
 
-    Each process gets its rank in the environment. SIGINT and SIGTERM are passed on to all. When one fails, the others
+    Each process gets its rank in the environment. Stop signals are passed on to all. When one fails, the others
     get GRACE_S seconds to end, then SIGTERM, and after another GRACE_S SIGKILL.
     """
     processes: list[subprocess.Popen] = []
@@ -49,8 +50,7 @@ def run_as_ranks(command: Sequence[str], size: int) -> int:
             if process.poll() is None:
                 process.send_signal(signal_number)
 
-    signal.signal(signal.SIGINT, send_to_all)
-    signal.signal(signal.SIGTERM, send_to_all)
+    handle_stop_signals(send_to_all)
     environment = _environment(size)
     libc = ctypes.CDLL(None)
     for rank in range(size):
