@@ -196,7 +196,8 @@ def main(socket_fd: int) -> None:
 
     It ends when the parent closes the connection.
     """
-    end_with_parent()
+    # The kernel kills this process when its parent ends, even if this process is stopped or hangs in a library.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     faulthandler.enable()  # the parent aborts a process that hangs: then its stack is printed to stderr
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     connection = Connection(socket_fd)
@@ -209,11 +210,6 @@ def main(socket_fd: int) -> None:
     sys.stderr.flush()
     # A normal exit would free GL contexts after their display, and print a traceback for each.
     os._exit(0)
-
-
-def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, even if this process is stopped or hangs in a library."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _answer(function: Callable, arguments: tuple) -> object:

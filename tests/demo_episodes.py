@@ -1,7 +1,7 @@
 """Made-up demonstrations for tests: every frame looks different and has its own actions."""
 
-import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +56,6 @@ def write_demos(
 
 
 def wait_forever(args: DemosArgs, episode_id: EpisodeId) -> None:
-    """In place of workshop.demos.play_attempt: print the number of the process, and wait for a signal."""
-    print(os.getpid(), flush=True)
+    """In place of workshop.demos.play_attempt: say that the worker waits, and wait for a signal."""
+    print("waiting", file=sys.stderr, flush=True)
     signal.pause()

@@ -3,7 +3,7 @@ import pytest
 
 from contracts import BadInput
 from tests.demo_episodes import make_episode
-from workshop.demo_files import episode_path, read_episode, write_episode
+from workshop.demo_files import episode_path, list_episodes, read_episode, write_episode
 
 
 def test_an_episode_comes_back_as_it_was_written(tmp_path):
@@ -26,3 +26,37 @@ def test_damaged_files_are_bad_input(damage, tmp_path):
     path.write_bytes(content[: len(content) // 2] if damage == "cut" else b"text")
     with pytest.raises(BadInput, match=r"episode_07_000012\.npz"):
         read_episode(path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"jpeg_offsets": np.zeros((0, 2, 2), np.int64)},  # no frames
+        {"jpeg_offsets": np.zeros(3, np.int64)},
+        {"frame_steps": np.arange(4) * 1000},
+        {"frame_steps": np.arange(3)},
+        {"proprio": np.zeros((3, 8), np.float32)},
+        {"proprio": np.float32(0)},
+        {"actions": np.full((40, 7), np.nan, np.float32)},
+        {"actions": np.array(["close"] * 40)},
+        {"actions": np.array([{}], dtype=object)},  # a pickle
+        {"instruction": np.arange(2)},
+        {"looks": 3},
+        {"surplus": 3},
+    ],
+)
+def test_fields_that_do_not_fit_together_are_bad_input(changes, tmp_path):
+    path = episode_path(tmp_path, 0, 0)
+    write_episode(path, make_episode(0))
+    with np.load(path) as stored:
+        fields = dict(stored)
+    np.savez(path, **(fields | changes))
+    with pytest.raises(BadInput, match=r"episode_00_000000\.npz"):
+        read_episode(path)
+
+
+def test_hdf5_files_are_called_by_their_name(tmp_path):
+    (tmp_path / "libero_spatial").mkdir()
+    (tmp_path / "libero_spatial" / "pick_up_the_black_bowl_demo.hdf5").touch()
+    with pytest.raises(BadInput, match="HDF5"):
+        list_episodes(tmp_path)

@@ -1,7 +1,10 @@
 """LeRobot datasets and RLDS folders give the frames that our own format gives, or one line that says why not."""
 
+import json
+import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +15,7 @@ import pytest
 import workshop
 from contracts import BadInput
 from tests.foreign_files import (
+    CAMERA_KEYS,
     Recording,
     as_our_own,
     example,
@@ -76,18 +80,19 @@ def assert_equal(
         np.testing.assert_array_equal(theirs.frames[name], ours.frames[name], name)
 
 
-@pytest.mark.parametrize("kind", ["LeRobot", "RLDS of PNG", "RLDS of JPEG"])
+@pytest.mark.parametrize("kind", ["LeRobot v3.0", "LeRobot v2.1", "RLDS of PNG", "RLDS of JPEG"])
 def test_the_frames_are_those_of_our_own_format(kind, ours, tmp_path):
     folder = tmp_path / "libero"
-    if kind == "LeRobot":
-        folder = write_lerobot(folder, RECORDINGS)
+    if kind.startswith("LeRobot"):
+        folder = write_lerobot(folder, RECORDINGS, version=kind.split()[1])
     else:
         folder = write_rlds(folder, RECORDINGS, png if kind == "RLDS of PNG" else encode_jpeg)
     assert_equal(training_data(folder), ours)
 
 
-def test_a_video_gives_the_same_frames_up_to_its_codec(ours, tmp_path):
-    theirs = training_data(write_lerobot(tmp_path / "libero", RECORDINGS, video=True))
+@pytest.mark.parametrize("version", ["v2.0", "v3.0"])
+def test_a_video_gives_the_same_frames_up_to_its_codec(version, ours, tmp_path):
+    theirs = training_data(write_lerobot(tmp_path / "libero", RECORDINGS, video=True, version=version))
     assert_equal(theirs, ours, names=("tokens", "proprio", "instruction"))
     differences = np.abs(theirs.frames["images"].astype(float) - ours.frames["images"]).mean((1, 2, 3, 4))
     assert differences.max() < 6  # frames of other steps differ by about 50
@@ -196,47 +201,171 @@ def test_a_folder_that_lacks_a_file_is_refused(tmp_path):
         open_foreign(folder, "none")
 
 
-def damage_version(folder: Path) -> None:
-    info = folder / "meta" / "info.json"
-    info.write_text(info.read_text().replace("v3.0", "v2.1"))
+DATA = "data/chunk-000/file-000.parquet"
+EPISODES = "meta/episodes/chunk-000/file-000.parquet"
+TASKS = "meta/tasks.parquet"
 
 
-def damage_rows(folder: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
-    data = folder / "data" / "chunk-000" / "file-000.parquet"
-    table = pq.read_table(data)
-    pq.write_table(table.slice(0, len(table) - 1), data)
+def rows_changed(path: str, change: Callable[[list[dict]], list[dict] | None]) -> Callable[[Path], None]:
+    """A damage of a LeRobot dataset: `change` changes the rows of a Parquet file, or returns others."""
+
+    def damage(folder: Path) -> None:
+        pa = pytest.importorskip("pyarrow")
+        pq = pytest.importorskip("pyarrow.parquet")
+        rows = pq.read_table(folder / path).to_pylist()
+        rows = change(rows) or rows
+        pq.write_table(pa.Table.from_pylist(rows), folder / path)
+
+    return damage
 
 
-def damage_column(folder: Path) -> None:
-    pq = pytest.importorskip("pyarrow.parquet")
-    data = folder / "data" / "chunk-000" / "file-000.parquet"
-    pq.write_table(pq.read_table(data).drop(["action"]), data)
+def column_set(path: str, column: str, value: object, index: int = -1) -> Callable[[Path], None]:
+    return rows_changed(path, lambda rows: rows[index].update({column: value}))
 
 
-def damage_data(folder: Path) -> None:
-    (folder / "data" / "chunk-000" / "file-000.parquet").write_bytes(b"text")
+def info_changed(**changes: object) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        path = folder / "meta" / "info.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+    return damage
 
 
-def damage_video(folder: Path) -> None:
-    next(folder.rglob("*.mp4")).write_bytes(b"text")
+def one_more_feature(name: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        features = json.loads((folder / "meta/info.json").read_text())["features"]
+        info_changed(features=features | {name: {"dtype": "float32"}})(folder)
+
+    return damage
+
+
+def text_in_place_of(pattern: str) -> Callable[[Path], None]:
+    return lambda folder: next(folder.rglob(pattern)).write_bytes(b"text")
+
+
+PICTURE = CAMERA_KEYS[0]
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (damage_version, r"codebase_version v2\.1"),
-        (damage_rows, "has 17 of 18 rows"),
-        (damage_column, "no action"),
-        (damage_data, "no readable LeRobot dataset"),
-        (damage_video, "no readable LeRobot dataset"),
+        (info_changed(codebase_version="v1.6"), r"codebase_version v1\.6"),
+        (info_changed(storage_format="lance"), "lance"),
+        (info_changed(fps="fast"), "fps"),
+        (info_changed(total_episodes=5), "3 of 5 episodes"),
+        (one_more_feature("state"), r"observation\.state and state"),
+        (one_more_feature("actions"), "action and actions"),
+        (rows_changed(DATA, lambda rows: rows[:-1]), "has 17 of 18 rows"),
+        (rows_changed(DATA, lambda rows: [row.pop("action") for row in rows] and None), "no action"),
+        (column_set(DATA, "task_index", 1, index=0), "several instructions"),
+        (column_set(TASKS, "hint", "carefully", index=0), "hint"),
+        (column_set(DATA, PICTURE, None), "embedded.* None"),
+        (column_set(DATA, PICTURE, {"bytes": None, "path": "../../secret.png"}), "secret"),
+        (column_set(DATA, PICTURE, {"bytes": b"\x89PNG", "path": None}, index=0), "a picture cannot be read"),
+        (column_set(DATA, "action", [0.5]), "no readable LeRobot dataset"),
+        (text_in_place_of("file-000.parquet"), "no readable LeRobot dataset"),
     ],
 )
-def test_damaged_lerobot_datasets_are_refused(damage, message, tmp_path):
-    folder = write_lerobot(tmp_path / "libero", RECORDINGS, video=damage is damage_video)
+def test_lerobot_datasets_that_are_damaged_or_unclear_are_refused(damage, message, tmp_path):
+    folder = write_lerobot(tmp_path / "libero", RECORDINGS)
     damage(folder)
     with pytest.raises(BadInput, match=message):
         list(open_foreign(folder, "none")[1])
+
+
+PLACE = f"videos/{PICTURE}"
+
+
+@pytest.mark.parametrize("drift_s", [0.04, -0.04, 0.06, -0.06, 0.1, 1.0])
+def test_a_video_that_drifts_from_its_table_by_half_a_frame_is_refused(drift_s, ours, tmp_path):
+    """A frame takes 0.1 s. The second episode begins at 1.8 s."""
+    folder = write_lerobot(tmp_path / "libero", RECORDINGS, video=True)
+    column_set(EPISODES, f"{PLACE}/from_timestamp", 1.8 + drift_s, index=1)(folder)
+    if abs(drift_s) < 0.05:
+        assert_equal(training_data(folder), ours, names=("tokens", "proprio", "instruction"))
+    else:
+        with pytest.raises(BadInput, match="drifted apart: frame 0 of episode 1"):
+            training_data(folder)
+
+
+@pytest.mark.parametrize("version", ["v2.1", "v3.0"])
+def test_a_row_that_is_missing_in_the_table_is_noticed_by_its_time(version, tmp_path):
+    recording = RECORDINGS[0]
+    shorter = Recording(
+        np.delete(recording.images, 5, axis=0),
+        np.delete(recording.proprio, 5, axis=0),
+        np.delete(recording.actions, 5, axis=0),
+        recording.instruction,
+    )
+    folder = write_lerobot(tmp_path / "libero", [recording], video=True, version=version)
+    write_lerobot(tmp_path / "shorter", [shorter], video=True, version=version)
+    shutil.rmtree(folder / "data")
+    shutil.rmtree(folder / "meta")
+    for name in ("data", "meta"):
+        shutil.copytree(tmp_path / "shorter" / name, folder / name)
+    data = next(folder.rglob("data/*/*.parquet")).relative_to(folder)
+    rows_changed(
+        str(data), lambda rows: [row.update(timestamp=row["timestamp"] + 0.1) for row in rows[5:]] and None
+    )(folder)
+    with pytest.raises(BadInput, match="drifted apart: frame 5 of episode 0"):
+        training_data(folder)
+
+
+def test_pictures_that_are_not_embedded_are_read_beside_the_table(ours, tmp_path):
+    folder = write_lerobot(tmp_path / "libero", RECORDINGS)
+
+    def move_pictures(rows: list[dict]) -> None:
+        for index, row in enumerate(rows):
+            for key in CAMERA_KEYS:
+                path = f"images/{key}/{index}.png"
+                (folder / path).parent.mkdir(parents=True, exist_ok=True)
+                (folder / path).write_bytes(row[key]["bytes"])
+                row[key] = {"bytes": None, "path": path}
+
+    rows_changed(DATA, move_pictures)(folder)
+    assert_equal(training_data(folder), ours)
+    shutil.rmtree(folder / "images")
+    with pytest.raises(BadInput, match="images/"):
+        training_data(folder)
+
+
+def test_file_numbers_that_pandas_has_made_floats_are_read(ours, tmp_path):
+    folder = write_lerobot(tmp_path / "libero", RECORDINGS, video=True)
+    for key in CAMERA_KEYS:
+        for column in ("chunk_index", "file_index"):
+            rows_changed(
+                EPISODES,
+                lambda rows, name=f"videos/{key}/{column}": (
+                    [row.update({name: 0.0}) for row in rows] and None
+                ),
+            )(folder)
+    assert_equal(training_data(folder), ours, names=("tokens", "proprio", "instruction"))
+
+
+def test_files_of_two_versions_are_refused(tmp_path):
+    folder = write_lerobot(tmp_path / "libero", RECORDINGS, version="v2.1")
+    info_changed(codebase_version="v3.0")(folder)
+    with pytest.raises(BadInput, match=r"tasks\.jsonl"):
+        open_foreign(folder, "none")
+
+
+def test_damaged_lerobot_files_never_end_in_a_traceback(tmp_path):
+    """Seeded damages of each file: a byte changed, or cut. It is read, or refused in one line."""
+    rng = np.random.default_rng(0)
+    for version in ("v2.1", "v3.0"):
+        whole = write_lerobot(tmp_path / version, RECORDINGS[:1], version=version)
+        paths = [path.relative_to(whole) for path in whole.rglob("*") if path.is_file()]
+        for path in paths:
+            content = bytearray((whole / path).read_bytes())
+            for _ in range(10):
+                damaged = bytearray(content)
+                damaged[rng.integers(len(damaged))] = rng.integers(256)
+                if rng.random() < 0.3:
+                    damaged = damaged[: rng.integers(len(damaged))]
+                (whole / path).write_bytes(damaged)
+                with suppress(BadInput):
+                    read_episodes([whole], num_images=2, image_size=SMALL.image_size)
+            (whole / path).write_bytes(content)
 
 
 def test_without_the_packages_that_read_lerobot_one_line_says_what_to_install(tmp_path, monkeypatch):

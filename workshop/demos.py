@@ -15,16 +15,13 @@ which only the instruction says where the bowl is to go (1: stove, 4: top of the
 """
 
 import json
-import os
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -41,12 +38,13 @@ from envs.metaworld import MetaWorldEnv
 from envs.perturb import NONE, Kind, Perturbation, from_label
 from envs.pool import make_env, task_info
 from envs.tasks import METAWORLD
-from envs.worker import end_with_parent
+from envs.worker import ProcessWorker
 from workshop.demo_files import CHUNK_LENGTH, RECIPE_FILE, DemoEpisode, episode_path, write_episode
 from workshop.noisy_episode import CLEAN_STEPS, Attempt, record_episode
 
 JOURNAL_FILE = "attempts.jsonl"
 REPORT_EVERY_S = 10.0
+EPISODE_S = 3600.0  # more than any episode takes
 
 # Streams of random numbers, so that no choice depends on how many numbers another one draws.
 PLACEMENT_STREAM = 1
@@ -186,12 +184,12 @@ def missing_episodes(args: DemosArgs) -> list[EpisodeId]:
 
 
 def failed_episodes(journal: Path) -> set[EpisodeId]:
-    """The episodes that are known to fail. A line that a crash cut short is ignored."""
+    """The episodes that are known to fail. A damaged line is ignored."""
     if not journal.exists():
         return set()
     failed = set()
     for line in journal.read_text().splitlines():
-        with suppress(ValueError):
+        with suppress(ValueError, TypeError, KeyError):
             played = json.loads(line)
             if played["outcome"] == "failure":
                 failed.add((played["task_id"], played["index"]))
@@ -199,22 +197,28 @@ def failed_episodes(journal: Path) -> set[EpisodeId]:
 
 
 def play_attempts(args: DemosArgs, episode_ids: Sequence[EpisodeId]) -> Iterator[AttemptResult]:
-    """Play the episodes in this process or in worker processes; results come in the order of `episode_ids`."""
-    play = partial(play_attempt, args)
+    """Play the episodes in this process or in worker processes; yields results as the episodes end."""
     if args.num_envs == 1:
-        yield from map(play, episode_ids)
+        yield from map(partial(play_attempt, args), episode_ids)
         return
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # of a worker: the processes share the cores
-    with ProcessPoolExecutor(args.num_envs, get_context("spawn"), _start_worker) as executor:
-        yield from executor.map(play, episode_ids)
-
-
-def _start_worker() -> None:
-    """Prepare a worker process: it ends with the program, however that ends."""
-    end_with_parent()
-    parent = parent_process()
-    if parent is not None and not parent.is_alive():  # it ended before the kernel was asked
-        os._exit(1)
+    num_workers = min(args.num_envs, len(episode_ids))
+    workers = [ProcessWorker(partial, play_attempt, args) for _ in range(num_workers)]
+    waiting = deque(episode_ids)
+    idle = list(workers)
+    busy: list[ProcessWorker] = []
+    try:
+        while waiting or busy:
+            while waiting and idle:
+                worker = idle.pop()
+                worker.request(waiting.popleft(), timeout_s=EPISODE_S)
+                busy.append(worker)
+            for worker in ProcessWorker.wait(busy, EPISODE_S):
+                yield worker.receive()
+                busy.remove(worker)
+                idle.append(worker)
+    finally:
+        for worker in workers:
+            worker.close()
 
 
 def print_progress(counts: Counter[str], num_episodes: int, seconds: float) -> None:
@@ -278,7 +282,8 @@ def play_attempt(args: DemosArgs, episode_id: EpisodeId) -> AttemptResult:
             init_state_id=stored_id,
             noise_scale=attempt.noise_scale,
         )
-        write_episode(episode_path(args.out, task_id, index), episode)
+        with output_place(args.out):
+            write_episode(episode_path(args.out, task_id, index), episode)
         outcome: Outcome = "success"
     else:
         outcome = "failure" if result.error is None else "fault"

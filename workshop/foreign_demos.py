@@ -1,4 +1,4 @@
-"""Convert demonstrations of other programs to `DemoEpisode`s: LeRobot v3 datasets (lerobot.py), RLDS folders (rlds.py).
+"""Convert demonstrations of other programs to `DemoEpisode`s: LeRobot datasets (lerobot.py), RLDS folders (rlds.py).
 
 Datasets do not say which value of the gripper's command closes it, whether states have finger joints in metres, and
 whether actions are those of LIBERO's env. The numbers have to show it, or the dataset is refused: the fingers' motion
@@ -228,7 +228,7 @@ def _as_jpeg(picture: bytes | np.ndarray, flip: Flip, location: str) -> bytes:
         else:
             row_stride, column_stride = STRIDES[flip]
             jpeg = encode_jpeg(np.asarray(image.convert("RGB"))[::row_stride, ::column_stride])
-    except (OSError, ValueError) as fault:
+    except Exception as fault:  # a damaged picture can raise nearly any exception in Pillow
         raise BadInput(
             f"{location}: a picture cannot be read ({first_line(fault)}): download the dataset again"
         ) from fault

@@ -1,21 +1,25 @@
-"""Read LeRobot datasets of version 3 without the package lerobot.
+"""Read LeRobot datasets of versions 2 and 3 without the package lerobot.
 
-Numbers and PNG images are in Parquet files, videos in MP4 files. meta/info.json names the features. meta/episodes/ says
-how long each episode is, and in which video and at which second it begins.
+Numbers and PNG images are in Parquet files, videos in MP4 files. meta/info.json names the features. In version 3,
+meta/episodes/ says how long each episode is, and in which video and at which second it begins. In version 2,
+meta/episodes.jsonl says how long each episode is, and each has videos of its own.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import av
 import numpy as np
 import pyarrow.parquet as pq
+from pydantic import Field
+from typing_extensions import NotRequired, TypedDict
 
-from contracts import BadInput, first_line, read_json
+from contracts import BadInput, first_line
+from json_fields import read_fields, read_lines
 from workshop.stored_episode import StoredEpisode, choose_cameras
 
 # Possible names of a feature: first lerobot's, then that of openpi's conversion.
@@ -24,8 +28,40 @@ ACTIONS = ("action", "actions")
 # The columns that say where an episode is in a camera's videos.
 VIDEO_PLACE = ("chunk_index", "file_index", "from_timestamp")
 ROWS_AT_ONCE = 64  # rows of a Parquet file that are read at once; they may hold images, which take memory
+REPAIR = "download the dataset again"
 
 Row = dict[str, Any]  # a row of a Parquet file, by the names of its columns
+Frames = Iterator[tuple[float, np.ndarray]]  # of a video: the time (s) and the image of each
+
+
+class Feature(TypedDict):
+    dtype: str
+
+
+class Info(TypedDict):
+    """The fields of meta/info.json that are read."""
+
+    codebase_version: str
+    storage_format: NotRequired[str | None]
+    features: dict[str, Feature]
+    fps: Annotated[float, Field(gt=0, le=1e4)]  # env steps per second of video
+    total_episodes: int
+    video_path: NotRequired[str | None]  # template of the path of a video
+    chunks_size: NotRequired[Annotated[int, Field(gt=0)]]  # of version 2: episodes in a folder
+
+
+class Entry(TypedDict):
+    """A line of version 2's meta/episodes.jsonl."""
+
+    episode_index: int
+    length: int
+
+
+class Task(TypedDict):
+    """A line of version 2's meta/tasks.jsonl."""
+
+    task_index: int
+    task: str
 
 
 @dataclass(frozen=True)
@@ -33,82 +69,106 @@ class Dataset:
     """What meta/info.json says about a dataset."""
 
     folder: Path
+    info: Info
     state: str  # name of the feature with the robot's states
     action: str  # name of the feature with the actions
     cameras: list[str]  # names of the features with images, agentview before wrist
     videos: list[str]  # the cameras whose images are in MP4 files
-    video_path: str  # template of the path of a video
-    fps: float  # env steps per second of video
-    num_episodes: int
+
+    @property
+    def is_version_2(self) -> bool:
+        return self.info["codebase_version"].startswith("v2.")
 
 
 def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
     """Yield the episodes of a dataset. Raises BadInput for other versions, missing features and damaged files."""
-    info = read_json(folder / "meta" / "info.json")
-    version = info.get("codebase_version")
-    if not str(version).startswith("v3."):
+    info = read_fields(folder / "meta" / "info.json", Info, REPAIR)
+    version = info["codebase_version"]
+    storage_format = info.get("storage_format") or "parquet"
+    if not version.startswith(("v2.", "v3.")) or storage_format != "parquet":
         raise BadInput(
-            f"{folder}: a LeRobot dataset of codebase_version {version}, expected v3.0: convert it by a newer lerobot"
+            f"{folder}: a LeRobot dataset of codebase_version {version}, stored as {storage_format}: expected v2 or v3 "
+            "as parquet: convert it by lerobot"
+        )
+    has_tasks_of_v3 = (folder / "meta/tasks.parquet").exists()
+    if version.startswith("v3.") and not has_tasks_of_v3 and (folder / "meta/tasks.jsonl").exists():
+        raise BadInput(
+            f"{folder}: meta/info.json says {version}, but meta/tasks.jsonl is a file of v2: download all files of one "
+            "of the two versions"
         )
     try:
         yield from _read_episodes(_parse_info(folder, info), with_pictures)
-    except (AttributeError, LookupError, OSError, TypeError, ValueError, av.error.FFmpegError) as fault:
+    except BadInput:
+        raise
+    except Exception as fault:  # damaged files can raise nearly any exception in pyarrow, av and here
         reason = f"{type(fault).__name__}: {first_line(fault)}"
-        raise BadInput(f"{folder}: no readable LeRobot dataset ({reason}): download it again") from fault
+        raise BadInput(f"{folder}: no readable LeRobot dataset ({reason}): {REPAIR}") from fault
 
 
-def _parse_info(folder: Path, info: Mapping[str, Any]) -> Dataset:
-    features = info["features"]
-    types = {name: feature["dtype"] for name, feature in features.items()}
+def _parse_info(folder: Path, info: Info) -> Dataset:
+    types = {name: feature["dtype"] for name, feature in info["features"].items()}
     cameras = choose_cameras([name for name in types if types[name] in ("image", "video")], str(folder))
     return Dataset(
         folder=folder,
-        state=_choose_feature(features, STATES, folder),
-        action=_choose_feature(features, ACTIONS, folder),
+        info=info,
+        state=_choose_feature(types, STATES, folder),
+        action=_choose_feature(types, ACTIONS, folder),
         cameras=cameras,
         videos=[name for name in cameras if types[name] == "video"],
-        video_path=info["video_path"],
-        fps=info["fps"],
-        num_episodes=info["total_episodes"],
     )
 
 
 def _choose_feature(features: Iterable[str], names: Sequence[str], folder: Path) -> str:
-    """The first of `names` that the dataset has. Raises BadInput if it has none."""
-    for name in names:
-        if name in features:
-            return name
-    raise BadInput(f"{folder}: no {' or '.join(names)} among its features: {', '.join(features)}")
+    """The one of `names` that the dataset has. Raises BadInput if it has none or several."""
+    candidates = [name for name in names if name in features]
+    if len(candidates) != 1:
+        raise BadInput(
+            f"{folder}: {' and '.join(candidates) or 'no'} among its features {', '.join(features)}; expected one of "
+            f"{', '.join(names)}: leave out or rename the others"
+        )
+    return candidates[0]
 
 
 def _read_episodes(dataset: Dataset, with_pictures: bool) -> Iterator[StoredEpisode]:
     """Yield the episodes. Raises ValueError, KeyError and others where the files contradict each other."""
     entries = _read_entries(dataset)
-    instructions = _read_instructions(dataset.folder)
+    instructions = _read_instructions(dataset)
     columns = ["episode_index", "task_index", dataset.state, dataset.action]
+    if dataset.videos and "timestamp" in dataset.info["features"]:
+        columns.append("timestamp")
     if with_pictures:
         columns += [name for name in dataset.cameras if name not in dataset.videos]
-    all_rows = _read_rows(dataset.folder.glob("data/*/*.parquet"), columns)
+    open_videos: dict[str, tuple[Path, Frames]] = {}  # of each camera
     num_episodes = 0
+    all_rows = _read_rows(dataset.folder.glob("data/*/*.parquet"), columns)
     for index, group in groupby(all_rows, itemgetter("episode_index")):
         rows = list(group)
-        entry = entries[index]
+        entry = entries.get(index, {"length": 0})
         if len(rows) != entry["length"]:
             raise ValueError(f"episode {index} has {len(rows)} of {entry['length']} rows")
+        texts = {instructions.get(row["task_index"], "") for row in rows}
+        if len(texts) > 1:
+            raise BadInput(
+                f"{dataset.folder}, episode {index}: several instructions ({', '.join(sorted(texts))}), expected one: "
+                "cut it into episodes of one task"
+            )
         yield StoredEpisode(
             location=f"{dataset.folder}, episode {index}",
-            pictures=_read_pictures(dataset, entry, rows) if with_pictures else [],
+            pictures=_read_pictures(dataset, entry, rows, open_videos) if with_pictures else [],
             proprio=np.array([row[dataset.state] for row in rows], np.float32),
             actions=np.array([row[dataset.action] for row in rows], np.float32),
-            instruction=instructions[rows[0]["task_index"]],
+            instruction=texts.pop(),
         )
         num_episodes += 1
-    if num_episodes != dataset.num_episodes:
-        raise ValueError(f"it has {num_episodes} of {dataset.num_episodes} episodes")
+    if num_episodes != dataset.info["total_episodes"]:
+        raise ValueError(f"it has {num_episodes} of {dataset.info['total_episodes']} episodes")
 
 
 def _read_entries(dataset: Dataset) -> dict[int, Row]:
-    """The entry of each episode in meta/episodes/: its length, and its place in the videos of each camera."""
+    """The entry of each episode: its length and, in version 3, its place in the videos of each camera."""
+    if dataset.is_version_2:
+        lines = read_lines(dataset.folder / "meta" / "episodes.jsonl", Entry, REPAIR)
+        return {line["episode_index"]: dict(line) for line in lines}
     columns = ["episode_index", "length"]
     for camera in dataset.videos:
         columns += [f"videos/{camera}/{field}" for field in VIDEO_PLACE]
@@ -116,27 +176,53 @@ def _read_entries(dataset: Dataset) -> dict[int, Row]:
     return {entry["episode_index"]: entry for entry in entries}
 
 
-def _read_instructions(folder: Path) -> dict[int, str]:
+def _read_instructions(dataset: Dataset) -> dict[int, str]:
     """The instruction of each task, by its index.
 
-    The instruction's column has different names, because it is the index of a pandas frame. It is the one with text.
+    The instruction's column in version 3 has different names, because it is the index of a pandas frame. It is the one
+    with text. Raises BadInput if there are several.
     """
+    if dataset.is_version_2:
+        lines = read_lines(dataset.folder / "meta" / "tasks.jsonl", Task, REPAIR)
+        return {line["task_index"]: line["task"] for line in lines}
     instructions = {}
-    for row in _read_rows([folder / "meta" / "tasks.parquet"], None):
-        texts = [value for value in row.values() if isinstance(value, str)]
-        instructions[row["task_index"]] = texts[0]
+    for row in _read_rows([dataset.folder / "meta" / "tasks.parquet"], None):
+        texts = {name: value for name, value in row.items() if isinstance(value, str)}
+        if len(set(texts.values())) != 1:
+            raise BadInput(
+                f"{dataset.folder}/meta/tasks.parquet: which column is the instruction ({', '.join(texts) or 'none'})? "
+                "Leave out the others"
+            )
+        instructions[row["task_index"]] = next(iter(texts.values()))
     return instructions
 
 
-def _read_pictures(dataset: Dataset, entry: Row, rows: Sequence[Row]) -> list[list[bytes | np.ndarray]]:
+def _read_pictures(
+    dataset: Dataset, entry: Row, rows: Sequence[Row], open_videos: dict[str, tuple[Path, Frames]]
+) -> list[list[bytes | np.ndarray]]:
     """The images of an episode, [T][cameras]: PNG files from the rows, or decoded uint8 (H, W, 3) from the videos."""
     by_camera: list[list[bytes] | list[np.ndarray]] = []
     for camera in dataset.cameras:
         if camera in dataset.videos:
-            by_camera.append(_decode_video(dataset, camera, entry))
+            by_camera.append(_next_frames(dataset, camera, entry, rows, open_videos))
         else:
-            by_camera.append([row[camera]["bytes"] for row in rows])
+            by_camera.append([_read_picture(dataset.folder, row[camera]) for row in rows])
     return [list(pictures) for pictures in zip(*by_camera, strict=True)]
+
+
+def _read_picture(folder: Path, cell: object) -> bytes:
+    """The image file in a cell, or in the dataset's folder, if the cell only has its path there."""
+    values = cell if isinstance(cell, dict) else {}
+    content = values.get("bytes")
+    if isinstance(content, bytes):
+        return content
+    path = Path(values.get("path") or "/")
+    if path.is_absolute() or ".." in path.parts:
+        raise BadInput(
+            f"{folder}: pictures are not embedded: a cell holds {cell!r:.60}, expected the bytes of an image file or its "
+            "path in this folder: convert the dataset"
+        )
+    return (folder / path).read_bytes()
 
 
 def _read_rows(paths: Iterable[Path], columns: list[str] | None) -> Iterator[Row]:
@@ -153,26 +239,50 @@ def _read_rows(paths: Iterable[Path], columns: list[str] | None) -> Iterator[Row
                 yield from batch.to_pylist()
 
 
-def _decode_video(dataset: Dataset, camera: str, entry: Row) -> list[np.ndarray]:
-    """Decode the images of one episode, [T] uint8 (H, W, 3) RGB, from a video that holds other episodes, too.
+def _next_frames(
+    dataset: Dataset,
+    camera: str,
+    entry: Row,
+    rows: Sequence[Row],
+    open_videos: dict[str, tuple[Path, Frames]],
+) -> list[np.ndarray]:
+    """The images of the next episode in a video, [T] uint8 (H, W, 3) RGB. The video may hold more episodes.
 
-    Raises ValueError if the video ends too early.
+    Frames are counted, and compared with the times that the tables say: neither alone shows that video and table have
+    drifted apart. Raises BadInput if they differ by half a frame or more, ValueError if the video ends too early.
     """
-    chunk_index, file_index, start_s = (entry[f"videos/{camera}/{field}"] for field in VIDEO_PLACE)
-    file_name = dataset.video_path.format(video_key=camera, chunk_index=chunk_index, file_index=file_index)
-    path = dataset.folder / file_name
-    length = entry["length"]
+    index = entry["episode_index"]
+    place = {"video_key": camera, "episode_index": index}
+    start_s = 0.0
+    if dataset.is_version_2:
+        place["episode_chunk"] = index // dataset.info.get("chunks_size", 1000)
+    else:
+        chunk_index, file_index, start_s = (entry[f"videos/{camera}/{field}"] for field in VIDEO_PLACE)
+        place |= {
+            "chunk_index": int(chunk_index),
+            "file_index": int(file_index),
+        }  # pandas may have made them floats
+    path = dataset.folder / str(dataset.info.get("video_path")).format(**place)
+    if camera not in open_videos or open_videos[camera][0] != path:
+        open_videos[camera] = (path, _decode_frames(path))
+    frames = open_videos[camera][1]
+    fps = dataset.info["fps"]
     pictures: list[np.ndarray] = []
+    for row, (frame_s, picture) in zip(rows, frames, strict=False):
+        expected_s = start_s + row.get("timestamp", len(pictures) / fps)
+        if not abs(frame_s - expected_s) < 0.5 / fps:  # `not` is also true for NaN
+            raise BadInput(
+                f"{path}: video and table have drifted apart: frame {len(pictures)} of episode {index} is at "
+                f"{frame_s:.3f} s, the table says {expected_s:.3f} s: convert the dataset again, by a newer lerobot"
+            )
+        pictures.append(picture)
+    if len(pictures) != len(rows):
+        raise ValueError(f"{path.name} has {len(pictures)} of {len(rows)} frames of episode {index}")
+    return pictures
+
+
+def _decode_frames(path: Path) -> Frames:
+    """Decode the frames of a video, one after the other."""
     with av.open(str(path)) as video:
-        stream = video.streams.video[0]
-        assert stream.time_base is not None, "every stream of a file has a time base"
-        video.seek(int(start_s / stream.time_base), stream=stream)  # to the key frame at or before the start
-        for frame in video.decode(stream):
-            step = round((frame.time - start_s) * dataset.fps)  # of the episode; negative before it begins
-            if step == len(pictures):
-                pictures.append(frame.to_ndarray(format="rgb24"))
-            if len(pictures) == length:
-                return pictures
-    raise ValueError(
-        f"{path.name} has {len(pictures)} of {length} frames of episode {entry['episode_index']}"
-    )
+        for frame in video.decode(video=0):
+            yield frame.time, frame.to_ndarray(format="rgb24")

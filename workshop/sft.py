@@ -5,7 +5,7 @@
     python -m workshop.sft --demos FOLDER --out FOLDER --l1                           # as public L1 checkpoints
     python -m workshop.sft --demos FOLDER --out FOLDER --init CHECKPOINT --lora-rank 32    # a 7B, too
 
---demos names a folder of workshop.demos, a LeRobot v3 dataset or RLDS data (workshop/foreign_demos.py).
+--demos names a folder of workshop.demos, a LeRobot dataset (v2 or v3) or RLDS data (workshop/foreign_demos.py).
 
 Without --lora-rank all parameters are trained: from random weights in the sizes given, or from a checkpoint; the output
 is a checkpoint folder like any other. With --lora-rank the same parameters are trained as by RL, in as much memory:

@@ -20,7 +20,7 @@ class SftArgs:
     """Fine-tune an OpenVLA-OFT policy on demonstrations: all parameters of a small one, or adapters."""
 
     demos: tuple[str, ...]
-    """Folders of demonstrations (workshop.demos), LeRobot v3 datasets or RLDS folders; of the two also hub ids."""
+    """Folders of demonstrations (workshop.demos), LeRobot datasets or RLDS folders; of the two also hub ids."""
     out: Path
     """Folder to write; must not exist."""
     init: str | None = None

@@ -15,10 +15,12 @@ from typing import TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict
 
-from contracts import BadInput, Observation, read_json, write_json
+from contracts import BadInput, Observation, write_json
 from envs.tasks import METAWORLD
 from experiment.terminal import progress_bar
+from json_fields import read_fields
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, normalise
 from vla.hub import resolve_checkpoint
@@ -44,6 +46,12 @@ Episodes = list[tuple[DemoEpisode, Images]]
 StatisticsEntry = dict[str, object]  # of one data set in dataset_statistics.json
 KEY_SUFFIX = "_no_noops"  # of statistics, after the name of a suite
 T = TypeVar("T")
+
+
+class Recipe(TypedDict):
+    """The field of a collection's recipe.json that is read."""
+
+    task_suite: str
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ def find_demo_folders(demos: Sequence[str], task_suite: str | None) -> tuple[lis
 def collected_suite(folder: Path) -> str:
     """The suite of a folder of workshop.demos: what its recipe says, or libero_spatial where there is no recipe."""
     path = folder / RECIPE_FILE
-    return read_json(path)["task_suite"] if path.exists() else "libero_spatial"
+    return read_fields(path, Recipe)["task_suite"] if path.exists() else "libero_spatial"
 
 
 def read_episodes(folders: Sequence[Path], num_images: int, image_size: int, flip: Flip = "none") -> Episodes:
