@@ -219,8 +219,8 @@ def _read_picture(folder: Path, cell: object) -> bytes:
     path = Path(values.get("path") or "/")
     if path.is_absolute() or ".." in path.parts:
         raise BadInput(
-            f"{folder}: pictures are not embedded: a cell holds {cell!r:.60}, expected the bytes of an image file or its "
-            "path in this folder: convert the dataset"
+            f"{folder}: pictures are not embedded: a cell holds {cell!r:.60}, expected the bytes of an image file or "
+            "its path in this folder: convert the dataset"
         )
     return (folder / path).read_bytes()
 
