@@ -21,7 +21,7 @@ from configs.config import (
     changed,
 )
 from contracts import Observation
-from envs.assets import Pack, find_pack
+from envs.assets import METAWORLD_LOOKS, Pack, find_pack
 from envs.env import EnvSpec
 from envs.pool import Pool, make_pool
 from envs.tasks import TaskInfo
@@ -192,20 +192,20 @@ def check_checkpoint(info: CheckpointInfo) -> Check:
 def check_looks(info: CheckpointInfo, pack: Pack) -> Check:
     """Warn if the policy will see other looks than in its training.
 
-    A checkpoint that names no looks is assumed to have been trained on LIBERO's own.
+    A checkpoint that names no looks is assumed to have been trained on LIBERO's own, or on the only ones of Meta-World.
     """
-    trained_on = info.looks or ("official",)
+    in_metaworld = pack.name == METAWORLD_LOOKS
+    trained_on = info.looks or (METAWORLD_LOOKS if in_metaworld else "official",)
     if pack.looks in trained_on:
         return Check("ok", str(pack))
+    choices = () if in_metaworld else [looks for looks in trained_on if looks != METAWORLD_LOOKS]
     names = [
-        looks if looks in ("official", "lowpoly", "metaworld") else f"the folder of pack {looks}"
-        for looks in trained_on
+        looks if looks in ("official", "lowpoly") else f"the folder of pack {looks}" for looks in choices
     ]
+    repair = f"use --assets {' or '.join(names)}" if names else "use another --checkpoint"
     assumed = "" if info.looks else " (assumed, because its folder does not say)"
     return Check(
-        "warning",
-        f"{pack}, but the policy was trained on {' and '.join(trained_on)}{assumed}; "
-        f"use --assets {' or '.join(names)}",
+        "warning", f"{pack}, but the policy was trained on {' and '.join(trained_on)}{assumed}; {repair}"
     )
 
 

@@ -147,6 +147,10 @@ def test_a_checkpoint_or_statistics_of_another_suite_are_a_warning(info, base, s
         (("12ab34cd",), "official", "--assets the folder of pack 12ab34cd"),
         (("12ab34cd",), "own", None),
         (("lowpoly", "official"), "lowpoly", None),
+        ((), "metaworld", None),
+        (("metaworld",), "metaworld", None),
+        (("lowpoly",), "metaworld", "use another --checkpoint"),
+        (("metaworld",), "lowpoly", "use another --checkpoint"),
     ],
 )
 def test_pictures_that_the_policy_was_not_trained_on_are_a_warning(info, trained_on, shown, advice):
