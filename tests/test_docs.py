@@ -20,6 +20,7 @@ FLAGS_OF_OTHER_PROGRAMS = {
     "--head",
     "--address",
     "--num-cpus",
+    "--user",
 }
 
 
