@@ -194,7 +194,7 @@ class UpdateConfig:
     n_epochs: Annotated[int, POSITIVE] = 4
     """Passes of an update over the decisions of a rollout."""
     warmup_epochs: Annotated[int | Literal["auto"], POSITIVE] = "auto"
-    """Passes of an update in the warmup (auto: 16 if the teacher is an L1 head, else --n-epochs)."""
+    """Passes of an update in the warmup (auto: 16 if the teacher is an L1 head, else 1)."""
     batch_size: Annotated[int, POSITIVE] = 64
     """Decisions per optimizer step, over all ranks."""
     micro_batch_size: Annotated[int | Literal["auto"], POSITIVE] = "auto"

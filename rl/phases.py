@@ -17,7 +17,10 @@ TeacherMode = Literal["greedy", "l1"]
 L1_WARMUP_STEPS = 50_000
 L1_WARMUP_EPOCHS = 16
 L1_WARMUP_LR = 1e-3
+# The tokens of a policy's own greedy decisions teach it little. More passes over one rollout move its greedy decisions
+# in states that were not in it (docs/LOG.md, "Starts at which the three phases matter").
 GREEDY_WARMUP_STEPS = 4_000
+GREEDY_WARMUP_EPOCHS = 1
 
 
 class Phase(Enum):
@@ -72,7 +75,7 @@ def settle_warmup(config: TrainConfig, mode: TeacherMode) -> TrainConfig:
     automatic = {
         "warmup_actor": "student" if is_l1 else "teacher",
         "warmup_steps": L1_WARMUP_STEPS if is_l1 else GREEDY_WARMUP_STEPS,
-        "warmup_epochs": L1_WARMUP_EPOCHS if is_l1 else update.n_epochs,
+        "warmup_epochs": L1_WARMUP_EPOCHS if is_l1 else GREEDY_WARMUP_EPOCHS,
         "warmup_lr": L1_WARMUP_LR if is_l1 else update.lr,
     }
     settings = {**vars(config.phases), **vars(update)}
