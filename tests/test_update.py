@@ -279,7 +279,14 @@ def test_a_training_that_has_diverged_in_the_middle_of_an_update_stops_with_the_
     """20 steps in a row without a usable gradient, in whichever epochs: the update is not saved."""
     policy = Scaled(lambda n: 1 if n < 5 else math.nan)
     with pytest.raises(BadInput, match="20 optimizer steps in a row"):
-        learn(policy, acted_batch(policy, LENGTHS), distil=True, batch_size=1, micro_batch_size=1, warmup_epochs=9)
+        learn(
+            policy,
+            acted_batch(policy, LENGTHS),
+            distil=True,
+            batch_size=1,
+            micro_batch_size=1,
+            warmup_epochs=9,
+        )
     assert policy.passes == 4 * N  # the 20th was step 25, in the fourth epoch of 8 steps
 
 
