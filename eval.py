@@ -252,6 +252,8 @@ def play_suite(
     from rl.selfcheck import attention_probe, image_probe
 
     keys = {episode_of(key, config.seed): key for key in missing}
+    tasks = {task.task_id: task for task in plan.tasks[suite]}
+    instruction = tasks[missing[0].task_id].instruction
     # A simulator stays with its task until no episode of it is left, so earlier tasks need not be kept.
     simulator = replace(config.simulator, kept_tasks=1)
     spec = replace(env_spec(config, suite, policy.num_images), kept_tasks=1)
@@ -263,8 +265,8 @@ def play_suite(
             progress_bar(f"{suite}: episodes", len(missing)) as advance,
         ):
             pool.start_building(list(dict.fromkeys(key.task_id for key in missing)))
-            attention_probe(policy)
-            image_probe(policy)
+            attention_probe(policy, instruction)
+            image_probe(policy, instruction)
             times.end("checks")
             save_results(results, plan)
             pool.wait_until_built()

@@ -121,9 +121,8 @@ def _settle_sizes(
     )
     checks.run("host memory", check_main_memory, simulators)
     simulator = replace(config.simulator, num_envs=simulators.num_envs) if simulators else None
-    num_tasks = len(config.task.task_ids)
     micro_batch_size = checks.make(
-        "micro-batch", check_micro_batch, fit_micro_batch, policy, config.update, simulator, num_tasks
+        "micro-batch", check_micro_batch, fit_micro_batch, policy, config.update, simulator, tasks
     )
     if simulators is None or micro_batch_size is None:
         return None
@@ -165,8 +164,8 @@ def check_policy(
     any_observation = observation
     if observation is None and policy is not None:
         any_observation = selfcheck.made_up_observation(policy)
-    checks.run("attention", check_attention, policy)
-    checks.run("images", check_images, policy)
+    checks.run("attention", check_attention, policy, any_observation)
+    checks.run("images", check_images, policy, any_observation)
     allow_zero_baseline = config.evaluation.allow_zero_baseline
     checks.run("token head", check_token_head, policy, observation, config.phases, allow_zero_baseline)
     checks.run("eyes", check_eyes, policy, observations, config.task)
@@ -271,14 +270,14 @@ def check_first_frame(first: FirstLook) -> Check:
 # The policy.
 
 
-def check_attention(policy: Policy) -> Check:
+def check_attention(policy: Policy, observation: Observation) -> Check:
     """Check that attention is bidirectional. Raises BadInput if it is causal."""
-    return Check("ok", selfcheck.attention_probe(policy))
+    return Check("ok", selfcheck.attention_probe(policy, observation.instruction))
 
 
-def check_images(policy: Policy) -> Check:
+def check_images(policy: Policy, observation: Observation) -> Check:
     """Check that images reach the policy's output. Raises BadInput if they do not."""
-    return Check("ok", selfcheck.image_probe(policy))
+    return Check("ok", selfcheck.image_probe(policy, observation.instruction))
 
 
 def check_token_head(

@@ -110,7 +110,7 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
     checks.run("simulators", check_simulators, simulators)
     checks.run("host memory", check_main_memory, simulators)
     config = changed(config, num_envs=simulators.num_envs)
-    micro_batch_size = setup.fit_micro_batch(policy, config.update, config.simulator, len(tasks))
+    micro_batch_size = setup.fit_micro_batch(policy, config.update, config.simulator, tasks)
     config = changed(config, micro_batch_size=micro_batch_size)
     checks.times.end("memory plan")
     learner = make_learner(policy, config, ranks, teacher.mode)

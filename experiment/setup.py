@@ -173,16 +173,23 @@ def _set_teacher(policy: Policy, teacher: ModelConfig, adapter: str | None, task
     policy.use_teacher(load_policy(teacher, task_suite, lora_rank=1))
 
 
-def fit_micro_batch(policy: Policy, update: UpdateConfig, simulator: SimulatorConfig, num_tasks: int) -> int:
+def fit_micro_batch(
+    policy: Policy, update: UpdateConfig, simulator: SimulatorConfig, tasks: Sequence[TaskInfo]
+) -> int:
     """Return the decisions per forward and backward pass that fit into memory.
 
     This also decides which blocks of the network recompute their activations. Raises BadInput if nothing fits.
     """
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     largest = -(-update.batch_size // ranks)  # a rank's share of a minibatch, rounded up
-    simulator_bytes = int(int(simulator.num_envs) * memory_of_simulator(simulator, num_tasks).gpu * GIB)
+    simulator_bytes = int(int(simulator.num_envs) * memory_of_simulator(simulator, len(tasks)).gpu * GIB)
     return fit_to_memory(
-        policy, update.gradient_checkpointing, update.micro_batch_size, largest, simulator_bytes
+        policy,
+        update.gradient_checkpointing,
+        update.micro_batch_size,
+        largest,
+        simulator_bytes,
+        tasks[0].instruction,
     )
 
 

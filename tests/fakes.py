@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,7 @@ class FakePolicy(nn.Module):
     frozen_weights = "float32"
     device = torch.device("cpu")
     prepare = None
+    info = SimpleNamespace(folder=Path("fake"))
 
     _teacher: FakePolicy | None = None  # None: itself without its adapter
 

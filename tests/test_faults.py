@@ -37,6 +37,7 @@ from contracts import resolve_pointer
 from envs.tasks import TaskInfo
 from experiment.run_folder import METRICS_FILE, read_metrics
 from experiment.speed import SimulatorSpeed, Speed
+from experiment.start_times import StartTimes
 from rl.phases import Teacher
 from rl.update import MAX_UPDATES_WITHOUT_SIGNAL
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, observation
@@ -92,7 +93,7 @@ def _fakes(monkeypatch) -> Iterator[None]:
 def use_fakes(monkeypatch) -> None:
     """Let train_grpo.py run on a policy of a few hundred numbers and scripted episodes."""
     checks = SimpleNamespace(
-        Checks=lambda: SimpleNamespace(rows=list, run=lambda *_: None),
+        Checks=lambda: SimpleNamespace(rows=list, run=lambda *_: None, times=StartTimes()),
         check_only=lambda *_: None,
         check_setup=lambda *_: (observation(1.0, 2.0, 3.0), SPEED),
     )

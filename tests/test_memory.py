@@ -12,6 +12,7 @@ import torch
 
 from configs.config import SimulatorConfig, UpdateConfig
 from contracts import BadInput
+from envs.tasks import TaskInfo
 from experiment.setup import fit_micro_batch
 from vla import memory
 from vla.device import limit_memory
@@ -97,6 +98,7 @@ def test_a_cpu_takes_all_at_once_and_keeps_everything(policy):
 
 
 WEIGHTS_GIB = 14.7  # of the 7B with its adapters
+TASK = TaskInfo(0, "task", "pick up the bowl", 220, 50)
 CONTEXT_GIB = 0.5  # of CUDA
 CACHED_GIB = 2.6  # what the allocator keeps after a sample was measured
 
@@ -124,7 +126,7 @@ class Card:
         policy = policy_on_gpu(monkeypatch)
         limit_memory(budget_gib, policy.device)
         simulator = SimulatorConfig(num_envs=num_envs, assets="official")
-        size = fit_micro_batch(policy, UpdateConfig(batch_size=32), simulator, num_tasks=1)
+        size = fit_micro_batch(policy, UpdateConfig(batch_size=32), simulator, [TASK])
         return size, policy.network.recomputed_blocks
 
 

@@ -15,7 +15,7 @@ import torch
 from contracts import BadInput, Observation
 from vla.device import GIB
 from vla.eight_bits import FORMATS
-from vla.preprocessing import synthetic_observations
+from vla.preprocessing import MADE_UP_INSTRUCTION, synthetic_observations
 
 if TYPE_CHECKING:  # importing it takes seconds, and `rl.rollout` needs only `shrink_batch`
     from vla.policy import Policy
@@ -50,11 +50,13 @@ def fit_to_memory(
     micro_batch_size: int | Literal["auto"],
     most_decisions: int,
     reserved_bytes: float = 0.0,
+    instruction: str = MADE_UP_INSTRUCTION,
 ) -> int:
     """Choose which blocks recompute their activations and, if it is "auto", the micro-batch size, which is returned.
 
     most_decisions: the largest number of decisions of a minibatch that this device computes. reserved_bytes: GPU memory
-    that other processes are going to use. Raises BadInput when nothing fits.
+    that other processes are going to use. instruction: one that the policy will get, because a large network is
+    compiled for the length of its prompt. Raises BadInput when nothing fits.
     """
     network = policy.network
     recomputed_blocks = network.num_blocks if gradient_checkpointing == "on" else 0
@@ -62,8 +64,8 @@ def fit_to_memory(
         log.info(
             "measuring what fits into memory; a large network is compiled first, a minute or two the first time"
         )
-        observation = synthetic_observations(policy.num_images, policy.statistics.proprio, 1)[0]
-        needs = measure_needs(policy, observation)
+        observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 1, instruction)
+        needs = measure_needs(policy, observations[0])
         torch.cuda.empty_cache()  # simulators start next, and need the memory that the plan leaves
         if gradient_checkpointing != "auto":
             needs = [need for need in needs if need.recomputed_blocks == recomputed_blocks]

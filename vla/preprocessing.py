@@ -37,6 +37,9 @@ class _Normalisation:
     std: _Std
 
 
+MADE_UP_INSTRUCTION = "pick up the black bowl and place it on the plate"
+
+
 @dataclass(frozen=True)
 class ImageProcessor:
     """The settings in preprocessor_config.json that are read, and the only values that are supported.
@@ -184,7 +187,10 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def synthetic_observations(
-    num_images: int, proprio: VectorStatistics | None, count: int = 8
+    num_images: int,
+    proprio: VectorStatistics | None,
+    count: int = 8,
+    instruction: str = MADE_UP_INSTRUCTION,
 ) -> list[Observation]:
     """Make observations without a simulator, always the same: coarse random images, states in `proprio`'s range."""
     rng = np.random.default_rng(0)
@@ -193,5 +199,5 @@ def synthetic_observations(
         coarse = rng.integers(0, 256, (num_images, 8, 8, 3), dtype=np.uint8)
         images = coarse.repeat(32, axis=1).repeat(32, axis=2)
         state = np.zeros(0) if proprio is None else rng.uniform(proprio.q01, proprio.q99)
-        observations.append(Observation(images, state, "pick up the black bowl and place it on the plate"))
+        observations.append(Observation(images, state, instruction))
     return observations
