@@ -168,9 +168,10 @@ def check_policy(
     checks.run("images", check_images, policy, any_observation)
     allow_zero_baseline = config.evaluation.allow_zero_baseline
     checks.run("token head", check_token_head, policy, observation, config.phases, allow_zero_baseline)
-    checks.run("eyes", check_eyes, policy, observations, config.task)
     checks.run("log-probs", check_log_probs, policy, any_observation, config.rollout.temperature)
     checks.run("learning", check_learning, policy, any_observation, micro_batch_size)
+    # Last, because a prompt of another length makes torch compile code for all lengths from then on.
+    checks.run("eyes", check_eyes, policy, observations, config.task)
 
 
 # The checkpoint and what it is used for.

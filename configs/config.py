@@ -59,7 +59,8 @@ class SimulatorConfig:
     """Env steps after which an episode ends (None: the limit of the suite, which is 220 for libero_spatial, 280 for
     libero_object, 300 for libero_goal, 520 for libero_10, 400 for libero_90 and 200 for metaworld_mt50)."""
     kept_tasks: Annotated[int, POSITIVE] = 3
-    """Tasks that each simulator keeps in memory. Building a task again takes seconds."""
+    """Tasks that each simulator keeps in memory. Building a task again takes seconds. (eval.py keeps one: there a
+    simulator never goes back to a task.)"""
     perturb: tuple[Kind | Literal["all", "none"], ...] = ()
     """Kinds of change to the world (docs/OWN_TASKS.md). In training each group of episodes gets one of them, or none.
     An evaluation plays every kind at every magnitude, in addition to the unperturbed episode of the same initial

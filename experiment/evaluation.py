@@ -113,15 +113,15 @@ def validate(
     """Evaluate teacher and student on the held-out initial states.
 
     The teacher never changes, so it is played only if `known_teacher`, its result, is None. If the student still equals
-    the greedy teacher that has just been played, the greedy student gets the teacher's trajectories.
+    its greedy teacher, the student is played for both: its passes are compiled already.
     """
     trajectories: dict[str, list[Trajectory]] = {}
-    if known_teacher is None:
+    is_played_for_both = known_teacher is None and is_teacher(policy, teacher_mode)
+    if known_teacher is None and not is_played_for_both:
         trajectories["teacher"] = _play("teacher", policy, pool, config, teacher_mode, ranks, by_teacher=True)
-    if "teacher" in trajectories and is_teacher(policy, teacher_mode):
-        trajectories["student"] = trajectories["teacher"]
-    else:
-        trajectories["student"] = _play("student", policy, pool, config, "greedy", ranks)
+    trajectories["student"] = _play("student", policy, pool, config, "greedy", ranks)
+    if is_played_for_both:
+        trajectories["teacher"] = trajectories["student"]
     trials = config.evaluation.eval_trials
     if trials > 0:
         trajectories["student_sampled"] = _play(

@@ -32,7 +32,7 @@ from contracts import BadInput, Observation, resolve_pointer
 from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
 from envs.env import EnvSpec
 from envs.pool import env_class, task_info
-from envs.tasks import METAWORLD, TaskInfo
+from envs.tasks import METAWORLD, TaskInfo, cache_dir
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from experiment.run_folder import Run, reopen_run, start_run
 from experiment.simulators import memory_of_simulator
@@ -133,7 +133,11 @@ def find_commit(checkpoint: str) -> str | None:
 def load_policy(
     model: ModelConfig, task_suite: str, lora_rank: int = UpdateConfig.lora_rank, seed: int = 0
 ) -> Policy:
-    """Load --checkpoint: a pretrained policy with new adapters, or a trained one. Raises BadInput."""
+    """Load --checkpoint: a pretrained policy with new adapters, or a trained one. Raises BadInput.
+
+    What torch compiles is kept in our cache folder, unless the user has chosen another, so that the next run finds it.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
     options = LoadOptions(
         task_suite=task_suite,
         unnorm_key=model.unnorm_key,

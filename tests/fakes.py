@@ -57,6 +57,7 @@ class FakePolicy(nn.Module):
     frozen_weights = "float32"
     device = torch.device("cpu")
     prepare = None
+    few_sizes = False
     info = SimpleNamespace(folder=Path("fake"))
 
     _teacher: FakePolicy | None = None  # None: itself without its adapter

@@ -1,6 +1,7 @@
 """What a run is set up with: looks, teacher, tasks and first observation."""
 
 import json
+import os
 import shutil
 
 import pytest
@@ -110,6 +111,16 @@ def test_a_task_needs_all_initial_states_that_are_configured():
 
 
 # weights
+
+
+def test_compiled_code_is_kept_in_our_cache_or_where_the_user_says(small, monkeypatch, tmp_path):
+    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
+    load_policy(on_cpu(small), SUITE)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    load_policy(on_cpu(small), SUITE)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
 
 
 def test_the_fingerprint_changes_with_any_trained_number(small):

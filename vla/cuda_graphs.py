@@ -14,8 +14,11 @@ Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog
 """
 
 import gc
-from collections.abc import Hashable
-from contextlib import suppress
+import logging
+import time
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,7 +27,11 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from vla.model import OpenVLAOFT
+from vla.pass_sizes import recorded_sizes
 
+log = logging.getLogger(__name__)
+
+LOGGED_S = 2.0  # a recording is logged if it takes this long
 WARM_UP_PASSES = 2  # passes before a recording, in which kernels are compiled and chosen
 Inputs = tuple[Any, ...]  # the network's arguments: tensors, or None for an argument that is not used
 
@@ -59,6 +66,8 @@ class GraphedNetwork:
         # Parameter -> buffer to which every recording adds its gradient.
         self._gradients: dict[Tensor, Tensor] = {}
         self._warm: set[Hashable] = set()  # keys of passes that were warmed up
+        # Seconds of warming up and recording, by kind and batch size ("learning 2"); warming up compiles, too.
+        self.recording_s: dict[str, float] = defaultdict(float)
         self._pool = torch.cuda.graph_pool_handle()
         # All recordings use one stream, because cuBLAS keeps memory (32 MiB on an H200) for every stream that it has
         # ever worked on.
@@ -114,6 +123,11 @@ class GraphedNetwork:
         """Record a pass for the shapes of `inputs`. Raises torch.OutOfMemoryError."""
         recorded_inputs = tuple(None if x is None else x.clone() for x in inputs)
         self._warm_up(recorded_inputs, with_gradient)
+        with self._timed(inputs, with_gradient):
+            return self._record_warm(recorded_inputs, with_gradient)
+
+    def _record_warm(self, recorded_inputs: Inputs, with_gradient: bool) -> Recording:
+        """Record a pass that has been warmed up. Raises torch.OutOfMemoryError."""
         forward = torch.cuda.CUDAGraph()
         backward = torch.cuda.CUDAGraph()
         with torch.cuda.graph(forward, pool=self._pool, stream=self._stream):
@@ -130,24 +144,36 @@ class GraphedNetwork:
             recorded_inputs, (logits.detach(), hidden.detach()), forward, backward, output_gradients
         )
 
+    @contextmanager
+    def _timed(self, inputs: Inputs, with_gradient: bool) -> Iterator[None]:
+        """Add the seconds of this block to those of the inputs' batch size, and log them if they are many."""
+        started = time.perf_counter()
+        yield
+        seconds = time.perf_counter() - started
+        name = f"{'learning' if with_gradient else 'deciding'} {len(inputs[0])}"
+        self.recording_s[name] += seconds
+        if seconds >= LOGGED_S:
+            log.info("compiling or recording, %s at once: %.1f s", name, seconds)
+
     def _warm_up(self, inputs: Inputs, with_gradient: bool) -> None:
         """Run passes that are not recorded, to compile kernels and find out which parameters get a gradient.
 
         For a large (compiled) network, a pass with gradient needs much memory besides the recordings, so they are
-        deleted first. All smaller batches are warmed up at the same time, so that this happens only once. A small
-        network is used with many batch sizes, and keeps its recordings.
+        deleted first. The smaller `recorded_sizes` are warmed up at the same time, so that this happens only once. A
+        small network is used with many batch sizes, and keeps its recordings.
         """
         batch_size = len(inputs[0])
         is_large = with_gradient and self.network.is_compiled
-        batch_sizes = range(1, batch_size + 1) if is_large else (batch_size,)
+        batch_sizes = recorded_sizes(batch_size) if is_large else [batch_size]
         batches = [tuple(None if x is None else x[:size] for x in inputs) for size in batch_sizes]
         cold_batches = [batch for batch in batches if self._key(batch, with_gradient) not in self._warm]
         if is_large and cold_batches:
             self.forget()
         for batch in cold_batches:
             try:
-                for _ in range(WARM_UP_PASSES):
-                    self._run_once(batch, with_gradient)
+                with self._timed(batch, with_gradient):
+                    for _ in range(WARM_UP_PASSES):
+                        self._run_once(batch, with_gradient)
             except torch.OutOfMemoryError:
                 # The code compiled last is also used for other shapes, but some of its kernels have not run yet. So all
                 # batches must be warmed up again.

@@ -281,6 +281,10 @@ class OpenVLAOFT(nn.Module):
         torch._dynamo.config.recompile_limit = 64
         # Recompute cheap element-wise products in the backward pass: a quarter less memory for little time.
         torch._functorch.config.activation_memory_budget = 0.8
+        # Also keep on the disk what torch has derived from `vla.lora`'s autograd functions. Their code is part of the
+        # key by which it is found again. (Older versions of torch do not have this.)
+        if hasattr(torch._functorch.config, "autograd_cache_allow_custom_autograd_functions"):
+            torch._functorch.config.autograd_cache_allow_custom_autograd_functions = True
         self._vit_block = torch.compile(vit_block)
         self._llama_block = torch.compile(llama_block)
 
