@@ -136,7 +136,6 @@ def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool)
     """
     checks.run("looks", check_looks, policy.info, find_pack(config.simulator.assets))
     checks.run("suite", check_suite, policy.info, config.model, config.task.task_suite)
-    checks.run("disk", check_disk, config.run, policy)
     first = checks.make("first frame", check_first_frame, first_look, pool, config)
     assert first is not None  # a failure was raised
     pool.start_building(config.task.task_ids)

@@ -83,7 +83,7 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
     from experiment import setup
     from experiment.cost import cost_rows, estimate_cost
     from experiment.evaluation import evaluate_and_record, is_teacher
-    from experiment.machine_checks import check_machine, check_main_memory, check_simulators
+    from experiment.machine_checks import check_disk, check_machine, check_main_memory, check_simulators
     from experiment.report import conclude
     from experiment.simulators import count_for_training
     from experiment.stopping import interruptible, until_the_end
@@ -101,6 +101,8 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
     ranks = join_ranks(config.model.device)
     policy = setup.load_policy(config.model, task.task_suite, config.update.lora_rank, config.run.seed)
     checks.times.end("weights")
+    if resume is None:
+        checks.run("disk", check_disk, config.run, policy)
     teacher = setup.load_teacher(policy, config.model, config.phases, task.task_suite, config.loss.kl_coef)
     checks.times.end("teacher")
     config = settle_warmup(config, teacher.mode)

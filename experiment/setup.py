@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -34,7 +35,7 @@ from envs.env import EnvSpec
 from envs.pool import env_class, task_info
 from envs.tasks import METAWORLD, TaskInfo, cache_dir
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
-from experiment.run_folder import Run, reopen_run, start_run
+from experiment.run_folder import Run, reopen_run, start_run, write_and_flush
 from experiment.simulators import memory_of_simulator
 from rl.phases import Teacher, choose_teacher
 from rl.update import Learner
@@ -49,28 +50,31 @@ from vla.policy import Policy
 
 log = logging.getLogger(__name__)
 
+REPAIR_DISK = "free disk space, check the permissions, or use another disk"
+
 
 def check_output(config: TrainConfig, resume: str | None) -> None:
     """Check that the run folder can be written, before the work begins. Raises BadInput.
 
-    A resumed run needs room for one checkpoint more. A new run writes its first checkpoint before its first rollout.
+    A resumed run knows how large its checkpoints are; `check_disk` estimates it for a new run later.
     """
     output = Path(config.run.output).absolute()
     flag = f"--output {output}"
     place = next(path for path in (output, *output.parents) if path.exists())
-    num_bytes = 2**20  # config, records and log
+    checkpoint_bytes = 0
     if resume is not None:
         flag = f"--resume {resume}"
         place = Path(resume)
-        num_bytes += sum(path.stat().st_size for path in latest_checkpoint(place).rglob("*"))
+        checkpoint_bytes = sum(path.stat().st_size for path in latest_checkpoint(place).rglob("*"))
     try:
-        with tempfile.TemporaryFile(dir=place) as file:
-            os.posix_fallocate(file.fileno(), 0, num_bytes)
+        with tempfile.TemporaryFile(dir=place, buffering=0) as file:
+            write_and_flush(file.fileno(), bytes(2**20))
+            free = shutil.disk_usage(place).free
     except OSError as error:
-        needed = f"{num_bytes / 2**20:.0f} MiB cannot be written in {place}"
-        raise BadInput(
-            f"{flag}: {needed} ({error.strerror}): free disk space, or name another place"
-        ) from None
+        raise BadInput(f"{flag}: {place} cannot be written ({error.strerror}): {REPAIR_DISK}") from None
+    if free < checkpoint_bytes:  # it is written before an old one is deleted
+        sizes = f"{free / 2**20:.0f} MiB are free, and a checkpoint has {checkpoint_bytes / 2**20:.0f}"
+        raise BadInput(f"{flag}: {sizes}: {REPAIR_DISK}")
 
 
 def settle_settings(config: TrainConfig) -> TrainConfig:
