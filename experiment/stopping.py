@@ -30,8 +30,12 @@ def interruptible() -> Iterator[None]:
         for stop_signal in previous_handlers:
             is_impatient = stop_signal in (signal.SIGINT, signal.SIGTERM)
             signal.signal(stop_signal, signal.SIG_DFL if is_impatient else signal.SIG_IGN)
+        for descriptor in terminals:
+            if not os.isatty(descriptor):  # it was closed, and writing to it would fail
+                os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
         raise KeyboardInterrupt
 
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
     previous_handlers = handle_stop_signals(interrupt)
     try:
         yield
