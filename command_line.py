@@ -83,10 +83,8 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
     except PermissionError as error:
         if error.filename is None:  # not about a file
             raise
-        print(
-            f"{program}: {error.filename}: {error.strerror}: name another path, or get access",
-            file=sys.stderr,
-        )
+        problem_of_path = f"{error.filename}: {error.strerror}: name another path, or get access"
+        print(f"{program}: {problem_of_path}", file=sys.stderr)
         return 2
     except TimeIsUp as reason:
         print(f"{program}: {reason}")
@@ -122,9 +120,8 @@ def complete_environment() -> None:
     # By default PyTorch's threads keep their cores busy while they wait. When another program uses the same cores, this
     # makes an update take 5 times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if (
-        os.path.expanduser("~") == "~"
-    ):  # neither HOME nor an entry in passwd: libraries would make a folder named ~
+    # Without HOME and without an entry in passwd libraries would make a folder named ~.
+    if os.path.expanduser("~") == "~":
         os.environ["HOME"] = "/nonexistent"
     try:
         getpass.getuser()

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 RESET_TIMEOUT_S = 300.0  # for a reset, which may have to build the simulator
 STEP_TIMEOUT_S = 120.0  # for a chunk
 RECYCLE_AFTER = 2000  # a worker is replaced after so many episodes, because its memory may grow slowly
-QUIET_S = 30.0  # a worker that has not answered for so long is named in the log, once for each request
+QUIET_S = 30.0  # when no worker answers for so long, the log says which are waited for
 EARLY_WAKING_S = 0.1  # a wait may end so much before its timeout
 
 Simulators = Literal["processes", "ray"]  # the values of --simulators
@@ -116,8 +116,6 @@ class Pool:
         self._workers = [self._new_worker() for _ in range(num_envs)]
         self._episodes = [0] * num_envs  # played by each slot's present worker
         self._at_work = [False] * num_envs
-        # When to name a slot's worker in the log if it has not answered, on time.monotonic's clock.
-        self._name_at_s = [math.inf] * num_envs
 
     def _new_worker(self) -> Worker:
         return self._kind(SlotEnv, self.spec, self._make_env, self._prepare)
@@ -163,7 +161,6 @@ class Pool:
     def _claim(self, slot: int) -> None:
         assert not self._at_work[slot], f"slot {slot} is still at work: wait for its result"
         self._at_work[slot] = True
-        self._name_at_s[slot] = time.monotonic() + QUIET_S
 
     def ready(self, timeout_s: float | None = None) -> list[tuple[int, ChunkResult]]:
         """The (slot, result) pairs that have arrived; waits at most `timeout_s` for the first one.
@@ -188,26 +185,12 @@ class Pool:
     def _wait(self, at_work: dict[int, Worker], until_s: float) -> list[Worker]:
         """The workers of `at_work` that have answered; waits for the first one until `until_s`."""
         while True:
-            wake_s = min(until_s, *(self._name_at_s[slot] for slot in at_work))
-            answered = self._kind.wait(list(at_work.values()), max(0.0, wake_s - time.monotonic()))
-            self._name_quiet_workers([slot for slot, worker in at_work.items() if worker not in answered])
-            if answered or time.monotonic() + EARLY_WAKING_S >= until_s:
+            wait_s = max(0.0, until_s - time.monotonic())
+            answered = self._kind.wait(list(at_work.values()), min(wait_s, QUIET_S))
+            if answered or wait_s <= QUIET_S:
                 return answered
-
-    def _name_quiet_workers(self, slots: list[int]) -> None:
-        """Log which of these slots have not answered for QUIET_S, because their deadlines are minutes away."""
-        now = time.monotonic() + EARLY_WAKING_S
-        quiet = [slot for slot in slots if self._name_at_s[slot] <= now]
-        if not quiet:
-            return
-        workers = "; ".join(f"slot {slot}, {self._workers[slot].describe()}" for slot in quiet)
-        log.warning(
-            "no answer from a simulator for %.0f s, it gets more time before it is replaced: %s",
-            QUIET_S,
-            workers,
-        )
-        for slot in quiet:
-            self._name_at_s[slot] = math.inf
+            waited_for = "; ".join(f"slot {slot}, {worker.describe()}" for slot, worker in at_work.items())
+            log.warning("no simulator has answered for %.0f s; at work: %s", QUIET_S, waited_for)
 
     def _receive(self, slot: int) -> ChunkResult:
         try:
