@@ -48,6 +48,13 @@ def test_the_number_of_processes_does_not_change_a_byte(folder, tmp_path):
         assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 
+def test_the_command_line_plays_in_workers(tmp_path):
+    command = [sys.executable, "-m", "workshop.demos", "--out", str(tmp_path / "demos"), "--episodes", "1"]
+    ended = subprocess.run([*command, "--num-envs", "2"], cwd=PROJECT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert "1/1 episodes: " in ended.stdout
+
+
 def test_executing_the_labels_and_the_noise_leads_through_the_frames_to_success(folder):
     attempt = attempt_of(_args(), 0, 1)
     noise = noise_bursts(attempt.noise_scale, 220, attempt.noise_generator)

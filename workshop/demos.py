@@ -302,4 +302,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main_guard("workshop.demos", main))
+    # Workers are sent this module's functions by name, and their own __main__ is another.
+    from workshop import demos
+
+    sys.exit(main_guard("workshop.demos", demos.main))
