@@ -84,7 +84,7 @@ def play_all(config: EvalConfig, plan: Plan, out: Path) -> tuple[Results, Result
     is_results_file = config.compare_with is not None and config.compare_with.endswith(".json")
     if config.compare_with is not None and is_results_file:
         before = read_results(Path(config.compare_with))
-    results = play(config, plan, out, before)
+    results = play(config, plan, out, before, StartTimes())
     if config.compare_with is not None and not is_results_file:
         before = play_before(config, config.compare_with, plan, results)
     save_results(results, plan, before)
@@ -121,7 +121,8 @@ def play_before(config: EvalConfig, checkpoint: str, plan: Plan, results: Result
         "training": read_training(Path(checkpoint)),
     }
     out = results.path.with_name(f"{results.path.stem}-before.json")
-    return play(config_before, replace(plan, header=header), out, results)
+    times = StartTimes(time.perf_counter())
+    return play(config_before, replace(plan, header=header), out, results, times)
 
 
 def print_results(config: EvalConfig, results: Results, plan: Plan, before: Results | None) -> None:
@@ -180,7 +181,9 @@ def print_reported(config: EvalConfig, results: Results, plan: Plan) -> None:
             print(comparison.sentence)
 
 
-def play(config: EvalConfig, plan: Plan, out: Path, other_results: Results | None) -> Results:
+def play(
+    config: EvalConfig, plan: Plan, out: Path, other_results: Results | None, times: StartTimes
+) -> Results:
     """Play the planned episodes that the results file `out` lacks, suite by suite.
 
     `other_results`: results of the policy with which these will be compared. Raises BadInput if `out` holds a different
@@ -189,8 +192,7 @@ def play(config: EvalConfig, plan: Plan, out: Path, other_results: Results | Non
     from experiment.setup import load_policy
 
     results = None
-    times = StartTimes()
-    times.end("imports")
+    times.end("imports, tasks, assets")
     for suite in config.suites:
         # Load the policy again for each suite, because the action statistics differ between suites.
         policy = load_policy(config.model, suite)
@@ -249,11 +251,11 @@ def play_suite(
     """
     from experiment.evaluation import evaluate
     from experiment.stopping import interruptible
-    from rl.selfcheck import attention_probe, image_probe
+    from rl.selfcheck import attention_probe, image_probe, made_up_observation
 
     keys = {episode_of(key, config.seed): key for key in missing}
     tasks = {task.task_id: task for task in plan.tasks[suite]}
-    instruction = tasks[missing[0].task_id].instruction
+    observation = made_up_observation(policy, tasks[missing[0].task_id].instruction)
     # A simulator stays with its task until no episode of it is left, so earlier tasks need not be kept.
     simulator = replace(config.simulator, kept_tasks=1)
     spec = replace(env_spec(config, suite, policy.num_images), kept_tasks=1)
@@ -265,8 +267,8 @@ def play_suite(
             progress_bar(f"{suite}: episodes", len(missing)) as advance,
         ):
             pool.start_building(list(dict.fromkeys(key.task_id for key in missing)))
-            attention_probe(policy, instruction)
-            image_probe(policy, instruction)
+            attention_probe(policy, observation)
+            image_probe(policy, observation)
             times.end("checks")
             save_results(results, plan)
             pool.wait_until_built()
@@ -291,7 +293,7 @@ def play_suite(
                 record=lambda episode: config.video != "none",
                 on_finished=keep,
             )
-        print(f"{suite}: {rollout.speed()}", flush=True)
+        print(f"{suite}: {rollout.speed()}; recorded {dict(policy.describe())['recorded']}", flush=True)
     except KeyboardInterrupt:
         print(
             f"stopped; finished episodes are saved: to continue, run the same command with --out {results.path}",

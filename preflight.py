@@ -163,12 +163,12 @@ def check_policy(
     any_observation = observation
     if observation is None and policy is not None:
         any_observation = selfcheck.made_up_observation(policy)
-    checks.run("attention", check_attention, policy, any_observation)
-    checks.run("images", check_images, policy, any_observation)
+    checks.run("attention", selfcheck.attention_probe, policy, any_observation)
+    checks.run("images", selfcheck.image_probe, policy, any_observation)
     allow_zero_baseline = config.evaluation.allow_zero_baseline
     checks.run("token head", check_token_head, policy, observation, config.phases, allow_zero_baseline)
-    checks.run("log-probs", check_log_probs, policy, any_observation, config.rollout.temperature)
-    checks.run("learning", check_learning, policy, any_observation, micro_batch_size)
+    checks.run("log-probs", selfcheck.check_logits_path, policy, any_observation, config.rollout.temperature)
+    checks.run("learning", selfcheck.check_learning, policy, any_observation, micro_batch_size)
     # Last, because a prompt of another length makes torch compile code for all lengths from then on.
     checks.run("eyes", check_eyes, policy, observations, config.task)
 
@@ -270,16 +270,6 @@ def check_first_frame(first: FirstLook) -> Check:
 # The policy.
 
 
-def check_attention(policy: Policy, observation: Observation) -> Check:
-    """Check that attention is bidirectional. Raises BadInput if it is causal."""
-    return Check("ok", selfcheck.attention_probe(policy, observation.instruction))
-
-
-def check_images(policy: Policy, observation: Observation) -> Check:
-    """Check that images reach the policy's output. Raises BadInput if they do not."""
-    return Check("ok", selfcheck.image_probe(policy, observation.instruction))
-
-
 def check_token_head(
     policy: Policy, observation: Observation, phases: PhaseConfig, allow_zero_baseline: bool
 ) -> Check:
@@ -313,19 +303,6 @@ def check_eyes(policy: Policy, observations: FirstObservations, task: TaskConfig
             "checkpoint that looks (python -m benchmarks.eyes measures it)",
         )
     return Check("ok", text)
-
-
-def check_log_probs(policy: Policy, observation: Observation, temperature: float) -> Check:
-    """Check that sampling and learning compute the same log-probs. Raises SelfCheckError if not."""
-    return Check("ok", selfcheck.check_logits_path(policy, observation, temperature))
-
-
-def check_learning(policy: Policy, observation: Observation, micro_batch_size: int) -> Check:
-    """Check that an optimizer step changes the policy as its gradient says, and fits into memory.
-
-    Raises SelfCheckError or BadInput if not.
-    """
-    return Check("ok", selfcheck.check_learning(policy, observation, micro_batch_size))
 
 
 def check_speed(

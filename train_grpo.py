@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
 def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str]) -> None:
     """Set up policy, teacher, simulators and run folder, check them, train. `resume`: the run folder to continue."""
     from experiment import setup
-    from experiment.cost import cost_rows, estimate_cost
+    from experiment.cost import estimate_cost
     from experiment.evaluation import evaluate_and_record, is_teacher
     from experiment.machine_checks import check_disk, check_machine, check_main_memory, check_simulators
     from experiment.report import conclude
@@ -122,7 +122,12 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
         run, state = setup.open_run(config, resume, argv, learner)
         with interruptible(), until_the_end(run):
             cost = estimate_cost(config, tasks, speed, state, is_teacher(policy, teacher.mode))
-            rows = [("simulators", simulators.reason), *checks.rows(), *cost_rows(speed, cost)]
+            rows = [
+                ("simulators", simulators.reason),
+                *checks.rows(),
+                ("speed", str(speed)),
+                ("this run", str(cost)),
+            ]
             setup.log_setup(config, policy, tasks, teacher, run.folder, rows)
             if resume is None:
                 setup.save_first_files(config, run, learner, state, observation)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -41,19 +40,20 @@ class Checks:
         self.made: dict[str, Check] = {}  # results by name, in the order in which the checks ran
         self._show_all = show_all
         self._print = show_all and os.environ.get("RANK", "0") == "0"
-        self._started = time.perf_counter()
         self.times = StartTimes()
         self.times.end("imports")
 
-    def run(self, name: str, check: Callable[..., Check], *values: object, after: Sequence[str] = ()) -> None:
-        """Run check(*values) and keep its result.
+    def run(
+        self, name: str, check: Callable[..., Check | str], *values: object, after: Sequence[str] = ()
+    ) -> None:
+        """Run check(*values) and keep its result. A check that returns a text has passed.
 
         The check is skipped if one of its values is None (it could not be made), or if a check named in `after` did not
         pass. Without `show_all`, raises BadInput for a failure and passes on exceptions of the check.
         """
         result = self._attempt(name, check, values, after)
         if result is not None:
-            self._add(name, result)
+            self._add(name, Check("ok", result) if isinstance(result, str) else result)
 
     def make(
         self,
@@ -103,10 +103,10 @@ class Checks:
             print(f"{check.status:8} {name:14} {seconds:5.1f} s  {check.text}", flush=True)
 
     def summary(self) -> str:
-        """One line: the number of checks, their seconds, and how many had each status."""
+        """One line: the number of checks, and how many had each status."""
         counts = Counter(check.status for check in self.made.values())
         counted = ", ".join(f"{counts[status]} {status}" for status in get_args(Status) if counts[status])
-        return f"{len(self.made)} checks in {time.perf_counter() - self._started:.1f} s: {counted}"
+        return f"{len(self.made)} checks: {counted}"
 
     def rows(self) -> list[tuple[str, str]]:
         """Summary, seconds and warnings as rows (title, text) of the table that a run logs at its start."""

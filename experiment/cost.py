@@ -66,11 +66,6 @@ def learned_env_steps(config: TrainConfig, state: TrainerState) -> int:
     return in_warmup * int(config.update.warmup_epochs) + in_rl * config.update.n_epochs
 
 
-def cost_rows(speed: Speed, cost: Cost) -> list[tuple[str, str]]:
-    """Two rows (name, text) for the start of a run."""
-    return [("speed", str(speed)), ("this run", str(cost))]
-
-
 def seconds_per_env_step(speed: Speed, step_s: float) -> float:
     """Seconds of a rank for an env step, if `step_s` is what a simulator alone takes for one.
 

@@ -16,10 +16,9 @@ class StartTimes:
 
     def end(self, part: str) -> float:
         """The part that has just ended gets the seconds since the part before it ended. Returns them."""
-        now = time.perf_counter()
-        seconds = now - self._ended
+        seconds = time.perf_counter() - self._ended
+        self._ended += seconds
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
-        self._ended = now
         return seconds
 
     def __str__(self) -> str:

@@ -1,7 +1,5 @@
 """Give out the episodes of an evaluation so that simulators keep their tasks: building another takes seconds."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 
@@ -18,20 +16,13 @@ class EpisodesByTask:
         self._task_of_slot: dict[int, int] = {}
 
     def next_for(self, slot: int) -> Episode | None:
-        """The slot's next episode: of its task, or, if that has none left, of the task with most left for each slot.
-
-        Returns None if none is left at all.
-        """
+        """The slot's next episode: of its task, or, if that has none left, of the task with most left for each slot."""
         task_id = self._task_of_slot.pop(slot, None)
         if task_id is None or not self._left[task_id]:
             num_slots = Counter(self._task_of_slot.values())
-            left_for_each = {
-                task: len(episodes) / (1 + num_slots[task])
-                for task, episodes in self._left.items()
-                if episodes
-            }
-            if not left_for_each:
+            shares = {task: len(left) / (1 + num_slots[task]) for task, left in self._left.items() if left}
+            if not shares:
                 return None
-            task_id = max(left_for_each, key=lambda task: left_for_each[task])
+            task_id = max(shares, key=lambda task: shares[task])
         self._task_of_slot[slot] = task_id
         return self._left[task_id].popleft()

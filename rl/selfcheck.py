@@ -36,21 +36,18 @@ REINSTALL = "a library of this installation is broken; run: pip install -r requi
 
 
 def made_up_observation(policy: Policy, instruction: str = MADE_UP_INSTRUCTION) -> Observation:
-    """An observation that fits the policy; always the same, and not from a simulator.
-
-    instruction: best one of the program's tasks, because a large network is compiled for the length of its prompt.
-    """
+    """An observation that fits the policy; always the same, and not from a simulator."""
     return synthetic_observations(policy.num_images, policy.statistics.proprio, 1, instruction)[0]
 
 
 @torch.no_grad()
-def attention_probe(policy: Policy, instruction: str = MADE_UP_INSTRUCTION) -> str:
+def attention_probe(policy: Policy, observation: Observation) -> str:
     """Check that attention is bidirectional: changing the last action slot's input moves the first slot's logits.
 
     With causal attention the success rate is 50 to 60 % instead of 98. Raises BadInput.
     """
     network = policy.network
-    inputs = policy.model_inputs([made_up_observation(policy, instruction)])
+    inputs = policy.model_inputs([observation])
     embeddings, is_real = network.embed(*inputs)
     first = network.first_output_position(embeddings, *inputs[1:3])
     changed = embeddings.clone()
@@ -65,13 +62,12 @@ def attention_probe(policy: Policy, instruction: str = MADE_UP_INSTRUCTION) -> s
 
 
 @torch.no_grad()
-def image_probe(policy: Policy, instruction: str = MADE_UP_INSTRUCTION) -> str:
+def image_probe(policy: Policy, observation: Observation) -> str:
     """Check that images reach the logits: black and white ones give different logits. Raises BadInput.
 
     With a broken library version the images once were not read at all. Whether decisions depend on them is another
     question, which `rl.sensitivity` answers.
     """
-    observation = made_up_observation(policy, instruction)
     black = replace(observation, images=np.zeros_like(observation.images))
     white = replace(observation, images=np.full_like(observation.images, 255))
     effect = _relative_effect(policy.chunk_logits([black]), policy.chunk_logits([white]))

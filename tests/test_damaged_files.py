@@ -21,7 +21,7 @@ from experiment.results import KIND, open_results, read_results, save_results
 from experiment.results_table import comparison_table, perturbation_table, results_table
 from experiment.run_folder import CONFIG_FILE, METRICS_FILE, outcomes_path
 from experiment.stored_run import changes, read_run, read_training, was_trained_on
-from rl.selfcheck import attention_probe, image_probe
+from rl.selfcheck import attention_probe, image_probe, made_up_observation
 from tests.small_checkpoint import load_policy
 from tests.stored_runs import ROWS, store, store_outcomes
 from tests.test_results import PLAN, SETTINGS, results_with
@@ -131,8 +131,8 @@ def checkpoint(small, tmp_path) -> Path:
 def use(folder: Path) -> None:
     """Load a policy, check it as every program does, and let it decide as in a simulator with two cameras."""
     policy = load_policy(folder, action_dim=7)
-    attention_probe(policy)
-    image_probe(policy)
+    attention_probe(policy, made_up_observation(policy))
+    image_probe(policy, made_up_observation(policy))
     observations = synthetic_observations(2, policy.statistics.proprio, count=1)
     assert np.isfinite(policy.act(observations).actions).all()
 

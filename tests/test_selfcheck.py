@@ -34,8 +34,8 @@ def policy(tmp_path):
 
 
 def test_a_sound_policy_passes(policy):
-    assert "bidirectional" in attention_probe(policy)
-    assert "images reach the logits" in image_probe(policy)
+    assert "bidirectional" in attention_probe(policy, made_up_observation(policy))
+    assert "images reach the logits" in image_probe(policy, made_up_observation(policy))
     assert "differ by at most 0.0e+00" in check_logits_path(policy, made_up_observation(policy), 1.6)
     assert "brings 0." in check_learning(policy, made_up_observation(policy), 2)
 
@@ -46,7 +46,7 @@ def test_causal_attention_is_found(policy, monkeypatch):
         functional, "scaled_dot_product_attention", lambda *args, **_: full(*args, is_causal=True)
     )
     with pytest.raises(BadInput, match="attention is causal"):
-        attention_probe(policy)
+        attention_probe(policy, made_up_observation(policy))
 
 
 @pytest.mark.parametrize("probe", [attention_probe, image_probe])
@@ -54,14 +54,14 @@ def test_logits_that_are_not_finite_are_called_so(policy, probe):
     with torch.no_grad():
         policy.network.language_model.model.norm.weight.fill_(3e38)
     with pytest.raises(BadInput, match="not finite"):
-        probe(policy)
+        probe(policy, made_up_observation(policy))
 
 
 def test_ignored_images_are_found(policy):
     with torch.no_grad():
         policy.network.projector.fc3.weight.zero_()
     with pytest.raises(BadInput, match="ignores its images"):
-        image_probe(policy)
+        image_probe(policy, made_up_observation(policy))
 
 
 def test_an_untrained_token_head_is_found_only_where_it_matters(policy):

@@ -16,9 +16,8 @@ Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog
 import gc
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Hashable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -31,7 +30,7 @@ from vla.pass_sizes import recorded_sizes
 
 log = logging.getLogger(__name__)
 
-LOGGED_S = 2.0  # a recording is logged if it takes this long
+LOGGED_S = 2.0  # a recording that takes this long is logged
 WARM_UP_PASSES = 2  # passes before a recording, in which kernels are compiled and chosen
 Inputs = tuple[Any, ...]  # the network's arguments: tensors, or None for an argument that is not used
 
@@ -66,8 +65,7 @@ class GraphedNetwork:
         # Parameter -> buffer to which every recording adds its gradient.
         self._gradients: dict[Tensor, Tensor] = {}
         self._warm: set[Hashable] = set()  # keys of passes that were warmed up
-        # Seconds of warming up and recording, by kind and batch size ("learning 2"); warming up compiles, too.
-        self.recording_s: dict[str, float] = defaultdict(float)
+        self.first_passes: list[str] = []  # kind, batch size and seconds of what was recorded, with compiling
         self._pool = torch.cuda.graph_pool_handle()
         # All recordings use one stream, because cuBLAS keeps memory (32 MiB on an H200) for every stream that it has
         # ever worked on.
@@ -80,7 +78,9 @@ class GraphedNetwork:
     def __call__(self, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
         with_gradient = torch.is_grad_enabled()
         key = self._key(inputs, with_gradient)
-        if key not in self._recordings:
+        is_first = key not in self._recordings
+        started = time.perf_counter()
+        if is_first:
             if with_gradient:
                 self._refuse_other_graphs()
             with suppress(torch.OutOfMemoryError):
@@ -90,6 +90,14 @@ class GraphedNetwork:
         if key not in self._recordings:
             self.forget()  # the other recordings' memory may be what is missing
             self._recordings[key] = self._record(inputs, with_gradient)
+        if is_first:
+            kind = "learning" if with_gradient else "deciding"
+            seconds = time.perf_counter() - started
+            self.first_passes.append(
+                f"{kind} {next(len(x) for x in inputs if x is not None)} {seconds:.1f} s"
+            )
+            if seconds >= LOGGED_S:
+                log.info("compiled and recorded: %s", self.first_passes[-1])
         recording = self._recordings[key]
         self.replays += 1
         if with_gradient:
@@ -123,11 +131,6 @@ class GraphedNetwork:
         """Record a pass for the shapes of `inputs`. Raises torch.OutOfMemoryError."""
         recorded_inputs = tuple(None if x is None else x.clone() for x in inputs)
         self._warm_up(recorded_inputs, with_gradient)
-        with self._timed(inputs, with_gradient):
-            return self._record_warm(recorded_inputs, with_gradient)
-
-    def _record_warm(self, recorded_inputs: Inputs, with_gradient: bool) -> Recording:
-        """Record a pass that has been warmed up. Raises torch.OutOfMemoryError."""
         forward = torch.cuda.CUDAGraph()
         backward = torch.cuda.CUDAGraph()
         with torch.cuda.graph(forward, pool=self._pool, stream=self._stream):
@@ -143,17 +146,6 @@ class GraphedNetwork:
         return Recording(
             recorded_inputs, (logits.detach(), hidden.detach()), forward, backward, output_gradients
         )
-
-    @contextmanager
-    def _timed(self, inputs: Inputs, with_gradient: bool) -> Iterator[None]:
-        """Add the seconds of this block to those of the inputs' batch size, and log them if they are many."""
-        started = time.perf_counter()
-        yield
-        seconds = time.perf_counter() - started
-        name = f"{'learning' if with_gradient else 'deciding'} {len(inputs[0])}"
-        self.recording_s[name] += seconds
-        if seconds >= LOGGED_S:
-            log.info("compiling or recording, %s at once: %.1f s", name, seconds)
 
     def _warm_up(self, inputs: Inputs, with_gradient: bool) -> None:
         """Run passes that are not recorded, to compile kernels and find out which parameters get a gradient.
@@ -171,9 +163,8 @@ class GraphedNetwork:
             self.forget()
         for batch in cold_batches:
             try:
-                with self._timed(batch, with_gradient):
-                    for _ in range(WARM_UP_PASSES):
-                        self._run_once(batch, with_gradient)
+                for _ in range(WARM_UP_PASSES):
+                    self._run_once(batch, with_gradient)
             except torch.OutOfMemoryError:
                 # The code compiled last is also used for other shapes, but some of its kernels have not run yet. So all
                 # batches must be warmed up again.

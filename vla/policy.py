@@ -279,7 +279,6 @@ class Policy:
         """(Name, value) rows of the table that is shown at the start of a run."""
         num_trainable = sum(p.numel() for _, p in self._trainable)
         network = self.network
-        recordings = self._forward.recording_s if isinstance(self._forward, GraphedNetwork) else {}
         return [
             ("checkpoint", self.base_model),
             ("kind", f"{self.kind}, {'with' if self.action_head is not None else 'without'} an L1 head"),
@@ -290,10 +289,7 @@ class Policy:
             ("trainable", f"{num_trainable:,} in {len(self._trainable)} tensors, torch.float32"),
             ("recomputed", f"{network.recomputed_blocks} of {network.num_blocks} blocks in backward passes"),
             ("device", str(self.device)),
-            (
-                "recorded",
-                ", ".join(f"{name} {seconds:.1f} s" for name, seconds in recordings.items()) or "nothing",
-            ),
+            ("recorded", ", ".join(getattr(self._forward, "first_passes", ["nothing"]))),
         ]
 
 
