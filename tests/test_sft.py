@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,11 +28,13 @@ from vla.merge import merge
 from vla.network_io import ACTION_HEAD_FILE, load_network
 from vla.policy import Mode, Policy
 from vla.tokens import FIRST_ACTION_TOKEN
+from workshop import sft
 from workshop.demo_files import DemoEpisode
-from workshop.sft import SFT_RUN_FILE, fine_tune
+from workshop.sft import fine_tune
 from workshop.sft_check import check_written
 from workshop.sft_config import SftArgs
 from workshop.sft_data import make_observations, read_demos
+from workshop.sft_progress import SFT_RUN_FILE, STATE_FILE
 from workshop.sft_update import SUPERVISED, actions_of, demonstration_batch, logits_of
 from workshop.tiny import TinySize, make_tiny_checkpoint
 from workshop.whole_network import WholeNetwork
@@ -172,19 +175,105 @@ def test_all_that_the_network_computes_is_trained_and_rows_of_other_ids_are_zero
     assert weight[~is_other_id].any(dim=1).all()
 
 
-def test_ctrl_c_saves_what_has_been_trained(demos, episodes, tmp_path, monkeypatch, capsys):
+def act_in_step(monkeypatch, actions: dict[int, Callable[[], object]]) -> None:
+    """Have `actions[step]()` called in the training step `step`, before its update."""
     learning_rate = SftArgs.learning_rate
 
-    def interrupt_in_the_third_step(args: SftArgs, step: int) -> float:
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGTERM)
+    def learning_rate_and_action(args: SftArgs, step: int) -> float:
+        actions.get(step, bool)()
         return learning_rate(args, step)
 
-    monkeypatch.setattr(SftArgs, "learning_rate", interrupt_in_the_third_step)
-    out = fine_tune(sft_args(demos, tmp_path / "out"))
+    monkeypatch.setattr(SftArgs, "learning_rate", learning_rate_and_action)
+
+
+def fail() -> None:
+    raise MemoryError("a training that ends without a word to anybody, as by a kill")
+
+
+def assert_same_training(out: Path, expected: Path) -> None:
+    """All tensors and recorded losses are the same, bit for bit, and there are the same files."""
+    assert {path.name for path in out.iterdir()} == {path.name for path in expected.iterdir()}
+    assert [record["loss"] for record in read_records(out)] == [
+        record["loss"] for record in read_records(expected)
+    ]
+    for path in expected.glob("*.safetensors"):
+        tensors = load_file(out / path.name)
+        for name, tensor in load_file(path).items():
+            assert torch.equal(tensors[name], tensor), name
+    for path in expected.glob("*.pt"):
+        assert (out / path.name).read_bytes() == path.read_bytes(), path.name
+
+
+@pytest.mark.parametrize("kind", ["whole network", "L1 head", "adapters"])
+def test_after_a_kill_the_same_command_goes_on_to_the_same_weights(
+    kind, demos, episodes, tmp_path, monkeypatch
+):
+    changes: dict = {"steps": 5, "holdout": 0.5}
+    if kind == "L1 head":
+        changes["l1"] = True
+    if kind == "adapters":
+        init = make_small_checkpoint(tmp_path / "init")
+        changes |= FROM_CHECKPOINT | {"init": str(init), "lora_rank": 4}
+    straight = fine_tune(sft_args(demos, tmp_path / "straight", **changes))
+    args = sft_args(demos, tmp_path / "killed", **changes)
+    with monkeypatch.context() as patch:
+        patch.setattr(sft, "SAVE_EVERY_S", 0.0)
+        act_in_step(patch, {3: fail})
+        with pytest.raises(MemoryError):
+            fine_tune(args)
+    with monkeypatch.context() as patch:
+        act_in_step(patch, dict.fromkeys(range(3), fail))  # these steps are not taken again
+        out = fine_tune(args)
+    assert_same_training(out, straight)
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != "init") == ["killed", "straight"]
+
+
+def test_ctrl_c_saves_what_has_been_trained_and_the_same_command_goes_on(
+    demos, episodes, tmp_path, monkeypatch, capsys
+):
+    straight = fine_tune(sft_args(demos, tmp_path / "straight"))
+    args = sft_args(demos, tmp_path / "out")
+    with monkeypatch.context() as patch:
+        act_in_step(patch, {2: lambda: os.kill(os.getpid(), signal.SIGTERM)})
+        out = fine_tune(args)
     assert "interrupted after 2 steps" in capsys.readouterr().out
     assert [record["step"] for record in read_records(out)] == [2]
     assert load_policy(out).kind == "action tokens"
+    fine_tune(args)
+    assert_same_training(out, straight)
+
+
+def test_a_metrics_file_that_cannot_be_written_costs_no_training(
+    demos, episodes, tmp_path, monkeypatch, capsys
+):
+    obstacle = tmp_path / "out" / "sft_metrics.jsonl"
+    act_in_step(monkeypatch, {0: obstacle.mkdir, 2: obstacle.rmdir})
+    out = fine_tune(sft_args(demos, tmp_path / "out"))
+    assert f"{obstacle} could not be written" in capsys.readouterr().out
+    assert [record["step"] for record in read_records(out)] == [2, 4]
+
+
+def test_a_folder_of_something_else_is_refused_and_left_alone(demos, episodes, tmp_path, monkeypatch):
+    args = sft_args(demos, tmp_path / "out")
+    with monkeypatch.context() as patch:
+        act_in_step(patch, {2: fail})
+        with pytest.raises(MemoryError):
+            fine_tune(args)
+    with pytest.raises(BadInput, match="steps, seed"):
+        fine_tune(sft_args(demos, args.out, steps=5, seed=1))
+    state = args.out / STATE_FILE
+    content = state.read_bytes()
+    state.write_bytes(content[:1000])
+    with pytest.raises(BadInput, match=STATE_FILE):
+        fine_tune(args)
+    state.write_bytes(content)
+    fine_tune(args)
+    with pytest.raises(BadInput, match="exists already"):
+        fine_tune(args)
+    with pytest.raises(BadInput, match="exists already"):
+        fine_tune(sft_args(demos, tmp_path))
+    with pytest.raises(BadInput, match="--out"):
+        fine_tune(sft_args(demos, args.out / SFT_RUN_FILE / "out"))
 
 
 def test_a_loss_that_is_not_finite_ends_the_training(demos, episodes, tmp_path):

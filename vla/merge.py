@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from command_line import main_guard, parse_flags
+from command_line import handle_stop_signals, main_guard, parse_flags
 from contracts import BadInput, read_json, resolve_pointer, unfinished_folder, write_json
 
 if TYPE_CHECKING:  # imported where it is used: --help needs no torch
@@ -214,9 +214,7 @@ def main(argv: Sequence[str]) -> None:
     args = parse_flags(MergeArgs, argv, prog="python -m vla.merge")
     from vla.device import choose_device
 
-    for stop_signal in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(stop_signal) != signal.SIG_IGN:
-            signal.signal(stop_signal, signal.default_int_handler)  # so that the unfinished folder is removed
+    handle_stop_signals(signal.default_int_handler)  # so that the unfinished folder is removed
     verdict = merge(args.adapter, args.out, args.base, str(choose_device(args.device)))
     print(f"wrote {args.out}: {verdict}")
 

@@ -11,15 +11,20 @@ Without --lora-rank all parameters are trained: from random weights in the sizes
 is a checkpoint folder like any other. With --lora-rank the same parameters are trained as by RL, in as much memory:
 adapters on every linear map, including the token head, and the proprio projector; the output is an adapter folder,
 which train_grpo.py and eval.py take as --checkpoint. Both hold sft_metrics.jsonl, sft_run.json (how it was made) and
-first_frame.png (what the network sees). Ctrl-C saves what has been trained so far.
+first_frame.png (what the network sees).
+
+Every five minutes weights and optimizer are saved, in sft_training.pt. After a kill or a crash the same command goes on
+from there, to the same weights. Ctrl-C writes the checkpoint of what has been trained so far; the same command goes on
+after that, too.
 
 With --l1 an action head learns the continuous actions, by their mean absolute error, together with all other parameters
 but the token head's: that one keeps its random rows. Such a checkpoint acts, and teaches, by its action head.
 """
 
+import contextlib
 import json
+import signal
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -28,9 +33,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from command_line import main_guard, parse_flags
+from command_line import handle_stop_signals, main_guard, parse_flags
 from configs.config import changed
-from contracts import BadInput, write_json
+from contracts import unfinished_folder, write_json
+from experiment.file_lock import lock_file
 from experiment.metrics import system_metrics
 from experiment.provenance import provenance
 from experiment.stopping import interruptible
@@ -41,6 +47,16 @@ from vla.policy import Policy
 from workshop.sft_check import SHOWN_EPISODES, check_written
 from workshop.sft_config import SftArgs
 from workshop.sft_data import Demos, chunk_actions, chunk_tokens, make_observations, read_demos
+from workshop.sft_progress import (
+    SAVE_EVERY_S,
+    SFT_RUN_FILE,
+    Progress,
+    begin_or_go_on,
+    check_output_folder,
+    remove_progress,
+    save_progress,
+    tolerate_full_disk,
+)
 from workshop.sft_update import (
     SUPERVISED,
     actions_of,
@@ -56,7 +72,6 @@ from workshop.sft_update import (
 )
 from workshop.whole_network import WholeNetwork
 
-SFT_RUN_FILE = "sft_run.json"
 METRICS_FILE = "sft_metrics.jsonl"
 LARGEST_ALPHA = 16  # of adapters, as in openvla-oft
 # What is recorded of each step, and its name among the metrics of `update`.
@@ -65,39 +80,46 @@ RECORDED = {"loss": "distill/loss", "accuracy": "distill/accuracy", "grad_norm":
 
 def fine_tune(args: SftArgs) -> Path:
     """Train, save, and check what was saved; returns the folder. Raises BadInput for what the user can repair."""
-    if args.out.exists():
-        raise BadInput(f"--out {args.out} exists already: name a new folder")
-    started = time.monotonic()
-    device = choose_device(args.device, args.init)
-    limit_memory(args.memory_budget, device)
-    with tempfile.TemporaryDirectory() as scratch:
-        demos = read_demos(args, Path(scratch))
+    arguments = json.loads(json.dumps(asdict(args), default=str))
+    check_output_folder(args.out, arguments)
+    lock = lock_file(args.out.with_name(f".{args.out.name}.lock"), f"--out {args.out}")
+    with contextlib.closing(lock), unfinished_folder(args.out) as scratch:
+        device = choose_device(args.device, args.init)
+        limit_memory(args.memory_budget, device)
+        demos = read_demos(args, scratch)
         run = {
-            "arguments": json.loads(json.dumps(asdict(args), default=str)),
+            "arguments": arguments,
             "train_episodes": len(demos.train),
             "train_frames": sum(len(images) for _, images in demos.train),
             **provenance(sys.argv[1:]),
         }
-        run["steps"], outputs = train_and_save(args, demos, device)
-    write_json(args.out / SFT_RUN_FILE, run | {"seconds": time.monotonic() - started})
-    check_written(args, demos, outputs, device)
+        progress, outputs = train_and_save(args, demos, device, run)
+        check_written(args, demos, outputs, device)
+        finished = {"steps": progress.steps, "seconds": progress.seconds}
+        write_json(args.out / SFT_RUN_FILE, run | finished)
+        if progress.steps == args.steps:
+            remove_progress(args.out)
     return args.out
 
 
-def train_and_save(args: SftArgs, demos: Demos, device: torch.device) -> tuple[int, Tensor]:
-    """Returns the number of steps taken, and the trained network's outputs on the first episodes.
+def train_and_save(
+    args: SftArgs, demos: Demos, device: torch.device, run: dict[str, object]
+) -> tuple[Progress, Tensor]:
+    """Returns what was reached, and the trained network's outputs on the first episodes.
 
     Outputs are logits (N, A, 256); with --l1 the normalised actions of the L1 head, (N, 8, D).
     """
     policy = load_policy(args, demos, device)
-    steps_taken = train(args, demos, policy)
+    args.out.mkdir(parents=True, exist_ok=True)
+    write_json(args.out / SFT_RUN_FILE, run)
+    progress = train(args, demos, policy)
     if isinstance(policy, Policy):
         policy.save_adapter(args.out, looks=" ".join(demos.looks))
     else:
         policy.save(args.out, demos.looks, getattr(torch, args.save_dtype))
     observations = make_observations(demos.train[:SHOWN_EPISODES])
     outputs = actions_of(policy, observations) if args.l1 else logits_of(policy, observations)
-    return steps_taken, outputs
+    return progress, outputs
 
 
 def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Policy | WholeNetwork:
@@ -116,8 +138,8 @@ def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Policy | W
     return Policy.load(str(args.init), options)
 
 
-def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork) -> int:
-    """Take `args.steps` optimizer steps, or fewer when interrupted; returns how many were taken."""
+def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork) -> Progress:
+    """Take `args.steps` optimizer steps, or fewer when interrupted; returns what was reached."""
     statistics = demos.init.statistics[demos.unnorm_key]
     make_targets = chunk_actions if args.l1 else chunk_tokens
     measure = held_out_regression_metrics if args.l1 else held_out_metrics
@@ -134,13 +156,13 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork) -> int:
         flush=True,
     )
 
-    args.out.mkdir(parents=True)
-    started = time.monotonic()
-    unrecorded: list[Tensor] = []  # the RECORDED metrics of the steps since the last record
-    steps_taken = 0
+    progress = begin_or_go_on(args.out, learner, generator, len(frames))
+    started = time.monotonic() - progress.seconds
+    saved_at = progress.seconds
+    saved_steps = progress.steps
     try:
         with interruptible():
-            while steps_taken < args.steps:
+            while progress.steps < args.steps:
                 # 1. Draw frames at random, with replacement.
                 rows = torch.randint(
                     len(frames), (args.batch_size,), device=policy.device, generator=generator
@@ -151,38 +173,55 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork) -> int:
                 observations = augment_observations(observations, noise_scale, args.augment, generator)
 
                 # 3. One optimizer step: RL's own update, as if a teacher had played these frames; or L1 regression.
-                step_config = changed(config, lr=args.learning_rate(steps_taken))
+                step_config = changed(config, lr=args.learning_rate(progress.steps))
                 if args.l1:
-                    metrics = regression_step(learner, observations, targets[rows], step_config, steps_taken)
+                    metrics = regression_step(
+                        learner, observations, targets[rows], step_config, progress.steps
+                    )
                 else:
                     batch = demonstration_batch(policy, observations, targets[rows])
-                    metrics = update(learner, batch, SUPERVISED, step_config, steps_taken)
-                unrecorded.append(torch.tensor([metrics[name] for name in RECORDED.values()]))
-                steps_taken += 1
+                    metrics = update(learner, batch, SUPERVISED, step_config, progress.steps)
+                progress.unrecorded.append([metrics[name] for name in RECORDED.values()])
+                progress.steps += 1
+                progress.seconds = time.monotonic() - started
 
                 # 4. Record the means since the last record, and measure on the held-out frames.
-                if steps_taken % args.log_every == 0 or steps_taken == args.steps:
-                    means = torch.stack(unrecorded).mean(0).tolist()
-                    unrecorded.clear()
-                    record = {"step": steps_taken} | dict(zip(RECORDED, means, strict=True))
-                    record["seconds"] = time.monotonic() - started
+                is_last = progress.steps == args.steps
+                if progress.steps % args.log_every == 0 or is_last:
+                    held_out = {}
                     if held_out_targets is not None:
-                        record |= measure(policy, held_out_frames, held_out_targets)
-                    append_record(args.out / METRICS_FILE, record | system_metrics())
+                        held_out = measure(policy, held_out_frames, held_out_targets)
+                    record_means(args.out, progress, held_out)
+
+                # 5. Save, so that a kill loses little.
+                if progress.seconds - saved_at >= SAVE_EVERY_S or is_last:
+                    saved_at = progress.seconds
+                    with tolerate_full_disk():
+                        save_progress(args.out, learner, generator, progress)
+                        saved_steps = progress.steps
     except KeyboardInterrupt:
-        print(f"interrupted after {steps_taken} steps: saving")
-    return steps_taken
+        print(
+            f"interrupted after {progress.steps} steps: saving; the same command goes on after step {saved_steps}"
+        )
+    return progress
 
 
-def append_record(path: Path, record: dict[str, float]) -> None:
-    """Add a line to a metrics file, and show it."""
-    with path.open("a", encoding="utf-8") as file:
-        file.write(json.dumps(record) + "\n")
+def record_means(out: Path, progress: Progress, held_out: dict[str, float]) -> None:
+    """Record the means of the steps since the last record: show them, and write all records to the metrics file."""
+    means = torch.tensor(progress.unrecorded).mean(0).tolist()
+    progress.unrecorded.clear()
+    record = {"step": progress.steps} | dict(zip(RECORDED, means, strict=True))
+    record |= {"seconds": progress.seconds} | held_out | system_metrics()
+    progress.records.append(record)
     print(", ".join(f"{name} {value:.4g}" for name, value in record.items()), flush=True)
+    with tolerate_full_disk():
+        lines = [json.dumps(record) + "\n" for record in progress.records]
+        (out / METRICS_FILE).write_text("".join(lines), encoding="utf-8")
 
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(SftArgs, argv, prog="python -m workshop.sft")
+    handle_stop_signals(signal.default_int_handler)  # so that temporary files are removed
     print(f"wrote {fine_tune(args)}")
 
 

@@ -22,7 +22,7 @@ class SftArgs:
     demos: tuple[str, ...]
     """Folders of demonstrations (workshop.demos), LeRobot datasets or RLDS folders; of the two also hub ids."""
     out: Path
-    """Folder to write; must not exist."""
+    """Folder to write; must not exist, unless this same command was interrupted there: then it goes on."""
     init: str | None = None
     """Checkpoint to start from, folder or hub id (None: random weights in the sizes below)."""
     lora_rank: Annotated[int | None, POSITIVE] = None
