@@ -28,6 +28,8 @@ class WholeNetwork:
     With `trains_l1_head` the checkpoint's L1 head is trained, too, and `lm_head` is neither trained nor changed.
     """
 
+    few_sizes = False  # of passes, as `Policy.few_sizes`: nothing is recorded here
+
     def __init__(
         self, info: CheckpointInfo, unnorm_key: str, device: torch.device, trains_l1_head: bool = False
     ):
