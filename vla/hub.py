@@ -34,7 +34,7 @@ def resolve_checkpoint(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_HUB_FILES))
     except PermissionError as error:
         raise BadInput(
-            f"checkpoint {name}: {error.filename} cannot be written: set HF_HOME to a folder that can (a 7B is 15 GB)"
+            f"checkpoint {name}: {error.filename} may not be used: set HF_HOME to a folder of your own (a 7B is 15 GB)"
         ) from None
     except Exception as error:  # the hub library raises errors of several HTTP libraries
         raise BadInput(
