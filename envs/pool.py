@@ -139,11 +139,7 @@ class Pool:
         self._workers[slot].request(request, timeout_s=RESET_TIMEOUT_S)
 
     def start_building(self, task_ids: Sequence[int]) -> None:
-        """Let all slots that have no simulator yet build one, while the program does something else.
-
-        The tasks take turns, as `rl.by_task` gives them out. An env in this process would keep the program waiting, so
-        it is built when it is needed.
-        """
+        """Let all slots without a simulator build one meanwhile, unless that would keep this process waiting."""
         for slot in range(self.num_slots):
             if self._episodes[slot] == 0 and self._kind is not InlineWorker:
                 self.reset(slot, task_ids[slot % len(task_ids)], init_state_id=0)

@@ -127,7 +127,10 @@ def validate(
         trajectories["student_sampled"] = _play(
             "student_sampled", policy, pool, config, "sample", ranks, trials
         )
-    successes = {actor: _count(played) for actor, played in trajectories.items()}
+    successes = {
+        actor: count_successes(trajectory.success for trajectory in played)
+        for actor, played in trajectories.items()
+    }
     return Validation(
         teacher=successes["teacher"] if known_teacher is None else known_teacher,
         student=successes["student"],
@@ -169,10 +172,6 @@ def _play(
         )
     log.info("evaluation of the %s: %s", actor.replace("_", ", "), rollout.speed())
     return rollout.trajectories
-
-
-def _count(trajectories: Sequence[Trajectory]) -> Successes:
-    return count_successes(trajectory.success for trajectory in trajectories)
 
 
 def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:

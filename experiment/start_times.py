@@ -4,8 +4,6 @@ import time
 
 from command_line import PROGRAM_STARTED
 
-SHORTEST_S = 0.1  # parts that took less are left out of the text
-
 
 class StartTimes:
     """The parts of a start, one after the other, without gaps. The first begins with the program: its imports."""
@@ -22,5 +20,5 @@ class StartTimes:
         return seconds
 
     def __str__(self) -> str:
-        parts = [f"{part} {seconds:.1f}" for part, seconds in self.seconds.items() if seconds >= SHORTEST_S]
+        parts = [f"{part} {seconds:.1f}" for part, seconds in self.seconds.items() if seconds >= 0.1]
         return f"{sum(self.seconds.values()):.1f} s: {', '.join(parts)}"

@@ -213,7 +213,8 @@ def accumulate_gradient(
     while True:
         statistics: list[losses.Statistics] = []
         try:
-            for micro_batch in micro_batches(learner, minibatch, micro_batch_size):
+            sizes = pass_sizes(len(minibatch), micro_batch_size, learner.policy.few_sizes)
+            for micro_batch in minibatch.split(sizes):
                 statistics.append(add_gradient(learner, micro_batch, size, phase, config))
             return micro_batch_size, statistics
         except torch.OutOfMemoryError as error:
@@ -221,11 +222,6 @@ def accumulate_gradient(
         # This stands outside the handler, because the exception keeps the failed pass's tensors alive.
         learner.optimizer.zero_grad(set_to_none=True)
         micro_batch_size = shrink_batch(learner.policy, micro_batch_size, reason, is_update=True)
-
-
-def micro_batches(learner: Learner, batch: Batch, micro_batch_size: int) -> Iterator[Batch]:
-    """Split a batch into parts for one forward pass each."""
-    return batch.split(pass_sizes(len(batch), micro_batch_size, learner.policy.few_sizes))
 
 
 def add_gradient(
@@ -276,7 +272,7 @@ def measure_sample(
     rows_of_rank = batch[rows[ranks.rank :: ranks.size]]
     statistics = [
         micro_batch_loss(learner, micro_batch, phase, config)[1]
-        for micro_batch in micro_batches(learner, rows_of_rank, micro_batch_size)
+        for micro_batch in rows_of_rank.split(micro_batch_size)
     ]
     sums = sum_statistics(statistics, ranks)
     return {name: sums[name] / len(rows) for name in OVER_ALL_ROWS}

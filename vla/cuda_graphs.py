@@ -14,7 +14,6 @@ Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog
 """
 
 import gc
-import logging
 import time
 from collections.abc import Hashable
 from contextlib import suppress
@@ -28,9 +27,6 @@ from torch.autograd.graph import get_gradient_edge
 from vla.model import OpenVLAOFT
 from vla.pass_sizes import recorded_sizes
 
-log = logging.getLogger(__name__)
-
-LOGGED_S = 2.0  # a recording that takes this long is logged
 WARM_UP_PASSES = 2  # passes before a recording, in which kernels are compiled and chosen
 Inputs = tuple[Any, ...]  # the network's arguments: tensors, or None for an argument that is not used
 
@@ -92,12 +88,8 @@ class GraphedNetwork:
             self._recordings[key] = self._record(inputs, with_gradient)
         if is_first:
             kind = "learning" if with_gradient else "deciding"
-            seconds = time.perf_counter() - started
-            self.first_passes.append(
-                f"{kind} {next(len(x) for x in inputs if x is not None)} {seconds:.1f} s"
-            )
-            if seconds >= LOGGED_S:
-                log.info("compiled and recorded: %s", self.first_passes[-1])
+            size = next(len(x) for x in inputs if x is not None)
+            self.first_passes.append(f"{kind} {size} {time.perf_counter() - started:.1f} s")
         recording = self._recordings[key]
         self.replays += 1
         if with_gradient:

@@ -4,8 +4,7 @@
 def recorded_sizes(largest: int) -> list[int]:
     """The batch sizes that a large network's passes with gradient should have: powers of 2, 3 times these, `largest`.
 
-    Every size is warmed up and recorded by itself. All 31 sizes up to 31 would take five times as long as these ten,
-    and more memory.
+    Each is warmed up and recorded by itself: all 31 sizes up to 31 would take five times as long as these ten.
     """
     powers = [2**exponent for exponent in range(largest.bit_length())]
     return sorted({size for power in powers for size in (power, 3 * power) if size < largest} | {largest})

@@ -187,10 +187,7 @@ def send(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def synthetic_observations(
-    num_images: int,
-    proprio: VectorStatistics | None,
-    count: int = 8,
-    instruction: str = MADE_UP_INSTRUCTION,
+    num_images: int, proprio: VectorStatistics | None, count: int = 8, instruction: str = MADE_UP_INSTRUCTION
 ) -> list[Observation]:
     """Make observations without a simulator, always the same: coarse random images, states in `proprio`'s range."""
     rng = np.random.default_rng(0)
