@@ -55,4 +55,4 @@ def first_problem(error: ValidationError) -> str:
     expected = first["msg"].replace("Input should be", "expected").removeprefix("Value error, ")
     if first["type"] in ("value_error", "json_invalid"):  # the message says what was found
         return f"{field}: {expected}" if field else expected
-    return f"{field or 'the whole'} is {first['input']!r:.80}: {expected}"
+    return f"{field or 'it'} is {first['input']!r:.80}: {expected}"

@@ -14,18 +14,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from contracts import BadInput
-from experiment.report import write_report
+from experiment import report
 from experiment.results import KIND, open_results, read_results, save_results
 from experiment.results_table import comparison_table, perturbation_table, results_table
 from experiment.run_folder import CONFIG_FILE, METRICS_FILE, outcomes_path
 from experiment.stored_run import changes, read_run, read_training, was_trained_on
 from rl.selfcheck import attention_probe, image_probe, made_up_observation
+from tests.foreign_files import record, write_lerobot
 from tests.small_checkpoint import load_policy
 from tests.stored_runs import ROWS, store, store_outcomes
 from tests.test_results import PLAN, SETTINGS, results_with
 from vla.preprocessing import synthetic_observations
+from workshop.sft_data import read_episodes
 
 NUM_DAMAGES = int(os.environ.get("DAMAGES", "5"))
 WRONG_VALUES: list[object] = [
@@ -56,7 +59,8 @@ WRONG_VALUES: list[object] = [
 
 def damaged(content: bytes, rng: random.Random) -> bytes:
     """The content of a file with one damage."""
-    if rng.random() < 0.7:
+    is_json = content.lstrip().startswith(b"{")
+    if is_json and rng.random() < 0.7:
         return _with_wrong_json(content, rng)
     place = rng.randrange(len(content))
     return rng.choice(
@@ -168,7 +172,11 @@ def test_results_of_an_evaluation(tmp_path):
 
 
 @pytest.mark.parametrize("name", [METRICS_FILE, CONFIG_FILE, "evaluations/step_0.json"])
-def test_files_of_a_run(name, tmp_path):
+def test_files_of_a_run(name, tmp_path, monkeypatch):
+    if (
+        name != METRICS_FILE
+    ):  # the curves show what is in that file alone, and drawing them takes the most time
+        monkeypatch.setattr(report, "draw_curves", lambda rows: Figure())
     run = store(tmp_path / "run", ROWS)
     store_outcomes(run, 0, student=[True, False, True], teacher=[True] * 3)
     store_outcomes(run, 300, student=[True] * 3)
@@ -179,6 +187,25 @@ def test_files_of_a_run(name, tmp_path):
         assert training is not None
         was_trained_on(training, "libero_spatial", 0, 3)
         changes(read_run(run))
-        write_report(read_run(run))
+        report.write_report(read_run(run))
 
     check(run / name, read)
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("v2.1", "info.json"),
+        ("v2.1", "episodes.jsonl"),
+        ("v2.1", "tasks.jsonl"),
+        ("v3.0", "info.json"),
+        ("v3.0", "tasks.parquet"),
+        ("v3.0", "episodes/chunk-000/file-000.parquet"),
+    ],
+)
+def test_meta_folder_of_a_lerobot_dataset(version, name, tmp_path):
+    folder = write_lerobot(tmp_path / "libero", [record(0), record(1)], version=version)
+    check(
+        folder / "meta" / name,
+        lambda: read_episodes([folder], num_images=2, image_size=32),
+    )
