@@ -130,6 +130,18 @@ def test_the_newest_by_their_number_are_kept_and_the_best_always(checkpoints, le
     assert resolve_pointer(checkpoints / "best").name == "step_8"
 
 
+def test_what_was_just_written_latest_and_best_are_kept_whatever_other_steps_there_are(checkpoints, learner):
+    """After going back to an earlier checkpoint; steps above the present one are an abandoned branch."""
+    for step in (8, 16, 500, 1000):
+        save(checkpoints, learner, step)
+    mark_best(checkpoints, learner, TrainerState(global_step=500, best_score=0.9), {})
+    for step, kept in ((12, ["step_12", "step_500"]), (20, ["step_20", "step_500"])):
+        folder = save(checkpoints, learner, step, keep=1)
+        assert sorted(path.name for path in checkpoints.glob("step_*")) == kept
+        assert latest_checkpoint(checkpoints.parent) == folder
+        load_checkpoint(folder, untrained())
+
+
 class Payload:
     """Ends the process that unpickles it."""
 

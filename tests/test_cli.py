@@ -7,9 +7,11 @@ import pytest
 
 from configs.cli import parse_eval, parse_train
 from configs.config import CHANGEABLE_ON_RESUME, differing_fields
-from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
+from configs.presets import PRESETS, PUBLIC_CHECKPOINTS, TINY_CHECKPOINT
 from configs.stored import to_dict
 from contracts import BadInput
+
+ROOT = Path(__file__).parents[1]
 
 CHECKPOINT = ["--checkpoint", "runs/RUN/checkpoints/best"]
 
@@ -126,6 +128,16 @@ def test_an_evaluation_of_metaworld_is_not_one_of_libero(suites, flags, named):
 
 
 # resuming
+
+
+def test_the_bundled_policy_is_found_from_any_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT)
+    config = parse_train(["--preset", "tiny"]).config
+    assert config.model.checkpoint == TINY_CHECKPOINT  # a record names no folder of the machine
+    (tmp_path / "config.json").write_text(json.dumps({"config": to_dict(config)}))
+    monkeypatch.chdir(tmp_path)
+    for argv in (["--preset", "tiny"], ["--resume", str(tmp_path)]):
+        assert parse_train(argv).config.model.checkpoint == str(ROOT / TINY_CHECKPOINT)
 
 
 def test_a_resumed_run_has_its_stored_configuration(run_folder):

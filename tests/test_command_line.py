@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from command_line import main_guard, parse_flags
+from command_line import SET_BY_LAUNCHERS, main_guard, parse_flags
 from contracts import BadInput, TimeIsUp
 
 ROOT = Path(__file__).parents[1]
@@ -152,6 +152,37 @@ def test_without_home_name_and_standard_streams_a_program_runs(tmp_path):
     assert Path(cache).is_absolute()
     assert int(descriptor) > 2  # no file takes the number of a standard stream
     assert not (tmp_path / "~").exists()
+
+
+def test_a_name_that_the_locale_cannot_write_is_refused_with_the_locale():
+    environ = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "train_grpo.py", "--resume", "\u00fcbung"],
+        cwd=ROOT,
+        env=environ,
+        capture_output=True,
+    )
+    (line,) = done.stderr.decode().splitlines()
+    assert done.returncode == 2
+    assert "locale" in line
+
+
+LAUNCHER = """
+import subprocess, sys
+subprocess.run([sys.executable, "-c", "from command_line import *; repeat_after_launcher('the last words')"])
+sys.exit("a traceback")
+"""
+
+
+@pytest.mark.parametrize("launcher", [[], ["TORCHELASTIC_RUN_ID"], ["ACCELERATE_MIXED_PRECISION"]])
+def test_below_the_traceback_of_a_launcher_stands_what_the_user_can_do(launcher):
+    environ = {name: value for name, value in os.environ.items() if name not in SET_BY_LAUNCHERS}
+    environ |= dict.fromkeys(launcher, "x")
+    # This waits for the end of all processes that write to stderr.
+    done = subprocess.run(
+        [sys.executable, "-c", LAUNCHER], cwd=ROOT, env=environ, capture_output=True, text=True
+    )
+    assert done.stderr.splitlines() == ["a traceback", *(["the last words"] if launcher else [])]
 
 
 # speed

@@ -6,9 +6,11 @@ checks before a run.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,7 +33,7 @@ import experiment.report
 import experiment.run_folder
 import experiment.setup
 import train_grpo
-from command_line import main_guard
+from command_line import STOP_SIGNALS, main_guard
 from configs.presets import TINY_CHECKPOINT
 from contracts import resolve_pointer
 from envs.tasks import TaskInfo
@@ -83,7 +85,7 @@ MOMENTS = {
 def _fakes(monkeypatch) -> Iterator[None]:
     straight()  # once, before anything is patched
     use_fakes(monkeypatch)
-    handlers = {stop_signal: signal.getsignal(stop_signal) for stop_signal in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {stop_signal: signal.getsignal(stop_signal) for stop_signal in STOP_SIGNALS}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the suite runs in the background
     yield
     for stop_signal, handler in handlers.items():
@@ -235,8 +237,8 @@ runpy.run_path("{script}", run_name="__main__")
     assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{script}: interrupted\n")
 
 
-# Both signals take the same path, so each moment gets one of them.
-@pytest.mark.parametrize(("moment", "stop_signal"), zip(MOMENTS, cycle((signal.SIGINT, signal.SIGTERM))))
+# All signals take the same path, so each moment gets one of them.
+@pytest.mark.parametrize(("moment", "stop_signal"), zip(MOMENTS, cycle(STOP_SIGNALS)))
 def test_a_signal_at_any_moment_is_one_line_and_the_run_goes_on_to_the_same_result(
     monkeypatch, capsys, tmp_path, moment, stop_signal
 ):
@@ -328,6 +330,33 @@ def test_a_metrics_line_on_a_full_disk_is_one_line(monkeypatch, capsys, tmp_path
     assert "(No space left on device)" in one_line(capsys.readouterr().err)
     assert pointer(tmp_path, "latest") == "step_24"
     assert resumes_to_the_same_result(only_run(tmp_path))
+
+
+@pytest.mark.parametrize("fault", ["nearly full", "full", "file in the way"])
+def test_a_place_that_cannot_be_written_is_one_line_before_the_policy_is_loaded(
+    monkeypatch, capsys, tmp_path, fault
+):
+    at(monkeypatch, tmp_path, MOMENTS["rollout"], lambda *_: signal.raise_signal(signal.SIGTERM))
+    assert start(monkeypatch, tmp_path) == 130
+    run = only_run(tmp_path)
+    capsys.readouterr()
+
+    def limited(descriptor: int, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment.setup, "load_policy", lambda *_: pytest.fail("it was loaded"))
+        if fault == "file in the way":
+            (tmp_path / "file").touch()
+            assert start(patch, tmp_path / "file" / "runs") == 2
+        elif fault == "full":
+            patch.setattr(experiment.setup, "write_and_flush", limited)
+            assert command_line(patch, "--resume", str(run)) == 2
+        else:
+            patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2000))
+            assert command_line(patch, "--resume", str(run)) == 2
+    one_line(capsys.readouterr().err)
+    assert resumes_to_the_same_result(run)
 
 
 def test_a_run_whose_folder_was_moved_stops_and_goes_on_in_its_new_place(

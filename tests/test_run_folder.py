@@ -148,6 +148,24 @@ def test_reopening_drops_records_after_the_checkpoint_and_appends(run):
     ]
 
 
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_records_that_were_lost_before_a_resume_are_missed(run, left):
+    for update_index in (1, 2):
+        run.record(update_index, update_index, {})
+    at_checkpoint = run.metrics_bytes()
+    run.close()
+    path = run.folder / METRICS_FILE
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.unlink()
+    if left > 0:
+        path.write_bytes(b"".join(lines)[: -2 if left == 1 else None])
+    resumed = reopen_run(run.folder, run.config, at_checkpoint, wandb_id=None)
+    resumed.record(3, 3, {})
+    resumed.close()
+    assert [row["update"] for row in read_metrics(path)] == [*[1, 2][:left], 3]
+    assert (str(path) in (run.folder / "train.log").read_text()) == (left < 2)
+
+
 def test_what_a_resume_changes_stays_changed(run):
     run.close()
     reopen_run(run.folder, changed(run.config, total_steps=7), 0, None).close()

@@ -1,5 +1,6 @@
 """How a run ends: its log says why, and what the user can repair is one line."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -8,6 +9,7 @@ import signal
 import pytest
 import torch
 
+from command_line import STOP_SIGNALS
 from configs.config import RunConfig, TrainConfig
 from contracts import BadInput
 from experiment.run_folder import LOG_FILE, Run
@@ -88,6 +90,47 @@ def test_the_second_signal_kills():
                 signal.raise_signal(signal.SIGINT)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGINT
+
+
+@pytest.mark.parametrize("stop_signal", STOP_SIGNALS)
+def test_every_stop_signal_interrupts_unless_it_is_ignored(stop_signal):
+    before = signal.signal(stop_signal, lambda *_: None)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        signal.raise_signal(stop_signal)
+    signal.signal(stop_signal, signal.SIG_IGN)  # as nohup ignores SIGHUP
+    with interruptible():
+        signal.raise_signal(stop_signal)
+    signal.signal(stop_signal, before)
+
+
+def raise_signals(*stop_signals: signal.Signals) -> None:
+    """Raise the signals, each while the exception of the one before it is under way."""
+    with contextlib.ExitStack() as at_the_end:
+        for stop_signal in reversed(stop_signals):
+            at_the_end.callback(signal.raise_signal, stop_signal)
+
+
+def test_a_second_signal_that_no_user_sends_does_not_kill():
+    """A closed terminal may send SIGHUP twice, and a limit of CPU time SIGXCPU every second."""
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        raise_signals(signal.SIGHUP, signal.SIGHUP, signal.SIGXCPU)
+
+
+def test_a_terminal_that_was_closed_is_no_longer_written_to():
+    ours, terminal = os.openpty()
+    stdout = os.dup(1)
+    os.dup2(terminal, 1)
+    os.close(terminal)
+    try:
+        with contextlib.suppress(KeyboardInterrupt), interruptible():
+            os.close(ours)
+            with pytest.raises(OSError, match="Input/output error"):
+                os.write(1, b"lost")
+            signal.raise_signal(signal.SIGHUP)
+        assert os.write(1, b"to /dev/null") > 0
+    finally:
+        os.dup2(stdout, 1)
+        os.close(stdout)
 
 
 def test_handlers_come_back_after_the_block():
