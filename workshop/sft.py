@@ -30,17 +30,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from command_line import handle_stop_signals, main_guard, parse_flags
-from configs.config import changed
-from contracts import unfinished_folder, write_json
+from configs.config import TrainConfig, changed
+from contracts import Observation, unfinished_folder, write_json
 from experiment.file_lock import lock_file
 from experiment.metrics import system_metrics
 from experiment.provenance import provenance
 from experiment.stopping import interruptible
-from rl.update import update
+from rl.update import Learner, update
 from vla.device import choose_device, limit_memory
 from vla.loading import LoadOptions
 from vla.policy import Policy
@@ -163,29 +164,14 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork) -> Progres
     try:
         with interruptible():
             while progress.steps < args.steps:
-                # 1. Draw frames at random, with replacement.
-                rows = torch.randint(
-                    len(frames), (args.batch_size,), device=policy.device, generator=generator
-                ).tolist()
-                observations = [frames[row] for row in rows]
-
-                # 2. Augment their pictures, and add noise to their robot states.
-                observations = augment_observations(observations, noise_scale, args.augment, generator)
-
-                # 3. One optimizer step: RL's own update, as if a teacher had played these frames; or L1 regression.
-                step_config = changed(config, lr=args.learning_rate(progress.steps))
-                if args.l1:
-                    metrics = regression_step(
-                        learner, observations, targets[rows], step_config, progress.steps
-                    )
-                else:
-                    batch = demonstration_batch(policy, observations, targets[rows])
-                    metrics = update(learner, batch, SUPERVISED, step_config, progress.steps)
+                metrics = take_step(
+                    args, learner, config, frames, targets, noise_scale, generator, progress.steps
+                )
                 progress.unrecorded.append([metrics[name] for name in RECORDED.values()])
                 progress.steps += 1
                 progress.seconds = time.monotonic() - started
 
-                # 4. Record the means since the last record, and measure on the held-out frames.
+                # Record the means since the last record, and measure on the held-out frames.
                 is_last = progress.steps == args.steps
                 if progress.steps % args.log_every == 0 or is_last:
                     held_out = {}
@@ -193,7 +179,7 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork) -> Progres
                         held_out = measure(policy, held_out_frames, held_out_targets)
                     record_means(args.out, progress, held_out)
 
-                # 5. Save, so that a kill loses little.
+                # Save, so that a kill loses little.
                 if progress.seconds - saved_at >= SAVE_EVERY_S or is_last:
                     saved_at = progress.seconds
                     with tolerate_full_disk():
@@ -204,6 +190,34 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork) -> Progres
             f"interrupted after {progress.steps} steps: saving; the same command goes on after step {saved_steps}"
         )
     return progress
+
+
+def take_step(
+    args: SftArgs,
+    learner: Learner,
+    config: TrainConfig,
+    frames: Sequence[Observation],
+    targets: Tensor,
+    noise_scale: np.ndarray,
+    generator: torch.Generator,
+    step: int,
+) -> dict[str, float]:
+    """Take one optimizer step; returns its metrics. targets: tokens (N, A), or with --l1 actions (N, 8, D)."""
+    # 1. Draw frames at random, with replacement.
+    rows = torch.randint(
+        len(frames), (args.batch_size,), device=learner.policy.device, generator=generator
+    ).tolist()
+    observations = [frames[row] for row in rows]
+
+    # 2. Augment their pictures, and add noise to their robot states.
+    observations = augment_observations(observations, noise_scale, args.augment, generator)
+
+    # 3. One optimizer step: RL's own update, as if a teacher had played these frames; or L1 regression.
+    step_config = changed(config, lr=args.learning_rate(step))
+    if args.l1:
+        return regression_step(learner, observations, targets[rows], step_config, step)
+    batch = demonstration_batch(learner.policy, observations, targets[rows])
+    return update(learner, batch, SUPERVISED, step_config, step)
 
 
 def record_means(out: Path, progress: Progress, held_out: dict[str, float]) -> None:
