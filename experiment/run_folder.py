@@ -234,8 +234,7 @@ def read_metrics(path: Path) -> list[MetricsRow]:
     return rows
 
 
-def _number(value: object) -> float:
-    """An int stays an int, because it may be part of a file name."""
+def _number(value: object) -> float:  # an int stays an int, because it may be part of a file name
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e100:
         raise ValueError("expected a number")
     return value

@@ -52,7 +52,7 @@ def config(output: Path, **settings) -> TrainConfig:
 
 @pytest.fixture
 def run(tmp_path):
-    run = start_run(config(tmp_path / "runs"), ARGV)
+    run = start_run(config(tmp_path / "runs"), ARGV, hub_commit="a" * 40)
     yield run
     run.close()
 
@@ -76,6 +76,7 @@ def test_configuration_and_provenance_are_complete(run):
     git = ["git", "rev-parse", "HEAD"]
     commit = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
     assert stored["argv"] == ARGV
+    assert stored["hub_commit"] == "a" * 40
     assert stored["git"].get("commit", "") == commit  # both are empty outside a git checkout
     assert stored["versions"]["torch"] == torch.__version__.partition("+")[0]
     assert {"transformers", "timm", "peft", "mujoco", "robosuite", "python"} <= set(stored["versions"])

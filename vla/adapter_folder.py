@@ -27,8 +27,7 @@ SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.js
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
 # The folder in an openvla-oft run folder that holds the adapter. What belongs to it lies in the run folder.
 OPENVLA_OFT_FOLDER = "lora_adapter"
-
-_Empty = Annotated[dict[str, object] | list[object], Field(max_length=0)] | None
+_Empty = Annotated[dict[str, object], Field(max_length=0)]
 
 
 @dataclass
@@ -45,9 +44,9 @@ class _ConfigFields:
     use_rslora: Literal[False] | None = None
     lora_bias: Literal[False] | None = None
     fan_in_fan_out: Literal[False] | None = None
-    rank_pattern: _Empty = None
-    alpha_pattern: _Empty = None
-    modules_to_save: _Empty = None
+    rank_pattern: _Empty | None = None
+    alpha_pattern: _Empty | None = None
+    modules_to_save: tuple[()] | None = None
     base_model_name_or_path: str | None = None
 
 
@@ -175,16 +174,11 @@ def _check_pairs(tensors: Mapping[str, Tensor], rank: int, path: Path) -> None:
             not is_matrix
             or lora_A is None
             or lora_B is None
-            or not _rank_of(lora_A, 0) == _rank_of(lora_B, 1) == rank
+            or not lora_A.shape[:1] == lora_B.shape[1:2] == (rank,)
         ):
             raise BadInput(
                 f"{path}: {name} is not one of a pair lora_A and lora_B of the rank in {CONFIG_FILE}, {rank}"
             )
-
-
-def _rank_of(matrix: Tensor, dim: int) -> int:
-    """The size of a dimension; 0 if there is no such dimension."""
-    return matrix.shape[dim] if matrix.ndim > dim else 0
 
 
 def read_looks(folder: Path) -> list[str]:
