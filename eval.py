@@ -94,32 +94,30 @@ def play_all(config: EvalConfig, plan: Plan, out: Path) -> tuple[Results, Result
 def plan_episodes(config: EvalConfig, argv: Sequence[str]) -> Plan:
     """Plan the episodes that the command asks for. Raises BadInput for tasks or initial states that do not exist."""
     from experiment.provenance import provenance
-    from experiment.setup import find_commit
-    from experiment.stored_run import read_training
 
     tasks = {str(suite): task_info(env_spec(config, suite)) for suite in config.suites}
     header = {
         "protocol": config.protocol,
         **provenance(argv),
-        "hub_commit": find_commit(str(config.model.checkpoint)),
-        "training": read_training(Path(str(config.model.checkpoint))),
+        **origin_of(str(config.model.checkpoint)),
     }
     return make_plan(
         tasks, config.trials, config.first_init_state, header, config.simulator.perturbations, config.samples
     )
 
 
-def play_before(config: EvalConfig, checkpoint: str, plan: Plan, results: Results) -> Results:
-    """Play the checkpoint of --compare-with on the same episodes; its results file is STEM-before.json."""
+def origin_of(checkpoint: str) -> dict[str, object]:
+    """The hub's commit that a checkpoint is of, and what its training took; None where that is not known."""
     from experiment.setup import find_commit
     from experiment.stored_run import read_training
 
+    return {"hub_commit": find_commit(checkpoint), "training": read_training(Path(checkpoint))}
+
+
+def play_before(config: EvalConfig, checkpoint: str, plan: Plan, results: Results) -> Results:
+    """Play the checkpoint of --compare-with on the same episodes; its results file is STEM-before.json."""
     config_before = replace(config, model=replace(config.model, checkpoint=checkpoint))
-    header = {
-        **plan.header,
-        "hub_commit": find_commit(checkpoint),
-        "training": read_training(Path(checkpoint)),
-    }
+    header = {**plan.header, **origin_of(checkpoint)}
     out = results.path.with_name(f"{results.path.stem}-before.json")
     times = StartTimes(time.perf_counter())
     return play(config_before, replace(plan, header=header), out, results, times)

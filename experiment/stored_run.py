@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, cast
+from typing import NamedTuple, TypeAlias, cast
 
+from configs.config import TaskConfig
 from contracts import BadInput, resolve_pointer
 from experiment.run_folder import (
     CONFIG_FILE,
@@ -66,19 +67,11 @@ class _Phases:
 
 
 @dataclass
-class _Task:
-    task_suite: str
-    task_ids: tuple[int, ...]
-    eval_init_states: tuple[int, int]
-    train_init_states: tuple[int, int] | Literal["fresh"]
-
-
-@dataclass
 class _Settings:
     """The settings of a run that its report reads."""
 
     phases: _Phases
-    task: _Task
+    task: TaskConfig
 
 
 def read_run(folder: Path) -> StoredRun:

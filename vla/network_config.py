@@ -83,12 +83,9 @@ def read_network_config(folder: Path) -> NetworkConfig:
     """Read a checkpoint folder's config.json. Raises BadInput when it does not describe an OpenVLA network."""
     path = folder / "config.json"
     fields = read_fields(path, _ConfigFields, "give an OpenVLA-OFT checkpoint")
-    overrides: list[dict[str, object]] = []
-    for activation, sizes in zip(
-        fields.timm_override_act_layers, fields.test_vit_overrides or ({}, {}), strict=True
-    ):
-        activation_override = {"act_layer": activation} if activation else {}
-        overrides.append({**activation_override, **sizes})
+    sizes = fields.test_vit_overrides or ({}, {})
+    activations = [{"act_layer": name} if name else {} for name in fields.timm_override_act_layers]
+    overrides: list[dict[str, object]] = [{**activations[0], **sizes[0]}, {**activations[1], **sizes[1]}]
     dino, siglip = map(VitConfig, fields.timm_model_ids, fields.image_sizes, overrides)
     try:
         llama = _llama_config(fields.text_config or {})
