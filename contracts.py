@@ -112,13 +112,15 @@ def output_place(out: Path) -> Iterator[None]:
 
     A disk that cannot be written later, in the block, is a BadInput, too. `out` need not exist yet.
     """
+    is_tried = False
     try:
         existing = next(folder for folder in (out, *out.parents) if folder.exists())
         with tempfile.TemporaryFile(dir=existing) as file:
             file.write(bytes(4096))
+        is_tried = True
         yield
     except OSError as error:
-        if error.errno not in DISK_ERRORS:
+        if is_tried and error.errno not in DISK_ERRORS:
             raise
         raise BadInput(
             f"--out {out}: {error.filename or 'a file'} cannot be written ({error.strerror}): free disk space, or name "

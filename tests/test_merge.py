@@ -194,8 +194,9 @@ def test_an_output_place_that_cannot_be_written_is_refused_before_a_policy_is_lo
 ):
     monkeypatch.setattr(Policy, "load", None)
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput, match="--out"):
-        merge(adapter, tmp_path / "file" / "out")
+    for place in (tmp_path / "file", Path("/proc")):
+        with pytest.raises(BadInput, match="--out"):
+            merge(adapter, place / "out")
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1))
     with pytest.raises(BadInput, match="GB are free"):
         merge(adapter, tmp_path / "out")
