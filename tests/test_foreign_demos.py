@@ -239,8 +239,8 @@ def one_more_feature(name: str) -> Callable[[Path], None]:
     return damage
 
 
-def text_in_place_of(pattern: str) -> Callable[[Path], None]:
-    return lambda folder: next(folder.rglob(pattern)).write_bytes(b"text")
+def text_in_place_of(pattern: str, text: bytes = b"text") -> Callable[[Path], None]:
+    return lambda folder: next(folder.rglob(pattern)).write_bytes(text)
 
 
 PICTURE = CAMERA_KEYS[0]
@@ -264,6 +264,7 @@ PICTURE = CAMERA_KEYS[0]
         (column_set(DATA, PICTURE, {"bytes": b"\x89PNG", "path": None}, index=0), "a picture cannot be read"),
         (column_set(DATA, "action", [0.5]), "no readable LeRobot dataset"),
         (text_in_place_of("file-000.parquet"), "no readable LeRobot dataset"),
+        (text_in_place_of("file-000.parquet", b"version https://git-lfs.github.com/spec/v1"), "git lfs pull"),
     ],
 )
 def test_lerobot_datasets_that_are_damaged_or_unclear_are_refused(damage, message, tmp_path):

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
-from contracts import BadInput, first_line
+from contracts import BadInput, first_line, refuse_lfs_pointer
 from json_fields import read_fields, read_lines
 from workshop.stored_episode import StoredEpisode, choose_cameras
 
@@ -101,6 +101,8 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
     except BadInput:
         raise
     except Exception as fault:  # damaged files can raise nearly any exception in pyarrow, av and here
+        for path in sorted(folder.rglob("*.*")):
+            refuse_lfs_pointer(path)
         reason = f"{type(fault).__name__}: {first_line(fault)}"
         raise BadInput(f"{folder}: no readable LeRobot dataset ({reason}): {REPAIR}") from fault
 
