@@ -51,6 +51,7 @@ from workshop.sft_data import Demos, chunk_actions, chunk_tokens, make_observati
 from workshop.sft_progress import (
     SAVE_EVERY_S,
     SFT_RUN_FILE,
+    STATE_FILE,
     Progress,
     begin_or_go_on,
     check_output_folder,
@@ -182,7 +183,7 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork) -> Progres
                 # Save, so that a kill loses little.
                 if progress.seconds - saved_at >= SAVE_EVERY_S or is_last:
                     saved_at = progress.seconds
-                    with tolerate_full_disk():
+                    with tolerate_full_disk(args.out / STATE_FILE):
                         save_progress(args.out, learner, generator, progress)
                         saved_steps = progress.steps
     except KeyboardInterrupt:
@@ -228,9 +229,9 @@ def record_means(out: Path, progress: Progress, held_out: dict[str, float]) -> N
     record |= {"seconds": progress.seconds} | held_out | system_metrics()
     progress.records.append(record)
     print(", ".join(f"{name} {value:.4g}" for name, value in record.items()), flush=True)
-    with tolerate_full_disk():
-        lines = [json.dumps(record) + "\n" for record in progress.records]
-        (out / METRICS_FILE).write_text("".join(lines), encoding="utf-8")
+    path = out / METRICS_FILE
+    with tolerate_full_disk(path):
+        path.write_text("".join(json.dumps(record) + "\n" for record in progress.records), encoding="utf-8")
 
 
 def main(argv: Sequence[str]) -> None:

@@ -117,12 +117,9 @@ def remove_progress(out: Path) -> None:
 
 
 @contextlib.contextmanager
-def tolerate_full_disk() -> Iterator[None]:
-    """Print a line if this block cannot write a file. It can be written later."""
+def tolerate_full_disk(path: Path) -> Iterator[None]:
+    """Print a line if this block cannot write the file `path`. It is written again later."""
     try:
         yield
     except OSError as error:
-        print(
-            f"{error.filename or 'a file'} could not be written ({error.strerror}); training goes on",
-            flush=True,
-        )
+        print(f"{path} could not be written ({error.strerror}); training goes on", flush=True)
