@@ -22,13 +22,13 @@ from envs.perturb import Perturbation
 from envs.rendering import check_versions
 from envs.slot import EnvFactory, Prepare, Reset, SlotEnv
 from envs.tasks import METAWORLD, TaskInfo
-from envs.worker import InlineWorker, NoAnswer, ProcessWorker, Worker
+from envs.worker import InlineWorker, NoAnswer, ProcessWorker, Worker, is_stopped
 
 log = logging.getLogger(__name__)
 RESET_TIMEOUT_S = 300.0  # for a reset, which may have to build the simulator
 STEP_TIMEOUT_S = 120.0  # for a chunk
 RECYCLE_AFTER = 2000  # a worker is replaced after so many episodes, because its memory may grow slowly
-QUIET_S = 30.0  # when no worker answers for so long, the log says which are waited for
+QUIET_S = 30.0  # when no worker answers for so long, the log says so
 EARLY_WAKING_S = 0.1  # a wait may end so much before its timeout
 
 Simulators = Literal["processes", "ray"]  # the values of --simulators
@@ -185,8 +185,12 @@ class Pool:
             answered = self._kind.wait(list(at_work.values()), min(wait_s, QUIET_S))
             if answered or wait_s <= QUIET_S:
                 return answered
-            waited_for = "; ".join(f"slot {slot}, {worker.describe()}" for slot, worker in at_work.items())
-            log.warning("no simulator has answered for %.0f s; at work: %s", QUIET_S, waited_for)
+            processes = [
+                worker.process.pid for worker in at_work.values() if isinstance(worker, ProcessWorker)
+            ]
+            stopped = " ".join(str(pid) for pid in processes if is_stopped(pid))
+            repair = f": processes are stopped, go on with: kill -CONT {stopped}" if stopped else ""
+            log.warning("no simulator has answered for %.0f s%s", QUIET_S, repair)
 
     def _receive(self, slot: int) -> ChunkResult:
         try:

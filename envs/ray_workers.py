@@ -123,9 +123,6 @@ class RayWorker:
             raise answer
         return answer
 
-    def describe(self) -> str:
-        return "an actor on the Ray cluster"
-
     def close(self) -> None:
         ray.kill(self._actor)  # the process dies with the actor
 

@@ -67,10 +67,6 @@ class Worker(Protocol):
         """
         ...
 
-    def describe(self) -> str:
-        """Which process it is, for the log."""
-        ...
-
     def close(self) -> None:
         """Begin to end the worker: an idle one ends by itself, one at work is killed. Returns at once."""
         ...
@@ -97,9 +93,6 @@ class InlineWorker:
 
     def receive(self) -> Any:
         return self._function(*self._arguments)
-
-    def describe(self) -> str:
-        return "this process"
 
     def close(self) -> None:
         self._function.close()
@@ -148,10 +141,6 @@ class ProcessWorker:
         if isinstance(answer, BadInput | NoAnswer):
             raise answer
         return answer
-
-    def describe(self) -> str:
-        pid = self.process.pid
-        return f"process {pid}" + (f", which is stopped: kill -CONT {pid}" if is_stopped(pid) else "")
 
     def close(self) -> None:
         if self.deadline < math.inf:
