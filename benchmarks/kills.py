@@ -7,7 +7,7 @@
 The kills are those of KILLS, each before a certain call of a function, in the real program with the bundled policy and
 the real simulator. Going on means --resume of a run, and the same command again of every other program. Then a run
 plays and learns for --minutes, while its simulators are killed and stopped: its main memory, open files and threads
-must not grow after the first third. Prints a line for each; the exit code is 1 if any is wrong.
+must not grow after the second quarter. Prints a line for each; the exit code is 1 if any is wrong.
 """
 
 import importlib
@@ -299,16 +299,17 @@ def soak(minutes: float, folder: Path) -> bool:
     leftovers = [path.name for path in (folder / "tmp").iterdir()]
     if leftovers:
         print(f"temporary files left: {leftovers[:5]}")
-    early = [sample for sample in samples if sample.time_s < samples[0].time_s + duration / 3]
-    late = samples[len(early) :]
+    quarter = len(samples) // 4  # the first one is the start
+    early = samples[quarter : 2 * quarter]
+    late = samples[2 * quarter :]
     # Files and threads come and go with every video and checkpoint, so their medians are compared.
     peak = [max(sample.memory_mib for sample in part) for part in (early, late)]
     files = [statistics.median(sample.files for sample in part) for part in (early, late)]
     threads = [statistics.median(sample.threads for sample in part) for part in (early, late)]
     is_flat = peak[1] <= MAX_GROWTH * peak[0] and max(files[1] - files[0], threads[1] - threads[0]) <= MORE
     print(
-        f"in the first third, and later: main memory at most {peak[0]:.0f} and {peak[1]:.0f} MiB, files {files[0]:.0f} "
-        f"and {files[1]:.0f}, threads {threads[0]:.0f} and {threads[1]:.0f}"
+        f"in the second quarter, and later: main memory at most {peak[0]:.0f} and {peak[1]:.0f} MiB, files "
+        f"{files[0]:.0f} and {files[1]:.0f}, threads {threads[0]:.0f} and {threads[1]:.0f}"
     )
     return is_flat and process.returncode == 0 and not survivors and not leftovers
 
