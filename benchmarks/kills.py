@@ -74,7 +74,7 @@ KILLS = (
     Kill("train", "rollout", "envs.pool:Pool.step", 20),
     Kill("train", "rollout, by SIGTERM", "envs.pool:Pool.step", 24, "SIGTERM"),
     Kill("train", "update", "torch.optim:AdamW.step", 3),
-    Kill("train", "update, by SIGTERM", "torch.optim:AdamW.step", 8, "SIGTERM"),
+    Kill("train", "update, by SIGTERM", "torch.optim:AdamW.step", 3, "SIGTERM"),
     Kill("train", "metrics line", "experiment.run_folder:write_and_flush", 3),
     Kill("train", "checkpoint", "torch:save", 2),
     Kill("train", "checkpoint's pointer", "experiment.checkpoints:write_pointer", 3),
@@ -229,8 +229,14 @@ def without_durations(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if not name.startswith(VARYING)}
 
 
-def weights(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.safetensors"))}
+def weights(folder: Path) -> dict[str, tuple[dict[str, Any], bytes]]:
+    """Header and numbers of every file of weights. The header's order is another one every time."""
+    contents = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        content = path.read_bytes()
+        header_end = 8 + int.from_bytes(content[:8], "little")
+        contents[path.name] = (json.loads(content[8:header_end]), content[header_end:])
+    return contents
 
 
 def arrays(path: Path) -> dict[str, bytes]:
