@@ -107,8 +107,8 @@ def write_json(path: Path, value: object) -> None:
 
 
 @contextlib.contextmanager
-def output_place(out: Path) -> Iterator[None]:
-    """Write to `out` within this block. Raises BadInput, before the work, if nothing can be written there.
+def output_place(out: Path, flag: str = "--out") -> Iterator[None]:
+    """Write to `out`, which `flag` names, in this block. Raises BadInput, before the work, if nothing can be written.
 
     A disk that cannot be written later, in the block, is a BadInput, too. `out` need not exist yet.
     """
@@ -123,8 +123,8 @@ def output_place(out: Path) -> Iterator[None]:
         if is_tried and error.errno not in DISK_ERRORS:
             raise
         raise BadInput(
-            f"--out {out}: {error.filename or 'a file'} cannot be written ({error.strerror}): free disk space, or name "
-            "another place"
+            f"{flag} {out}: {error.filename or 'a file'} cannot be written ({error.strerror}): free disk space, or "
+            "name another place"
         ) from error
 
 

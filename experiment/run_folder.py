@@ -18,7 +18,7 @@ from pydantic import PlainValidator
 
 from configs.config import TrainConfig
 from configs.stored import to_dict
-from contracts import BadInput, TimeIsUp, read_json, write_json
+from contracts import BadInput, TimeIsUp, output_place, read_json, write_json
 from envs.assets import find_pack
 from experiment.file_lock import FileLock, lock_file
 from experiment.provenance import Provenance, provenance
@@ -178,14 +178,12 @@ def reopen_run(
             f"--resume {folder}: the run was started with assets {looks_of_run}, found {looks}: "
             "name the assets of the run with --assets"
         )
-    try:
+    with output_place(folder, "--resume"):
         # A setting that is changed on resume stays changed.
         write_json(folder / CONFIG_FILE, {**description, "config": to_dict(config)})
         log_to_terminal(folder / LOG_FILE)
         _cut_metrics(folder / METRICS_FILE, metrics_bytes)
-        return Run(folder, config, ranks, wandb_id, lock)
-    except OSError as error:
-        raise BadInput(f"--resume {folder}: cannot be written ({error.strerror or error})") from None
+    return Run(folder, config, ranks, wandb_id, lock)
 
 
 def _cut_metrics(path: Path, length: int) -> None:

@@ -10,7 +10,6 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,13 +28,13 @@ from configs.config import (
     UpdateConfig,
     changed,
 )
-from contracts import BadInput, Observation, resolve_pointer
+from contracts import BadInput, Observation, output_place, resolve_pointer
 from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
 from envs.env import EnvSpec
 from envs.pool import env_class, task_info
 from envs.tasks import METAWORLD, TaskInfo, cache_dir
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
-from experiment.run_folder import Run, reopen_run, start_run, write_and_flush
+from experiment.run_folder import Run, reopen_run, start_run
 from experiment.simulators import memory_of_simulator
 from rl.phases import Teacher, choose_teacher
 from rl.update import Learner
@@ -50,31 +49,23 @@ from vla.policy import Policy
 
 log = logging.getLogger(__name__)
 
-REPAIR_DISK = "free disk space, check the permissions, or use another disk"
-
 
 def check_output(config: TrainConfig, resume: str | None) -> None:
     """Check that the run folder can be written, before the work begins. Raises BadInput.
 
     A resumed run knows how large its checkpoints are; `check_disk` estimates it for a new run later.
     """
-    output = Path(config.run.output).absolute()
-    flag = f"--output {output}"
-    place = next(path for path in (output, *output.parents) if path.exists())
-    checkpoint_bytes = 0
-    if resume is not None:
-        flag = f"--resume {resume}"
-        place = Path(resume)
-        checkpoint_bytes = sum(path.stat().st_size for path in latest_checkpoint(place).rglob("*"))
-    try:
-        with tempfile.TemporaryFile(dir=place, buffering=0) as file:
-            write_and_flush(file.fileno(), bytes(2**20))
-            free = shutil.disk_usage(place).free
-    except OSError as error:
-        raise BadInput(f"{flag}: {place} cannot be written ({error.strerror}): {REPAIR_DISK}") from None
-    if free < checkpoint_bytes:  # it is written before an old one is deleted
-        sizes = f"{free / 2**20:.0f} MiB are free, and a checkpoint has {checkpoint_bytes / 2**20:.0f}"
-        raise BadInput(f"{flag}: {sizes}: {REPAIR_DISK}")
+    if resume is None:
+        with output_place(Path(config.run.output), "--output"):
+            return
+    with output_place(Path(resume), "--resume"):
+        files = latest_checkpoint(Path(resume)).rglob("*")
+        needed = sum(file.stat().st_size for file in files) / 2**20
+        free = shutil.disk_usage(resume).free / 2**20
+    if free < needed:  # a checkpoint is written before an old one is deleted
+        raise BadInput(
+            f"--resume {resume}: {free:.0f} MiB are free, and a checkpoint has {needed:.0f}: free disk space"
+        )
 
 
 def settle_settings(config: TrainConfig) -> TrainConfig:

@@ -6,7 +6,6 @@ checks before a run.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import resource
@@ -14,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -341,8 +341,8 @@ def test_a_place_that_cannot_be_written_is_one_line_before_the_policy_is_loaded(
     run = only_run(tmp_path)
     capsys.readouterr()
 
-    def limited(descriptor: int, data: bytes) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(**_):
+        return open("/dev/full", "wb")
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment.setup, "load_policy", lambda *_: pytest.fail("it was loaded"))
@@ -350,7 +350,7 @@ def test_a_place_that_cannot_be_written_is_one_line_before_the_policy_is_loaded(
             (tmp_path / "file").touch()
             assert start(patch, tmp_path / "file" / "runs") == 2
         elif fault == "full":
-            patch.setattr(experiment.setup, "write_and_flush", limited)
+            patch.setattr(tempfile, "TemporaryFile", full)
             assert command_line(patch, "--resume", str(run)) == 2
         else:
             patch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2000))
