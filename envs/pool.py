@@ -185,10 +185,8 @@ class Pool:
             answered = self._kind.wait(list(at_work.values()), min(wait_s, QUIET_S))
             if answered or wait_s <= QUIET_S:
                 return answered
-            processes = [
-                worker.process.pid for worker in at_work.values() if isinstance(worker, ProcessWorker)
-            ]
-            stopped = " ".join(str(pid) for pid in processes if is_stopped(pid))
+            processes = [worker.process for worker in at_work.values() if isinstance(worker, ProcessWorker)]
+            stopped = " ".join(str(process.pid) for process in processes if is_stopped(process.pid))
             repair = f": processes are stopped, go on with: kill -CONT {stopped}" if stopped else ""
             log.warning("no simulator has answered for %.0f s%s", QUIET_S, repair)
 

@@ -41,8 +41,7 @@ def connect() -> str:
     cpus = ray.cluster_resources().get("CPU", 0)
     if cpus == 0:
         raise BadInput(
-            f"the Ray cluster of {len(nodes)} node(s) has no CPU for simulators: run on the machines that have some: "
-            "ray start --address HOST:PORT"
+            "the Ray cluster has no CPU: run `ray start --address HOST:PORT` on machines that have some"
         )
     return f"Ray {ray.__version__}, {len(nodes)} node(s), {cpus:.0f} CPUs"
 

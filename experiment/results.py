@@ -9,16 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
+from typing import Literal, NamedTuple
 
-from contracts import BadInput, read_json, write_json
+from typing_extensions import TypedDict  # pydantic cannot read typing's in Python 3.10
+
+from contracts import BadInput, write_json
 from envs.perturb import NONE
 from envs.tasks import TaskInfo
 from experiment.statistics import Paired, compare, count_successes
 from json_fields import read_fields
-
-if TYPE_CHECKING:  # this imports torch, which takes seconds, and `--help` does not need it
-    from vla.policy import Mode
 
 KIND = {"format": "vla-grpo evaluation", "version": 1}
 # Two evaluations are compared only where these settings agree.
@@ -58,7 +57,7 @@ class Settings(TypedDict):
 
     checkpoint: str
     weights: str  # fingerprint of the weights, because the pointer `checkpoints/best` moves
-    mode: Mode
+    mode: Literal["greedy", "sample", "l1"]  # vla.policy.Mode, whose import takes seconds
     temperature: float | None  # None where the policy does not sample
     seed: int
     assets: str
@@ -68,30 +67,13 @@ class Settings(TypedDict):
 
 
 @dataclass
-class _StoredEpisode:
-    """The fields of an EpisodeRecord that are read again."""
-
-    task_suite: str
-    task_id: int
-    init_state_id: int
-    repeat: int
-    perturbation: str
-    success: bool
-
-
-@dataclass
-class _StoredSettings:
-    checkpoint: str
-    mode: str
-    assets: str
-
-
-@dataclass
 class _StoredResults:
+    """The fields of a results file that are read again."""
+
     format: Literal["vla-grpo evaluation"]
     version: Literal[1]
-    settings: _StoredSettings
-    episodes: list[_StoredEpisode]
+    settings: Settings
+    episodes: list[EpisodeRecord]
 
 
 @dataclass(frozen=True)
@@ -237,10 +219,9 @@ def _comparison(name: str, pairs: Paired) -> dict[str, object]:
 
 def read_results(path: Path) -> Results:
     """Read a results file. Raises BadInput if it is missing, damaged, or not a results file of this version."""
-    read_fields(path, _StoredResults, "name another results file of eval.py")  # for its checks alone
-    stored = read_json(path)
-    episodes = {EpisodeKey(*map(record.get, EpisodeKey._fields)): record for record in stored["episodes"]}
-    return Results(path, stored["settings"], episodes)
+    stored = read_fields(path, _StoredResults, "name another results file of eval.py")
+    episodes = {EpisodeKey._make(map(record.get, EpisodeKey._fields)): record for record in stored.episodes}
+    return Results(path, stored.settings, episodes)
 
 
 def open_results(path: Path, settings: Settings, plan: Plan, other_results: Results | None = None) -> Results:
@@ -257,9 +238,9 @@ def open_results(path: Path, settings: Settings, plan: Plan, other_results: Resu
     results = read_results(path)
     stored: Mapping[str, object] = {**results.settings}
     differences = [
-        f"{name} (file: {stored.get(name)}, now: {value})"
+        f"{name} (file: {stored[name]}, now: {value})"
         for name, value in settings.items()
-        if stored.get(name) != value
+        if stored[name] != value
     ]
     if differences:
         raise BadInput(
@@ -279,10 +260,10 @@ def check_comparable(settings: Settings, plan: Plan, other_results: Results) -> 
     theirs: Mapping[str, object] = {**other_results.settings}
     for name in EQUAL_IN_COMPARISONS:
         # The L1 head and greedy tokens are both deterministic, so they may be compared, but not with sampling.
-        both_deterministic = name == "mode" and "sample" not in (ours[name], theirs.get(name))
-        if ours[name] != theirs.get(name) and not both_deterministic:
+        both_deterministic = name == "mode" and "sample" not in (ours[name], theirs[name])
+        if ours[name] != theirs[name] and not both_deterministic:
             raise BadInput(
-                f"--compare-with {other_results.path} was evaluated with {name} {theirs.get(name)}, "
+                f"--compare-with {other_results.path} was evaluated with {name} {theirs[name]}, "
                 f"this evaluation with {ours[name]}: use the same for both"
             )
     if other_results.episodes.keys().isdisjoint(plan.keys):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, cast
 
-from configs.config import TaskConfig
+from configs.config import PhaseConfig, TaskConfig
 from contracts import BadInput, resolve_pointer
 from experiment.run_folder import (
     CONFIG_FILE,
@@ -62,15 +62,10 @@ class StoredRun:
 
 
 @dataclass
-class _Phases:
-    total_steps: int
-
-
-@dataclass
 class _Settings:
-    """The settings of a run that its report reads."""
+    """The settings of a run that are read again."""
 
-    phases: _Phases
+    phases: PhaseConfig
     task: TaskConfig
 
 
@@ -208,9 +203,7 @@ def _successes(row: MetricsRow, metric: str) -> Successes:
     k = row.get(f"{metric}_k", -1)
     n = row.get(f"{metric}_n", 0)
     if not 0 <= k <= n or n == 0:
-        raise BadInput(
-            f"{METRICS_FILE}: at step {row['global_step']} {metric} is {k} of {n}: the record is damaged"
-        )
+        raise BadInput(f"{METRICS_FILE} is damaged: at step {row['global_step']} {metric} is {k} of {n}")
     return Successes(int(k), int(n))
 
 

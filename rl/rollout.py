@@ -38,9 +38,7 @@ class Rollout:
     times: dict[str, float]  # seconds; `sim`, `render` and `preprocess` are summed over the environments
     wall_s: float  # seconds from start to end
     errors: int  # episodes played again after a simulator fault
-    first_decision_s: float = (
-        0.0  # seconds from the start to the first decision: resets, perhaps simulators built
-    )
+    first_decision_s: float = 0.0  # until the first decision: resets, and perhaps building simulators
 
     @property
     def env_steps(self) -> int:
@@ -300,9 +298,8 @@ class _Player:
     def decide_for(self, slots: Sequence[int]) -> str | None:
         """Decide for `slots` and send the actions to their simulators.
 
-        Returns None, or the first line of an out-of-memory error.
-
-        The exception itself must not leave this function: it would keep the tensors of the failed pass alive.
+        Returns None, or the first line of an out-of-memory error: the exception itself would keep the tensors of the
+        failed pass alive.
         """
         attempts = [self.running[slot] for slot in slots]
         observations = [attempt.observation for attempt in attempts if attempt.observation is not None]

@@ -83,16 +83,14 @@ def test_adapter_of_another_rank_or_alpha_is_refused(small_one_image, tmp_path, 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"r": 5},
         {"use_dora": True},
         {"use_rslora": True},
-        {"modules_to_save": ["projector.fc3"]},
         {"init_lora_weights": "pissa"},  # peft changes the base before it trains such an adapter
         {"peft_type": "LOHA"},
         {"lora_alpha": None},
     ],
 )
-def test_adapter_of_another_kind_or_not_as_its_config_says_is_refused(small_one_image, tmp_path, changes):
+def test_adapter_of_another_kind_is_refused(small_one_image, tmp_path, changes):
     write_adapter(tmp_path, adapted_network(small_one_image), small_one_image, "some/base", "a" * 64)
     change_config(tmp_path, **changes)
     with pytest.raises(BadInput, match=str(tmp_path)):
@@ -124,12 +122,21 @@ def test_maps_without_an_adapter_are_as_in_the_base(small_one_image, tmp_path, h
         torch.testing.assert_close(network(*network_inputs())[1], by_peft(*network_inputs())[1])
 
 
-def test_an_adapter_on_a_part_that_has_none_here_is_refused_by_name(small_one_image, tmp_path):
+# A part that has no adapter here, a module that peft was told to save, a bias
+@pytest.mark.parametrize(
+    "further",
+    [
+        ["value_head.lora_A.weight", "value_head.lora_B.weight"],
+        ["projector.fc3.weight"],
+        ["projector.fc3.lora_B.bias"],
+    ],
+)
+def test_other_trained_parts_are_refused_by_name(small_one_image, tmp_path, further):
     write_adapter(tmp_path, adapted_network(small_one_image), small_one_image, "some/base", "a" * 64)
     path = tmp_path / "adapter_model.safetensors"
-    further = {f"base_model.model.value_head.lora_{matrix}.weight": torch.zeros(4, 4) for matrix in "AB"}
-    write_tensors(path, read_tensors(path) | further)
-    with pytest.raises(BadInput, match="value_head"):
+    tensors = {f"base_model.model.{name}": torch.zeros(4, 4) for name in further}
+    write_tensors(path, read_tensors(path) | tensors)
+    with pytest.raises(BadInput, match=further[0].partition(".")[0]):
         copy_into_network(read_adapter(tmp_path), adapted_network(small_one_image))
 
 
@@ -163,6 +170,12 @@ def test_base_is_named_by_the_adapter(adapter_folder, small):
     change_config(adapter_folder, base_model_name_or_path=None)
     with pytest.raises(BadInput, match=str(adapter_folder)):
         base_of_adapter(adapter_folder)
+
+
+def test_an_adapter_of_another_rank_than_its_config_says_is_refused(adapter_folder):
+    change_config(adapter_folder, r=5)
+    with pytest.raises(BadInput, match=str(adapter_folder)):
+        load_policy(adapter_folder)
 
 
 def test_an_adapter_is_no_base_of_an_adapter(adapter_folder):

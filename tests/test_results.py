@@ -38,7 +38,17 @@ PLAN = make_plan(TASKS, 3, 0, {"protocol": None, "versions": {"mujoco": "3.3.0"}
 def results_with(outcomes: str, path: Path, plan=PLAN, **settings) -> Results:
     """Results of the first episodes of the plan; `outcomes` has a 1 for each success, a 0 for each failure."""
     episodes = {
-        key: {**key._asdict(), "success": outcome == "1", "env_steps": 100 + key.init_state_id}
+        key: {
+            **key._asdict(),
+            "seed": 0,
+            "mode": "greedy",
+            "success": outcome == "1",
+            "env_steps": 100 + key.init_state_id,
+            "decisions": 13,
+            "seconds": 1.5,
+            "error": None,
+            "video": None,
+        }
         for key, outcome in zip(plan.keys, outcomes, strict=False)
     }
     return Results(path, SETTINGS | settings, episodes)

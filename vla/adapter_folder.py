@@ -27,26 +27,23 @@ SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.js
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
 # The folder in an openvla-oft run folder that holds the adapter. What belongs to it lies in the run folder.
 OPENVLA_OFT_FOLDER = "lora_adapter"
-_Empty = Annotated[dict[str, object], Field(max_length=0)]
 
 
 @dataclass
 class _ConfigFields:
-    """The fields of adapter_config.json that are read, and the values that mean plain LoRA."""
+    """The fields of adapter_config.json that are read, and the values that mean plain LoRA.
+
+    Other variants have other tensors, which `read_adapter` refuses.
+    """
 
     peft_type: Literal["LORA"]
     r: Annotated[int, Field(ge=1, le=65536)]
     lora_alpha: Annotated[int, Field(ge=1, le=65536)]
     # Other starts, such as pissa, change the base before training, so the adapter alone is not the policy.
     init_lora_weights: Literal[True, False, "gaussian", "eva", "orthogonal"] | None = None
-    bias: Literal["none"] | None = None
     use_dora: Literal[False] | None = None
     use_rslora: Literal[False] | None = None
-    lora_bias: Literal[False] | None = None
-    fan_in_fan_out: Literal[False] | None = None
-    rank_pattern: _Empty | None = None
-    alpha_pattern: _Empty | None = None
-    modules_to_save: tuple[()] | None = None
+    alpha_pattern: Annotated[dict[str, object], Field(max_length=0)] | None = None
     base_model_name_or_path: str | None = None
 
 
@@ -148,7 +145,13 @@ def read_adapter(folder: Path) -> StoredAdapter:
         key.removeprefix(KEY_PREFIX).removesuffix(".weight"): tensor
         for key, tensor in read_tensors(path).items()
     }
-    _check_pairs(tensors, config.r, path)
+    if not tensors:
+        raise BadInput(f"{path}: holds no tensor of an adapter: copy the adapter again")
+    for name in tensors:
+        module = name.rpartition(".")[0]
+        pair = {f"{module}.lora_A", f"{module}.lora_B"}
+        if name not in pair or not pair <= tensors.keys():
+            raise BadInput(f"{path}: {name} is not one of a pair lora_A and lora_B: {advice}")
     metadata = read_header(path)[1]
     return StoredAdapter(
         folder,
@@ -159,26 +162,6 @@ def read_adapter(folder: Path) -> StoredAdapter:
         frozen_weights=metadata.get("frozen_weights"),
         tensors=tensors,
     )
-
-
-def _check_pairs(tensors: Mapping[str, Tensor], rank: int, path: Path) -> None:
-    """Raises BadInput unless every tensor is one of a pair A (rank, ...) and B (..., rank), and there is one."""
-    if not tensors:
-        raise BadInput(f"{path}: holds no tensor of an adapter: copy the adapter again")
-    for name in tensors:
-        module, _, matrix = name.rpartition(".")
-        lora_A = tensors.get(f"{module}.lora_A")
-        lora_B = tensors.get(f"{module}.lora_B")
-        is_matrix = matrix in ("lora_A", "lora_B")
-        if (
-            not is_matrix
-            or lora_A is None
-            or lora_B is None
-            or not lora_A.shape[:1] == lora_B.shape[1:2] == (rank,)
-        ):
-            raise BadInput(
-                f"{path}: {name} is not one of a pair lora_A and lora_B of the rank in {CONFIG_FILE}, {rank}"
-            )
 
 
 def read_looks(folder: Path) -> list[str]:
@@ -219,17 +202,14 @@ def copy_into_network(adapter: StoredAdapter, network: OpenVLAOFT) -> None:
 @torch.no_grad()
 def _copy_tensors(targets: Mapping[str, Tensor], stored: Mapping[str, Tensor], path: Path) -> None:
     """Copy tensors by name. Raises BadInput for the first one, by name, that is missing or has another shape."""
+    expected_shapes = {name: tuple(tensor.shape) for name, tensor in targets.items()}
+    stored_shapes = {name: tuple(tensor.shape) for name, tensor in stored.items()}
     for name in sorted(targets.keys() | stored.keys()):
-        expected_shape = _shape_of(targets, name)
-        stored_shape = _shape_of(stored, name)
+        expected_shape = expected_shapes.get(name, "none")
+        stored_shape = stored_shapes.get(name, "none")
         if stored_shape != expected_shape:
             raise BadInput(
                 f"{path}: {name}: expected shape {expected_shape}, found {stored_shape}: it belongs to another base, "
-                "or was trained on parts of it that have no adapters here"
+                "has another rank than its config, or was trained on parts that have no adapters here"
             )
         targets[name].copy_(stored[name])
-
-
-def _shape_of(tensors: Mapping[str, Tensor], name: str) -> tuple[int, ...] | str:
-    """A tensor's shape for a message; "none" if there is no such tensor."""
-    return tuple(tensors[name].shape) if name in tensors else "none"

@@ -94,16 +94,12 @@ def inspect_checkpoint(
 
 def _refuse_modules_of_adapter(adapter: Path, base: Path) -> None:
     """Raise BadInput if heads or a projector that openvla-oft trained with the adapter lie in or beside its folder."""
-    for folder in (adapter, adapter.resolve().parent):
-        if folder.resolve() == base.resolve():
-            continue
-        for module in ("action_head", "proprio_projector", "vision_backbone", "noisy_action_projector"):
-            path = _module_file(folder, module)
-            if path is not None:
-                raise BadInput(
-                    f"{path} was trained with the adapter {adapter}, and is read only beside merged weights: merge "
-                    "with openvla-oft's merge_lora_weights_and_save_config.py, and give the merged folder"
-                )
+    for folder in {adapter.resolve(), adapter.resolve().parent} - {base.resolve()}:
+        for path in folder.glob("*--*checkpoint.pt"):
+            raise BadInput(
+                f"{path} was trained with the adapter {adapter}, and is read only beside merged weights: merge with "
+                "openvla-oft's merge_lora_weights_and_save_config.py, and give the merged folder"
+            )
 
 
 def _module_file(folder: Path, module: str) -> Path | None:

@@ -6,13 +6,13 @@ openvla_utils.py in experiments/robot.
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import Field
+from pydantic import AfterValidator, Field, GetPydanticSchema
 
 from contracts import BadInput
 from json_fields import read_fields
@@ -31,55 +31,40 @@ _SUITE_OF_WORD = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+# Larger numbers are no actions or robot states, and float32 could not scale by them.
+_Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+# Arrays, which pydantic reads from lists
+_NumberArray = Annotated[list[_Number], AfterValidator(np.array)]
+_BoolArray = Annotated[list[bool], AfterValidator(np.array)]
+_Numbers = Annotated[np.ndarray, GetPydanticSchema(lambda _, schema_of: schema_of(_NumberArray))]
+_Mask = Annotated[np.ndarray, GetPydanticSchema(lambda _, schema_of: schema_of(_BoolArray))]
+
+
+@dataclass(eq=False)
 class VectorStatistics:
-    """Statistics of one vector, action or proprio. Arrays are (D,) float64.
+    """Statistics of one vector, action or proprio. Arrays are (D,) float64. Raises ValueError if they cannot be true.
 
     q01 and q99 are the 1st and 99th percentile; normalising maps them to -1 and +1.
     """
-
-    min: np.ndarray
-    max: np.ndarray
-    q01: np.ndarray
-    q99: np.ndarray
-    mask: np.ndarray  # (D,) bool; dimensions where it is False are not scaled
-
-    @property
-    def dim(self) -> int:
-        return len(self.mask)
-
-
-# Larger numbers are no actions or robot states, and float32 could not scale by them.
-_Numbers = list[Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]]
-
-
-@dataclass
-class _StoredVector:
-    """The fields of one vector's statistics that are read. Raises ValueError where they cannot be true."""
 
     min: _Numbers
     max: _Numbers
     q01: _Numbers
     q99: _Numbers
-    mask: list[bool] | None = None
+    # (D,) bool; dimensions where it is False are not scaled. A single True, the default, stands for all dimensions.
+    mask: _Mask = field(default_factory=lambda: np.array(True))
 
     def __post_init__(self) -> None:
-        if self.mask is None:
-            self.mask = [True] * len(self.min)
-        if {len(self.max), len(self.q01), len(self.q99), len(self.mask)} != {len(self.min)} or not self.min:
+        if self.mask.ndim == 0:
+            self.mask = np.full(self.dim, self.mask)
+        if {len(self.max), len(self.q01), len(self.q99), len(self.mask)} != {self.dim} or self.dim == 0:
             raise ValueError("min, max, q01, q99 and mask differ in length")
-        if (np.array([self.min, self.q01]) > np.array([self.max, self.q99])).any():
+        if (self.min > self.max).any() or (self.q01 > self.q99).any():
             raise ValueError("min is above max, or q01 above q99")
 
-    def arrays(self) -> VectorStatistics:
-        minimum, maximum, q01, q99 = np.array([self.min, self.max, self.q01, self.q99], dtype=np.float64)
-        return VectorStatistics(minimum, maximum, q01, q99, np.array(self.mask))
-
-
-@dataclass
-class _StoredStatistics:
-    action: _StoredVector
-    proprio: _StoredVector | None = None
+    @property
+    def dim(self) -> int:
+        return len(self.min)
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +72,7 @@ class DatasetStatistics:
     """Statistics of one training data set."""
 
     action: VectorStatistics
-    proprio: VectorStatistics | None  # None: the data set had no robot states
+    proprio: VectorStatistics | None = None  # None: the data set had no robot states
 
 
 def unnormalise(actions: np.ndarray, statistics: VectorStatistics) -> np.ndarray:
@@ -150,13 +135,10 @@ def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
         path = Path(folder) / "config.json"
         part = "norm_stats"
     advice = "copy the training run's dataset_statistics.json here"
-    entries = read_fields(path, dict[str, _StoredStatistics], advice, part)
-    if not entries:
+    statistics = read_fields(path, dict[str, DatasetStatistics], advice, part)
+    if not statistics:
         raise BadInput(f"{path}: no data set is listed; {advice}")
-    return {
-        key: DatasetStatistics(entry.action.arrays(), entry.proprio.arrays() if entry.proprio else None)
-        for key, entry in entries.items()
-    }
+    return statistics
 
 
 def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = None) -> str:

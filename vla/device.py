@@ -22,17 +22,14 @@ def choose_device(requested: str | torch.device, checkpoint: str | None = None) 
     """
     name = str(requested)
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if (
-        name == "auto"
-        and num_gpus == 0
-        and checkpoint is not None
-        and is_large(Path(checkpoint).expanduser())
-    ):
-        raise BadInput(
-            f"{checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB, but torch {torch.__version__} sees none; "
-            "`make demo` trains a small policy here (to force the CPU: --device cpu)"
-        )
-    if name == "cpu" or (name == "auto" and num_gpus == 0):
+    if name == "auto" and num_gpus == 0:
+        if checkpoint is not None and is_large(Path(checkpoint).expanduser()):
+            raise BadInput(
+                f"{checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB, but torch {torch.__version__} sees none; "
+                "`make demo` trains a small policy here (to force the CPU: --device cpu)"
+            )
+        name = "cpu"
+    if name == "cpu":
         return torch.device("cpu")
     if name in ("auto", "cuda"):  # always with an index: for some libraries "cuda" means the first GPU
         name = f"cuda:{os.environ.get('LOCAL_RANK', 0)}"

@@ -90,9 +90,7 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     tokenizer = load_tokenizer(folder)
     processor = ImageProcessor.load(folder)
     if {vit.image_size for vit in info.config.vits} != {processor.image_size}:
-        raise BadInput(
-            f"{folder}: config.json and the image processor differ in image size: get both files again"
-        )
+        raise BadInput(f"{folder}: config.json and the image processor differ in image size: get both again")
     adapter = None if adapter_folder is None else read_adapter(Path(adapter_folder))
     frozen_weights = choose_frozen_weights(options.frozen_weights, device, adapter)
     try:

@@ -80,9 +80,8 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     )
     with unfinished_folder(out) as folder:
         check_space(info, folder)
-        policy = Policy.load(
-            base, replace(options, adapter=str(adapter))
-        )  # raises BadInput when they do not fit
+        # Raises BadInput when they do not fit.
+        policy = Policy.load(base, replace(options, adapter=str(adapter)))
         observations = synthetic_observations(policy.num_images, policy.statistics.proprio)
         unmerged = _logits(policy, observations)
         with policy.teacher():

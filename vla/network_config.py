@@ -72,7 +72,7 @@ class _ConfigFields:
     image_sizes: tuple[_Size, _Size] = (224, 224)
     timm_override_act_layers: tuple[str | None, str | None] = (None, None)
     # Only this project's small checkpoints have this field.
-    test_vit_overrides: tuple[dict[str, _Size], dict[str, _Size]] | None = None
+    test_vit_overrides: tuple[dict[str, _Size], dict[str, _Size]] = ({}, {})
     text_config: dict[str, object] | None = None
     num_images_in_input: Annotated[int, Field(ge=1, le=3)] | None = None
     num_action_chunks: Annotated[int, Field(ge=1, le=256)] = DEFAULT_CHUNK_LENGTH
@@ -83,9 +83,9 @@ def read_network_config(folder: Path) -> NetworkConfig:
     """Read a checkpoint folder's config.json. Raises BadInput when it does not describe an OpenVLA network."""
     path = folder / "config.json"
     fields = read_fields(path, _ConfigFields, "give an OpenVLA-OFT checkpoint")
-    sizes = fields.test_vit_overrides or ({}, {})
-    activations = [{"act_layer": name} if name else {} for name in fields.timm_override_act_layers]
-    overrides: list[dict[str, object]] = [{**activations[0], **sizes[0]}, {**activations[1], **sizes[1]}]
+    overrides: list[dict[str, object]] = []
+    for activation, sizes in zip(fields.timm_override_act_layers, fields.test_vit_overrides, strict=True):
+        overrides.append({"act_layer": activation, **sizes} if activation else {**sizes})
     dino, siglip = map(VitConfig, fields.timm_model_ids, fields.image_sizes, overrides)
     try:
         llama = _llama_config(fields.text_config or {})
@@ -107,9 +107,7 @@ def _llama_config(text_config: dict[str, Any]) -> LlamaConfig:
     }
     fields = LLAMA_DEFAULTS | known_fields
     if fields["num_hidden_layers"] > MOST_LAYERS:
-        raise ValueError(
-            f"num_hidden_layers is {fields['num_hidden_layers']}, expected at most {MOST_LAYERS}"
-        )
+        raise ValueError(f"num_hidden_layers: expected at most {MOST_LAYERS}")
     # JSON may hold 1 for 1.0, but transformers refuses an integer here.
     for name in ("rms_norm_eps", "rope_theta"):
         fields[name] = float(fields[name])

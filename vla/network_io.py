@@ -70,9 +70,7 @@ def _build_network(info: CheckpointInfo, num_action_tokens: int) -> OpenVLAOFT:
     try:
         with torch.device("meta"):
             return OpenVLAOFT(info.config, num_action_tokens)
-    except (
-        Exception
-    ) as error:  # timm and transformers raise many kinds of exceptions for wrong names and sizes
+    except Exception as error:  # timm and transformers raise many kinds for wrong names and sizes
         path = info.folder / "config.json"
         raise BadInput(f"{path}: no network can be built from this file ({first_line(error)})") from error
 

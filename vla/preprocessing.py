@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import numpy as np
 import torch
-from pydantic import Field, FiniteFloat
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -25,19 +24,14 @@ from vla.dataset_statistics import VectorStatistics, normalise_proprio
 from vla.images import model_input_images
 from vla.prompts import pad_prompts, prompt_ids
 
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Mean = tuple[FiniteFloat, FiniteFloat, FiniteFloat]  # of RGB, as pixels in [0, 1]
-_Std = tuple[_Positive, _Positive, _Positive]
-_Size = tuple[Literal[3], int, int]
+MADE_UP_INSTRUCTION = "pick up the black bowl and place it on the plate"
+_Rgb = tuple[float, float, float]  # of pixels in [0, 1]
 
 
 @dataclass(frozen=True)
 class _Normalisation:
-    mean: _Mean
-    std: _Std
-
-
-MADE_UP_INSTRUCTION = "pick up the black bowl and place it on the plate"
+    mean: _Rgb
+    std: _Rgb
 
 
 @dataclass(frozen=True)
@@ -47,9 +41,9 @@ class ImageProcessor:
     Tuples have one entry per backbone: DINOv2, SigLIP.
     """
 
-    input_sizes: tuple[_Size, _Size]
-    means: tuple[_Mean, _Mean]
-    stds: tuple[_Std, _Std]
+    input_sizes: tuple[tuple[int, int, int], tuple[int, int, int]]
+    means: tuple[_Rgb, _Rgb]
+    stds: tuple[_Rgb, _Rgb]
     # Released checkpoints have means and stds twice: as published, and rounded to bfloat16 here. The original processor
     # applies the rounded ones.
     tvf_normalize_params: tuple[_Normalisation, _Normalisation] | None = None
@@ -74,13 +68,12 @@ class ImageProcessor:
     def load(cls, folder: Path) -> "ImageProcessor":
         """Read it from a checkpoint folder. Raises BadInput for settings that this program does not support."""
         path = folder / "preprocessor_config.json"
-        advice = "get the file of an OpenVLA-OFT checkpoint"
-        composite = (
-            folder / "processor_config.json"
-        )  # transformers 5 writes the settings of all processors into it
-        if composite.exists() and not path.exists():
-            return read_fields(composite, cls, advice, part="image_processor")
-        return read_fields(path, cls, advice)
+        part = None
+        if not path.exists() and (folder / "processor_config.json").exists():
+            # transformers 5 writes the settings of all processors into this file.
+            path = folder / "processor_config.json"
+            part = "image_processor"
+        return read_fields(path, cls, "get the file of an OpenVLA-OFT checkpoint", part)
 
 
 @dataclass
