@@ -50,7 +50,8 @@ class SlotEnv:
                 request.perturbation,
             )
         else:
-            result = self._last_used().step_chunk(request)
+            last_used = next(reversed(self._envs.values()))
+            result = last_used.step_chunk(request)
         return self._prepared(result)
 
     def _env_of(self, task_id: int) -> Env:
@@ -63,9 +64,6 @@ class SlotEnv:
             env = self._make_env(self._spec, task_id)
         self._envs[task_id] = env
         return env
-
-    def _last_used(self) -> Env:
-        return next(reversed(self._envs.values()))
 
     def _prepared(self, result: ChunkResult) -> ChunkResult:
         if self._prepare is None or result.observation is None:

@@ -70,7 +70,7 @@ def test_peft_itself_loads_the_saved_adapter(small_one_image, tmp_path):
     with torch.no_grad():
         logits, hidden = network(*inputs)
         torch.testing.assert_close(by_peft(*inputs)[1], hidden)
-        torch.testing.assert_close(base.vocabulary_logits(hidden)[..., ACTION_ROWS], logits)
+        torch.testing.assert_close(base.language_model.lm_head(hidden).float()[..., ACTION_ROWS], logits)
 
 
 @pytest.mark.parametrize(("rank", "alpha"), [(8, 8), (4, 16)])

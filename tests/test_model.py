@@ -125,7 +125,7 @@ def test_logits_and_hidden_states_are_the_references(case_and_outputs):
 def test_full_vocabulary_argmax_is_the_references(case_and_outputs):
     case, network, _, hidden = case_and_outputs
     with torch.no_grad():
-        logits = network.vocabulary_logits(hidden)
+        logits = network.language_model.lm_head(hidden).float()
     assert np.array_equal(logits.argmax(-1), case["greedy_full_vocab"])
     _assert_close(logits.logsumexp(-1), case["logsumexp_full_vocab"], LOGITS)
     _assert_close(logits.gather(-1, torch.from_numpy(case["top5_ids"])), case["top5_values"], LOGITS)
@@ -191,7 +191,7 @@ def test_discrete_and_l1_actions_are_the_references(name, networks, action_head)
     network = networks[case.uses_proprio]
     with torch.no_grad():
         _, hidden = network(*case.inputs)
-        tokens = network.vocabulary_logits(hidden).argmax(-1).numpy()
+        tokens = network.language_model.lm_head(hidden).float().argmax(-1).numpy()
         chunk = action_head(hidden)[0].numpy()
     discrete = unnormalise(decode(tokens).reshape(8, 7), statistics)
     assert np.array_equal(discrete, case["actions_discrete"])
@@ -209,7 +209,7 @@ def _cross_entropy(network: OpenVLAOFT, case: Case) -> torch.Tensor:
         network.num_action_tokens -= 1
     targets = torch.from_numpy(case["labels"])
     targets = targets[targets != -100].view(len(targets), NUM_ACTION_TOKENS + 1)
-    return F.cross_entropy(network.vocabulary_logits(hidden).flatten(0, 1), targets.flatten())
+    return F.cross_entropy(network.language_model.lm_head(hidden).float().flatten(0, 1), targets.flatten())
 
 
 @contextmanager

@@ -97,7 +97,7 @@ def test_other_tokens_are_all_but_the_action_tokens(policy, observations):
     train_a_little(policy)
     logits, other_logsumexp = policy.logits_and_other_logsumexp(observations)
     _, hidden = policy.chunk_outputs(observations)
-    whole_vocabulary = policy.network.vocabulary_logits(hidden)
+    whole_vocabulary = policy.network.language_model.lm_head(hidden).float()
     total = torch.logaddexp(logits.logsumexp(-1), other_logsumexp)
     torch.testing.assert_close(total, whole_vocabulary.logsumexp(-1))
 

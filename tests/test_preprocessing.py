@@ -88,7 +88,6 @@ def test_the_one_file_of_transformers_5_is_read(processor, tmp_path):
     ("field", "value"),
     [
         ("means", [["x"] * 3] * 2),
-        ("input_sizes", [[3, 224, 224], [3, 384, 384]]),
         ("tvf_normalize_params", [{"mean": [0.5] * 3, "std": [0.5] * 3}]),
         ("image_resize_strategy", "letterbox"),
     ],

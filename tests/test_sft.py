@@ -315,7 +315,7 @@ def test_the_loss_is_the_cross_entropy_of_openvla_oft_over_all_ids(episodes, tmp
         batch = demonstration_batch(trained, observations, tokens)
         loss_sum, _ = micro_batch_loss(Learner(trained, None, None), batch, SUPERVISED, TrainConfig())
         hidden = trained.network(*trained.model_inputs(observations))[1]
-        logits = trained.network.vocabulary_logits(hidden)
+        logits = trained.network.language_model.lm_head(hidden).float()
         expected = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
         torch.testing.assert_close(loss_sum / len(batch), expected)
 

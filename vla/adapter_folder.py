@@ -33,7 +33,7 @@ OPENVLA_OFT_FOLDER = "lora_adapter"
 class _ConfigFields:
     """The fields of adapter_config.json that are read, and the values that mean plain LoRA.
 
-    Other variants have other tensors, which `read_adapter` refuses.
+    Other variants have other tensors, which `copy_into_network` refuses.
     """
 
     peft_type: Literal["LORA"]
@@ -147,11 +147,6 @@ def read_adapter(folder: Path) -> StoredAdapter:
     }
     if not tensors:
         raise BadInput(f"{path}: holds no tensor of an adapter: copy the adapter again")
-    for name in tensors:
-        module = name.rpartition(".")[0]
-        pair = {f"{module}.lora_A", f"{module}.lora_B"}
-        if name not in pair or not pair <= tensors.keys():
-            raise BadInput(f"{path}: {name} is not one of a pair lora_A and lora_B: {advice}")
     metadata = read_header(path)[1]
     return StoredAdapter(
         folder,
@@ -182,10 +177,11 @@ def copy_into_network(adapter: StoredAdapter, network: OpenVLAOFT) -> None:
         )
     matrices = layers.named_matrices()
     # peft's target_modules may leave out some maps. Without an adapter a map is as in the base: B is zero.
+    adapted = {name.rpartition(".")[0] for name in adapter.tensors}
     absent = {
         name: torch.zeros_like(matrix) if name.endswith("lora_B") else matrix
         for name, matrix in matrices.items()
-        if name not in adapter.tensors
+        if name.rpartition(".")[0] not in adapted
     }
     _copy_tensors(matrices, {**adapter.tensors, **absent}, adapter.folder / WEIGHTS_FILE)
     layers.refresh()

@@ -370,10 +370,6 @@ class OpenVLAOFT(nn.Module):
             return head.rows(hidden, ACTION_ROWS)
         return F.linear(hidden, head.weight[ACTION_ROWS]).float()
 
-    def vocabulary_logits(self, hidden: Tensor) -> Tensor:
-        """Logits of all ids, over which openvla-oft takes the argmax: hidden (B, A, D) -> (B, A, 32064) float32."""
-        return self.language_model.lm_head(hidden).float()
-
 
 def _lengths(prompt_ids: Tensor, prompt_lengths: Tensor | None) -> Tensor:
     """The length of each prompt, (B,); all are P where `prompt_lengths` is None."""

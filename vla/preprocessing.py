@@ -50,13 +50,9 @@ class ImageProcessor:
     image_resize_strategy: Literal["resize-naive"] = "resize-naive"
     tvf_do_letterbox: Literal[False] | None = None
 
-    def __post_init__(self) -> None:
-        if self.input_sizes != ((3, self.image_size, self.image_size),) * 2:
-            raise ValueError(f"input_sizes are {self.input_sizes}, expected the same square twice")
-
     @property
     def image_size(self) -> int:
-        """S: 224 in real checkpoints."""
+        """S: 224 in real checkpoints. `vla.loading` compares it with config.json."""
         return self.input_sizes[0][1]
 
     @property
