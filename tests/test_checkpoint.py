@@ -109,7 +109,7 @@ def test_public_checkpoints_are_llama_2_7b_with_their_own_epsilon(tmp_path):
     assert llama.rms_norm_eps == 1e-6
     assert llama.rope_parameters["rope_theta"] == 10000.0
     assert not llama.tie_word_embeddings
-    assert [vit.image_size for vit in config.vits] == [224, 224]
+    assert config.image_sizes == (224, 224)
     assert (config.num_images, config.chunk_length) == (None, 8)
 
 

@@ -89,7 +89,7 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     # Read small files first, so that a missing one is noticed before gigabytes of weights are read.
     tokenizer = load_tokenizer(folder)
     processor = ImageProcessor.load(folder)
-    if {vit.image_size for vit in info.config.vits} != {processor.image_size}:
+    if set(info.config.image_sizes) != {processor.image_size}:
         raise BadInput(f"{folder}: config.json and the image processor differ in image size: get both again")
     adapter = None if adapter_folder is None else read_adapter(Path(adapter_folder))
     frozen_weights = choose_frozen_weights(options.frozen_weights, device, adapter)

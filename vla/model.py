@@ -28,7 +28,7 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
 
 from vla.lora import AdaptedLayers, LoraLinear
-from vla.network_config import NetworkConfig, VitConfig
+from vla.network_config import NetworkConfig
 from vla.tokens import ACTION_TOKEN_IDS, EOS_ID, PAD_ID
 
 ACTION_ROWS = slice(ACTION_TOKEN_IDS.start, ACTION_TOKEN_IDS.stop)  # rows of lm_head: 31744..31999
@@ -87,11 +87,10 @@ class FusedVisionBackbone(nn.Module):
     Their last blocks, final norms and pooling are never computed. They exist because checkpoints hold their weights.
     """
 
-    def __init__(self, vits: tuple[VitConfig, VitConfig]):
+    def __init__(self, config: NetworkConfig):
         super().__init__()
-        dino, siglip = vits
-        self.featurizer = _create_vit(dino)
-        self.fused_featurizer = _create_vit(siglip)
+        self.featurizer = _create_vit(config, 0)
+        self.fused_featurizer = _create_vit(config, 1)
         # `vla.cuda_graphs` sets it. Then SigLIP runs on it at the same time as DINOv2, because few images do not use a
         # large GPU fully.
         self.second_stream: torch.cuda.Stream | None = None
@@ -112,13 +111,14 @@ class FusedVisionBackbone(nn.Module):
         return torch.cat([dino, siglip], dim=-1).unflatten(0, (len(pixel_values), -1)).flatten(1, 2)
 
 
-def _create_vit(config: VitConfig) -> VisionTransformer:
-    """Create a vision transformer without classifier and without pretrained weights."""
-    options = {"img_size": config.image_size} | config.overrides
+def _create_vit(config: NetworkConfig, index: int) -> VisionTransformer:
+    """Create the first or the second vision transformer, without classifier and without pretrained weights."""
+    options: dict[str, object] = {"img_size": config.image_sizes[index], **config.test_vit_overrides[index]}
+    options["act_layer"] = config.timm_override_act_layers[index]  # timm ignores None
     if torch.get_default_device().type == "meta":
         options["weight_init"] = "skip"  # meta tensors have no values to initialise
     # num_classes=0 drops the classifier and keeps SigLIP's attention pooling, whose weights are in every checkpoint.
-    return timm.create_model(config.timm_id, pretrained=False, num_classes=0, **options)
+    return timm.create_model(config.timm_model_ids[index], pretrained=False, num_classes=0, **options)
 
 
 def _patch_features(
@@ -251,7 +251,7 @@ class OpenVLAOFT(nn.Module):
     ):
         super().__init__()
         self.num_action_tokens = num_action_tokens  # A
-        self.vision_backbone = FusedVisionBackbone(config.vits)
+        self.vision_backbone = FusedVisionBackbone(config)
         vits = (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
         vision_dim = sum(vit.embed_dim for vit in vits)
         self.projector = Projector(vision_dim, config.llama.hidden_size)

@@ -1,13 +1,13 @@
 """Read the sizes of a network from the config.json of an OpenVLA checkpoint."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from transformers import LlamaConfig
 
-from contracts import BadInput
+from contracts import first_line
 from json_fields import read_fields
 from vla.tokens import BOS_ID, EOS_ID, PAD_ID
 
@@ -38,66 +38,41 @@ DEFAULT_CHUNK_LENGTH = 8
 MOST_LAYERS = 256
 
 
-@dataclass(frozen=True)
-class VitConfig:
-    """The sizes of one vision transformer."""
-
-    timm_id: str
-    image_size: int
-    overrides: dict[str, object]  # further keyword arguments of timm.create_model: the sizes of small models
-
-
-@dataclass(frozen=True)
-class NetworkConfig:
-    """What config.json says about the network and its training."""
-
-    vits: tuple[VitConfig, VitConfig]  # DINOv2, SigLIP
-    llama: LlamaConfig
-    num_images: int | None  # images per decision; None: the file does not say
-    chunk_length: int  # actions per decision
-    looks: tuple[str, ...]  # see CheckpointInfo
-
-
 # Sizes are bounded, so that a damaged number cannot make the program build a network for hours.
 _Size = Annotated[int, Field(ge=1, le=4096)]
 _TimmId = Annotated[str, Field(pattern="^vit_")]  # timm looks up names with a prefix on the network
 
 
 @dataclass
-class _ConfigFields:
-    """The fields of config.json that are read."""
+class NetworkConfig:
+    """What config.json says about the network and its training: the fields that are read.
+
+    Tuples have one entry per vision transformer: DINOv2, SigLIP. Raises ValueError for an unusable text_config.
+    """
 
     model_type: Literal["openvla"]
     timm_model_ids: tuple[_TimmId, _TimmId]
     image_sizes: tuple[_Size, _Size] = (224, 224)
     timm_override_act_layers: tuple[str | None, str | None] = (None, None)
-    # Only this project's small checkpoints have this field.
+    # Further sizes of small vision transformers. Only this project's checkpoints have this field.
     test_vit_overrides: tuple[dict[str, _Size], dict[str, _Size]] = ({}, {})
-    text_config: dict[str, object] | None = None
-    num_images_in_input: Annotated[int, Field(ge=1, le=3)] | None = None
-    num_action_chunks: Annotated[int, Field(ge=1, le=256)] = DEFAULT_CHUNK_LENGTH
-    looks: tuple[str, ...] = ()
+    text_config: dict[str, object] = field(default_factory=dict)
+    # Images per decision; None: the file does not say
+    num_images: Annotated[int | None, Field(alias="num_images_in_input", ge=1, le=3)] = None
+    # Actions per decision
+    chunk_length: Annotated[int, Field(alias="num_action_chunks", ge=1, le=256)] = DEFAULT_CHUNK_LENGTH
+    looks: tuple[str, ...] = ()  # see CheckpointInfo
+
+    def __post_init__(self) -> None:
+        try:
+            self.llama = _llama_config(self.text_config)
+        except Exception as error:  # transformers raises its own exceptions for fields of the wrong type
+            raise ValueError(f"text_config: {type(error).__name__}: {first_line(error)}") from error
 
 
 def read_network_config(folder: Path) -> NetworkConfig:
     """Read a checkpoint folder's config.json. Raises BadInput when it does not describe an OpenVLA network."""
-    path = folder / "config.json"
-    fields = read_fields(path, _ConfigFields, "give an OpenVLA-OFT checkpoint")
-    overrides: list[dict[str, object]] = []
-    for activation, sizes in zip(fields.timm_override_act_layers, fields.test_vit_overrides, strict=True):
-        overrides.append({"act_layer": activation, **sizes} if activation else {**sizes})
-    dino, siglip = map(VitConfig, fields.timm_model_ids, fields.image_sizes, overrides)
-    try:
-        llama = _llama_config(fields.text_config or {})
-    except Exception as error:  # transformers raises its own exceptions for fields of the wrong type
-        raise BadInput(f"{path}: not a usable OpenVLA config ({type(error).__name__}: {error})") from error
-    return NetworkConfig(
-        vits=(dino, siglip),
-        llama=llama,
-        num_images=fields.num_images_in_input,
-        chunk_length=fields.num_action_chunks,
-        looks=fields.looks,
-    )
+    return read_fields(folder / "config.json", NetworkConfig, "give an OpenVLA-OFT checkpoint")
 
 
 def _llama_config(text_config: dict[str, Any]) -> LlamaConfig:
