@@ -85,6 +85,7 @@ def test_adapter_of_another_rank_or_alpha_is_refused(small_one_image, tmp_path, 
     [
         {"use_dora": True},
         {"use_rslora": True},
+        {"modules_to_save": ["projector.fc3"]},
         {"init_lora_weights": "pissa"},  # peft changes the base before it trains such an adapter
         {"peft_type": "LOHA"},
         {"lora_alpha": None},

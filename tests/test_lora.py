@@ -119,7 +119,9 @@ def full_size(tmp_path_factory) -> OpenVLAOFT:
     folder = tmp_path_factory.mktemp("public")
     (folder / "config.json").write_text(json.dumps(PUBLIC_CONFIG))
     with torch.device("meta"):
-        return OpenVLAOFT(read_network_config(folder), 56, ProprioProjector(8, 4096))
+        network = OpenVLAOFT(read_network_config(folder), 56)
+        network.proprio_projector = ProprioProjector(8, 4096)
+        return network
 
 
 def test_full_size_network_has_the_reference_adapters(full_size):

@@ -25,8 +25,6 @@ PROPRIO_FILE = "proprio_projector.safetensors"
 # The base checkpoint's small files that evaluation reads.
 SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.json")
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
-# The folder in an openvla-oft run folder that holds the adapter. What belongs to it lies in the run folder.
-OPENVLA_OFT_FOLDER = "lora_adapter"
 
 
 @dataclass
@@ -44,6 +42,7 @@ class _ConfigFields:
     use_dora: Literal[False] | None = None
     use_rslora: Literal[False] | None = None
     alpha_pattern: Annotated[dict[str, object], Field(max_length=0)] | None = None
+    modules_to_save: tuple[()] | None = None
     base_model_name_or_path: str | None = None
 
 
@@ -82,9 +81,10 @@ def base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | N
     folder, such as RUN/checkpoints/best. Raises BadInput when `checkpoint` is an adapter and `adapter` is given, too.
     """
     folder = resolve_pointer(Path(checkpoint))
-    in_run_folder = folder / OPENVLA_OFT_FOLDER
+    # A run of openvla-oft that was not merged has its adapter in this folder, and what belongs to it beside the folder.
+    in_run_folder = folder / "lora_adapter"
     if (in_run_folder / CONFIG_FILE).is_file() and not (folder / "config.json").exists():
-        folder = in_run_folder  # a run of openvla-oft that was not merged
+        folder = in_run_folder
     base = base_of_adapter(folder)
     if base is None:
         return checkpoint, adapter

@@ -246,9 +246,7 @@ class OpenVLAOFT(nn.Module):
 
     adapters: AdaptedLayers  # set after `vla.lora.add_lora` has added adapters to this network
 
-    def __init__(
-        self, config: NetworkConfig, num_action_tokens: int, proprio_projector: ProprioProjector | None = None
-    ):
+    def __init__(self, config: NetworkConfig, num_action_tokens: int):
         super().__init__()
         self.num_action_tokens = num_action_tokens  # A
         self.vision_backbone = FusedVisionBackbone(config)
@@ -256,7 +254,7 @@ class OpenVLAOFT(nn.Module):
         vision_dim = sum(vit.embed_dim for vit in vits)
         self.projector = Projector(vision_dim, config.llama.hidden_size)
         self.language_model = LlamaForCausalLM(config.llama)
-        self.proprio_projector = proprio_projector
+        self.proprio_projector: ProprioProjector | None = None
         self.num_blocks = self.vision_backbone.num_blocks + config.llama.num_hidden_layers
         # How many blocks recompute their activations in the backward pass instead of keeping them. These are the first
         # ones in the order of the forward pass, so those of the vision transformers come first: they save more memory
