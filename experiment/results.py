@@ -236,11 +236,10 @@ def open_results(path: Path, settings: Settings, plan: Plan, other_results: Resu
     if not path.exists():
         return Results(path, settings)
     results = read_results(path)
-    stored: Mapping[str, object] = {**results.settings}
     differences = [
-        f"{name} (file: {stored[name]}, now: {value})"
+        f"{name} (file: {results.settings.get(name)}, now: {value})"
         for name, value in settings.items()
-        if stored[name] != value
+        if results.settings.get(name) != value
     ]
     if differences:
         raise BadInput(
@@ -256,15 +255,15 @@ def open_results(path: Path, settings: Settings, plan: Plan, other_results: Resu
 
 def check_comparable(settings: Settings, plan: Plan, other_results: Results) -> None:
     """Raise BadInput if `other_results` differ in more than the policy, or have no episode in common with the plan."""
-    ours: Mapping[str, object] = {**settings}
-    theirs: Mapping[str, object] = {**other_results.settings}
     for name in EQUAL_IN_COMPARISONS:
+        ours = settings.get(name)
+        theirs = other_results.settings.get(name)
         # The L1 head and greedy tokens are both deterministic, so they may be compared, but not with sampling.
-        both_deterministic = name == "mode" and "sample" not in (ours[name], theirs[name])
-        if ours[name] != theirs[name] and not both_deterministic:
+        both_deterministic = name == "mode" and "sample" not in (ours, theirs)
+        if ours != theirs and not both_deterministic:
             raise BadInput(
-                f"--compare-with {other_results.path} was evaluated with {name} {theirs[name]}, "
-                f"this evaluation with {ours[name]}: use the same for both"
+                f"--compare-with {other_results.path} was evaluated with {name} {theirs}, "
+                f"this evaluation with {ours}: use the same for both"
             )
     if other_results.episodes.keys().isdisjoint(plan.keys):
         raise BadInput(

@@ -118,10 +118,9 @@ def _module_file(folder: Path, module: str) -> Path | None:
 
 def _statistics_folder(checkpoint: Path, adapter: str | None, statistics: str | None) -> Path:
     """The first folder with dataset statistics: `statistics`, then `adapter`, the one around it, the checkpoint."""
-    folders = [Path(statistics)] if statistics else []
-    if adapter:
-        # A run folder of openvla-oft has the statistics beside the adapter's folder.
-        folders += [Path(adapter), Path(adapter).resolve().parent]
+    folders = [Path(name) for name in (statistics, adapter) if name]
+    if adapter:  # a run folder of openvla-oft has the statistics beside the adapter's folder
+        folders.append(Path(adapter).resolve().parent)
     for folder in folders:
         if (folder / STATISTICS_FILE).is_file():
             return folder
