@@ -161,9 +161,9 @@ def test_a_hung_worker_is_noticed_while_others_keep_the_pool_busy():
 
 
 def test_a_stopped_worker_is_named_in_the_log_before_its_deadline(monkeypatch, caplog):
-    monkeypatch.setattr(pool_module, "QUIET_S", 0.5)
     with worker_pool(num_envs=1) as pool:
         worker = worker_of(run_chunk(pool))
+        monkeypatch.setattr(pool_module, "QUIET_S", 0.5)  # not before: the worker takes longer to start
         os.kill(worker, signal.SIGSTOP)
         pool.step(0, CHUNK)
         assert pool.ready(timeout_s=0.9) == []
