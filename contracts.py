@@ -83,14 +83,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def refuse_lfs_pointer(path: Path) -> None:
     """Raise BadInput if git-lfs has left a text file that only names the real one."""
-    if (
-        path.is_file()
-        and path.stat().st_size < 200
-        and path.read_bytes().startswith(b"version https://git-lfs")
-    ):
-        raise BadInput(
-            f"{path}: is only git-lfs's pointer to the real file: run `git lfs pull` in its folder"
-        )
+    is_small_file = path.is_file() and path.stat().st_size < 200
+    if is_small_file and path.read_bytes().startswith(b"version https://git-lfs"):
+        raise BadInput(f"{path}: is only git-lfs's pointer to the file: run `git lfs pull` in its folder")
 
 
 def write_json(path: Path, value: object) -> None:
@@ -122,21 +117,18 @@ def output_place(out: Path, flag: str = "--out") -> Iterator[None]:
     except OSError as error:
         if is_tried and error.errno not in DISK_ERRORS:
             raise
+        place = f"{flag} {out}: {error.filename or 'a file'}"
         raise BadInput(
-            f"{flag} {out}: {error.filename or 'a file'} cannot be written ({error.strerror}): free disk space, or "
-            "name another place"
+            f"{place} cannot be written ({error.strerror}): free disk space, or name another"
         ) from error
 
 
 @contextlib.contextmanager
 def unfinished_folder(out: Path) -> Iterator[Path]:
-    """A new folder OUT.unfinished beside `out`. It is removed at the end of the block, if it is still there.
-
-    What a killed program has left under that name is removed first. Raises BadInput as `output_place` does.
-    """
+    """A new folder OUT.unfinished beside `out`, removed after the block. Raises BadInput as `output_place` does."""
     folder = out.with_name(f"{out.name}.unfinished")
     with output_place(out):
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)  # what a kill has left
         folder.mkdir(parents=True)
         try:
             yield folder

@@ -33,7 +33,6 @@ import tyro
 from benchmarks.soak import MAX_GROWTH, resident_mib
 from configs.presets import TINY_CHECKPOINT
 from contracts import read_json
-from workshop import sft_progress
 
 PROJECT = Path(__file__).resolve().parents[1]
 MARK = (
@@ -148,8 +147,6 @@ def die(kill: Kill, command: Sequence[str]) -> None:
         return function(*args, **kwargs)
 
     setattr(owner, name, dying)
-    if kill.program == "sft":
-        sft_progress.SAVE_EVERY_S = 0.5  # in place of minutes, which this training does not last
     if command[0] == "-m":
         sys.argv = list(command[1:])
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)

@@ -149,13 +149,19 @@ def _write(folder: Path, learner: Learner, state: TrainerState) -> None:
     contents: dict[str, object] = {"state": asdict(state), "optimizer": learner.optimizer.state_dict()}
     if learner.critic is not None:
         contents["critic"] = learner.critic.episodes
-    # torch saves into memory first, because its own file writer does not say why a file cannot be written.
-    in_memory = io.BytesIO()
-    torch.save(contents, in_memory)
-    (folder / TRAINER_FILE).write_bytes(in_memory.getbuffer())
+    write_trainer_state(folder / TRAINER_FILE, contents)
     for path in folder.rglob("*"):
         _flush(path)
     _flush(folder)
+
+
+def write_trainer_state(path: Path, contents: dict[str, object]) -> None:
+    """Write tensors and plain values, as torch.load reads them, and flush them to the disk. Raises OSError."""
+    # torch saves into memory first, because its own file writer does not say why a file cannot be written.
+    in_memory = io.BytesIO()
+    torch.save(contents, in_memory)
+    path.write_bytes(in_memory.getbuffer())
+    _flush(path)
 
 
 def _remove_old(checkpoints: Path, global_step: int, keep: int) -> None:

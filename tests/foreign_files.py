@@ -18,7 +18,6 @@ from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg
 CAMERAS = ("image", "image2")  # of HuggingFaceVLA/libero: agentview, wrist
 CAMERA_KEYS = [f"observation.images.{camera}" for camera in CAMERAS]
 FPS = 10
-VIDEO_PATH_2 = "videos/chunk-{episode_chunk:03d}/{video_key}/episode_{episode_index:06d}.mp4"  # of version 2
 VIDEO_PATH = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
 Encode = Callable[[np.ndarray], bytes]  # picture -> file
 
@@ -71,57 +70,39 @@ def png(image: np.ndarray) -> bytes:
 # LeRobot
 
 
-def write_lerobot(
-    folder: Path, recordings: list[Recording], video: bool = False, version: str = "v3.0"
-) -> Path:
-    """A dataset of one chunk. Version 3: all episodes in one Parquet file, and in one video of each camera.
-
-    Version 2: a Parquet file and videos for each episode.
-    """
+def write_lerobot(folder: Path, recordings: list[Recording], video: bool = False) -> Path:
+    """A dataset of version 3: all episodes in one Parquet file, and in one video of each camera."""
     pytest.importorskip("av")
     instructions = sorted({recording.instruction for recording in recordings})
     (folder / "meta").mkdir(parents=True)
-    (folder / "meta" / "info.json").write_text(json.dumps(_info(len(recordings), video, version)))
+    (folder / "meta" / "info.json").write_text(json.dumps(_info(len(recordings), video)))
     episodes = [
         _steps(recording, index, instructions, with_pictures=not video)
         for index, recording in enumerate(recordings)
     ]
-    if version.startswith("v2"):
-        tasks = [{"task_index": i, "task": text} for i, text in enumerate(instructions)]
-        _write_lines(folder / "meta/tasks.jsonl", tasks)
-        _write_lines(folder / "meta/episodes.jsonl", _episodes(recordings, video=False))
-        for index, steps in enumerate(episodes):
-            _write_parquet(folder / f"data/chunk-000/episode_{index:06d}.parquet", steps)
-    else:
-        tasks = [{"task_index": i, "__index_level_0__": text} for i, text in enumerate(instructions)]
-        _write_parquet(folder / "meta/tasks.parquet", tasks)
-        _write_parquet(folder / "meta/episodes/chunk-000/file-000.parquet", _episodes(recordings, video))
-        _write_parquet(folder / "data/chunk-000/file-000.parquet", list(chain(*episodes)))
+    tasks = [{"task_index": i, "__index_level_0__": text} for i, text in enumerate(instructions)]
+    _write_parquet(folder / "meta/tasks.parquet", tasks)
+    _write_parquet(folder / "meta/episodes/chunk-000/file-000.parquet", _episodes(recordings, video))
+    _write_parquet(folder / "data/chunk-000/file-000.parquet", list(chain(*episodes)))
     if video:
         for camera, key in enumerate(CAMERA_KEYS):
-            images = [recording.images[:, camera] for recording in recordings]
-            if version.startswith("v2"):
-                for index, pictures in enumerate(images):
-                    name = VIDEO_PATH_2.format(video_key=key, episode_chunk=0, episode_index=index)
-                    write_video(folder / name, pictures)
-            else:
-                name = VIDEO_PATH.format(video_key=key, chunk_index=0, file_index=0)
-                write_video(folder / name, np.concatenate(images))
+            images = np.concatenate([recording.images[:, camera] for recording in recordings])
+            write_video(folder / VIDEO_PATH.format(video_key=key, chunk_index=0, file_index=0), images)
     return folder
 
 
-def _info(num_episodes: int, video: bool, version: str) -> dict:
+def _info(num_episodes: int, video: bool) -> dict:
     shapes = {"observation.state": [8], "action": [7]}
     shapes |= {"timestamp": [1], "episode_index": [1], "task_index": [1]}
     features = {name: {"dtype": "float32", "shape": shape} for name, shape in shapes.items()}
     for key in CAMERA_KEYS:
         features[key] = {"dtype": "video" if video else "image", "shape": [64, 64, 3]}
     return {
-        "codebase_version": version,
+        "codebase_version": "v3.0",
         "fps": FPS,
         "total_episodes": num_episodes,
         "features": features,
-        "video_path": VIDEO_PATH_2 if version.startswith("v2") else VIDEO_PATH,
+        "video_path": VIDEO_PATH,
     }
 
 
@@ -163,10 +144,6 @@ def _write_parquet(path: Path, rows: list[dict]) -> None:
     pq = pytest.importorskip("pyarrow.parquet")
     path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows), path)
-
-
-def _write_lines(path: Path, rows: list[dict]) -> None:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_video(path: Path, images: np.ndarray) -> None:

@@ -192,19 +192,9 @@ def test_files_of_a_run(name, tmp_path, monkeypatch):
     check(run / name, read)
 
 
-@pytest.mark.parametrize(
-    ("version", "name"),
-    [
-        ("v2.1", "info.json"),
-        ("v2.1", "episodes.jsonl"),
-        ("v2.1", "tasks.jsonl"),
-        ("v3.0", "info.json"),
-        ("v3.0", "tasks.parquet"),
-        ("v3.0", "episodes/chunk-000/file-000.parquet"),
-    ],
-)
-def test_meta_folder_of_a_lerobot_dataset(version, name, tmp_path):
-    folder = write_lerobot(tmp_path / "libero", [record(0), record(1)], version=version)
+@pytest.mark.parametrize("name", ["info.json", "tasks.parquet", "episodes/chunk-000/file-000.parquet"])
+def test_meta_folder_of_a_lerobot_dataset(name, tmp_path):
+    folder = write_lerobot(tmp_path / "libero", [record(0), record(1)])
     check(
         folder / "meta" / name,
         lambda: read_episodes([folder], num_images=2, image_size=32),

@@ -28,13 +28,11 @@ from vla.merge import merge
 from vla.network_io import ACTION_HEAD_FILE, load_network
 from vla.policy import Mode, Policy
 from vla.tokens import FIRST_ACTION_TOKEN
-from workshop import sft
 from workshop.demo_files import DemoEpisode
-from workshop.sft import fine_tune
+from workshop.sft import SFT_RUN_FILE, STATE_FILE, fine_tune
 from workshop.sft_check import check_written
 from workshop.sft_config import SftArgs
 from workshop.sft_data import make_observations, read_demos
-from workshop.sft_progress import SFT_RUN_FILE, STATE_FILE
 from workshop.sft_update import SUPERVISED, actions_of, demonstration_batch, logits_of
 from workshop.tiny import TinySize, make_tiny_checkpoint
 from workshop.whole_network import WholeNetwork
@@ -217,12 +215,11 @@ def test_after_a_kill_the_same_command_goes_on_to_the_same_weights(
     straight = fine_tune(sft_args(demos, tmp_path / "straight", **changes))
     args = sft_args(demos, tmp_path / "killed", **changes)
     with monkeypatch.context() as patch:
-        patch.setattr(sft, "SAVE_EVERY_S", 0.0)
         act_in_step(patch, {3: fail})
         with pytest.raises(MemoryError):
             fine_tune(args)
     with monkeypatch.context() as patch:
-        act_in_step(patch, dict.fromkeys(range(3), fail))  # these steps are not taken again
+        act_in_step(patch, dict.fromkeys(range(2), fail))  # these steps are not taken again
         out = fine_tune(args)
     assert_same_training(out, straight)
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "init") == ["killed", "straight"]
@@ -247,7 +244,12 @@ def test_a_metrics_file_that_cannot_be_written_costs_no_training(
     demos, episodes, tmp_path, monkeypatch, capsys
 ):
     obstacle = tmp_path / "out" / "sft_metrics.jsonl"
-    act_in_step(monkeypatch, {0: obstacle.mkdir, 2: obstacle.rmdir})
+
+    def obstruct() -> None:
+        obstacle.unlink()
+        obstacle.mkdir()
+
+    act_in_step(monkeypatch, {0: obstruct, 2: obstacle.rmdir})
     out = fine_tune(sft_args(demos, tmp_path / "out"))
     assert f"{obstacle} could not be written" in capsys.readouterr().out
     assert [record["step"] for record in read_records(out)] == [2, 4]

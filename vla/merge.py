@@ -99,9 +99,8 @@ def check_space(info: CheckpointInfo, folder: Path) -> None:
     needed_bytes = sum(path.stat().st_size for path in {tensor.path for tensor in info.weights.values()})
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < 1.02 * needed_bytes:
-        raise BadInput(
-            f"--out {folder}: {needed_bytes / 1e9:.1f} GB are needed, {free_bytes / 1e9:.1f} GB are free"
-        )
+        needed_and_free = f"{needed_bytes / 1e9:.1f} GB are needed, {free_bytes / 1e9:.1f} GB are free"
+        raise BadInput(f"--out {folder}: {needed_and_free}")
 
 
 def _logits(policy: Policy, observations: Sequence[Observation]) -> Tensor:
@@ -209,7 +208,6 @@ def judge(unmerged: Tensor, merged: Tensor, untrained: Tensor, precision: float)
 
 
 def main(argv: Sequence[str]) -> None:
-    """Read the flags, merge, and print how well the result agrees."""
     args = parse_flags(MergeArgs, argv, prog="python -m vla.merge")
     from vla.device import choose_device
 

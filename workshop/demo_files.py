@@ -51,15 +51,10 @@ def episode_path(folder: Path, task_id: int, index: int) -> Path:
 def list_episodes(folder: Path) -> list[Path]:
     """The episode files of a folder, sorted by task and index. Raises BadInput if there is none."""
     paths = sorted(Path(folder).glob("episode_*.npz"))
-    if not paths and any(Path(folder).rglob("*.hdf5")):
-        raise BadInput(
-            f"{folder}: HDF5 files are not read; LIBERO's own demonstrations are read as RLDS data "
-            "(--demos openvla/modified_libero_rlds/libero_spatial_no_noops) or as a LeRobot dataset"
-        )
     if not paths:
         raise BadInput(
-            f"{folder}: no demonstrations (episode_*.npz, LeRobot's meta/info.json, *.tfrecord*); run: "
-            f"python -m workshop.demos --out {folder}"
+            f"{folder}: no demonstrations: expected episode_*.npz of workshop.demos, a LeRobot dataset or RLDS data "
+            "(LIBERO's own: openvla/modified_libero_rlds/libero_spatial_no_noops); HDF5 files are not read"
         )
     return paths
 
@@ -79,7 +74,10 @@ def write_episode(path: Path, episode: DemoEpisode) -> None:
 
 
 def read_episode(path: Path) -> DemoEpisode:
-    """Read what `write_episode` wrote; nothing in the file is executed. Raises BadInput for a broken file."""
+    """Read what `write_episode` wrote; nothing in the file is executed.
+
+    Raises BadInput for a broken file, for one without frames, and for fields whose lengths do not fit together.
+    """
     try:
         with np.load(path, allow_pickle=False) as stored:
             fields = {name: array if array.ndim else array.item() for name, array in stored.items()}
@@ -87,29 +85,16 @@ def read_episode(path: Path) -> DemoEpisode:
         offsets = fields.pop("jpeg_offsets").tolist()
         jpegs = [[jpeg_bytes[start:end] for start, end in frame] for frame in offsets]
         episode = DemoEpisode(jpegs=jpegs, **fields)
-        _check_fields(episode)
+        lengths = {len(jpegs), len(episode.frame_steps), len(episode.proprio)}
+        if len(lengths) > 1 or 0 in lengths:
+            raise ValueError(f"frames, their steps and states: {lengths} of them")
+        if episode.frame_steps.max() + CHUNK_LENGTH > len(episode.actions):
+            raise ValueError(f"{len(episode.actions)} actions, a frame at step {episode.frame_steps.max()}")
         return episode
     except Exception as fault:  # damaged files raise a dozen kinds of exceptions in NumPy, zipfile and zlib
         raise BadInput(
             f"{path}: no readable demonstration ({first_line(fault)}); delete the file and collect it again"
         ) from fault
-
-
-def _check_fields(episode: DemoEpisode) -> None:
-    """Raise ValueError if an episode has no frames, or if its fields do not fit together."""
-    num_frames = len(episode.jpegs)
-    steps = episode.frame_steps
-    if num_frames == 0 or steps.shape != (num_frames,) or len(episode.proprio) != num_frames:
-        raise ValueError(f"{num_frames} frames, {steps.shape} steps of frames, {len(episode.proprio)} states")
-    if steps.min() < 0 or steps.max() + CHUNK_LENGTH > len(episode.actions):
-        raise ValueError(
-            f"{len(episode.actions)} actions, frames at the steps {steps.min()} to {steps.max()}"
-        )
-    for array in (episode.actions, episode.proprio):
-        if array.ndim != 2 or not np.isfinite(array).all():
-            raise ValueError("actions or states are not rows of finite numbers")
-    if not isinstance(episode.instruction, str) or not isinstance(episode.looks, str):
-        raise ValueError("instruction or looks is no text")
 
 
 def encode_jpeg(image: np.ndarray) -> bytes:

@@ -126,26 +126,21 @@ def collect(args: DemosArgs) -> Counter[str]:
     with output_place(args.out):
         args.out.mkdir(parents=True, exist_ok=True)
         check_recipe(args)
-        return play_missing(args)
-
-
-def play_missing(args: DemosArgs) -> Counter[str]:
-    """Play what the folder still lacks; returns how many episodes ended as success, failure and fault."""
-    episode_ids = missing_episodes(args)
-    num_episodes = len(args.task_ids) * args.episodes
-    print(f"{args.out}: {len(episode_ids)} of {num_episodes} episodes to play", flush=True)
-    counts: Counter[str] = Counter()
-    started = time.monotonic()
-    reported = started
-    with (args.out / JOURNAL_FILE).open("a") as journal:
-        for played in play_attempts(args, episode_ids):
-            counts[played.outcome] += 1
-            journal.write(json.dumps(asdict(played)) + "\n")
-            journal.flush()
-            now = time.monotonic()
-            if counts.total() == len(episode_ids) or now - reported > REPORT_EVERY_S:
-                reported = now
-                print_progress(counts, len(episode_ids), now - started)
+        episode_ids = missing_episodes(args)
+        num_episodes = len(args.task_ids) * args.episodes
+        print(f"{args.out}: {len(episode_ids)} of {num_episodes} episodes to play", flush=True)
+        counts: Counter[str] = Counter()
+        started = time.monotonic()
+        reported = started
+        with (args.out / JOURNAL_FILE).open("a") as journal:
+            for played in play_attempts(args, episode_ids):
+                counts[played.outcome] += 1
+                journal.write(json.dumps(asdict(played)) + "\n")
+                journal.flush()
+                now = time.monotonic()
+                if counts.total() == len(episode_ids) or now - reported > REPORT_EVERY_S:
+                    reported = now
+                    print_progress(counts, len(episode_ids), now - started)
     return counts
 
 
@@ -201,21 +196,19 @@ def play_attempts(args: DemosArgs, episode_ids: Sequence[EpisodeId]) -> Iterator
     if args.num_envs == 1:
         yield from map(partial(play_attempt, args), episode_ids)
         return
-    num_workers = min(args.num_envs, len(episode_ids))
-    workers = [ProcessWorker(partial, play_attempt, args) for _ in range(num_workers)]
+    workers = [ProcessWorker(partial, play_attempt, args) for _ in episode_ids[: args.num_envs]]
+    busy = list(workers)
     waiting = deque(episode_ids)
-    idle = list(workers)
-    busy: list[ProcessWorker] = []
     try:
-        while waiting or busy:
-            while waiting and idle:
-                worker = idle.pop()
-                worker.request(waiting.popleft(), timeout_s=EPISODE_S)
-                busy.append(worker)
+        for worker in workers:
+            worker.request(waiting.popleft(), timeout_s=EPISODE_S)
+        while busy:
             for worker in ProcessWorker.wait(busy, EPISODE_S):
                 yield worker.receive()
-                busy.remove(worker)
-                idle.append(worker)
+                if waiting:
+                    worker.request(waiting.popleft(), timeout_s=EPISODE_S)
+                else:
+                    busy.remove(worker)
     finally:
         for worker in workers:
             worker.close()

@@ -1,4 +1,4 @@
-"""Convert demonstrations of other programs to `DemoEpisode`s: LeRobot datasets (lerobot.py), RLDS folders (rlds.py).
+"""Convert demonstrations of other programs to `DemoEpisode`s: LeRobot v3 datasets (lerobot.py), RLDS folders (rlds.py).
 
 Datasets do not say which value of the gripper's command closes it, whether states have finger joints in metres, and
 whether actions are those of LIBERO's env. The numbers have to show it, or the dataset is refused: the fingers' motion
@@ -169,9 +169,7 @@ def open_foreign(folder: Path, flip: Flip) -> tuple[int, Iterator[tuple[str, Dem
         num_episodes += 1
         num_short += num_moving < CHUNK_LENGTH
     if num_short == num_episodes:
-        raise BadInput(
-            f"{folder}: none of its {num_episodes} episodes has {CHUNK_LENGTH} env steps of motion"
-        )
+        raise BadInput(f"{folder}: none of {num_episodes} episodes moves for {CHUNK_LENGTH} env steps")
     closing = survey.closing_command(folder)
     print(
         f"{folder}: {num_episodes} episodes, gripper {min(survey.commands):g} and {max(survey.commands):g}, "
@@ -211,29 +209,28 @@ def _converted(folder: Path, closing: float, flip: Flip) -> Iterator[tuple[str, 
 
 
 def _as_jpegs(pictures: Sequence[bytes | np.ndarray], flip: Flip, location: str) -> list[bytes]:
-    """The images of one frame as JPEG files. Raises BadInput for images that cannot be read or are not square."""
-    return [_as_jpeg(picture, flip, location) for picture in pictures]
-
-
-def _as_jpeg(picture: bytes | np.ndarray, flip: Flip, location: str) -> bytes:
-    """One image as a JPEG file. Raises BadInput for an image that cannot be read or is not square.
+    """The images of one frame as JPEG files. Raises BadInput for images that cannot be read or are not square.
 
     The images that a policy observes are compressed to JPEG and decoded once. A JPEG file has had that already, so it
     stays as it is, if `flip` is "none". Every other image is compressed now.
     """
-    try:
-        image = Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else Image.fromarray(picture)
-        if isinstance(picture, bytes) and image.format == "JPEG" and flip == "none":
-            jpeg = picture
-        else:
-            row_stride, column_stride = STRIDES[flip]
-            jpeg = encode_jpeg(np.asarray(image.convert("RGB"))[::row_stride, ::column_stride])
-    except Exception as fault:  # a damaged picture can raise nearly any exception in Pillow
-        raise BadInput(
-            f"{location}: a picture cannot be read ({first_line(fault)}): download the dataset again"
-        ) from fault
-    if image.width != image.height:
-        raise BadInput(
-            f"{location}: images of {image.width} x {image.height}; LIBERO's are square: crop them"
-        )
-    return jpeg
+    jpegs = []
+    row_stride, column_stride = STRIDES[flip]
+    for picture in pictures:
+        try:
+            image = (
+                Image.open(io.BytesIO(picture)) if isinstance(picture, bytes) else Image.fromarray(picture)
+            )
+            if isinstance(picture, bytes) and image.format == "JPEG" and flip == "none":
+                jpegs.append(picture)
+            else:
+                jpegs.append(encode_jpeg(np.asarray(image.convert("RGB"))[::row_stride, ::column_stride]))
+        except Exception as fault:  # a damaged picture can raise nearly any exception in Pillow
+            raise BadInput(
+                f"{location}: a picture cannot be read ({first_line(fault)}): download the dataset again"
+            ) from fault
+        if image.width != image.height:
+            raise BadInput(
+                f"{location}: images of {image.width} x {image.height}; LIBERO's are square: crop them"
+            )
+    return jpegs

@@ -1,12 +1,11 @@
-"""Read LeRobot datasets of versions 2 and 3 without the package lerobot.
+"""Read LeRobot datasets of version 3 without the package lerobot.
 
-Numbers and PNG images are in Parquet files, videos in MP4 files. meta/info.json names the features. In version 3,
-meta/episodes/ says how long each episode is, and in which video and at which second it begins. In version 2,
-meta/episodes.jsonl says how long each episode is, and each has videos of its own.
+Numbers and PNG images are in Parquet files, videos in MP4 files. meta/info.json names the features. meta/episodes/ says
+how long each episode is, and in which video and at which second it begins.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -19,7 +18,7 @@ from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from contracts import BadInput, first_line, refuse_lfs_pointer
-from json_fields import read_fields, read_lines
+from json_fields import read_fields
 from workshop.stored_episode import StoredEpisode, choose_cameras
 
 # Possible names of a feature: first lerobot's, then that of openpi's conversion.
@@ -34,39 +33,20 @@ Row = dict[str, Any]  # a row of a Parquet file, by the names of its columns
 Frames = Iterator[tuple[float, np.ndarray]]  # of a video: the time (s) and the image of each
 
 
-class Feature(TypedDict):
-    dtype: str
-
-
 class Info(TypedDict):
     """The fields of meta/info.json that are read."""
 
     codebase_version: str
     storage_format: NotRequired[str | None]
-    features: dict[str, Feature]
+    features: dict[str, dict[str, object]]
     fps: Annotated[float, Field(gt=0, le=1e4)]  # env steps per second of video
     total_episodes: int
     video_path: NotRequired[str | None]  # template of the path of a video
-    chunks_size: NotRequired[Annotated[int, Field(gt=0)]]  # of version 2: episodes in a folder
-
-
-class Entry(TypedDict):
-    """A line of version 2's meta/episodes.jsonl."""
-
-    episode_index: int
-    length: int
-
-
-class Task(TypedDict):
-    """A line of version 2's meta/tasks.jsonl."""
-
-    task_index: int
-    task: str
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """What meta/info.json says about a dataset."""
+    """What meta/info.json says about a dataset, and how far its videos were read."""
 
     folder: Path
     info: Info
@@ -74,27 +54,20 @@ class Dataset:
     action: str  # name of the feature with the actions
     cameras: list[str]  # names of the features with images, agentview before wrist
     videos: list[str]  # the cameras whose images are in MP4 files
-
-    @property
-    def is_version_2(self) -> bool:
-        return self.info["codebase_version"].startswith("v2.")
+    open_videos: dict[Path, Frames] = field(default_factory=dict)  # the unread frames of each file
 
 
 def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
     """Yield the episodes of a dataset. Raises BadInput for other versions, missing features and damaged files."""
     info = read_fields(folder / "meta" / "info.json", Info, REPAIR)
     version = info["codebase_version"]
+    if (folder / "meta" / "tasks.jsonl").exists():
+        version = "v2 (meta/tasks.jsonl)"  # whatever info.json says
     storage_format = info.get("storage_format") or "parquet"
-    if not version.startswith(("v2.", "v3.")) or storage_format != "parquet":
+    if not version.startswith("v3.") or storage_format != "parquet":
         raise BadInput(
-            f"{folder}: a LeRobot dataset of codebase_version {version}, stored as {storage_format}: expected v2 or v3 "
-            "as parquet: convert it by lerobot"
-        )
-    has_tasks_of_v3 = (folder / "meta/tasks.parquet").exists()
-    if version.startswith("v3.") and not has_tasks_of_v3 and (folder / "meta/tasks.jsonl").exists():
-        raise BadInput(
-            f"{folder}: meta/info.json says {version}, but meta/tasks.jsonl is a file of v2: download all files of one "
-            "of the two versions"
+            f"{folder}: a LeRobot dataset of version {version}, stored as {storage_format}: expected v3 as "
+            "parquet: convert it by lerobot"
         )
     try:
         yield from _read_episodes(_parse_info(folder, info), with_pictures)
@@ -108,7 +81,7 @@ def read_dataset(folder: Path, with_pictures: bool) -> Iterator[StoredEpisode]:
 
 
 def _parse_info(folder: Path, info: Info) -> Dataset:
-    types = {name: feature["dtype"] for name, feature in info["features"].items()}
+    types = {name: feature.get("dtype") for name, feature in info["features"].items()}
     cameras = choose_cameras([name for name in types if types[name] in ("image", "video")], str(folder))
     return Dataset(
         folder=folder,
@@ -134,13 +107,12 @@ def _choose_feature(features: Iterable[str], names: Sequence[str], folder: Path)
 def _read_episodes(dataset: Dataset, with_pictures: bool) -> Iterator[StoredEpisode]:
     """Yield the episodes. Raises ValueError, KeyError and others where the files contradict each other."""
     entries = _read_entries(dataset)
-    instructions = _read_instructions(dataset)
+    instructions = _read_instructions(dataset.folder)
     columns = ["episode_index", "task_index", dataset.state, dataset.action]
-    if dataset.videos and "timestamp" in dataset.info["features"]:
+    if dataset.videos:
         columns.append("timestamp")
     if with_pictures:
         columns += [name for name in dataset.cameras if name not in dataset.videos]
-    open_videos: dict[str, tuple[Path, Frames]] = {}  # of each camera
     num_episodes = 0
     all_rows = _read_rows(dataset.folder.glob("data/*/*.parquet"), columns)
     for index, group in groupby(all_rows, itemgetter("episode_index")):
@@ -148,18 +120,14 @@ def _read_episodes(dataset: Dataset, with_pictures: bool) -> Iterator[StoredEpis
         entry = entries.get(index, {"length": 0})
         if len(rows) != entry["length"]:
             raise ValueError(f"episode {index} has {len(rows)} of {entry['length']} rows")
-        texts = {instructions.get(row["task_index"], "") for row in rows}
-        if len(texts) > 1:
-            raise BadInput(
-                f"{dataset.folder}, episode {index}: several instructions ({', '.join(sorted(texts))}), expected one: "
-                "cut it into episodes of one task"
-            )
+        if len({row["task_index"] for row in rows}) > 1:
+            raise ValueError(f"episode {index} has several tasks")
         yield StoredEpisode(
             location=f"{dataset.folder}, episode {index}",
-            pictures=_read_pictures(dataset, entry, rows, open_videos) if with_pictures else [],
+            pictures=_read_pictures(dataset, entry, rows) if with_pictures else [],
             proprio=np.array([row[dataset.state] for row in rows], np.float32),
             actions=np.array([row[dataset.action] for row in rows], np.float32),
-            instruction=texts.pop(),
+            instruction=instructions[rows[0]["task_index"]],
         )
         num_episodes += 1
     if num_episodes != dataset.info["total_episodes"]:
@@ -167,46 +135,35 @@ def _read_episodes(dataset: Dataset, with_pictures: bool) -> Iterator[StoredEpis
 
 
 def _read_entries(dataset: Dataset) -> dict[int, Row]:
-    """The entry of each episode: its length and, in version 3, its place in the videos of each camera."""
-    if dataset.is_version_2:
-        lines = read_lines(dataset.folder / "meta" / "episodes.jsonl", Entry, REPAIR)
-        return {line["episode_index"]: dict(line) for line in lines}
+    """The entry of each episode in meta/episodes/: its length, and its place in the videos of each camera."""
     columns = ["episode_index", "length"]
     for camera in dataset.videos:
-        columns += [f"videos/{camera}/{field}" for field in VIDEO_PLACE]
+        columns += [f"videos/{camera}/{column}" for column in VIDEO_PLACE]
     entries = _read_rows(dataset.folder.glob("meta/episodes/*/*.parquet"), columns)
     return {entry["episode_index"]: entry for entry in entries}
 
 
-def _read_instructions(dataset: Dataset) -> dict[int, str]:
-    """The instruction of each task, by its index.
+def _read_instructions(folder: Path) -> dict[int, str]:
+    """The instruction of each task, by its index. Raises BadInput if several columns may be the instruction.
 
-    The instruction's column in version 3 has different names, because it is the index of a pandas frame. It is the one
-    with text. Raises BadInput if there are several.
+    The instruction's column has different names, because it is the index of a pandas frame. It is the one with text.
     """
-    if dataset.is_version_2:
-        lines = read_lines(dataset.folder / "meta" / "tasks.jsonl", Task, REPAIR)
-        return {line["task_index"]: line["task"] for line in lines}
     instructions = {}
-    for row in _read_rows([dataset.folder / "meta" / "tasks.parquet"], None):
+    for row in _read_rows([folder / "meta" / "tasks.parquet"], None):
         texts = {name: value for name, value in row.items() if isinstance(value, str)}
         if len(set(texts.values())) != 1:
-            raise BadInput(
-                f"{dataset.folder}/meta/tasks.parquet: which column is the instruction ({', '.join(texts) or 'none'})? "
-                "Leave out the others"
-            )
+            names = ", ".join(texts) or "none"
+            raise BadInput(f"{folder}/meta/tasks.parquet: columns with text: {names}; expected one")
         instructions[row["task_index"]] = next(iter(texts.values()))
     return instructions
 
 
-def _read_pictures(
-    dataset: Dataset, entry: Row, rows: Sequence[Row], open_videos: dict[str, tuple[Path, Frames]]
-) -> list[list[bytes | np.ndarray]]:
+def _read_pictures(dataset: Dataset, entry: Row, rows: Sequence[Row]) -> list[list[bytes | np.ndarray]]:
     """The images of an episode, [T][cameras]: PNG files from the rows, or decoded uint8 (H, W, 3) from the videos."""
     by_camera: list[list[bytes] | list[np.ndarray]] = []
     for camera in dataset.cameras:
         if camera in dataset.videos:
-            by_camera.append(_next_frames(dataset, camera, entry, rows, open_videos))
+            by_camera.append(_next_frames(dataset, camera, entry, rows))
         else:
             by_camera.append([_read_picture(dataset.folder, row[camera]) for row in rows])
     return [list(pictures) for pictures in zip(*by_camera, strict=True)]
@@ -241,37 +198,22 @@ def _read_rows(paths: Iterable[Path], columns: list[str] | None) -> Iterator[Row
                 yield from batch.to_pylist()
 
 
-def _next_frames(
-    dataset: Dataset,
-    camera: str,
-    entry: Row,
-    rows: Sequence[Row],
-    open_videos: dict[str, tuple[Path, Frames]],
-) -> list[np.ndarray]:
+def _next_frames(dataset: Dataset, camera: str, entry: Row, rows: Sequence[Row]) -> list[np.ndarray]:
     """The images of the next episode in a video, [T] uint8 (H, W, 3) RGB. The video may hold more episodes.
 
     Frames are counted, and compared with the times that the tables say: neither alone shows that video and table have
     drifted apart. Raises BadInput if they differ by half a frame or more, ValueError if the video ends too early.
     """
     index = entry["episode_index"]
-    place = {"video_key": camera, "episode_index": index}
-    start_s = 0.0
-    if dataset.is_version_2:
-        place["episode_chunk"] = index // dataset.info.get("chunks_size", 1000)
-    else:
-        chunk_index, file_index, start_s = (entry[f"videos/{camera}/{field}"] for field in VIDEO_PLACE)
-        place |= {
-            "chunk_index": int(chunk_index),
-            "file_index": int(file_index),
-        }  # pandas may have made them floats
+    chunk_index, file_index, start_s = (entry[f"videos/{camera}/{column}"] for column in VIDEO_PLACE)
+    # pandas may have made the two indices floats.
+    place = {"video_key": camera, "chunk_index": int(chunk_index), "file_index": int(file_index)}
     path = dataset.folder / str(dataset.info.get("video_path")).format(**place)
-    if camera not in open_videos or open_videos[camera][0] != path:
-        open_videos[camera] = (path, _decode_frames(path))
-    frames = open_videos[camera][1]
+    frames = dataset.open_videos.setdefault(path, _decode_frames(path))
     fps = dataset.info["fps"]
     pictures: list[np.ndarray] = []
     for row, (frame_s, picture) in zip(rows, frames, strict=False):
-        expected_s = start_s + row.get("timestamp", len(pictures) / fps)
+        expected_s = start_s + row["timestamp"]
         if not abs(frame_s - expected_s) < 0.5 / fps:  # `not` is also true for NaN
             raise BadInput(
                 f"{path}: video and table have drifted apart: frame {len(pictures)} of episode {index} is at "

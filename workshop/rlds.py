@@ -9,6 +9,7 @@ TFRecord file, is recognised by a length that reaches beyond the file's end.
 import re
 import struct
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -106,7 +107,7 @@ def parse_example(record: memoryview) -> dict[str, Feature]:
     example: dict[str, Feature] = {}
     for _, features in _fields(record):
         for _, entry in _fields(features):  # an entry of a map has field 1, the key, and field 2, the value
-            key, feature = (content for _, content in sorted(_fields(entry), key=_field_number))
+            key, feature = (content for _, content in sorted(_fields(entry), key=itemgetter(0)))
             name = bytes(key).decode()
             for kind, values in _fields(feature):
                 # Floats may be packed into one item, or each may be an item.
@@ -116,10 +117,6 @@ def parse_example(record: memoryview) -> dict[str, Feature]:
                 elif kind == FLOAT_LIST:
                     example[name] = np.frombuffer(b"".join(items), "<f4")
     return example
-
-
-def _field_number(field: tuple[int, memoryview]) -> int:
-    return field[0]
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, memoryview]]:

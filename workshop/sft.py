@@ -5,7 +5,7 @@
     python -m workshop.sft --demos FOLDER --out FOLDER --l1                           # as public L1 checkpoints
     python -m workshop.sft --demos FOLDER --out FOLDER --init CHECKPOINT --lora-rank 32    # a 7B, too
 
---demos names a folder of workshop.demos, a LeRobot dataset (v2 or v3) or RLDS data (workshop/foreign_demos.py).
+--demos names a folder of workshop.demos, a LeRobot v3 dataset or RLDS data (workshop/foreign_demos.py).
 
 Without --lora-rank all parameters are trained: from random weights in the sizes given, or from a checkpoint; the output
 is a checkpoint folder like any other. With --lora-rank the same parameters are trained as by RL, in as much memory:
@@ -13,9 +13,9 @@ adapters on every linear map, including the token head, and the proprio projecto
 which train_grpo.py and eval.py take as --checkpoint. Both hold sft_metrics.jsonl, sft_run.json (how it was made) and
 first_frame.png (what the network sees).
 
-Every five minutes weights and optimizer are saved, in sft_training.pt. After a kill or a crash the same command goes on
-from there, to the same weights. Ctrl-C writes the checkpoint of what has been trained so far; the same command goes on
-after that, too.
+With every record (--log-every) weights and optimizer are saved, in sft_training.pt. After a kill the same command goes
+on from there, to the same weights. Ctrl-C writes the checkpoint of what has been trained so far; the same command goes
+on after that, too.
 
 With --l1 an action head learns the continuous actions, by their mean absolute error, together with all other parameters
 but the token head's: that one keeps its random rows. Such a checkpoint acts, and teaches, by its action head.
@@ -23,20 +23,21 @@ but the token head's: that one keeps its random rows. Such a checkpoint acts, an
 
 import contextlib
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from command_line import handle_stop_signals, main_guard, parse_flags
-from configs.config import TrainConfig, changed
-from contracts import Observation, unfinished_folder, write_json
+from configs.config import changed
+from contracts import BadInput, first_line, unfinished_folder, write_json
+from experiment.checkpoints import write_trainer_state
 from experiment.file_lock import lock_file
 from experiment.metrics import system_metrics
 from experiment.provenance import provenance
@@ -48,17 +49,6 @@ from vla.policy import Policy
 from workshop.sft_check import SHOWN_EPISODES, check_written
 from workshop.sft_config import SftArgs
 from workshop.sft_data import Demos, chunk_actions, chunk_tokens, make_observations, read_demos
-from workshop.sft_progress import (
-    SAVE_EVERY_S,
-    SFT_RUN_FILE,
-    STATE_FILE,
-    Progress,
-    begin_or_go_on,
-    check_output_folder,
-    remove_progress,
-    save_progress,
-    tolerate_full_disk,
-)
 from workshop.sft_update import (
     SUPERVISED,
     actions_of,
@@ -74,54 +64,64 @@ from workshop.sft_update import (
 )
 from workshop.whole_network import WholeNetwork
 
+SFT_RUN_FILE = "sft_run.json"
 METRICS_FILE = "sft_metrics.jsonl"
+STATE_FILE = "sft_training.pt"  # of an unfinished training
 LARGEST_ALPHA = 16  # of adapters, as in openvla-oft
 # What is recorded of each step, and its name among the metrics of `update`.
 RECORDED = {"loss": "distill/loss", "accuracy": "distill/accuracy", "grad_norm": "train/grad_norm"}
 
 
+@dataclass(frozen=True)
+class Training:
+    """A training under way, whose state STATE_FILE holds."""
+
+    out: Path
+    scratch: Path  # beside `out`: the state is written there before it replaces the one in `out`
+    settings: dict[str, object]  # a training goes on only with the same ones
+    learner: Learner
+    generator: torch.Generator
+    records: list[dict[str, float]] = field(default_factory=list)  # the lines of METRICS_FILE
+
+
 def fine_tune(args: SftArgs) -> Path:
     """Train, save, and check what was saved; returns the folder. Raises BadInput for what the user can repair."""
-    arguments = json.loads(json.dumps(asdict(args), default=str))
-    check_output_folder(args.out, arguments)
+    state_file = args.out / STATE_FILE
+    if args.out.exists() and not state_file.exists():
+        raise BadInput(f"--out {args.out} exists already, without an unfinished training: name a new folder")
     lock = lock_file(args.out.with_name(f".{args.out.name}.lock"), f"--out {args.out}")
     with contextlib.closing(lock), unfinished_folder(args.out) as scratch:
         device = choose_device(args.device, args.init)
         limit_memory(args.memory_budget, device)
         demos = read_demos(args, scratch)
         run = {
-            "arguments": arguments,
+            "arguments": json.loads(json.dumps(asdict(args), default=str)),
             "train_episodes": len(demos.train),
             "train_frames": sum(len(images) for _, images in demos.train),
             **provenance(sys.argv[1:]),
         }
-        progress, outputs = train_and_save(args, demos, device, run)
+        run["steps"], outputs = train_and_save(args, demos, device, scratch)
+        write_json(args.out / SFT_RUN_FILE, run)
         check_written(args, demos, outputs, device)
-        finished = {"steps": progress.steps, "seconds": progress.seconds}
-        write_json(args.out / SFT_RUN_FILE, run | finished)
-        if progress.steps == args.steps:
-            remove_progress(args.out)
+        if run["steps"] == args.steps:
+            state_file.unlink()
     return args.out
 
 
-def train_and_save(
-    args: SftArgs, demos: Demos, device: torch.device, run: dict[str, object]
-) -> tuple[Progress, Tensor]:
-    """Returns what was reached, and the trained network's outputs on the first episodes.
+def train_and_save(args: SftArgs, demos: Demos, device: torch.device, scratch: Path) -> tuple[int, Tensor]:
+    """Returns the number of steps taken, and the trained network's outputs on the first episodes.
 
     Outputs are logits (N, A, 256); with --l1 the normalised actions of the L1 head, (N, 8, D).
     """
     policy = load_policy(args, demos, device)
-    args.out.mkdir(parents=True, exist_ok=True)
-    write_json(args.out / SFT_RUN_FILE, run)
-    progress = train(args, demos, policy)
+    steps_taken = train(args, demos, policy, scratch)
     if isinstance(policy, Policy):
         policy.save_adapter(args.out, looks=" ".join(demos.looks))
     else:
         policy.save(args.out, demos.looks, getattr(torch, args.save_dtype))
     observations = make_observations(demos.train[:SHOWN_EPISODES])
     outputs = actions_of(policy, observations) if args.l1 else logits_of(policy, observations)
-    return progress, outputs
+    return steps_taken, outputs
 
 
 def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Policy | WholeNetwork:
@@ -140,8 +140,8 @@ def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Policy | W
     return Policy.load(str(args.init), options)
 
 
-def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork) -> Progress:
-    """Take `args.steps` optimizer steps, or fewer when interrupted; returns what was reached."""
+def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork, scratch: Path) -> int:
+    """Take `args.steps` optimizer steps, or fewer when interrupted; returns how many were taken."""
     statistics = demos.init.statistics[demos.unnorm_key]
     make_targets = chunk_actions if args.l1 else chunk_tokens
     measure = held_out_regression_metrics if args.l1 else held_out_metrics
@@ -153,85 +153,121 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork) -> Progres
     config = update_config(policy, args)
     learner = supervised_learner(policy, config)
     generator = torch.Generator(policy.device).manual_seed(args.seed)
+    training = open_training(args, learner, generator, len(frames), scratch)
+    last_record = training.records[-1] if training.records else {"step": 0, "seconds": 0.0}
+    steps_taken = int(last_record["step"])
+    started = time.monotonic() - last_record["seconds"]
     print(
-        f"{len(frames)} frames, {args.batch_size} a step, {config.update.micro_batch_size} at a time",
+        f"{len(frames)} frames, {args.batch_size} a step, {config.update.micro_batch_size} at a time, going on after "
+        f"step {steps_taken}",
         flush=True,
     )
-
-    progress = begin_or_go_on(args.out, learner, generator, len(frames))
-    started = time.monotonic() - progress.seconds
-    saved_at = progress.seconds
-    saved_steps = progress.steps
+    unrecorded: list[Tensor] = []  # the RECORDED metrics of the steps since the last record
     try:
         with interruptible():
-            while progress.steps < args.steps:
-                metrics = take_step(
-                    args, learner, config, frames, targets, noise_scale, generator, progress.steps
-                )
-                progress.unrecorded.append([metrics[name] for name in RECORDED.values()])
-                progress.steps += 1
-                progress.seconds = time.monotonic() - started
+            while steps_taken < args.steps:
+                # 1. Draw frames at random, with replacement.
+                rows = torch.randint(
+                    len(frames), (args.batch_size,), device=policy.device, generator=generator
+                ).tolist()
+                observations = [frames[row] for row in rows]
 
-                # Record the means since the last record, and measure on the held-out frames.
-                is_last = progress.steps == args.steps
-                if progress.steps % args.log_every == 0 or is_last:
-                    held_out = {}
+                # 2. Augment their pictures, and add noise to their robot states.
+                observations = augment_observations(observations, noise_scale, args.augment, generator)
+
+                # 3. One optimizer step: RL's own update, as if a teacher had played these frames; or L1 regression.
+                step_config = changed(config, lr=args.learning_rate(steps_taken))
+                if args.l1:
+                    metrics = regression_step(learner, observations, targets[rows], step_config, steps_taken)
+                else:
+                    batch = demonstration_batch(policy, observations, targets[rows])
+                    metrics = update(learner, batch, SUPERVISED, step_config, steps_taken)
+                unrecorded.append(torch.tensor([metrics[name] for name in RECORDED.values()]))
+                steps_taken += 1
+
+                # 4. Record the means since the last record, measure on the held-out frames, and save the training.
+                if steps_taken % args.log_every == 0 or steps_taken == args.steps:
+                    means = torch.stack(unrecorded).mean(0).tolist()
+                    unrecorded.clear()
+                    record = {"step": steps_taken} | dict(zip(RECORDED, means, strict=True))
+                    record["seconds"] = time.monotonic() - started
                     if held_out_targets is not None:
-                        held_out = measure(policy, held_out_frames, held_out_targets)
-                    record_means(args.out, progress, held_out)
-
-                # Save, so that a kill loses little.
-                if progress.seconds - saved_at >= SAVE_EVERY_S or is_last:
-                    saved_at = progress.seconds
-                    with tolerate_full_disk(args.out / STATE_FILE):
-                        save_progress(args.out, learner, generator, progress)
-                        saved_steps = progress.steps
+                        record |= measure(policy, held_out_frames, held_out_targets)
+                    add_record(training, record | system_metrics())
     except KeyboardInterrupt:
-        print(
-            f"interrupted after {progress.steps} steps: saving; the same command goes on after step {saved_steps}"
-        )
-    return progress
+        print(f"interrupted after {steps_taken} steps: saving; the same command goes on from the last record")
+    return steps_taken
 
 
-def take_step(
-    args: SftArgs,
-    learner: Learner,
-    config: TrainConfig,
-    frames: Sequence[Observation],
-    targets: Tensor,
-    noise_scale: np.ndarray,
-    generator: torch.Generator,
-    step: int,
-) -> dict[str, float]:
-    """Take one optimizer step; returns its metrics. targets: tokens (N, A), or with --l1 actions (N, 8, D)."""
-    # 1. Draw frames at random, with replacement.
-    rows = torch.randint(
-        len(frames), (args.batch_size,), device=learner.policy.device, generator=generator
-    ).tolist()
-    observations = [frames[row] for row in rows]
-
-    # 2. Augment their pictures, and add noise to their robot states.
-    observations = augment_observations(observations, noise_scale, args.augment, generator)
-
-    # 3. One optimizer step: RL's own update, as if a teacher had played these frames; or L1 regression.
-    step_config = changed(config, lr=args.learning_rate(step))
-    if args.l1:
-        return regression_step(learner, observations, targets[rows], step_config, step)
-    batch = demonstration_batch(learner.policy, observations, targets[rows])
-    return update(learner, batch, SUPERVISED, step_config, step)
+def open_training(
+    args: SftArgs, learner: Learner, generator: torch.Generator, num_frames: int, scratch: Path
+) -> Training:
+    """Go on with what --out holds, or begin: then save at once, which shows whether there is space for it."""
+    settings = json.loads(json.dumps(asdict(args), default=str)) | {"train_frames": num_frames}
+    del settings["out"]
+    training = Training(args.out, scratch, settings, learner, generator)
+    if (args.out / STATE_FILE).exists():
+        restore_training(training)
+    else:
+        save_training(training)
+    return training
 
 
-def record_means(out: Path, progress: Progress, held_out: dict[str, float]) -> None:
-    """Record the means of the steps since the last record: show them, and write all records to the metrics file."""
-    means = torch.tensor(progress.unrecorded).mean(0).tolist()
-    progress.unrecorded.clear()
-    record = {"step": progress.steps} | dict(zip(RECORDED, means, strict=True))
-    record |= {"seconds": progress.seconds} | held_out | system_metrics()
-    progress.records.append(record)
+def add_record(training: Training, record: dict[str, float]) -> None:
+    """Show a record and save the training. If the disk cannot be written, the training goes on."""
+    training.records.append(record)
     print(", ".join(f"{name} {value:.4g}" for name, value in record.items()), flush=True)
-    path = out / METRICS_FILE
-    with tolerate_full_disk(path):
-        path.write_text("".join(json.dumps(record) + "\n" for record in progress.records), encoding="utf-8")
+    try:
+        save_training(training)
+    except OSError as error:
+        place = error.filename or training.out
+        print(f"{place} could not be written ({error.strerror}); training goes on", flush=True)
+
+
+def save_training(training: Training) -> None:
+    """Write state and metrics into the output folder; the state is whole as soon as it is there. Raises OSError."""
+    learner = training.learner
+    contents: dict[str, object] = {
+        "settings": training.settings,
+        "records": training.records,
+        "parameters": {name: tensor.detach() for name, tensor in learner.policy.named_trainable_parameters()},
+        "optimizer": learner.optimizer.state_dict(),
+        "generator": training.generator.get_state(),
+    }
+    draft = training.scratch / STATE_FILE
+    try:
+        write_trainer_state(draft, contents)
+        training.out.mkdir(exist_ok=True)
+        os.replace(draft, training.out / STATE_FILE)
+    finally:
+        draft.unlink(missing_ok=True)  # on a full disk the checkpoint needs its space
+    lines = [json.dumps(record) + "\n" for record in training.records]
+    (training.out / METRICS_FILE).write_text("".join(lines), encoding="utf-8")
+
+
+def restore_training(training: Training) -> None:
+    """Restore the state that the output folder holds. Raises BadInput if it is damaged, or another training's."""
+    path = training.out / STATE_FILE
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can raise nearly any exception in torch
+        raise BadInput(
+            f"{path} cannot be read ({first_line(error)}): delete {training.out} to begin anew"
+        ) from error
+    settings = training.settings
+    differing = [name for name in settings if stored["settings"].get(name) != settings[name]]
+    if differing:
+        names = ", ".join(differing)
+        raise BadInput(f"{path} is a training with other values of {names}: give its own, or a new --out")
+    learner = training.learner
+    with torch.no_grad():
+        for name, parameter in learner.policy.named_trainable_parameters():
+            parameter.copy_(stored["parameters"][name])
+    # Clear the optimizer's old moments first: a full GPU has no room for the old and the new ones together.
+    learner.optimizer.state.clear()
+    learner.optimizer.load_state_dict(stored["optimizer"])
+    training.generator.set_state(stored["generator"])
+    training.records.extend(stored["records"])
 
 
 def main(argv: Sequence[str]) -> None:

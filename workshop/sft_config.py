@@ -83,15 +83,11 @@ class SftArgs:
             )
         check_numbers(self)
 
-    @property
-    def largest_lr(self) -> float:
-        if self.lr is not None:
-            return self.lr
-        return NETWORK_LR if self.lora_rank is None else ADAPTER_LR
-
     def learning_rate(self, step: int) -> float:
         """The learning rate of step 0, 1, ...: a linear warm-up, then half a cosine down to one hundredth."""
         warmup = min(1.0, (step + 1) / (self.warmup_steps + 1))
         progress = max(0.0, step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
         cosine = 0.5 * (1 + math.cos(math.pi * progress))
-        return self.largest_lr * warmup * (FINAL_LR + (1 - FINAL_LR) * cosine)
+        default_lr = NETWORK_LR if self.lora_rank is None else ADAPTER_LR
+        largest_lr = default_lr if self.lr is None else self.lr
+        return largest_lr * warmup * (FINAL_LR + (1 - FINAL_LR) * cosine)

@@ -10,12 +10,10 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import TypedDict
 
 from contracts import BadInput, Observation, write_json
 from envs.tasks import METAWORLD
@@ -45,13 +43,6 @@ Images = np.ndarray  # (F, n, 3, S, S) uint8, of the F frames of an episode: dec
 Episodes = list[tuple[DemoEpisode, Images]]
 StatisticsEntry = dict[str, object]  # of one data set in dataset_statistics.json
 KEY_SUFFIX = "_no_noops"  # of statistics, after the name of a suite
-T = TypeVar("T")
-
-
-class Recipe(TypedDict):
-    """The field of a collection's recipe.json that is read."""
-
-    task_suite: str
 
 
 @dataclass(frozen=True)
@@ -130,7 +121,7 @@ def find_demo_folders(demos: Sequence[str], task_suite: str | None) -> tuple[lis
 def collected_suite(folder: Path) -> str:
     """The suite of a folder of workshop.demos: what its recipe says, or libero_spatial where there is no recipe."""
     path = folder / RECIPE_FILE
-    return read_fields(path, Recipe)["task_suite"] if path.exists() else "libero_spatial"
+    return read_fields(path, str, part="task_suite") if path.exists() else "libero_spatial"
 
 
 def read_episodes(folders: Sequence[Path], num_images: int, image_size: int, flip: Flip = "none") -> Episodes:
@@ -220,7 +211,7 @@ def _vector_statistics(values: np.ndarray) -> dict[str, list[float]]:
     return {name: row.tolist() for name, row in rows.items()}
 
 
-def split_episodes(episodes: Sequence[T], holdout: float, seed: int) -> tuple[list[T], list[T]]:
+def split_episodes(episodes: Episodes, holdout: float, seed: int) -> tuple[Episodes, Episodes]:
     """(to train on, held out): a random share of whole episodes. Raises BadInput when none is left to train on."""
     num_held_out = math.ceil(holdout * len(episodes))
     if num_held_out == len(episodes):

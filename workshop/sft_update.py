@@ -139,13 +139,11 @@ def share_of_equal_tokens(predicted: Tensor, actions: Tensor) -> float:
 
 @torch.no_grad()
 def in_batches(
-    compute: Callable[[Sequence[Observation]], Tensor],
-    observations: Sequence[Observation],
-    batch_size: int = 8,
+    compute: Callable[[Sequence[Observation]], Tensor], observations: Sequence[Observation]
 ) -> Tensor:
-    """What `compute` returns for the observations, (N, ...) on the CPU; it gets `batch_size` of them at a time."""
-    starts = range(0, len(observations), batch_size)
-    return torch.cat([compute(observations[start : start + batch_size]).cpu() for start in starts])
+    """What `compute` returns for the observations, (N, ...) on the CPU; it gets 8 of them at a time."""
+    starts = range(0, len(observations), 8)
+    return torch.cat([compute(observations[start : start + 8]).cpu() for start in starts])
 
 
 def logits_of(policy: Policy | WholeNetwork, observations: Sequence[Observation]) -> Tensor:
