@@ -117,9 +117,9 @@ def output_place(out: Path, flag: str = "--out") -> Iterator[None]:
     except OSError as error:
         if is_tried and error.errno not in DISK_ERRORS:
             raise
-        place = f"{flag} {out}: {error.filename or 'a file'}"
         raise BadInput(
-            f"{place} cannot be written ({error.strerror}): free disk space, or name another"
+            f"{flag} {out}: {error.filename or 'a file'} cannot be written ({error.strerror}): free disk space, or "
+            "name another place"
         ) from error
 
 

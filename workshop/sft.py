@@ -157,11 +157,9 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork, scratch: P
     last_record = training.records[-1] if training.records else {"step": 0, "seconds": 0.0}
     steps_taken = int(last_record["step"])
     started = time.monotonic() - last_record["seconds"]
-    print(
-        f"{len(frames)} frames, {args.batch_size} a step, {config.update.micro_batch_size} at a time, going on after "
-        f"step {steps_taken}",
-        flush=True,
-    )
+    micro_batch_size = config.update.micro_batch_size
+    print(f"{len(frames)} frames, {args.batch_size} a step, {micro_batch_size} at a time", flush=True)
+    print(f"beginning after step {steps_taken} of {args.steps}", flush=True)
     unrecorded: list[Tensor] = []  # the RECORDED metrics of the steps since the last record
     try:
         with interruptible():
@@ -251,9 +249,7 @@ def restore_training(training: Training) -> None:
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can raise nearly any exception in torch
-        raise BadInput(
-            f"{path} cannot be read ({first_line(error)}): delete {training.out} to begin anew"
-        ) from error
+        raise BadInput(f"{path} cannot be read ({first_line(error)}): begin in a new --out") from error
     settings = training.settings
     differing = [name for name in settings if stored["settings"].get(name) != settings[name]]
     if differing:

@@ -6,7 +6,7 @@ see.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -132,7 +132,12 @@ def read_episodes(folders: Sequence[Path], num_images: int, image_size: int, fli
     episodes = []
     with ThreadPoolExecutor() as pool:  # decoding and resizing release Python's lock
         for folder in folders:
-            num_episodes, stored_episodes = _open_folder(folder, flip)
+            if is_foreign(folder):
+                num_episodes, stored_episodes = open_foreign(folder, flip)
+            else:
+                paths = list_episodes(folder)
+                num_episodes = len(paths)
+                stored_episodes = ((str(path), read_episode(path)) for path in paths)
             with progress_bar(f"reading {folder}", num_episodes) as on_episodes:
                 for location, episode in stored_episodes:
                     images = _read_images(location, episode, num_images, image_size, pool)
@@ -140,14 +145,6 @@ def read_episodes(folders: Sequence[Path], num_images: int, image_size: int, fli
                     episodes.append((without_files, images))
                     on_episodes(1)
     return episodes
-
-
-def _open_folder(folder: Path, flip: Flip) -> tuple[int, Iterator[tuple[str, DemoEpisode]]]:
-    """How many episodes a folder has, and an iterator of (location for messages, episode)."""
-    if is_foreign(folder):
-        return open_foreign(folder, flip)
-    paths = list_episodes(folder)
-    return len(paths), ((str(path), read_episode(path)) for path in paths)
 
 
 def _read_images(
@@ -215,9 +212,7 @@ def split_episodes(episodes: Episodes, holdout: float, seed: int) -> tuple[Episo
     """(to train on, held out): a random share of whole episodes. Raises BadInput when none is left to train on."""
     num_held_out = math.ceil(holdout * len(episodes))
     if num_held_out == len(episodes):
-        raise BadInput(
-            f"--holdout {holdout} of {len(episodes)} episodes leaves none to train on: collect more"
-        )
+        raise BadInput(f"--holdout {holdout} of {len(episodes)} episodes leaves none to train on: lower it")
     order = np.random.default_rng(seed).permutation(len(episodes))
     held_out = [episodes[i] for i in np.sort(order[:num_held_out])]
     train = [episodes[i] for i in np.sort(order[num_held_out:])]
