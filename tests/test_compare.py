@@ -34,7 +34,10 @@ else:
     run = Path(flags[flags.index("--output") + 1], f"run-{os.getpid()}")
     (run / "checkpoints").mkdir(parents=True)
     (run / "checkpoints" / "latest").write_text("step_0")
-    (run / "config.json").write_text(json.dumps({"argv": flags, "config": {"phases": {"total_steps": 100}}}))
+    machine = {"system": "", "processor": "", "cpus": 1, "gpus": []}
+    settings = {"phases": {"total_steps": 100}}
+    description = {"argv": flags, "git": {}, "versions": {}, "machine": machine, "config": settings}
+    (run / "config.json").write_text(json.dumps(description))
     place = {"cores": sorted(os.sched_getaffinity(0)), "gpu": os.environ.get("CUDA_VISIBLE_DEVICES")}
     (run / "place.json").write_text(json.dumps(place))
     update(60)

@@ -87,8 +87,24 @@ def test_the_facts_of_a_machine_name_neither_user_nor_host(gpu):
 
 SETTINGS = {
     "checkpoint": "/home/alice/models/my7b",
+    "weights": "89abcdef",
     "mode": "greedy",
+    "temperature": None,
+    "seed": 0,
     "assets": "official (0123abcd)",
+    "bddl_sha256": None,
+    "device": "cuda",
+    "frozen_weights": "bf16",
+}
+# How every episode was played, which the page does not show.
+PLAYED = {
+    "seed": 0,
+    "mode": "greedy",
+    "env_steps": 80,
+    "decisions": 10,
+    "seconds": 2.0,
+    "error": None,
+    "video": None,
 }
 TASKS = {"libero_spatial": [TaskInfo(0, "task_0", "do it", 220, 50)]}
 MACHINE = {
@@ -118,7 +134,7 @@ def save_evaluation(path: Path, outcomes: str, training: dict | None = None) -> 
     """A results file with one episode an initial state: 1 for a success, 0 for a failure."""
     plan = make_plan(TASKS, len(outcomes), 0, {"training": training})
     episodes = {
-        key: {**key._asdict(), "success": outcome == "1"}
+        key: {**key._asdict(), **PLAYED, "success": outcome == "1"}
         for key, outcome in zip(plan.keys, outcomes, strict=True)
     }
     save_results(Results(path, SETTINGS, episodes), plan)
