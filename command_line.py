@@ -154,7 +154,9 @@ def handle_stop_signals(handler: Callable[[int, FrameType | None], None]) -> dic
     An ignored signal stays ignored: a shell's background job ignores SIGINT, a program under nohup SIGHUP.
     """
     handlers = {stop_signal: signal.getsignal(stop_signal) for stop_signal in STOP_SIGNALS}
-    replaced = {number: previous for number, previous in handlers.items() if previous != signal.SIG_IGN}
+    replaced = {
+        stop_signal: previous for stop_signal, previous in handlers.items() if previous != signal.SIG_IGN
+    }
     for stop_signal in replaced:
         signal.signal(stop_signal, handler)
     return replaced

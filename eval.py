@@ -30,7 +30,7 @@ from contracts import BadInput, first_line
 from envs.assets import find_pack
 from envs.env import EnvSpec
 from envs.perturb import KINDS, MAGNITUDES, NONE, from_label
-from envs.pool import make_pool, task_info
+from envs.pool import Pool, make_pool, task_info
 from envs.tasks import task_names
 from experiment.results import (
     EpisodeKey,
@@ -50,6 +50,7 @@ from experiment.terminal import progress_bar
 
 if TYPE_CHECKING:  # these take seconds to import, and neither --help nor messages about flags need them
     from experiment.stored_run import Training
+    from rl.rollout import Rollout
     from rl.trajectory import Episode, Trajectory
     from vla.policy import Mode, Policy
 
@@ -243,15 +244,13 @@ def play_suite(
     results: Results,
     times: StartTimes,
 ) -> None:
-    """Check the policy, and play the `missing` episodes of one suite; each is saved as soon as it has ended.
+    """Check the policy, and play the `missing` episodes of one suite.
 
     `times`: of what came before in the start.
     """
-    from experiment.evaluation import evaluate
     from experiment.stopping import interruptible
     from rl.selfcheck import attention_probe, image_probe, made_up_observation
 
-    keys = {episode_of(key, config.seed): key for key in missing}
     tasks = {task.task_id: task for task in plan.tasks[suite]}
     observation = made_up_observation(policy, tasks[missing[0].task_id].instruction)
     # A simulator stays with its task until no episode of it is left, so earlier tasks need not be kept.
@@ -259,11 +258,7 @@ def play_suite(
     spec = replace(env_spec(config, suite, policy.num_images), kept_tasks=1)
     num_envs = choose_num_envs(simulator, spec, policy, len(missing))
     try:
-        with (
-            interruptible(),
-            make_pool(spec, num_envs, policy.prepare, simulator.simulators) as pool,
-            progress_bar(f"{suite}: episodes", len(missing)) as advance,
-        ):
+        with interruptible(), make_pool(spec, num_envs, policy.prepare, simulator.simulators) as pool:
             pool.start_building(list(dict.fromkeys(key.task_id for key in missing)))
             attention_probe(policy, observation)
             image_probe(policy, observation)
@@ -272,25 +267,7 @@ def play_suite(
             pool.wait_until_built()
             times.end("simulators")
             print(f"{suite}: start {times}", flush=True)
-
-            def keep(trajectory: Trajectory) -> None:
-                key = keys[trajectory.episode]
-                results.episodes[key] = episode_record(config, results, key, trajectory)
-                trajectory.frames.clear()
-                save_results(results, plan)
-                advance(1)
-
-            rollout = evaluate(
-                policy,
-                pool,
-                list(keys),
-                results.settings["mode"],
-                results.settings["temperature"] or 1.0,
-                config.seed,
-                max_batch=config.model.max_batch,
-                record=lambda episode: config.video != "none",
-                on_finished=keep,
-            )
+            rollout = play_episodes(config, policy, pool, plan, missing, results)
         print(f"{suite}: {rollout.speed()}; recorded {dict(policy.describe())['recorded']}", flush=True)
     except KeyboardInterrupt:
         print(
@@ -298,6 +275,40 @@ def play_suite(
             flush=True,
         )
         raise
+
+
+def play_episodes(
+    config: EvalConfig,
+    policy: Policy,
+    pool: Pool,
+    plan: Plan,
+    keys: Sequence[EpisodeKey],
+    results: Results,
+) -> Rollout:
+    """Play the episodes of one suite; each is saved as soon as it has ended."""
+    from experiment.evaluation import evaluate
+
+    episode_keys = {episode_of(key, config.seed): key for key in keys}
+    with progress_bar(f"{keys[0].task_suite}: episodes", len(keys)) as advance:
+
+        def keep(trajectory: Trajectory) -> None:
+            key = episode_keys[trajectory.episode]
+            results.episodes[key] = episode_record(config, results, key, trajectory)
+            trajectory.frames.clear()
+            save_results(results, plan)
+            advance(1)
+
+        return evaluate(
+            policy,
+            pool,
+            list(episode_keys),
+            results.settings["mode"],
+            results.settings["temperature"] or 1.0,
+            config.seed,
+            max_batch=config.model.max_batch,
+            record=lambda episode: config.video != "none",
+            on_finished=keep,
+        )
 
 
 def choose_num_envs(simulator: SimulatorConfig, spec: EnvSpec, policy: Policy, num_episodes: int) -> int:

@@ -33,8 +33,8 @@ def read_lines(path: Path, kind: type[T], advice: str = "") -> list[T]:
         lines.append(last_line)
     adapter = TypeAdapter(kind)
     return [
-        _checked(line, adapter, f"{path}, line {number}: ", advice)
-        for number, line in enumerate(lines, start=1)
+        _checked(line, adapter, f"{path}, line {line_number}: ", advice)
+        for line_number, line in enumerate(lines, start=1)
         if line.strip()
     ]
 

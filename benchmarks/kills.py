@@ -245,17 +245,17 @@ def kill_and_compare(programs: Sequence[str], work: Path) -> bool:
     """Make the straight runs, then all kills of `programs`. Returns whether everything was right."""
     inputs = work / "straight"
     read_by_others = {"sft": "demos", "merge": "train"}
-    wanted = {*programs, *(read_by_others[program] for program in programs if program in read_by_others)}
-    for program in sorted(wanted, key=list(read_by_others.values()).__contains__, reverse=True):
+    to_run = {*programs, *(read_by_others[program] for program in programs if program in read_by_others)}
+    for program in sorted(to_run, key=list(read_by_others.values()).__contains__, reverse=True):
         code = run(command_of(program, inputs / program, inputs), inputs / program)
         if code != 0:
             print(f"{program}: exit code {code} without any kill, see {inputs / program}.log")
             return False
     kills = [kill for kill in KILLS if kill.program in programs]
     right = 0
-    for number, kill in enumerate(kills):
+    for kill_index, kill in enumerate(kills):
         started = time.monotonic()
-        problems = problems_after(kill, work / f"kill_{number}", inputs)
+        problems = problems_after(kill, work / f"kill_{kill_index}", inputs)
         right += not problems
         verdict = "; ".join(problems) or "nothing left behind, the same results"
         print(f"{kill.program:6} {kill.moment:28} {time.monotonic() - started:5.0f} s  {verdict}", flush=True)
@@ -327,9 +327,10 @@ def watch(process: subprocess.Popen, folder: Path) -> tuple[list[Sample], int]:
         time.sleep(SAMPLE_EVERY_S)
         now = time.monotonic()
         with suppress(OSError):
-            own = Path(f"/proc/{process.pid}")
-            files = len(list((own / "fd").iterdir()))
-            samples.append(Sample(now, resident_mib(process.pid), files, len(list((own / "task").iterdir()))))
+            folder_of_process = Path(f"/proc/{process.pid}")
+            files = len(list((folder_of_process / "fd").iterdir()))
+            threads = len(list((folder_of_process / "task").iterdir()))
+            samples.append(Sample(now, resident_mib(process.pid), files, threads))
         if now < next_harm_s:
             continue
         next_harm_s = now + HARM_EVERY_S

@@ -168,13 +168,13 @@ def compare_with_first(variants: Mapping[str, Mapping[int, Summary]]) -> list[Co
     first = variants[names[0]]
     comparisons = []
     for measure in FORMATS:
-        of_measure = []
+        in_measure = []
         for name in names[1:]:
             seeds = sorted(first.keys() & variants[name].keys())
             pairs = [(first[seed][measure], variants[name][seed][measure]) for seed in seeds]
-            of_measure.append(compare(name, measure, pairs))
-        adjusted = holm([comparison.p for comparison in of_measure])
-        comparisons += [replace(c, p_holm=p) for c, p in zip(of_measure, adjusted, strict=True)]
+            in_measure.append(compare(name, measure, pairs))
+        adjusted = holm([comparison.p for comparison in in_measure])
+        comparisons += [replace(c, p_holm=p) for c, p in zip(in_measure, adjusted, strict=True)]
     return comparisons
 
 
