@@ -7,11 +7,16 @@ import pytest
 import torch
 from hypothesis import settings
 
+from command_line import STOP_SIGNALS
 from rl import launcher
 from tests.small_checkpoint import make_small_checkpoint
 
 # Tensors here are small: threads that wait for one another on a busy machine cost more than they bring (16 times more).
 torch.set_num_threads(1)
+
+# Programs under test keep ignoring what is ignored: SIGHUP if the tests run under nohup, SIGINT if in the background.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No deadline: it would make a test depend on how busy the machine is. Derandomised: a failure here repeats anywhere.
 settings.register_profile("suite", deadline=None, derandomize=True, max_examples=50)
@@ -34,7 +39,7 @@ def small_one_image(tmp_path_factory) -> Path:
 @pytest.fixture
 def own_signals(monkeypatch):
     """For `run_as_ranks` in this process: it handles signals, and ranks that do not go by themselves go soon."""
-    before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
+    before = {signum: signal.getsignal(signum) for signum in STOP_SIGNALS}
     monkeypatch.setattr(launcher, "GRACE_S", 0.5)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     yield
