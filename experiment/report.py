@@ -1,10 +1,13 @@
-"""Write the report page of a run from its folder: `python -m experiment.report RUN` writes report/index.html."""
+"""Write the report page of a run from its folder: `python -m experiment.report RUN` writes report/index.html.
+
+The page is one file: charts, first frame and videos are inside. It needs no network and no program but a browser.
+"""
 
 from __future__ import annotations
 
+import base64
 import json
 import logging
-import math
 import shlex
 import sys
 import time
@@ -13,101 +16,106 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
 import tyro
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from command_line import main_guard, parse_flags
 from contracts import BadInput, first_line
-from experiment.run_folder import CONFIG_FILE, MetricsRow
-from experiment.stored_run import StoredRun, changes, read_run
+from experiment.charts import Chart, draw_chart
+from experiment.run_folder import CONFIG_FILE, LOG_FILE, METRICS_FILE, MetricsRow, outcomes_path
+from experiment.statistics import Successes
+from experiment.stored_run import (
+    GREEDY,
+    SAMPLED,
+    TEACHER,
+    StoredOutcome,
+    StoredRun,
+    changes,
+    read_outcomes,
+    read_run,
+    successes_in,
+    trained_change,
+)
+from experiment.verdict import judge
+from experiment.videos import FRAMES_PER_SECOND
 
 log = logging.getLogger(__name__)
 
-COLUMNS = 3  # panels in each row of the figure
-PHASE_COLOURS = ("#e8b04018", "#4090e018", "#40c06018")  # warmup, transition, RL; as #RRGGBBAA
 TEMPLATES = Path(__file__).parent / "templates"
+ACTORS = {GREEDY: "student, greedy", SAMPLED: "student, sampled", TEACHER: "teacher"}
 
 
 class Panel(NamedTuple):
-    """Metrics that are drawn in one plot."""
+    """Metrics that are drawn in one chart."""
 
+    section: str
     title: str
     reading: str  # text of the page: what good curves look like
     metrics: Mapping[str, str]  # metric -> label
     log_scale: bool = False
+    is_rate: bool = False
 
 
 PANELS = [Panel(**panel) for panel in json.loads((TEMPLATES / "panels.json").read_text())]
 
 
-def recorded_panels(rows: Sequence[MetricsRow]) -> list[Panel]:
-    """The panels with at least one recorded metric."""
-    recorded = {metric for row in rows for metric in row}
-    return [panel for panel in PANELS if not recorded.isdisjoint(panel.metrics)]
+class Card(NamedTuple):
+    """A panel with its chart."""
+
+    panel: Panel
+    chart: Chart
 
 
-def series(rows: Sequence[MetricsRow], metric: str) -> tuple[list[float], list[float]]:
-    """Env steps and values of a metric, from the rows that have it."""
-    recorded = [row for row in rows if metric in row]
-    return [row["global_step"] for row in recorded], [row[metric] for row in recorded]
+def make_cards(rows: Sequence[MetricsRow]) -> dict[str, list[Card]]:
+    """The panels of which something was recorded, by section."""
+    sections: dict[str, list[Card]] = {}
+    for panel in PANELS:
+        chart = draw_chart(rows, panel.metrics, log_scale=panel.log_scale, is_rate=panel.is_rate)
+        if chart.curves:
+            sections.setdefault(panel.section, []).append(Card(panel, chart))
+    return sections
 
 
-def draw_curves(rows: Sequence[MetricsRow]) -> Figure:
-    """Draw every recorded panel against env steps. Background colours show the phases."""
-    panels = recorded_panels(rows)
-    num_rows = max(1, math.ceil(len(panels) / COLUMNS))
-    figure = Figure(figsize=(5 * COLUMNS, 3.2 * num_rows), layout="constrained")
-    for position, panel in enumerate(panels, start=1):
-        axes = figure.add_subplot(num_rows, COLUMNS, position, title=panel.title, xlabel="env steps")
-        _draw_panel(axes, panel, rows)
-        _shade_phases(axes, rows)
-    return figure
+class Evaluation(NamedTuple):
+    """A row of the table of evaluations."""
+
+    env_steps: int
+    student: Mapping[str, Successes]  # by how it acted, as ACTORS names it
+    has_outcomes: bool  # whether the outcome of every episode was kept
 
 
-def _draw_panel(axes: Axes, panel: Panel, rows: Sequence[MetricsRow]) -> None:
-    for metric, label in panel.metrics.items():
-        steps, values = series(rows, metric)
-        _, low = series(rows, f"{metric}_low")
-        _, high = series(rows, f"{metric}_high")
-        errors = None
-        if len(low) == len(high) == len(values) > 0:
-            errors = np.maximum([np.subtract(values, low), np.subtract(high, values)], 0)
-        axes.errorbar(steps, values, yerr=errors, label=label, marker="o", markersize=4, capsize=3)
-        if panel.log_scale and max(values, default=0) > 0:
-            axes.set_yscale("log")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-
-
-def _shade_phases(axes: Axes, rows: Sequence[MetricsRow]) -> None:
-    start = 0.0
-    for step, phase in zip(*series(rows, "schedule/phase"), strict=True):
-        axes.axvspan(start, step, color=PHASE_COLOURS[int(phase) % len(PHASE_COLOURS)], linewidth=0)
-        start = step
+class Video(NamedTuple):
+    caption: str
+    file: Path
 
 
 def write_report(run: StoredRun) -> Path:
-    """Write report/index.html and report/curves.png from the run's files; returns the path of the page."""
+    """Write report/index.html from the run's files; returns its path."""
     page = run.folder / "report" / "index.html"
     page.parent.mkdir(exist_ok=True)
-    draw_curves(run.rows).savefig(page.with_name("curves.png"), dpi=90)
-    panels = recorded_panels(run.rows)
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, undefined=StrictUndefined
     )
+    environment.filters["data_uri"] = _data_uri
+    success = draw_chart(run.rows, ACTORS, is_rate=True)
     try:
         text = environment.get_template("report.html").render(
             run=run,
             written=time.strftime("%Y-%m-%d %H:%M"),
+            verdict=judge(run),
+            trained=trained_change(run),
             changes=changes(run),
-            panels=panels,
-            absent=[panel.title for panel in PANELS if panel not in panels],
-            has_first_frame=(run.folder / "first_frame.png").is_file(),
+            success=success,
+            phases=list(dict.fromkeys(span.phase for span in success.spans)),
+            sections=make_cards(run.rows),
+            evaluations=_evaluations(run),
+            first_frame=run.folder / "first_frame.png",
             videos=_videos(run),
-            command=shlex.join(run.description["argv"]),
+            commands=[
+                shlex.join(["python", "train_grpo.py", *argv])
+                for argv in (run.description["argv"], *run.description.get("resume_argv", []))
+            ],
+            files=[name for name in (CONFIG_FILE, METRICS_FILE, LOG_FILE) if (run.folder / name).is_file()],
         )
     except UndefinedError as error:  # the template reads fields that other versions may not have written
         raise BadInput(f"{run.folder / CONFIG_FILE}: a field of the report is missing ({error})") from None
@@ -115,20 +123,55 @@ def write_report(run: StoredRun) -> Path:
     return page
 
 
-def _videos(run: StoredRun) -> list[str]:
-    """File names of the videos of the first, the best and the last evaluation, as far as they exist."""
+def _evaluations(run: StoredRun) -> list[Evaluation]:
+    table = []
+    for row in run.evaluations:
+        env_steps = int(row["global_step"])
+        student = {ACTORS[metric]: successes_in(row, metric) for metric in (GREEDY, SAMPLED) if metric in row}
+        table.append(Evaluation(env_steps, student, outcomes_path(run.folder, env_steps).is_file()))
+    return table
+
+
+def _videos(run: StoredRun) -> list[Video]:
+    """The videos of the first, the best and the last evaluation, as far as they exist, each of them once."""
     if not run.evaluations:
         return []
     evaluations = (run.evaluations[0], run.best_evaluation, run.evaluations[-1])
-    steps = dict.fromkeys(row["global_step"] for row in evaluations)
-    names = [f"{actor}-step_{step}.mp4" for step in steps for actor in ("teacher", "student")]
-    return [name for name in names if (run.folder / "videos" / name).is_file()]
+    videos: dict[bytes, Video] = {}  # a student that is still its teacher has the teacher's video
+    for env_steps in sorted({int(row["global_step"]) for row in evaluations}):
+        outcomes = read_outcomes(run.folder, env_steps)
+        when = f"after {env_steps:,} env steps" if env_steps else "before training"
+        for actor in ("student", "teacher"):
+            file = run.folder / "videos" / f"{actor}-step_{env_steps}.mp4"
+            if file.is_file():
+                name = "frozen teacher" if actor == "teacher" else f"student {when}"
+                caption = f"{name}: {_ending(outcomes.get(actor, []))}"
+                videos.setdefault(file.read_bytes(), Video(caption, file))
+    return list(videos.values())
+
+
+def _ending(outcomes: Sequence[StoredOutcome]) -> str:
+    """How the filmed episode ended, which is the first one of an evaluation."""
+    if not outcomes:
+        return "its outcome was not kept"
+    filmed = outcomes[0]
+    ending = "success" if filmed.success else "failure"
+    seconds = filmed.env_steps / FRAMES_PER_SECOND
+    place = f"task {filmed.task_id}, initial state {filmed.init_state_id}"
+    return f"{ending} after {filmed.env_steps} env steps ({seconds:.1f} s); {place}"
+
+
+def _data_uri(file: Path) -> str:
+    """The contents of a picture or video as the value of a `src` attribute."""
+    kind = {".png": "image/png", ".mp4": "video/mp4"}[file.suffix]
+    return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
 def conclude(folder: Path) -> None:
     """At the end of a run, log its results and write its report. A failure is logged and does not stop the program."""
     try:
         run = read_run(folder)
+        log.info(judge(run).sentence)
         for change in changes(run)[:2]:
             log.info(change)
         log.info("report %s, videos %s", write_report(run), folder / "videos")
@@ -148,6 +191,7 @@ class ReportArgs:
 def main(argv: Sequence[str]) -> None:
     """Print the results of a run and the path of its report page. Raises BadInput."""
     run = read_run(parse_flags(ReportArgs, argv, prog="python -m experiment.report").run)
+    print(judge(run).sentence)
     print(f"assets: {run.description['looks']}")
     for change in changes(run)[:2]:
         print(change)

@@ -44,6 +44,7 @@ class RunDescription(Provenance, total=False):
     looks: str  # name and digest of the assets
     hub_commit: str | None  # of the checkpoint, if it came from the hub
     ranks: int  # processes that train together; missing in runs of older versions
+    resume_argv: list[list[str]]  # the command lines that resumed the run; missing if none did
 
 
 class Run:
@@ -160,7 +161,12 @@ def _create_folder(config: TrainConfig) -> Path:
 
 
 def reopen_run(
-    folder: Path, config: TrainConfig, metrics_bytes: int, wandb_id: str | None, ranks: Ranks = ALONE
+    folder: Path,
+    config: TrainConfig,
+    argv: Sequence[str],
+    metrics_bytes: int,
+    wandb_id: str | None,
+    ranks: Ranks = ALONE,
 ) -> Run:
     """Open the folder of a run that is resumed.
 
@@ -180,7 +186,9 @@ def reopen_run(
         )
     with output_place(folder, "--resume"):
         # A setting that is changed on resume stays changed.
-        write_json(folder / CONFIG_FILE, {**description, "config": to_dict(config)})
+        description["config"] = to_dict(config)
+        description["resume_argv"] = [*description.get("resume_argv", []), list(argv)]
+        write_json(folder / CONFIG_FILE, description)
         log_to_terminal(folder / LOG_FILE)
         _cut_metrics(folder / METRICS_FILE, metrics_bytes)
     return Run(folder, config, ranks, wandb_id, lock)

@@ -231,7 +231,7 @@ def open_run(
     """
     if resume is not None:
         state = load_checkpoint(latest_checkpoint(Path(resume)), learner)
-        run = reopen_run(Path(resume), config, state.metrics_bytes, state.wandb_id, learner.ranks)
+        run = reopen_run(Path(resume), config, argv, state.metrics_bytes, state.wandb_id, learner.ranks)
         return run, state
     run = start_run(config, argv, learner.ranks, commit_of(learner.policy.info.folder))
     looks = find_pack(config.simulator.assets).looks

@@ -36,7 +36,7 @@ class StoredRun:
     folder: Path
     rows: Sequence[MetricsRow]  # of metrics.jsonl
     description: RunDescription
-    total_steps: int  # env steps that the run was to have
+    phases: PhaseConfig
 
     @property
     def evaluations(self) -> list[MetricsRow]:
@@ -49,16 +49,21 @@ class StoredRun:
 
         `--best-by evaluation` chooses checkpoints/best in the same way. Raises ValueError without an evaluation.
         """
-        return max(self.evaluations, key=lambda row: _successes(row, GREEDY).interval)
+        return max(self.evaluations, key=lambda row: successes_in(row, GREEDY).interval)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the run has had its last evaluation."""
+        evaluations = self.evaluations
+        return bool(evaluations) and evaluations[-1]["global_step"] >= self.phases.total_steps
 
     def status(self) -> str:
         """How far the run has come, in one line."""
-        evaluations = self.evaluations
-        is_finished = bool(evaluations) and evaluations[-1]["global_step"] >= self.total_steps
-        state = "Finished" if is_finished else "Not finished"
+        state = "Finished" if self.is_finished else "Not finished"
         env_steps = self.rows[-1]["global_step"] if self.rows else 0
+        planned = "" if self.is_finished else f" of {self.phases.total_steps:,}"
         updates = sum("schedule/phase" in row for row in self.rows)
-        return f"{state}: {env_steps} env steps, {updates} updates, {hours(self.rows):.1f} h"
+        return f"{state}: {env_steps:,}{planned} env steps, {updates} updates, {hours(self.rows):.1f} h"
 
 
 @dataclass
@@ -77,7 +82,7 @@ def read_run(folder: Path) -> StoredRun:
         description = read_description(folder)
     except BadInput as problem:
         raise BadInput(f"{folder} is not a run folder: {problem}") from None
-    return StoredRun(folder.resolve(), rows, description, settings.phases.total_steps)
+    return StoredRun(folder.resolve(), rows, description, settings.phases)
 
 
 def hours(rows: Sequence[MetricsRow]) -> float:
@@ -166,13 +171,33 @@ def changes(run: StoredRun) -> list[Change]:
     by_task = []
     for label, metric in (("student, sampled", SAMPLED), ("student, greedy", GREEDY)):
         if f"{metric}_k" in first:  # without --eval-trials nothing was sampled
-            before = _read_outcomes(run, first, metric)
-            after = _read_outcomes(run, last, metric)
+            before = _successes_by_episode(run, first, metric)
+            after = _successes_by_episode(run, last, metric)
             on_all_tasks.append(_change(label, first, metric, last, metric, compare(before, after)))
             by_task += _changes_by_task(label, before, after)
-    pairs = compare(_read_outcomes(run, first, TEACHER), _read_outcomes(run, last, GREEDY))
-    on_all_tasks.append(_change("teacher, then greedy student", first, TEACHER, last, GREEDY, pairs))
+    on_all_tasks.append(_greedy_student_after(run, TEACHER, "teacher, then greedy student"))
     return on_all_tasks + by_task
+
+
+def trained_change(run: StoredRun) -> Change | None:
+    """The change from the policy that the run was given to the greedy student; None without an evaluation.
+
+    The run was given its own teacher, unless --teacher names another policy.
+    """
+    if not run.evaluations:
+        return None
+    before = TEACHER if run.phases.teacher_checkpoint is None else GREEDY
+    return _greedy_student_after(run, before, "given policy, then greedy student")
+
+
+def _greedy_student_after(run: StoredRun, metric_before: str, label: str) -> Change:
+    """The change from an actor in the first evaluation to the greedy student in the last one."""
+    first = run.evaluations[0]
+    last = run.evaluations[-1]
+    pairs = compare(
+        _successes_by_episode(run, first, metric_before), _successes_by_episode(run, last, GREEDY)
+    )
+    return _change(label, first, metric_before, last, GREEDY, pairs)
 
 
 def _change(
@@ -180,8 +205,8 @@ def _change(
 ) -> Change:
     return Change(
         label,
-        _successes(before, metric_before),
-        _successes(after, metric_after),
+        successes_in(before, metric_before),
+        successes_in(after, metric_after),
         pairs if pairs.n > 0 else None,
     )
 
@@ -199,7 +224,8 @@ def _changes_by_task(label: str, before: EpisodeOutcomes, after: EpisodeOutcomes
     return lines
 
 
-def _successes(row: MetricsRow, metric: str) -> Successes:
+def successes_in(row: MetricsRow, metric: str) -> Successes:
+    """The successes of an actor in an evaluation. Raises BadInput."""
     k = row.get(f"{metric}_k", -1)
     n = row.get(f"{metric}_n", 0)
     if not 0 <= k <= n or n == 0:
@@ -208,18 +234,24 @@ def _successes(row: MetricsRow, metric: str) -> Successes:
 
 
 @dataclass
-class _Outcome:
+class StoredOutcome:
+    """How an episode of an evaluation ended."""
+
     task_id: int
     init_state_id: int
     trial: int
     success: bool
+    env_steps: int
 
 
-def _read_outcomes(run: StoredRun, evaluation: MetricsRow, metric: str) -> EpisodeOutcomes:
-    """Outcome of every episode of an actor in an evaluation; empty if the run has no file of outcomes."""
-    path = outcomes_path(run.folder, int(evaluation["global_step"]))
-    if not path.exists():
-        return {}
+def read_outcomes(folder: Path, global_step: int) -> dict[str, list[StoredOutcome]]:
+    """The outcomes of an evaluation by actor, the filmed episode first; empty if the run has no file of them."""
+    path = outcomes_path(folder, global_step)
+    return read_fields(path, dict[str, list[StoredOutcome]]) if path.exists() else {}
+
+
+def _successes_by_episode(run: StoredRun, evaluation: MetricsRow, metric: str) -> EpisodeOutcomes:
+    """Whether every episode of an actor succeeded in an evaluation; empty if the run has no file of outcomes."""
     actor = metric.removeprefix("eval/").removesuffix("_success")
-    outcomes = read_fields(path, dict[str, list[_Outcome]]).get(actor, [])
+    outcomes = read_outcomes(run.folder, int(evaluation["global_step"])).get(actor, [])
     return {(outcome.task_id, outcome.init_state_id, outcome.trial): outcome.success for outcome in outcomes}

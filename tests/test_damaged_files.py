@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 
 from contracts import BadInput
 from experiment import report
@@ -172,11 +171,7 @@ def test_results_of_an_evaluation(tmp_path):
 
 
 @pytest.mark.parametrize("name", [METRICS_FILE, CONFIG_FILE, "evaluations/step_0.json"])
-def test_files_of_a_run(name, tmp_path, monkeypatch):
-    if (
-        name != METRICS_FILE
-    ):  # the curves show what is in that file alone, and drawing them takes the most time
-        monkeypatch.setattr(report, "draw_curves", lambda rows: Figure())
+def test_files_of_a_run(name, tmp_path):
     run = store(tmp_path / "run", ROWS)
     store_outcomes(run, 0, student=[True, False, True], teacher=[True] * 3)
     store_outcomes(run, 300, student=[True] * 3)

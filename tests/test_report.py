@@ -1,30 +1,48 @@
-"""The page of a run: its numbers are those of metrics.jsonl, and it needs nothing but the run's folder."""
+"""The page of a run: its numbers are those of metrics.jsonl, and it is one file that a browser can show anywhere."""
 
+import base64
 import contextlib
+import html
 import io
+import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from experiment.report import PANELS, draw_curves, main, write_report
+from experiment.charts import SIZE
+from experiment.report import PANELS, main, make_cards, write_report
+from experiment.run_folder import CONFIG_FILE
 from experiment.statistics import Successes
 from experiment.stored_run import GREEDY, SAMPLED, read_run
 from tests.stored_runs import ROWS, store, store_outcomes, update
 
+BROWSER = next(filter(shutil.which, ("chromium", "chromium-browser", "google-chrome")), None)
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A run over two tasks with outcomes, a picture and videos."""
+    """A resumed run over two tasks with outcomes, a picture and videos."""
     folder = store(tmp_path_factory.mktemp("runs") / "a <run>", ROWS)
-    store_outcomes(folder, 0, student_sampled=[True] * 4 + [False] * 16)
-    store_outcomes(folder, 300, student_sampled=[True] * 16 + [False] * 4)
+    description = json.loads((folder / CONFIG_FILE).read_text())
+    resumed = {**description, "resume_argv": [["--resume", "runs/a <run>", "--total-steps", "300"]]}
+    (folder / CONFIG_FILE).write_text(json.dumps(resumed))
+    store_outcomes(folder, 0, student_sampled=[True] * 4 + [False] * 16, teacher=[True], student=[True])
+    store_outcomes(folder, 300, student_sampled=[True] * 16 + [False] * 4, student=[False])
     imageio.imwrite(folder / "first_frame.png", np.zeros((8, 8, 3), np.uint8))
     (folder / "videos").mkdir()
-    for name in ("teacher-step_0", "student-step_0", "student-step_200", "student-step_300"):
-        (folder / "videos" / f"{name}.mp4").write_bytes(b"x")
+    videos = {
+        "teacher-step_0": b"0",
+        "student-step_0": b"0",
+        "student-step_200": b"2",
+        "student-step_300": b"3",
+    }
+    for name, content in videos.items():
+        (folder / "videos" / f"{name}.mp4").write_bytes(content)
     return folder
 
 
@@ -33,28 +51,39 @@ def page(folder) -> str:
     """The page that the command writes."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
         main([str(folder)])
-    looks, sampled, _, path = output.getvalue().splitlines()
+    _, looks, sampled, _, path = output.getvalue().splitlines()
     assert looks == "assets: official (0123abcd)"
     assert sampled.startswith("student, sampled: 4/20")
     return Path(path).read_text()
 
 
-def test_the_page_refers_to_files_of_the_run_only(folder, page):
-    # Curves and first frame, teacher and student of the first evaluation, the best and the last student.
-    references = re.findall(r'(?:src|href)="([^"]*)"', page)
-    assert len(references) == 6
-    assert all((folder / "report" / reference).stat().st_size > 0 for reference in references)
+def test_the_page_holds_its_pictures_and_links_to_files_of_the_run(folder, page):
+    sources = re.findall(r'src="data:[^,]*,([^"]*)"', page)
+    contents = {base64.b64decode(source) for source in sources}
+    # The student of the first evaluation is the teacher, and those of the best and the last one follow.
+    assert contents == {b"0", b"2", b"3", (folder / "first_frame.png").read_bytes()}
+    assert len(sources) == len(re.findall(r"\ssrc=", page))
+    links = re.findall(r'href="([^"]*)"', page)
+    assert {"../config.json", "../metrics.jsonl", "../evaluations/step_300.json"} <= set(links)
+    assert all((folder / "report" / link).is_file() for link in links)
+    assert "http" not in page
 
 
-def test_rates_differences_command_and_machine_are_on_the_page(page):
-    for row in (ROWS[0], ROWS[-1]):
+def test_a_video_says_how_its_episode_ended(page):
+    assert "student before training: success after 50 env steps (2.5 s); task 0, initial state 30" in page
+    assert "student after 200 env steps: its outcome was not kept" in page
+    assert "student after 300 env steps: failure" in page
+
+
+def test_rates_differences_commands_and_machine_are_on_the_page(page):
+    for row in (ROWS[0], ROWS[3], ROWS[-1]):
         for key in (SAMPLED, GREEDY):
             assert str(Successes(row[f"{key}_k"], row[f"{key}_n"])) in page
     # 12 of 20 more: 4 solved twice, 12 only after, 4 never, so 12 of 12 decided pairs, p = 2 / 2^12
     assert "+60 points" in page
     assert f"p = {2 / 2**12:.2g}, n = 20" in page
     assert "task 4, student, sampled" in page
-    assert "--preset tiny --seed 3 --lr 0.001" in page
+    assert "python train_grpo.py --preset tiny --seed 3 --lr 0.001\npython train_grpo.py --resume" in page
     assert "torch 2.15.0" in page
     assert "Some GPU" in page
     assert "0123456789ab, with local changes" in page
@@ -68,22 +97,80 @@ def test_names_are_escaped(page):
 
 @pytest.mark.parametrize("rows", [[], ROWS[:1]])
 def test_a_run_that_has_hardly_begun_has_a_report(tmp_path, rows):
-    text = write_report(read_run(store(tmp_path, rows))).read_text()
-    assert "Not finished" in text
-    assert ("No evaluation has been recorded yet." in text) == (not rows)
+    assert "Not finished" in write_report(read_run(store(tmp_path, rows))).read_text()
 
 
-def test_every_panel_shows_the_recorded_numbers_against_env_steps():
+def test_every_card_shows_the_recorded_numbers_against_env_steps():
     metrics = [metric for panel in PANELS for metric in panel.metrics]
     rows = [
-        update(step, 0, **{metric: index + step for index, metric in enumerate(metrics)})
-        for step in (100, 200)
+        update(step, 0, **{metric: index + step for index, metric in enumerate(metrics, start=1)})
+        for step in (100, 150, 200)
     ]
-    figure = draw_curves(rows)
-    curves = [
-        list(zip(line.get_xdata(), line.get_ydata(), strict=True))
-        for axes in figure.axes
-        for line in axes.lines
+    cards = [card for cards in make_cards(rows).values() for card in cards]
+    assert [card.panel for card in cards] == PANELS
+    curves = [curve for card in cards for curve in card.chart.curves]
+    assert [curve.metric for curve in curves] == metrics
+    for index, curve in enumerate(curves, start=1):
+        assert [point.x for point in curve.points] == [SIZE / 2, SIZE * 3 / 4, SIZE]
+        heights = [point.y for point in curve.points]
+        assert heights == sorted(heights, reverse=True)  # downwards
+        assert curve.points[0].text.startswith(f"100 env steps: {index + 100}")
+
+
+def test_a_panel_of_which_nothing_was_recorded_has_no_card():
+    titles = [card.panel.title for cards in make_cards(ROWS[:2]).values() for card in cards]
+    assert titles == [
+        "Training rollouts",
+        "Distillation loss",
+        "Agreement with the teacher",
+        "Gradient norm",
+        "Wall time",
     ]
-    assert curves == [[(100, index + 100), (200, index + 200)] for index in range(len(metrics))]
-    assert [axes.get_title() for axes in figure.axes] == [panel.title for panel in PANELS]
+
+
+# Measures the page in frames of several widths: what sticks out on the right, what was loaded, and the texts that are
+# small or that stand out little from what is behind them (contrast by WCAG 2).
+MEASURE = """
+function luminance(colour) {
+  const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+function measure(frame) {
+  const page = frame.contentDocument, view = frame.contentWindow, faults = [];
+  for (const element of page.querySelectorAll("body *:not(svg *)")) {
+    const box = element.getBoundingClientRect(), style = view.getComputedStyle(element);
+    const text = [...element.childNodes].filter(n => n.nodeType == 3).map(n => n.data.trim()).join("");
+    if (box.right > frame.width) faults.push("sticks out: " + element.tagName + " " + text);
+    if (!text || !box.width) continue;
+    let behind = element;
+    while (view.getComputedStyle(behind).backgroundColor == "rgba(0, 0, 0, 0)") behind = behind.parentElement;
+    const contrast = Math.log((luminance(style.color) + 0.05) /
+                              (luminance(view.getComputedStyle(behind).backgroundColor) + 0.05));
+    if (Math.abs(contrast) < Math.log(4.5)) faults.push("little contrast: " + text);
+    if (parseFloat(style.fontSize) < 11) faults.push("small: " + text);
+  }
+  return {width: frame.width, faults, background: luminance(view.getComputedStyle(page.body).backgroundColor),
+          loaded: view.performance.getEntriesByType("resource").filter(e => !e.name.startsWith("data:")).length};
+}
+onload = () => document.title = JSON.stringify([...document.querySelectorAll("iframe")].map(measure));
+"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium is installed")
+@pytest.mark.parametrize("is_dark", [False, True])
+def test_in_a_browser_all_is_within_the_page_and_readable(page, tmp_path, is_dark):
+    frames = [
+        f'<iframe width={width} height=900 srcdoc="{html.escape(page)}"></iframe>' for width in (400, 1300)
+    ]
+    (tmp_path / "frames.html").write_text(f"<script>{MEASURE}</script>{''.join(frames)}")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    flags.append(f"--blink-settings=preferredColorScheme={0 if is_dark else 1}")
+    command = [BROWSER, *flags, "--dump-dom", f"file://{tmp_path / 'frames.html'}"]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    measured = json.loads(html.unescape(re.search("<title>(.*?)</title>", shown)[1]))
+    assert [frame["width"] for frame in measured] == ["400", "1300"]
+    for frame in measured:
+        assert frame["faults"] == []
+        assert frame["loaded"] == 0
+        assert (frame["background"] < 0.1) == is_dark

@@ -25,6 +25,7 @@ from experiment.run_folder import METRICS_FILE, Run, read_description, read_metr
 
 ROOT = Path(__file__).parents[1]
 ARGV = ["--task-id", "0", "--seed", "7"]
+RESUME = ["--resume", "runs/trial"]
 
 
 @pytest.fixture(autouse=True)
@@ -87,13 +88,13 @@ def test_folders_that_cannot_be_written_are_refused(tmp_path):
     with pytest.raises(BadInput, match=r"--output .*file/x"):
         start_run(config(tmp_path / "file" / "x"), ARGV)
     with pytest.raises(BadInput, match=r"--resume .*file"):
-        reopen_run(tmp_path / "file", config(tmp_path), 0, None)
+        reopen_run(tmp_path / "file", config(tmp_path), RESUME, 0, None)
 
 
 def test_the_log_goes_to_terminal_and_file_and_is_continued(run, capsys):
     logging.getLogger("train_grpo").info("step 1")
     run.close()
-    resumed = reopen_run(run.folder, run.config, 0, None)
+    resumed = reopen_run(run.folder, run.config, RESUME, 0, None)
     logging.getLogger("train_grpo").info("step 2")
     resumed.close()
     assert (run.folder / "train.log").read_text() == "step 1\nstep 2\n"
@@ -139,7 +140,7 @@ def test_reopening_drops_records_after_the_checkpoint_and_appends(run):
     at_checkpoint = run.metrics_bytes()
     run.record(2, 2, {"will/be_recorded_again": 1.0})
     run.close()
-    resumed = reopen_run(run.folder, run.config, at_checkpoint, wandb_id=None)
+    resumed = reopen_run(run.folder, run.config, RESUME, at_checkpoint, wandb_id=None)
     assert resumed.metrics_bytes() == at_checkpoint
     resumed.record(2, 2, {})
     resumed.close()
@@ -160,7 +161,7 @@ def test_records_that_were_lost_before_a_resume_are_missed(run, left):
     path.unlink()
     if left > 0:
         path.write_bytes(b"".join(lines)[: -2 if left == 1 else None])
-    resumed = reopen_run(run.folder, run.config, at_checkpoint, wandb_id=None)
+    resumed = reopen_run(run.folder, run.config, RESUME, at_checkpoint, wandb_id=None)
     resumed.record(3, 3, {})
     resumed.close()
     assert [row["update"] for row in read_metrics(path)] == [*[1, 2][:left], 3]
@@ -169,26 +170,30 @@ def test_records_that_were_lost_before_a_resume_are_missed(run, left):
 
 def test_what_a_resume_changes_stays_changed(run):
     run.close()
-    reopen_run(run.folder, changed(run.config, total_steps=7), 0, None).close()
+    reopen_run(run.folder, changed(run.config, total_steps=7), RESUME, 0, None).close()
+    reopen_run(
+        run.folder, changed(run.config, total_steps=9), [*RESUME, "--total-steps", "9"], 0, None
+    ).close()
     stored = read_description(run.folder)
-    assert (stored["config"]["phases"]["total_steps"], stored["argv"]) == (7, ARGV)
+    assert (stored["config"]["phases"]["total_steps"], stored["argv"]) == (9, ARGV)
+    assert stored["resume_argv"] == [RESUME, [*RESUME, "--total-steps", "9"]]
 
 
 def test_a_run_that_is_being_written_is_not_resumed(run):
     with pytest.raises(BadInput, match="another program"):
-        reopen_run(run.folder, run.config, 0, None)
+        reopen_run(run.folder, run.config, RESUME, 0, None)
     run.close()
-    reopen_run(run.folder, run.config, 0, None).close()
+    reopen_run(run.folder, run.config, RESUME, 0, None).close()
 
 
 def test_a_run_goes_on_with_the_looks_that_it_has_seen_wherever_they_lie(run, tmp_path):
     run.close()
     copy = shutil.copytree(find_pack("lowpoly").folder, tmp_path / "copy")
     moved = changed(run.config, assets=str(copy))
-    reopen_run(run.folder, moved, 0, None).close()
+    reopen_run(run.folder, moved, RESUME, 0, None).close()
     (copy / "textures" / "smooth_light_gray_plaster.png").write_bytes(b"")
     with pytest.raises(BadInput, match="--assets"):
-        reopen_run(run.folder, moved, 0, None)
+        reopen_run(run.folder, moved, RESUME, 0, None)
 
 
 # the end of its time

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from PIL import Image
 
 import train_grpo
 from contracts import TimeIsUp
@@ -43,7 +42,6 @@ def test_run_folder_is_complete(run):
     for name in (*weights, "adapter_config.json", "trainer.pt"):
         assert (latest / name).stat().st_size > 0
     assert read_looks(latest) == ["lowpoly"]
-    assert Image.open(run / "report" / "curves.png").size[0] > 500
     assert {"teacher-step_0.mp4", "student-step_96.mp4"} <= {path.name for path in (run / "videos").iterdir()}
     assert "Finished: 96 env steps, 3 updates" in (run / "report" / "index.html").read_text()
     assert {path.name for path in (run / "evaluations").iterdir()} == {
