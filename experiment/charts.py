@@ -213,9 +213,9 @@ def per_cent(share: float) -> str:
 
 
 def short(value: float) -> str:
-    """A number with three digits: 0.0214, 12.5k, 3e-05."""
+    """A number with three digits: 0.0214, 1.5k, 3e-05."""
     if abs(value) >= 1e6:
         return f"{value / 1e6:.3g}M"
-    if abs(value) >= 1e4:
+    if abs(value) >= 1e3:
         return f"{value / 1e3:.3g}k"
     return f"{value:.3g}"
