@@ -7,14 +7,16 @@ import getpass
 import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import tyro
 
@@ -77,14 +79,14 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
         main(sys.argv[1:])
         sys.stdout.flush()
     except BadInput as problem:
-        print(f"{program}: {problem}", file=sys.stderr)
+        print(fit_to_terminal(f"{program}: {problem}", sys.stderr), file=sys.stderr)
         repeat_after_launcher(f"{program}: {problem}")
         return 2
     except PermissionError as error:
         if error.filename is None:  # not about a file
             raise
         problem_of_path = f"{error.filename}: {error.strerror}: name another path, or get access"
-        print(f"{program}: {problem_of_path}", file=sys.stderr)
+        print(fit_to_terminal(f"{program}: {problem_of_path}", sys.stderr), file=sys.stderr)
         return 2
     except TimeIsUp as reason:
         print(f"{program}: {reason}")
@@ -95,6 +97,21 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
         # Python flushes stdout once more at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def fit_to_terminal(text: str, stream: TextIO) -> str:
+    """Break long lines at spaces if `stream` is a terminal, which would break them in the middle of a number."""
+    if not stream.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    wrapper = textwrap.TextWrapper(
+        width,
+        subsequent_indent="    ",
+        replace_whitespace=False,
+        break_long_words=False,  # such as paths, which can then be copied
+        break_on_hyphens=False,
+    )
+    return "\n".join(wrapper.fill(line) for line in text.splitlines())
 
 
 def open_closed_streams() -> None:

@@ -46,7 +46,7 @@ from experiment.results import (
 from experiment.results_table import comparison_table, perturbation_table, results_table
 from experiment.start_times import StartTimes
 from experiment.statistics import count_successes
-from experiment.terminal import progress_bar
+from experiment.terminal import print_news, say, show_progress
 
 if TYPE_CHECKING:  # these take seconds to import, and neither --help nor messages about flags need them
     from experiment.stored_run import Training
@@ -66,28 +66,32 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str]) -> None:
     """Play the missing episodes of one checkpoint, or of the two of a comparison, and print the results."""
     config = parse_eval(argv)
-    from experiment.file_lock import lock_file
-    from experiment.setup import choose_looks
+    times = StartTimes()
+    with print_news(times.news):
+        from experiment.file_lock import lock_file
+        from experiment.setup import choose_looks
 
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
-    out = Path(config.out or time.strftime(f"runs/eval-%Y%m%d-%H%M%S-{os.getpid()}.json"))
-    plan = plan_episodes(config, argv)
-    assets = choose_looks(config.simulator.assets, config.model, config.suites)
-    config = replace(config, simulator=replace(config.simulator, assets=assets))
-    with contextlib.closing(lock_file(out.with_name(f".{out.name}.lock"), f"--out {out}")):
-        results, before = play_all(config, plan, out)
+        logging.basicConfig(level=logging.WARNING, format="%(message)s")
+        out = Path(config.out or time.strftime(f"runs/eval-%Y%m%d-%H%M%S-{os.getpid()}.json"))
+        times.begin("tasks")
+        plan = plan_episodes(config, argv)
+        times.begin("assets")
+        assets = choose_looks(config.simulator.assets, config.model, config.suites)
+        config = replace(config, simulator=replace(config.simulator, assets=assets))
+        with contextlib.closing(lock_file(out.with_name(f".{out.name}.lock"), f"--out {out}")):
+            results, before = play_all(config, plan, out, times)
     print_results(config, results, plan, before)
 
 
-def play_all(config: EvalConfig, plan: Plan, out: Path) -> tuple[Results, Results | None]:
+def play_all(config: EvalConfig, plan: Plan, out: Path, times: StartTimes) -> tuple[Results, Results | None]:
     """Play and save the missing episodes. Returns the results and those of --compare-with."""
     before = None
     is_results_file = config.compare_with is not None and config.compare_with.endswith(".json")
     if config.compare_with is not None and is_results_file:
         before = read_results(Path(config.compare_with))
-    results = play(config, plan, out, before, StartTimes())
+    results = play(config, plan, out, before, times)
     if config.compare_with is not None and not is_results_file:
-        before = play_before(config, config.compare_with, plan, results)
+        before = play_before(config, config.compare_with, plan, results, times)
     save_results(results, plan, before)
     return results, before
 
@@ -115,12 +119,13 @@ def origin_of(checkpoint: str) -> dict[str, object]:
     return {"hub_commit": find_commit(checkpoint), "training": read_training(Path(checkpoint))}
 
 
-def play_before(config: EvalConfig, checkpoint: str, plan: Plan, results: Results) -> Results:
+def play_before(
+    config: EvalConfig, checkpoint: str, plan: Plan, results: Results, times: StartTimes
+) -> Results:
     """Play the checkpoint of --compare-with on the same episodes; its results file is STEM-before.json."""
     config_before = replace(config, model=replace(config.model, checkpoint=checkpoint))
     header = {**plan.header, **origin_of(checkpoint)}
     out = results.path.with_name(f"{results.path.stem}-before.json")
-    times = StartTimes(time.perf_counter())
     return play(config_before, replace(plan, header=header), out, results, times)
 
 
@@ -153,7 +158,7 @@ def print_trained_states(checkpoint: str, plan: Plan) -> None:
         key for key in plan.keys if was_trained_on(training, key.task_suite, key.task_id, key.init_state_id)
     ]
     if trained:
-        print(
+        say(
             f"{len(trained)} of {len(plan.keys)} episodes start from initial states that {checkpoint} was trained on: "
             "for held-out success leave them out with --first-init-state and --trials"
         )
@@ -177,7 +182,7 @@ def print_reported(config: EvalConfig, results: Results, plan: Plan) -> None:
             settings["assets"],
         )
         if comparison is not None:
-            print(comparison.sentence)
+            say(comparison.sentence)
 
 
 def play(
@@ -191,11 +196,10 @@ def play(
     from experiment.setup import load_policy
 
     results = None
-    times.end("imports, tasks, assets")
     for suite in config.suites:
         # Load the policy again for each suite, because the action statistics differ between suites.
+        times.begin("weights")
         policy = load_policy(config.model, suite)
-        times.end("weights")
         if results is None:
             check_suites(config, policy)
             results = open_results(out, settings_of(config, policy), plan, other_results)
@@ -204,7 +208,7 @@ def play(
         if missing:
             play_suite(config, policy, suite, plan, missing, results, times)
         del policy  # free its memory before the next one is loaded
-        times = StartTimes(time.perf_counter())
+        times.restart()
     assert results is not None  # EvalConfig refuses an empty --task-suite
     return results
 
@@ -222,17 +226,17 @@ def print_start(config: EvalConfig, policy: Policy, plan: Plan, results: Results
     from preflight import check_looks
 
     settings = results.settings
-    print(f"{config.model.checkpoint}: {policy.kind}, {settings['mode']}; assets: {settings['assets']}")
+    say(f"{config.model.checkpoint}: {policy.kind}, {settings['mode']}; assets: {settings['assets']}")
     looks = check_looks(policy.info, find_pack(config.simulator.assets))
     if looks.status == "warning":
-        print(looks.text)
+        say(looks.text)
     if config.protocol is not None and not settings["assets"].startswith("official"):
-        print(
+        say(
             "published results use LIBERO's own looks; for results that compare with them use --assets official"
         )
     if results.episodes:
         num_played = len(results.episodes)
-        print(f"{results.path}: {num_played} of {len(plan.keys)} episodes are there already", flush=True)
+        say(f"{results.path}: {num_played} of {len(plan.keys)} episodes are there already")
 
 
 def play_suite(
@@ -257,22 +261,22 @@ def play_suite(
     simulator = replace(config.simulator, kept_tasks=1)
     spec = replace(env_spec(config, suite, policy.num_images), kept_tasks=1)
     num_envs = choose_num_envs(simulator, spec, policy, len(missing))
+    times.begin("checks")
     try:
         with interruptible(), make_pool(spec, num_envs, policy.prepare, simulator.simulators) as pool:
             pool.start_building(list(dict.fromkeys(key.task_id for key in missing)))
             attention_probe(policy, observation)
             image_probe(policy, observation)
-            times.end("checks")
             save_results(results, plan)
+            times.begin("simulators")
             pool.wait_until_built()
-            times.end("simulators")
-            print(f"{suite}: start {times}", flush=True)
+            times.end()
+            say(f"{suite}: start {times}")
             rollout = play_episodes(config, policy, pool, plan, missing, results)
-        print(f"{suite}: {rollout.speed()}; recorded {dict(policy.describe())['recorded']}", flush=True)
+        say(f"{suite}: {rollout.speed()}; recorded {dict(policy.describe())['recorded']}")
     except KeyboardInterrupt:
-        print(
-            f"stopped; finished episodes are saved: to continue, run the same command with --out {results.path}",
-            flush=True,
+        say(
+            f"stopped; finished episodes are saved: to continue, run the same command with --out {results.path}"
         )
         raise
 
@@ -289,14 +293,14 @@ def play_episodes(
     from experiment.evaluation import evaluate
 
     episode_keys = {episode_of(key, config.seed): key for key in keys}
-    with progress_bar(f"{keys[0].task_suite}: episodes", len(keys)) as advance:
+    with show_progress(keys[0].task_suite, len(keys), "episodes") as activity:
 
         def keep(trajectory: Trajectory) -> None:
             key = episode_keys[trajectory.episode]
             results.episodes[key] = episode_record(config, results, key, trajectory)
             trajectory.frames.clear()
             save_results(results, plan)
-            advance(1)
+            activity.count_episode(trajectory.success)
 
         return evaluate(
             policy,
@@ -320,7 +324,7 @@ def choose_num_envs(simulator: SimulatorConfig, spec: EnvSpec, policy: Policy, n
         return simulator.num_envs
     episodes = Limit(num_episodes, f"{num_episodes} episode(s)")
     count = count_simulators(simulator, len(spec.task_ids), policy.device, find_renderer_apart(), episodes)
-    print(f"{spec.task_suite}: {count.reason}", flush=True)
+    say(f"{spec.task_suite}: {count.reason}")
     return count.num_envs
 
 

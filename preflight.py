@@ -45,6 +45,7 @@ from experiment.setup import (
 )
 from experiment.simulators import count_for_training
 from experiment.speed import FirstLook, Speed, first_look, measure_speed
+from experiment.start_times import StartTimes
 from rl import selfcheck
 from rl.phases import Teacher, phase_at, settle_warmup
 from rl.sensitivity import decision_changes
@@ -59,9 +60,9 @@ SMALLEST_IMAGE_EFFECT = 0.05
 MIN_CONTRAST = 5.0  # least standard deviation of a frame's pixel values (0 to 255); in an empty frame it is 0
 
 
-def check_only(config: TrainConfig) -> None:
+def check_only(config: TrainConfig, times: StartTimes) -> None:
     """Run all checks (`--check-only`) and print a line for each. Raises BadInput if one has failed."""
-    checks = Checks(show_all=True)
+    checks = Checks(times, show_all=True)
     task = config.task
     suites = (task.task_suite,)
     assets = checks.make("assets", check_assets, choose_looks, config.simulator.assets, config.model, suites)
@@ -140,10 +141,11 @@ def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool)
     assert first is not None  # a failure was raised
     pool.start_building(config.task.task_ids)
     check_policy(checks, config, policy, first.observations, config.update.micro_batch_size)
+    checks.times.begin("other simulators")
     pool.wait_until_built()  # also because the speed is measured next
-    checks.times.end("other simulators")
+    checks.times.begin("speed")
     speed = measure_speed(policy, first, config)
-    checks.times.end("speed")
+    checks.times.end()
     return first.observations.first, speed
 
 

@@ -41,8 +41,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -50,8 +49,16 @@ from command_line import main_guard
 from configs.cli import parse_train
 from configs.config import TrainConfig, changed
 from envs.pool import Pool, make_pool
-from experiment.metrics import advantage_metrics, rollout_metrics, system_metrics, update_line
-from experiment.terminal import log_to_terminal, progress_bar
+from experiment.metrics import (
+    advantage_metrics,
+    rollout_metrics,
+    system_metrics,
+    update_details,
+    update_line,
+    why_nothing_was_learned,
+)
+from experiment.start_times import StartTimes
+from experiment.terminal import is_first_rank, log_to_terminal, print_news, show_progress
 from rl.phases import phase_at, settle_warmup
 
 if TYPE_CHECKING:
@@ -66,19 +73,22 @@ def main(argv: Sequence[str]) -> None:
     """Read the flags, start the ranks, and check the setup alone or train."""
     command = parse_train(argv)  # --help and wrong flags are answered before the slow imports below
 
-    from preflight import check_only
-    from rl.launcher import start_ranks
+    times = StartTimes()
+    with print_news(times.news, shown=is_first_rank()):
+        from preflight import check_only
+        from rl.launcher import start_ranks
 
-    log_to_terminal()
-    if command.config.run.data_parallel:
-        start_ranks()
-    if command.check_only:
-        check_only(command.config)
-    else:
-        set_up_and_train(command.config, command.resume, argv)
+        times.end()
+        log_to_terminal()
+        if command.config.run.data_parallel:
+            start_ranks()
+        if command.check_only:
+            check_only(command.config, times)
+        else:
+            set_up_and_train(command.config, command.resume, argv, times)
 
 
-def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str]) -> None:
+def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str], times: StartTimes) -> None:
     """Set up policy, teacher, simulators and run folder, check them, train. `resume`: the run folder to continue."""
     from experiment import setup
     from experiment.cost import estimate_cost
@@ -94,17 +104,17 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
     setup.check_output(config, resume)
     config = setup.settle_settings(config)
     task = config.task
-    checks = Checks()
+    checks = Checks(times)
     renderer = check_machine(checks, config.model, config.simulator)
     assert renderer is not None  # a failure was raised
 
     ranks = join_ranks(config.model.device)
+    times.begin("weights")
     policy = setup.load_policy(config.model, task.task_suite, config.update.lora_rank, config.run.seed)
-    checks.times.end("weights")
     if resume is None:
         checks.run("disk", check_disk, config.run, policy)
+    times.begin("teacher")
     teacher = setup.load_teacher(policy, config.model, config.phases, task.task_suite, config.loss.kl_coef)
-    checks.times.end("teacher")
     config = settle_warmup(config, teacher.mode)
     spec = setup.make_spec(task.task_suite, task.task_ids, config.simulator, policy.num_images)
     tasks = setup.find_tasks(spec, task)
@@ -112,14 +122,16 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
     checks.run("simulators", check_simulators, simulators)
     checks.run("host memory", check_main_memory, simulators)
     config = changed(config, num_envs=simulators.num_envs)
+    times.begin("memory plan")
     micro_batch_size = setup.fit_micro_batch(policy, config.update, config.simulator, tasks)
     config = changed(config, micro_batch_size=micro_batch_size)
-    checks.times.end("memory plan")
     learner = make_learner(policy, config, ranks, teacher.mode)
 
     with make_pool(spec, simulators.num_envs, policy.prepare, config.simulator.simulators) as pool:
         observation, speed = check_setup(checks, config, policy, pool)
+        times.begin("run folder")
         run, state = setup.open_run(config, resume, argv, learner)
+        times.end()
         with interruptible(), until_the_end(run):
             cost = estimate_cost(config, tasks, speed, state, is_teacher(policy, teacher.mode))
             rows = [
@@ -128,6 +140,8 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
                 ("speed", str(speed)),
                 ("this run", str(cost)),
             ]
+            if run.wandb.url is not None:
+                rows.append(("wandb", run.wandb.url))
             setup.log_setup(config, policy, tasks, teacher, run.folder, rows)
             if resume is None:
                 setup.save_first_files(config, run, learner, state, observation)
@@ -140,16 +154,20 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
 
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
     """Run warmup, transition and RL from `state` to the last env step. (Importing here keeps --help fast.)"""
+    from experiment.cost import time_left
     from experiment.evaluation import evaluate_and_record, evaluation_is_due
     from rl.advantages import estimate_advantages
     from rl.behaviour import behaviour_in
     from rl.curriculum import task_probabilities, training_episodes
     from rl.dynamic_sampling import training_rollout
     from rl.trajectory import flatten
-    from rl.update import stop_without_signal, update
+    from rl.update import number_of_epochs, stop_without_signal, update
 
+    is_main = learner.ranks.is_main
+    evaluation_episode_s: float | None = None  # not known before this program's first evaluation
     while state.global_step < config.phases.total_steps:
         update_index = state.update  # counts from 0
+        name = f"update {update_index + 1}"
 
         # 1. The phase decides who acts and which loss is minimised. It depends on the env steps alone.
         phase = phase_at(state.global_step, config.phases)
@@ -157,7 +175,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         # 2. At the start, after the warmup and every --eval-interval env steps: validate teacher and student on
         # held-out initial states. Training never learns from these episodes, nor goes back to the best checkpoint.
         if evaluation_is_due(config, state):
-            evaluate_and_record(config, run, learner, pool, state)
+            evaluation_episode_s = evaluate_and_record(config, run, learner, pool, state)
 
         # 3. Play whole episodes: dropping unfinished ones would favour short successes. `rollout` holds all that was
         # played. `trajectories` are those to learn from, which are fewer with --dynamic-sampling.
@@ -165,11 +183,10 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
         episodes = training_episodes(config, update_index, state.drawn, task_shares, state.perturbed_success)
         behaviour = behaviour_in(phase, config, learner.teacher_mode)
-        with training_bar(
-            "rollout", config.rollout.n_steps // learner.ranks.size, learner, state
-        ) as on_steps:
+        steps_of_rank = config.rollout.n_steps // learner.ranks.size
+        with show_progress(f"{name}, rollout", steps_of_rank, "env steps", is_main) as activity:
             rollout, trajectories = training_rollout(
-                learner, pool, episodes, behaviour, phase, config, update_index, on_steps
+                learner, pool, episodes, behaviour, phase, config, update_index, activity.advance
             )
         metrics = rollout_metrics(rollout, phase, task_shares)
 
@@ -185,9 +202,12 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
 
             # 5. Epochs of minibatches: distillation_loss in the warmup, ppo_loss afterwards (rl/losses.py). There is no
             # replay buffer. The KL to the teacher and the entropy bonus are off by default.
-            num_decisions = config.update.n_epochs * len(batch)
-            with run.timed("update"), training_bar("learning", num_decisions, learner, state) as on_decisions:
-                metrics |= update(learner, batch, phase, config, update_index, on_decisions)
+            num_decisions = number_of_epochs(config.update, phase) * len(batch)
+            with (
+                run.timed("update"),
+                show_progress(f"{name}, learning", num_decisions, "decisions", is_main) as activity,
+            ):
+                metrics |= update(learner, batch, phase, config, update_index, activity.advance)
 
         # 6. Record and save. A crash later loses at most one rollout and its update. Random generators are not saved,
         # because every draw depends only on (seed, update, episode, decision).
@@ -195,16 +215,13 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         state.count_update(rollout, has_signal)
         record_and_save(config, run, learner, state, metrics)
         seconds = time.perf_counter() - started
-        log.info(update_line(metrics, rollout, phase, state.global_step, config.phases.total_steps, seconds))
+        seconds_left = time_left(config, state, rollout, seconds, evaluation_episode_s)
+        log.info(update_line(metrics, rollout, phase, state.global_step, config, seconds_left))
+        log.debug(f"{name}, {update_details(metrics, rollout, phase)}")
+        if not has_signal:
+            log.warning(why_nothing_was_learned(rollout, trajectories, config))
         stop_without_signal(state.updates_without_signal)  # many updates had nothing to learn from
         run.stop_when_time_is_up()  # --max-hours
-
-
-def training_bar(
-    activity: str, total: int, learner: Learner, state: TrainerState
-) -> AbstractContextManager[Callable[[int], None]]:
-    """A progress bar for one part of the next update, over `total` env steps or decisions; only rank 0 shows it."""
-    return progress_bar(f"update {state.update + 1}: {activity}", total, shown=learner.ranks.is_main)
 
 
 def record_and_save(

@@ -164,7 +164,7 @@ def table(variants: Sequence[Variant], first: int, last: int) -> str:
             variant.name,
             variant.greedy_before(),
             variant.greedy_after(),
-            ", ".join(f"{gain:+.0f}" for gain in variant.gains()),
+            ", ".join(f"{round(gain):+d}" for gain in variant.gains()),
             ", ".join(f"{points[-1].env_steps:,}" for points in curves),
         ]
         for level in LEVELS:

@@ -25,7 +25,7 @@ from configs.config import RolloutConfig
 from envs.env import EnvSpec, Physics
 from envs.pool import Pool, make_pool
 from experiment.statistics import compare, count_successes
-from experiment.terminal import progress_bar
+from experiment.terminal import show_progress
 from rl.behaviour import Behaviour
 from rl.curriculum import evaluation_episodes
 from rl.randomness import Randomness
@@ -112,14 +112,14 @@ def play(policy: Policy, pool: Pool, condition: Condition, args: Args) -> Outcom
         physics=condition.physics,
         keep_observations=False,
     )
-    with progress_bar(str(condition), len(episodes)) as advance:
+    with show_progress(str(condition), len(episodes), "episodes") as activity:
         rollout = play_episodes(
             policy,
             pool,
             episodes,
             behaviour,
             Randomness(args.seed, "evaluation"),
-            on_finished=lambda trajectory: advance(1),
+            on_finished=lambda trajectory: activity.count_episode(trajectory.success),
         )
     return {trajectory.episode: trajectory.success for trajectory in rollout.trajectories}
 

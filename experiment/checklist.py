@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Literal, TypeVar, get_args
 
 from contracts import BadInput, SelfCheckError, first_line
 from experiment.start_times import StartTimes
+from experiment.terminal import is_first_rank, say
 
 log = logging.getLogger(__name__)
 Status = Literal["ok", "warning", "FAILED", "skipped"]
@@ -36,12 +36,11 @@ class Checks:
     depend on a failed one still run.
     """
 
-    def __init__(self, show_all: bool = False) -> None:
+    def __init__(self, times: StartTimes, show_all: bool = False) -> None:
         self.made: dict[str, Check] = {}  # results by name, in the order in which the checks ran
         self._show_all = show_all
-        self._print = show_all and os.environ.get("RANK", "0") == "0"
-        self.times = StartTimes()
-        self.times.end("imports")
+        self._print = show_all and is_first_rank()
+        self.times = times
 
     def run(
         self, name: str, check: Callable[..., Check | str], *values: object, after: Sequence[str] = ()
@@ -74,6 +73,7 @@ class Checks:
         self, name: str, function: Callable[..., T], values: Sequence[object], after: Sequence[str]
     ) -> T | None:
         """Return function(*values). If it is skipped or raises, keep that result under `name` and return None."""
+        self.times.begin(name)
         has_values = all(value is not None for value in values)
         if not has_values or not all(self.made[required].passed for required in after):
             self._add(name, Check("skipped", "what it needs has failed"))
@@ -98,9 +98,9 @@ class Checks:
         if check.status == "FAILED" and not self._show_all:
             raise BadInput(check.text)
         self.made[name] = check
-        seconds = self.times.end(name)
+        seconds = self.times.end()
         if self._print:
-            print(f"{check.status:8} {name:14} {seconds:5.1f} s  {check.text}", flush=True)
+            say(f"{check.status:8} {name:14} {seconds:5.1f} s  {check.text}")
 
     def summary(self) -> str:
         """One line: the number of checks, and how many had each status."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
@@ -11,10 +12,11 @@ from configs.config import PhaseConfig, TrainConfig
 from contracts import BadInput, first_line, write_json
 from experiment.checkpoints import TrainerState, mark_best
 from experiment.metrics import success_rates
+from experiment.report import update_report
 from experiment.reported import compare_with_reports
 from experiment.run_folder import Run, outcomes_path
 from experiment.statistics import Successes, count_successes
-from experiment.terminal import progress_bar
+from experiment.terminal import show_progress
 from experiment.videos import write_video
 from rl.behaviour import Behaviour
 from rl.curriculum import evaluation_episodes
@@ -46,14 +48,13 @@ def evaluate(
     ranks: Ranks = ALONE,
     max_batch: int | None = None,
     record: Callable[[Episode], bool] = lambda episode: False,
-    on_steps: Callable[[int], None] = lambda steps: None,
     on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> Rollout:
     """Play the given episodes for an evaluation, with the code of training rollouts, divided among the ranks.
 
-    With mode "l1" the teacher acts, whatever `by_teacher` is. `max_batch`, `record`, `on_steps` and `on_finished` are
-    those of `rl.rollout.play_episodes`. The random stream depends only on the seed and the episode: every evaluation of
-    a run draws the same numbers, so a difference between two evaluations comes from the policy.
+    With mode "l1" the teacher acts, whatever `by_teacher` is. `max_batch`, `record` and `on_finished` are those of
+    `rl.rollout.play_episodes`. The random stream depends only on the seed and the episode: every evaluation of a run
+    draws the same numbers, so a difference between two evaluations comes from the policy.
     """
     teacher_acts = by_teacher or mode == "l1"
     behaviour = Behaviour(
@@ -72,7 +73,6 @@ def evaluate(
         max_batch=max_batch,
         ranks=ranks,
         record=record,
-        on_steps=on_steps,
         on_finished=on_finished,
     )
 
@@ -85,6 +85,11 @@ class Validation:
     student: Successes  # greedy
     student_sampled: Successes | None  # None with --eval-trials 0
     trajectories: dict[str, list[Trajectory]]  # by actor; "teacher" only if it was played in this validation
+
+    @property
+    def num_played(self) -> int:
+        """Episodes that were played. One that was played for teacher and student counts once."""
+        return len({id(trajectory) for played in self.trajectories.values() for trajectory in played})
 
     def metrics(self) -> dict[str, float]:
         """Success rates, counts, intervals and rates by task, under their names in metrics.jsonl."""
@@ -156,7 +161,9 @@ def _play(
 ) -> list[Trajectory]:
     """Play all held-out initial states `trials` times; the first episode of a deterministic actor is filmed."""
     episodes = evaluation_episodes(config.task.task_ids, config.task.eval_init_states, trials)
-    with progress_bar(f"evaluating: {actor}", None, shown=ranks.is_main) as on_steps:
+    name = f"evaluation of the {actor.replace('_', ', ')}"
+    num_of_rank = len(episodes[ranks.rank :: ranks.size])
+    with show_progress(name, num_of_rank, "episodes", ranks.is_main) as activity:
         rollout = evaluate(
             policy,
             pool,
@@ -168,9 +175,9 @@ def _play(
             ranks=ranks,
             max_batch=config.model.max_batch,
             record=lambda episode: mode != "sample" and episode.index == 0,
-            on_steps=on_steps,
+            on_finished=lambda trajectory: activity.count_episode(trajectory.success),
         )
-    log.info("evaluation of the %s: %s", actor.replace("_", ", "), rollout.speed())
+    log.debug("%s: %s", name, rollout.speed())
     return rollout.trajectories
 
 
@@ -191,20 +198,24 @@ def warmup_has_ended(config: TrainConfig, state: TrainerState) -> bool:
 
 def evaluate_and_record(
     config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState
-) -> None:
-    """Evaluate, record the metrics, write the outcomes and videos, and mark the checkpoint if it is the best so far.
+) -> float:
+    """Evaluate, record the metrics, write the evaluation's files and the report, and mark the best checkpoint.
 
-    Raises BadInput when the first evaluation, or the one after the warmup, shows that the run cannot learn.
+    Returns the seconds that an episode has taken. Raises BadInput when the first evaluation, or the one after the
+    warmup, shows that the run cannot learn.
     """
     known_teacher = None if state.teacher_k is None else Successes(state.teacher_k, state.teacher_n or 0)
+    started = time.perf_counter()
     with run.timed("eval"):
         validation = validate(
             learner.policy, pool, config, learner.teacher_mode, known_teacher, learner.ranks
         )
+    episode_s = (time.perf_counter() - started) / validation.num_played
     run.record(state.global_step, state.update, validation.metrics())
-    log.info("step %d  evaluation: %s", state.global_step, validation)
+    log.info("evaluation after %s env steps: %s", f"{state.global_step:,}", validation)
     if learner.ranks.is_main:
         write_evaluation(run, state.global_step, validation)
+        update_report(run.folder)
     if state.evaluated_at is None:
         compare_start(config, learner, validation)
         check_baseline(config, validation)
@@ -216,6 +227,7 @@ def evaluate_and_record(
     lower_bound, _ = validation.student.interval
     if config.evaluation.best_by == "evaluation" and state.improves(lower_bound):
         mark_best(run.checkpoints, learner, state, validation.metrics())
+    return episode_s
 
 
 def compare_start(config: TrainConfig, learner: Learner, validation: Validation) -> None:

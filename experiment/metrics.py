@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from envs.perturb import NONE
 from experiment.statistics import count_successes
+from experiment.terminal import duration
 from rl.phases import Phase, PhaseState
 
 if TYPE_CHECKING:  # these import torch, which takes seconds, and `--help` does not need it
     from torch import Tensor
 
+    from configs.config import TrainConfig
     from rl.rollout import Rollout
     from rl.trajectory import Trajectory
 
@@ -103,35 +104,55 @@ def update_line(
     rollout: Rollout,
     phase: PhaseState,
     global_step: int,
-    total_steps: int,
-    seconds: float,
+    config: TrainConfig,
+    seconds_left: float,
 ) -> str:
-    """The line that is logged for an update.
-
-    `seconds`: wall time of this rollout and its update, from which the time to go is extrapolated.
-    """
+    """The line that the screen shows for an update, of at most 80 characters."""
     successes = count_successes(trajectory.success for trajectory in rollout.trajectories)
-    rollout_time = _whole_seconds(rollout.wall_s)
-    update_time = _whole_seconds(metrics.get("train/time_s", 0))
-    steps_to_go = max(0, total_steps - global_step)
-    time_to_go = _whole_seconds(seconds / rollout.env_steps * steps_to_go)
-    return (
-        f"step {global_step}/{total_steps}  {phase.phase.value:<10}  success {successes.k}/{successes.n}  "
-        f"{_what_was_learned(metrics)}  rollout {rollout_time}, update {update_time}, {time_to_go} to go"
-    )
-
-
-def _what_was_learned(metrics: Mapping[str, float]) -> str:
-    """The main metrics of the loss that was minimised."""
+    parts = [
+        f"{global_step:,}/{config.phases.total_steps:,}",
+        f"success {successes.k}/{successes.n} = {100 * successes.rate:.0f} %",
+    ]
+    if phase.phase is not Phase.RL:
+        parts.append(phase.phase.value)
     if "distill/loss" in metrics:
-        return f"distill loss {metrics['distill/loss']:.3f}, accuracy {metrics['distill/accuracy']:.3f}"
-    if "train/policy_loss" in metrics:
-        return (
-            f"policy loss {metrics['train/policy_loss']:+.4f}, KL {metrics['train/approx_kl']:.4f}, "
-            f"clipped {metrics['train/clip_fraction']:.2f}"
+        parts.append(f"{100 * metrics['distill/accuracy']:.0f} % as teacher")
+    elif "train/policy_loss" in metrics:
+        parts.append(f"KL {metrics['train/approx_kl']:.2g}")
+    else:
+        parts.append("nothing learned")
+    parts.append(f"{duration(seconds_left)} left")
+    return "  ".join(parts)
+
+
+def update_details(metrics: Mapping[str, float], rollout: Rollout, phase: PhaseState) -> str:
+    """What train.log says of an update beside `update_line`."""
+    parts = [phase.phase.value]
+    if "distill/loss" in metrics:
+        parts.append(f"distill loss {metrics['distill/loss']:.3f}")
+    elif "train/policy_loss" in metrics:
+        parts.append(f"policy loss {metrics['train/policy_loss']:+.4f}")
+        parts.append(f"clipped {metrics['train/clip_fraction']:.2f}")
+    parts.append(f"rollout {rollout.wall_s:.1f} s")
+    parts.append(f"update {metrics.get('train/time_s', 0):.1f} s")
+    return ", ".join(parts)
+
+
+def why_nothing_was_learned(rollout: Rollout, trajectories: Sequence[Trajectory], config: TrainConfig) -> str:
+    """Why all advantages of an update were 0, and what to do. `trajectories`: those of the rollout to learn from."""
+    outcomes = {trajectory.success for trajectory in rollout.trajectories}
+    if outcomes == {False}:
+        reason = "all episodes failed"
+        advice = "a lower --temperature, a longer warmup, or another --checkpoint"
+    elif outcomes == {True}:
+        reason = "all episodes succeeded"
+        advice = "harder --task-ids, or a higher --temperature"
+    elif not trajectories:
+        reason = "no group had a success rate within --group-success-bounds"
+        advice = "a larger --group-size, or wider bounds"
+    else:
+        reason = (
+            f"--advantage {config.loss.advantage} found no difference between the episodes that it compares"
         )
-    return "no learning signal (all advantages 0)"
-
-
-def _whole_seconds(seconds: float) -> timedelta:
-    return timedelta(seconds=round(seconds))
+        advice = "a larger --group-size, or a larger --n-steps"
+    return f"this update learned nothing, because {reason}. If this goes on: {advice}"

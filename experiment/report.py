@@ -167,17 +167,25 @@ def _data_uri(file: Path) -> str:
     return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
+def update_report(folder: Path) -> None:
+    """Write the report of a run that goes on. A failure is logged and does not stop the program."""
+    try:
+        write_report(read_run(folder))
+    except Exception as error:
+        command = f"python -m experiment.report {folder}"
+        log.warning("the report could not be written (%s); to try again, run: %s", first_line(error), command)
+
+
 def conclude(folder: Path) -> None:
-    """At the end of a run, log its results and write its report. A failure is logged and does not stop the program."""
+    """At the end of a run, log its results, as far as they can be read, and where its report is."""
     try:
         run = read_run(folder)
         log.info(judge(run).sentence)
         for change in changes(run)[:2]:
             log.info(change)
-        log.info("report %s, videos %s", write_report(run), folder / "videos")
-    except Exception as error:
-        command = f"python -m experiment.report {folder}"
-        log.warning("the report could not be written (%s); to try again, run: %s", first_line(error), command)
+    except BadInput as problem:
+        log.warning(problem)
+    log.info("report %s, videos %s", folder / "report" / "index.html", folder / "videos")
 
 
 @dataclass(frozen=True)

@@ -278,6 +278,7 @@ def log_setup(
         rows.append((f"task {task.task_id}", f"{task.instruction} (at most {task.max_env_steps} env steps)"))
     rows.append(("assets", str(find_pack(config.simulator.assets))))
     rows.append(("run folder", str(folder)))
+    rows.append(("report", f"{folder / 'report' / 'index.html'}, written after every evaluation"))
     rows.extend(further_rows)
     for name, text in rows:
         log.info("%-14s  %s", name, text)

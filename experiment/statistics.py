@@ -119,7 +119,8 @@ class Paired:
 
     def __str__(self) -> str:
         low, high = self.interval
-        return f"{100 * self.difference:+.0f} points [{100 * low:+.0f}, {100 * high:+.0f}], p = {self.p_value:.2g}"
+        points = [f"{round(100 * share):+d}" for share in (self.difference, low, high)]
+        return f"{points[0]} points [{points[1]}, {points[2]}], p = {self.p_value:.2g}"
 
 
 def _combined(width: float, other_width: float, phi: float) -> float:

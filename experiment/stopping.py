@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import signal
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from command_line import handle_stop_signals, repeat_after_launcher
 from contracts import DISK_ERRORS, BadInput, TimeIsUp, first_line
 from experiment.run_folder import LOG_FILE, Run
+from experiment.terminal import LOG_TIME
 
 log = logging.getLogger(__name__)
 
@@ -100,5 +102,6 @@ def append_reason_to_log(run_folder: Path, reason: BaseException, problem: str |
         text = str(reason) or "interrupted"
     else:
         text = "".join(traceback.format_exception(reason)).rstrip()
+    text = f"{time.strftime(LOG_TIME)}  {text}"
     with contextlib.suppress(OSError), (run_folder / LOG_FILE).open("a") as file:
         file.write(text + "\n")

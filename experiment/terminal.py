@@ -1,17 +1,25 @@
-"""Show what a program is doing: log lines on the terminal and in train.log, and a progress bar."""
+"""Show what a program is doing: log lines on the terminal and in train.log, and how far a long activity is."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import Progress, SpinnerColumn, TextColumn
+
+from command_line import fit_to_terminal
 
 INFORMATIVE_LOGGERS = ("__main__", "train_grpo", "preflight", "experiment", "rl", "vla")
+LOG_TIME = "%Y-%m-%d %H:%M:%S"  # before every line of a log file
+PERIOD_S = 20.0  # without a terminal a long activity shows a line every so many seconds
 
 
 class TerminalHandler(logging.StreamHandler):
@@ -24,33 +32,131 @@ class TerminalHandler(logging.StreamHandler):
         self.stream = sys.stdout
         super().emit(record)
 
+    def format(self, record: logging.LogRecord) -> str:
+        return fit_to_terminal(super().format(record), sys.stdout)
+
 
 def log_to_terminal(*files: Path) -> None:
-    """Send the log of rank 0 to the terminal and to `files`; other ranks log nothing."""
-    if os.environ.get("RANK", "0") != "0":
+    """Send the log of rank 0 to the terminal and to `files`; other ranks log nothing.
+
+    The files also get the time of every line, and details (DEBUG), which would make the terminal hard to read.
+    """
+    if not is_first_rank():
         return
-    handlers: list[logging.Handler] = [TerminalHandler()]
-    handlers += [logging.FileHandler(file) for file in files]
+    terminal = TerminalHandler()
+    terminal.setLevel(logging.INFO)
+    handlers: list[logging.Handler] = [terminal]
+    for file in files:
+        handler = logging.FileHandler(file)
+        handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", LOG_TIME))
+        handlers.append(handler)
     logging.basicConfig(force=True, level=logging.ERROR, format="%(message)s", handlers=handlers)
     # If the terminal is closed or the disk is full, a log line is lost, and logging prints no traceback.
     logging.raiseExceptions = False
     for name in INFORMATIVE_LOGGERS:
-        logging.getLogger(name).setLevel(logging.INFO)
+        logging.getLogger(name).setLevel(logging.DEBUG)
     logging.getLogger("envs").setLevel(logging.WARNING)
 
 
+@dataclass
+class Activity:
+    """Something that takes long, and how far it is; `str()` says so, with the time left at the same pace."""
+
+    name: str
+    total: int
+    unit: str  # what is counted
+    done: int = 0
+    successes: int | None = None  # None: what is counted cannot succeed
+    started: float = field(default_factory=time.monotonic)
+    told_at: float = field(default_factory=time.monotonic)
+
+    def advance(self, count: int) -> None:
+        self.done += count
+
+    def count_episode(self, success: bool) -> None:
+        """One more episode has ended."""
+        self.done += 1
+        self.successes = (self.successes or 0) + success
+
+    def __str__(self) -> str:
+        parts = [f"{self.name}: {min(self.done, self.total):,}/{self.total:,} {self.unit}"]
+        if self.successes is not None:
+            parts.append(f"{self.successes} successes")
+        if 0 < self.done < self.total:
+            seconds = time.monotonic() - self.started
+            parts.append(f"{clock(seconds / self.done * (self.total - self.done))} left")
+        elif self.done >= self.total:  # a rollout then plays its last episodes to their ends
+            parts.append("finishing")
+        return ", ".join(parts)
+
+    def news(self) -> str | None:
+        """The line, once for each PERIOD_S seconds. All activities share these periods, however short they are."""
+        now = time.monotonic()
+        is_same_period = now // PERIOD_S == self.told_at // PERIOD_S
+        self.told_at = now
+        return None if is_same_period else str(self)
+
+
+def duration(seconds: float) -> str:
+    """A length of time for the reader, to two of its units: 45 s, 12 min, 3 h 20 min."""
+    if seconds < 60:
+        return f"{math.ceil(seconds)} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min"
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 1:10, or with hours as 2:01:10."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02}"
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
+
+
 @contextlib.contextmanager
-def progress_bar(description: str, total: int | None, shown: bool = True) -> Iterator[Callable[[int], None]]:
-    """Show a progress bar if stdout is a terminal. Yields a function `advance(count)` that moves the bar.
+def show_progress(name: str, total: int, unit: str, shown: bool = True) -> Iterator[Activity]:
+    """Show an activity during this block: on a terminal as a moving line, else as a line every PERIOD_S seconds."""
+    activity = Activity(name, total, unit)
+    if shown and sys.stdout.isatty():
+        columns = (SpinnerColumn(), TextColumn("{task.fields[activity]}", markup=False))
+        with Progress(*columns, transient=True) as moving_line:
+            moving_line.add_task("", activity=activity)
+            yield activity
+    else:
+        with print_news(activity.news, shown):
+            yield activity
 
-    `total`: the count at the end, or None if it is not known.
-    """
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    is_disabled = not (shown and sys.stdout.isatty())
-    with Progress(*columns, transient=True, disable=is_disabled) as bar:
-        task = bar.add_task(description, total=total)
 
-        def advance(count: int) -> None:
-            bar.advance(task, count)
+@contextlib.contextmanager
+def print_news(news: Callable[[], str | None], shown: bool = True) -> Iterator[None]:
+    """During this block, call `news` once a second in a thread, and print what it returns if it is not None."""
+    is_over = threading.Event()
 
-        yield advance
+    def watch() -> None:
+        while not is_over.wait(1.0):
+            line = news()
+            if line is not None:
+                with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+                    print(line, flush=True)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    if shown:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        if shown:
+            thread.join()
+
+
+def say(text: str) -> None:
+    """Print at once, without breaking words or numbers at the end of a terminal's line."""
+    print(fit_to_terminal(text, sys.stdout), flush=True)
+
+
+def is_first_rank() -> bool:
+    """Whether this process speaks for all ranks."""
+    return os.environ.get("RANK", "0") == "0"

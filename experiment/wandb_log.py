@@ -30,6 +30,7 @@ class WandbLog:
         self, mode: Mode, name: str, folder: Path, config: Mapping[str, object], run_id: str | None = None
     ):
         self.id = run_id  # a checkpoint stores it, so that a resumed run goes on with the same wandb run
+        self.url: str | None = None  # of the page that shows the run, if it is online
         self._run: wandb.Run | None = None
         resolved_mode = resolve_mode(mode)
         if resolved_mode != "disabled":
@@ -56,7 +57,12 @@ class WandbLog:
         )
         run.define_metric("global_step")
         run.define_metric("*", step_metric="global_step")
+        for actor in ("teacher", "student", "student_sampled"):
+            for part in ("k", "n", "low", "high"):  # counts and intervals, which need no panels of their own
+                name_of_part = f"eval/{actor}_success_{part}"
+                run.define_metric(name_of_part, step_metric="global_step", hidden=True)
         self.id = run.id
+        self.url = run.url
         self._run = run
 
     def log(self, row: Mapping[str, float | None]) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from contracts import BadInput, SelfCheckError
 from experiment.checklist import Check, Checks
+from experiment.start_times import StartTimes
 
 
 def failing(message: str, kind=BadInput):
@@ -18,7 +19,7 @@ def finding(status: str, text: str = "fine"):
 
 
 def test_every_finding_is_one_line(capsys, caplog):
-    checks = Checks(show_all=True)
+    checks = Checks(StartTimes(), show_all=True)
     checks.run("good", finding("ok"))
     checks.run("slow", finding("warning", "software rendering; unset MUJOCO_GL"))
     assert checks.make("broken", finding("ok"), failing("no such folder: " + "long " * 60)) is None
@@ -52,7 +53,7 @@ def test_every_finding_is_one_line(capsys, caplog):
 
 @pytest.mark.parametrize("kind", [BadInput, SelfCheckError, ZeroDivisionError])
 def test_a_run_stops_at_the_first_failure(kind):
-    checks = Checks()
+    checks = Checks(StartTimes())
     with pytest.raises(kind, match="what is wrong"):
         checks.run("fault", failing("what is wrong", kind))
     with pytest.raises(BadInput, match="what is wrong"):

@@ -7,9 +7,11 @@ from configs.config import TaskConfig, TrainConfig, changed
 from envs.env import EnvSpec
 from envs.tasks import TaskInfo
 from experiment.checkpoints import TrainerState
-from experiment.cost import Cost, duration, estimate_cost, evaluation_episodes_left
+from experiment.cost import SUCCESSFUL_SHARE, Cost, estimate_cost, evaluation_episodes_left, time_left
 from experiment.speed import SimulatorSpeed, Speed, time_decision, time_learning, time_simulator
-from tests.fakes import FakePolicy, FakePool, Script, observation
+from experiment.terminal import duration
+from rl.rollout import Rollout
+from tests.fakes import FakePolicy, FakePool, Script, observation, trajectory
 
 TASKS = [TaskInfo(0, "", "", max_env_steps=100, num_init_states=50)]
 # 1 s for a round of 4 simulators that play 8 env steps each: 0.2 s to decide, then 8 steps of 0.1 s.
@@ -31,6 +33,7 @@ CONFIG = changed(
     eval_init_states=(40, 50),
     eval_trials=1,
     eval_interval=10_000,
+    advantage="batch",
 )
 
 
@@ -43,8 +46,8 @@ def test_the_cost_follows_from_the_speed():
     # 1,000 rounds of 32 env steps; 32 times 4 simulators wait for 50 of them; 320 resets, 4 at a time.
     assert cost.rollouts_s == pytest.approx(1_000 + 32 * 50 / 8 + 320 * 2 / 4)
     assert cost.updates_s == pytest.approx(4_000 * 3 * 0.5)
-    # Five evaluations of 20 episodes and once 10 of the teacher; a round takes 1.8 s in exact physics.
-    assert cost.evaluations_s == pytest.approx(110 * (100 / 32 * 1.8 + 2 / 4))
+    # Six evaluations of 20 episodes and once 10 of the teacher; a round takes 1.8 s in exact physics.
+    assert cost.evaluations_s == pytest.approx(130 * (100 / 32 * 1.8 + 2 / 4))
 
 
 def test_simulators_beyond_the_cores_take_turns_but_learning_does_not():
@@ -64,6 +67,26 @@ def test_the_warmup_learns_in_epochs_of_its_own():
     assert cost.updates_s == pytest.approx(32_000 * 3 / 8 * 0.5)
 
 
+def test_the_absolute_advantage_leaves_out_failed_episodes_but_not_in_the_warmup():
+    config = changed(CONFIG, advantage="absolute")
+    cost = estimate_cost(config, TASKS, SPEED, TrainerState(), student_is_teacher=False)
+    assert cost.updates_s == pytest.approx((500 + 3_500 * SUCCESSFUL_SHARE) * 3 * 0.5)
+    penalised = changed(config, kl_coef=0.1)  # the penalty is computed for every decision
+    cost = estimate_cost(penalised, TASKS, SPEED, TrainerState(), student_is_teacher=False)
+    assert cost.updates_s == pytest.approx(4_000 * 3 * 0.5)
+
+
+def test_the_time_left_goes_on_at_the_pace_of_the_last_update_and_counts_evaluations():
+    rollout = Rollout([trajectory(10)] * 5, times={}, wall_s=100.0, errors=0)  # 20 s an episode
+    state = TrainerState(global_step=31_600, evaluated_at=30_000)
+    env_steps = sum(played.env_steps for played in rollout.trajectories)
+    training_s = 400 / env_steps * 300.0
+    assert time_left(CONFIG, state, rollout, 300.0, episode_s=3.0) == pytest.approx(training_s + 20 * 3.0)
+    assert time_left(CONFIG, state, rollout, 300.0, episode_s=None) == pytest.approx(training_s + 20 * 20.0)
+    state.global_step = 32_100  # the last evaluation is still to come
+    assert time_left(CONFIG, state, rollout, 300.0, episode_s=3.0) == pytest.approx(20 * 3.0)
+
+
 def test_ranks_divide_the_work_but_each_waits_at_the_end_of_a_rollout():
     two = estimate_cost(CONFIG, TASKS, SPEED, TrainerState(ranks=2), student_is_teacher=False)
     assert two.rollouts_s == pytest.approx((1_000 + 320 * 2 / 4) / 2 + 32 * 50 / 8)
@@ -81,11 +104,12 @@ def test_a_resumed_run_costs_what_is_left_of_it():
 @pytest.mark.parametrize(
     ("settings", "state", "student_is_teacher", "episodes"),
     [
-        ({}, TrainerState(), False, 5 * 20 + 10),  # at 0, 10,000, 20,000, 30,000 and 32,000 env steps
-        ({}, TrainerState(), True, 5 * 20),
-        ({"eval_trials": 0}, TrainerState(), True, 5 * 10),
-        ({"task_ids": (0, 1)}, TrainerState(), True, 5 * 40),
-        ({"eval_interval": 32_000}, TrainerState(), True, 2 * 20),
+        ({}, TrainerState(), False, 6 * 20 + 10),  # at 0, 4,000, 10,000, 20,000, 30,000 and 32,000 env steps
+        ({"warmup": False}, TrainerState(), False, 5 * 20 + 10),
+        ({}, TrainerState(), True, 6 * 20),
+        ({"eval_trials": 0}, TrainerState(), True, 6 * 10),
+        ({"task_ids": (0, 1)}, TrainerState(), True, 6 * 40),
+        ({"eval_interval": 32_000}, TrainerState(), True, 3 * 20),
         (
             {"eval_interval": 1},
             TrainerState(),
@@ -103,7 +127,7 @@ def test_evaluations_are_counted(settings, state, student_is_teacher, episodes):
 
 def test_the_sentence_names_the_whole_and_its_parts():
     assert str(Cost(rollouts_s=2_400, updates_s=4_800, evaluations_s=600)) == (
-        "at most about 2 h 10 min (rollouts 40 min, updates 1 h 20 min, evaluations 10 min)"
+        "about 2 h 10 min (rollouts 40 min, updates 1 h 20 min, evaluations 10 min)"
     )
     assert [duration(seconds) for seconds in (0, 0.2, 59, 60, 3_580, 7_300)] == [
         "0 s",

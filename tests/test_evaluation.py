@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import experiment.evaluation
 from configs.config import EvaluationConfig, PhaseConfig, RunConfig, TaskConfig, TrainConfig, changed
 from configs.presets import PUBLIC_CHECKPOINTS
 from contracts import BadInput, resolve_pointer
@@ -114,7 +115,8 @@ def learner() -> Learner:
 
 
 @pytest.fixture
-def run(tmp_path) -> Iterator[Run]:
+def run(tmp_path, monkeypatch) -> Iterator[Run]:
+    monkeypatch.setattr(experiment.evaluation, "update_report", lambda folder: None)
     (tmp_path / "checkpoints").mkdir()
     run = Run(tmp_path, CONFIG)
     yield run

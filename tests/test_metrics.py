@@ -2,7 +2,8 @@
 
 import pytest
 
-from experiment.metrics import rollout_metrics, update_line
+from configs.config import TrainConfig, changed
+from experiment.metrics import rollout_metrics, update_details, update_line, why_nothing_was_learned
 from rl.phases import Phase, PhaseState
 from rl.rollout import Rollout
 from tests.fakes import trajectory
@@ -65,16 +66,35 @@ DISTILLATION = {"distill/loss": 1.5, "distill/accuracy": 0.75, "train/time_s": 1
 @pytest.mark.parametrize(
     ("metrics", "learning"),
     [
-        (PPO, "policy loss -0.5000, KL 0.0100, clipped 0.25"),
-        (DISTILLATION, "distill loss 1.500, accuracy 0.750"),
-        ({"train/time_s": 0.0}, "no learning signal"),
-        ({}, "no learning signal"),  # dynamic sampling kept nothing: no update was made
+        (PPO, "KL 0.01"),
+        (DISTILLATION, "75 % as teacher"),
+        ({"train/time_s": 0.0}, "nothing learned"),
+        ({}, "nothing learned"),  # dynamic sampling kept nothing: no update was made
     ],
 )
-def test_the_line_says_what_was_learned(rollout, metrics, learning):
-    seconds = 7200 * rollout.env_steps / 4000  # so that the 4,000 env steps to go take two hours
-    line = update_line(metrics, rollout, TRANSITION, 1000, 5000, seconds)
-    assert "\n" not in line
-    assert line.startswith("step 1000/5000  transition  success 2/3  ")
-    assert learning in line
-    assert line.endswith(", 2:00:00 to go")
+def test_the_line_of_an_update_fits_the_screen_and_says_success_learning_and_time_left(
+    rollout, metrics, learning
+):
+    config = changed(TrainConfig(), total_steps=100_000)
+    line = update_line(metrics, rollout, TRANSITION, 99_999, config, 30_000)
+    assert line == f"99,999/100,000  success 2/3 = 67 %  transition  {learning}  8 h 20 min left"
+    assert len(line) <= 80
+    details = update_details(metrics, rollout, TRANSITION)
+    assert details.startswith("transition, ")
+    assert ("-0.5000" in details) == (metrics is PPO)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "keeps", "named"),
+    [
+        ([False, False], True, "--temperature"),
+        ([True, True], True, "--task-ids"),
+        ([True, False], False, "--group-success-bounds"),
+        ([True, False], True, "--advantage group"),
+    ],
+)
+def test_an_update_without_signal_says_why_and_what_to_do(rollout, outcomes, keeps, named):
+    rollout.trajectories = rollout.trajectories[:2]
+    rollout.trajectories[0].success, rollout.trajectories[1].success = outcomes
+    config = changed(TrainConfig(), advantage="group", group_size=2)
+    assert named in why_nothing_was_learned(rollout, rollout.trajectories if keeps else [], config)

@@ -27,6 +27,7 @@ from experiment.first_observations import FirstObservations
 from experiment.setup import load_policy
 from experiment.simulators import SimulatorCount
 from experiment.speed import FirstLook, SimulatorSpeed
+from experiment.start_times import StartTimes
 from preflight import check_only
 from tests.fakes import FakePolicy, observation
 from tests.small_checkpoint import make_small_checkpoint
@@ -62,7 +63,7 @@ def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(without_head, tmp
     """On the real simulator."""
     config = changed(TrainConfig(), checkpoint=str(tmp_path), device="cpu", assets="lowpoly")
     with pytest.raises(BadInput, match=rf"1 of 22 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
-        check_only(config)
+        check_only(config, StartTimes())
     lines = [line for line in capsys.readouterr().out.splitlines() if " s  " in line]
     status = {line[9:23].strip(): line[:9].strip() for line in lines}
     made = {"assets", "versions", "device", "rendering", "tasks", "first frame"}

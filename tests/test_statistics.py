@@ -77,3 +77,4 @@ def test_p_value_is_the_two_sided_binomial_tail(won, lost, agreed):
 
 def test_a_gain_is_shown_in_points_with_interval_and_p_value():
     assert str(Paired(both=20, only_before=2, only_after=12, neither=16)) == "+20 points [+6, +33], p = 0.013"
+    assert str(Paired(both=300, only_before=1, only_after=0, neither=0)).startswith("+0 points [")

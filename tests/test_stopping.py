@@ -29,7 +29,8 @@ def end_with(run: Run, reason: BaseException) -> tuple[BaseException, str]:
     """What is raised when `reason` ends the run, and the run's log."""
     with pytest.raises(BaseException) as caught, until_the_end(run):
         raise reason
-    return caught.value, (run.folder / LOG_FILE).read_text()
+    time_and_text = (run.folder / LOG_FILE).read_text().split("  ", 1)
+    return caught.value, time_and_text[1]
 
 
 def test_an_interrupt_is_logged_and_the_way_to_go_on_is_named(run, caplog):

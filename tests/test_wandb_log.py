@@ -32,16 +32,20 @@ class FakeRun:
     """A wandb run that notes what it is told; the method named `failing` raises."""
 
     id = "fake-id"
+    url = "https://wandb.ai/me/my-project/runs/fake-id"
 
     def __init__(self, failing: str | None = None):
         self.rows = []
         self.step_metrics = {}
+        self.hidden = set()
         self.exit_code = None
         if failing is not None:
             setattr(self, failing, broken)
 
-    def define_metric(self, name, step_metric=None):
+    def define_metric(self, name, step_metric=None, hidden=False):
         self.step_metrics[name] = step_metric
+        if hidden:
+            self.hidden.add(name)
 
     def log(self, row):
         self.rows.append(row)
@@ -102,13 +106,16 @@ def test_records_go_through_with_env_steps_as_x_axis_and_a_resumed_run_keeps_its
     monkeypatch.setenv("WANDB_PROJECT", "my-project")
     log = open_log(tmp_path)
     assert log.id == "fake-id"  # what a checkpoint remembers
+    assert log.url == run.url
     assert (arguments["id"], arguments["resume"]) == (None, None)
     assert (arguments["config"], arguments["mode"], arguments["dir"]) == ({"seed": 0}, "online", tmp_path)
     assert arguments["project"] == "my-project"
     log.log({"global_step": 5, "rollout/success_rate": 0.5})
     log.finish(exit_code=1)
     assert (run.rows, run.exit_code) == ([{"global_step": 5, "rollout/success_rate": 0.5}], 1)
-    assert run.step_metrics["*"] == "global_step"
+    assert run.step_metrics["*"] == run.step_metrics["eval/student_success_k"] == "global_step"
+    assert {"eval/teacher_success_n", "eval/student_sampled_success_low"} < run.hidden
+    assert "eval/student_success" not in run.hidden
     open_log(tmp_path, run_id="fake-id")
     assert (arguments["id"], arguments["resume"]) == ("fake-id", "allow")
 

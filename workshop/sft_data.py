@@ -17,7 +17,7 @@ from torch import Tensor
 
 from contracts import BadInput, Observation, write_json
 from envs.tasks import METAWORLD
-from experiment.terminal import progress_bar
+from experiment.terminal import show_progress
 from json_fields import read_fields
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, normalise
@@ -138,12 +138,12 @@ def read_episodes(folders: Sequence[Path], num_images: int, image_size: int, fli
                 paths = list_episodes(folder)
                 num_episodes = len(paths)
                 stored_episodes = ((str(path), read_episode(path)) for path in paths)
-            with progress_bar(f"reading {folder}", num_episodes) as on_episodes:
+            with show_progress(f"reading {folder}", num_episodes, "episodes") as activity:
                 for location, episode in stored_episodes:
                     images = _read_images(location, episode, num_images, image_size, pool)
                     without_files = replace(episode, jpegs=[[]] * len(images))
                     episodes.append((without_files, images))
-                    on_episodes(1)
+                    activity.advance(1)
     return episodes
 
 

@@ -1,0 +1,94 @@
+"""What a program shows while it works: how far it is, how long it will take, and no silence."""
+
+import os
+import threading
+
+import pytest
+
+import experiment.start_times
+import experiment.terminal
+from command_line import fit_to_terminal
+from experiment.start_times import StartTimes
+from experiment.terminal import PERIOD_S, Activity, clock, print_news, show_progress
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A clock that a test sets: `now["s"]`."""
+    clock = {"s": 1000.0}
+    for module in (experiment.terminal, experiment.start_times):
+        monkeypatch.setattr(module.time, "monotonic", lambda: clock["s"])
+        monkeypatch.setattr(module.time, "perf_counter", lambda: clock["s"])
+    return clock
+
+
+def test_an_activity_says_how_far_it_is_and_how_long_it_will_take_at_the_same_pace(now):
+    activity = Activity("evaluation", 50, "episodes", started=now["s"])
+    assert str(activity) == "evaluation: 0/50 episodes"
+    for success in [True] * 8 + [False] * 15:
+        activity.count_episode(success)
+    now["s"] += 60
+    assert str(activity) == "evaluation: 23/50 episodes, 8 successes, 1:10 left"
+    learning = Activity("learning", 18_000, "decisions")
+    learning.advance(18_500)
+    assert str(learning) == "learning: 18,000/18,000 decisions, finishing"
+    assert [clock(seconds) for seconds in (9, 70, 7_270)] == ["0:09", "1:10", "2:01:10"]
+
+
+def test_short_activities_one_after_the_other_are_told_as_often_as_one_long_one(now):
+    lines = []
+    for _ in range(8):
+        activity = Activity("rollout", 10, "env steps", told_at=now["s"])
+        for _ in range(15):
+            now["s"] += 1
+            lines.append(activity.news())
+    told = [line for line in lines if line is not None]
+    assert len(told) == 8 * 15 // PERIOD_S
+
+
+def test_a_part_of_the_start_is_told_if_it_takes_a_while_and_the_next_one_anew(now):
+    times = StartTimes()
+    times.restart()
+    times.begin("imports")
+    told = []
+    for second in range(50):
+        if second == 26:
+            times.begin("weights")
+        if second == 40:
+            times.end()
+        now["s"] += 1
+        told.append(times.news())
+    assert [line for line in told if line] == [
+        "starting: imports, 2 s",
+        "starting: imports, 22 s",
+        "starting: weights, 2 s",
+    ]
+    assert times.seconds == {"imports": 26.0, "weights": 14.0}
+
+
+def test_news_are_printed_while_a_block_lasts_and_never_after_it(capsys):
+    is_told = threading.Event()
+
+    def news() -> str:
+        is_told.set()
+        return "still here"
+
+    with print_news(news):
+        assert is_told.wait(30)
+    shown = capsys.readouterr().out
+    assert shown.startswith("still here\n")
+    with print_news(news, shown=False), show_progress("reading", 3, "episodes", shown=False) as activity:
+        activity.advance(3)
+    assert capsys.readouterr().out == ""
+
+
+def test_a_terminal_breaks_lines_at_spaces_and_a_file_gets_them_whole(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "30")
+    text = "this run        about 6 min (rollouts 1,054 s)\nshort"
+    _, terminal = os.openpty()
+    with open(terminal, "w") as stream:
+        lines = fit_to_terminal(text, stream).splitlines()
+    assert max(map(len, lines)) <= 30
+    assert " ".join(line.strip() for line in lines).split() == text.split()
+    with open(os.devnull, "w") as stream:
+        assert fit_to_terminal(text, stream) == text
