@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from typing_extensions import NotRequired, TypedDict  # pydantic cannot read typing's in Python 3.10
 
 
@@ -73,6 +72,8 @@ def package_versions() -> dict[str, str]:
 
 def describe_machine() -> Machine:
     """Operating system, processor and visible GPUs of this machine."""
+    import torch  # it takes a second, and programs that only read runs do not need it
+
     gpus = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
     return {
         "system": platform.platform(),

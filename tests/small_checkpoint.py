@@ -12,7 +12,8 @@ from vla.loading import LoadOptions
 from vla.model import OpenVLAOFT
 from vla.network_io import load_network
 from vla.policy import Policy
-from workshop.tiny import TinySize, make_tiny_checkpoint
+from workshop.sft_config import TinySize
+from workshop.tiny import make_tiny_checkpoint
 
 SUITE = "libero_spatial"
 BUNDLED = Path(__file__).resolve().parent.parent / "checkpoints" / "tiny-libero-spatial"

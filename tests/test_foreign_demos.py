@@ -32,7 +32,6 @@ from vla.dataset_statistics import load_statistics
 from workshop import foreign_demos
 from workshop.demo_files import encode_jpeg, episode_path, write_episode
 from workshop.foreign_demos import find_demos, open_foreign
-from workshop.sft import fine_tune
 from workshop.sft_config import SftArgs
 from workshop.sft_data import (
     chunk_tokens,
@@ -41,6 +40,7 @@ from workshop.sft_data import (
     make_observations,
     read_episodes,
 )
+from workshop.sft_training import fine_tune
 
 RECORDINGS = [record(0), record(1, steps=22), record(2)]
 STEPS = len(RECORDINGS[0].actions)

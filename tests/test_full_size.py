@@ -13,7 +13,8 @@ from tests.small_checkpoint import GROWABLE, GROWN, load_policy
 from vla.dataset_statistics import STATISTICS_FILE
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
-from workshop.tiny import TinySize, make_tiny_checkpoint
+from workshop.sft_config import TinySize
+from workshop.tiny import make_tiny_checkpoint
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,8 @@ from benchmarks.growing import add_noise, grow, grow_action_head
 from tests.small_checkpoint import GROWABLE, GROWN
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.network_config import read_network_config
-from workshop.tiny import TinySize, make_tiny_checkpoint
+from workshop.sft_config import TinySize
+from workshop.tiny import make_tiny_checkpoint
 
 
 def random_network(

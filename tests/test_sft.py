@@ -29,12 +29,12 @@ from vla.network_io import ACTION_HEAD_FILE, load_network
 from vla.policy import Mode, Policy
 from vla.tokens import FIRST_ACTION_TOKEN
 from workshop.demo_files import DemoEpisode
-from workshop.sft import SFT_RUN_FILE, STATE_FILE, fine_tune
 from workshop.sft_check import check_written
-from workshop.sft_config import SftArgs
+from workshop.sft_config import SftArgs, TinySize
 from workshop.sft_data import make_observations, read_demos
+from workshop.sft_training import SFT_RUN_FILE, STATE_FILE, fine_tune
 from workshop.sft_update import SUPERVISED, actions_of, demonstration_batch, logits_of
-from workshop.tiny import TinySize, make_tiny_checkpoint
+from workshop.tiny import make_tiny_checkpoint
 from workshop.whole_network import WholeNetwork
 
 SHORT = {

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from huggingface_hub import HfApi, snapshot_download
@@ -25,9 +24,9 @@ from contracts import BadInput, first_line
 from vla.hub import HUB_TIMEOUT_S
 from workshop import rlds
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg
+from workshop.sft_config import Flip
 from workshop.stored_episode import StoredEpisode, check_contents, moving_steps
 
-Flip = Literal["none", "both", "horizontal", "vertical"]
 # Name of a flip -> strides of the image's rows and columns.
 STRIDES = {"none": (1, 1), "both": (-1, -1), "horizontal": (1, -1), "vertical": (-1, 1)}
 FINGER_STEPS = 5  # after so many env steps of one gripper command the fingers show its effect

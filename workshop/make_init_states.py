@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 import tyro
 
 from command_line import main_guard, parse_flags
@@ -57,6 +56,8 @@ def make_init_states(bddl: Path, count: int) -> str:
     if len(states) < count:
         usable = f"{len(states)} of {count * TRIES_PER_STATE} placements"
         raise BadInput(f"{bddl}: only {usable} can be used, --count is {count}; rejected: {reasons}")
+    import torch  # it takes a second, and --help does not need it
+
     # The file is renamed at the end, so it is complete as soon as it exists.
     draft = out.with_name(f".{out.name}.tmp")
     torch.save(np.stack(states), draft)

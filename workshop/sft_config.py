@@ -7,12 +7,35 @@ from typing import Annotated, Literal
 
 from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
 from contracts import BadInput
-from workshop.foreign_demos import Flip
-from workshop.tiny import TinySize
 
+Flip = Literal["none", "both", "horizontal", "vertical"]
 NETWORK_LR = 1.5e-3  # the default for all parameters of a small network
 ADAPTER_LR = 5e-4  # the default for adapters: openvla-oft's
 FINAL_LR = 0.01  # share of the largest learning rate at which the cosine ends
+
+
+@dataclass(frozen=True)
+class TinySize:
+    """Sizes of the network. With the default a decision on two images takes about 30 ms on one core."""
+
+    image_size: int = 120
+    """Side of the model's images in pixels."""
+    patch_size: int = 20
+    """Side of a patch in pixels: (image_size / patch_size)^2 tokens per image."""
+    vision_dim: int = 96
+    """Width of both vision transformers in numbers per token; a multiple of vision_heads."""
+    vision_depth: int = 4
+    """Blocks of both vision transformers; the last one is never computed, as in the 7B model."""
+    vision_heads: int = 4
+    """Attention heads of both vision transformers."""
+    llm_dim: int = 128
+    """Width of the language model in numbers per token. Its two vocabulary matrices have 32,064 rows of this width."""
+    llm_depth: int = 4
+    """Blocks of the language model; with one, action positions could not be told apart."""
+    llm_heads: int = 4
+    """Attention heads of the language model."""
+    llm_mlp_dim: int = 344
+    """Width of the language model's MLPs in numbers per token."""
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from workshop.demo_files import (
     list_episodes,
     read_episode,
 )
-from workshop.foreign_demos import Flip, find_demos, is_foreign, open_foreign
-from workshop.sft_config import SftArgs
+from workshop.foreign_demos import find_demos, is_foreign, open_foreign
+from workshop.sft_config import Flip, SftArgs
 from workshop.tiny import make_tiny_checkpoint
 
 Images = np.ndarray  # (F, n, 3, S, S) uint8, of the F frames of an episode: decoded and resized, not cropped

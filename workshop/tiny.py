@@ -5,7 +5,6 @@ The tokenizer, the statistics and the config fields that do not depend on sizes 
 
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,32 +19,10 @@ from vla.network_config import read_network_config
 from vla.network_io import save_checkpoint
 from vla.prompts import load_tokenizer
 from workshop.demo_files import CHUNK_LENGTH, LIBERO_SIZES, METAWORLD_SIZES
+from workshop.sft_config import TinySize
 
 TEMPLATE = Path(__file__).parents[1] / "checkpoints" / "tiny-libero-spatial"
-
-
-@dataclass(frozen=True)
-class TinySize:
-    """Sizes of the network. With the default a decision on two images takes about 30 ms on one core."""
-
-    image_size: int = 120
-    """Side of the model's images in pixels."""
-    patch_size: int = 20
-    """Side of a patch in pixels: (image_size / patch_size)^2 tokens per image."""
-    vision_dim: int = 96
-    """Width of both vision transformers in numbers per token; a multiple of vision_heads."""
-    vision_depth: int = 4
-    """Blocks of both vision transformers; the last one is never computed, as in the 7B model."""
-    vision_heads: int = 4
-    """Attention heads of both vision transformers."""
-    llm_dim: int = 128
-    """Width of the language model in numbers per token. Its two vocabulary matrices have 32,064 rows of this width."""
-    llm_depth: int = 4
-    """Blocks of the language model; with one, action positions could not be told apart."""
-    llm_heads: int = 4
-    """Attention heads of the language model."""
-    llm_mlp_dim: int = 344
-    """Width of the language model's MLPs in numbers per token."""
+DEFAULT_SIZE = TinySize()
 
 
 def make_tiny_checkpoint(
@@ -57,7 +34,7 @@ def make_tiny_checkpoint(
     proprio: bool = True,
     metaworld: bool = False,
     l1_head: bool = False,
-    size: TinySize = TinySize(),
+    size: TinySize = DEFAULT_SIZE,
 ) -> Path:
     """Write a checkpoint into the folder `out` and return `out`. Raises BadInput for sizes that do not fit together.
 

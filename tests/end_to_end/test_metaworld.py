@@ -13,8 +13,8 @@ from tests.small_checkpoint import SMALL
 from vla.loading import LoadOptions
 from vla.policy import Policy
 from workshop.demos import DemosArgs, collect
-from workshop.sft import fine_tune
 from workshop.sft_config import SftArgs
+from workshop.sft_training import fine_tune
 
 pytest.importorskip("metaworld")
 SUITE, TASKS = "metaworld_mt50", (18, 43)  # drawer-close and reach

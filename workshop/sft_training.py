@@ -1,0 +1,242 @@
+"""Train a policy on demonstrations and write it: what workshop.sft does once its flags are read."""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from configs.config import changed
+from contracts import BadInput, first_line, unfinished_folder, write_json
+from experiment.checkpoints import write_trainer_state
+from experiment.file_lock import lock_file
+from experiment.metrics import system_metrics
+from experiment.provenance import provenance
+from experiment.stopping import interruptible
+from rl.update import Learner, update
+from vla.device import choose_device, limit_memory
+from vla.loading import LoadOptions
+from vla.policy import Policy
+from workshop.sft_check import SHOWN_EPISODES, check_written
+from workshop.sft_config import SftArgs
+from workshop.sft_data import Demos, chunk_actions, chunk_tokens, make_observations, read_demos
+from workshop.sft_update import (
+    SUPERVISED,
+    actions_of,
+    augment_observations,
+    demonstration_batch,
+    held_out_metrics,
+    held_out_regression_metrics,
+    logits_of,
+    proprio_noise_scale,
+    regression_step,
+    supervised_learner,
+    update_config,
+)
+from workshop.whole_network import WholeNetwork
+
+SFT_RUN_FILE = "sft_run.json"
+METRICS_FILE = "sft_metrics.jsonl"
+STATE_FILE = "sft_training.pt"  # of an unfinished training
+LARGEST_ALPHA = 16  # of adapters, as in openvla-oft
+# What is recorded of each step, and its name among the metrics of `update`.
+RECORDED = {"loss": "distill/loss", "accuracy": "distill/accuracy", "grad_norm": "train/grad_norm"}
+
+
+@dataclass(frozen=True)
+class Training:
+    """A training under way, whose state STATE_FILE holds."""
+
+    out: Path
+    scratch: Path  # beside `out`: the state is written there before it replaces the one in `out`
+    settings: dict[str, object]  # a training goes on only with the same ones
+    learner: Learner
+    generator: torch.Generator
+    records: list[dict[str, float]] = field(default_factory=list)  # the lines of METRICS_FILE
+
+
+def fine_tune(args: SftArgs) -> Path:
+    """Train, save, and check what was saved; returns the folder. Raises BadInput for what the user can repair."""
+    state_file = args.out / STATE_FILE
+    if args.out.exists() and not state_file.exists():
+        raise BadInput(f"--out {args.out} exists already, without an unfinished training: name a new folder")
+    lock = lock_file(args.out.with_name(f".{args.out.name}.lock"), f"--out {args.out}")
+    with contextlib.closing(lock), unfinished_folder(args.out) as scratch:
+        device = choose_device(args.device, args.init)
+        limit_memory(args.memory_budget, device)
+        demos = read_demos(args, scratch)
+        run = {
+            "arguments": json.loads(json.dumps(asdict(args), default=str)),
+            "train_episodes": len(demos.train),
+            "train_frames": sum(len(images) for _, images in demos.train),
+            **provenance(sys.argv[1:]),
+        }
+        run["steps"], outputs = train_and_save(args, demos, device, scratch)
+        write_json(args.out / SFT_RUN_FILE, run)
+        check_written(args, demos, outputs, device)
+        if run["steps"] == args.steps:
+            state_file.unlink()
+    return args.out
+
+
+def train_and_save(args: SftArgs, demos: Demos, device: torch.device, scratch: Path) -> tuple[int, Tensor]:
+    """Returns the number of steps taken, and the trained network's outputs on the first episodes.
+
+    Outputs are logits (N, A, 256); with --l1 the normalised actions of the L1 head, (N, 8, D).
+    """
+    policy = load_policy(args, demos, device)
+    steps_taken = train(args, demos, policy, scratch)
+    if isinstance(policy, Policy):
+        policy.save_adapter(args.out, looks=" ".join(demos.looks))
+    else:
+        policy.save(args.out, demos.looks, getattr(torch, args.save_dtype))
+    observations = make_observations(demos.train[:SHOWN_EPISODES])
+    outputs = actions_of(policy, observations) if args.l1 else logits_of(policy, observations)
+    return steps_taken, outputs
+
+
+def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Policy | WholeNetwork:
+    """The checkpoint to train, with the demonstrations' statistics: with adapters, or as a whole."""
+    if args.lora_rank is None:
+        return WholeNetwork(demos.init, demos.unnorm_key, device, trains_l1_head=args.l1)
+    options = LoadOptions(
+        task_suite=demos.unnorm_key,
+        unnorm_key=demos.unnorm_key,
+        statistics=str(demos.init.statistics_folder),
+        device=device,
+        lora_rank=args.lora_rank,
+        lora_alpha=min(args.lora_rank, LARGEST_ALPHA),
+        seed=args.seed,
+    )
+    return Policy.load(str(args.init), options)
+
+
+def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork, scratch: Path) -> int:
+    """Take `args.steps` optimizer steps, or fewer when interrupted; returns how many were taken."""
+    statistics = demos.init.statistics[demos.unnorm_key]
+    make_targets = chunk_actions if args.l1 else chunk_tokens
+    measure = held_out_regression_metrics if args.l1 else held_out_metrics
+    frames = make_observations(demos.train, cropped=not args.augment)
+    targets = make_targets(demos.train, statistics)  # tokens (N, A), or with --l1 actions (N, 8, D)
+    held_out_frames = make_observations(demos.held_out)
+    held_out_targets = make_targets(demos.held_out, statistics) if demos.held_out else None
+    noise_scale = proprio_noise_scale(frames)
+    config = update_config(policy, args)
+    learner = supervised_learner(policy, config)
+    generator = torch.Generator(policy.device).manual_seed(args.seed)
+    training = open_training(args, learner, generator, len(frames), scratch)
+    last_record = training.records[-1] if training.records else {"step": 0, "seconds": 0.0}
+    steps_taken = int(last_record["step"])
+    started = time.monotonic() - last_record["seconds"]
+    micro_batch_size = config.update.micro_batch_size
+    print(f"{len(frames)} frames, {args.batch_size} a step, {micro_batch_size} at a time", flush=True)
+    print(f"beginning after step {steps_taken} of {args.steps}", flush=True)
+    unrecorded: list[Tensor] = []  # the RECORDED metrics of the steps since the last record
+    try:
+        with interruptible():
+            while steps_taken < args.steps:
+                # 1. Draw frames at random, with replacement.
+                rows = torch.randint(
+                    len(frames), (args.batch_size,), device=policy.device, generator=generator
+                ).tolist()
+                observations = [frames[row] for row in rows]
+
+                # 2. Augment their pictures, and add noise to their robot states.
+                observations = augment_observations(observations, noise_scale, args.augment, generator)
+
+                # 3. One optimizer step: RL's own update, as if a teacher had played these frames; or L1 regression.
+                step_config = changed(config, lr=args.learning_rate(steps_taken))
+                if args.l1:
+                    metrics = regression_step(learner, observations, targets[rows], step_config, steps_taken)
+                else:
+                    batch = demonstration_batch(policy, observations, targets[rows])
+                    metrics = update(learner, batch, SUPERVISED, step_config, steps_taken)
+                unrecorded.append(torch.tensor([metrics[name] for name in RECORDED.values()]))
+                steps_taken += 1
+
+                # 4. Record the means since the last record, measure on the held-out frames, and save the training.
+                if steps_taken % args.log_every == 0 or steps_taken == args.steps:
+                    means = torch.stack(unrecorded).mean(0).tolist()
+                    unrecorded.clear()
+                    record = {"step": steps_taken} | dict(zip(RECORDED, means, strict=True))
+                    record["seconds"] = time.monotonic() - started
+                    if held_out_targets is not None:
+                        record |= measure(policy, held_out_frames, held_out_targets)
+                    add_record(training, record | system_metrics())
+    except KeyboardInterrupt:
+        print(f"interrupted after {steps_taken} steps: saving; the same command goes on from the last record")
+    return steps_taken
+
+
+def open_training(
+    args: SftArgs, learner: Learner, generator: torch.Generator, num_frames: int, scratch: Path
+) -> Training:
+    """Go on with what --out holds, or begin: then save at once, which shows whether there is space for it."""
+    settings = json.loads(json.dumps(asdict(args), default=str)) | {"train_frames": num_frames}
+    del settings["out"]
+    training = Training(args.out, scratch, settings, learner, generator)
+    if (args.out / STATE_FILE).exists():
+        restore_training(training)
+    else:
+        save_training(training)
+    return training
+
+
+def add_record(training: Training, record: dict[str, float]) -> None:
+    """Show a record and save the training. If the disk cannot be written, the training goes on."""
+    training.records.append(record)
+    print(", ".join(f"{name} {value:.4g}" for name, value in record.items()), flush=True)
+    try:
+        save_training(training)
+    except OSError as error:
+        place = error.filename or training.out
+        print(f"{place} could not be written ({error.strerror}); training goes on", flush=True)
+
+
+def save_training(training: Training) -> None:
+    """Write state and metrics into the output folder; the state is whole as soon as it is there. Raises OSError."""
+    learner = training.learner
+    contents: dict[str, object] = {
+        "settings": training.settings,
+        "records": training.records,
+        "parameters": {name: tensor.detach() for name, tensor in learner.policy.named_trainable_parameters()},
+        "optimizer": learner.optimizer.state_dict(),
+        "generator": training.generator.get_state(),
+    }
+    draft = training.scratch / STATE_FILE
+    try:
+        write_trainer_state(draft, contents)
+        training.out.mkdir(exist_ok=True)
+        os.replace(draft, training.out / STATE_FILE)
+    finally:
+        draft.unlink(missing_ok=True)  # on a full disk the checkpoint needs its space
+    lines = [json.dumps(record) + "\n" for record in training.records]
+    (training.out / METRICS_FILE).write_text("".join(lines), encoding="utf-8")
+
+
+def restore_training(training: Training) -> None:
+    """Restore the state that the output folder holds. Raises BadInput if it is damaged, or another training's."""
+    path = training.out / STATE_FILE
+    try:
+        stored = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can raise nearly any exception in torch
+        raise BadInput(f"{path} cannot be read ({first_line(error)}): begin in a new --out") from error
+    settings = training.settings
+    differing = [name for name in settings if stored["settings"].get(name) != settings[name]]
+    if differing:
+        names = ", ".join(differing)
+        raise BadInput(f"{path} is a training with other values of {names}: give its own, or a new --out")
+    learner = training.learner
+    with torch.no_grad():
+        for name, parameter in learner.policy.named_trainable_parameters():
+            parameter.copy_(stored["parameters"][name])
+    # Clear the optimizer's old moments first: a full GPU has no room for the old and the new ones together.
+    learner.optimizer.state.clear()
+    learner.optimizer.load_state_dict(stored["optimizer"])
+    training.generator.set_state(stored["generator"])
+    training.records.extend(stored["records"])
