@@ -25,7 +25,7 @@ import torch
 import tyro
 
 from benchmarks.smaller_card import FreeMemory, smaller_gpus
-from experiment.run_folder import MetricsRow, read_metrics
+from experiment.run_files import MetricsRow, read_metrics
 
 CHUNK_LENGTH = 8  # env steps that a decision covers
 FLAGS = (

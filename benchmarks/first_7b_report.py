@@ -16,7 +16,7 @@ from command_line import main_guard
 from contracts import BadInput, read_json
 from experiment.reported import REPORTS, describe_reports, hub_id_of
 from experiment.results import EpisodeKey, Results, read_results
-from experiment.run_folder import MetricsRow
+from experiment.run_files import MetricsRow
 from experiment.statistics import compare, count_successes
 from experiment.stored_run import (
     GREEDY,

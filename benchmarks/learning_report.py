@@ -15,7 +15,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from experiment.run_folder import MetricsRow, read_metrics
+from experiment.run_files import MetricsRow, read_metrics
 from experiment.statistics import Successes
 
 GREEDY = "eval/student_success"

@@ -38,7 +38,7 @@ from benchmarks.learning_report import (
     learning_curve,
 )
 from contracts import BadInput, write_json
-from experiment.run_folder import CONFIG_FILE, METRICS_FILE, MetricsRow, read_metrics
+from experiment.run_files import CONFIG_FILE, METRICS_FILE, MetricsRow, read_metrics
 from experiment.statistics import Paired
 
 LEVELS = {"env steps to 50 %": 0.5, "env steps to 75 %": 0.75}  # measures that are compared by ratios

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from experiment.run_folder import MetricsRow
+from experiment.run_files import MetricsRow
 
 SIZE = 1000
 PHASES = ("warmup", "transition", "RL")  # by the metric schedule/phase

@@ -14,7 +14,8 @@ from experiment.checkpoints import TrainerState, mark_best
 from experiment.metrics import success_rates
 from experiment.report import update_report
 from experiment.reported import compare_with_reports
-from experiment.run_folder import Run, outcomes_path
+from experiment.run_files import outcomes_path
+from experiment.run_folder import Run
 from experiment.statistics import Successes, count_successes
 from experiment.terminal import show_progress
 from experiment.videos import write_video

@@ -22,7 +22,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedErro
 from command_line import main_guard, parse_flags
 from contracts import BadInput, first_line
 from experiment.charts import Chart, draw_chart
-from experiment.run_folder import CONFIG_FILE, LOG_FILE, METRICS_FILE, MetricsRow, outcomes_path
+from experiment.run_files import CONFIG_FILE, LOG_FILE, METRICS_FILE, MetricsRow, outcomes_path
 from experiment.statistics import Successes
 from experiment.stored_run import (
     GREEDY,

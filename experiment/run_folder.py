@@ -1,4 +1,4 @@
-"""Create, lock, write and read the folder of a run: config.json, metrics.jsonl and the log file."""
+"""Create, lock and write the folder of a run: config.json, metrics.jsonl and the log file."""
 
 from __future__ import annotations
 
@@ -12,39 +12,21 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, TypeAlias, cast
-
-from pydantic import PlainValidator
 
 from configs.config import TrainConfig
 from configs.stored import to_dict
-from contracts import BadInput, TimeIsUp, output_place, read_json, write_json
+from contracts import BadInput, TimeIsUp, output_place, write_json
 from envs.assets import find_pack
 from experiment.file_lock import FileLock, lock_file
-from experiment.provenance import Provenance, provenance
+from experiment.provenance import provenance
+from experiment.run_files import CONFIG_FILE, LOG_FILE, METRICS_FILE, RunDescription, read_description
 from experiment.terminal import log_to_terminal
 from experiment.wandb_log import WandbLog
-from json_fields import read_fields, read_lines
 from rl.ranks import ALONE, Ranks
 
 log = logging.getLogger(__name__)
 
-CONFIG_FILE = "config.json"
-METRICS_FILE = "metrics.jsonl"
-LOG_FILE = "train.log"
 LOCK_FILE = ".lock"
-
-MetricsRow: TypeAlias = dict[str, float]  # global_step, update and metrics
-
-
-class RunDescription(Provenance, total=False):
-    """The contents of config.json: the provenance, and what decides the result of the run."""
-
-    config: dict[str, dict[str, object]]  # settings by section: see configs.stored.to_dict
-    looks: str  # name and digest of the assets
-    hub_commit: str | None  # of the checkpoint, if it came from the hub
-    ranks: int  # processes that train together; missing in runs of older versions
-    resume_argv: list[list[str]]  # the command lines that resumed the run; missing if none did
 
 
 class Run:
@@ -212,38 +194,3 @@ def write_and_flush(descriptor: int, data: bytes) -> None:
         written = os.write(descriptor, data)
         data = data[written:]
     os.fsync(descriptor)
-
-
-def read_description(folder: Path) -> RunDescription:
-    """Read the config.json of a run folder. Raises BadInput."""
-    read_fields(
-        folder / CONFIG_FILE, RunDescription
-    )  # for its checks alone: it leaves out fields of other versions
-    return cast(RunDescription, read_json(folder / CONFIG_FILE))
-
-
-def outcomes_path(folder: Path, global_step: int) -> Path:
-    """The file with the outcome of every episode of the evaluation at `global_step`: see experiment.evaluation."""
-    return folder / "evaluations" / f"step_{global_step}.json"
-
-
-def read_metrics(path: Path) -> list[MetricsRow]:
-    """Read the records of a metrics.jsonl. Raises BadInput if there is none, or if a record is damaged.
-
-    Values that were not finite (null in the file) are left out, and so is a last line that a kill has cut.
-    """
-    rows: list[MetricsRow] = []
-    for values in read_lines(path, dict[str, _Number | None]):
-        if values.get("global_step") is None:
-            raise BadInput(f"{path}: the record after {len(rows)} others has no global_step")
-        rows.append({key: value for key, value in values.items() if value is not None})
-    return rows
-
-
-def _number(value: object) -> float:  # an int stays an int, because it may be part of a file name
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e100:
-        raise ValueError("expected a number")
-    return value
-
-
-_Number = Annotated[float, PlainValidator(_number)]

@@ -15,7 +15,8 @@ import torch
 
 from command_line import handle_stop_signals, repeat_after_launcher
 from contracts import DISK_ERRORS, BadInput, TimeIsUp, first_line
-from experiment.run_folder import LOG_FILE, Run
+from experiment.run_files import LOG_FILE
+from experiment.run_folder import Run
 from experiment.terminal import LOG_TIME
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias, cast
 
 from configs.config import PhaseConfig, TaskConfig
 from contracts import BadInput, resolve_pointer
-from experiment.run_folder import (
+from experiment.run_files import (
     CONFIG_FILE,
     METRICS_FILE,
     MetricsRow,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from configs.presets import PRESETS
 from configs.stored import to_dict
-from experiment.run_folder import CONFIG_FILE, METRICS_FILE, MetricsRow, outcomes_path, read_metrics
+from experiment.run_files import CONFIG_FILE, METRICS_FILE, MetricsRow, outcomes_path, read_metrics
 from experiment.statistics import Successes
 from experiment.stored_run import GREEDY, SAMPLED, TEACHER
 

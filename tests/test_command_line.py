@@ -219,7 +219,17 @@ def run(module: str, *argv: str) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.parametrize("module", ["train_grpo", "eval"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "train_grpo",
+        "eval",
+        "experiment.report",
+        "vla.merge",
+        "workshop.make_init_states",
+        "workshop.sft",
+    ],
+)
 def test_help_and_wrong_flags_are_answered_without_heavy_imports(module):
     helped = run(module, "--help")
     assert helped.returncode == 0, helped.stderr

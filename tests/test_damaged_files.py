@@ -19,7 +19,7 @@ from contracts import BadInput
 from experiment import report
 from experiment.results import KIND, open_results, read_results, save_results
 from experiment.results_table import comparison_table, perturbation_table, results_table
-from experiment.run_folder import CONFIG_FILE, METRICS_FILE, outcomes_path
+from experiment.run_files import CONFIG_FILE, METRICS_FILE, outcomes_path
 from experiment.stored_run import changes, read_run, read_training, was_trained_on
 from rl.selfcheck import attention_probe, image_probe, made_up_observation
 from tests.foreign_files import record, write_lerobot

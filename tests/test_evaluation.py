@@ -25,7 +25,8 @@ from experiment.evaluation import (
     evaluation_is_due,
     validate,
 )
-from experiment.run_folder import METRICS_FILE, Run, read_metrics
+from experiment.run_files import METRICS_FILE, read_metrics
+from experiment.run_folder import Run
 from experiment.statistics import Successes
 from experiment.videos import write_video
 from rl.trajectory import Episode

@@ -37,7 +37,7 @@ from command_line import STOP_SIGNALS, main_guard
 from configs.presets import TINY_CHECKPOINT
 from contracts import resolve_pointer
 from envs.tasks import TaskInfo
-from experiment.run_folder import METRICS_FILE, read_metrics
+from experiment.run_files import METRICS_FILE, read_metrics
 from experiment.speed import SimulatorSpeed, Speed
 from rl.phases import Teacher
 from rl.update import MAX_UPDATES_WITHOUT_SIGNAL

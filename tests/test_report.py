@@ -16,7 +16,7 @@ import pytest
 
 from experiment.charts import SIZE
 from experiment.report import PANELS, main, make_cards, write_report
-from experiment.run_folder import CONFIG_FILE
+from experiment.run_files import CONFIG_FILE
 from experiment.statistics import Successes
 from experiment.stored_run import GREEDY, SAMPLED, read_run
 from tests.stored_runs import ROWS, store, store_outcomes, update

@@ -22,7 +22,8 @@ from configs.config import (
 from configs.stored import from_dict
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
-from experiment.run_folder import METRICS_FILE, Run, read_description, read_metrics, reopen_run, start_run
+from experiment.run_files import METRICS_FILE, read_description, read_metrics
+from experiment.run_folder import Run, reopen_run, start_run
 
 ROOT = Path(__file__).parents[1]
 ARGV = ["--task-id", "0", "--seed", "7"]

@@ -12,7 +12,8 @@ import torch
 from command_line import STOP_SIGNALS
 from configs.config import RunConfig, TrainConfig
 from contracts import BadInput
-from experiment.run_folder import LOG_FILE, Run
+from experiment.run_files import LOG_FILE
+from experiment.run_folder import Run
 from experiment.stopping import disk_problem, interruptible, until_the_end
 
 

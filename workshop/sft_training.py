@@ -18,6 +18,7 @@ from experiment.file_lock import lock_file
 from experiment.metrics import system_metrics
 from experiment.provenance import provenance
 from experiment.stopping import interruptible
+from experiment.terminal import say, show_progress
 from rl.update import Learner, update
 from vla.device import choose_device, limit_memory
 from vla.loading import LoadOptions
@@ -134,11 +135,14 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork, scratch: P
     steps_taken = int(last_record["step"])
     started = time.monotonic() - last_record["seconds"]
     micro_batch_size = config.update.micro_batch_size
-    print(f"{len(frames)} frames, {args.batch_size} a step, {micro_batch_size} at a time", flush=True)
-    print(f"beginning after step {steps_taken} of {args.steps}", flush=True)
+    say(f"{len(frames)} frames, {args.batch_size} a step, {micro_batch_size} at a time")
+    say(f"beginning after step {steps_taken} of {args.steps}")
     unrecorded: list[Tensor] = []  # the RECORDED metrics of the steps since the last record
     try:
-        with interruptible():
+        with (
+            interruptible(),
+            show_progress("training", args.steps - steps_taken, "steps") as activity,
+        ):
             while steps_taken < args.steps:
                 # 1. Draw frames at random, with replacement.
                 rows = torch.randint(
@@ -158,6 +162,7 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork, scratch: P
                     metrics = update(learner, batch, SUPERVISED, step_config, steps_taken)
                 unrecorded.append(torch.tensor([metrics[name] for name in RECORDED.values()]))
                 steps_taken += 1
+                activity.advance(1)
 
                 # 4. Record the means since the last record, measure on the held-out frames, and save the training.
                 if steps_taken % args.log_every == 0 or steps_taken == args.steps:
@@ -169,7 +174,7 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork, scratch: P
                         record |= measure(policy, held_out_frames, held_out_targets)
                     add_record(training, record | system_metrics())
     except KeyboardInterrupt:
-        print(f"interrupted after {steps_taken} steps: saving; the same command goes on from the last record")
+        say(f"interrupted after {steps_taken} steps: saving; the same command goes on from the last record")
     return steps_taken
 
 
@@ -190,12 +195,12 @@ def open_training(
 def add_record(training: Training, record: dict[str, float]) -> None:
     """Show a record and save the training. If the disk cannot be written, the training goes on."""
     training.records.append(record)
-    print(", ".join(f"{name} {value:.4g}" for name, value in record.items()), flush=True)
+    say(", ".join(f"{name} {value:.4g}" for name, value in record.items()))
     try:
         save_training(training)
     except OSError as error:
         place = error.filename or training.out
-        print(f"{place} could not be written ({error.strerror}); training goes on", flush=True)
+        say(f"{place} could not be written ({error.strerror}); training goes on")
 
 
 def save_training(training: Training) -> None:

@@ -1,0 +1,63 @@
+"""The files of a run folder, and how the programs that only look at a run read them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeAlias, cast
+
+from pydantic import PlainValidator
+
+from contracts import BadInput, read_json
+from experiment.provenance import Provenance
+from json_fields import read_fields, read_lines
+
+CONFIG_FILE = "config.json"
+METRICS_FILE = "metrics.jsonl"
+LOG_FILE = "train.log"
+
+MetricsRow: TypeAlias = dict[str, float]  # global_step, update and metrics
+
+
+class RunDescription(Provenance, total=False):
+    """The contents of config.json: the provenance, and what decides the result of the run."""
+
+    config: dict[str, dict[str, object]]  # settings by section: see configs.stored.to_dict
+    looks: str  # name and digest of the assets
+    hub_commit: str | None  # of the checkpoint, if it came from the hub
+    ranks: int  # processes that train together; missing in runs of older versions
+    resume_argv: list[list[str]]  # the command lines that resumed the run; missing if none did
+
+
+def read_description(folder: Path) -> RunDescription:
+    """Read the config.json of a run folder. Raises BadInput."""
+    read_fields(
+        folder / CONFIG_FILE, RunDescription
+    )  # for its checks alone: it leaves out fields of other versions
+    return cast(RunDescription, read_json(folder / CONFIG_FILE))
+
+
+def outcomes_path(folder: Path, global_step: int) -> Path:
+    """The file with the outcome of every episode of the evaluation at `global_step`: see experiment.evaluation."""
+    return folder / "evaluations" / f"step_{global_step}.json"
+
+
+def read_metrics(path: Path) -> list[MetricsRow]:
+    """Read the records of a metrics.jsonl. Raises BadInput if there is none, or if a record is damaged.
+
+    Values that were not finite (null in the file) are left out, and so is a last line that a kill has cut.
+    """
+    rows: list[MetricsRow] = []
+    for values in read_lines(path, dict[str, _Number | None]):
+        if values.get("global_step") is None:
+            raise BadInput(f"{path}: the record after {len(rows)} others has no global_step")
+        rows.append({key: value for key, value in values.items() if value is not None})
+    return rows
+
+
+def _number(value: object) -> float:  # an int stays an int, because it may be part of a file name
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e100:
+        raise ValueError("expected a number")
+    return value
+
+
+_Number = Annotated[float, PlainValidator(_number)]
