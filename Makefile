@@ -17,7 +17,7 @@ lint: .venv/complete
 
 venv: .venv/complete  ## the Python environment alone; ASSETS=none leaves out LIBERO's own meshes and textures
 
-.venv/complete: $(filter-out requirements-ray.txt,$(wildcard requirements*.txt))
+.venv/complete: $(filter-out requirements-ray.txt requirements-benchmarks.txt,$(wildcard requirements*.txt))
 	scripts/make_venv.sh
 
 system:

@@ -24,14 +24,14 @@ from typing import TYPE_CHECKING, cast
 
 from command_line import main_guard
 from configs.cli import parse_eval
-from configs.config import SimulatorConfig, Suite
+from configs.config import SimulatorConfig
 from configs.eval_config import EvalConfig
 from contracts import BadInput, first_line
 from envs.assets import find_pack
 from envs.env import EnvSpec
 from envs.perturb import KINDS, MAGNITUDES, NONE, from_label
 from envs.pool import Pool, make_pool, task_info
-from envs.tasks import task_names
+from envs.tasks import bddl_task, split_suite, task_names
 from experiment.results import (
     EpisodeKey,
     EpisodeRecord,
@@ -100,9 +100,11 @@ def plan_episodes(config: EvalConfig, argv: Sequence[str]) -> Plan:
     """Plan the episodes that the command asks for. Raises BadInput for tasks or initial states that do not exist."""
     from experiment.provenance import provenance
 
-    tasks = {str(suite): task_info(env_spec(config, suite)) for suite in config.suites}
+    tasks = {suite: task_info(env_spec(config, suite)) for suite in config.suites}
+    bddl_file = config.simulator.bddl_file
     header = {
         "protocol": config.protocol,
+        "init_states": None if bddl_file is None else bddl_task(bddl_file).init_states_source,
         **provenance(argv),
         **origin_of(str(config.model.checkpoint)),
     }
@@ -218,7 +220,8 @@ def check_suites(config: EvalConfig, policy: Policy) -> None:
     from vla.dataset_statistics import select_key
 
     for suite in config.suites:  # all suites now, before hours are spent on the first one
-        select_key(policy.info.statistics, suite, config.model.unnorm_key)
+        base_suite, _ = split_suite(suite)
+        select_key(policy.info.statistics, base_suite, config.model.unnorm_key)
 
 
 def print_start(config: EvalConfig, policy: Policy, plan: Plan, results: Results) -> None:
@@ -234,6 +237,8 @@ def print_start(config: EvalConfig, policy: Policy, plan: Plan, results: Results
         say(
             "published results use LIBERO's own looks; for results that compare with them use --assets official"
         )
+    if plan.header["init_states"] is not None:
+        print(f"initial states: {plan.header['init_states']}")
     if results.episodes:
         num_played = len(results.episodes)
         say(f"{results.path}: {num_played} of {len(plan.keys)} episodes are there already")
@@ -242,7 +247,7 @@ def print_start(config: EvalConfig, policy: Policy, plan: Plan, results: Results
 def play_suite(
     config: EvalConfig,
     policy: Policy,
-    suite: Suite,
+    suite: str,
     plan: Plan,
     missing: Sequence[EpisodeKey],
     results: Results,
@@ -328,7 +333,7 @@ def choose_num_envs(simulator: SimulatorConfig, spec: EnvSpec, policy: Policy, n
     return count.num_envs
 
 
-def env_spec(config: EvalConfig, suite: Suite, num_images: int = 1) -> EnvSpec:
+def env_spec(config: EvalConfig, suite: str, num_images: int = 1) -> EnvSpec:
     """The recipe from which the simulators of a suite are built. Raises BadInput for a task that does not exist."""
     from experiment.setup import make_spec
 
@@ -336,7 +341,8 @@ def env_spec(config: EvalConfig, suite: Suite, num_images: int = 1) -> EnvSpec:
         task_ids: tuple[int, ...] = (0,)
     else:
         task_ids = config.task_ids or tuple(range(len(task_names(suite))))
-    return make_spec(suite, task_ids, config.simulator, num_images)
+    spec = make_spec(suite, task_ids, config.simulator, num_images)
+    return replace(spec, leaked_prompt=config.prompt == "leaked")
 
 
 def episode_of(key: EpisodeKey, seed: int = 0) -> Episode:
@@ -364,7 +370,7 @@ def settings_of(config: EvalConfig, policy: Policy) -> Settings:
 
     mode = choose_mode(config, policy)
     bddl_file = config.simulator.bddl_file
-    return {
+    settings: Settings = {
         "checkpoint": str(config.model.checkpoint),
         "weights": weights_fingerprint(policy),
         "mode": mode,
@@ -377,6 +383,9 @@ def settings_of(config: EvalConfig, policy: Policy) -> Settings:
         "device": policy.device.type,
         "frozen_weights": policy.frozen_weights,
     }
+    if config.prompt == "leaked":
+        settings["prompt"] = "leaked"
+    return settings
 
 
 def choose_mode(config: EvalConfig, policy: Policy) -> Mode:

@@ -24,7 +24,7 @@ from contracts import Observation
 from envs.assets import METAWORLD_LOOKS, Pack, find_pack
 from envs.env import EnvSpec
 from envs.pool import Pool, make_pool
-from envs.tasks import TaskInfo
+from envs.tasks import TaskInfo, split_suite
 from experiment.checklist import Check, Checks
 from experiment.checkpoints import TrainerState
 from experiment.cost import estimate_cost
@@ -212,6 +212,7 @@ def check_looks(info: CheckpointInfo, pack: Pack) -> Check:
 
 def check_suite(info: CheckpointInfo, model: ModelConfig, task_suite: str) -> Check:
     """Show the ranges of actions, and warn if their key or the checkpoint's name belongs to another suite."""
+    task_suite, _ = split_suite(task_suite)
     key = select_key(info.statistics, task_suite, model.unnorm_key)
     action = info.statistics[key].action
     low = " ".join(f"{value:.2f}" for value in action.q01)

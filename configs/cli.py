@@ -13,6 +13,7 @@ from configs.eval_config import EvalConfig
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS, TINY_CHECKPOINT
 from configs.stored import from_dict
 from contracts import BadInput, read_json
+from envs.tasks import split_suite
 
 NO_CHECKPOINT = "--checkpoint is missing: name a folder or a hub id (see --help)"
 
@@ -48,13 +49,15 @@ def parse_train(argv: Sequence[str]) -> Command:
 
 
 def _parse_new_run(argv: Sequence[str], preset: str | None, task_suite: str | None) -> Command:
+    # A suite of LIBERO-PRO or LIBERO-Plus begins with the settings of the suite that it changes.
+    base_suite, _ = ("libero_spatial", "") if task_suite is None else split_suite(task_suite)
     if preset is None:
-        preset = task_suite if task_suite in PRESETS else "libero_spatial"
+        preset = base_suite
     if preset not in PRESETS:
         raise BadInput(f"unknown preset {preset!r}: choose one of {', '.join(PRESETS)}")
     settings = PRESETS[preset]
-    if preset == "rl" and task_suite in PUBLIC_CHECKPOINTS:
-        settings = changed(settings, checkpoint=PUBLIC_CHECKPOINTS[task_suite])
+    if preset == "rl" and base_suite in PUBLIC_CHECKPOINTS:
+        settings = changed(settings, checkpoint=PUBLIC_CHECKPOINTS[base_suite])
     settings = _find_bundled_checkpoint(settings)
     command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(settings, preset=preset))
     if command.config.model.checkpoint is None:

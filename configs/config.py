@@ -15,9 +15,8 @@ from configs.bounds import NOT_NEGATIVE, POSITIVE, POSITIVE_SHARE, SHARE, Range,
 from contracts import BadInput
 from envs.assets import METAWORLD_LOOKS
 from envs.perturb import KINDS, MAGNITUDES, Kind
-from envs.tasks import METAWORLD
+from envs.tasks import METAWORLD, PLUS_CHANGES, split_suite
 
-Suite = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90", "metaworld_mt50"]
 TaskIds = tyro.conf.arg(aliases=["--task-id"])
 MAGNITUDE = Range(least=1, most=MAGNITUDES[-1])
 
@@ -26,8 +25,10 @@ MAGNITUDE = Range(least=1, most=MAGNITUDES[-1])
 class TaskConfig:
     """The tasks to train on, and their initial states."""
 
-    task_suite: Suite = "libero_spatial"
-    """Suite of the tasks: one of LIBERO's, or the 50 tasks of Meta-World (metaworld_mt50)."""
+    task_suite: str = "libero_spatial"
+    """Suite of the tasks: libero_spatial, libero_object, libero_goal, libero_10 or libero_90; the first four followed
+    by _swap, _lan, _task or _object for LIBERO-PRO's changes, by _camera, _robot, _language, _noise or _plus (all four)
+    for LIBERO-Plus's variants (docs/PUBLISHED_ROBUSTNESS.md); or the 50 tasks of Meta-World (metaworld_mt50)."""
     task_ids: Annotated[tuple[int, ...], NOT_NEGATIVE, TaskIds] = (0,)
     """Task ids within the suite; several ids train one policy on all of them."""
     train_init_states: Annotated[tuple[int, int] | Literal["fresh"], NOT_NEGATIVE] = "fresh"
@@ -299,6 +300,12 @@ def check_init_states(task: TaskConfig) -> None:
     ):
         if states != "fresh" and states[0] >= states[1]:
             raise BadInput(f"{flag} must be FIRST END with FIRST < END, got {states[0]} {states[1]}")
+    _, change = split_suite(task.task_suite)
+    if change in PLUS_CHANGES and task.train_init_states == "fresh":
+        raise BadInput(
+            f"{task.task_suite} has a fixed number of variants, which are numbered like initial states: name those to "
+            "train on and others to evaluate, for example --train-init-states 0 20 --eval-init-states 20 30"
+        )
     if task.train_init_states == "fresh":  # training then uses none of the benchmark's states
         return
     first, end = task.train_init_states
@@ -335,10 +342,10 @@ def check_discount(loss: LossConfig) -> None:
         )
 
 
-def check_simulator(
-    simulator: SimulatorConfig, suites: tuple[Suite, ...], protocol: str | None = None
-) -> None:
-    """Raise BadInput if Meta-World, another simulator, is to do what only LIBERO's simulator can."""
+def check_simulator(simulator: SimulatorConfig, suites: tuple[str, ...], protocol: str | None = None) -> None:
+    """Raise BadInput for an unknown suite, or if Meta-World is to do what only LIBERO's simulator can."""
+    for suite in suites:
+        split_suite(suite)
     if METAWORLD not in suites:
         return
     if len(suites) > 1:

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
-from configs.config import ModelConfig, SimulatorConfig, Suite, TaskIds, check_simulator
+from configs.config import ModelConfig, SimulatorConfig, TaskIds, check_simulator
 from contracts import BadInput
-
-PUBLISHED_SUITES: tuple[Suite, ...] = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
+from envs.tasks import PLUS_CHANGES, PUBLISHED_SUITES, split_suite
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,11 @@ class EvalConfig:
     protocol: Literal["libero"] | None = None
     """libero: the published protocol, which is all tasks of a suite and one greedy episode from each of 50 initial
     states (None: as the other flags say)."""
-    task_suite: tuple[Suite | Literal["all"], ...] = ("libero_spatial",)
-    """Suites to play. all: libero_spatial, libero_object, libero_goal and libero_10, as in published tables."""
+    task_suite: tuple[str, ...] = ("libero_spatial",)
+    """Suites to play. all: libero_spatial, libero_object, libero_goal and libero_10, as in published tables. Other
+    suites: libero_90, metaworld_mt50, and those of LIBERO-PRO and LIBERO-Plus (docs/PUBLISHED_ROBUSTNESS.md), which are
+    named after these four: libero_spatial_swap (also _lan, _task, _object) and libero_spatial_camera (also _robot,
+    _language, _noise, or _plus for all four)."""
     task_ids: Annotated[tuple[int, ...] | None, NOT_NEGATIVE, TaskIds] = None
     """Task ids within each suite (None: all)."""
     trials: Annotated[int, POSITIVE] = 50
@@ -40,6 +42,9 @@ class EvalConfig:
     """Sampling temperature: the policy's logits are divided by it (None: 1 with --mode sample)."""
     seed: Annotated[int, NOT_NEGATIVE] = 0
     """Seed of sampling and of perturbations."""
+    prompt: Literal["clean", "leaked"] = "clean"
+    """What the policy is told in LIBERO-Plus. clean: LIBERO's instruction, or the paraphrase of a language variant;
+    leaked: with the numbers of the change at its end, as in the published figures."""
     out: str | None = None
     """Results file, *.json (docs/RESULTS_JSON.md; None: a new one in runs/). If it exists, the same command plays only
     the episodes that it lacks."""
@@ -60,6 +65,11 @@ class EvalConfig:
             check_bddl_file(self)
         if self.protocol is not None:
             check_protocol(self)
+        changes = [split_suite(suite)[1] for suite in self.suites]
+        if self.prompt == "leaked" and not set(changes) <= set(PLUS_CHANGES):
+            raise BadInput(
+                "--prompt leaked is for the suites of LIBERO-Plus alone: evaluate others by another command"
+            )
 
     @property
     def samples(self) -> bool:
@@ -67,9 +77,9 @@ class EvalConfig:
         return self.mode == "sample" or (self.mode == "auto" and self.temperature is not None)
 
     @property
-    def suites(self) -> tuple[Suite, ...]:
+    def suites(self) -> tuple[str, ...]:
         """The suites of --task-suite, each once."""
-        suites: list[Suite] = []
+        suites: list[str] = []
         for suite in self.task_suite:
             suites.extend(PUBLISHED_SUITES if suite == "all" else [suite])
         return tuple(dict.fromkeys(suites))

@@ -1,12 +1,11 @@
 """Named configurations. The command line starts from one of them and changes single fields."""
 
-from typing import get_args
-
-from configs.config import Suite, TrainConfig, changed
+from configs.config import TrainConfig, changed
+from envs.tasks import MAX_ENV_STEPS, METAWORLD
 
 # Token-head checkpoints of SimpleVLA-RL (supervised on one trajectory per task): the public starting points whose
 # language-model head was trained on action tokens, and which leave room for reinforcement learning.
-PUBLIC_CHECKPOINTS: dict[Suite, str] = {
+PUBLIC_CHECKPOINTS: dict[str, str] = {
     "libero_spatial": "Haozhan72/Openvla-oft-SFT-libero-spatial-traj1",
     "libero_object": "Haozhan72/Openvla-oft-SFT-libero-object-traj1",
     "libero_goal": "Haozhan72/Openvla-oft-SFT-libero-goal-traj1",
@@ -92,7 +91,7 @@ PRESETS: dict[str, TrainConfig] = {
         suite: changed(
             TrainConfig(), name="openvla", checkpoint=PUBLIC_CHECKPOINTS.get(suite), task_suite=suite
         )
-        for suite in get_args(Suite)
+        for suite in (*MAX_ENV_STEPS, METAWORLD)
     },
     "tiny": _TINY,
     "guide": _GUIDE,

@@ -29,7 +29,7 @@ class EnvSpec:
     Raises BadInput for unknown tasks.
     """
 
-    task_suite: str  # a key of envs.tasks.MAX_ENV_STEPS, or METAWORLD
+    task_suite: str  # a name that envs.tasks.split_suite accepts
     task_ids: tuple[int, ...]
     num_images: int = 2  # 1: agentview; 2: agentview and wrist
     assets: str = "lowpoly"  # for LIBERO: "lowpoly", "official" or a folder
@@ -37,6 +37,7 @@ class EnvSpec:
     max_env_steps: int | None = None  # None: the suite's step limit
     # Tasks that each slot of a pool keeps in memory: building a task takes seconds, keeping it takes 0.2 to 0.6 GiB.
     kept_tasks: int = 3
+    leaked_prompt: bool = False  # of variants of LIBERO-Plus: see envs.libero_plus.Variant.instruction
 
     def __post_init__(self) -> None:
         names = ("the BDDL file's",) if self.bddl_file is not None else tasks.task_names(self.task_suite)

@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from contracts import BadInput, Observation
-from envs import perturb, tasks
+from envs import libero_plus, libero_pro, perturb, plus_noise, tasks
 from envs.assets import find_pack
 from envs.chunk_run import ChunkRun
 from envs.closing import close_at_exit, forget
 from envs.env import ChunkResult, EnvSpec, Physics, SimulatorFault
+from envs.libero_plus import Variant
 from envs.libero_simulator import MAX_PLACEMENT_TRIES, LiberoSimulator
 from envs.perturb import Perturbation
 from envs.rendering import upright
-from envs.tasks import MAX_ENV_STEPS, TaskFiles
+from envs.tasks import MAX_ENV_STEPS, PRO_CHANGES, TaskFiles, split_suite
 
 if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
@@ -37,6 +38,9 @@ def task_files(spec: EnvSpec, task_id: int) -> TaskFiles:
     """The files of a task: the user's BDDL file if `spec` names one, else a task of the suite. Raises BadInput."""
     if spec.bddl_file is not None:
         return tasks.bddl_task(spec.bddl_file)
+    _, change = split_suite(spec.task_suite)
+    if change in PRO_CHANGES:
+        return libero_pro.pro_task(spec.task_suite, task_id)
     return tasks.suite_task(spec.task_suite, task_id)
 
 
@@ -51,18 +55,26 @@ class LiberoEnv:
         self.files = task_files(spec, task_id)
         self.name = self.files.name
         self.instruction = self.files.instruction
-        self.max_env_steps = spec.max_env_steps or MAX_ENV_STEPS[spec.task_suite]
+        base_suite, _ = split_suite(spec.task_suite)
+        self.max_env_steps = spec.max_env_steps or MAX_ENV_STEPS[base_suite]
         self._init_states: np.ndarray | None = None
         self.num_init_states = tasks.NUM_SAMPLED_INIT_STATES
         if self.files.init_states is not None:
             self._init_states = tasks.load_init_states(self.files.init_states)
             self.num_init_states = len(self._init_states)
+        self._variants: tuple[Variant, ...] = ()
+        if spec.bddl_file is None:
+            self._variants = libero_plus.find_variants(spec.task_suite, task_id)
+        if self._variants:  # they are numbered like initial states, and all start from the task's first one
+            self.num_init_states = len(self._variants)
+        self._variant: Variant | None = None
         self.env_steps = 0
         self._cameras = CAMERAS[: spec.num_images]
         self._simulator: LiberoSimulator | None = None
         self._running = False
         self._recording = False
         self._perturbation: Perturbation | None = None
+        self._seed = 0  # of the running episode
 
     def reset(
         self,
@@ -75,13 +87,18 @@ class LiberoEnv:
     ) -> ChunkResult:
         """Start an episode that depends on the arguments only; render only if `observe`. Raises BadInput.
 
-        With an `init_state_id` the seed places only the fixtures. With None it places everything.
+        With an `init_state_id` the seed places only the fixtures. With None it places everything. In a suite of
+        LIBERO-Plus `init_state_id` is the number of a variant; None starts the task that the variants change.
         """
         assert init_state_id is None or 0 <= init_state_id < self.num_init_states, f"{init_state_id=}"
-        self.instruction = self.files.instruction
         self.env_steps = 0
         self._recording = record
         self._perturbation = perturbation
+        self._seed = seed
+        self._variant = None
+        if self._variants and init_state_id is not None:
+            self._variant = self._variants[init_state_id]
+            init_state_id = 0
         self._run = ChunkRun(self)
         with self._run as run:
             self._start(init_state_id, seed, physics, observe)
@@ -158,11 +175,14 @@ class LiberoEnv:
         """
         simulator = self._built()
         placement_seed = (seed, draw) if state is None else seed
-        simulator.reset(placement_seed, state, self._perturbation, draw)
+        arm_offset = libero_plus.arm_offset(self._variant.arm if self._variant is not None else 0)
+        simulator.reset(placement_seed, state, self._perturbation, draw, arm_offset)
+        self.instruction = self.files.instruction
+        if self._variant is not None:
+            libero_plus.move_camera(simulator.domain, self._variant.view)
+            self.instruction = self._variant.instruction(self.spec.leaked_prompt)
         if self._perturbation is not None:
-            self.instruction = perturb.change_scene(
-                simulator.domain, self._perturbation, self.files.instruction
-            )
+            self.instruction = perturb.change_scene(simulator.domain, self._perturbation, self.instruction)
 
     def _is_own_placement(self, state: np.ndarray | None, draw: int) -> bool:
         """Whether the objects stand where the stored state puts them. Such a start is used without a check."""
@@ -226,8 +246,12 @@ class LiberoEnv:
         Images (num_images, 256, 256, 3), upright; proprio (8,): hand position (m), axis-angle (rad), finger joints (m).
         """
         raw = self._raw
+        frames = {camera: raw[f"{camera}_image"] for camera in self._cameras}
+        if self._variant is not None and self._variant.noise:
+            rng = np.random.default_rng([self._seed, self._variant.noise, self.env_steps])
+            frames["agentview"] = plus_noise.noisy(frames["agentview"], self._variant.noise, rng)
         # LIBERO renders upside down; the images of the training data were turned, too.
-        images = np.stack([upright(raw[f"{camera}_image"]) for camera in self._cameras])
+        images = np.stack([upright(frame) for frame in frames.values()])
         if self._perturbation is not None and self._perturbation.kind == "noise":
             images = perturb.noisy(images, self._perturbation, self.env_steps)
         hand = raw["robot0_eef_pos"]

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 
 from contracts import BadInput
-from envs import perturb, rendering
+from envs import libero_pro, perturb, rendering
 from envs.env import IMAGE_SIZE, SimulatorFault
 from envs.mujoco_warnings import check_stability, log_mujoco_warnings
 from envs.perturb import Perturbation
@@ -67,19 +67,25 @@ class LiberoSimulator:
         state: np.ndarray | None = None,
         perturbation: Perturbation | None = None,
         draw: int = 0,
+        arm_offset: np.ndarray | float = 0.0,
     ) -> None:
         """Place everything by `seed`, then set `state` (1 + nq + nv,): time, qpos and qvel.
 
         Fixtures are not part of a state, so the seed always places them. Without a state the objects, too, stay where
         the seed placed them, and the arm's joints are drawn as in the benchmark's states. `draw` counts the attempts
-        to perturb this start. Raises BadInput for a state of another task, and SimulatorFault if LIBERO finds no room
-        for its objects.
+        to perturb this start. With `arm_offset` (7,) in rad the arm stands elsewhere when its controller is made; then
+        the state puts it back, and the controller pulls it to where it was made. Raises BadInput for a state of another
+        task, and SimulatorFault if LIBERO finds no room for its objects.
         """
         self._step = self._exact_step
         self.domain.sim.model.opt.timestep = self.domain.model_timestep
         self.gate.cameras = ()
         perturb.restore(self.domain, self._model_as_built, self._own_goal)
+        robot = self.domain.robots[0]
+        liberos_joints = robot.init_qpos
+        robot.init_qpos = liberos_joints + arm_offset
         _repeat_until_placed(self._soft_reset, seed)
+        robot.init_qpos = liberos_joints
         if state is None:
             state = self.domain.sim.get_state().flatten()
             state[1:8] += np.random.default_rng(seed).normal(0, ARM_NOISE_RAD, 7)
@@ -185,6 +191,7 @@ def _build_wrapper(bddl: Path, assets: Path, cameras: list[str]) -> OffScreenRen
     from envs import lean
 
     log_mujoco_warnings()
+    libero_pro.register_categories()
     libero.libero._assets_path_cache = str(assets)  # hf-libero ignores its config file here
 
     def build() -> OffScreenRenderEnv:

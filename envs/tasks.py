@@ -29,6 +29,11 @@ MAX_ENV_STEPS = {
     "libero_90": 400,
 }
 METAWORLD = "metaworld_mt50"  # the one suite that is not LIBERO's
+PUBLISHED_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
+# LIBERO-PRO and LIBERO-Plus change the tasks of the published suites. Their suites are named after suite and change:
+# libero_spatial_swap, libero_goal_camera. "plus" stands for the four changes of LIBERO-Plus before it.
+PRO_CHANGES = ("swap", "lan", "task", "object")
+PLUS_CHANGES = ("camera", "robot", "language", "noise", "plus")
 METAWORLD_LINES = Path(__file__).with_name("metaworld_tasks.txt").read_text().splitlines()
 # Task name -> instruction, in the order of Meta-World's benchmark of 50 tasks. The instructions are ours, because
 # Meta-World has none.
@@ -59,6 +64,16 @@ class TaskFiles:
     bddl: Path
     init_states: Path | None  # None: a BDDL file without stored states; LIBERO's sampler places the objects
 
+    @property
+    def init_states_source(self) -> str:
+        """Where the initial states come from, in words."""
+        if self.init_states is not None:
+            return str(self.init_states)
+        return (
+            f"caution: none are stored for {self.bddl}, so LIBERO's sampler places the objects, and success does not "
+            "compare with that from a benchmark's stored states (docs/OWN_TASKS.md says where they are looked for)"
+        )
+
 
 def cache_dir() -> Path:
     """The folder for asset packs and caches: $VLA_GRPO_CACHE, else ~/.cache/vla-grpo, else a folder in /tmp."""
@@ -88,38 +103,68 @@ def libero_root() -> Path:
     return root
 
 
+def split_suite(task_suite: str) -> tuple[str, str]:
+    """A suite's base and change: ("libero_goal", "swap") for libero_goal_swap. The change of a base itself is "".
+
+    Raises BadInput for an unknown suite.
+    """
+    if task_suite in MAX_ENV_STEPS or task_suite == METAWORLD:
+        return task_suite, ""
+    base, _, change = task_suite.rpartition("_")
+    if base not in PUBLISHED_SUITES or change not in PRO_CHANGES + PLUS_CHANGES:
+        raise BadInput(
+            f"unknown task suite {task_suite!r}; there are: {', '.join((*MAX_ENV_STEPS, METAWORLD))}; and the first "
+            f"four with _{', _'.join(PRO_CHANGES)} (LIBERO-PRO) or _{', _'.join(PLUS_CHANGES)} (LIBERO-Plus, whose "
+            "light, background and layout need meshes and textures that no package has)"
+        )
+    return base, change
+
+
 @cache
 def task_names(task_suite: str) -> tuple[str, ...]:
-    """The names of a suite's tasks; a task id is an index into them. Raises BadInput for an unknown suite."""
+    """The names of a suite's tasks; a task id is an index into them. Raises BadInput for an unknown suite.
+
+    A task that LIBERO-PRO or LIBERO-Plus changes keeps its name.
+    """
     if task_suite == METAWORLD:
         return tuple(METAWORLD_TASKS)
-    if task_suite not in MAX_ENV_STEPS:
-        suites = ", ".join((*MAX_ENV_STEPS, METAWORLD))
-        raise BadInput(f"unknown task suite {task_suite!r}; there are: {suites}")
+    base, _ = split_suite(task_suite)
     task_map = runpy.run_path(str(libero_root() / "benchmark" / "libero_suite_task_map.py"))
-    return tuple(task_map["libero_task_map"][task_suite])
+    return tuple(task_map["libero_task_map"][base])
+
+
+def instruction_in(name: str) -> str:
+    """The instruction that LIBERO's benchmark derives from the name of a task."""
+    return re.sub(r"^[A-Z_]+SCENE\d+_", "", name).replace("_", " ")
 
 
 def suite_task(task_suite: str, task_id: int) -> TaskFiles:
-    """The files of a task of LIBERO's benchmark."""
+    """The files of a task of LIBERO's benchmark. For a suite of LIBERO-Plus they are those of the unchanged task."""
     name = task_names(task_suite)[task_id]
-    instruction = re.sub(r"^[A-Z_]+SCENE\d+_", "", name).replace("_", " ")  # as LIBERO's benchmark derives it
-    bddl = libero_root() / "bddl_files" / task_suite / f"{name}.bddl"
-    init_states = libero_root() / "init_files" / task_suite / f"{name}.pruned_init"
-    return TaskFiles(name, instruction, bddl, init_states)
+    base, _ = split_suite(task_suite)
+    bddl = libero_root() / "bddl_files" / base / f"{name}.bddl"
+    init_states = libero_root() / "init_files" / base / f"{name}.pruned_init"
+    return TaskFiles(name, instruction_in(name), bddl, init_states)
 
 
 def bddl_task(bddl_file: str) -> TaskFiles:
-    """The task of a user's BDDL file. Its initial states are in a file beside it (`.pruned_init`), if there is one.
+    """The task of a user's BDDL file, with its stored initial states if there are any.
 
-    For one of LIBERO's BDDL files they are where LIBERO keeps them. Raises BadInput for a file that is no task.
+    They are in a file beside it, or where LIBERO and checkouts of LIBERO-PRO keep them: bddl_files/SUITE/NAME.bddl has
+    init_files/SUITE/NAME.pruned_init. If the BDDL file is a link, these places of the file that it leads to are tried,
+    too. Raises BadInput for a file that is no task.
     """
     bddl = Path(bddl_file).absolute()
     instruction = read_instruction(bddl)
-    stored = bddl.with_suffix(".pruned_init")
-    if bddl.is_relative_to(libero_root()):
-        stored = libero_root() / "init_files" / bddl.parent.name / stored.name
-    return TaskFiles(bddl.stem, instruction, bddl, stored if stored.is_file() else None)
+    candidates = []
+    for path in (bddl, bddl.resolve()):
+        suite_folder = (
+            path.parents[2] / "init_files" / path.parent.name if len(path.parents) > 2 else path.parent
+        )
+        for folder in (path.parent, suite_folder):
+            candidates += [folder / f"{path.stem}.pruned_init", folder / f"{path.stem}.pruned_init.npz"]
+    stored = next((candidate for candidate in candidates if candidate.is_file()), None)
+    return TaskFiles(bddl.stem, instruction, bddl, stored)
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -137,15 +182,23 @@ class _ArrayUnpickler(pickle.Unpickler):
 def load_init_states(path: Path) -> np.ndarray:
     """Read a file of initial states: (num_states, 1 + nq + nv) float64, a row of time, qpos and qvel for each.
 
+    Two formats: torch.save's (.pruned_init), and numpy.savez's with the key "states" (.npz), which LIBERO-PRO uses.
     Raises BadInput if the file holds anything else.
     """
     try:
-        with zipfile.ZipFile(path) as archive:  # written by torch.save, which makes a zip file
-            (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
-            states = _ArrayUnpickler(archive.open(name)).load()
+        states = _read_array(path)
         if states.dtype != np.float64 or states.ndim != 2 or not states.size or not np.isfinite(states).all():
             raise ValueError("it holds no table of finite float64 numbers")
     except Exception as fault:  # zipfile, zlib and pickle raise a dozen kinds of exceptions
         repair = "reinstall hf-libero==0.1.4 (or make the states of your own task again)"
         raise BadInput(f"initial states unreadable: {path}: {fault}; {repair}") from None
     return states
+
+
+def _read_array(path: Path) -> np.ndarray:
+    if path.suffix == ".npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            return arrays["states"]
+    with zipfile.ZipFile(path) as archive:  # torch.save makes a zip file
+        (name,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
+        return _ArrayUnpickler(archive.open(name)).load()

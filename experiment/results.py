@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from typing_extensions import TypedDict  # pydantic cannot read typing's in Python 3.10
+from typing_extensions import NotRequired, TypedDict  # pydantic cannot read typing's in Python 3.10
 
 from contracts import BadInput, write_json
 from envs.perturb import NONE
@@ -21,7 +21,7 @@ from json_fields import read_fields
 
 KIND = {"format": "vla-grpo evaluation", "version": 1}
 # Two evaluations are compared only where these settings agree.
-EQUAL_IN_COMPARISONS = ("temperature", "assets", "bddl_sha256", "mode")
+EQUAL_IN_COMPARISONS = ("temperature", "assets", "bddl_sha256", "mode", "prompt")
 
 
 class EpisodeKey(NamedTuple):
@@ -64,6 +64,7 @@ class Settings(TypedDict):
     bddl_sha256: str | None
     device: str
     frozen_weights: str
+    prompt: NotRequired[Literal["leaked"]]  # only with --prompt leaked
 
 
 @dataclass

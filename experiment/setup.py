@@ -22,7 +22,6 @@ from configs.config import (
     ModelConfig,
     PhaseConfig,
     SimulatorConfig,
-    Suite,
     TaskConfig,
     TrainConfig,
     UpdateConfig,
@@ -32,7 +31,7 @@ from contracts import BadInput, Observation, output_place, resolve_pointer
 from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
 from envs.env import EnvSpec
 from envs.pool import env_class, task_info
-from envs.tasks import METAWORLD, TaskInfo, cache_dir
+from envs.tasks import METAWORLD, TaskInfo, bddl_task, cache_dir, split_suite
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from experiment.run_folder import Run, reopen_run, start_run
 from experiment.simulators import memory_of_simulator
@@ -78,7 +77,7 @@ def settle_settings(config: TrainConfig) -> TrainConfig:
     )
 
 
-def choose_looks(assets: str, model: ModelConfig, task_suites: Sequence[Suite]) -> str:
+def choose_looks(assets: str, model: ModelConfig, task_suites: Sequence[str]) -> str:
     """Replace `--assets auto` by the name of the assets; other names are returned unchanged.
 
     Meta-World always gets its own assets. Raises BadInput if the assets are not installed.
@@ -133,8 +132,11 @@ def load_policy(
     What torch compiles is kept in our cache folder, unless the user has chosen another, so that the next run finds it.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
+    base_suite, _ = split_suite(
+        task_suite
+    )  # the data of LIBERO-PRO's and LIBERO-Plus's suites are those of their base
     options = LoadOptions(
-        task_suite=task_suite,
+        task_suite=base_suite,
         unnorm_key=model.unnorm_key,
         action_dim=env_class(task_suite).action_dim,
         lora_rank=lora_rank,
@@ -193,7 +195,7 @@ def fit_micro_batch(
 
 
 def make_spec(
-    task_suite: Suite, task_ids: tuple[int, ...], simulator: SimulatorConfig, num_images: int
+    task_suite: str, task_ids: tuple[int, ...], simulator: SimulatorConfig, num_images: int
 ) -> EnvSpec:
     """The recipe from which simulators are built, for a policy that reads the images of `num_images` cameras."""
     return EnvSpec(
@@ -276,6 +278,8 @@ def log_setup(
     rows.append(("teacher", f"{teacher.mode}: {teacher.why}"))
     for task in tasks:
         rows.append((f"task {task.task_id}", f"{task.instruction} (at most {task.max_env_steps} env steps)"))
+    if config.simulator.bddl_file is not None:
+        rows.append(("initial states", bddl_task(config.simulator.bddl_file).init_states_source))
     rows.append(("assets", str(find_pack(config.simulator.assets))))
     rows.append(("run folder", str(folder)))
     rows.append(("report", f"{folder / 'report' / 'index.html'}, written after every evaluation"))

