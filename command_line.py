@@ -14,9 +14,10 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import is_dataclass
 from functools import partial
 from types import FrameType
-from typing import Any, TextIO, TypeVar
+from typing import Any, TextIO, TypeVar, get_type_hints
 
 import tyro
 
@@ -44,23 +45,51 @@ def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None
     """Read `argv` (without the program's name) as an instance of the dataclass `kind`. Raises BadInput.
 
     `default` replaces the defaults of `kind`. A section (a dataclass within the dataclass) adds no prefix to its flags.
+    Lists may have commas (`--task-ids 0,1,2`), and switches a value (`--curriculum=True`), as sweeps write them.
     """
     options: dict[str, Any] = {} if default is None else {"default": default}
+    words = [word for part in argv for word in _plain_flags(part, _switches(kind))]
     error_box = io.StringIO()
     try:
         with contextlib.redirect_stderr(error_box):
-            return tyro.cli(kind, args=list(argv), prog=prog, config=(tyro.conf.OmitArgPrefixes,), **options)
+            return tyro.cli(kind, args=words, prog=prog, config=(tyro.conf.OmitArgPrefixes,), **options)
     except SystemExit as stop:
         if stop.code == 0:  # --help
             raise
         raise BadInput(f"{_first_sentence(error_box.getvalue())} (see --help)") from None
 
 
+def _switches(kind: type) -> set[str]:
+    """The flags of a dataclass, and of the dataclasses within it, that take no value."""
+    switches: set[str] = set()
+    for name, annotation in get_type_hints(kind).items():
+        if annotation is bool:
+            switches.add(f"--{name.replace('_', '-')}")
+        elif isinstance(annotation, type) and is_dataclass(annotation):
+            switches |= _switches(annotation)
+    return switches
+
+
+def _plain_flags(word: str, switches: set[str]) -> list[str]:
+    """A word of a command line as tyro reads it: a switch without its value, numbers without commas."""
+    name, equals, value = word.partition("=")
+    switch = name.replace("_", "-")
+    if switch in switches and value.lower() in ("true", "false"):
+        return [switch if value.lower() == "true" else f"--no-{switch.removeprefix('--')}"]
+    numbers = value if equals else word
+    if re.fullmatch(r"-?\d+(,-?\d+)+", numbers):
+        return [name, *numbers.split(",")] if equals else numbers.split(",")
+    return [word]
+
+
 def _first_sentence(error_box: str) -> str:
-    """The message in tyro's error box as one line, without the frame and the hints."""
+    """The message in tyro's error box as one line, without the frame and the hints; of similar flags only the names."""
     lines = [line.strip("│ ") for line in error_box.splitlines() if not re.match(r"[╭╰]|│ ─", line)]
     text = " ".join(" ".join(lines).split())
-    return re.split(r"\s*(?:Argument helptext|For full helptext)", text)[0]
+    text = re.split(r"\s*(?:Argument helptext|For full helptext)", text)[0]
+    problem, hint, _ = text.partition(" Perhaps you meant:")
+    similar = [line.split()[0].strip(",") for line in lines if line.startswith("--")]
+    return f"{problem}: perhaps you meant {' or '.join(similar)}" if hint else problem
 
 
 def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:

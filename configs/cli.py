@@ -6,6 +6,9 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import tyro
 
 from command_line import parse_flags
 from configs.config import CHANGEABLE_ON_RESUME, TrainConfig, changed, differing_fields
@@ -18,15 +21,38 @@ from envs.tasks import split_suite
 NO_CHECKPOINT = "--checkpoint is missing: name a folder or a hub id (see --help)"
 
 
+# Flags of other programs, and our own by other names -> ours.
+SYNONYMS = {
+    "--learning-rate": "--lr",
+    "--timesteps": "--total-steps",
+    "--total-timesteps": "--total-steps",
+    "--use-data-parallel": "--data-parallel",
+    "--use-wandb": "--wandb-mode=auto",
+    "--no-wandb": "--wandb-mode=disabled",
+}
+
+
 @dataclass(frozen=True)
 class Command:
-    """Improve a vision-language-action policy on LIBERO tasks by reinforcement learning."""
+    """Improve a vision-language-action policy on LIBERO tasks by reinforcement learning.
+
+    Most used:
+    --check-only: check machine, simulator and checkpoint, say how long the run will take, and stop
+    --preset tiny: the bundled small policy, on a CPU
+    --task-suite SUITE --task-ids ID ...: what to learn
+    --checkpoint PATH_OR_HUB_ID: where to start
+    --total-steps N, --max-hours H: when to end
+    --resume RUN: continue a run that was stopped
+    --memory-budget GIB, --num-envs N, --data-parallel: how much of this machine
+    """
 
     config: TrainConfig
     preset: str = "libero_spatial"
     """Settings to start from, which the other flags change: libero_spatial, libero_object, libero_goal, libero_10,
     libero_90 or metaworld_mt50 (7B on that suite), rl (7B, PPO alone with large rollouts), tiny (small policy, for a
     CPU), smoke (a test of seconds). Without --preset: the 7B preset of --task-suite."""
+    config_file: Annotated[str | None, tyro.conf.arg(name="config")] = None
+    """Run folder, or its config.json, whose settings to start from in place of a preset (None: a preset)."""
     resume: str | None = None
     """Run folder to continue (None: a new run)."""
     check_only: bool = False
@@ -35,17 +61,38 @@ class Command:
 
 def parse_train(argv: Sequence[str]) -> Command:
     """Read `argv` of train_grpo.py (without the program's name). Raises BadInput for wrong flags or values."""
-    # These three flags decide which settings the other flags start from, so they are read first.
+    argv = _with_our_names(argv)
+    # These flags decide which settings the other flags start from, so they are read first.
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--preset", nargs="?")
+    parser.add_argument("--config", nargs="?")
     parser.add_argument("--resume", nargs="?")
     parser.add_argument("--task-suite", "--task_suite", nargs="?")
     first, _ = parser.parse_known_args(list(argv))
-    if first.resume is None:
-        return _parse_new_run(argv, first.preset, first.task_suite)
-    if first.preset is not None:
-        raise BadInput("--preset and --resume contradict each other: a resumed run keeps its settings")
-    return _parse_resumed_run(argv, first.resume)
+    starts = {"--preset": first.preset, "--config": first.config, "--resume": first.resume}
+    flags = [flag for flag, value in starts.items() if value is not None]
+    if len(flags) > 1:
+        raise BadInput(f"{' and '.join(flags)} contradict each other: each names the settings to start from")
+    if first.resume is not None:
+        return _parse_resumed_run(argv, first.resume)
+    if first.config is not None:
+        settings = _find_bundled_checkpoint(_settings_of(Path(first.config), "--config"))
+        return parse_flags(Command, argv, prog="train_grpo.py", default=Command(settings))
+    return _parse_new_run(argv, first.preset, first.task_suite)
+
+
+def _with_our_names(argv: Sequence[str]) -> list[str]:
+    """`argv` with our names in place of SYNONYMS."""
+    words: list[str] = []
+    for word in argv:
+        name, equals, value = word.partition("=")
+        our_name = SYNONYMS.get(name.replace("_", "-"))
+        if (value == "grpo" and name == "--advantage") or (word == "grpo" and words[-1:] == ["--advantage"]):
+            word = word.replace("grpo", "group")
+        elif our_name is not None:
+            word = our_name + equals + value
+        words.append(word)
+    return words
 
 
 def _parse_new_run(argv: Sequence[str], preset: str | None, task_suite: str | None) -> Command:
@@ -65,13 +112,17 @@ def _parse_new_run(argv: Sequence[str], preset: str | None, task_suite: str | No
     return command
 
 
-def _parse_resumed_run(argv: Sequence[str], run_folder: str) -> Command:
-    path = Path(run_folder, "config.json")
+def _settings_of(run: Path, flag: str) -> TrainConfig:
+    """The settings of a run, which `flag` names by its folder or its config.json. Raises BadInput."""
+    path = run / "config.json" if run.is_dir() else run
     try:
-        stored = from_dict(read_json(path).get("config"), str(path))
+        return from_dict(read_json(path).get("config"), str(path))
     except BadInput as problem:
-        raise BadInput(f"--resume {run_folder}: not a run folder of this version: {problem}") from None
-    stored = _find_bundled_checkpoint(stored)
+        raise BadInput(f"{flag} {run}: not a run of this version: {problem}") from None
+
+
+def _parse_resumed_run(argv: Sequence[str], run_folder: str) -> Command:
+    stored = _find_bundled_checkpoint(_settings_of(Path(run_folder), "--resume"))
     command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(stored))
     refused = [
         f"{name} (run: {value_of_run}, now: {value_now})"

@@ -5,7 +5,6 @@ are those of the published code, which draws from NumPy's global generator; here
 """
 
 import numpy as np
-from scipy import ndimage
 
 # By severity: radius and standard deviation of the motion blur, in pixels.
 MOTION = ((5, 2), (8, 3), (10, 4), (12, 5), (15, 6), (18, 8), (20, 10), (25, 12), (30, 15), (35, 20))
@@ -37,6 +36,8 @@ def _as_bytes(picture: np.ndarray) -> np.ndarray:
 
 
 def _blurred(picture: np.ndarray, sigma: float) -> np.ndarray:
+    from scipy import ndimage  # takes half a second, which --help does not need
+
     return ndimage.gaussian_filter(picture, (sigma, sigma, 0), mode="nearest", truncate=4.0)
 
 
@@ -71,6 +72,8 @@ def _zoom_blur(picture: np.ndarray, severity: int) -> np.ndarray:
 
 def _enlarged(picture: np.ndarray, factor: float) -> np.ndarray:
     """The middle of the picture, enlarged to its size."""
+    from scipy import ndimage
+
     size = len(picture)
     crop = int(np.ceil(size / factor))
     start = (size - crop) // 2

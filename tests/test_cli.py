@@ -1,6 +1,7 @@
 """The command lines of train_grpo.py and eval.py: presets, flat flags, resuming, and refusals that name the flag."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,44 @@ def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling)
 )
 def test_flags_are_flat_and_change_one_field_each(argv, expected):
     assert changes(argv) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("--learning-rate 1e-4 --timesteps 5", {"lr": 1e-4, "total_steps": 5}),
+        ("--learning_rate=1e-4", {"lr": 1e-4}),
+        ("--use-data-parallel --no-wandb", {"data_parallel": True, "wandb_mode": "disabled"}),
+        ("--use-wandb", {}),  # the default: online with a login
+        ("--advantage grpo --group-size 4", {"advantage": "group", "group_size": 4}),
+        ("--advantage=grpo --group_size=4", {"advantage": "group", "group_size": 4}),
+        ("--task-ids 0,1,2 --curriculum=True", {"task_ids": (0, 1, 2), "curriculum": True}),
+        ("--task_ids=0,1 --warmup=False", {"task_ids": (0, 1), "warmup": False}),
+        ("--eval-init-states=0,20 --name a,b", {"eval_init_states": (0, 20), "name": "a,b"}),
+    ],
+)
+def test_flags_may_be_written_as_guides_and_sweeps_write_them(line, expected):
+    assert changes(line.split()) == expected
+
+
+def test_a_run_starts_from_the_settings_of_another_which_flags_change(run_folder):
+    for path in (run_folder, run_folder / "config.json"):
+        config = parse_train(["--config", str(path), "--lr", "1e-6"]).config
+        assert set(differing_fields(PRESETS["smoke"], config)) == {"lr"}
+    for other in (["--preset", "tiny"], ["--resume", str(run_folder)]):
+        with pytest.raises(BadInput, match=f"{other[0]}.*contradict|--config.*contradict"):
+            parse_train(["--config", str(run_folder), *other])
+    with pytest.raises(BadInput, match=r"--config .*nowhere"):
+        parse_train(["--config", str(run_folder / "nowhere")])
+
+
+def test_help_begins_with_the_flags_that_are_used_most_and_all_of_them_exist(capsys):
+    with pytest.raises(SystemExit):
+        parse_train(["--help"])
+    most_used, _, options = capsys.readouterr().out.partition("--help")
+    flags = re.findall(r"--[a-z-]+", most_used)
+    assert len(flags) >= 10
+    assert all(flag in options for flag in flags)
 
 
 @pytest.mark.parametrize(
