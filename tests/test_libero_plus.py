@@ -189,7 +189,7 @@ def test_a_missing_or_other_wheel_is_answered_with_the_command(monkeypatch, tmp_
         packaged_file(LIBERO_PLUS, "absent")
     (tmp_path / "benchmarks").mkdir()
     (tmp_path / "benchmarks" / LIBERO_PLUS).write_bytes(b"other")
-    with pytest.raises(BadInput, match="not the published file"):
+    with pytest.raises(BadInput, match="not as published"):
         packaged_file(LIBERO_PLUS, "absent")
 
 
