@@ -75,11 +75,10 @@ def find_variants(task_suite: str, task_id: int) -> tuple[Variant, ...]:
     if change not in PLUS_CHANGES:
         return ()
     task = task_names(base)[task_id]
-    variants = [variant for variant in suite_variants(base) if variant.task == task]
     categories = PLUS_CHANGES[:-1] if change == "plus" else (change,)
     places: dict[Variant, float] = {}
     for category in categories:
-        members = [variant for variant in variants if variant.category == category]
+        members = [v for v in suite_variants(base) if v.task == task and v.category == category]
         places |= {variant: (index + 0.5) / len(members) for index, variant in enumerate(members)}
     return tuple(sorted(places, key=lambda variant: places[variant]))
 
