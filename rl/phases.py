@@ -17,10 +17,12 @@ TeacherMode = Literal["greedy", "l1"]
 L1_WARMUP_STEPS = 50_000
 L1_WARMUP_EPOCHS = 16
 L1_WARMUP_LR = 1e-3
-# The tokens of a policy's own greedy decisions teach it little. More passes over one rollout move its greedy decisions
-# in states that were not in it (docs/LOG.md, "Starts at which the three phases matter").
+# The tokens of a policy's own greedy decisions teach it little. Large steps on one rollout change its greedy decisions in
+# states that were not in it: at full size one pass at 3e-5 cost more than half of the success (docs/LOG.md, "Starts at
+# which the three phases matter").
 GREEDY_WARMUP_STEPS = 4_000
 GREEDY_WARMUP_EPOCHS = 1
+GREEDY_WARMUP_LR = 3e-6
 
 
 class Phase(Enum):
@@ -71,14 +73,13 @@ def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
 def settle_warmup(config: TrainConfig, mode: TeacherMode) -> TrainConfig:
     """Replace `auto` in the settings of the warmup by numbers that suit the teacher."""
     is_l1 = mode == "l1"
-    update = config.update
     automatic = {
         "warmup_actor": "student" if is_l1 else "teacher",
         "warmup_steps": L1_WARMUP_STEPS if is_l1 else GREEDY_WARMUP_STEPS,
         "warmup_epochs": L1_WARMUP_EPOCHS if is_l1 else GREEDY_WARMUP_EPOCHS,
-        "warmup_lr": L1_WARMUP_LR if is_l1 else update.lr,
+        "warmup_lr": L1_WARMUP_LR if is_l1 else GREEDY_WARMUP_LR,
     }
-    settings = {**vars(config.phases), **vars(update)}
+    settings = {**vars(config.phases), **vars(config.update)}
     return changed(config, **{name: value for name, value in automatic.items() if settings[name] == "auto"})
 
 

@@ -438,7 +438,7 @@ def test_a_run_without_a_learning_signal_is_stopped_at_the_limit():
 @pytest.mark.parametrize(
     ("teacher_mode", "given", "lr", "epochs"),
     [
-        ("greedy", {}, 2e-4, 1),
+        ("greedy", {}, 3e-6, 1),
         ("l1", {}, 1e-3, 16),
         ("l1", {"warmup_lr": 2e-3, "warmup_epochs": 3}, 2e-3, 3),
     ],
