@@ -65,7 +65,9 @@ def main(argv: Sequence[str]) -> None:
             outcomes = [play(policy, env, state, scene, told) for state in range(args.num_states)]
             reached = Successes(sum(told_reached for told_reached, _ in outcomes), len(outcomes))
             own = sum(own_reached for _, own_reached in outcomes)
-            line = f"scene of task {scene.task_id}, told task {told.task_id} ({told.instruction!r}): {reached}"
+            line = (
+                f"scene of task {scene.task_id}, told task {told.task_id} ({told.instruction!r}): {reached}"
+            )
             if told != scene:
                 line += f"; the scene's own goal {own}/{len(outcomes)}"
             print(line, flush=True)
