@@ -14,10 +14,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import tyro
-
 from command_line import main_guard, parse_flags
-from contracts import BadInput
 from envs.env import EnvSpec
 from envs.libero import LiberoEnv
 from experiment.statistics import Successes
