@@ -1,24 +1,29 @@
 PYTHON ?= python3
 ASSETS ?= official
-export PYTHON ASSETS
+export PYTHON ASSETS TORCH LOCKED
 
 .PHONY: demo test lint venv system
 
 demo: .venv/complete system  ## improve the small policy by PPO, on a CPU; FLAGS="..." adds flags
 	.venv/bin/python train_grpo.py --preset tiny $(FLAGS)
 
-test: .venv/complete system lint  ## everything that CI runs
+test: .venv/development system lint  ## everything that CI runs
 	.venv/bin/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
-lint: .venv/complete
+lint: .venv/development
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 
-venv: .venv/complete  ## the Python environment alone; ASSETS=none leaves out LIBERO's own meshes and textures
-
-.venv/complete: $(filter-out requirements-ray.txt requirements-benchmarks.txt,$(wildcard requirements*.txt))
+venv:  ## the Python environment alone; TORCH=cpu: without CUDA; LOCKED=1: the versions of requirements.lock
 	scripts/make_venv.sh
+
+.venv/complete: $(filter-out $(patsubst %,requirements-%.txt,benchmarks dev ray),$(wildcard requirements*.txt))
+	scripts/make_venv.sh
+
+.venv/development: .venv/complete requirements-dev.txt
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $@
 
 system:
 	@scripts/system_packages.sh

