@@ -45,10 +45,12 @@ def cache_snapshot(tmp_path, monkeypatch, files: dict[str, str]):
     return snapshot
 
 
-def test_local_path_is_looked_up_without_network(tmp_path, silent_hub):
+def test_local_path_is_looked_up_without_network(tmp_path, silent_hub, monkeypatch):
     assert resolve_checkpoint(str(tmp_path)) == tmp_path
     assert commit_of(tmp_path) is None
-    for name in ("/no/such/folder", "./missing", "runs/a/checkpoints/best"):
+    (tmp_path / "checkpoints" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for name in ("/no/such/folder", "./missing", "runs/a/checkpoints/best", "checkpoints/mime"):
         with pytest.raises(BadInput, match=name):
             resolve_checkpoint(name)
     assert not silent_hub()
@@ -62,7 +64,7 @@ def test_complete_snapshot_in_the_cache_needs_no_network(tmp_path, silent_hub, m
 
 
 def test_incomplete_snapshot_is_asked_for_and_the_hub_given_up_within_the_timeout(
-    tmp_path, silent_hub, monkeypatch
+    tmp_path, silent_hub, monkeypatch, caplog
 ):
     monkeypatch.setattr(hub, "HUB_TIMEOUT_S", 0.2)
     shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
@@ -71,6 +73,7 @@ def test_incomplete_snapshot_is_asked_for_and_the_hub_given_up_within_the_timeou
     with pytest.raises(BadInput, match="someone/policy"):
         resolve_checkpoint("someone/policy")
     assert silent_hub()
+    assert "someone/policy" in caplog.text  # a mistyped path is not looked for elsewhere in silence
 
 
 def test_a_download_folder_that_cannot_be_written_is_named_with_what_to_set(

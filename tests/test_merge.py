@@ -210,3 +210,10 @@ def test_a_difference_as_large_as_what_training_changed_is_refused_though_no_tok
     merged[..., 5] += shift
     with pytest.raises(BadInput, match=r"at most 5\.0e-01"):
         judge(unmerged, merged, unmerged + 1.0, torch.finfo(torch.bfloat16).eps)
+
+
+def test_an_adapter_that_training_has_not_changed_is_called_untrained():
+    logits = torch.randn(1, 4, 256, generator=torch.Generator().manual_seed(0))
+    precision = torch.finfo(torch.float32).eps
+    assert "untrained" in judge(logits, logits, logits, precision)
+    assert "untrained" not in judge(logits, logits, logits + 1.0, precision)

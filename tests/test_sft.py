@@ -237,6 +237,7 @@ def test_ctrl_c_saves_what_has_been_trained_and_the_same_command_goes_on(
     assert [record["step"] for record in read_records(out)] == [2]
     assert load_policy(out).kind == "action tokens"
     fine_tune(args)
+    assert f"train_grpo.py --preset tiny --checkpoint {out} " in capsys.readouterr().out  # it is a small one
     assert_same_training(out, straight)
 
 

@@ -1,5 +1,6 @@
 """Find the folder of a checkpoint: a local path, the cache of the Hugging Face hub, or a download."""
 
+import logging
 import re
 from pathlib import Path
 
@@ -7,6 +8,8 @@ from huggingface_hub import HfApi, snapshot_download
 
 from contracts import BadInput
 from vla.weights import weight_files
+
+log = logging.getLogger(__name__)
 
 HUB_TIMEOUT_S = 10.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -28,6 +31,10 @@ def resolve_checkpoint(name: str) -> Path:
     cached = _complete_snapshot(name)
     if cached is not None:
         return cached
+    if folder.parent.is_dir():  # then a folder was meant: the hub has hardly an owner of this name
+        names = sorted(path.name for path in folder.parent.iterdir() if path.is_dir())
+        raise BadInput(f"checkpoint {name}: no such folder; {folder.parent} has {', '.join(names) or 'none'}")
+    log.warning("%s: no such folder, so the Hugging Face hub is asked for it", name)
     try:
         # Ask with a timeout first, because snapshot_download waits forever on a network that drops packets.
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)

@@ -199,6 +199,8 @@ def judge(unmerged: Tensor, merged: Tensor, untrained: Tensor, precision: float)
         f"{is_clear.numel()}) that rounding does not decide; their logits differ by {difference:.1e}, training changed "
         f"them by {change_by_training:.1e}"
     )
+    if change_by_training == 0:
+        verdict += ". This adapter is untrained: merged, it is the base itself (a run's step_0 is its start)"
     if agreement < LEAST_AGREEMENT or not difference <= limit:  # `not` is also true for NaN
         raise BadInput(
             f"{verdict}; expected {LEAST_AGREEMENT:.0%} and at most {limit:.1e}: nothing was written; use the "

@@ -5,6 +5,7 @@ statistics of other data, on pictures that are cropped or turned otherwise.
 """
 
 import gc
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from contracts import SelfCheckError
 from envs.tasks import MAX_ENV_STEPS, METAWORLD
+from vla.device import is_large
 from vla.loading import LoadOptions
 from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN, decode
@@ -92,10 +94,14 @@ def _next_steps(args: SftArgs, demos: Demos) -> str:
     if suite not in (*MAX_ENV_STEPS, METAWORLD):
         suite = "SUITE"  # for the user to fill in
     flags = f"--checkpoint {args.out} --task-suite {suite}"
+    network = args.out if args.lora_rank is None else Path(str(args.init)).expanduser()
+    # The preset has no warmup, which a token head beside an L1 head needs.
+    has_preset = not args.l1 and not is_large(network)
+    preset = "--preset tiny " if has_preset else ""
     return (
         "Evaluate it, and go on by RL:\n"
         f"  python eval.py {flags}\n"
-        f"  python train_grpo.py {flags}\n"
+        f"  python train_grpo.py {preset}{flags}\n"
         f"No success although most tokens are as demonstrated? Compare {args.out}/first_frame.png, what it was trained "
         "on, with first_frame.png of a run (--flip, --assets)"
     )
