@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import re
 import shlex
 import sys
 import time
@@ -18,6 +19,7 @@ from typing import NamedTuple
 
 import tyro
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
+from markupsafe import Markup, escape
 
 from command_line import main_guard, parse_flags
 from contracts import BadInput, first_line
@@ -97,6 +99,7 @@ def write_report(run: StoredRun) -> Path:
         loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, undefined=StrictUndefined
     )
     environment.filters["data_uri"] = _data_uri
+    environment.filters["mark_flags"] = _mark_flags
     success = draw_chart(run.rows, ACTORS, is_rate=True)
     try:
         text = environment.get_template("report.html").render(
@@ -159,6 +162,11 @@ def _ending(outcomes: Sequence[StoredOutcome]) -> str:
     seconds = filmed.env_steps / FRAMES_PER_SECOND
     place = f"task {filmed.task_id}, initial state {filmed.init_state_id}"
     return f"{ending} after {filmed.env_steps} env steps ({seconds:.1f} s); {place}"
+
+
+def _mark_flags(text: str) -> Markup:
+    """The text with its flags as code, which a browser does not break at a hyphen."""
+    return Markup(re.sub(r"--[a-z-]+", r"<code>\g<0></code>", str(escape(text))))
 
 
 def _data_uri(file: Path) -> str:
