@@ -133,7 +133,7 @@ def play_before(
 
 def print_results(config: EvalConfig, results: Results, plan: Plan, before: Results | None) -> None:
     """Print the tables of success rates, and draw success by perturbation if there are perturbations."""
-    print(*results_table(results, plan), sep="\n")
+    say("\n".join(results_table(results, plan)))
     print_trained_states(str(config.model.checkpoint), plan)
     print_reported(config, results, plan)
     if before is not None:

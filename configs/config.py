@@ -256,7 +256,7 @@ class RunConfig:
     limit). --resume counts anew."""
     wandb_mode: Literal["auto", "online", "offline", "disabled"] = "auto"
     """Where wandb keeps the metrics (auto: online with a wandb login, else offline); metrics.jsonl always has them. The
-    environment variable WANDB_PROJECT names the project (vla-grpo without it)."""
+    environment variables WANDB_PROJECT (vla-grpo without it), WANDB_ENTITY, WANDB_RUN_GROUP and WANDB_TAGS are used."""
 
 
 @dataclass(frozen=True)

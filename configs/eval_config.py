@@ -13,7 +13,15 @@ from envs.tasks import PLUS_CHANGES, PUBLISHED_SUITES, split_suite
 
 @dataclass(frozen=True)
 class EvalConfig:
-    """Measure the success rate of a checkpoint on LIBERO tasks."""
+    """Measure the success rate of a checkpoint on LIBERO tasks.
+
+    Most used:
+    --checkpoint PATH_OR_HUB_ID: what to measure
+    --task-suite SUITE ..., --task-ids ID ..., --trials N: on which tasks, in how many episodes of each
+    --compare-with CHECKPOINT_OR_RESULTS: against what, on the same episodes
+    --out FILE.json: where the results go; an interrupted evaluation goes on by the same command
+    --video failures: what went wrong
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     simulator: SimulatorConfig = field(default_factory=SimulatorConfig)
