@@ -26,8 +26,7 @@ from typing import Annotated
 import torch
 import tyro
 
-from benchmarks.growing import add_noise, grow, grow_action_head
-from benchmarks.growth_sizes import check_sizes
+from benchmarks.growing import add_noise, check_sizes, grow, grow_action_head
 from command_line import main_guard, parse_flags
 from configs.bounds import NOT_NEGATIVE, check_numbers
 from contracts import BadInput, read_json, write_json

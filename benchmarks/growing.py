@@ -29,7 +29,6 @@ from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from benchmarks.growth_sizes import check_sizes, growth
 from vla.model import L1RegressionHead, OpenVLAOFT, Projector, ProprioProjector
 
 
@@ -67,15 +66,53 @@ def put_heads_first(weight: Tensor, small: Heads, large: Heads) -> Tensor:
     return extended.flatten(0, 1)
 
 
+def check_sizes(small: OpenVLAOFT, large: OpenVLAOFT) -> None:
+    """Raises ValueError for the first size by which `small` cannot be grown into `large`, also on the meta device."""
+    small_vision = small.vision_backbone
+    large_vision = large.vision_backbone
+    for name in ("featurizer", "fused_featurizer"):
+        _check_vision_transformer(getattr(small_vision, name), getattr(large_vision, name))
+    small_llama = small.language_model.config
+    large_llama = large.language_model.config
+    growth(small_llama.hidden_size, large_llama.hidden_size, "language model")
+    if small_llama.head_dim != large_llama.head_dim:
+        raise ValueError(f"language model: heads of {small_llama.head_dim}, expected {large_llama.head_dim}")
+    for field in ("num_hidden_layers", "num_attention_heads", "intermediate_size"):
+        _check_not_larger(
+            f"language model, {field}", getattr(small_llama, field), getattr(large_llama, field)
+        )
+
+
+def _check_vision_transformer(small: VisionTransformer, large: VisionTransformer) -> None:
+    growth(small.embed_dim, large.embed_dim, "vision transformer")
+    small_patches = small.patch_embed
+    large_patches = large.patch_embed
+    small_sizes = (small_patches.img_size, small_patches.patch_size)
+    large_sizes = (large_patches.img_size, large_patches.patch_size)
+    if small_sizes != large_sizes:
+        raise ValueError(f"vision transformer: image and patch of {small_sizes}, expected {large_sizes}")
+    _check_not_larger("vision transformer, blocks", len(small.blocks), len(large.blocks))
+    for field in ("num_heads", "head_dim"):
+        small_size = getattr(small.blocks[0].attn, field)
+        large_size = getattr(large.blocks[0].attn, field)
+        _check_not_larger(f"vision transformer, {field}", small_size, large_size)
+
+
+def _check_not_larger(name: str, small: int, large: int) -> None:
+    if small > large:
+        raise ValueError(f"{name}: {small}, expected at most {large}")
+
+
+def growth(small: int, large: int, name: str) -> int:
+    """How often a stream is repeated. Raises ValueError when the widths do not divide."""
+    if large % small != 0:
+        raise ValueError(f"{name}: a width of {large} is no multiple of {small}")
+    return large // small
+
+
 @torch.no_grad()
 def grow(small: OpenVLAOFT, large: OpenVLAOFT) -> None:
-    """Fill `large` so that it computes what `small` does. Both are without adapters.
-
-    Raises ValueError when the sizes do not fit, or when only one of them reads the robot's state.
-    """
-    check_sizes(small, large)
-    if (small.proprio_projector is None) != (large.proprio_projector is None):
-        raise ValueError("only one of the two networks has a proprio projector")
+    """Fill `large` so that it computes what `small` does. Both are without adapters, and of sizes that fit."""
     small_vision = small.vision_backbone
     large_vision = large.vision_backbone
     dino_repeats = grow_vision_transformer(small_vision.featurizer, large_vision.featurizer)

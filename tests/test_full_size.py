@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.full_size import CONFIG, build_on_meta, write_grown
-from benchmarks.growth_sizes import check_sizes
+from benchmarks.growing import check_sizes
 from contracts import BadInput, read_json, write_json
 from tests.small_checkpoint import GROWABLE, GROWN, load_policy
 from vla.dataset_statistics import STATISTICS_FILE
