@@ -15,14 +15,12 @@ from configs.config import TrainConfig
 from rl.behaviour import Behaviour
 from rl.phases import PhaseState
 from rl.randomness import Randomness
-from rl.ranks import ALONE, Ranks
 from rl.rollout import Rollout, play_episodes
 from rl.trajectory import Episode, Trajectory
 
 if TYPE_CHECKING:
     from envs.pool import Pool
     from rl.update import Learner
-    from vla.policy import Policy
 
 log = logging.getLogger(__name__)
 
@@ -40,55 +38,30 @@ def training_rollout(
     """Play about `n_steps` env steps. Returns the rollout, and the trajectories to learn from.
 
     These are all trajectories of the rollout without --dynamic-sampling, and in the warmup, which learns from every
-    episode. Iterating over `episodes` must always begin with the first one. on_steps: called with the env steps of
-    each chunk.
-    """
-    policy = learner.policy
-    ranks = learner.ranks
-    randomness = Randomness(config.run.seed, "rollout", update_index)
-    if config.rollout.dynamic_sampling and not phase.distils:
-        return informative_rollout(policy, pool, episodes, behaviour, randomness, config, ranks, on_steps)
-    n_steps = config.rollout.n_steps
-    max_batch = config.model.max_batch
-    rollout = play_episodes(
-        policy, pool, episodes, behaviour, randomness, n_steps, max_batch, ranks, on_steps=on_steps
-    )
-    return rollout, rollout.trajectories
-
-
-def informative_rollout(
-    policy: Policy,
-    pool: Pool,
-    episodes: Iterable[Episode],
-    behaviour: Behaviour,
-    randomness: Randomness,
-    config: TrainConfig,
-    ranks: Ranks = ALONE,
-    on_steps: Callable[[int], None] = lambda env_steps: None,
-) -> tuple[Rollout, list[Trajectory]]:
-    """Play until the kept groups hold `n_steps` env steps, but at most about twice `n_steps` in all.
-
-    Returns the rollout of all episodes that were played, and the trajectories of the kept groups.
+    episode. With --dynamic-sampling episodes are played until the kept groups hold `n_steps` env steps, but at most
+    about twice `n_steps` in all; the rollout holds all episodes that were played. Iterating over `episodes` must always
+    begin with the first one. on_steps: called with the env steps of each chunk.
     """
     n_steps = config.rollout.n_steps
-    max_batch = config.model.max_batch
+    drops_groups = config.rollout.dynamic_sampling and not phase.distils
     parts: list[Rollout] = []
     kept: list[Trajectory] = []
     next_group = 0
     steps_to_play = n_steps
     while steps_to_play > 0:
-        remaining_episodes = (episode for episode in episodes if episode.group >= next_group)
         part = play_episodes(
-            policy,
+            learner.policy,
             pool,
-            remaining_episodes,
+            (episode for episode in episodes if episode.group >= next_group),
             behaviour,
-            randomness,
+            Randomness(config.run.seed, "rollout", update_index),
             steps_to_play,
-            max_batch,
-            ranks,
+            config.model.max_batch,
+            learner.ranks,
             on_steps=on_steps,
         )
+        if not drops_groups:
+            return part, part.trajectories
         parts.append(part)
         kept += informative_groups(part.trajectories, config.rollout.group_success_bounds)
         next_group = part.trajectories[-1].episode.group + 1

@@ -6,18 +6,19 @@ from collections.abc import Callable
 
 import pytest
 
-from configs.config import RolloutConfig, TrainConfig
+from configs.config import PhaseConfig, RolloutConfig, TrainConfig
 from rl.behaviour import Behaviour
-from rl.dynamic_sampling import informative_groups, informative_rollout
-from rl.randomness import Randomness
-from rl.ranks import ALONE
+from rl.dynamic_sampling import informative_groups, training_rollout
+from rl.phases import phase_at
 from rl.rollout import Rollout
 from rl.trajectory import Episode, Trajectory
+from rl.update import Learner
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, trajectory
 
 GROUP = 4
 EPISODES = [Episode(index, 0, index, index // GROUP) for index in range(1000)]
 STUDENT = Behaviour(epsilon=0.0, temperature=1.0)
+RL = phase_at(0, PhaseConfig(warmup=False, transition_steps=0))
 
 
 def sample(
@@ -30,8 +31,8 @@ def sample(
 
     pool = FakePool(script, num_slots, order_seed=0)
     config = TrainConfig(rollout=RolloutConfig(n_steps, group_size=GROUP, dynamic_sampling=True))
-    randomness = Randomness(0, "rollout")
-    return informative_rollout(FakePolicy(), pool, EPISODES, STUDENT, randomness, config, ALONE)
+    learner = Learner(FakePolicy(), None, None)
+    return training_rollout(learner, pool, EPISODES, STUDENT, RL, config, update_index=0)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from configs.config import LossConfig, PhaseConfig, RolloutConfig, TaskConfig, T
 from contracts import SelfCheckError
 from rl.behaviour import Behaviour
 from rl.curriculum import TrainingEpisodes, evaluation_episodes
-from rl.dynamic_sampling import informative_rollout
+from rl.dynamic_sampling import training_rollout
 from rl.phases import phase_at
 from rl.randomness import Randomness
 from rl.ranks import Ranks, RanksLost, join_ranks
@@ -137,9 +137,9 @@ def sampled_dynamically(ranks: Ranks) -> list:
         n_steps=60, group_size=2, dynamic_sampling=True, group_success_bounds=(0.5, 1.0)
     )
     config = TrainConfig(rollout=rollout_config)
-    played, kept = informative_rollout(
-        FakePolicy(), FakePool(script), EPISODES, STUDENT, Randomness(0, "x"), config, ranks
-    )
+    learner = Learner(FakePolicy(), None, None, ranks)
+    rl = phase_at(0, PhaseConfig(warmup=False))
+    played, kept = training_rollout(learner, FakePool(script), EPISODES, STUDENT, rl, config, update_index=0)
     return [contents(played.trajectories), contents(kept)]
 
 
