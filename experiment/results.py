@@ -238,9 +238,9 @@ def open_results(path: Path, settings: Settings, plan: Plan, other_results: Resu
         return Results(path, settings)
     results = read_results(path)
     differences = [
-        f"{name} (file: {results.settings.get(name)}, now: {value})"
-        for name, value in settings.items()
-        if results.settings.get(name) != value
+        f"{name} (file: {results.settings.get(name)}, now: {settings.get(name)})"
+        for name in {**settings, **results.settings}
+        if results.settings.get(name) != settings.get(name)
     ]
     if differences:
         raise BadInput(
