@@ -81,7 +81,7 @@ class Activity:
     def __str__(self) -> str:
         parts = [f"{self.name}: {min(self.done, self.total):,}/{self.total:,} {self.unit}"]
         if self.successes is not None:
-            parts.append(f"{self.successes} successes")
+            parts.append("1 success" if self.successes == 1 else f"{self.successes} successes")
         if 0 < self.done < self.total:
             seconds = time.monotonic() - self.started
             parts.append(f"{clock(seconds / self.done * (self.total - self.done))} left")

@@ -25,7 +25,9 @@ def now(monkeypatch):
 def test_an_activity_says_how_far_it_is_and_how_long_it_will_take_at_the_same_pace(now):
     activity = Activity("evaluation", 50, "episodes", started=now["s"])
     assert str(activity) == "evaluation: 0/50 episodes"
-    for success in [True] * 8 + [False] * 15:
+    activity.count_episode(True)
+    assert str(activity) == "evaluation: 1/50 episodes, 1 success, 0:00 left"
+    for success in [True] * 7 + [False] * 15:
         activity.count_episode(success)
     now["s"] += 60
     assert str(activity) == "evaluation: 23/50 episodes, 8 successes, 1:10 left"

@@ -69,7 +69,7 @@ def stopped_by_sigterm(flags: list[str]) -> Path:
         stderr=subprocess.PIPE,
     ) as process:
         for line in process.stdout:
-            if " left" in line:  # the first update is done
+            if "  success " in line:  # the first update is done
                 process.terminate()
                 break
         output, errors = process.communicate(timeout=300)
