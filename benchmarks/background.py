@@ -1,4 +1,4 @@
-"""Run a function beside a block of code, in a thread: benchmarks watch a GPU's memory with it."""
+"""Run a function beside a block of code, in a thread: benchmarks watch memory and processes with it."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,14 +1,13 @@
 """Time whole iterations of `train_grpo.py` with simulators on one GPU and on all GPUs, which share the work.
 
-    python -m benchmarks.data_parallel FOLDER [--memory-budget 24] [--ways one ranks accelerate] [--card-gib 23.5]
+    python -m benchmarks.data_parallel FOLDER [--memory-budget 24] [--card-gib 23.5]
     python -m benchmarks.data_parallel checkpoints/tiny-libero-spatial --device cpu --memory-budget None --ways one
 
 FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. The way `ranks` is
-`--data-parallel`, which starts a process for every visible GPU; `accelerate` starts them by accelerate's launcher. On G
-GPUs there are G times as many simulators, env steps and samples, so the ideal ratio of rates is G. The printed numbers
-are medians over all iterations except the first, in which the network's passes are compiled and recorded. Random
-weights never succeed, so an entropy term makes the update learn from all decisions anyway. What the runs print goes to
-standard error.
+`--data-parallel`, which starts a process for every visible GPU. On G GPUs there are G times as many simulators, env
+steps and samples, so the ideal ratio of rates is G. The printed numbers are medians over all iterations except the
+first, in which the network's passes are compiled and recorded. Random weights never succeed, so an entropy term makes
+the update learn from all decisions anyway. What the runs print goes to standard error.
 """
 
 import os
@@ -32,9 +31,8 @@ FLAGS = (
     "--allow-zero-baseline --eval-interval 1000000 --eval-init-states 40 41 --entropy-coef 0.01 --no-warmup "
     "--transition-steps 0 --wandb-mode disabled"
 )
-LAUNCHER = "-m accelerate.commands.launch --config_file configs/accelerate/one_machine.yaml"
 
-Way = Literal["one", "ranks", "accelerate"]
+Way = Literal["one", "ranks"]
 
 
 @dataclass(frozen=True)
@@ -121,10 +119,7 @@ def training_command(args: Args, way: Way, gpus: int, output: str) -> list[str]:
     }
     if args.memory_budget is not None:
         settings["--memory-budget"] = args.memory_budget
-    command = [sys.executable]
-    if way == "accelerate":
-        command += [*LAUNCHER.split(), "--num_processes", str(gpus)]
-    command.append("train_grpo.py")
+    command = [sys.executable, "train_grpo.py"]
     if way == "ranks":
         command.append("--data-parallel")
     for flag, value in settings.items():

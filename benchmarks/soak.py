@@ -4,21 +4,22 @@
     python -m benchmarks.soak --episodes 40 --num-envs 2 --kill-every-s 10 --max-env-steps 24 --recycle-after 10
 
 Minutes of it stand for hours of a run. Prints what happened. Exit code 1 if an episode is missing, if a process takes
-over 10 % more memory after the first quarter of the env steps than in it, or if a worker outlives the pool.
+over 10 % more memory after the first quarter of the time than in it, or if a worker outlives the pool.
 """
 
 import os
 import random
 import signal
 import sys
-import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import tyro
 
+from benchmarks.background import repeated_beside
 from benchmarks.stand_in import StandInPolicy
 from envs.assets import find_pack
 from envs.env import EnvSpec
@@ -48,44 +49,33 @@ class Args:
     """Seconds after which a worker counts as hung."""
 
 
-@dataclass(frozen=True)
-class MemorySample:
-    """Resident memory of processes in MiB."""
-
-    time_s: float
-    own_process: float
-    largest_worker: float
-
-
 @dataclass
 class Watch:
-    """Kills workers in a second thread (`run`), and records what it sees of them."""
+    """Kills workers, and records what it sees of them."""
 
     kill_every_s: float
+    dice: random.Random = field(default_factory=lambda: random.Random(0))
+    next_kill_s: float = field(default_factory=time.monotonic)
     first_seen_s: dict[int, float] = field(default_factory=dict)  # by process id of every worker
     kills: int = 0
     stopped_worker: int | None = None  # process id of the worker that was made to hang
-    memory: list[MemorySample] = field(default_factory=list)
-    over: threading.Event = field(default_factory=threading.Event)
+    # Resident memory in MiB at every look: of this process, and of the largest worker.
+    this_process: list[float] = field(default_factory=list)
+    largest_worker: list[float] = field(default_factory=list)
 
-    def run(self) -> None:
-        """Watch the workers and harm one every `kill_every_s`, until `over` is set."""
-        dice = random.Random(0)
-        next_kill_s = time.monotonic() + self.kill_every_s
-        while not self.over.wait(WATCH_EVERY_S):
-            workers = child_processes()
-            now = time.monotonic()
-            for worker in workers:
-                self.first_seen_s.setdefault(worker, now)
-            largest_worker = max((resident_mib(worker) for worker in workers), default=0.0)
-            self.memory.append(MemorySample(now, resident_mib(os.getpid()), largest_worker))
-            # Do not harm a worker that has just started, because an episode is given up after its third fault in a row.
-            old_workers = [
-                worker for worker in workers if now - self.first_seen_s[worker] >= self.kill_every_s
-            ]
-            if old_workers and now >= next_kill_s:
-                next_kill_s = now + self.kill_every_s
-                self.harm(dice.choice(old_workers))
+    def look(self) -> None:
+        """Look at the workers, and harm one every `kill_every_s`."""
+        workers = child_processes()
+        now = time.monotonic()
+        for worker in workers:
+            self.first_seen_s.setdefault(worker, now)
+        self.this_process.append(resident_mib(os.getpid()))
+        self.largest_worker.append(max((resident_mib(worker) for worker in workers), default=0.0))
+        # Do not harm a worker that has just started, because an episode is given up after its third fault in a row.
+        old_workers = [worker for worker in workers if now - self.first_seen_s[worker] >= self.kill_every_s]
+        if old_workers and now >= self.next_kill_s:
+            self.next_kill_s = now + self.kill_every_s
+            self.harm(self.dice.choice(old_workers))
 
     def harm(self, worker: int) -> None:
         """Kill a worker. After the first kill stop one worker instead, so that it hangs."""
@@ -96,19 +86,6 @@ class Watch:
             else:
                 os.kill(worker, signal.SIGKILL)
                 self.kills += 1
-
-
-class QuarterClock:
-    """Remembers when a quarter of the env steps were done."""
-
-    def __init__(self, total_env_steps: int) -> None:
-        self.remaining = total_env_steps / 4
-        self.done_s: float | None = None
-
-    def count(self, env_steps: int) -> None:
-        self.remaining -= env_steps
-        if self.done_s is None and self.remaining <= 0:
-            self.done_s = time.monotonic()
 
 
 def child_processes() -> list[int]:
@@ -133,27 +110,15 @@ def main(args: Args) -> int:
     spec = replace(spec, assets=str(find_pack(spec.assets).folder))
     episodes = [Episode(i, args.task_id, i % NUM_INIT_STATES, group=i) for i in range(args.episodes)]
     behaviour = Behaviour(epsilon=0.0, temperature=1.0, keep_observations=False)
-    clock = QuarterClock(args.episodes * args.max_env_steps)
     watch = Watch(args.kill_every_s)
-    thread = threading.Thread(target=watch.run, daemon=True)
-    with Pool(
-        spec,
-        args.num_envs,
-        step_timeout_s=args.step_timeout_s,
-        recycle_after=args.recycle_after,
-    ) as pool:
-        thread.start()
-        played = play_episodes(
-            StandInPolicy(0.0), pool, episodes, behaviour, Randomness(0, "soak"), on_steps=clock.count
-        )
-        watch.over.set()
-        thread.join()
+    pool = Pool(spec, args.num_envs, step_timeout_s=args.step_timeout_s, recycle_after=args.recycle_after)
+    with pool, repeated_beside(watch.look, WATCH_EVERY_S):
+        played = play_episodes(StandInPolicy(0.0), pool, episodes, behaviour, Randomness(0, "soak"))
     survivors = [pid for pid in watch.first_seen_s if Path(f"/proc/{pid}").exists()]
-    assert clock.done_s is not None, "the rollout is over"
-    return report(watch, played, survivors, clock.done_s, args)
+    return report(watch, played, survivors, args)
 
 
-def report(watch: Watch, played: Rollout, survivors: list[int], quarter_done_s: float, args: Args) -> int:
+def report(watch: Watch, played: Rollout, survivors: Sequence[int], args: Args) -> int:
     """Print what happened; returns the exit code."""
     complete = [
         trajectory
@@ -165,25 +130,18 @@ def report(watch: Watch, played: Rollout, survivors: list[int], quarter_done_s: 
         f"{watch.kills} workers killed, {int(watch.stopped_worker is not None)} stopped; {played.errors} episodes "
         f"played again; {len(watch.first_seen_s)} worker processes in all"
     )
-    first_quarter = [sample for sample in watch.memory if sample.time_s <= quarter_done_s]
-    later = [sample for sample in watch.memory if sample.time_s > quarter_done_s]
-    own_grows = report_growth(
-        "this process",
-        max(sample.own_process for sample in first_quarter),
-        max(sample.own_process for sample in later),
-    )
-    worker_grows = report_growth(
-        "largest worker",
-        max(sample.largest_worker for sample in first_quarter),
-        max(sample.largest_worker for sample in later),
-    )
+    this_process_grows = report_growth("this process", watch.this_process)
+    worker_grows = report_growth("largest worker", watch.largest_worker)
     print(f"{len(survivors)} workers left behind")
     is_incomplete = len(complete) < args.episodes
-    return int(is_incomplete or own_grows or worker_grows or bool(survivors))
+    return int(is_incomplete or this_process_grows or worker_grows or bool(survivors))
 
 
-def report_growth(process: str, first_mib: float, later_mib: float) -> bool:
+def report_growth(process: str, memory_mib: Sequence[float]) -> bool:
     """Print the peak memory of a process in two periods; returns whether it grows by more than MAX_GROWTH."""
+    quarter = max(1, len(memory_mib) // 4)
+    first_mib = max(memory_mib[:quarter])
+    later_mib = max(memory_mib[quarter:])
     print(f"memory of {process}: {first_mib:.0f} MiB in the first quarter, {later_mib:.0f} MiB later")
     return later_mib > MAX_GROWTH * first_mib
 

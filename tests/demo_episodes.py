@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg, episode_path, write_episode
+from vla.images import encode_jpeg
+from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, episode_path, write_episode
 from workshop.demos import DemosArgs, EpisodeId
 
 SIDE = 64  # pixels of the images; real ones have 256

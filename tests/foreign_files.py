@@ -13,7 +13,8 @@ import pytest
 from PIL import Image
 
 from tests.demo_episodes import INSTRUCTIONS, raw_images
-from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg
+from vla.images import encode_jpeg
+from workshop.demo_files import CHUNK_LENGTH, DemoEpisode
 
 CAMERAS = ("image", "image2")  # of HuggingFaceVLA/libero: agentview, wrist
 CAMERA_KEYS = [f"observation.images.{camera}" for camera in CAMERAS]

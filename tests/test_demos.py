@@ -15,14 +15,8 @@ from contracts import BadInput
 from envs.env import EnvSpec
 from envs.libero import LiberoEnv
 from envs.perturb import label_of
-from workshop.demo_files import (
-    CHUNK_LENGTH,
-    decode_jpeg,
-    encode_jpeg,
-    episode_path,
-    list_episodes,
-    read_episode,
-)
+from vla.images import decode_jpeg, encode_jpeg
+from workshop.demo_files import CHUNK_LENGTH, episode_path, list_episodes, read_episode
 from workshop.demos import AttemptResult, DemosArgs, attempt_of, collect, draw_perturbation, main
 from workshop.noisy_episode import noise_bursts
 

@@ -29,8 +29,9 @@ from tests.foreign_files import (
 from tests.small_checkpoint import SMALL, make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
 from vla.dataset_statistics import load_statistics
+from vla.images import encode_jpeg
 from workshop import foreign_demos
-from workshop.demo_files import encode_jpeg, episode_path, write_episode
+from workshop.demo_files import episode_path, write_episode
 from workshop.foreign_demos import find_demos, open_foreign
 from workshop.sft_config import SftArgs
 from workshop.sft_data import (

@@ -33,14 +33,24 @@ def model_input_images(frames: np.ndarray, image_size: int) -> np.ndarray:
 
 
 def jpeg_round_trip(image: np.ndarray) -> np.ndarray:
-    """Encode and decode an image uint8 (H, W, 3) as JPEG of quality 95, chroma 4:2:0, as the training data were.
+    """Encode and decode an image uint8 (H, W, 3) as JPEG, as the training data were.
 
     Two libraries are needed. TensorFlow encodes with the accurate DCT, as Pillow does, and decodes with the fast DCT
     and smooth chroma, which only simplejpeg offers.
     """
+    return decode_jpeg(encode_jpeg(image))
+
+
+def encode_jpeg(image: np.ndarray) -> bytes:
+    """Compress uint8 (H, W, 3) RGB to JPEG like the training data of OpenVLA-OFT: quality 95, chroma 4:2:0."""
     file = io.BytesIO()
     Image.fromarray(image).save(file, "JPEG", quality=95, subsampling="4:2:0")
-    return simplejpeg.decode_jpeg(file.getbuffer(), colorspace="RGB", fastdct=True, fastupsample=False)
+    return file.getvalue()
+
+
+def decode_jpeg(data: bytes) -> np.ndarray:
+    """Decode a JPEG file to uint8 (H, W, 3) RGB."""
+    return simplejpeg.decode_jpeg(data, colorspace="RGB", fastdct=True, fastupsample=False)
 
 
 def lanczos_resize(planes: np.ndarray, size: int) -> np.ndarray:

@@ -26,7 +26,7 @@ from vla.dataset_statistics import STATISTICS_FILE, same_actions, same_statistic
 from vla.loading import Compile, LoadOptions, PolicyParts, load_parts
 from vla.model import OpenVLAOFT
 from vla.preprocessing import Inputs
-from vla.teacher import AdaptedSelf, AnotherPolicy, PretrainedSelf, Teacher
+from vla.teacher import AdaptedSelf, AnotherPolicy, PretrainedSelf
 from vla.tokens import (
     FIRST_ACTION_TOKEN,
     NUM_BINS,
@@ -81,7 +81,7 @@ class Policy:
         self.model_inputs = Inputs(parts.processor, parts.tokenizer, info.num_images, proprio, self.device)
         self.prepare = self.model_inputs.prepare
         self.view = self.model_inputs.view
-        self._teacher: Teacher[Policy] = PretrainedSelf(network)
+        self._teacher: PretrainedSelf | AdaptedSelf | AnotherPolicy[Policy] = PretrainedSelf(network)
         if network.proprio_projector is not None:
             network.proprio_projector.requires_grad_(True)
         self._trainable = [(name, p) for name, p in network.named_parameters() if p.requires_grad]

@@ -5,6 +5,9 @@ The student imitates its teacher in the warmup. A teacher is frozen, and is one 
   * the student with the values of another adapter: a copy of the trainable parameters;
   * another policy: a second network in memory.
 
+Each has the methods `acting`, a block in which the policy that it gives decides as the teacher (blocks may be nested),
+and `equals_student`: whether the student's weights still equal the teacher's, so that both decide the same greedily.
+
 No teacher keeps a reference to the student: in a reference cycle, a deleted policy's GPU memory would not be freed at
 once.
 """
@@ -12,9 +15,9 @@ once.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from copy import deepcopy
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,16 +25,6 @@ from torch import Tensor
 from vla.model import OpenVLAOFT
 
 PolicyT = TypeVar("PolicyT")  # `vla.policy.Policy`, which imports this module
-
-
-class Teacher(Protocol[PolicyT]):
-    """The methods of all three kinds."""
-
-    def acting(self, student: PolicyT) -> AbstractContextManager[PolicyT]:
-        """Within this block, the policy that decides as the teacher. Blocks may be nested."""
-
-    def equals_student(self) -> bool:
-        """Whether the student's weights still equal the teacher's, so that both decide the same greedily."""
 
 
 class PretrainedSelf:

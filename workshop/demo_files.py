@@ -8,14 +8,11 @@ The files are episode_{task_id:02d}_{index:06d}.npz, in NumPy's format without p
 and the fields of `DemoEpisode` by their names, except `jpegs`.
 """
 
-import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import simplejpeg
-from PIL import Image
 
 from contracts import BadInput, first_line
 
@@ -95,18 +92,3 @@ def read_episode(path: Path) -> DemoEpisode:
         raise BadInput(
             f"{path}: no readable demonstration ({first_line(fault)}); delete the file and collect it again"
         ) from fault
-
-
-def encode_jpeg(image: np.ndarray) -> bytes:
-    """Compress uint8 (H, W, 3) RGB to JPEG like the training data of OpenVLA-OFT: quality 95, chroma 4:2:0."""
-    file = io.BytesIO()
-    Image.fromarray(image).save(file, "JPEG", quality=95, subsampling="4:2:0")
-    return file.getvalue()
-
-
-def decode_jpeg(data: bytes) -> np.ndarray:
-    """Decode a JPEG file to uint8 (H, W, 3) RGB, with the decoder of `vla.images.jpeg_round_trip`.
-
-    So decode_jpeg(encode_jpeg(image)) == jpeg_round_trip(image): training images equal those that a policy observes.
-    """
-    return simplejpeg.decode_jpeg(data, colorspace="RGB", fastdct=True, fastupsample=False)

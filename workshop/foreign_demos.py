@@ -22,8 +22,9 @@ from PIL import Image
 
 from contracts import BadInput, first_line
 from vla.hub import HUB_TIMEOUT_S
+from vla.images import encode_jpeg
 from workshop import rlds
-from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, encode_jpeg
+from workshop.demo_files import CHUNK_LENGTH, DemoEpisode
 from workshop.sft_config import Flip
 from workshop.stored_episode import StoredEpisode, check_contents, moving_steps
 

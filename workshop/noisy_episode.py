@@ -8,7 +8,8 @@ from envs.env import ChunkResult
 from envs.libero import LiberoEnv
 from envs.metaworld import MetaWorldEnv
 from envs.perturb import Perturbation
-from workshop.demo_files import CHUNK_LENGTH, encode_jpeg
+from vla.images import encode_jpeg
+from workshop.demo_files import CHUNK_LENGTH
 from workshop.expert import Expert
 from workshop.metaworld_expert import MetaWorldExpert
 
