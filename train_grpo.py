@@ -42,6 +42,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -58,12 +59,13 @@ from experiment.metrics import (
     why_nothing_was_learned,
 )
 from experiment.start_times import StartTimes
-from experiment.terminal import is_first_rank, log_to_terminal, print_news, show_progress
-from rl.phases import phase_at, settle_warmup
+from experiment.terminal import Activity, is_first_rank, log_to_terminal, print_news, show_progress
+from rl.phases import PhaseState, phase_at, settle_warmup
 
 if TYPE_CHECKING:
     from experiment.checkpoints import TrainerState
     from experiment.run_folder import Run
+    from rl.rollout import Rollout
     from rl.update import Learner
 
 log = logging.getLogger(__name__)
@@ -140,8 +142,6 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
                 ("speed", str(speed)),
                 ("this run", str(cost)),
             ]
-            if run.wandb.url is not None:
-                rows.append(("wandb", run.wandb.url))
             setup.log_setup(config, policy, tasks, teacher, run.folder, rows)
             if resume is None:
                 setup.save_first_files(config, run, learner, state, observation)
@@ -154,7 +154,6 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
 
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
     """Run warmup, transition and RL from `state` to the last env step. (Importing here keeps --help fast.)"""
-    from experiment.cost import time_left
     from experiment.evaluation import evaluate_and_record, evaluation_is_due
     from rl.advantages import estimate_advantages
     from rl.behaviour import behaviour_in
@@ -163,11 +162,9 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
     from rl.trajectory import flatten
     from rl.update import number_of_epochs, stop_without_signal, update
 
-    is_main = learner.ranks.is_main
-    evaluation_episode_s: float | None = None  # not known before this program's first evaluation
+    episode_s: float | None = None  # seconds for an episode of the last evaluation, once there was one
     while state.global_step < config.phases.total_steps:
         update_index = state.update  # counts from 0
-        name = f"update {update_index + 1}"
 
         # 1. The phase decides who acts and which loss is minimised. It depends on the env steps alone.
         phase = phase_at(state.global_step, config.phases)
@@ -175,7 +172,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         # 2. At the start, after the warmup and every --eval-interval env steps: validate teacher and student on
         # held-out initial states. Training never learns from these episodes, nor goes back to the best checkpoint.
         if evaluation_is_due(config, state):
-            evaluation_episode_s = evaluate_and_record(config, run, learner, pool, state)
+            episode_s = evaluate_and_record(config, run, learner, pool, state)
 
         # 3. Play whole episodes: dropping unfinished ones would favour short successes. `rollout` holds all that was
         # played. `trajectories` are those to learn from, which are fewer with --dynamic-sampling.
@@ -184,7 +181,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         episodes = training_episodes(config, update_index, state.drawn, task_shares, state.perturbed_success)
         behaviour = behaviour_in(phase, config, learner.teacher_mode)
         steps_of_rank = config.rollout.n_steps // learner.ranks.size
-        with show_progress(f"{name}, rollout", steps_of_rank, "env steps", is_main) as activity:
+        with show_part("rollout", steps_of_rank, "env steps", learner, state) as activity:
             rollout, trajectories = training_rollout(
                 learner, pool, episodes, behaviour, phase, config, update_index, activity.advance
             )
@@ -202,11 +199,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
 
             # 5. Epochs of minibatches: distillation_loss in the warmup, ppo_loss afterwards (rl/losses.py). There is no
             # replay buffer. The KL to the teacher and the entropy bonus are off by default.
-            num_decisions = number_of_epochs(config.update, phase) * len(batch)
-            with (
-                run.timed("update"),
-                show_progress(f"{name}, learning", num_decisions, "decisions", is_main) as activity,
-            ):
+            total = number_of_epochs(config.update, phase) * len(batch)
+            with run.timed("update"), show_part("learning", total, "decisions", learner, state) as activity:
                 metrics |= update(learner, batch, phase, config, update_index, activity.advance)
 
         # 6. Record and save. A crash later loses at most one rollout and its update. Random generators are not saved,
@@ -214,14 +208,35 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         has_signal = phase.distils or metrics.get("advantage/nonzero_fraction", 0) > 0
         state.count_update(rollout, has_signal)
         record_and_save(config, run, learner, state, metrics)
-        seconds = time.perf_counter() - started
-        seconds_left = time_left(config, state, rollout, seconds, evaluation_episode_s)
-        log.info(update_line(metrics, rollout, phase, state.global_step, config, seconds_left))
-        log.debug(f"{name}, {update_details(metrics, rollout, phase)}")
+        show_update(config, state, phase, rollout, metrics, time.perf_counter() - started, episode_s)
         if not has_signal:
             log.warning(why_nothing_was_learned(rollout, trajectories, config))
         stop_without_signal(state.updates_without_signal)  # many updates had nothing to learn from
         run.stop_when_time_is_up()  # --max-hours
+
+
+def show_part(
+    part: str, total: int, unit: str, learner: Learner, state: TrainerState
+) -> AbstractContextManager[Activity]:
+    """Show how far a part of the next update is, of `total` env steps or decisions; only rank 0 shows it."""
+    return show_progress(f"update {state.update + 1}, {part}", total, unit, learner.ranks.is_main)
+
+
+def show_update(
+    config: TrainConfig,
+    state: TrainerState,
+    phase: PhaseState,
+    rollout: Rollout,
+    metrics: Mapping[str, float],
+    update_s: float,
+    episode_s: float | None,
+) -> None:
+    """Log the line of an update, with the time left, and its details. The seconds are those of `time_left`."""
+    from experiment.cost import time_left
+
+    seconds_left = time_left(config, state, rollout, update_s, episode_s)
+    log.info(update_line(metrics, rollout, phase, state.global_step, config, seconds_left))
+    log.debug("update %d, %s", state.update, update_details(metrics, rollout, phase))
 
 
 def record_and_save(

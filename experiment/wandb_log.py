@@ -30,7 +30,6 @@ class WandbLog:
         self, mode: Mode, name: str, folder: Path, config: Mapping[str, object], run_id: str | None = None
     ):
         self.id = run_id  # a checkpoint stores it, so that a resumed run goes on with the same wandb run
-        self.url: str | None = None  # of the page that shows the run, if it is online
         self._run: wandb.Run | None = None
         resolved_mode = resolve_mode(mode)
         if resolved_mode != "disabled":
@@ -62,7 +61,8 @@ class WandbLog:
                 name_of_part = f"eval/{actor}_success_{part}"
                 run.define_metric(name_of_part, step_metric="global_step", hidden=True)
         self.id = run.id
-        self.url = run.url
+        if run.url:  # of the page that shows the run, if it is online
+            log.info("%-14s  %s", "wandb", run.url)
         self._run = run
 
     def log(self, row: Mapping[str, float | None]) -> None:
