@@ -81,8 +81,8 @@ def test_every_flag_exists(page):
 
 @pytest.mark.parametrize("page", NOW)
 def test_every_test_exists(page):
-    for path, name in set(re.findall(r"(tests/[\w/]+\.py)::(\w+)", NOW[page])):
-        assert f"def {name}(" in (PROJECT / path).read_text()
+    for path, name in set(re.findall(r"(?:tests/)?((?:end_to_end/)?test_\w+\.py)::(\w+)", NOW[page])):
+        assert f"def {name}(" in (PROJECT / "tests" / path).read_text()
 
 
 @pytest.mark.parametrize("page", NOW)
@@ -94,6 +94,12 @@ def test_every_module_and_file_exists(page):
         path = PROJECT / module.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__main__.py").exists()
     assert [path for path in sorted(paths) if not (PROJECT / path).exists()] == []
+
+
+def test_intervals_and_p_values_of_the_readme_stand_in_docs():
+    quoted = re.findall(r"\[[+-]\d+, [+-]\d+\]|(?<=p = )\d[\de.-]*", PAGES["README.md"])
+    docs = "\n".join(text for name, text in PAGES.items() if name != "README.md")
+    assert [figure for figure in quoted if figure.rstrip(".") not in docs] == []
 
 
 def test_the_tree_of_the_readme_is_the_tree():
