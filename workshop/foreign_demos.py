@@ -21,7 +21,7 @@ from huggingface_hub import HfApi, snapshot_download
 from PIL import Image
 
 from contracts import BadInput, first_line
-from vla.hub import HUB_TIMEOUT_S
+from vla.hub import HUB_TIMEOUT_S, announce_hub
 from vla.images import encode_jpeg
 from workshop import rlds
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode
@@ -46,6 +46,7 @@ def find_demos(folder_or_hub_id: str | Path) -> tuple[Path, str]:
     root = path
     hub_id = re.fullmatch(HUB_DATASET, str(folder_or_hub_id))
     if not root.is_dir() and hub_id:
+        announce_hub("--demos", path)
         root = _download(hub_id[1], hub_id[2].strip("/"))
     record_folders = sorted({file.parent for file in root.rglob("*.tfrecord*")})
     if len(record_folders) > 1:
