@@ -129,7 +129,10 @@ def main_guard(program: str, main: Callable[[Sequence[str]], object]) -> int:
 
 
 def fit_to_terminal(text: str, stream: TextIO) -> str:
-    """Break long lines at spaces if `stream` is a terminal, which would break them in the middle of a number."""
+    """Break long lines at spaces if `stream` is a terminal, which would break them in the middle of a number.
+
+    A line with a command stays whole, so that it can be copied.
+    """
     if not stream.isatty():
         return text
     width = shutil.get_terminal_size().columns
@@ -140,7 +143,7 @@ def fit_to_terminal(text: str, stream: TextIO) -> str:
         break_long_words=False,  # such as paths, which can then be copied
         break_on_hyphens=False,
     )
-    return "\n".join(wrapper.fill(line) for line in text.splitlines())
+    return "\n".join(line if "python " in line else wrapper.fill(line) for line in text.splitlines())
 
 
 def open_closed_streams() -> None:

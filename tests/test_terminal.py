@@ -90,6 +90,8 @@ def test_a_terminal_breaks_lines_at_spaces_and_a_file_gets_them_whole(monkeypatc
     _, terminal = os.openpty()
     with open(terminal, "w") as stream:
         lines = fit_to_terminal(text, stream).splitlines()
+        command = "go on with: python train_grpo.py --resume runs/RUN"
+        assert fit_to_terminal(command, stream) == command
     assert max(map(len, lines)) <= 30
     assert " ".join(line.strip() for line in lines).split() == text.split()
     with open(os.devnull, "w") as stream:

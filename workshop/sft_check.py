@@ -14,6 +14,7 @@ from torch import Tensor
 
 from contracts import SelfCheckError
 from envs.tasks import MAX_ENV_STEPS, METAWORLD
+from experiment.terminal import say
 from vla.device import is_large
 from vla.loading import LoadOptions
 from vla.policy import Policy
@@ -68,7 +69,7 @@ def check_written(args: SftArgs, demos: Demos, outputs_before: Tensor, device: t
     )
     if agreement < LEAST_AGREEMENT:
         raise SelfCheckError(f"{finding}: what was written is not what was trained")
-    print(
+    say(
         f"{finding}, {accuracy:.1%} of all are as demonstrated; statistics: {demos.unnorm_key}. "
         + _next_steps(args, demos)
     )
