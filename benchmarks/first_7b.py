@@ -10,7 +10,6 @@ and other programs.
 
 import argparse
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -26,10 +25,12 @@ import torch
 from benchmarks.background import repeated_beside
 from command_line import main_guard
 from contracts import read_json, write_json
+from experiment import provenance
 from experiment.provenance import git_state, package_versions
 
 SAMPLING_INTERVAL_S = 0.5
 PACKAGES = ("python", "torch", "transformers", "timm", "peft", "mujoco", "robosuite", "hf-libero")
+GPU_FIELDS = ("name", "driver_version", "memory.total", "power.limit")  # of nvidia-smi
 
 
 @dataclass
@@ -63,33 +64,20 @@ def query_gpu(*fields: str) -> list[str] | None:
 
 
 def describe_machine() -> dict[str, object]:
-    """What a reader needs to compare figures. It names no user, host or folder."""
+    """What a reader needs to compare figures, by name. It names no user, host or folder."""
     processors = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     (memory_kib,) = re.findall(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
-    try:
-        system = platform.freedesktop_os_release()["PRETTY_NAME"]
-    except OSError:  # no such file
-        system = platform.system()
-    if "microsoft" in platform.release().lower():
-        system += " under WSL"
     versions = package_versions()
-    facts: dict[str, object] = {
-        "system": system,
-        "processor": processors[0] if processors else platform.machine(),
-        "cpus": os.cpu_count(),
+    machine = provenance.describe_machine()
+    return {
+        **machine,
+        "processor": processors[0] if processors else machine["processor"],
         "main_gib": round(int(memory_kib) / 2**20, 1),
-        "versions": {name: versions[name] for name in PACKAGES if name in versions},
+        "gpu": dict(zip(GPU_FIELDS, query_gpu(*GPU_FIELDS) or (), strict=False)),
         "cuda": torch.version.cuda,
+        "versions": {name: versions[name] for name in PACKAGES if name in versions},
         "git": git_state(),
-        "gpu": None,
     }
-    values = query_gpu("name", "driver_version", "memory.total", "power.limit")
-    if values is not None:
-        name, driver, total_mib, watts = values
-        facts["gpu"] = {"name": name, "driver": driver, "total_mib": total_mib, "power_limit_w": watts}
-        if torch.cuda.is_available():
-            facts["torch_gib"] = round(torch.cuda.get_device_properties(0).total_memory / 2**30, 2)
-    return facts
 
 
 @contextmanager

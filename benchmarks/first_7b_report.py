@@ -14,8 +14,8 @@ from statistics import median
 from benchmarks.data_parallel import measure_rates
 from command_line import main_guard
 from contracts import BadInput, read_json
-from experiment.reported import REPORTS, describe_reports, hub_id_of
-from experiment.results import EpisodeKey, Results, read_results
+from experiment.reported import compare_with_reports, hub_id_of
+from experiment.results import Results, read_results
 from experiment.run_files import MetricsRow
 from experiment.statistics import compare, count_successes
 from experiment.stored_run import (
@@ -139,22 +139,8 @@ def read_training(folder: Path) -> Training:
 
 
 def machine_section(machine: dict) -> str:
-    if not machine:
-        return "Machine: not known."
-    gpu = "no GPU"
-    if machine["gpu"]:
-        gpu = (
-            f"{machine['gpu']['name']}, {machine['gpu']['total_mib']} MiB by nvidia-smi, "
-            f"{machine.get('torch_gib', '?')} GiB by torch, power limit {machine['gpu']['power_limit_w']} W, "
-            f"driver {machine['gpu']['driver']}, CUDA {machine['cuda']}"
-        )
-    commit = machine["git"].get("commit", "not known")
-    modified = ", with changes" if machine["git"].get("modified") else ""
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
-    return (
-        f"Machine: {gpu}; {machine['processor']}, {machine['cpus']} CPUs, {machine['main_gib']} GiB; "
-        f"{machine['system']}; {versions}; commit {commit}{modified}."
-    )
+    facts = [f"{name}: {value}" for name, value in machine.items()]
+    return "\n".join(["Machine:", "", "```", *facts, "```"])
 
 
 def steps_section(folder: Path) -> str:
@@ -179,51 +165,42 @@ def step_status(folder: Path, name: str) -> str:
 
 
 def success_section(start: Results, end: Results | None, folder: Path) -> str:
-    """Greedy success of the start beside what others report, and of the end, on the same initial states."""
-    before = count_successes(start.outcomes().values())
-    lines = [f"Start ({start.settings['mode']}): {before}."]
-    hub_id = hub_id_of(start.settings["checkpoint"])
+    """The start beside what others report, and of the end how many of its initial states were held out."""
+    settings = start.settings
     first = min(start.episodes)  # all are of one task
-    if hub_id is not None and (hub_id, first.task_suite) in REPORTS:
-        reported = describe_reports(hub_id, first.task_suite, [first.task_id])
-        lines[0] += f" Reported by others: {reported}."
-    if end is not None:
-        lines.append(f"End ({end.settings['mode']}), the run's last checkpoint: {end_text(start, end)}.")
-        lines.append(held_out_text(start, end, read_training(folder)))
-    lines += ["", "```", f"start  {outcome_signs(start)}"]
-    if end is not None:
-        lines.append(f"end    {outcome_signs(end)}")
-    lines += ["```", "", "One sign an initial state, in their order: 1 solved, 0 not."]
-    return "\n".join(lines)
-
-
-def end_text(start: Results, end: Results) -> str:
-    pairs = compare(start.outcomes(), end.outcomes())
-    return (
-        f"{count_successes(end.outcomes().values())}; on the same {pairs.n} states {pairs} (exact McNemar test), "
-        f"{pairs.only_after} won and {pairs.only_before} lost"
+    before = count_successes(start.outcomes().values())
+    reported = compare_with_reports(
+        settings["checkpoint"],
+        first.task_suite,
+        [first.task_id],
+        settings["mode"],
+        before,
+        settings["assets"],
     )
+    lines = [f"Start, {settings['mode']}: {before if reported is None else reported.sentence}."]
+    if end is not None:
+        pairs = compare(start.outcomes(), end.outcomes())
+        lines.append(
+            f"End, the run's last checkpoint, {end.settings['mode']}: {pairs.after}, of the {pairs.n} states "
+            f"{pairs.only_after} won and {pairs.only_before} lost (exact McNemar test)."
+        )
+        lines.append(held_out_text(start, end, read_training(folder)))
+    return "\n".join(lines)
 
 
 def held_out_text(start: Results, end: Results, training: Training) -> str:
     """How many of the states the run has not trained on, and the result on these if they are not all."""
     after = end.outcomes()
-    held_out = {key: success for key, success in after.items() if not is_trained(training, key)}
-    if len(held_out) == len(after):
-        return "The run has trained on none of these states."
+    held_out = {
+        key: success
+        for key, success in after.items()
+        if not was_trained_on(training, key.task_suite, key.task_id, key.init_state_id)
+    }
     text = f"The run has trained on {len(after) - len(held_out)} of these states."
-    if held_out:
+    if 0 < len(held_out) < len(after):
         pairs = compare(start.outcomes(), held_out)
         text += f" On the others: {pairs.before} before, {pairs.after} after, {pairs}."
     return text
-
-
-def is_trained(training: Training, key: EpisodeKey) -> bool:
-    return was_trained_on(training, key.task_suite, key.task_id, key.init_state_id)
-
-
-def outcome_signs(results: Results) -> str:
-    return "".join("1" if success else "0" for _, success in sorted(results.outcomes().items()))
 
 
 def measured_section(title: str, measured: dict) -> str:

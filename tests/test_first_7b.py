@@ -77,7 +77,7 @@ def test_without_a_gpu_there_is_no_peak(tmp_path, monkeypatch):
 def test_the_facts_of_a_machine_name_neither_user_nor_host(gpu):
     facts = describe_machine()
     assert facts["gpu"]["name"] == "NVIDIA GeForce RTX 4090"
-    assert facts["gpu"]["total_mib"] == str(MIB_OF_4090)
+    assert facts["gpu"]["memory.total"] == str(MIB_OF_4090)
     values = json.dumps(facts).split('"')
     for private in (platform.node(), getpass.getuser(), str(Path.home())):
         assert private not in values
@@ -115,13 +115,8 @@ MACHINE = {
     "versions": {"python": "3.11", "torch": "2.15"},
     "cuda": "13.0",
     "git": {"commit": "0123abcd", "modified": False},
-    "gpu": {
-        "name": "NVIDIA GeForce RTX 4090",
-        "driver": "570.1",
-        "total_mib": MIB_OF_4090,
-        "power_limit_w": "450",
-    },
-    "torch_gib": 23.64,
+    "gpu": {"name": "NVIDIA GeForce RTX 4090", "driver_version": "570.1"},
+    "gpu_gib": [23.64],
 }
 MEASURED = {
     "seconds": 3600,
@@ -196,16 +191,15 @@ def test_the_row_has_start_and_end_on_the_same_states(folder):
 def test_the_page_has_what_was_measured(folder):
     page = write_page(folder)
     for fact in (
-        "start  0000110000\nend    1111111100",
         "6 won and 0 lost",
         "act 1: 19 ms",
         "peak of the whole GPU 20.00 of 23.99 GiB, of which 0.50 were in use before",
-        "23.64 GiB by torch",
+        "gpu_gib: [23.64]",
         "peak of tensors 17.5 GiB",
         # (80 env steps/s x 3 s) / 8 decisions, half of them twice, in 2 s
         "80 env steps/s of rollouts, 15.0 samples/s of updates, 2 epochs",
         "| 200 | 9/20 | 12/20 | 10/20 |",
-        "trained on none of these states",
+        "trained on 0 of these states",
     ):
         assert fact in page
 
@@ -256,7 +250,7 @@ def test_the_default_checkpoint_is_the_one_with_published_results(folder):
     (folder / "start.json").write_text(json.dumps(results))
     page = write_page(folder)
     assert cells(page)["policy"] == checkpoint
-    assert "Reported by others" in page
+    assert "what others report" in page
 
 
 def test_only_a_folder_becomes_a_page(tmp_path):
