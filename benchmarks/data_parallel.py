@@ -1,6 +1,6 @@
 """Time whole iterations of `train_grpo.py` with simulators on one GPU and on all GPUs, which share the work.
 
-    python -m benchmarks.data_parallel FOLDER [--memory-budget 24] [--card-gib 23.5]
+    python -m benchmarks.data_parallel FOLDER [--memory-budget 24]
     python -m benchmarks.data_parallel checkpoints/tiny-libero-spatial --device cpu --memory-budget None --ways one
 
 FOLDER: a checkpoint, or the random 7B one that `python -m benchmarks.full_size FOLDER` writes. The way `ranks` is
@@ -14,7 +14,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,7 +22,6 @@ from typing import Literal
 import torch
 import tyro
 
-from benchmarks.smaller_card import FreeMemory, smaller_gpus
 from experiment.run_files import MetricsRow, read_metrics
 
 CHUNK_LENGTH = 8  # env steps that a decision covers
@@ -41,9 +39,6 @@ class Args:
     device: Literal["cuda", "cpu"] = "cuda"
     memory_budget: float | None = 24.0
     """--memory-budget of the runs, GiB of each GPU."""
-    card_gib: float | None = None
-    """Leave only so many GiB of each GPU free: 23.5 makes a larger GPU like a card of 24 GB. The peak memory of the
-    whole GPU, simulators included, is then printed, too."""
     ways: tuple[Way, ...] = ("one", "ranks")
     """Ways to run, in this order; ratios are to `one`, if it comes first. With one GPU only `one` is run."""
     envs_per_gpu: int = 8
@@ -71,21 +66,13 @@ def main(args: Args) -> None:
     one_gpu_rates = None
     for way in ways:
         gpus = 1 if way == "one" else num_gpus
-        with watched_memory(args.card_gib, gpus) as records:
-            updates = run_training(args, way, gpus)
+        updates = run_training(args, way, gpus)
         rates = measure_rates(updates)
         print(f"{way}, {gpus} GPU(s), {args.envs_per_gpu} simulators each:", flush=True)
         print_rates(rates, one_gpu_rates)
         print_times(updates)
-        for record in records:
-            print(f"    {record.describe()}", flush=True)
         if way == "one":
             one_gpu_rates = rates
-
-
-def watched_memory(card_gib: float | None, gpus: int) -> AbstractContextManager[list[FreeMemory]]:
-    """Make the GPUs smaller (`benchmarks.smaller_card`) and watch their memory; do nothing if `card_gib` is None."""
-    return nullcontext([]) if card_gib is None else smaller_gpus(card_gib, gpus)
 
 
 def run_training(args: Args, way: Way, gpus: int) -> list[MetricsRow]:

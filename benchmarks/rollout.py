@@ -1,11 +1,10 @@
 """Measure env steps per second of whole rollouts: of LIBERO's own loop, our env in this process, and pools of workers.
 
     python -m benchmarks.rollout --workers 1 2 4 --latency-ms 25
-    python -m benchmarks.rollout --workers 8 --checkpoint FOLDER --device cuda
 
-All play the same episodes, resets included. The stand-in policy sleeps `latency-ms` per batch, like a process that
-waits for a GPU; with --checkpoint a real policy decides. For every number of workers there are two rows: the simulation
-alone (with a policy that answers at once), and with the policy.
+All play the same episodes, resets included. A stand-in for a policy sleeps `latency-ms` per batch, like a process that
+waits for a GPU. For every number of workers there are two rows: the simulation alone (with a policy that answers at
+once), and with the policy.
 
 Columns: `of limit` is env steps/s as a share of the smaller of two limits, which are the fastest simulation alone, and
 the policy alone on batches of one observation per env. sim, render, preprocess and idle are shares of an env's time;
@@ -17,12 +16,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 import tyro
 
 from benchmarks.env_step import make_reference, reset_reference, step_reference
 from benchmarks.stand_in import ACTION_DIM, CHUNK_LENGTH, StandInPolicy
-from benchmarks.timing import make_observations, median_seconds
 from envs.env import EnvSpec
 from envs.libero import task_files
 from envs.pool import make_pool
@@ -32,8 +29,6 @@ from rl.behaviour import Behaviour
 from rl.randomness import Randomness
 from rl.rollout import Rollout, play_episodes
 from rl.trajectory import Episode
-from vla.loading import LoadOptions
-from vla.policy import Policy
 
 ENV_PARTS = ("sim", "render", "preprocess")
 PROCESS_PARTS = ("infer", "wait")
@@ -55,14 +50,8 @@ class Args:
     """Length of an episode in env steps; random actions never succeed."""
     episodes: int = 3
     """Episodes per env."""
-    max_batch: int | None = None
-    """Most observations that the policy decides on together; None: all that wait."""
     num_images: int = 2
     assets: str = "lowpoly"
-    checkpoint: str | None = None
-    """A real policy in place of the stand-in."""
-    device: str = "cpu"
-    """Device of the real policy."""
     reference: bool = True
     """Also measure LIBERO's own loop."""
 
@@ -86,7 +75,7 @@ def main(args: Args) -> None:
         args.assets,
         max_env_steps=args.max_env_steps,
     )
-    policy = load_policy(args)
+    policy = StandInPolicy(args.latency_ms / 1000)
     reference = libero_row(spec, args) if args.reference else None
     pairs = [pool_rows(spec, num_envs, policy, args) for num_envs in args.workers]
     fastest_simulation = max(simulation.env_steps_per_s for simulation, _ in pairs)
@@ -94,16 +83,11 @@ def main(args: Args) -> None:
     if reference:
         print_row(reference, reference, None)
     for simulation, with_policy in pairs:
-        limit = speed_limit(fastest_simulation, policy, args, with_policy.num_envs)
+        limit = fastest_simulation
+        if policy.latency_s:
+            limit = min(limit, with_policy.num_envs * CHUNK_LENGTH / policy.latency_s)
         print_row(simulation, reference, None)
         print_row(with_policy, reference, limit)
-
-
-def load_policy(args: Args) -> StandInPolicy | Policy:
-    if args.checkpoint is None:
-        return StandInPolicy(args.latency_ms / 1000)
-    torch.set_num_threads(1)  # leave the other cores to the simulators
-    return Policy.load(args.checkpoint, LoadOptions(task_suite=args.task_suite, device=args.device))
 
 
 def libero_row(spec: EnvSpec, args: Args) -> Row:
@@ -115,7 +99,7 @@ def libero_row(spec: EnvSpec, args: Args) -> Row:
     reset_reference(env, init_states[0])
     step_reference(env, generator.uniform(-1, 1, (1, ACTION_DIM)))  # just-in-time compilation
     chunks = args.max_env_steps // CHUNK_LENGTH
-    latency_s = args.latency_ms / 1000 if args.checkpoint is None else 0.0
+    latency_s = args.latency_ms / 1000
     infer_s = 0.0
     started = time.perf_counter()
     for episode in range(args.episodes):
@@ -131,18 +115,15 @@ def libero_row(spec: EnvSpec, args: Args) -> Row:
     return Row("LIBERO's loop (sim with render)", 1, env_steps / wall_s, times, wall_s)
 
 
-def pool_rows(spec: EnvSpec, num_envs: int, policy: StandInPolicy | Policy, args: Args) -> tuple[Row, Row]:
+def pool_rows(spec: EnvSpec, num_envs: int, policy: StandInPolicy, args: Args) -> tuple[Row, Row]:
     """Measure the same rollout twice: with a policy that takes no time, and with `policy`."""
     name = "inline" if num_envs == 1 else f"{num_envs} workers"
-    prepare_images = None if isinstance(policy, StandInPolicy) else policy.prepare
     instant_policy = StandInPolicy(0.0)
-    with make_pool(spec, num_envs, prepare_images, args.simulators) as pool:
+    with make_pool(spec, num_envs, None, args.simulators) as pool:
 
-        def play(player: StandInPolicy | Policy, num_episodes: int, purpose: str) -> Rollout:
+        def play(player: StandInPolicy, num_episodes: int, purpose: str) -> Rollout:
             episodes = [Episode(i, args.task_id, i % NUM_INIT_STATES, group=i) for i in range(num_episodes)]
-            return play_episodes(
-                player, pool, episodes, BEHAVIOUR, Randomness(0, purpose), max_batch=args.max_batch
-            )
+            return play_episodes(player, pool, episodes, BEHAVIOUR, Randomness(0, purpose))
 
         play(policy, num_envs, "warm up")  # builds the simulators
         simulation = play(instant_policy, args.episodes * num_envs, "rollout")
@@ -155,28 +136,6 @@ def pool_rows(spec: EnvSpec, num_envs: int, policy: StandInPolicy | Policy, args
 
 def pool_row(name: str, num_envs: int, played: Rollout) -> Row:
     return Row(name, num_envs, played.env_steps / played.wall_s, played.times, played.wall_s)
-
-
-def speed_limit(
-    fastest_simulation: float, policy: StandInPolicy | Policy, args: Args, num_envs: int
-) -> float | None:
-    """The smaller of the two limits in env steps/s; None for a real policy on the CPU.
-
-    A policy on the CPU shares the cores with the simulators, so neither has a limit of its own.
-    """
-    if args.checkpoint is not None and args.device == "cpu":
-        return None
-    return min(fastest_simulation, policy_limit(policy, num_envs))
-
-
-def policy_limit(policy: StandInPolicy | Policy, num_envs: int) -> float:
-    """Env steps per second if the policy always decides on a full batch of `num_envs` observations."""
-    if isinstance(policy, StandInPolicy):
-        return num_envs * CHUNK_LENGTH / policy.latency_s if policy.latency_s else float("inf")
-    observations = make_observations(policy, num_envs)
-    generators = [torch.Generator().manual_seed(i) for i in range(num_envs)]
-    call_s = median_seconds(lambda: policy.act(observations, mode="sample", generators=generators), 5)
-    return num_envs * CHUNK_LENGTH / call_s
 
 
 def print_header() -> None:
