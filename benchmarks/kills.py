@@ -13,7 +13,6 @@ must not grow after the second quarter. Prints a line for each; the exit code is
 import importlib
 import json
 import os
-import random
 import runpy
 import signal
 import statistics
@@ -30,7 +29,8 @@ from typing import Any
 import numpy as np
 import tyro
 
-from benchmarks.soak import MAX_GROWTH, resident_mib
+from benchmarks.background import repeated_beside
+from benchmarks.soak import MAX_GROWTH, Watch
 from configs.presets import TINY_CHECKPOINT
 from contracts import read_json
 
@@ -114,19 +114,24 @@ def command_of(program: str, folder: Path, inputs: Path) -> list[str]:
     return ["-m", "vla.merge", *flags]
 
 
-def run(command: Sequence[str], folder: Path) -> int:
-    """Exit code of `python COMMAND`. Its output is added to FOLDER.log; its temporary files are in FOLDER/tmp."""
+def start(command: Sequence[str], folder: Path) -> subprocess.Popen:
+    """Begin `python COMMAND`. Its output is added to FOLDER.log; its temporary files are in FOLDER/tmp."""
     (folder / "tmp").mkdir(parents=True, exist_ok=True)
     environ = {**os.environ, MARK: str(folder), "TMPDIR": str(folder / "tmp")}
     with folder.with_name(f"{folder.name}.log").open("a") as log:
-        return subprocess.run(
+        return subprocess.Popen(
             [sys.executable, *command],
             cwd=PROJECT,
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-        ).returncode
+        )
+
+
+def run(command: Sequence[str], folder: Path) -> int:
+    """The exit code of `python COMMAND`."""
+    return start(command, folder).wait()
 
 
 def die(kill: Kill, command: Sequence[str]) -> None:
@@ -266,16 +271,6 @@ def kill_and_compare(programs: Sequence[str], work: Path) -> bool:
 # --------------------------------------------------------------------------------------------------- a run under kills
 
 
-@dataclass(frozen=True)
-class Sample:
-    """What a run takes at one time."""
-
-    time_s: float
-    memory_mib: float
-    files: int
-    threads: int
-
-
 def soak(minutes: float, folder: Path) -> bool:
     """Train for some minutes while simulators are killed. Returns whether nothing grows and nothing is left."""
     # No optimizer step moves this policy far, so that it goes on to succeed now and then.
@@ -284,19 +279,22 @@ def soak(minutes: float, folder: Path) -> bool:
         *("--max-hours", str(minutes / 60), "--total-steps", "100000000", "--n-steps", "880", "--no-warmup"),
         *("--max-env-steps", "220", "--eval-interval", "20000", "--lr", "1e-7", "--desired-kl", "None"),
     ]
-    (folder / "tmp").mkdir(parents=True)
-    environ = {**os.environ, MARK: str(folder), "TMPDIR": str(folder / "tmp")}
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, *command], cwd=PROJECT, env=environ, stdout=log, stderr=log
-        )
-        samples, kills = watch(process, folder)
+    process = start(command, folder)
+    watch = Watch(
+        process.pid,
+        lambda: [pid for pid in marked_processes(folder) if pid != process.pid],
+        HARM_EVERY_S,
+    )
+    started = time.monotonic()
+    with repeated_beside(watch.look, SAMPLE_EVERY_S):
+        process.wait()
+    duration = time.monotonic() - started
+    samples = watch.samples
     survivors = survivors_of(folder)
     rows = [json.loads(line) for line in (only_run(folder) / "metrics.jsonl").read_text().splitlines()]
     replayed = sum(row.get("rollout/errors", 0) for row in rows)
-    duration = samples[-1].time_s - samples[0].time_s
     print(
-        f"a run of {duration:.0f} s, {len(rows)} records, {kills} simulators harmed, {replayed:.0f} episodes "
+        f"a run of {duration:.0f} s, {len(rows)} records, {watch.kills} simulators killed, {replayed:.0f} episodes "
         f"played again: exit code {process.returncode}, {len(survivors)} processes left"
     )
     leftovers = [path.name for path in (folder / "tmp").iterdir()]
@@ -315,31 +313,6 @@ def soak(minutes: float, folder: Path) -> bool:
         f"{files[0]:.0f} and {files[1]:.0f}, threads {threads[0]:.0f} and {threads[1]:.0f}"
     )
     return is_flat and process.returncode == 0 and not survivors and not leftovers
-
-
-def watch(process: subprocess.Popen, folder: Path) -> tuple[list[Sample], int]:
-    """Sample a run until it ends, and harm one of its simulators every HARM_EVERY_S, every tenth time by SIGSTOP."""
-    dice = random.Random(0)
-    samples: list[Sample] = []
-    kills = 0
-    next_harm_s = time.monotonic() + HARM_EVERY_S
-    while process.poll() is None:
-        time.sleep(SAMPLE_EVERY_S)
-        now = time.monotonic()
-        with suppress(OSError):
-            folder_of_process = Path(f"/proc/{process.pid}")
-            files = len(list((folder_of_process / "fd").iterdir()))
-            threads = len(list((folder_of_process / "task").iterdir()))
-            samples.append(Sample(now, resident_mib(process.pid), files, threads))
-        if now < next_harm_s:
-            continue
-        next_harm_s = now + HARM_EVERY_S
-        simulators = [pid for pid in marked_processes(folder) if pid != process.pid]
-        if simulators:
-            kills += 1
-            with suppress(ProcessLookupError):
-                os.kill(dice.choice(simulators), signal.SIGSTOP if kills % 10 == 0 else signal.SIGKILL)
-    return samples, kills
 
 
 def main(args: Args) -> int:

@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,28 +49,42 @@ class Args:
     """Seconds after which a worker counts as hung."""
 
 
+@dataclass(frozen=True)
+class Sample:
+    """What a process takes at one time."""
+
+    memory_mib: float
+    files: int
+    threads: int
+    largest_worker_mib: float
+
+
 @dataclass
 class Watch:
-    """Kills workers, and records what it sees of them."""
+    """Kills the workers of a process, and records what it sees."""
 
+    pid: int  # of the process
+    find_workers: Callable[[], list[int]]
     kill_every_s: float
     dice: random.Random = field(default_factory=lambda: random.Random(0))
     next_kill_s: float = field(default_factory=time.monotonic)
     first_seen_s: dict[int, float] = field(default_factory=dict)  # by process id of every worker
     kills: int = 0
     stopped_worker: int | None = None  # process id of the worker that was made to hang
-    # Resident memory in MiB at every look: of this process, and of the largest worker.
-    this_process: list[float] = field(default_factory=list)
-    largest_worker: list[float] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
 
     def look(self) -> None:
-        """Look at the workers, and harm one every `kill_every_s`."""
-        workers = child_processes()
+        """Look at the process and its workers, and harm one of these every `kill_every_s`."""
+        workers = self.find_workers()
         now = time.monotonic()
         for worker in workers:
             self.first_seen_s.setdefault(worker, now)
-        self.this_process.append(resident_mib(os.getpid()))
-        self.largest_worker.append(max((resident_mib(worker) for worker in workers), default=0.0))
+        with suppress(OSError):  # the process has ended
+            process = Path(f"/proc/{self.pid}")
+            files = len(list((process / "fd").iterdir()))
+            threads = len(list((process / "task").iterdir()))
+            largest_worker = max((resident_mib(worker) for worker in workers), default=0.0)
+            self.samples.append(Sample(resident_mib(self.pid), files, threads, largest_worker))
         # Do not harm a worker that has just started, because an episode is given up after its third fault in a row.
         old_workers = [worker for worker in workers if now - self.first_seen_s[worker] >= self.kill_every_s]
         if old_workers and now >= self.next_kill_s:
@@ -110,7 +124,7 @@ def main(args: Args) -> int:
     spec = replace(spec, assets=str(find_pack(spec.assets).folder))
     episodes = [Episode(i, args.task_id, i % NUM_INIT_STATES, group=i) for i in range(args.episodes)]
     behaviour = Behaviour(epsilon=0.0, temperature=1.0, keep_observations=False)
-    watch = Watch(args.kill_every_s)
+    watch = Watch(os.getpid(), child_processes, args.kill_every_s)
     pool = Pool(spec, args.num_envs, step_timeout_s=args.step_timeout_s, recycle_after=args.recycle_after)
     with pool, repeated_beside(watch.look, WATCH_EVERY_S):
         played = play_episodes(StandInPolicy(0.0), pool, episodes, behaviour, Randomness(0, "soak"))
@@ -130,8 +144,8 @@ def report(watch: Watch, played: Rollout, survivors: Sequence[int], args: Args) 
         f"{watch.kills} workers killed, {int(watch.stopped_worker is not None)} stopped; {played.errors} episodes "
         f"played again; {len(watch.first_seen_s)} worker processes in all"
     )
-    this_process_grows = report_growth("this process", watch.this_process)
-    worker_grows = report_growth("largest worker", watch.largest_worker)
+    this_process_grows = report_growth("this process", [sample.memory_mib for sample in watch.samples])
+    worker_grows = report_growth("largest worker", [sample.largest_worker_mib for sample in watch.samples])
     print(f"{len(survivors)} workers left behind")
     is_incomplete = len(complete) < args.episodes
     return int(is_incomplete or this_process_grows or worker_grows or bool(survivors))
