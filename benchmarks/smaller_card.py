@@ -11,9 +11,7 @@ programs on the GPU. --memory-budget of the command is a different limit: that o
 import argparse
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,13 +24,13 @@ GIB = 2**30
 SAMPLING_INTERVAL_S = 0.05
 
 
-@dataclass
 class FreeMemory:
-    """The free memory of a GPU, in bytes."""
+    """The free memory of a GPU, in bytes: at first, and the least since then."""
 
-    gpu_index: int
-    at_start: int  # right after the ballast was allocated
-    least: int  # the least since then
+    def __init__(self, gpu_index: int) -> None:
+        self.gpu_index = gpu_index
+        self.at_start, _ = torch.cuda.mem_get_info(gpu_index)
+        self.least = self.at_start
 
     def sample(self) -> None:
         unused, _ = torch.cuda.mem_get_info(self.gpu_index)
@@ -44,25 +42,6 @@ class FreeMemory:
             f"whole GPU {self.gpu_index}: peak {peak_gib:.2f} of the {self.at_start / GIB:.2f} GiB that the ballast "
             "left free"
         )
-
-
-@contextmanager
-def smaller_gpus(free_gib: float, num_gpus: int) -> Iterator[list[FreeMemory]]:
-    """Leave only `free_gib` GiB of each of the first `num_gpus` GPUs free, and watch their free memory.
-
-    Yields a record for each GPU. Raises BadInput if less is free.
-    """
-    ballast = [take_ballast(gpu_index, free_gib) for gpu_index in range(num_gpus)]
-    records = []
-    for gpu_index in range(num_gpus):
-        unused, _ = torch.cuda.mem_get_info(gpu_index)
-        records.append(FreeMemory(gpu_index, at_start=unused, least=unused))
-    try:
-        with repeated_beside(lambda: sample_all(records), SAMPLING_INTERVAL_S):
-            yield records
-    finally:
-        ballast.clear()
-        torch.cuda.empty_cache()
 
 
 def take_ballast(gpu_index: int, free_gib: float) -> Tensor:
@@ -79,11 +58,6 @@ def take_ballast(gpu_index: int, free_gib: float) -> Tensor:
     return torch.empty(ballast_bytes, dtype=torch.uint8, device=device)
 
 
-def sample_all(records: Sequence[FreeMemory]) -> None:
-    for record in records:
-        record.sample()
-
-
 def main(argv: Sequence[str]) -> None:
     """Run the command, print the peaks, and raise SystemExit with the command's exit code."""
     parser = argparse.ArgumentParser(
@@ -94,8 +68,17 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     if not args.command:
         parser.error("a command is missing")
-    with smaller_gpus(args.free_gib, torch.cuda.device_count()) as records:
+    gpus = range(torch.cuda.device_count())
+    ballast = [take_ballast(gpu_index, args.free_gib) for gpu_index in gpus]
+    records = [FreeMemory(gpu_index) for gpu_index in gpus]
+
+    def sample_all() -> None:
+        for record in records:
+            record.sample()
+
+    with repeated_beside(sample_all, SAMPLING_INTERVAL_S):
         finished = subprocess.run(args.command)
+    del ballast  # it was kept until here
     for record in records:
         print(record.describe(), flush=True)
     raise SystemExit(finished.returncode)

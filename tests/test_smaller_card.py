@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from benchmarks import smaller_card
-from benchmarks.smaller_card import GIB, smaller_gpus
+from benchmarks.smaller_card import GIB, FreeMemory, take_ballast
 from contracts import BadInput
 
 CONTEXT_BYTES = int(0.5 * GIB)
@@ -24,33 +24,29 @@ def free_bytes(monkeypatch):
     monkeypatch.setattr(torch, "zeros", create_context)
     monkeypatch.setattr(torch, "empty", allocate)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (free[index], 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     return free
 
 
-def test_ballast_leaves_what_was_asked_for_and_the_peak_is_what_falls_below(free_bytes):
-    with smaller_gpus(23.5, num_gpus=2) as records:
-        assert free_bytes == [23.5 * GIB, 23.5 * GIB]
-        free_bytes[0] -= 20 * GIB
-        records[0].sample()
-        free_bytes[0] += 5 * GIB
-        records[0].sample()
-    assert "peak 20.00 of the 23.50 GiB" in records[0].describe()
-    assert "peak 0.00 of the 23.50 GiB" in records[1].describe()
-
-
-def test_only_the_gpus_that_are_used_get_ballast(free_bytes):
-    with smaller_gpus(23.5, num_gpus=1):
-        assert free_bytes == [23.5 * GIB, 70 * GIB]
+def test_the_peak_is_what_falls_below_the_memory_that_was_left(free_bytes):
+    take_ballast(0, 23.5)
+    assert free_bytes == [23.5 * GIB, 70 * GIB]
+    memory = FreeMemory(0)
+    free_bytes[0] -= 20 * GIB
+    memory.sample()
+    free_bytes[0] += 5 * GIB
+    memory.sample()
+    assert "peak 20.00 of the 23.50 GiB" in memory.describe()
 
 
 def test_more_than_is_free_cannot_be_left_free(free_bytes):
-    with pytest.raises(BadInput, match=r"cuda:1 has only 69\.5"), smaller_gpus(75, num_gpus=2):
-        pass
+    with pytest.raises(BadInput, match=r"cuda:1 has only 69\.5"):
+        smaller_card.main(["75", "true"])
 
 
-def test_the_commands_exit_code_is_passed_on(free_bytes, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+def test_every_gpu_gets_ballast_and_the_commands_exit_code_is_passed_on(free_bytes, capsys):
     with pytest.raises(SystemExit) as stop:
         smaller_card.main(["23.5", "sh", "-c", "exit 3"])
     assert stop.value.code == 3
-    assert "whole GPU 0: peak 0.00 of the 23.50 GiB" in capsys.readouterr().out
+    assert free_bytes == [23.5 * GIB, 23.5 * GIB]
+    assert "whole GPU 1: peak 0.00 of the 23.50 GiB" in capsys.readouterr().out

@@ -39,11 +39,11 @@ from envs.perturb import NONE, Kind, Perturbation, from_label
 from envs.pool import make_env, task_info
 from envs.tasks import METAWORLD
 from envs.worker import ProcessWorker
+from experiment.terminal import show_progress
 from workshop.demo_files import CHUNK_LENGTH, RECIPE_FILE, DemoEpisode, episode_path, write_episode
 from workshop.noisy_episode import CLEAN_STEPS, Attempt, record_episode
 
 JOURNAL_FILE = "attempts.jsonl"
-REPORT_EVERY_S = 10.0
 EPISODE_S = 3600.0  # more than any episode takes
 
 # Streams of random numbers, so that no choice depends on how many numbers another one draws.
@@ -130,17 +130,18 @@ def collect(args: DemosArgs) -> Counter[str]:
         num_episodes = len(args.task_ids) * args.episodes
         print(f"{args.out}: {len(episode_ids)} of {num_episodes} episodes to play", flush=True)
         counts: Counter[str] = Counter()
-        started = time.monotonic()
-        reported = started
-        with (args.out / JOURNAL_FILE).open("a") as journal:
+        with (
+            (args.out / JOURNAL_FILE).open("a") as journal,
+            show_progress("collecting", len(episode_ids), "episodes") as activity,
+        ):
             for played in play_attempts(args, episode_ids):
                 counts[played.outcome] += 1
                 journal.write(json.dumps(asdict(played)) + "\n")
                 journal.flush()
-                now = time.monotonic()
-                if counts.total() == len(episode_ids) or now - reported > REPORT_EVERY_S:
-                    reported = now
-                    print_progress(counts, len(episode_ids), now - started)
+                activity.count_episode(played.outcome == "success")
+    outcomes = ", ".join(f"{counts[name]} {name}" for name in ("success", "failure", "fault"))
+    seconds = time.monotonic() - activity.started
+    print(f"{len(episode_ids)} episodes in {seconds:.1f} s: {outcomes}", flush=True)
     return counts
 
 
@@ -212,12 +213,6 @@ def play_attempts(args: DemosArgs, episode_ids: Sequence[EpisodeId]) -> Iterator
     finally:
         for worker in workers:
             worker.close()
-
-
-def print_progress(counts: Counter[str], num_episodes: int, seconds: float) -> None:
-    outcomes = ", ".join(f"{counts[name]} {name}" for name in ("success", "failure", "fault"))
-    speed = counts.total() / seconds
-    print(f"{counts.total()}/{num_episodes} episodes: {outcomes}; {speed:.2f} episodes/s", flush=True)
 
 
 def attempt_of(args: DemosArgs, task_id: int, index: int) -> Attempt:
