@@ -14,11 +14,12 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from functools import partial
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, TextIO, TypeVar, get_type_hints
 
+import docstring_parser  # comes with tyro
 import tyro
 
 from contracts import BadInput, TimeIsUp
@@ -49,6 +50,8 @@ def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None
     """
     options: dict[str, Any] = {} if default is None else {"default": default}
     words = [word for part in argv for word in _plain_flags(part, _switches(kind))]
+    if not {"-h", "--help"}.isdisjoint(words):
+        _join_lines_of_help(kind)
     error_box = io.StringIO()
     try:
         with contextlib.redirect_stderr(error_box):
@@ -57,6 +60,18 @@ def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None
         if stop.code == 0:  # --help
             raise
         raise BadInput(f"{_first_sentence(error_box.getvalue())} (see --help)") from None
+
+
+def _join_lines_of_help(kind: type) -> None:
+    """Give tyro the help of each field as one line: it would break lines where the source does."""
+    documented = docstring_parser.parse_from_object(kind).params
+    texts = {entry.arg_name: " ".join((entry.description or "").split()) for entry in documented}
+    annotations = get_type_hints(kind)
+    for field in fields(kind):
+        if is_dataclass(annotations[field.name]):
+            _join_lines_of_help(annotations[field.name])
+        elif field.name in texts:
+            field.metadata = MappingProxyType({**field.metadata, "help": texts[field.name]})
 
 
 def _switches(kind: type) -> set[str]:

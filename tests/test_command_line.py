@@ -19,7 +19,8 @@ ROOT = Path(__file__).parents[1]
 @dataclass(frozen=True)
 class Section:
     size: int = 3
-    """Some number."""
+    """Some number, which is
+    explained in two lines."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,12 @@ class Flags:
 
 def test_flags_of_a_section_have_no_prefix():
     assert parse_flags(Flags, ["--size", "4"], "program.py") == Flags(Section(4))
+
+
+def test_help_fills_its_lines_wherever_the_source_breaks_them(capsys):
+    with pytest.raises(SystemExit):
+        parse_flags(Flags, ["--help"], "program.py")
+    assert "Some number, which is explained in two lines." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
