@@ -9,9 +9,8 @@ chunk by chunk, so that a busy machine slows both equally. Printed are medians o
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
-from typing import TypeVar
 
 import numpy as np
 import tyro
@@ -23,7 +22,6 @@ from envs.rendering import prepare
 from envs.tasks import load_init_states
 
 CHUNK_LENGTH = 8
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,24 +35,10 @@ class Args:
     assets: str = "lowpoly"
 
 
-@dataclass
-class Timing:
-    """What one of the two loops takes, in seconds."""
-
-    make_s: float
-    reset_s: float
-    chunks_s: list[float] = field(default_factory=list)
-
-    def row(self, name: str) -> str:
-        chunk_s = median(self.chunks_s)
-        return f"{name:34}{CHUNK_LENGTH / chunk_s:12.1f}{1000 * chunk_s:12.1f}{self.make_s:9.2f}{self.reset_s:9.2f}"
-
-
-def timed(call: Callable[[], T]) -> tuple[float, T]:
-    """Time a call; returns its seconds and its result."""
+def seconds_of(call: Callable[[], object]) -> float:
     started = time.perf_counter()
-    result = call()
-    return time.perf_counter() - started, result
+    call()
+    return time.perf_counter() - started
 
 
 def make_reference(spec: EnvSpec, task_id: int):
@@ -86,16 +70,14 @@ def main(args: Args) -> None:
     spec = EnvSpec(args.task_suite, (args.task_id,), args.num_images, args.assets)
     init_state = load_init_states(task_files(spec, args.task_id).init_states)[0]
     prepare()
-
     env = LiberoEnv(spec, args.task_id)
-    # The first reset imports the simulator and builds it. Ours is made first, so that both can use its imports.
-    env_make_s, _ = timed(lambda: env.reset(0))
-    reference_make_s, reference = timed(lambda: make_reference(spec, args.task_id))
-    reference_reset_s, _ = timed(lambda: reset_reference(reference, init_state))
-    env_reset_s, _ = timed(lambda: env.reset(0))
-    env_timing = Timing(env_make_s, env_reset_s)
-    reference_timing = Timing(reference_make_s, reference_reset_s)
+    env.reset(0)  # builds the simulator
+    reference = make_reference(spec, args.task_id)
+    reference_reset_s = seconds_of(lambda: reset_reference(reference, init_state))
+    env_reset_s = seconds_of(lambda: env.reset(0))
 
+    reference_s = []
+    env_s = []
     renders_s = []
     generator = np.random.default_rng(0)
     for _ in range(args.chunks):
@@ -104,29 +86,26 @@ def main(args: Args) -> None:
         step_reference(reference, actions)
         between = time.perf_counter()
         result = env.step_chunk(actions)
-        env_timing.chunks_s.append(time.perf_counter() - between)
-        reference_timing.chunks_s.append(between - started)
+        env_s.append(time.perf_counter() - between)
+        reference_s.append(between - started)
         renders_s.append(result.render_s)
         if result.done:
             env.reset(0)
             reset_reference(reference, init_state)
     reference.close()
     env.close()
-    print_table(args, reference_timing, env_timing, median(renders_s))
 
-
-def print_table(args: Args, reference: Timing, env: Timing, render_s: float) -> None:
     print(f"{args.task_suite} task {args.task_id}, {find_pack(args.assets)}, {args.chunks} chunks")
-    print(f"{'':34}{'env steps/s':>12}{'ms a chunk':>12}{'make s':>9}{'reset s':>9}")
-    print(reference.row("LIBERO's loop, 2 cameras each step"))
-    print(env.row(f"step_chunk, {args.num_images} camera(s) each chunk"))
-    chunk_s = median(env.chunks_s)
-    ratio = median(reference.chunks_s) / chunk_s
-    render_share = render_s / chunk_s
+    print_row("LIBERO's loop, 2 cameras each step", median(reference_s), reference_reset_s)
+    print_row(f"step_chunk, {args.num_images} camera(s) each chunk", median(env_s), env_reset_s)
+    ratio = median(reference_s) / median(env_s)
+    print(f"ratio {ratio:.2f}; of step_chunk {median(renders_s) / median(env_s):.0%} is rendering")
+
+
+def print_row(name: str, chunk_s: float, reset_s: float) -> None:
     print(
-        f"ratio {ratio:.2f}; of step_chunk {render_share:.0%} is rendering, {1 - render_share:.0%} simulation"
+        f"{name:36}{CHUNK_LENGTH / chunk_s:7.1f} env steps/s, {1000 * chunk_s:.1f} ms a chunk, reset {reset_s:.2f} s"
     )
-    print("(make of step_chunk includes the imports, the first reset and just-in-time compilation)")
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def write_page(folder: Path) -> str:
     end = read_evaluation(folder / "end.json")
     run = find_run(folder)
     parts = [
-        heading(machine, start),
+        f"### {policy_name(start)} on {gpu_name(machine)}",
         table([ROW_HEADS, result_row(machine, start, end, folder)]),
         machine_section(machine),
         steps_section(folder),
@@ -108,10 +108,6 @@ def policy_name(results: Results | None) -> str:
 
 def gpu_name(machine: dict) -> str:
     return machine["gpu"]["name"] if machine.get("gpu") else "CPU"
-
-
-def heading(machine: dict, start: Results | None) -> str:
-    return f"### {policy_name(start)} on {gpu_name(machine)}"
 
 
 def result_row(machine: dict, start: Results | None, end: Results | None, folder: Path) -> list[str]:

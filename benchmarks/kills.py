@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 import tyro
+from safetensors.torch import load_file
 
 from benchmarks.background import repeated_beside
 from benchmarks.soak import MAX_GROWTH, Watch
@@ -231,14 +233,13 @@ def without_durations(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if not name.startswith(VARYING)}
 
 
-def weights(folder: Path) -> dict[str, tuple[dict[str, Any], bytes]]:
-    """Header and numbers of every file of weights. The header's order is another one every time."""
-    contents = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        content = path.read_bytes()
-        header_end = 8 + int.from_bytes(content[:8], "little")
-        contents[path.name] = (json.loads(content[8:header_end]), content[header_end:])
-    return contents
+def weights(folder: Path) -> dict[str, bytes]:
+    """The bits of every tensor, by file and name."""
+    return {
+        f"{path.name} {name} {tensor.dtype}": tensor.flatten().view(torch.uint8).numpy().tobytes()
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
 
 
 def arrays(path: Path) -> dict[str, bytes]:

@@ -47,18 +47,6 @@ class Variant:
         by_seed = [evaluation_rows(rows) for rows in self.seeds]
         return [rows for rows in by_seed if len(rows) > 1]
 
-    def greedy_before(self) -> str:
-        """Greedy success of all seeds together, before training."""
-        return pooled_greedy([rows[0] for rows in self.evaluations()])
-
-    def greedy_after(self) -> str:
-        """Greedy success of all seeds together, after training."""
-        return pooled_greedy([rows[-1] for rows in self.evaluations()])
-
-    def gains(self) -> list[float]:
-        """For every seed: greedy success after training minus the teacher's, in percentage points."""
-        return [100 * (rows[-1][GREEDY] - rows[-1][TEACHER]) for rows in self.evaluations()]
-
     def training_success(self, first: int, last: int) -> str:
         """Success of the training episodes of all updates that ended between `first` and `last` env steps."""
         by_seed = []
@@ -160,11 +148,13 @@ def table(variants: Sequence[Variant], first: int, last: int) -> str:
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for variant in variants:
         curves = [learning_curve(rows) for rows in variant.seeds]
+        evaluations = variant.evaluations()
+        gains = [100 * (rows[-1][GREEDY] - rows[-1][TEACHER]) for rows in evaluations]
         cells = [
             variant.name,
-            variant.greedy_before(),
-            variant.greedy_after(),
-            ", ".join(f"{round(gain):+d}" for gain in variant.gains()),
+            pooled_greedy([rows[0] for rows in evaluations]),
+            pooled_greedy([rows[-1] for rows in evaluations]),
+            ", ".join(f"{round(gain):+d}" for gain in gains),
             ", ".join(f"{points[-1].env_steps:,}" for points in curves),
         ]
         for level in LEVELS:

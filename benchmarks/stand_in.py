@@ -8,11 +8,10 @@ import torch
 
 from contracts import Observation
 from vla.policy import Acted
-from vla.tokens import FIRST_ACTION_TOKEN
+from vla.tokens import FIRST_ACTION_TOKEN, NUM_BINS
 
 CHUNK_LENGTH = 8
 ACTION_DIM = 7
-NUM_BINS = 256
 
 
 class StandInPolicy:

@@ -89,8 +89,6 @@ class DemosArgs:
     def recipe(self) -> dict[str, object]:
         """All settings that decide an episode of a given task and index, as JSON stores them."""
         left_out = {"out", "task_ids", "episodes", "num_envs"}
-        if not self.perturb:
-            left_out |= {"perturb", "magnitudes"}  # folders from before there were perturbations go on
         recipe = {name: value for name, value in vars(self).items() if name not in left_out}
         return json.loads(json.dumps(recipe))
 
