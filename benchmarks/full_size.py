@@ -15,7 +15,6 @@ The weights are made on a GPU. The same seed gives the same weights on the same 
 """
 
 import json
-import shutil
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -30,8 +29,8 @@ from benchmarks.growing import add_noise, check_sizes, grow, grow_action_head
 from command_line import main_guard, parse_flags
 from configs.bounds import NOT_NEGATIVE, check_numbers
 from contracts import BadInput, read_json, write_json
+from vla.adapter_folder import copy_small_files
 from vla.checkpoint import inspect_checkpoint
-from vla.dataset_statistics import STATISTICS_FILE
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.network_config import read_network_config
 from vla.network_io import load_action_head, load_network, save_checkpoint
@@ -107,8 +106,7 @@ def write_full_size(folder: Path, seed: int = 0) -> None:
     with tempfile.TemporaryDirectory() as small_folder:
         small = make_tiny_checkpoint(Path(small_folder))
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("tokenizer.json", "tokenizer_config.json", STATISTICS_FILE):
-            shutil.copyfile(small / name, folder / name)
+        copy_small_files(small, folder)
         processor = (small / "preprocessor_config.json").read_text()
     # The only sizes in it are those of the small checkpoint's images.
     write_json(folder / "preprocessor_config.json", json.loads(processor.replace("120", "224")))
@@ -154,9 +152,7 @@ def write_grown(
     small_fingerprint = fingerprint(info.weights.values())
     config["grown_from"] = {"fingerprint": small_fingerprint, "noise": noise, "seed": seed}
     save_checkpoint(folder, large, config, action_head=large_head)
-    for path in small_folder.iterdir():
-        if "token" in path.name or "processor" in path.name or path.name == STATISTICS_FILE:
-            shutil.copyfile(path, folder / path.name)
+    copy_small_files(small_folder, folder)
 
 
 def build_on_meta(config: dict[str, object]) -> OpenVLAOFT:

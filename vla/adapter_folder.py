@@ -131,9 +131,14 @@ def write_adapter(
     write_tensors(folder / WEIGHTS_FILE, tensors, metadata)
     if network.proprio_projector is not None:
         write_tensors(folder / PROPRIO_FILE, network.proprio_projector.state_dict())
-    for path in base_folder.iterdir():
+    copy_small_files(base_folder, folder)
+
+
+def copy_small_files(source: Path, target: Path) -> None:
+    """Copy the small files of a checkpoint folder that evaluation reads, except config.json."""
+    for path in source.iterdir():
         if SMALL_FILES.fullmatch(path.name):
-            shutil.copyfile(path, folder / path.name)
+            shutil.copyfile(path, target / path.name)
 
 
 def read_adapter(folder: Path) -> StoredAdapter:

@@ -1,7 +1,6 @@
 """Train all parameters of a small network, not only adapters."""
 
 import math
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts import Observation, read_json, write_json
+from vla.adapter_folder import copy_small_files
 from vla.checkpoint import CheckpointInfo
 from vla.dataset_statistics import STATISTICS_FILE
 from vla.network_io import check_dimensions, load_action_head, load_network, save_checkpoint
@@ -105,7 +105,5 @@ class WholeNetwork:
         config["looks"] = looks
         config["text_config"] = config.get("text_config", {}) | {"torch_dtype": dtype_name}
         save_checkpoint(folder, self.network, config, dtype=dtype, action_head=self.action_head)
+        copy_small_files(self.info.folder, folder)
         write_json(folder / STATISTICS_FILE, statistics)
-        for path in self.info.folder.iterdir():
-            if "token" in path.name or "processor" in path.name:
-                shutil.copyfile(path, folder / path.name)
