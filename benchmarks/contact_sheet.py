@@ -13,6 +13,7 @@ from envs.libero import LiberoEnv
 from envs.perturb import KINDS, MAGNITUDES, Perturbation
 
 FRAME_SIDE = 160  # pixels
+SEED = 7  # of the perturbations
 CAPTION_HEIGHT = 24
 MAX_CAPTION = 27  # characters that fit below a frame
 
@@ -25,15 +26,15 @@ def caption(kind: str, magnitude: int, instruction: str) -> str:
     return f"{kind} {magnitude}"
 
 
-def draw_sheet(env: LiberoEnv, init_state_id: int, seed: int) -> Image.Image:
+def draw_sheet(env: LiberoEnv) -> Image.Image:
     """Reset the env once for each kind and magnitude, and put the images of agentview side by side."""
     cell_height = FRAME_SIDE + CAPTION_HEIGHT
     sheet = Image.new("RGB", (FRAME_SIDE * len(MAGNITUDES), cell_height * len(KINDS)), "white")
     draw = ImageDraw.Draw(sheet)
     for row, kind in enumerate(KINDS):
         for column, magnitude in enumerate(MAGNITUDES):
-            perturbation = Perturbation(kind, magnitude, seed)
-            observation = env.reset(init_state_id, perturbation=perturbation).observation
+            perturbation = Perturbation(kind, magnitude, SEED)
+            observation = env.reset(0, perturbation=perturbation).observation
             assert observation is not None, "a reset observes unless it is told not to"
             x = column * FRAME_SIDE
             y = row * cell_height
@@ -46,14 +47,9 @@ def draw_sheet(env: LiberoEnv, init_state_id: int, seed: int) -> Image.Image:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--task-suite", default="libero_spatial")
-    parser.add_argument("--task-id", type=int, default=0)
-    parser.add_argument("--init-state", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--assets", default="official")
     parser.add_argument("--out", type=Path, default=Path("perturbations.jpg"))
     arguments = parser.parse_args()
-    spec = EnvSpec(arguments.task_suite, (arguments.task_id,), num_images=1, assets=arguments.assets)
-    libero_env = LiberoEnv(spec, arguments.task_id)
-    draw_sheet(libero_env, arguments.init_state, arguments.seed).save(arguments.out, quality=85)
+    libero_env = LiberoEnv(EnvSpec("libero_spatial", (0,), num_images=1, assets=arguments.assets), task_id=0)
+    draw_sheet(libero_env).save(arguments.out, quality=85)
     libero_env.close()

@@ -219,30 +219,25 @@ def measure_budget(folder: Path, budget_gib: float, weights: FrozenWeights, mete
 
 def measure_agreement(folder: Path, formats: Sequence[FrozenWeights]) -> None:
     """Compare greedy tokens and log-probs of compiled passes with those of plain passes in float32."""
-    tokens: dict[FrozenWeights, Tensor] = {}
-    acting: dict[FrozenWeights, Tensor] = {}  # log-probs of the tokens
-    learning: dict[FrozenWeights, Tensor] = {}  # likewise, by the passes of an update
+    policy = load(folder, None, "float32", compile="off")
+    observations = make_observations(policy, AGREEMENT_OBSERVATIONS)
+    with torch.no_grad():
+        exact = chunk_logits(policy, observations, 1)
+    del policy  # the next one may need its memory
     for weights in formats:
         policy = load(folder, None, weights)
-        observations = make_observations(policy, AGREEMENT_OBSERVATIONS)
         acted = policy.act(observations)
         logits = chunk_logits(policy, observations, 2)
-        tokens[weights] = acted.tokens
-        acting[weights] = acted.logprobs
-        learning[weights] = policy.token_logprobs(logits, acted.tokens, 1.0)
-        del policy  # the next one may need its memory
-    policy = load(folder, None, "float32", compile="off")
-    with torch.no_grad():
-        logits = chunk_logits(policy, make_observations(policy, AGREEMENT_OBSERVATIONS), 1)
-    for weights in formats:
-        share = (tokens[weights] == logits.argmax(-1) + FIRST_ACTION_TOKEN).float().mean()
-        differences = (acting[weights] - policy.token_logprobs(logits, tokens[weights], 1.0)).abs()
-        ratio_error = ((learning[weights] - acting[weights]).exp() - 1).abs().mean()
+        learning = policy.token_logprobs(logits, acted.tokens, 1.0)
+        share = (acted.tokens == exact.argmax(-1) + FIRST_ACTION_TOKEN).float().mean()
+        differences = (acted.logprobs - policy.token_logprobs(exact, acted.tokens, 1.0)).abs()
+        ratio_error = ((learning - acted.logprobs).exp() - 1).abs().mean()
         print(
             f"compiled {weights} beside float32: {share:.1%} of the greedy tokens equal; log-probs apart by "
             f"{differences.mean():.4f} on average, {differences.max():.4f} at most; learning beside acting: mean "
             f"|ratio - 1| of tokens {ratio_error:.4f}"
         )
+        del policy
 
 
 def chunk_logits(policy: Policy, observations: Sequence[Observation], micro_batch_size: int) -> Tensor:
