@@ -32,14 +32,13 @@ from rl.trajectory import Episode
 
 ENV_PARTS = ("sim", "render", "preprocess")
 PROCESS_PARTS = ("infer", "wait")
+TASK_ID = 0
 NUM_INIT_STATES = 50
 BEHAVIOUR = Behaviour(epsilon=0.0, temperature=1.0, keep_observations=False)
 
 
 @dataclass(frozen=True)
 class Args:
-    task_suite: str = "libero_spatial"
-    task_id: int = 0
     workers: tuple[int, ...] = (1, 2, 4)
     """Sizes of the pools; with 1 the env runs in this process."""
     simulators: Literal["processes", "ray"] = "processes"
@@ -50,8 +49,6 @@ class Args:
     """Length of an episode in env steps; random actions never succeed."""
     episodes: int = 3
     """Episodes per env."""
-    num_images: int = 2
-    assets: str = "lowpoly"
     reference: bool = True
     """Also measure LIBERO's own loop."""
 
@@ -68,13 +65,7 @@ class Row:
 
 
 def main(args: Args) -> None:
-    spec = EnvSpec(
-        args.task_suite,
-        (args.task_id,),
-        args.num_images,
-        args.assets,
-        max_env_steps=args.max_env_steps,
-    )
+    spec = EnvSpec("libero_spatial", (TASK_ID,), max_env_steps=args.max_env_steps)
     policy = StandInPolicy(args.latency_ms / 1000)
     reference = libero_row(spec, args) if args.reference else None
     pairs = [pool_rows(spec, num_envs, policy, args) for num_envs in args.workers]
@@ -93,8 +84,8 @@ def main(args: Args) -> None:
 def libero_row(spec: EnvSpec, args: Args) -> Row:
     """Measure one env as published evaluations run it: it renders every frame and waits for a policy once a chunk."""
     prepare()
-    init_states = load_init_states(task_files(spec, args.task_id).init_states)
-    env = make_reference(spec, args.task_id)
+    init_states = load_init_states(task_files(spec, TASK_ID).init_states)
+    env = make_reference(spec, TASK_ID)
     generator = np.random.default_rng(0)
     reset_reference(env, init_states[0])
     step_reference(env, generator.uniform(-1, 1, (1, ACTION_DIM)))  # just-in-time compilation
@@ -122,7 +113,7 @@ def pool_rows(spec: EnvSpec, num_envs: int, policy: StandInPolicy, args: Args) -
     with make_pool(spec, num_envs, None, args.simulators) as pool:
 
         def play(player: StandInPolicy, num_episodes: int, purpose: str) -> Rollout:
-            episodes = [Episode(i, args.task_id, i % NUM_INIT_STATES, group=i) for i in range(num_episodes)]
+            episodes = [Episode(i, TASK_ID, i % NUM_INIT_STATES, group=i) for i in range(num_episodes)]
             return play_episodes(player, pool, episodes, BEHAVIOUR, Randomness(0, purpose))
 
         play(policy, num_envs, "warm up")  # builds the simulators

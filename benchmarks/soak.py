@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import tyro
@@ -37,8 +37,6 @@ NUM_INIT_STATES = 50
 
 @dataclass(frozen=True)
 class Args:
-    task_suite: str = "libero_spatial"
-    task_id: int = 0
     episodes: int = 200
     num_envs: int = 4
     kill_every_s: float = 20.0
@@ -120,9 +118,9 @@ def resident_mib(pid: int) -> float:
 
 
 def main(args: Args) -> int:
-    spec = EnvSpec(args.task_suite, (args.task_id,), max_env_steps=args.max_env_steps)
-    spec = replace(spec, assets=str(find_pack(spec.assets).folder))
-    episodes = [Episode(i, args.task_id, i % NUM_INIT_STATES, group=i) for i in range(args.episodes)]
+    assets = str(find_pack("lowpoly").folder)
+    spec = EnvSpec("libero_spatial", (0,), assets=assets, max_env_steps=args.max_env_steps)
+    episodes = [Episode(i, 0, i % NUM_INIT_STATES, group=i) for i in range(args.episodes)]
     behaviour = Behaviour(epsilon=0.0, temperature=1.0, keep_observations=False)
     watch = Watch(os.getpid(), child_processes, args.kill_every_s)
     pool = Pool(spec, args.num_envs, step_timeout_s=args.step_timeout_s, recycle_after=args.recycle_after)
