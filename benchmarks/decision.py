@@ -24,28 +24,17 @@ class Args:
     checkpoint: tyro.conf.Positional[str] = "checkpoints/tiny-libero-spatial"
     """Folder or hub id."""
     task_suite: str = "libero_spatial"
-    batch: int = 1
-    """Observations per call."""
     repeats: int = 50
 
 
 def main(args: Args) -> None:
     torch.set_num_threads(1)
     policy = Policy.load(args.checkpoint, LoadOptions(task_suite=args.task_suite, device="cpu"))
-    observations = make_observations(policy, args.batch, prepared=False)
-
-    def prepare_all() -> None:
-        for observation in observations:
-            policy.prepare(observation.images)
-
-    call_s = median_seconds(lambda: policy.act(observations), args.repeats)
-    preprocessing_s = median_seconds(prepare_all, args.repeats)
-    with policy.teacher():
-        teacher_s = median_seconds(lambda: policy.act(observations), args.repeats)
-    print(f"{policy.num_images} image(s), {args.batch} observation(s) a call, one thread")
-    print(f"{'one call':>16} {1e3 * call_s:7.1f} ms")
-    print(f"{'of it images':>16} {1e3 * preprocessing_s:7.1f} ms, {preprocessing_s / call_s:.0%}")
-    print(f"{'adapters off':>16} {1e3 * teacher_s:7.1f} ms")
+    (observation,) = make_observations(policy, 1, prepared=False)
+    call_s = median_seconds(lambda: policy.act([observation]), args.repeats)
+    preprocessing_s = median_seconds(lambda: policy.prepare(observation.images), args.repeats)
+    print(f"one decision on {policy.num_images} image(s), one thread: {1e3 * call_s:.1f} ms")
+    print(f"of it images: {1e3 * preprocessing_s:.1f} ms, {preprocessing_s / call_s:.0%}")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -168,13 +169,11 @@ def check_recipe(args: DemosArgs) -> None:
 def missing_episodes(args: DemosArgs) -> list[EpisodeId]:
     """The episodes that are neither stored nor known to fail."""
     failed = failed_episodes(args.out / JOURNAL_FILE)
-    missing = []
-    for task_id in args.task_ids:
-        for index in range(args.episodes):
-            is_stored = episode_path(args.out, task_id, index).exists()
-            if not is_stored and (task_id, index) not in failed:
-                missing.append((task_id, index))
-    return missing
+    return [
+        episode_id
+        for episode_id in product(args.task_ids, range(args.episodes))
+        if episode_id not in failed and not episode_path(args.out, *episode_id).exists()
+    ]
 
 
 def failed_episodes(journal: Path) -> set[EpisodeId]:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -69,8 +70,7 @@ def sample_states(bddl: Path, count: int) -> tuple[list[np.ndarray], Counter[str
     """Up to `count` usable states, each (1 + nq + nv,), and how many placements were rejected for each reason."""
     states: list[np.ndarray] = []
     rejected: Counter[str] = Counter()
-    simulator = LiberoSimulator(bddl, find_pack("lowpoly").folder, ("agentview",))
-    try:
+    with closing(LiberoSimulator(bddl, find_pack("lowpoly").folder, ("agentview",))) as simulator:
         for seed in range(count * TRIES_PER_STATE):
             try:
                 simulator.reset(seed)
@@ -85,8 +85,6 @@ def sample_states(bddl: Path, count: int) -> tuple[list[np.ndarray], Counter[str
                 rejected[problem] += 1
             if len(states) == count:
                 break
-    finally:
-        simulator.close()
     return states, rejected
 
 
