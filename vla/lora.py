@@ -251,6 +251,8 @@ class AdaptedLayers:
     def __init__(self, layers: list[tuple[str, LoraLayer]]):
         """layers: pairs of a layer's name in the network and the layer; all have the same rank and alpha."""
         self.layers = layers
+        self.rank = layers[0][1].rank
+        self.alpha = layers[0][1].alpha
         self._matrices: list[Tensor] = []
         for _, layer in layers:
             self._matrices += [layer.lora_A, layer.lora_B]
@@ -270,14 +272,6 @@ class AdaptedLayers:
             ):
                 self._scaled_Bs.append(columns[start:end, i * layer.rank : (i + 1) * layer.rank])
                 self._Bs.append(lora_B.data)
-
-    @property
-    def rank(self) -> int:
-        return self.layers[0][1].rank
-
-    @property
-    def alpha(self) -> int:
-        return self.layers[0][1].alpha
 
     @property
     def enabled(self) -> bool:
