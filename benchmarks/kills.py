@@ -32,7 +32,7 @@ import tyro
 from safetensors.torch import load_file
 
 from benchmarks.background import repeated_beside
-from benchmarks.soak import MAX_GROWTH, Watch
+from benchmarks.soak import MAX_GROWTH, Sample, Watch
 from configs.presets import TINY_CHECKPOINT
 from contracts import read_json
 
@@ -290,7 +290,6 @@ def soak(minutes: float, folder: Path) -> bool:
     with repeated_beside(watch.look, SAMPLE_EVERY_S):
         process.wait()
     duration = time.monotonic() - started
-    samples = watch.samples
     survivors = survivors_of(folder)
     rows = [json.loads(line) for line in (only_run(folder) / "metrics.jsonl").read_text().splitlines()]
     replayed = sum(row.get("rollout/errors", 0) for row in rows)
@@ -301,6 +300,11 @@ def soak(minutes: float, folder: Path) -> bool:
     leftovers = [path.name for path in (folder / "tmp").iterdir()]
     if leftovers:
         print(f"temporary files left: {leftovers[:5]}")
+    return stays_flat(watch.samples) and process.returncode == 0 and not survivors and not leftovers
+
+
+def stays_flat(samples: Sequence[Sample]) -> bool:
+    """Print and compare what a process takes in the second quarter of its time, and later."""
     quarter = len(samples) // 4  # the first one is the start
     early = samples[quarter : 2 * quarter]
     late = samples[2 * quarter :]
@@ -308,12 +312,11 @@ def soak(minutes: float, folder: Path) -> bool:
     peak = [max(sample.memory_mib for sample in part) for part in (early, late)]
     files = [statistics.median(sample.files for sample in part) for part in (early, late)]
     threads = [statistics.median(sample.threads for sample in part) for part in (early, late)]
-    is_flat = peak[1] <= MAX_GROWTH * peak[0] and max(files[1] - files[0], threads[1] - threads[0]) <= MORE
     print(
         f"in the second quarter, and later: main memory at most {peak[0]:.0f} and {peak[1]:.0f} MiB, files "
         f"{files[0]:.0f} and {files[1]:.0f}, threads {threads[0]:.0f} and {threads[1]:.0f}"
     )
-    return is_flat and process.returncode == 0 and not survivors and not leftovers
+    return peak[1] <= MAX_GROWTH * peak[0] and max(files[1] - files[0], threads[1] - threads[0]) <= MORE
 
 
 def main(args: Args) -> int:
