@@ -1,0 +1,117 @@
+"""Draw a moving picture of a policy before and after training: the same episodes, one above the other.
+
+    python -m benchmarks.before_after --checkpoint CHECKPOINT --adapter RUN/checkpoints/latest --out before_after.webp
+
+Greedy episodes from the benchmark's first initial states, none of them chosen: a column for each, the checkpoint alone
+above, with the adapter below. An episode that has ended stands still, with a green frame if it succeeded and a red one
+if not. One frame in FRAME_STRIDE is kept.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+from command_line import main_guard, parse_flags
+from envs.env import EnvSpec
+from envs.libero import LiberoEnv
+from vla.loading import LoadOptions
+from vla.policy import Policy
+
+FRAME_STRIDE = 3
+MILLISECONDS = 100  # that a frame is shown: twice as fast as the robot
+FRAMES_AT_END = 15  # that the last picture stands
+CELL_SIDE = 128  # pixels
+BORDER = 4  # pixels
+QUALITY = 50  # of WebP, 0 to 100
+SUCCESS_COLOUR = "#1a9850"
+FAILURE_COLOUR = "#d73027"
+
+
+@dataclass(frozen=True)
+class Args:
+    """Draw a moving picture of a policy before and after training: the same episodes, one above the other."""
+
+    checkpoint: str
+    """Folder or hub id of the policy before."""
+    adapter: str
+    """Folder of the adapters that were trained on it."""
+    out: Path = Path("before_after.webp")
+    """File to write, .webp or .gif."""
+    task_suite: str = "libero_spatial"
+    task_id: int = 0
+    num_states: int = 6
+    """Columns: the first initial states."""
+    assets: str = "lowpoly"
+    """Looks: lowpoly, official or a folder."""
+    device: str = "auto"
+
+
+@dataclass(frozen=True)
+class Clip:
+    """One episode: small pictures, and how it ended."""
+
+    frames: list[Image.Image]
+    success: bool
+
+    def frame_at(self, index: int) -> Image.Image:
+        """The picture with this index, or the last one with the colour of the outcome around it."""
+        if index < len(self.frames):
+            return self.frames[index]
+        last = self.frames[-1].copy()
+        colour = SUCCESS_COLOUR if self.success else FAILURE_COLOUR
+        ImageDraw.Draw(last).rectangle((0, 0, CELL_SIDE - 1, CELL_SIDE - 1), outline=colour, width=BORDER)
+        return last
+
+
+def main(argv: Sequence[str]) -> None:
+    args = parse_flags(Args, argv, prog="python -m benchmarks.before_after")
+    rows = []
+    for adapter in (None, args.adapter):
+        options = LoadOptions(args.task_suite, device=args.device, adapter=adapter)
+        policy = Policy.load(args.checkpoint, options)
+        env = LiberoEnv(EnvSpec(args.task_suite, (args.task_id,), policy.num_images, args.assets), args.task_id)
+        clips = [play(policy, env, init_state_id) for init_state_id in range(args.num_states)]
+        env.close()
+        print(f"{adapter or args.checkpoint}: {sum(clip.success for clip in clips)} of {len(clips)}", flush=True)
+        rows.append(clips)
+    pictures = draw(rows)
+    pictures[0].save(
+        args.out,
+        save_all=True,
+        append_images=pictures[1:],
+        duration=MILLISECONDS,
+        loop=0,
+        quality=QUALITY,
+    )
+    print(f"wrote {args.out}, {args.out.stat().st_size / 1e6:.1f} MB")
+
+
+def play(policy: Policy, env: LiberoEnv, init_state_id: int) -> Clip:
+    """Play one greedy episode, and keep some of its frames."""
+    result = env.reset(init_state_id, record=True)
+    frames = list(result.frames)
+    while not result.done:
+        result = env.step_chunk(policy.act([result.observation]).actions[0])
+        frames += result.frames
+    small = [Image.fromarray(frame).resize((CELL_SIDE, CELL_SIDE)) for frame in frames[::FRAME_STRIDE]]
+    return Clip(small, result.success)
+
+
+def draw(rows: Sequence[Sequence[Clip]]) -> list[Image.Image]:
+    """Put the clips into a grid, one picture for each moment."""
+    length = max(len(clip.frames) for clips in rows for clip in clips)
+    pictures = []
+    for index in range(length + FRAMES_AT_END):
+        picture = Image.new("RGB", (CELL_SIDE * len(rows[0]), CELL_SIDE * len(rows)))
+        for row, clips in enumerate(rows):
+            for column, clip in enumerate(clips):
+                picture.paste(clip.frame_at(index), (column * CELL_SIDE, row * CELL_SIDE))
+        pictures.append(picture)
+    return pictures
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard("benchmarks.before_after", main))
