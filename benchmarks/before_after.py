@@ -72,10 +72,14 @@ def main(argv: Sequence[str]) -> None:
     for adapter in (None, args.adapter):
         options = LoadOptions(args.task_suite, device=args.device, adapter=adapter)
         policy = Policy.load(args.checkpoint, options)
-        env = LiberoEnv(EnvSpec(args.task_suite, (args.task_id,), policy.num_images, args.assets), args.task_id)
+        env = LiberoEnv(
+            EnvSpec(args.task_suite, (args.task_id,), policy.num_images, args.assets), args.task_id
+        )
         clips = [play(policy, env, init_state_id) for init_state_id in range(args.num_states)]
         env.close()
-        print(f"{adapter or args.checkpoint}: {sum(clip.success for clip in clips)} of {len(clips)}", flush=True)
+        print(
+            f"{adapter or args.checkpoint}: {sum(clip.success for clip in clips)} of {len(clips)}", flush=True
+        )
         rows.append(clips)
     pictures = draw(rows)
     pictures[0].save(
