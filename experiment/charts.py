@@ -4,8 +4,6 @@ The template stretches the picture to any width and writes the labels as text of
 narrow screen. The page's style sheet gives the colours, also for dark screens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

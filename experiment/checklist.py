@@ -1,7 +1,5 @@
 """Run checks one after the other; each has a one-line result, which says what to do if something is wrong."""
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ A run's folder checkpoints/ holds folders step_N (N env steps) and two pointers,
 contain the name of such a folder.
 """
 
-from __future__ import annotations
-
 import io
 import os
 import shutil

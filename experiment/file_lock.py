@@ -1,7 +1,5 @@
 """Lock a run folder or a results file, so that only one program at a time writes it."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fcntl

@@ -1,7 +1,5 @@
 """Make the observations of a task on which a run's checks try its policy."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

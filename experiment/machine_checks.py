@@ -1,7 +1,5 @@
 """Check the machine of a run: packages, GPU, renderer, Ray, main memory and disk."""
 
-from __future__ import annotations
-
 import platform
 import shutil
 from importlib.metadata import version

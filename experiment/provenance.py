@@ -1,7 +1,5 @@
 """Record what is needed to repeat a run: its command, commit, package versions and machine."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import os
 import platform

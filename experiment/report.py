@@ -3,8 +3,6 @@
 The page is one file: charts, first frame and videos are inside. It needs no network and no program but a browser.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import logging

@@ -1,7 +1,5 @@
 """The success rates that others report for public checkpoints, and how a measured start compares with them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The file (docs/RESULTS_JSON.md) is replaced as a whole after every episode, so i
 loses only the episodes that were under way. An interrupted evaluation resumes from this file.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

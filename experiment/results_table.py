@@ -1,7 +1,5 @@
 """Format the results of eval.py as tables for the terminal: by task and suite, and by perturbation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import zip_longest
 

@@ -1,7 +1,5 @@
 """Draw the success of a policy by kind and magnitude of perturbation."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

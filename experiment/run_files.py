@@ -1,7 +1,5 @@
 """The files of a run folder, and how the programs that only look at a run read them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, TypeAlias, cast
 

@@ -1,7 +1,5 @@
 """Create, lock and write the folder of a run: config.json, metrics.jsonl and the log file."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

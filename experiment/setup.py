@@ -4,8 +4,6 @@ A function here raises BadInput only if it cannot make its value. All other chec
 machine_checks.py.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os

@@ -1,7 +1,5 @@
 """Choose how many simulators run (`--num-envs auto`), from the machine's cores and memory and from what is to play."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Measure how fast this machine simulates, decides and learns, in a second or two before a run."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable

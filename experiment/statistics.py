@@ -1,7 +1,5 @@
 """Compute success rates with their intervals, and compare two policies episode by episode."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Stop a run cleanly: on signals, on exceptions, and with one line for problems that the user can repair."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

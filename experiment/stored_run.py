@@ -1,7 +1,5 @@
 """Read a run, finished or not, from its folder: its evaluations, its change of success, and its training time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

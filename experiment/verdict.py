@@ -1,7 +1,5 @@
 """Say in one sentence whether a run has improved the policy that it was given."""
 
-from __future__ import annotations
-
 from typing import Literal, NamedTuple
 
 from experiment.statistics import Paired

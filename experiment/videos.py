@@ -1,7 +1,5 @@
 """Write videos of episodes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
