@@ -71,7 +71,6 @@ class LiberoEnv:
         self.env_steps = 0
         self._cameras = CAMERAS[: spec.num_images]
         self._simulator: LiberoSimulator | None = None
-        self._running = False
         self._recording = False
         self._perturbation: Perturbation | None = None
         self._seed = 0  # of the running episode
@@ -104,23 +103,17 @@ class LiberoEnv:
             self._start(init_state_id, seed, physics, observe)
             if observe and not run.is_over:
                 run.observation = self.observation()
-        return self._end(run)
+        return run.result()
 
     def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
         """Execute `actions` (n, 7) one by one, up to success or the step limit; render only if `observe`."""
-        assert self._running, "no episode is running: reset first"
         actions = np.asarray(actions, dtype=np.float64)[: self.max_env_steps - self.env_steps]
         self._run = ChunkRun(self)
         with self._run as run:
             run.success = self._execute(actions, observe)
             if observe and not run.is_over:
                 run.observation = self.observation()
-        return self._end(run)
-
-    def _end(self, run: ChunkRun) -> ChunkResult:
-        result = run.result()
-        self._running = not result.done
-        return result
+        return run.result()
 
     @property
     def domain(self) -> BDDLBaseDomain:
@@ -129,7 +122,6 @@ class LiberoEnv:
 
     def close(self) -> None:
         """Free the simulator. It is also freed at the end of the program."""
-        self._running = False
         if self._simulator is not None:
             simulator = self._simulator
             self._simulator = None

@@ -55,7 +55,7 @@ class LiberoSimulator:
         lean.release_memory(self.domain)
         self._soft_reset = lean.soft_reset(self.domain)
         self._lean_physics = lean.lean_physics
-        self._model_as_built = perturb.snapshot(self.domain)
+        self._model_as_built = [array.copy() for array in perturb.changeable_arrays(self.domain)]
         self._own_goal = self.domain.parsed_problem["goal_state"]
         self._step: Callable[[np.ndarray], StepOutcome] = self._exact_step
         # Nobody reads LIBERO's reward, and computing it would check success a second time.

@@ -59,7 +59,6 @@ class MetaWorldEnv:
         self.raw = np.zeros(39)  # Meta-World's own observation, which its scripted experts read
         self._env: SawyerXYZEnv | None = None
         self._renderer: mujoco.Renderer | None = None
-        self._running = False
         self._recording = False
 
     def reset(
@@ -85,14 +84,13 @@ class MetaWorldEnv:
             self._start(np.random.default_rng(stream))
             if observe and not run.is_over:
                 run.observation = self.observation()
-        return self._end(run)
+        return run.result()
 
     def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
         """Execute `actions` (n, 4) one by one, up to success or the step limit; render only if `observe`.
 
         Raises BadInput for actions of another width.
         """
-        assert self._running, "no episode is running: reset first"
         actions = np.asarray(actions, dtype=np.float64)[: self.max_env_steps - self.env_steps]
         if actions.shape[1:] != (self.action_dim,):
             raise BadInput(
@@ -103,16 +101,10 @@ class MetaWorldEnv:
             run.success = self._execute(actions)
             if observe and not run.is_over:
                 run.observation = self.observation()
-        return self._end(run)
-
-    def _end(self, run: ChunkRun) -> ChunkResult:
-        result = run.result()
-        self._running = not result.done
-        return result
+        return run.result()
 
     def close(self) -> None:
         """Free the simulator. It is also freed at the end of the program."""
-        self._running = False
         self._env = None
         if self._renderer is not None:
             renderer = self._renderer

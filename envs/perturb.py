@@ -44,7 +44,7 @@ COLOURS = np.array(
     [[0.9, 0.1, 0.1], [0.1, 0.7, 0.1], [0.1, 0.2, 0.9], [0.9, 0.8, 0.1], [0.7, 0.1, 0.8], [1, 1, 1]]
 )
 UNSET_RGBA = np.array([0.5, 0.5, 0.5, 1.0])  # geom_rgba where the material or texture decides the colour
-# Fields of the model that `change_scene` or fast physics may change.
+# Fields of the model that `change_scene` or fast physics may change; so may the headlight.
 MODEL_FIELDS = ("cam_pos", "cam_quat", "light_diffuse", "geom_rgba", "geom_matid", "geom_solref")
 UPWARDS = np.array([0.0, 0.0, 1.0])
 
@@ -169,22 +169,17 @@ def _scatter_once(places: np.ndarray, radius: float, rng: np.random.Generator) -
 # ---------------------------------------------------------------------------------------------- the model and the goal
 
 
-def snapshot(domain: BDDLBaseDomain) -> dict[str, np.ndarray]:
-    """Copy everything in the model that `change_scene` and fast physics may change, for `restore`."""
+def changeable_arrays(domain: BDDLBaseDomain) -> list[np.ndarray]:
+    """The arrays of the model that `change_scene` and fast physics may change, as views."""
     model = domain.sim.model._model
-    fields = {name: getattr(model, name).copy() for name in MODEL_FIELDS}
-    fields["ambient"] = model.vis.headlight.ambient.copy()
-    fields["diffuse"] = model.vis.headlight.diffuse.copy()
-    return fields
+    headlight = model.vis.headlight
+    return [*(getattr(model, name) for name in MODEL_FIELDS), headlight.ambient, headlight.diffuse]
 
 
-def restore(domain: BDDLBaseDomain, as_built: dict[str, np.ndarray], goal: list) -> None:
-    """Undo all changes of the model since the `snapshot` `as_built`, and set the goal."""
-    model = domain.sim.model._model
-    for name in MODEL_FIELDS:
-        getattr(model, name)[:] = as_built[name]
-    model.vis.headlight.ambient[:] = as_built["ambient"]
-    model.vis.headlight.diffuse[:] = as_built["diffuse"]
+def restore(domain: BDDLBaseDomain, as_built: Sequence[np.ndarray], goal: list) -> None:
+    """Undo all changes of the model since `as_built` was copied from `changeable_arrays`, and set the goal."""
+    for array, before in zip(changeable_arrays(domain), as_built, strict=True):
+        array[:] = before
     domain.parsed_problem["goal_state"] = goal
 
 

@@ -163,17 +163,13 @@ def changes(run: StoredRun) -> list[Change]:
     """
     if not run.evaluations:
         return []
-    first = run.evaluations[0]
-    last = run.evaluations[-1]
     on_all_tasks = []
     by_task = []
     for label, metric in (("student, sampled", SAMPLED), ("student, greedy", GREEDY)):
-        if f"{metric}_k" in first:  # without --eval-trials nothing was sampled
-            before = _successes_by_episode(run, first, metric)
-            after = _successes_by_episode(run, last, metric)
-            on_all_tasks.append(_change(label, first, metric, last, metric, compare(before, after)))
-            by_task += _changes_by_task(label, before, after)
-    on_all_tasks.append(_greedy_student_after(run, TEACHER, "teacher, then greedy student"))
+        if f"{metric}_k" in run.evaluations[0]:  # without --eval-trials nothing was sampled
+            on_all_tasks.append(_change(run, label, metric, metric))
+            by_task += _changes_by_task(run, label, metric)
+    on_all_tasks.append(_change(run, "teacher, then greedy student", TEACHER, GREEDY))
     return on_all_tasks + by_task
 
 
@@ -185,32 +181,23 @@ def trained_change(run: StoredRun) -> Change | None:
     if not run.evaluations:
         return None
     before = TEACHER if run.phases.teacher_checkpoint is None else GREEDY
-    return _greedy_student_after(run, before, "given policy, then greedy student")
+    return _change(run, "given policy, then greedy student", before, GREEDY)
 
 
-def _greedy_student_after(run: StoredRun, metric_before: str, label: str) -> Change:
-    """The change from an actor in the first evaluation to the greedy student in the last one."""
+def _change(run: StoredRun, label: str, metric_before: str, metric_after: str) -> Change:
+    """The change from an actor in the first evaluation to an actor in the last one."""
     first = run.evaluations[0]
     last = run.evaluations[-1]
-    pairs = compare(
-        _successes_by_episode(run, first, metric_before), _successes_by_episode(run, last, GREEDY)
-    )
-    return _change(label, first, metric_before, last, GREEDY, pairs)
+    before = _successes_by_episode(run, first, metric_before)
+    pairs = compare(before, _successes_by_episode(run, last, metric_after))
+    paired = pairs if pairs.n > 0 else None
+    return Change(label, successes_in(first, metric_before), successes_in(last, metric_after), paired)
 
 
-def _change(
-    label: str, before: MetricsRow, metric_before: str, after: MetricsRow, metric_after: str, pairs: Paired
-) -> Change:
-    return Change(
-        label,
-        successes_in(before, metric_before),
-        successes_in(after, metric_after),
-        pairs if pairs.n > 0 else None,
-    )
-
-
-def _changes_by_task(label: str, before: EpisodeOutcomes, after: EpisodeOutcomes) -> list[Change]:
+def _changes_by_task(run: StoredRun, label: str, metric: str) -> list[Change]:
     """One line for each task; none unless both evaluations have episodes of several tasks."""
+    before = _successes_by_episode(run, run.evaluations[0], metric)
+    after = _successes_by_episode(run, run.evaluations[-1], metric)
     task_ids = sorted({task_id for task_id, _, _ in before.keys() & after.keys()})
     if len(task_ids) <= 1:
         return []
