@@ -6,7 +6,6 @@ The page is one file: charts, first frame and videos are inside. It needs no net
 import base64
 import json
 import logging
-import re
 import shlex
 import sys
 import time
@@ -17,7 +16,6 @@ from typing import NamedTuple
 
 import tyro
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
-from markupsafe import Markup, escape
 
 from command_line import main_guard, parse_flags
 from contracts import BadInput, first_line
@@ -50,29 +48,21 @@ class Panel(NamedTuple):
 
     section: str
     title: str
-    reading: str  # text of the page: what good curves look like
+    reading: str  # HTML of the page: what good curves look like
     metrics: Mapping[str, str]  # metric -> label
-    log_scale: bool = False
     is_rate: bool = False
 
 
 PANELS = [Panel(**panel) for panel in json.loads((TEMPLATES / "panels.json").read_text())]
 
 
-class Card(NamedTuple):
-    """A panel with its chart."""
-
-    panel: Panel
-    chart: Chart
-
-
-def make_cards(rows: Sequence[MetricsRow]) -> dict[str, list[Card]]:
-    """The panels of which something was recorded, by section."""
-    sections: dict[str, list[Card]] = {}
+def make_cards(rows: Sequence[MetricsRow]) -> dict[str, list[tuple[Panel, Chart]]]:
+    """The panels of which something was recorded, each with its chart, by section."""
+    sections: dict[str, list[tuple[Panel, Chart]]] = {}
     for panel in PANELS:
-        chart = draw_chart(rows, panel.metrics, log_scale=panel.log_scale, is_rate=panel.is_rate)
+        chart = draw_chart(rows, panel.metrics, panel.is_rate)
         if chart.curves:
-            sections.setdefault(panel.section, []).append(Card(panel, chart))
+            sections.setdefault(panel.section, []).append((panel, chart))
     return sections
 
 
@@ -97,7 +87,6 @@ def write_report(run: StoredRun) -> Path:
         loader=FileSystemLoader(TEMPLATES), autoescape=True, trim_blocks=True, undefined=StrictUndefined
     )
     environment.filters["data_uri"] = _data_uri
-    environment.filters["mark_flags"] = _mark_flags
     success = draw_chart(run.rows, ACTORS, is_rate=True)
     try:
         text = environment.get_template("report.html").render(
@@ -160,11 +149,6 @@ def _ending(outcomes: Sequence[StoredOutcome]) -> str:
     seconds = filmed.env_steps / FRAMES_PER_SECOND
     place = f"task {filmed.task_id}, initial state {filmed.init_state_id}"
     return f"{ending} after {filmed.env_steps} env steps ({seconds:.1f} s); {place}"
-
-
-def _mark_flags(text: str) -> Markup:
-    """The text with its flags as code, which a browser does not break at a hyphen."""
-    return Markup(re.sub(r"--[a-z-]+", r"<code>\g<0></code>", str(escape(text))))
 
 
 def _data_uri(file: Path) -> str:
