@@ -42,7 +42,13 @@ def settings(seed: int, advantage: str = "absolute", **phases: object) -> TrainC
         rollout=RolloutConfig(n_steps=32 * EPISODE, group_size=8),
         loss=LossConfig(advantage=advantage, ratio_level="chunk" if advantage == "absolute" else "token"),
         update=UpdateConfig(
-            n_epochs=4, batch_size=16, micro_batch_size=16, lr=0.05, desired_kl=None, target_kl=None
+            n_epochs=4,
+            batch_size=16,
+            micro_batch_size=16,
+            lr=0.05,
+            desired_kl=None,
+            target_kl=None,
+            warmup_lr=0.05,
         ),
         run=RunConfig(seed=seed),
     )
