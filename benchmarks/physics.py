@@ -6,7 +6,7 @@
 Deviation: the hand makes the same random pushes on the table in exact physics, in fast physics, and in exact physics
 with one joint turned by 1e-12 rad ("nudged"). The last one shows how much contacts alone amplify any small difference.
 Nothing is rendered. Success: the expert plays `episodes` fresh initial states of each task in both physics, without
-noise. Tasks that the expert does not know are left out.
+noise. Tasks that the expert does not know are left out. `benchmarks.policy_physics` plays a policy in both.
 """
 
 from collections.abc import Iterable, Sequence
