@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -149,13 +150,9 @@ def measure_deciding(folder: Path, weights: FrozenWeights, args: Args, meter: Me
         policy.act(observations[:batch])
         print(f"first act of {batch}: {time.perf_counter() - started:.1f} s", flush=True)
     for batch in args.batches:
-        report_act(policy, "act", observations[:batch], meter)
+        meter.report("act", batch, partial(policy.act, observations[:batch]), PASSES_TO_DECIDE)
     with policy.teacher():
-        report_act(policy, "act, teacher", observations[:1], meter)
-
-
-def report_act(policy: Policy, name: str, observations: Sequence[Observation], meter: Meter) -> None:
-    meter.report(name, len(observations), lambda: policy.act(observations), PASSES_TO_DECIDE)
+        meter.report("act, teacher", 1, partial(policy.act, observations[:1]), PASSES_TO_DECIDE)
 
 
 def measure_updates(folder: Path, weights: FrozenWeights, args: Args, meter: Meter) -> None:
