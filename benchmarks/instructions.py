@@ -60,13 +60,13 @@ def main(argv: Sequence[str]) -> None:
         env = LiberoEnv(spec, scene.task_id)
         for told in tasks:
             outcomes = [play(policy, env, state, scene, told) for state in range(args.num_states)]
-            reached = Successes(sum(told_reached for told_reached, _ in outcomes), len(outcomes))
-            own = sum(own_reached for _, own_reached in outcomes)
+            reached = Successes(sum(told_goal for told_goal, _ in outcomes), len(outcomes))
+            scene_goals = sum(scene_goal for _, scene_goal in outcomes)
             line = (
                 f"scene of task {scene.task_id}, told task {told.task_id} ({told.instruction!r}): {reached}"
             )
             if told != scene:
-                line += f"; the scene's own goal {own}/{len(outcomes)}"
+                line += f"; the scene's own goal {scene_goals}/{len(outcomes)}"
             print(line, flush=True)
         env.close()
 
