@@ -107,6 +107,7 @@ class LiberoEnv:
 
     def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
         """Execute `actions` (n, 7) one by one, up to success or the step limit; render only if `observe`."""
+        assert self._simulator is not None, "reset first"
         actions = np.asarray(actions, dtype=np.float64)[: self.max_env_steps - self.env_steps]
         self._run = ChunkRun(self)
         with self._run as run:

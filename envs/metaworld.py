@@ -91,6 +91,7 @@ class MetaWorldEnv:
 
         Raises BadInput for actions of another width.
         """
+        assert self._env is not None, "reset first"
         actions = np.asarray(actions, dtype=np.float64)[: self.max_env_steps - self.env_steps]
         if actions.shape[1:] != (self.action_dim,):
             raise BadInput(

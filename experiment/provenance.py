@@ -54,8 +54,6 @@ def git_state() -> GitState:
     except (OSError, subprocess.SubprocessError):
         return {}
     description = finished.stdout.strip()
-    if not description:
-        return {}
     return {"commit": description.removesuffix("-dirty"), "modified": description.endswith("-dirty")}
 
 

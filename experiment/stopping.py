@@ -75,20 +75,15 @@ def repairable_problem(reason: BaseException, run_folder: Path) -> str | None:
     """One line for the user if the GPU is full or a disk cannot be written; None for every other exception."""
     if isinstance(reason, torch.OutOfMemoryError):
         return f"out of GPU memory ({first_line(reason)}): lower --micro-batch-size or --max-batch"
-    if isinstance(reason, OSError):
-        return disk_problem(reason, run_folder)
-    return None
-
-
-def disk_problem(error: OSError, run_folder: Path) -> str | None:
-    """One line that says what to do about an OSError of a run; None if the disk is not its cause."""
+    if not isinstance(reason, OSError):
+        return None
     if not run_folder.is_dir():
         return f"the run folder {run_folder} is gone: if it was moved, continue the run with --resume and its new path"
-    if error.errno not in DISK_ERRORS:  # for example a missing file, which may be a bug in the program
+    if reason.errno not in DISK_ERRORS:  # for example a missing file, which may be a bug in the program
         return None
-    place = error.filename or run_folder
+    place = reason.filename or run_folder
     repair = "free disk space, lower --keep-checkpoints, or check the permissions"
-    return f"{place} cannot be written ({error.strerror}): {repair}"
+    return f"{place} cannot be written ({reason.strerror}): {repair}"
 
 
 def append_reason_to_log(run_folder: Path, reason: BaseException, problem: str | None) -> None:

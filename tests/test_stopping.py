@@ -14,7 +14,7 @@ from configs.config import RunConfig, TrainConfig
 from contracts import BadInput
 from experiment.run_files import LOG_FILE
 from experiment.run_folder import Run
-from experiment.stopping import disk_problem, interruptible, until_the_end
+from experiment.stopping import interruptible, repairable_problem, until_the_end
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_a_run_whose_folder_was_deleted_is_told_so_and_gets_no_empty_shell(run):
 )
 def test_disks_are_blamed_for_what_disks_do(tmp_path, error_number, path, is_disk_problem):
     filename = None if path is None else str(tmp_path / path)
-    problem = disk_problem(OSError(error_number, "reason", filename), tmp_path)
+    problem = repairable_problem(OSError(error_number, "reason", filename), tmp_path)
     if is_disk_problem:
         assert (filename or str(tmp_path)) in problem
         assert "--keep-checkpoints" in problem
