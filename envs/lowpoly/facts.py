@@ -16,14 +16,8 @@ import numpy as np
 from envs.lowpoly.shapes import Color, Shape, Vector, box
 
 Attributes = Mapping[str, Any]  # the attributes of one MJCF element: numbers, lists of numbers or strings
-# The name of a list of elements in facts.json -> the MJCF tag of its elements.
-ELEMENTS = {
-    "inertials": "inertial",
-    "joints": "joint",
-    "sites": "site",
-    "cameras": "camera",
-    "lights": "light",
-}
+# MJCF tags; facts.json lists the elements of each under its plural.
+ELEMENTS = ("inertial", "joint", "site", "camera", "light")
 # Keys of a geom that describe what its original looks like; they are not MJCF.
 LOOK_KEYS = {"mesh_box", "look_rgb", "material_rgba"}
 GREY = (0.6, 0.6, 0.6)
@@ -120,7 +114,7 @@ def load_facts() -> tuple[AssetFile, ...]:
 
 
 def _body(raw: Mapping[str, Any]) -> Body:
-    elements = [(tag, element) for key, tag in ELEMENTS.items() for element in raw.get(key, ())]
+    elements = [(tag, element) for tag in ELEMENTS for element in raw.get(f"{tag}s", ())]
     return Body(
         name=raw.get("name", ""),
         attributes={key: raw[key] for key in ("name", "pos", "quat") if key in raw},

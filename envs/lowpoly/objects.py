@@ -15,13 +15,8 @@ from envs.lowpoly.shapes import Color, Shape, box, cylinder, lathe, ring, tube
 
 LOOKS = json.loads(Path(__file__).with_name("looks.json").read_text(encoding="utf-8"))
 COLORS: Mapping[str, Color] = {name: tuple(color) for name, color in LOOKS["colors"].items()}
-MAKERS: Mapping[str, Callable[..., Shape]] = {
-    "box": box,
-    "lathe": lathe,
-    "cylinder": cylinder,
-    "ring": ring,
-    "tube": tube,
-}
+SHAPES: Sequence[Callable[..., Shape]] = (box, lathe, cylinder, ring, tube)
+MAKERS = {make.__name__: make for make in SHAPES}  # by the names that looks.json uses
 
 
 def object_look(file: AssetFile) -> Look:

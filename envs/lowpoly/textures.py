@@ -6,7 +6,7 @@ floats (SIDE, SIDE, 3), not yet clipped to 0..1.
 
 import io
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from PIL import Image
@@ -72,13 +72,8 @@ def weave(rng: np.random.Generator, color: Color) -> np.ndarray:
     return np.asarray(color) * (1 + threads)[..., None]
 
 
-PATTERNS: Mapping[str, Callable[..., np.ndarray]] = {
-    "plaster": plaster,
-    "tiles": tiles,
-    "marble": marble,
-    "grain": grain,
-    "weave": weave,
-}
+ALL_PATTERNS: Sequence[Callable[..., np.ndarray]] = (plaster, tiles, marble, grain, weave)
+PATTERNS = {pattern.__name__: pattern for pattern in ALL_PATTERNS}  # by the names that looks.json uses
 
 
 def _clouds(rng: np.random.Generator, cells: int) -> np.ndarray:
