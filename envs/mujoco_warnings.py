@@ -4,6 +4,7 @@ mujoco is imported only inside functions, because `envs.rendering.prepare` has t
 """
 
 import logging
+from functools import partial
 from typing import Any
 
 from envs.env import SimulatorFault
@@ -15,11 +16,7 @@ def log_mujoco_warnings() -> None:
     """Send MuJoCo's warnings to our log. Otherwise MuJoCo writes MUJOCO_LOG.TXT into the current folder."""
     import mujoco
 
-    mujoco.set_mju_user_warning(_log_warning)
-
-
-def _log_warning(message: str) -> None:
-    log.warning("mujoco: %s", message)
+    mujoco.set_mju_user_warning(partial(log.warning, "mujoco: %s"))
 
 
 def check_stability(data: Any) -> None:

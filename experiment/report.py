@@ -166,13 +166,16 @@ def update_report(folder: Path) -> None:
         log.warning("the report could not be written (%s); to try again, run: %s", first_line(error), command)
 
 
+def _results(run: StoredRun) -> list[str]:
+    """The verdict, and the change of the student, sampled and greedy."""
+    return [judge(run).sentence, *map(str, changes(run)[:2])]
+
+
 def conclude(folder: Path) -> None:
     """At the end of a run, log its results, as far as they can be read, and where its report is."""
     try:
-        run = read_run(folder)
-        log.info(judge(run).sentence)
-        for change in changes(run)[:2]:
-            log.info(change)
+        for line in _results(read_run(folder)):
+            log.info(line)
     except BadInput as problem:
         log.warning(problem)
     log.info("report %s, videos %s", folder / "report" / "index.html", folder / "videos")
@@ -189,11 +192,7 @@ class ReportArgs:
 def main(argv: Sequence[str]) -> None:
     """Print the results of a run and the path of its report page. Raises BadInput."""
     run = read_run(parse_flags(ReportArgs, argv, prog="python -m experiment.report").run)
-    print(judge(run).sentence)
-    print(f"assets: {run.description['looks']}")
-    for change in changes(run)[:2]:
-        print(change)
-    print(write_report(run))
+    print(*_results(run), f"assets: {run.description['looks']}", write_report(run), sep="\n")
 
 
 if __name__ == "__main__":

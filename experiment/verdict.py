@@ -29,7 +29,8 @@ def judge(run: StoredRun) -> Verdict:
         rates += " so far"
     if pairs is None:
         return Verdict("open", f"{rates}: the episodes were not kept, so chance cannot be ruled out")
-    basis = f"({_describe_p(pairs)}, {pairs.n} episodes)"
+    p = "p < 0.001" if pairs.p_value < 0.001 else f"p = {pairs.p_value:.2g}"
+    basis = f"({p}, {pairs.n} episodes)"
     if pairs.p_value >= LEVEL:
         return Verdict("chance", f"{rates}: within chance {basis}. {_advice(run, pairs)}")
     if pairs.difference > 0:
@@ -39,10 +40,6 @@ def judge(run: StoredRun) -> Verdict:
     if best != run.evaluations[-1]:
         sentence += f". It was {100 * best[GREEDY]:.0f} % at env step {best['global_step']:,.0f}"
     return Verdict("worse", sentence)
-
-
-def _describe_p(pairs: Paired) -> str:
-    return "p < 0.001" if pairs.p_value < 0.001 else f"p = {pairs.p_value:.2g}"
 
 
 def _advice(run: StoredRun, pairs: Paired) -> str:

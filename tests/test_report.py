@@ -51,7 +51,7 @@ def page(folder) -> str:
     """The page that the command writes."""
     with contextlib.redirect_stdout(io.StringIO()) as output:
         main([str(folder)])
-    _, looks, sampled, _, path = output.getvalue().splitlines()
+    _, sampled, _, looks, path = output.getvalue().splitlines()
     assert looks == "assets: official (0123abcd)"
     assert sampled.startswith("student, sampled: 4/20")
     return Path(path).read_text()
