@@ -22,7 +22,7 @@ venv:  ## the Python environment alone; TORCH=cpu: without CUDA; LOCKED=1: the v
 	scripts/make_venv.sh
 
 .venv/development: .venv/complete requirements-dev.txt
-	.venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts -r requirements-dev.txt
 	touch $@
 
 system:
