@@ -177,11 +177,14 @@ def test_a_rank_that_fails_ends_the_others_and_its_code_is_returned(end, code):
 
 
 @pytest.mark.usefixtures("own_signals")
-def test_signals_reach_every_rank():
-    """Rank 1 interrupts the launcher as a terminal would."""
+def test_signals_reach_every_rank(tmp_path):
+    """Rank 1 interrupts the launcher as a terminal would, once both ranks heed signals."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     heed = "signal.signal(signal.SIGINT, lambda *_: sys.exit(130))"
+    meet = f"open({str(pipe)!r}, 'w' if rank == '0' else 'r').close()"  # each end waits for the other
     ask = "if rank == '1': os.kill(os.getppid(), signal.SIGINT)"
-    assert run_as_ranks(python(f"{heed}\n{ask}\nsignal.pause()"), 2) == 130
+    assert run_as_ranks(python(f"{heed}\n{meet}\n{ask}\nsignal.pause()"), 2) == 130
 
 
 @pytest.mark.usefixtures("own_signals")
