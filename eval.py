@@ -46,7 +46,7 @@ from experiment.results import (
 from experiment.results_table import comparison_table, perturbation_table, results_table
 from experiment.start_times import StartTimes
 from experiment.statistics import count_successes
-from experiment.terminal import print_news, say, show_progress
+from experiment.terminal import print_due_lines, say, show_progress
 
 if TYPE_CHECKING:  # these take seconds to import, and neither --help nor messages about flags need them
     from experiment.stored_run import Training
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> None:
     """Play the missing episodes of one checkpoint, or of the two of a comparison, and print the results."""
     config = parse_eval(argv)
     times = StartTimes()
-    with print_news(times.news):
+    with print_due_lines(times.due_line):
         from experiment.file_lock import lock_file
         from experiment.setup import choose_looks
 

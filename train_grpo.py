@@ -40,7 +40,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -59,7 +58,7 @@ from experiment.metrics import (
     why_nothing_was_learned,
 )
 from experiment.start_times import StartTimes
-from experiment.terminal import Activity, is_first_rank, log_to_terminal, print_news, show_progress
+from experiment.terminal import Activity, is_first_rank, log_to_terminal, print_due_lines, show_progress
 from rl.phases import PhaseState, phase_at, settle_warmup
 
 if TYPE_CHECKING:
@@ -76,7 +75,7 @@ def main(argv: Sequence[str]) -> None:
     command = parse_train(argv)  # --help and wrong flags are answered before the slow imports below
 
     times = StartTimes()
-    with print_news(times.news, shown=is_first_rank()):
+    with print_due_lines(times.due_line, shown=is_first_rank()):
         from preflight import check_only
         from rl.launcher import start_ranks
 
@@ -176,7 +175,6 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
 
         # 3. Play whole episodes: dropping unfinished ones would favour short successes. `rollout` holds all that was
         # played. `trajectories` are those to learn from, which are fewer with --dynamic-sampling.
-        started = time.perf_counter()
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
         episodes = training_episodes(config, update_index, state.drawn, task_shares, state.perturbed_success)
         behaviour = behaviour_in(phase, config, learner.teacher_mode)
@@ -208,7 +206,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         has_signal = phase.distils or metrics.get("advantage/nonzero_fraction", 0) > 0
         state.count_update(rollout, has_signal)
         record_and_save(config, run, learner, state, metrics)
-        show_update(config, state, phase, rollout, metrics, time.perf_counter() - started, episode_s)
+        show_update(config, state, phase, rollout, metrics, episode_s)
         if not has_signal:
             log.warning(why_nothing_was_learned(rollout, trajectories, config))
         stop_without_signal(state.updates_without_signal)  # many updates had nothing to learn from
@@ -228,12 +226,12 @@ def show_update(
     phase: PhaseState,
     rollout: Rollout,
     metrics: Mapping[str, float],
-    update_s: float,
     episode_s: float | None,
 ) -> None:
-    """Log the line of an update, with the time left, and its details. The seconds are those of `time_left`."""
+    """Log the line of an update, with the time left, and its details. `episode_s` is that of `time_left`."""
     from experiment.cost import time_left
 
+    update_s = rollout.wall_s + metrics.get("train/time_s", 0.0)
     seconds_left = time_left(config, state, rollout, update_s, episode_s)
     log.info(update_line(metrics, rollout, phase, state.global_step, config, seconds_left))
     log.debug("update %d, %s", state.update, update_details(metrics, rollout, phase))

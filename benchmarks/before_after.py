@@ -21,7 +21,7 @@ from vla.loading import LoadOptions
 from vla.policy import Policy
 
 FRAME_STRIDE = 3
-MILLISECONDS = 100  # that a frame is shown: twice as fast as the robot
+MILLISECONDS = 100  # that a frame is shown: one and a half times as fast as the robot
 FRAMES_AT_END = 15  # that the last picture stands
 CELL_SIDE = 128  # pixels
 BORDER = 4  # pixels

@@ -21,12 +21,8 @@ from envs.tasks import PRO_CHANGES, PUBLISHED_SUITES
 
 MIN_CONTRAST = 5.0  # standard deviation of a picture's pixel values, 0..255
 MIN_DIFFERENCE = 0.3  # mean absolute difference of two pictures that are not of the same thing
-CATEGORIES = (
-    "language",
-    "camera",
-    "robot",
-    "noise",
-)  # language first: its pictures are those of the unchanged task
+# Language comes first, because its pictures are those of the unchanged task.
+CATEGORIES = ("language", "camera", "robot", "noise")
 CHANGED_PICTURES = {
     "language": [False, False],
     "camera": [True, False],

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from contracts import BadInput, Observation
-from envs import libero_plus, libero_pro, perturb, tasks
+from envs import libero_plus, libero_pro, perturb, plus_noise, tasks
 from envs.assets import find_pack
 from envs.chunk_run import ChunkRun
 from envs.closing import close_at_exit, forget
@@ -241,10 +241,6 @@ class LiberoEnv:
         raw = self._raw
         frames = {camera: raw[f"{camera}_image"] for camera in self._cameras}
         if self._variant is not None and self._variant.noise:
-            from envs import (
-                plus_noise,
-            )  # only now, because it imports scipy.ndimage, which takes half a second
-
             rng = np.random.default_rng([self._seed, self._variant.noise, self.env_steps])
             frames["agentview"] = plus_noise.noisy(frames["agentview"], self._variant.noise, rng)
         # LIBERO renders upside down; the images of the training data were turned, too.

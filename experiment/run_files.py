@@ -28,9 +28,8 @@ class RunDescription(Provenance, total=False):
 
 def read_description(folder: Path) -> RunDescription:
     """Read the config.json of a run folder. Raises BadInput."""
-    read_fields(
-        folder / CONFIG_FILE, RunDescription
-    )  # for its checks alone: it leaves out fields of other versions
+    # For its checks alone: what it returns lacks the fields of other versions.
+    read_fields(folder / CONFIG_FILE, RunDescription)
     return cast(RunDescription, read_json(folder / CONFIG_FILE))
 
 

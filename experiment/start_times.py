@@ -5,7 +5,7 @@ import time
 from command_line import PROGRAM_STARTED
 from experiment.terminal import PERIOD_S
 
-FIRST_NEWS_S = 2.0  # a part that takes longer is named on the screen
+FIRST_LINE_S = 2.0  # a part that takes longer is named on the screen
 
 
 class StartTimes:
@@ -15,7 +15,7 @@ class StartTimes:
         self.seconds: dict[str, float] = {}  # by part
         self._part: str | None = "imports"  # the part under way
         self._ended = PROGRAM_STARTED  # when the part before it ended, on time.perf_counter's clock
-        self._told: tuple[str, float] = ("", 0.0)  # the part that `news` named last, and when
+        self._last_line: tuple[str, float] = ("", 0.0)  # the part that `due_line` named last, and when
 
     def begin(self, part: str) -> None:
         """End the part under way, and begin another; nothing happens if this part is under way already."""
@@ -39,16 +39,16 @@ class StartTimes:
         self._part = None
         self._ended = time.perf_counter()
 
-    def news(self) -> str | None:
+    def due_line(self) -> str | None:
         """A line for a part that is new and takes a while, and after every PERIOD_S seconds of it; else None."""
         part = self._part
         now = time.perf_counter()
-        told_part, told_at = self._told
-        pause = PERIOD_S if part == told_part else FIRST_NEWS_S
-        begun = told_at if part == told_part else self._ended
+        last_part, printed_at = self._last_line
+        pause = PERIOD_S if part == last_part else FIRST_LINE_S
+        begun = printed_at if part == last_part else self._ended
         if part is None or now - begun < pause:
             return None
-        self._told = (part, now)
+        self._last_line = (part, now)
         return f"starting: {part}, {now - self._ended:.0f} s"
 
     def __str__(self) -> str:

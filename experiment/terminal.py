@@ -68,7 +68,7 @@ class Activity:
     done: int = 0
     successes: int | None = None  # None: what is counted cannot succeed
     started: float = field(default_factory=time.monotonic)
-    told_at: float = field(default_factory=time.monotonic)
+    asked_at: float = field(default_factory=time.monotonic)
 
     def advance(self, count: int) -> None:
         self.done += count
@@ -89,11 +89,11 @@ class Activity:
             parts.append("finishing")
         return ", ".join(parts)
 
-    def news(self) -> str | None:
-        """The line, once for each PERIOD_S seconds. All activities share these periods, however short they are."""
+    def due_line(self) -> str | None:
+        """The line to print now: one for each PERIOD_S seconds, which all activities share, else None."""
         now = time.monotonic()
-        is_same_period = now // PERIOD_S == self.told_at // PERIOD_S
-        self.told_at = now
+        is_same_period = now // PERIOD_S == self.asked_at // PERIOD_S
+        self.asked_at = now
         return None if is_same_period else str(self)
 
 
@@ -125,18 +125,18 @@ def show_progress(name: str, total: int, unit: str, shown: bool = True) -> Itera
             moving_line.add_task("", activity=activity)
             yield activity
     else:
-        with print_news(activity.news, shown):
+        with print_due_lines(activity.due_line, shown):
             yield activity
 
 
 @contextlib.contextmanager
-def print_news(news: Callable[[], str | None], shown: bool = True) -> Iterator[None]:
-    """During this block, call `news` once a second in a thread, and print what it returns if it is not None."""
+def print_due_lines(due_line: Callable[[], str | None], shown: bool = True) -> Iterator[None]:
+    """During this block, call `due_line` once a second in a thread, and print what it returns if it is not None."""
     is_over = threading.Event()
 
     def watch() -> None:
         while not is_over.wait(1.0):
-            line = news()
+            line = due_line()
             if line is not None:
                 with contextlib.suppress(OSError, ValueError):  # nobody reads any more
                     print(line, flush=True)

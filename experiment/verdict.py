@@ -20,7 +20,9 @@ def judge(run: StoredRun) -> Verdict:
     change = trained_change(run)
     if change is None:
         return Verdict("open", "Nothing has been evaluated yet")
-    before, after, pairs = change.before, change.after, change.paired
+    before = change.before
+    after = change.after
+    pairs = change.paired
     if len(run.evaluations) == 1:
         start = f"The policy starts at {100 * before.rate:.0f} % ({before.k} of {before.n} episodes)"
         return Verdict("open", f"{start}: no later evaluation yet")

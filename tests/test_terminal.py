@@ -9,7 +9,7 @@ import experiment.start_times
 import experiment.terminal
 from command_line import fit_to_terminal
 from experiment.start_times import StartTimes
-from experiment.terminal import PERIOD_S, Activity, clock, print_news, show_progress
+from experiment.terminal import PERIOD_S, Activity, clock, print_due_lines, show_progress
 
 
 @pytest.fixture
@@ -40,10 +40,10 @@ def test_an_activity_says_how_far_it_is_and_how_long_it_will_take_at_the_same_pa
 def test_short_activities_one_after_the_other_are_told_as_often_as_one_long_one(now):
     lines = []
     for _ in range(8):
-        activity = Activity("rollout", 10, "env steps", told_at=now["s"])
+        activity = Activity("rollout", 10, "env steps", asked_at=now["s"])
         for _ in range(15):
             now["s"] += 1
-            lines.append(activity.news())
+            lines.append(activity.due_line())
     told = [line for line in lines if line is not None]
     assert len(told) == 8 * 15 // PERIOD_S
 
@@ -59,7 +59,7 @@ def test_a_part_of_the_start_is_told_if_it_takes_a_while_and_the_next_one_anew(n
         if second == 40:
             times.end()
         now["s"] += 1
-        told.append(times.news())
+        told.append(times.due_line())
     assert [line for line in told if line] == [
         "starting: imports, 2 s",
         "starting: imports, 22 s",
@@ -68,18 +68,21 @@ def test_a_part_of_the_start_is_told_if_it_takes_a_while_and_the_next_one_anew(n
     assert times.seconds == {"imports": 26.0, "weights": 14.0}
 
 
-def test_news_are_printed_while_a_block_lasts_and_never_after_it(capsys):
+def test_lines_are_printed_while_a_block_lasts_and_never_after_it(capsys):
     is_told = threading.Event()
 
-    def news() -> str:
+    def due_line() -> str:
         is_told.set()
         return "still here"
 
-    with print_news(news):
+    with print_due_lines(due_line):
         assert is_told.wait(30)
     shown = capsys.readouterr().out
     assert shown.startswith("still here\n")
-    with print_news(news, shown=False), show_progress("reading", 3, "episodes", shown=False) as activity:
+    with (
+        print_due_lines(due_line, shown=False),
+        show_progress("reading", 3, "episodes", shown=False) as activity,
+    ):
         activity.advance(3)
     assert capsys.readouterr().out == ""
 
