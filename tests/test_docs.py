@@ -122,3 +122,18 @@ def test_messages_are_those_that_the_program_prints(message):
     parts = [re.escape(part.strip()) for part in message.split("…") if part.strip()]
     pattern = re.compile(".*".join(parts), re.DOTALL)
     assert any(pattern.search(text) for text in printed()), message
+
+
+def anchors(page: str) -> set[str]:
+    """The anchors that GitHub gives a page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page):
+    folder = PROJECT if page == "README.md" else PROJECT / "docs"
+    for target in re.findall(r"\]\((?!https?:)([^)]+)\)", PAGES[page]):
+        path, _, anchor = target.partition("#")
+        assert (folder / path).exists(), target
+        assert not anchor or anchor in anchors(PAGES[Path(path).name or page]), target
