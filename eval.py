@@ -382,6 +382,8 @@ def settings_of(config: EvalConfig, policy: Policy) -> Settings:
         else hashlib.sha256(Path(bddl_file).read_bytes()).hexdigest(),
         "device": policy.device.type,
         "frozen_weights": policy.frozen_weights,
+        "max_env_steps": config.simulator.max_env_steps,
+        "unnorm_key": config.model.unnorm_key,
     }
     if config.prompt == "leaked":
         settings["prompt"] = "leaked"

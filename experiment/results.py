@@ -19,7 +19,15 @@ from json_fields import read_fields
 
 KIND = {"format": "vla-grpo evaluation", "version": 1}
 # Two evaluations are compared only where these settings agree.
-EQUAL_IN_COMPARISONS = ("temperature", "assets", "bddl_sha256", "mode", "prompt")
+EQUAL_IN_COMPARISONS = (
+    "temperature",
+    "assets",
+    "bddl_sha256",
+    "mode",
+    "prompt",
+    "max_env_steps",
+    "unnorm_key",
+)
 
 
 class EpisodeKey(NamedTuple):
@@ -63,6 +71,9 @@ class Settings(TypedDict):
     device: str
     frozen_weights: str
     prompt: NotRequired[Literal["leaked"]]  # only with --prompt leaked
+    # Older files lack the next two.
+    max_env_steps: NotRequired[int | None]  # of --max-env-steps; None: the suite's step limit
+    unnorm_key: NotRequired[str | None]  # of --unnorm-key, which chooses the scale of the actions
 
 
 @dataclass

@@ -118,6 +118,12 @@ def test_more_trials_may_follow_but_no_other_settings_tasks_or_weights(results):
     assert open_results(results.path, SETTINGS, more_trials).episodes == results.episodes
     with pytest.raises(BadInput, match=r"weights \(file: abc, now: xyz\)"):
         open_results(results.path, SETTINGS | {"weights": "xyz"}, PLAN)
+    # The file has no such fields, as files of older versions.
+    for flag, value in (("max_env_steps", 50), ("unnorm_key", "libero_goal")):
+        with pytest.raises(BadInput, match=rf"{flag} \(file: None, now: {value}\)"):
+            open_results(results.path, SETTINGS | {flag: value}, PLAN)
+    not_given = {"max_env_steps": None, "unnorm_key": None}
+    assert open_results(results.path, SETTINGS | not_given, PLAN).episodes == results.episodes
     with pytest.raises(BadInput, match="holds 3 episodes"):
         open_results(results.path, SETTINGS, make_plan({"libero_goal": [task(0)]}, 3, 0, {}))
 
@@ -176,6 +182,8 @@ def test_comparison_pairs_equal_episodes_only(results, tmp_path):
         {"bddl_sha256": "1"},
         {"mode": "sample"},
         {"prompt": "leaked"},
+        {"max_env_steps": 50},
+        {"unnorm_key": "libero_goal"},
     ],
 )
 def test_what_was_played_otherwise_is_not_compared(tmp_path, settings):
