@@ -20,7 +20,7 @@ MAX_CAPTION = 27  # characters that fit below a frame
 
 def caption(kind: str, magnitude: int, instruction: str) -> str:
     """The text below a frame: kind and magnitude, or the first words of the instruction if the kind changes that."""
-    if kind in ("language", "task"):
+    if kind == "language":
         first_words = " ".join(instruction.split()[:4])
         return f"{first_words} ..."
     return f"{kind} {magnitude}"

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 PROPRIO_OBSERVABLES = ("robot0_eef_pos", "robot0_eef_quat", "robot0_gripper_qpos")
 HIDDEN_GROUP = mujoco.mjNGROUP - 1  # a group of geoms that is not drawn: robosuite draws groups 1 and 2
 MARGIN = 1e-3  # metres: far more than the rounding errors of rendering in single precision
-TEXTURE_STRIDE = 97  # a texture's mean colour is computed from every 97th pixel
 
 
 # ------------------------------------------------------------------------------------------------------------ memory
@@ -39,8 +38,8 @@ def load_lean(xml: str) -> MjSim:
     """Load a model in place of `MjSim.from_xml_string`, but every texture only once.
 
     Two equal bowls would load their textures twice: 50 MB in main memory, and more in a renderer. The returned MjSim
-    has two more attributes: `as_loaded`, the positions (nbody, 3) and quaternions (nbody, 4) of the bodies before
-    fixtures are placed, and `texture_colours`, the mean colour (3,) of every texture.
+    has one more attribute: `as_loaded`, the positions (nbody, 3) and quaternions (nbody, 4) of the bodies before
+    fixtures are placed.
     """
     mjcf = ElementTree.fromstring(xml)
     _drop_repeated_textures(mjcf)
@@ -48,8 +47,6 @@ def load_lean(xml: str) -> MjSim:
     # MuJoCo keeps the source of the last model that it compiled: compile an empty one to free it.
     mujoco.MjModel.from_xml_string("<mujoco/>")
     sim.as_loaded = (sim.model.body_pos.copy(), sim.model.body_quat.copy())
-    model = sim.model._model
-    sim.texture_colours = [texture_colour(model, texture) for texture in range(model.ntex)]
     return sim
 
 
@@ -64,15 +61,6 @@ def _drop_repeated_textures(mjcf: ElementTree.Element) -> None:
             assets.remove(texture)
             for material in assets.findall(f"material[@texture='{name}']"):
                 material.set("texture", first_name)
-
-
-def texture_colour(model: mujoco.MjModel, texture: int) -> np.ndarray:
-    """Mean colour (3,) of a texture, from 0 to 1."""
-    start = model.tex_adr[texture]
-    channels = model.tex_nchannel[texture]
-    size = model.tex_height[texture] * model.tex_width[texture] * channels
-    pixels = model.tex_data[start : start + size].reshape(-1, channels)
-    return pixels[::TEXTURE_STRIDE, :3].mean(axis=0) / 255
 
 
 def release_memory(domain: BDDLBaseDomain) -> None:

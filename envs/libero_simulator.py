@@ -56,7 +56,6 @@ class LiberoSimulator:
         self._soft_reset = lean.soft_reset(self.domain)
         self._lean_physics = lean.lean_physics
         self._model_as_built = [array.copy() for array in perturb.changeable_arrays(self.domain)]
-        self._own_goal = self.domain.parsed_problem["goal_state"]
         self._step: Callable[[np.ndarray], StepOutcome] = self._exact_step
         # Nobody reads LIBERO's reward, and computing it would check success a second time.
         self.domain.reward = lambda action: 0.0
@@ -80,7 +79,7 @@ class LiberoSimulator:
         self._step = self._exact_step
         self.domain.sim.model.opt.timestep = self.domain.model_timestep
         self.gate.cameras = ()
-        perturb.restore(self.domain, self._model_as_built, self._own_goal)
+        perturb.restore(self.domain, self._model_as_built)
         robot = self.domain.robots[0]
         liberos_joints = robot.init_qpos
         robot.init_qpos = liberos_joints + arm_offset

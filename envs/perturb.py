@@ -1,10 +1,10 @@
 """Perturb an episode: change the world in one way, with magnitude 1 to 5, to test how robust a policy is.
 
-A perturbation changes the instruction, the images, the model of the scene, its initial state or its goal. The functions
-below define what each kind does and how far a step of magnitude goes. All random numbers are drawn from (seed, kind),
-so a larger magnitude goes further in the same direction; magnitude 0 changes nothing. The kinds are those of
-LIBERO-Plus (Fei et al. 2025: camera, robot, noise, light, language) and LIBERO-PRO (Zhou et al. 2025: position, task,
-object); no code or data is theirs.
+A perturbation changes the instruction, the images, the model of the scene or its initial state. The functions below
+define what each kind does and how far a step of magnitude goes. All random numbers are drawn from (seed, kind), so a
+larger magnitude goes further in the same direction; magnitude 0 changes nothing. The kinds are those of LIBERO-Plus
+(Fei et al. 2025: camera, robot, noise, light, language) and LIBERO-PRO (Zhou et al. 2025: position); no code or data is
+theirs.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 
-from contracts import BadInput
-
 if TYPE_CHECKING:
     import mujoco
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
 
-Kind = Literal["camera", "robot", "noise", "light", "language", "position", "task", "object"]
+Kind = Literal["camera", "robot", "noise", "light", "language", "position"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MAGNITUDES = range(6)
 NONE = "none"  # the label of an unperturbed episode
@@ -40,12 +38,8 @@ NEARER = 0.8  # if an object would fall, the next draw moves objects by this fac
 # Directions tried for each stack, attempts to find room for all stacks, and draws of an initial state before no object
 # is moved.
 MAX_DRAWS = 20
-COLOURS = np.array(
-    [[0.9, 0.1, 0.1], [0.1, 0.7, 0.1], [0.1, 0.2, 0.9], [0.9, 0.8, 0.1], [0.7, 0.1, 0.8], [1, 1, 1]]
-)
-UNSET_RGBA = np.array([0.5, 0.5, 0.5, 1.0])  # geom_rgba where the material or texture decides the colour
 # Fields of the model that `change_scene` or fast physics may change; so may the headlight.
-MODEL_FIELDS = ("cam_pos", "cam_quat", "light_diffuse", "geom_rgba", "geom_matid", "geom_solref")
+MODEL_FIELDS = ("cam_pos", "cam_quat", "light_diffuse", "geom_solref")
 UPWARDS = np.array([0.0, 0.0, 1.0])
 
 VERBS = {
@@ -166,7 +160,7 @@ def _scatter_once(places: np.ndarray, radius: float, rng: np.random.Generator) -
     return moved
 
 
-# ---------------------------------------------------------------------------------------------- the model and the goal
+# ---------------------------------------------------------------------------------------------- ------------- the model
 
 
 def changeable_arrays(domain: BDDLBaseDomain) -> list[np.ndarray]:
@@ -176,30 +170,22 @@ def changeable_arrays(domain: BDDLBaseDomain) -> list[np.ndarray]:
     return [*(getattr(model, name) for name in MODEL_FIELDS), headlight.ambient, headlight.diffuse]
 
 
-def restore(domain: BDDLBaseDomain, as_built: Sequence[np.ndarray], goal: list) -> None:
-    """Undo all changes of the model since `as_built` was copied from `changeable_arrays`, and set the goal."""
+def restore(domain: BDDLBaseDomain, as_built: Sequence[np.ndarray]) -> None:
+    """Undo all changes of the model since `as_built` was copied from `changeable_arrays`."""
     for array, before in zip(changeable_arrays(domain), as_built, strict=True):
         array[:] = before
-    domain.parsed_problem["goal_state"] = goal
 
 
 def change_scene(domain: BDDLBaseDomain, perturbation: Perturbation, instruction: str) -> str:
-    """Change the model or the goal of a domain that is in its initial state; returns the perturbed instruction.
-
-    Raises BadInput for kind "task" if there is no other goal in the scene.
-    """
+    """Change the model of a domain that is in its initial state; returns the perturbed instruction."""
     if perturbation.magnitude == 0:
         return instruction
     if perturbation.kind == "language":
         return paraphrase(instruction, perturbation.magnitude)
-    if perturbation.kind == "task":
-        return _change_goal(domain, perturbation.magnitude)
     if perturbation.kind == "camera":
         _move_camera(domain, perturbation)
     if perturbation.kind == "light":
         _change_light(domain, perturbation)
-    if perturbation.kind == "object":
-        _recolour(domain, perturbation)
     return instruction
 
 
@@ -242,69 +228,3 @@ def _change_light(domain: BDDLBaseDomain, perturbation: Perturbation) -> None:
     factors = 2.0 ** (perturbation.magnitude * LIGHT_STOPS * stops / np.abs(stops).max())
     for lights in (model.light_diffuse, model.vis.headlight.ambient, model.vis.headlight.diffuse):
         lights[:] = lights * factors
-
-
-def _recolour(domain: BDDLBaseDomain, perturbation: Perturbation) -> None:
-    """Recolour the first object of every fact of the goal: from its mean colour towards another one, untextured."""
-    model = domain.sim.model._model
-    colour = perturbation.rng().choice(COLOURS)
-    names = {_body_name(fact[1], domain) for fact in domain.parsed_problem["goal_state"]}
-    bodies = [domain.obj_body_id[name] for name in names]
-    share = perturbation.magnitude / 5
-    for geom in np.flatnonzero(np.isin(model.body_rootid[model.geom_bodyid], bodies)):
-        before = model.geom_rgba[geom]
-        material = model.geom_matid[geom]
-        if material >= 0 and np.allclose(before, UNSET_RGBA):
-            texture = model.mat_texid[material].max()
-            mean = domain.sim.texture_colours[texture] if texture >= 0 else np.ones(3)
-            before = np.append(mean * model.mat_rgba[material][:3], 1.0)
-            model.geom_matid[geom] = -1
-        model.geom_rgba[geom, :3] = (1 - share) * before[:3] + share * colour
-
-
-def _change_goal(domain: BDDLBaseDomain, magnitude: int) -> str:
-    """Set a new goal: another object is to go where the task's own object should; returns the new instruction.
-
-    If the task moves no object (it opens a drawer, say), the other object is to go onto the last object of the scene.
-    Raises BadInput if all objects of the scene are of the task's own categories.
-    """
-    problem = domain.parsed_problem
-    categories = {name: thing.category_name for name, thing in domain.objects_dict.items()}
-    facts = [fact for fact in problem["goal_state"] if len(fact) == 3]
-    if not facts:
-        facts = [["on", "", list(categories)[-1]]]
-    category, name = _other_object(domain, categories, facts, magnitude)
-    relation, _, target = facts[0]
-    problem["goal_state"] = [[relation, name, target]]
-    place = _body_name(target, domain)
-    if place not in domain.obj_body_id:  # a region of the table
-        place = "table"
-    preposition = "in" if relation.lower() == "in" else "on"
-    place = re.sub(r"_\d+$", "", place)
-    return f"pick up the {category} and place it {preposition} the {place}".replace("_", " ")
-
-
-def _other_object(
-    domain: BDDLBaseDomain, categories: dict[str, str], facts: Sequence[Sequence[str]], magnitude: int
-) -> tuple[str, str]:
-    """(category, name) of an object whose category is not part of the goal; each magnitude chooses another category.
-
-    Raises BadInput if there is none.
-    """
-    taken = {categories.get(_body_name(word, domain)) for fact in facts for word in fact[1:]}
-    last_of_category = {category: name for name, category in categories.items() if category not in taken}
-    if not last_of_category:
-        instruction = " ".join(domain.parsed_problem["language_instruction"])
-        raise BadInput(
-            f"--perturb task: the scene of {instruction!r} has no object for another goal: leave task out"
-        )
-    candidates = sorted(last_of_category.items())
-    return candidates[(magnitude - 1) % len(candidates)]
-
-
-def _body_name(name: str, domain: BDDLBaseDomain) -> str:
-    """The object or fixture that a name in a goal belongs to: `basket_1` for `basket_1_contain_region`."""
-    for body_name in domain.obj_body_id:
-        if f"{name}_".startswith(f"{body_name}_"):
-            return body_name
-    return name
