@@ -59,6 +59,7 @@ if TYPE_CHECKING:  # these take seconds to import, and neither --help nor messag
 TASK_STRIDE = 100
 STATE_STRIDE = 10_000
 PERTURBATION_STRIDE = 10**9
+SAVE_INTERVAL_S = 10.0  # writing the file takes 0.2 s with 10,000 episodes in it
 
 log = logging.getLogger(__name__)
 
@@ -84,14 +85,23 @@ def main(argv: Sequence[str]) -> None:
 
 
 def play_all(config: EvalConfig, plan: Plan, out: Path, times: StartTimes) -> tuple[Results, Results | None]:
-    """Play and save the missing episodes. Returns the results and those of --compare-with."""
-    before = None
-    is_results_file = config.compare_with is not None and config.compare_with.endswith(".json")
-    if config.compare_with is not None and is_results_file:
-        before = read_results(Path(config.compare_with))
-    results = play(config, plan, out, before, times)
-    if config.compare_with is not None and not is_results_file:
-        before = play_before(config, config.compare_with, plan, results, times)
+    """Play and save the missing episodes. Returns the results and those of --compare-with.
+
+    If --compare-with names a checkpoint, that plays the same episodes, and its results file is STEM-before.json.
+    """
+    checkpoint_or_file = config.compare_with
+    if checkpoint_or_file is None:
+        before = None
+        results = play(config, plan, out, None, times)
+    elif checkpoint_or_file.endswith(".json"):
+        before = read_results(Path(checkpoint_or_file))
+        results = play(config, plan, out, before, times)
+    else:
+        results = play(config, plan, out, None, times)
+        config_before = replace(config, model=replace(config.model, checkpoint=checkpoint_or_file))
+        plan_before = replace(plan, header={**plan.header, **origin_of(checkpoint_or_file)})
+        out_before = out.with_name(f"{out.stem}-before.json")
+        before = play(config_before, plan_before, out_before, results, times)
     save_results(results, plan, before)
     return results, before
 
@@ -119,16 +129,6 @@ def origin_of(checkpoint: str) -> dict[str, object]:
     from experiment.stored_run import read_training
 
     return {"hub_commit": find_commit(checkpoint), "training": read_training(Path(checkpoint))}
-
-
-def play_before(
-    config: EvalConfig, checkpoint: str, plan: Plan, results: Results, times: StartTimes
-) -> Results:
-    """Play the checkpoint of --compare-with on the same episodes; its results file is STEM-before.json."""
-    config_before = replace(config, model=replace(config.model, checkpoint=checkpoint))
-    header = {**plan.header, **origin_of(checkpoint)}
-    out = results.path.with_name(f"{results.path.stem}-before.json")
-    return play(config_before, replace(plan, header=header), out, results, times)
 
 
 def print_results(config: EvalConfig, results: Results, plan: Plan, before: Results | None) -> None:
@@ -188,12 +188,12 @@ def print_reported(config: EvalConfig, results: Results, plan: Plan) -> None:
 
 
 def play(
-    config: EvalConfig, plan: Plan, out: Path, other_results: Results | None, times: StartTimes
+    config: EvalConfig, plan: Plan, out: Path, compared_with: Results | None, times: StartTimes
 ) -> Results:
     """Play the planned episodes that the results file `out` lacks, suite by suite.
 
-    `other_results`: results of the policy with which these will be compared. Raises BadInput if `out` holds a different
-    evaluation, or if `other_results` cannot be compared.
+    `compared_with`: results of the other policy. Raises BadInput if `out` holds a different evaluation, or if the two
+    cannot be compared.
     """
     from experiment.setup import load_policy
 
@@ -204,7 +204,7 @@ def play(
         policy = load_policy(config.model, suite)
         if results is None:
             check_suites(config, policy)
-            results = open_results(out, settings_of(config, policy), plan, other_results)
+            results = open_results(out, settings_of(config, policy), plan, compared_with)
             print_start(config, policy, plan, results)
         missing = [key for key in plan.keys if key.task_suite == suite and key not in results.episodes]
         if missing:
@@ -294,30 +294,37 @@ def play_episodes(
     keys: Sequence[EpisodeKey],
     results: Results,
 ) -> Rollout:
-    """Play the episodes of one suite; each is saved as soon as it has ended."""
+    """Play the episodes of one suite; save those that have ended every SAVE_INTERVAL_S, and at the end or a stop."""
     from experiment.evaluation import evaluate
 
     episode_keys = {episode_of(key, config.seed): key for key in keys}
+    saved_at = 0.0  # so that the first episode is saved at once
     with show_progress(keys[0].task_suite, len(keys), "episodes") as activity:
 
         def keep(trajectory: Trajectory) -> None:
+            nonlocal saved_at
             key = episode_keys[trajectory.episode]
             results.episodes[key] = episode_record(config, results, key, trajectory)
             trajectory.frames.clear()
-            save_results(results, plan)
+            if time.monotonic() > saved_at + SAVE_INTERVAL_S:
+                save_results(results, plan)
+                saved_at = time.monotonic()
             activity.count_episode(trajectory.success)
 
-        return evaluate(
-            policy,
-            pool,
-            list(episode_keys),
-            results.settings["mode"],
-            results.settings["temperature"] or 1.0,
-            config.seed,
-            max_batch=config.model.max_batch,
-            record=lambda episode: config.video != "none",
-            on_finished=keep,
-        )
+        try:
+            return evaluate(
+                policy,
+                pool,
+                list(episode_keys),
+                results.settings["mode"],
+                results.settings["temperature"] or 1.0,
+                config.seed,
+                max_batch=config.model.max_batch,
+                record=lambda episode: config.video != "none",
+                on_finished=keep,
+            )
+        finally:
+            save_results(results, plan)
 
 
 def choose_num_envs(simulator: SimulatorConfig, spec: EnvSpec, policy: Policy, num_episodes: int) -> int:

@@ -73,6 +73,10 @@ class EvalConfig:
             check_bddl_file(self)
         if self.protocol is not None:
             check_protocol(self)
+        if self.temperature is not None and not self.samples:
+            raise BadInput(
+                f"--mode {self.mode} does not sample: leave out --temperature, or give --mode sample"
+            )
         changes = [split_suite(suite)[1] for suite in self.suites]
         if self.prompt == "leaked" and not set(changes) <= set(PLUS_CHANGES):
             raise BadInput(

@@ -106,9 +106,9 @@ class ProcessWorker:
 
     def __init__(self, make: Callable[..., Callable], *recipe: object) -> None:
         self.connection, remote_end = Pipe()
-        program = f"import sys; sys.path[0] = {str(PROJECT)!r}; from envs import worker; worker.main(%d)"
+        call = f"from envs import worker; worker.main({remote_end.fileno()})"
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program % remote_end.fileno()],
+            [sys.executable, "-c", f"import sys; sys.path[0] = {str(PROJECT)!r}; {call}"],
             pass_fds=[remote_end.fileno()],
             stdin=subprocess.DEVNULL,
             stdout=2,  # standard error: what libraries print is no output of our command line

@@ -1,7 +1,7 @@
 """The results of eval.py: the planned episodes, the file with their outcomes, and which files may be compared.
 
-The file (docs/RESULTS_JSON.md) is replaced as a whole after every episode, so it is valid at any moment, and a kill
-loses only the episodes that were under way. An interrupted evaluation resumes from this file.
+The file (docs/RESULTS_JSON.md) is replaced as a whole, so it is valid at any moment. An interrupted evaluation resumes
+from this file.
 """
 
 from collections.abc import Mapping, Sequence
@@ -234,15 +234,14 @@ def read_results(path: Path) -> Results:
     return Results(path, stored.settings, episodes)
 
 
-def open_results(path: Path, settings: Settings, plan: Plan, other_results: Results | None = None) -> Results:
+def open_results(path: Path, settings: Settings, plan: Plan, compared_with: Results | None = None) -> Results:
     """Read the results in `path`, so that the evaluation continues, or start new ones if there is no such file.
 
-    `other_results`: results of the policy with which these will be compared, or None. Raises BadInput if the file holds
-    an evaluation with different settings or with episodes that are not planned, or if `other_results` cannot be
-    compared.
+    `compared_with`: results of the other policy of a comparison, or None. Raises BadInput if the file holds an
+    evaluation with different settings or with episodes that are not planned, or if the two cannot be compared.
     """
-    if other_results is not None:
-        check_comparable(settings, plan, other_results)
+    if compared_with is not None:
+        check_comparable(settings, plan, compared_with)
     if not path.exists():
         return Results(path, settings)
     results = read_results(path)
@@ -263,20 +262,20 @@ def open_results(path: Path, settings: Settings, plan: Plan, other_results: Resu
     return results
 
 
-def check_comparable(settings: Settings, plan: Plan, other_results: Results) -> None:
-    """Raise BadInput if `other_results` differ in more than the policy, or have no episode in common with the plan."""
+def check_comparable(settings: Settings, plan: Plan, compared_with: Results) -> None:
+    """Raise BadInput if `compared_with` differs in more than the policy, or has no episode in common with the plan."""
     for name in EQUAL_IN_COMPARISONS:
         ours = settings.get(name)
-        theirs = other_results.settings.get(name)
+        theirs = compared_with.settings.get(name)
         # The L1 head and greedy tokens are both deterministic, so they may be compared, but not with sampling.
         both_deterministic = name == "mode" and "sample" not in (ours, theirs)
         if ours != theirs and not both_deterministic:
             raise BadInput(
-                f"--compare-with {other_results.path} was evaluated with {name} {theirs}, "
+                f"--compare-with {compared_with.path} was evaluated with {name} {theirs}, "
                 f"this evaluation with {ours}: use the same for both"
             )
-    if other_results.episodes.keys().isdisjoint(plan.keys):
+    if compared_with.episodes.keys().isdisjoint(plan.keys):
         raise BadInput(
-            f"--compare-with {other_results.path} has no episode in common with this evaluation: "
+            f"--compare-with {compared_with.path} has no episode in common with this evaluation: "
             "use the same suites, tasks and initial states"
         )

@@ -6,13 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from configs.eval_config import EvalConfig
 from contracts import BadInput
 from envs.tasks import TaskInfo
-from eval import episode_of
+from eval import episode_of, play_episodes
 from experiment.results import EpisodeKey, Results, make_plan, open_results, save_results
 from experiment.results_table import comparison_table, perturbation_table, results_table
 from experiment.robustness import draw_perturbations
 from experiment.statistics import Successes
+from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script
 
 SETTINGS = {
     "checkpoint": "runs/R/checkpoints/best",
@@ -160,6 +162,20 @@ def test_a_results_file_that_does_not_fit_is_one_line(monkeypatch, tmp_path):
     with pytest.raises(BadInput, match=r"--out .*r\.json: .*\(No space left on device\)"):
         save_results(Results(tmp_path / "r.json", SETTINGS), PLAN)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupt_saves_all_episodes_that_have_ended(tmp_path):
+    class InterruptedPool(FakePool):
+        def step(self, slot, actions):
+            if len(self.started) == 4:
+                raise KeyboardInterrupt
+            super().step(slot, actions)
+
+    results = Results(tmp_path / "results.json", SETTINGS)
+    pool = InterruptedPool(lambda *_: Script(CHUNK_LENGTH))
+    with pytest.raises(KeyboardInterrupt):
+        play_episodes(EvalConfig(), FakePolicy(), pool, PLAN, PLAN.keys, results)
+    assert open_results(results.path, SETTINGS, PLAN).episodes.keys() == set(PLAN.keys[:3])
 
 
 # comparisons
