@@ -21,14 +21,19 @@ class VlaGrpoConfig(PreTrainedConfig):
     mode: str = "greedy"  # or l1: use the regression head of a checkpoint that has one
     frozen_weights: str = "auto"  # auto: bf16 on a GPU, else float32; int8 or fp8: half the memory of bf16
 
-    def validate_features(self) -> None:
-        """Raise ValueError for images of another size than in training, which would have to be resized."""
-        shape = self.image_features[IMAGES[0]].shape
-        if tuple(shape) != IMAGE_SHAPE:
-            raise ValueError(
-                f"the policy reads images of 256 x 256 pixels, these have the shape {shape}: add "
-                "--env.observation_height=256 --env.observation_width=256"
-            )
+    def validate_features(self, num_images: int = 1) -> None:
+        """Raise ValueError unless the first `num_images` cameras are there, with images of the size in training."""
+        for name in IMAGES[:num_images]:
+            if name not in self.image_features:
+                raise ValueError(
+                    f"the policy reads {name}, the env has {', '.join(self.image_features) or 'no image'}"
+                )
+            shape = self.image_features[name].shape
+            if tuple(shape) != IMAGE_SHAPE:
+                raise ValueError(
+                    f"the policy reads images of 256 x 256 pixels, {name} has the shape {shape}: add "
+                    "--env.observation_height=256 --env.observation_width=256"
+                )
 
     @property
     def observation_delta_indices(self) -> None:

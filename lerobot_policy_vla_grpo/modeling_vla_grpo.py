@@ -32,6 +32,7 @@ class VlaGrpoPolicy(PreTrainedPolicy):
             frozen_weights=config.frozen_weights,
         )
         self.policy = Policy.load(config.checkpoint, options)
+        config.validate_features(self.policy.num_images)
         self.reset()
 
     def reset(self) -> None:

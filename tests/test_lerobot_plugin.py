@@ -11,7 +11,7 @@ from vla.loading import LoadOptions
 from vla.policy import Policy
 
 pytest.importorskip("lerobot", reason="lerobot is not installed: lerobot_policy_vla_grpo/README.md")
-from lerobot.configs import PreTrainedConfig
+from lerobot.configs import FeatureType, PolicyFeature, PreTrainedConfig
 from lerobot.envs import make_env_pre_post_processors, preprocess_observation
 from lerobot.envs.configs import LiberoEnv
 from lerobot.policies import make_policy, make_pre_post_processors
@@ -95,6 +95,20 @@ def test_a_new_episode_begins_with_a_new_chunk(config):
 def test_pictures_of_another_size_are_refused(config):
     with pytest.raises(ValueError, match=r"--env\.observation_height=256"):
         make_policy(config, env_cfg=LiberoEnv(task="libero_spatial"))
+
+
+@pytest.mark.parametrize("camera", [None, "observation.images.image", "observation.images.image2"])
+def test_a_camera_that_the_policy_reads_must_be_there_in_its_size(config, camera):
+    """`config` is of a checkpoint that reads two."""
+    cameras = {f"observation.images.{name}": (3, 256, 256) for name in ("image", "image2")}
+    if camera is None:
+        cameras = {"observation.images.top": (3, 256, 256)}
+    else:
+        cameras[camera] = (3, 128, 256)
+    visual = {name: PolicyFeature(FeatureType.VISUAL, shape) for name, shape in cameras.items()}
+    config.input_features = visual
+    with pytest.raises(ValueError, match=r"the policy reads"):
+        config.validate_features(2)
 
 
 def test_a_missing_checkpoint_is_refused(config):

@@ -87,6 +87,11 @@ def test_a_policy_whose_logits_are_no_numbers_does_not_act(policy, observations)
             policy.act(observations[:1], mode, 1.0, _generators(1))
 
 
+def test_a_mistyped_mode_is_none_of_the_three(policy, observations):
+    with pytest.raises(ValueError, match="greddy"):
+        policy.act(observations[:1], "greddy")
+
+
 def test_images_prepared_elsewhere_give_the_same_bits(policy, observations):
     elsewhere = [replace(o, images=policy.prepare(o.images), prepared=True) for o in observations]
     assert elsewhere[0].images.shape != observations[0].images.shape

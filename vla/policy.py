@@ -118,13 +118,16 @@ class Policy:
 
         greedy: argmax over the 256 action tokens. sample: one draw per position from softmax(logits / temperature);
         each observation has its own CPU generator, so that its draws do not depend on the batch. l1: the chunk of the
-        regression head, rounded to tokens. Raises BadInput for l1 without that head, and for non-finite logits.
+        regression head, rounded to tokens. Raises BadInput for l1 without that head, and for non-finite logits;
+        ValueError for another mode.
         """
         logits, hidden = self.chunk_outputs(observations)
         if mode == "greedy":
             tokens = logits.argmax(-1) + FIRST_ACTION_TOKEN
         elif mode == "sample":
             tokens = sample_tokens(logits, temperature, generators)
+        elif mode != "l1":
+            raise ValueError(f"mode {mode}: expected greedy, sample or l1")
         elif self.action_head is None:
             raise BadInput(f"{self.base_model} has no L1 head (action_head--*.pt): choose the greedy teacher")
         else:
