@@ -132,7 +132,7 @@ def compare_successes(ended: Iterable[Ended]) -> str:
 
 
 def main(args: Args) -> None:
-    find_pack("lowpoly")  # generate the pack now, rather than in all processes at the same time
+    find_pack("lowpoly")  # unpack the pack now, rather than in all processes at the same time
     tasks = []
     for suite in args.suites:
         tasks += [Task(suite, task_id) for task_id in args.task_ids or range(len(task_names(suite)))]

@@ -65,7 +65,7 @@ def make_pool(
     caution = check_versions()
     if caution is not None:
         log.warning(caution)
-    # Find the asset pack (and generate "lowpoly") once, now, rather than in all workers at the same time.
+    # Find the asset pack (and unpack "lowpoly") once, now, rather than in all workers at the same time.
     pack = find_pack(spec.assets)
     # On a Ray cluster a name such as "lowpoly" stays a name: each machine has the pack in a folder of its own.
     if simulators == "processes" or pack.name != spec.assets:

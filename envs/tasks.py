@@ -87,7 +87,9 @@ def cache_dir() -> Path:
             is_private = folder == preferred or folder.stat().st_uid == os.getuid()
             if is_private and os.access(folder, os.W_OK | os.X_OK):
                 return folder
-    return Path(tempfile.mkdtemp(prefix="vla-grpo-"))
+    # Later calls and child processes use the same new folder.
+    os.environ["VLA_GRPO_CACHE"] = tempfile.mkdtemp(prefix="vla-grpo-")
+    return Path(os.environ["VLA_GRPO_CACHE"])
 
 
 @cache

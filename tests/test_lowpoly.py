@@ -1,16 +1,14 @@
-"""The low-poly pack: LIBERO's masses and contacts, all of its objects, and shapes that fit what collides.
+"""The low-poly pack: LIBERO's masses and contacts, all of its objects, and the archive that envs/assets.py unpacks.
 
 That its trajectories are those of LIBERO's own assets is in test_golden_physics.py.
-After a change of what is drawn: give `PACK_NAME` another number and run `python -m tests.test_lowpoly`.
 """
 
 import errno
 import hashlib
 import io
-import json
 import re
 import runpy
-import tempfile
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,22 +18,16 @@ import pytest
 from PIL import Image
 
 from contracts import BadInput
-from envs.lowpoly import pack as pack_module
-from envs.lowpoly.facts import load_facts
-from envs.lowpoly.mjcf import asset_mjcf
-from envs.lowpoly.pack import PACK_NAME, ensure_pack, look_of, write_pack
-from envs.lowpoly.textures import TEXTURES
+from envs.assets import LOWPOLY_ARCHIVE, LOWPOLY_NAME, find_pack
 from envs.tasks import libero_root
+from workshop.lowpoly.__main__ import draw_pack, look_of, write_archive
+from workshop.lowpoly.facts import load_facts
+from workshop.lowpoly.mjcf import asset_mjcf
+from workshop.lowpoly.textures import TEXTURES
 
-GOLDEN = Path(__file__).parent / "golden" / "lowpoly.json"
 NUMBER = rb"-?\b\d+(?:\.\d+)?(?:e[-+]?\d+)?\b"
 FILES = {file.name: file for file in load_facts()}
 OBJECTS = [name for name, file in FILES.items() if not file.is_arena]
-
-
-@pytest.fixture(scope="module")
-def pack(tmp_path_factory):
-    return ensure_pack(tmp_path_factory.mktemp("cache"))
 
 
 @pytest.mark.parametrize("name", OBJECTS)
@@ -63,55 +55,77 @@ def test_every_floor_and_wall_that_liberos_arenas_can_ask_for_exists():
     assert {*styles["FLOOR_STYLE"].values(), *styles["WALL_STYLE"].values()} <= set(TEXTURES)
 
 
-def _contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def _archived() -> dict[str, bytes]:
+    with zipfile.ZipFile(LOWPOLY_ARCHIVE) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
 
 
-def test_the_pack_is_the_same_wherever_it_is_written(pack, tmp_path):
-    write_pack(tmp_path)
-    assert _contents(tmp_path) == _contents(pack)
-    assert ensure_pack(pack.parent) == pack
-
-
-def _summary(path: str, content: bytes) -> list[str | float]:
-    """A hash of a file's words, and one number that depends on all its numbers (of a picture, on all its pixels)."""
+def _words_and_numbers(path: str, content: bytes) -> tuple[bytes, np.ndarray]:
+    """The text between a file's numbers, and its numbers; of a picture its pixels."""
     if path.endswith(".png"):
-        words = b""
-        numbers = np.asarray(Image.open(io.BytesIO(content)), float).ravel()
-    else:
-        words = re.sub(NUMBER, b"", content)
-        numbers = np.array(re.findall(NUMBER, content), float)
-    return [hashlib.sha256(words).hexdigest()[:12], float(numbers @ np.cos(np.arange(len(numbers))))]
+        return b"", np.asarray(Image.open(io.BytesIO(content)), float)
+    return re.sub(NUMBER, b"", content), np.array(re.findall(NUMBER, content), float)
 
 
-def _summaries(folder: Path) -> dict[str, list[str | float]]:
-    return {path: _summary(path, content) for path, content in sorted(_contents(folder).items())}
+def test_the_archive_holds_what_is_drawn():
+    drawn = draw_pack()
+    archived = _archived()
+    assert drawn.keys() == archived.keys()
+    for path in drawn:
+        words, numbers = _words_and_numbers(path, drawn[path])
+        archived_words, archived_numbers = _words_and_numbers(path, archived[path])
+        assert words == archived_words, path
+        # Another machine may round a pixel, or a mesh's last digit, the other way.
+        tolerance = 1.0 if path.endswith(".png") else 2e-5
+        np.testing.assert_allclose(numbers, archived_numbers, rtol=0, atol=tolerance, err_msg=path)
 
 
-def test_the_pack_is_drawn_as_its_name_promises(pack):
-    golden = json.loads(GOLDEN.read_text())
-    drawn = _summaries(pack)
-    assert golden["name"] == PACK_NAME
-    assert drawn.keys() == golden["files"].keys()
-    for path, (words, numbers) in golden["files"].items():
-        assert drawn[path][0] == words, path
-        # Another machine may round a few pixels, or a mesh's last digit, the other way.
-        tolerance = 1.0 if path.endswith(".png") else 1e-3
-        assert drawn[path][1] == pytest.approx(numbers, abs=tolerance), path
+def test_other_pictures_have_another_name():
+    """If this fails: give LOWPOLY_NAME another number, rename the archive, and put both here."""
+    digest = hashlib.sha256(b"".join(_archived().values())).hexdigest()
+    assert (LOWPOLY_NAME, digest) == (
+        "lowpoly-e981a0a7b12e",
+        "3f1bc5cdee8fa82dd0d19f0d545a62154809359a0bfbdc4805c6665b861f58cd",
+    )
+
+
+def test_the_archive_is_the_same_whenever_it_is_written(tmp_path):
+    for name in ("first", "second"):
+        write_archive(tmp_path / name)
+    assert (tmp_path / "first").read_bytes() == (tmp_path / "second").read_bytes()
+
+
+def test_the_pack_is_unpacked_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path))
+    folder = find_pack("lowpoly").folder
+    assert list(tmp_path.iterdir()) == [folder]
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert {str(path.relative_to(folder)): path.read_bytes() for path in files} == _archived()
+    monkeypatch.setattr("envs.assets.LOWPOLY_ARCHIVE", tmp_path / "none")
+    assert find_pack("lowpoly").folder == folder
+
+
+def test_two_processes_may_unpack_it_at_the_same_time(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path))
+    unpack = zipfile.ZipFile.extractall
+
+    def overtaken(archive: zipfile.ZipFile, folder: Path) -> None:
+        monkeypatch.setattr(zipfile.ZipFile, "extractall", unpack)
+        find_pack("lowpoly")
+        unpack(archive, folder)
+
+    monkeypatch.setattr(zipfile.ZipFile, "extractall", overtaken)
+    folder = find_pack("lowpoly").folder
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 def test_a_pack_that_could_not_be_finished_is_not_there(tmp_path, monkeypatch):
-    def fail_halfway(folder: Path) -> None:
-        (folder / "scenes").mkdir(parents=True)
+    def fail_halfway(archive: zipfile.ZipFile, folder: Path) -> None:
+        archive.extract(archive.namelist()[0], folder)
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(pack_module, "write_pack", fail_halfway)
+    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path))
+    monkeypatch.setattr(zipfile.ZipFile, "extractall", fail_halfway)
     with pytest.raises(BadInput, match=r"No space left on device.*VLA_GRPO_CACHE"):
-        ensure_pack(tmp_path)
+        find_pack("lowpoly")
     assert list(tmp_path.iterdir()) == []
-
-
-if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        write_pack(Path(folder))
-        GOLDEN.write_text(json.dumps({"name": PACK_NAME, "files": _summaries(Path(folder))}, indent=1) + "\n")

@@ -106,7 +106,7 @@ def temporary_folder(monkeypatch, tmp_path):
     """The system's; the user's home cannot be written: no folder can be made under a file, whoever asks."""
     (tmp_path / "file").touch()
     (tmp_path / "tmp").mkdir()
-    monkeypatch.delenv("VLA_GRPO_CACHE", raising=False)
+    monkeypatch.setenv("VLA_GRPO_CACHE", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     monkeypatch.setattr(tasks.tempfile, "tempdir", str(tmp_path / "tmp"))
     return tmp_path / "tmp"
@@ -123,5 +123,7 @@ def test_unusable_home_leads_to_a_private_temporary_folder_that_is_not_someone_e
     monkeypatch.setattr(tasks.os, "getuid", lambda: stranger)
     taken = temporary_folder / f"vla-grpo-{stranger}"
     taken.mkdir()  # by us: for the stranger, someone else
-    assert cache_dir().parent == temporary_folder
-    assert cache_dir() != taken
+    new_folder = cache_dir()
+    assert new_folder.parent == temporary_folder
+    assert new_folder != taken
+    assert cache_dir() == new_folder

@@ -121,7 +121,7 @@ def collect(args: DemosArgs) -> Counter[str]:
     spec = args.env_spec(args.task_ids)
     check_init_states(args, spec)
     check_numbers(args)
-    find_pack(spec.assets)  # generate looks now, rather than in all workers at the same time
+    find_pack(spec.assets)  # unpack looks now, rather than in all workers at the same time
     with output_place(args.out):
         args.out.mkdir(parents=True, exist_ok=True)
         check_recipe(args)

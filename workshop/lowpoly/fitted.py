@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from envs.lowpoly.facts import Body, collision_shapes, extent
-from envs.lowpoly.shapes import Color, Shape, Vector, box, cylinder, lathe, prism, ring, tube
+from workshop.lowpoly.facts import Body, collision_shapes, extent
+from workshop.lowpoly.shapes import Color, Shape, Vector, box, cylinder, lathe, prism, ring, tube
 
 LABEL_M = 0.0004  # how far a label stands out, so that it hides the surface below
 PANEL_M = 0.0006  # how far the bands of a basket stand out

@@ -5,8 +5,8 @@ from xml.etree import ElementTree as ET
 
 import numpy as np
 
-from envs.lowpoly.facts import AssetFile, Attributes, Body, Geom, Look
-from envs.lowpoly.shapes import Color, Shape, joined
+from workshop.lowpoly.facts import AssetFile, Attributes, Body, Geom, Look
+from workshop.lowpoly.shapes import Color, Shape, joined
 
 # These attributes keep a drawn geom out of physics: it touches nothing and weighs nothing. Cameras see group 1.
 DRAWN = {"group": "1", "contype": "0", "conaffinity": "0", "mass": "0", "material": "matt"}

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from PIL import Image
 
-from envs.lowpoly.objects import LOOKS
-from envs.lowpoly.shapes import Color
+from workshop.lowpoly.objects import LOOKS
+from workshop.lowpoly.shapes import Color
 
 TEXTURES = LOOKS["textures"]  # file name -> name of a pattern, and its arguments
 SIDE = 128  # side of a texture in pixels

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from envs.lowpoly.shapes import Color, Shape, Vector, box
+from workshop.lowpoly.shapes import Color, Shape, Vector, box
 
 Attributes = Mapping[str, Any]  # the attributes of one MJCF element: numbers, lists of numbers or strings
 # MJCF tags; facts.json lists the elements of each under its plural.

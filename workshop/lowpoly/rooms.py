@@ -6,9 +6,9 @@ Coordinates are the world's, in metres; the robot looks towards x, and the wall 
 
 from collections.abc import Mapping, Sequence
 
-from envs.lowpoly.facts import AssetFile, Look, collision_shapes
-from envs.lowpoly.objects import COLORS, LOOKS, drawn
-from envs.lowpoly.shapes import Color, Shape, box
+from workshop.lowpoly.facts import AssetFile, Look, collision_shapes
+from workshop.lowpoly.objects import COLORS, LOOKS, drawn
+from workshop.lowpoly.shapes import Color, Shape, box
 
 # (material, its texture, its emission). LIBERO's arena code knows the textures by these names. Walls emit light,
 # because LIBERO's lamps hang straight above and would leave walls dark.

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from envs.lowpoly.facts import AssetFile, Body, Look, collision_shapes, plain_look
-from envs.lowpoly.fitted import FITTED_LOOKS
-from envs.lowpoly.shapes import Color, Shape, box, cylinder, lathe, ring, tube
+from workshop.lowpoly.facts import AssetFile, Body, Look, collision_shapes, plain_look
+from workshop.lowpoly.fitted import FITTED_LOOKS
+from workshop.lowpoly.shapes import Color, Shape, box, cylinder, lathe, ring, tube
 
 LOOKS = json.loads(Path(__file__).with_name("looks.json").read_text(encoding="utf-8"))
 COLORS: Mapping[str, Color] = {name: tuple(color) for name, color in LOOKS["colors"].items()}
