@@ -145,7 +145,8 @@ def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str
             if resume is None:
                 setup.save_first_files(config, run, learner, state, observation)
             train(config, run, learner, pool, state)
-            evaluate_and_record(config, run, learner, pool, state)
+            if state.evaluated_at != state.global_step:
+                evaluate_and_record(config, run, learner, pool, state)
             if ranks.is_main:
                 conclude(run.folder)
     ranks.leave()

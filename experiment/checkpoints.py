@@ -144,12 +144,20 @@ def _write_atomically(folder: Path, learner: Learner, state: TrainerState) -> No
 def _write(folder: Path, learner: Learner, state: TrainerState) -> None:
     """Write the adapter and the trainer's file into `folder`, and flush them to the disk. Raises OSError."""
     learner.policy.save_adapter(folder, looks=state.looks)
+    save_state(folder, learner, state)
+    for path in folder.rglob("*"):
+        _flush(path)
+    _flush(folder)
+
+
+def save_state(folder: Path, learner: Learner, state: TrainerState) -> None:
+    """Write the trainer's file of a checkpoint, or replace it: an evaluation has changed the state. Raises OSError."""
     contents: dict[str, object] = {"state": asdict(state), "optimizer": learner.optimizer.state_dict()}
     if learner.critic is not None:
         contents["critic"] = learner.critic.episodes
-    write_trainer_state(folder / TRAINER_FILE, contents)
-    for path in folder.rglob("*"):
-        _flush(path)
+    temporary = folder / f"{TEMPORARY_PREFIX}{TRAINER_FILE}"
+    write_trainer_state(temporary, contents)
+    os.replace(temporary, folder / TRAINER_FILE)
     _flush(folder)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from configs.config import PhaseConfig, TrainConfig
 from contracts import BadInput, first_line, write_json
-from experiment.checkpoints import TrainerState, mark_best
+from experiment.checkpoints import TrainerState, mark_best, save_state
 from experiment.metrics import success_rates
 from experiment.report import update_report
 from experiment.reported import compare_with_reports
@@ -200,8 +200,9 @@ def warmup_has_ended(config: TrainConfig, state: TrainerState) -> bool:
 def evaluate_and_record(
     config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState
 ) -> float:
-    """Evaluate, record the metrics, write the evaluation's files and the report, and mark the best checkpoint.
+    """Evaluate the newest checkpoint: record the metrics, write the files and the report, and mark the best checkpoint.
 
+    The checkpoint then remembers the evaluation: a resumed run neither repeats it nor cuts its record.
     Returns the seconds that an episode has taken. Raises BadInput when the first evaluation, or the one after the
     warmup, shows that the run cannot learn.
     """
@@ -228,6 +229,9 @@ def evaluate_and_record(
     lower_bound, _ = validation.student.interval
     if config.evaluation.best_by == "evaluation" and state.improves(lower_bound):
         mark_best(run.checkpoints, learner, state, validation.metrics())
+    state.metrics_bytes = run.metrics_bytes()
+    if learner.ranks.is_main:
+        save_state(run.checkpoints / f"step_{state.global_step}", learner, state)
     return episode_s
 
 

@@ -39,13 +39,14 @@ from contracts import resolve_pointer
 from envs.tasks import TaskInfo
 from experiment.run_files import METRICS_FILE, read_metrics
 from experiment.speed import SimulatorSpeed, Speed
+from experiment.stored_run import read_run
 from rl.phases import Teacher
 from rl.update import MAX_UPDATES_WITHOUT_SIGNAL
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, observation
 from tests.stored_runs import comparable_metrics
 
 ROOT = Path(__file__).parents[1]
-# Three updates of three episodes each: warmup, transition, RL. Evaluations at 0, 48 and 72 env steps.
+# Three updates of three episodes each: warmup, transition, RL. Evaluations at 0, 24, 48 and 72 env steps.
 FLAGS = [
     "--preset", "smoke", "--warmup-steps", "24", "--transition-steps", "24", "--total-steps", "72", "--n-steps", "24",
     "--eval-interval", "48", "--n-epochs", "1", "--batch-size", "3", "--micro-batch-size", "3",
@@ -56,12 +57,13 @@ FOUND = {"git": {}, "versions": {}, "machine": {"cpus": 1, "gpus": [], "processo
 
 @dataclass(frozen=True)
 class Moment:
-    """The first call of a function while the run's pointers name these checkpoints."""
+    """A call of a function while the run's pointers name these checkpoints."""
 
     owner: object
     function: str
     latest: str | None  # None: there is none yet
     best: str | None = None  # None: any or none
+    call: int = 1  # the first one
 
 
 FIRST_CHECKPOINT = Moment(FakePolicy, "save_adapter", None)
@@ -71,8 +73,9 @@ MOMENTS = {
     "rollout": Moment(FakePool, "step", "step_24"),
     "update": Moment(torch.optim.AdamW, "step", "step_24"),
     "metrics line": Moment(experiment.run_folder, "write_and_flush", "step_24"),
+    "evaluation's state": Moment(torch, "save", "step_24"),
     "adapter": Moment(FakePolicy, "save_adapter", "step_24"),
-    "checkpoint": Moment(torch, "save", "step_24"),  # the adapter is on the disk already
+    "checkpoint": Moment(torch, "save", "step_24", call=2),  # the adapter is on the disk already
     "rename": Moment(Path, "rename", "step_24"),  # all of the checkpoint is on the disk
     "pointer": Moment(experiment.checkpoints, "write_pointer", "step_24"),
     "evaluation's files": Moment(experiment.evaluation, "write_evaluation", "step_48"),
@@ -143,15 +146,15 @@ def resumes_to_the_same_result(run: Path) -> bool:
 def at(monkeypatch, output: Path, moment: Moment, act: Callable[..., None]) -> None:
     """When the run in `output` comes to the moment, call `act` first, with the arguments of the function."""
     original = getattr(moment.owner, moment.function)
-    is_done = False
+    calls = 0
 
     def patched(*args, **kwargs):
-        nonlocal is_done
+        nonlocal calls
         has_come = pointer(output, "latest") == moment.latest and (
             moment.best is None or pointer(output, "best") == moment.best
         )
-        if has_come and not is_done:
-            is_done = True
+        calls += has_come
+        if has_come and calls == moment.call:
             act(*args)
         return original(*args, **kwargs)
 
@@ -389,6 +392,29 @@ def test_the_limit_of_updates_without_a_signal_counts_on_after_a_resume(monkeypa
     assert command_line(monkeypatch, "--resume", str(run)) == 2
     assert "no learning signal" in one_line(capsys.readouterr().err)
     assert stored_state(run)["update"] == MAX_UPDATES_WITHOUT_SIGNAL
+
+
+def test_a_finished_run_that_is_continued_keeps_its_last_evaluation_and_its_best(monkeypatch, tmp_path):
+    """Of two episodes none succeeds until 48, both at 72 and one at 96."""
+    failing = {40, 41}
+    pool = FakePool(lambda _, init_state_id: Script(env_steps=8, success=init_state_id not in failing))
+    monkeypatch.setattr(train_grpo, "make_pool", lambda *_: pool)
+    at(
+        monkeypatch,
+        tmp_path,
+        Moment(experiment.evaluation, "validate", "step_72"),
+        lambda *_: failing.clear(),
+    )
+    assert start(monkeypatch, tmp_path, "--eval-init-states", "40", "42") == 0
+    run = only_run(tmp_path)
+    records = read_metrics(run / METRICS_FILE)
+    assert command_line(monkeypatch, "--resume", str(run)) == 0  # there is nothing left to do
+    assert read_metrics(run / METRICS_FILE) == records
+    failing.add(40)
+    assert command_line(monkeypatch, "--resume", str(run), "--total-steps", "96") == 0
+    successes = [(row["global_step"], row["eval/student_success"]) for row in read_run(run).evaluations]
+    assert successes == [(0, 0.0), (24, 0.0), (48, 0.0), (72, 1.0), (96, 0.5)]
+    assert pointer(tmp_path, "best") == "step_72"
 
 
 def test_evaluations_are_exact_whatever_physics_trains(monkeypatch, tmp_path):
