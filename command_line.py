@@ -49,7 +49,7 @@ def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None
     Lists may have commas (`--task-ids 0,1,2`), and switches a value (`--curriculum=True`), as sweeps write them.
     """
     options: dict[str, Any] = {} if default is None else {"default": default}
-    words = [word for part in argv for word in _plain_flags(part, _switches(kind))]
+    words = _plain_words(argv, _annotations(kind))
     if not {"-h", "--help"}.isdisjoint(words):
         _join_lines_of_help(kind)
     error_box = io.StringIO()
@@ -74,27 +74,34 @@ def _join_lines_of_help(kind: type) -> None:
             field.metadata = MappingProxyType({**field.metadata, "help": texts[field.name]})
 
 
-def _switches(kind: type) -> set[str]:
-    """The flags of a dataclass, and of the dataclasses within it, that take no value."""
-    switches: set[str] = set()
+def _annotations(kind: type) -> dict[str, Any]:
+    """Flag -> type, for the fields of a dataclass and of the dataclasses within it."""
+    annotations: dict[str, Any] = {}
     for name, annotation in get_type_hints(kind).items():
-        if annotation is bool:
-            switches.add(f"--{name.replace('_', '-')}")
-        elif isinstance(annotation, type) and is_dataclass(annotation):
-            switches |= _switches(annotation)
-    return switches
+        if isinstance(annotation, type) and is_dataclass(annotation):
+            annotations |= _annotations(annotation)
+        else:
+            annotations[f"--{name.replace('_', '-')}"] = annotation
+    return annotations
 
 
-def _plain_flags(word: str, switches: set[str]) -> list[str]:
-    """A word of a command line as tyro reads it: a switch without its value, numbers without commas."""
-    name, equals, value = word.partition("=")
-    switch = name.replace("_", "-")
-    if switch in switches and value.lower() in ("true", "false"):
-        return [switch if value.lower() == "true" else f"--no-{switch.removeprefix('--')}"]
-    numbers = value if equals else word
-    if re.fullmatch(r"-?\d+(,-?\d+)+", numbers):
-        return [name, *numbers.split(",")] if equals else numbers.split(",")
-    return [word]
+def _plain_words(argv: Sequence[str], annotations: dict[str, Any]) -> list[str]:
+    """A command line as tyro reads it: switches without values, numbers (but not texts) without commas."""
+    words: list[str] = []
+    flag = ""  # to which a word without one belongs
+    for word in argv:
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            flag = name.replace("_", "-")
+        numbers = value if equals else word
+        is_text = annotations.get(flag) in (str, str | None)
+        if annotations.get(flag) is bool and value.lower() in ("true", "false"):
+            words.append(flag if value.lower() == "true" else f"--no-{flag.removeprefix('--')}")
+        elif re.fullmatch(r"-?\d+(,-?\d+)+", numbers) and not is_text:
+            words += [name, *numbers.split(",")] if equals else numbers.split(",")
+        else:
+            words.append(word)
+    return words
 
 
 def _first_sentence(error_box: str) -> str:
@@ -212,18 +219,19 @@ def _leave(program: str, signal_number: int, frame: object) -> None:
     os._exit(130)
 
 
-def handle_stop_signals(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
-    """Let `handler` answer STOP_SIGNALS. Returns the handlers until now.
+def stop_handlers() -> dict[signal.Signals, Any]:
+    """The handlers of STOP_SIGNALS, without ignored signals.
 
     An ignored signal stays ignored: a shell's background job ignores SIGINT, a program under nohup SIGHUP.
     """
     handlers = {stop_signal: signal.getsignal(stop_signal) for stop_signal in STOP_SIGNALS}
-    replaced = {
-        stop_signal: previous for stop_signal, previous in handlers.items() if previous != signal.SIG_IGN
-    }
-    for stop_signal in replaced:
+    return {stop_signal: handler for stop_signal, handler in handlers.items() if handler != signal.SIG_IGN}
+
+
+def handle_stop_signals(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Let `handler` answer the signals of `stop_handlers`."""
+    for stop_signal in stop_handlers():
         signal.signal(stop_signal, handler)
-    return replaced
 
 
 def check_locale() -> None:

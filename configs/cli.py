@@ -27,8 +27,11 @@ SYNONYMS = {
     "--timesteps": "--total-steps",
     "--total-timesteps": "--total-steps",
     "--use-data-parallel": "--data-parallel",
-    "--use-wandb": "--wandb-mode=auto",
-    "--no-wandb": "--wandb-mode=disabled",
+}
+# Switches of other programs -> our flag and its values for a switch that is on and off.
+SWITCHES = {
+    "--use-wandb": ("--wandb-mode", {"true": "auto", "false": "disabled"}),
+    "--no-wandb": ("--wandb-mode", {"true": "disabled", "false": "auto"}),
 }
 
 
@@ -49,8 +52,9 @@ class Command:
     config: TrainConfig
     preset: str = "libero_spatial"
     """Settings to start from, which the other flags change: libero_spatial, libero_object, libero_goal, libero_10,
-    libero_90 or metaworld_mt50 (7B on that suite), rl (7B, PPO alone with large rollouts), tiny (small policy, for a
-    CPU), smoke (a test of seconds). Without --preset: the 7B preset of --task-suite."""
+    libero_90 or metaworld_mt50 (7B on that suite), rl (7B, PPO alone with large rollouts), guide (7B, the numbers that
+    this project began with), tiny (small policy, for a CPU), smoke (a test of seconds). Without --preset: the 7B preset
+    of --task-suite."""
     config_file: Annotated[str | None, tyro.conf.arg(name="config")] = None
     """Run folder, or its config.json, whose settings to start from in place of a preset (None: a preset)."""
     resume: str | None = None
@@ -82,15 +86,18 @@ def parse_train(argv: Sequence[str]) -> Command:
 
 
 def _with_our_names(argv: Sequence[str]) -> list[str]:
-    """`argv` with our names in place of SYNONYMS."""
+    """`argv` with our names in place of SYNONYMS and SWITCHES."""
     words: list[str] = []
     for word in argv:
         name, equals, value = word.partition("=")
-        our_name = SYNONYMS.get(name.replace("_", "-"))
+        name = name.replace("_", "-")
         if (value == "grpo" and name == "--advantage") or (word == "grpo" and words[-1:] == ["--advantage"]):
             word = word.replace("grpo", "group")
-        elif our_name is not None:
-            word = our_name + equals + value
+        elif name in SYNONYMS:
+            word = SYNONYMS[name] + equals + value
+        elif name in SWITCHES:
+            our_name, values = SWITCHES[name]
+            word = f"{our_name}={values.get((value or 'true').lower(), value)}"
         words.append(word)
     return words
 

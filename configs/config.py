@@ -207,7 +207,7 @@ class UpdateConfig:
     """How far an RL update should move the policy, in nats per token: after each update the learning rate is multiplied
     by the square root of this over the measured KL, by at most 3 and at least 1/3 (None: it stays --lr)."""
     warmup_lr: Annotated[float | Literal["auto"], POSITIVE] = "auto"
-    """Learning rate in the warmup, per optimizer step (auto: 1e-3 if the teacher is an L1 head, else --lr)."""
+    """Learning rate in the warmup, per optimizer step (auto: 1e-3 if the teacher is an L1 head, else 3e-6)."""
     weight_decay: Annotated[float, NOT_NEGATIVE] = 0.01
     """Weight decay of AdamW: every optimizer step takes the learning rate times this share off each weight."""
     max_grad_norm: Annotated[float, POSITIVE] = 1.0

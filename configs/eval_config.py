@@ -42,7 +42,7 @@ class EvalConfig:
     """Episodes per task, each from another initial state. When these run out, a sampling policy starts over with the
     first one, and a deterministic policy is done."""
     first_init_state: Annotated[int, NOT_NEGATIVE] = 0
-    """Id of the first initial state (40: play the states that training leaves out by default)."""
+    """Id of the first initial state of every task."""
     mode: Literal["auto", "greedy", "sample", "l1"] = "auto"
     """How the policy decides (auto: sample if --temperature is given, l1 if a pretrained checkpoint has an L1 head,
     else greedy)."""

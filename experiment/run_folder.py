@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from command_line import PROGRAM_STARTED
 from configs.config import TrainConfig
 from configs.stored import to_dict
 from contracts import BadInput, TimeIsUp, output_place, write_json
@@ -51,7 +52,6 @@ class Run:
         self.wandb = WandbLog(wandb_mode, folder.name, folder, to_dict(config), wandb_id)
         self._metrics_file = (folder / METRICS_FILE).open("ab", buffering=0) if ranks.is_main else None
         self._seconds: dict[str, float] = defaultdict(float)  # seconds since the last record, by metric
-        self._opened_at = time.monotonic()
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:
@@ -72,12 +72,12 @@ class Run:
         self.wandb.log(row)
 
     def stop_when_time_is_up(self) -> None:
-        """Raise TimeIsUp, on all ranks together, if the run has been open for --max-hours or longer."""
+        """Raise TimeIsUp, on all ranks together, if the program has run for --max-hours or longer."""
         limit = self.config.run.max_hours
         if limit is None:
             return
-        seconds_open = self.ranks.from_main(time.monotonic() - self._opened_at)
-        if seconds_open >= 3600 * limit:
+        seconds = self.ranks.from_main(time.perf_counter() - PROGRAM_STARTED)
+        if seconds >= 3600 * limit:
             raise TimeIsUp(f"--max-hours {limit:g} have passed; the run is saved")
 
     def metrics_bytes(self) -> int:

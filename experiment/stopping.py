@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from command_line import handle_stop_signals, repeat_after_launcher
+from command_line import handle_stop_signals, repeat_after_launcher, stop_handlers
 from contracts import DISK_ERRORS, BadInput, TimeIsUp, first_line
 from experiment.run_files import LOG_FILE
 from experiment.run_folder import Run
@@ -37,8 +37,9 @@ def interruptible() -> Iterator[None]:
         raise KeyboardInterrupt
 
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
-    previous_handlers = handle_stop_signals(interrupt)
+    previous_handlers = stop_handlers()  # before `interrupt`, which reads it, can be called
     try:
+        handle_stop_signals(interrupt)
         yield
     finally:
         for stop_signal, handler in previous_handlers.items():
@@ -90,9 +91,8 @@ def append_reason_to_log(run_folder: Path, reason: BaseException, problem: str |
     """Append the reason why the run ends to train.log. `main_guard` or Python prints it on the terminal."""
     if problem is not None:
         text = problem
-    elif isinstance(
-        reason, BadInput | TimeIsUp | SystemExit | KeyboardInterrupt
-    ):  # SystemExit: another rank was lost
+    # With SystemExit another rank was lost.
+    elif isinstance(reason, BadInput | TimeIsUp | SystemExit | KeyboardInterrupt):
         text = str(reason) or "interrupted"
     else:
         text = "".join(traceback.format_exception(reason)).rstrip()

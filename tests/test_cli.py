@@ -65,11 +65,14 @@ def test_flags_are_flat_and_change_one_field_each(argv, expected):
         ("--learning_rate=1e-4", {"lr": 1e-4}),
         ("--use-data-parallel --no-wandb", {"data_parallel": True, "wandb_mode": "disabled"}),
         ("--use-wandb", {}),  # the default: online with a login
+        ("--use_wandb=False", {"wandb_mode": "disabled"}),
+        ("--no-wandb=True", {"wandb_mode": "disabled"}),
         ("--advantage grpo --group-size 4", {"advantage": "group", "group_size": 4}),
         ("--advantage=grpo --group_size=4", {"advantage": "group", "group_size": 4}),
         ("--task-ids 0,1,2 --curriculum=True", {"task_ids": (0, 1, 2), "curriculum": True}),
         ("--task_ids=0,1 --warmup=False", {"task_ids": (0, 1), "warmup": False}),
-        ("--eval-init-states=0,20 --name a,b", {"eval_init_states": (0, 20), "name": "a,b"}),
+        ("--eval-init-states=0,20 --name 1,2", {"eval_init_states": (0, 20), "name": "1,2"}),
+        ("--name=1,2", {"name": "1,2"}),
     ],
 )
 def test_flags_may_be_written_as_guides_and_sweeps_write_them(line, expected):

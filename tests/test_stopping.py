@@ -140,3 +140,18 @@ def test_handlers_come_back_after_the_block():
     with pytest.raises(KeyboardInterrupt), interruptible():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_signal_while_the_handlers_are_set_is_answered_like_a_later_one(monkeypatch):
+    set_handler = signal.signal
+    before = signal.getsignal(signal.SIGTERM)
+
+    def set_then_raise(stop_signal, handler):
+        set_handler(stop_signal, handler)
+        monkeypatch.undo()
+        signal.raise_signal(stop_signal)
+
+    monkeypatch.setattr(signal, "signal", set_then_raise)
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        pass
+    assert signal.getsignal(signal.SIGTERM) == before
