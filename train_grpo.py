@@ -185,6 +185,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
                 learner, pool, episodes, behaviour, phase, config, update_index, activity.advance
             )
         metrics = rollout_metrics(rollout, phase, task_shares)
+        steps_taken = 0
 
         if trajectories:
             # 4. Make a batch with one row per decision. PPO needs each row's advantage, imitation does not.
@@ -200,15 +201,16 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             # replay buffer. The KL to the teacher and the entropy bonus are off by default.
             total = number_of_epochs(config.update, phase) * len(batch)
             with run.timed("update"), show_part("learning", total, "decisions", learner, state) as activity:
-                metrics |= update(learner, batch, phase, config, update_index, activity.advance)
+                result = update(learner, batch, phase, config, update_index, activity.advance)
+            metrics |= result.metrics
+            steps_taken = result.steps_taken
 
         # 6. Record and save. A crash later loses at most one rollout and its update. Random generators are not saved,
         # because every draw depends only on (seed, update, episode, decision).
-        has_signal = phase.distils or metrics.get("advantage/nonzero_fraction", 0) > 0
-        state.count_update(rollout, has_signal)
+        state.count_update(rollout, steps_taken)
         record_and_save(config, run, learner, state, metrics)
         show_update(config, state, phase, rollout, metrics, episode_s)
-        if not has_signal:
+        if steps_taken == 0:
             log.warning(why_nothing_was_learned(rollout, trajectories, config))
         stop_without_signal(state.updates_without_signal)  # many updates had nothing to learn from
         run.stop_when_time_is_up()  # --max-hours

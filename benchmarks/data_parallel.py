@@ -131,7 +131,7 @@ def measure_rates(updates: list[MetricsRow]) -> Rates:
 def samples_learned(row: MetricsRow) -> float:
     """How many decisions an update learned from; a decision counts once in every epoch."""
     decisions = row["rollout/env_steps_per_s"] * row["rollout/time_s"] / CHUNK_LENGTH
-    return row["train/epochs"] * decisions * (1 - row["train/zero_advantage_fraction"])
+    return row["train/epochs"] * decisions * (1 - row.get("train/zero_advantage_fraction", 0.0))
 
 
 def middle(updates: list[MetricsRow], name: str) -> float:

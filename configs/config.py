@@ -170,7 +170,7 @@ class LossConfig:
     its return minus the mean of the others in its group; batch: its return minus the mean of its task in the rollout,
     scaled; gae: its return relative to what a critic expects."""
     discount: Annotated[float, POSITIVE_SHARE] = 1.0
-    """Discount factor per decision, counted back from the last decision (only with --advantage absolute or gae)."""
+    """Discount factor per decision, counted back from the last decision (only with --advantage absolute)."""
     gae_lambda: Annotated[float, SHARE] = 0.95
     """Lambda of the generalised advantage estimate, per decision (only with --advantage gae)."""
     ratio_level: Literal["chunk", "token"] = "token"
@@ -336,9 +336,9 @@ def check_ratio_level(loss: LossConfig) -> None:
 
 
 def check_discount(loss: LossConfig) -> None:
-    if loss.discount != 1 and loss.advantage not in ("absolute", "gae"):
+    if loss.discount != 1 and loss.advantage != "absolute":
         raise BadInput(
-            f"--advantage {loss.advantage} ignores --discount: leave it out, or use --advantage absolute or gae"
+            f"--discount {loss.discount:g} is only for --advantage absolute: leave it out with {loss.advantage}"
         )
 
 

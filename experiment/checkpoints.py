@@ -50,7 +50,7 @@ class TrainerState:
     wandb_id: str | None = None
     ranks: int = 1  # number of processes that train together; the episodes depend on it
     looks: str = ""  # name of the looks that the run trains on: see CheckpointInfo
-    updates_without_signal: int = 0  # number of latest updates in a row with all advantages 0
+    updates_without_signal: int = 0  # number of latest updates in a row that took no step
 
     def improves(self, score: float | None) -> bool:
         """Return whether `score` is the best of the run so far; if it is, remember it. None is never the best."""
@@ -61,11 +61,11 @@ class TrainerState:
         self.best_score = score
         return True
 
-    def count_update(self, rollout: Rollout, has_signal: bool) -> None:
-        """Add an update: its env steps, returns, successes, drawn groups, and whether there was a learning signal."""
+    def count_update(self, rollout: Rollout, steps_taken: int) -> None:
+        """Add an update: its env steps, returns, successes, drawn groups, and whether it took any optimizer step."""
         self.global_step += rollout.env_steps
         self.update += 1
-        self.updates_without_signal = 0 if has_signal else self.updates_without_signal + 1
+        self.updates_without_signal = 0 if steps_taken else self.updates_without_signal + 1
         self._average_return(rollout)
         for trajectory in rollout.trajectories:
             episode = trajectory.episode

@@ -81,7 +81,6 @@ def advantage_metrics(advantages: Tensor) -> dict[str, float]:
         "advantage/std": advantages.std(unbiased=False).item(),
         "advantage/min": advantages.min().item(),
         "advantage/max": advantages.max().item(),
-        "advantage/nonzero_fraction": (advantages != 0).float().mean().item(),
     }
 
 
@@ -118,7 +117,8 @@ def update_line(
     if "distill/loss" in metrics:
         parts.append(f"{100 * metrics['distill/accuracy']:.0f} % as teacher")
     elif "train/policy_loss" in metrics:
-        parts.append(f"KL {metrics['train/approx_kl']:.2g}")
+        if "train/approx_kl" in metrics:
+            parts.append(f"KL {metrics['train/approx_kl']:.2g}")
     else:
         parts.append("nothing learned")
     parts.append(f"{duration(seconds_left)} left")

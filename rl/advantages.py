@@ -39,7 +39,7 @@ def estimate_advantages(
     if values is None:
         return relative_returns(batch, trajectories, config.loss), {}
     returns = torch.tensor([float(trajectory.success) for trajectory in trajectories])
-    advantages = gae(values, batch, trajectories, config.loss.discount, config.loss.gae_lambda)
+    advantages = gae(values, batch, trajectories, config.loss.gae_lambda)
     return advantages, {"train/explained_variance": explained_variance(values, returns[batch.trajectory])}
 
 
@@ -108,14 +108,13 @@ def minus_mean_of_others(returns: Tensor) -> Tensor:
     return returns - (returns.sum() - returns) / (len(returns) - 1)
 
 
-def gae(
-    values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], discount: float, gae_lambda: float
-) -> Tensor:
+def gae(values: Tensor, batch: Batch, trajectories: Sequence[Trajectory], gae_lambda: float) -> Tensor:
     """Generalised advantage estimates (N,) (Schulman et al. 2016, eq. 16), standardised over the rollout.
 
-    One decision is one time step: delta_t = r_t + discount * V_{t+1} - V_t, and A_t = sum over k of
-    (discount * lambda)^k delta_{t+k}. The sparse reward comes with the last decision. V after that is 0,
-    also where an episode reached its step cap: the episode counts as failed, so nothing is bootstrapped.
+    One decision is one time step: delta_t = r_t + V_{t+1} - V_t, and A_t = sum over k of lambda^k delta_{t+k}. There is
+    no discount, because the critic predicts the undiscounted return. The sparse reward comes with the last decision. V
+    after that is 0, also where an episode reached its step cap: the episode counts as failed, so nothing is
+    bootstrapped.
     """
     advantages = torch.zeros_like(values)
     for row in reversed(range(len(values))):
@@ -124,8 +123,8 @@ def gae(
             reward = float(trajectories[int(batch.trajectory[row])].success)
             advantages[row] = reward - values[row]
         else:
-            delta = discount * values[row + 1] - values[row]
-            advantages[row] = delta + discount * gae_lambda * advantages[row + 1]
+            delta = values[row + 1] - values[row]
+            advantages[row] = delta + gae_lambda * advantages[row + 1]
     return standardised(advantages).clamp(-ADVANTAGE_LIMIT, ADVANTAGE_LIMIT)
 
 

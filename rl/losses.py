@@ -80,19 +80,21 @@ def ppo_loss(
 
     with torch.no_grad():
         chunk_ratio = chunk_logratio(logprobs, old_logprobs, executed).exp()  # (B, 1)
+        kl = approx_kl(logprobs, old_logprobs, executed)  # (B,)
         # (B, L) the weight of each ratio in its decision's mean.
         share = counted / counted.sum(-1, keepdim=True)
         # Statistics other than the loss are not weighted, and do not depend on the advantage: `rl.update` measures some
-        # over all decisions, also those that are left out, so that kinds of advantage can be compared.
+        # over all decisions, also those that are left out. Those without a slash in their name are not yet metrics.
         is_outside = ratio.clamp(1 - config.clip_low, 1 + config.clip_high) != ratio  # (B, L)
         statistics = {
             "train/policy_loss": (micro_batch.weights * surrogate).sum(),
-            "train/clip_fraction": (is_outside * share).sum(),
-            "train/approx_kl": approx_kl(logprobs, old_logprobs, executed).sum(),
             "train/ratio_mean": (ratio * share).sum(),
-            "train/entropy": entropies.sum(),
             "train/ratio_max": ratio.masked_fill(~counted, -torch.inf).max(),
+            "clip_fraction": (is_outside * share).sum(),
+            "entropy": entropies.sum(),
             "ratio_error": (chunk_ratio - 1).abs().sum(),
+            "student_kl": kl.masked_fill(micro_batch.by_teacher, 0.0).sum(),
+            "student_decisions": (~micro_batch.by_teacher).sum().float(),
         }
         if config.kl_coef > 0:
             statistics["train/teacher_kl"] = teacher_kl.sum()

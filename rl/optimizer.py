@@ -8,10 +8,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from configs.config import UpdateConfig
+
 ADAM_EPS = 1e-8  # torch's default
 SKIP_FACTOR = 1000.0  # times max_grad_norm: a step with a larger gradient is skipped
 RL_LR = "rl_lr"  # the optimizer's entry for RL's learning rate, which is saved with the optimizer's state
 MAX_LR_CHANGE = 3.0  # by which one update can raise or lower RL's learning rate
+# RL's learning rate never exceeds this times --lr. Small policies needed up to 46 times the default (docs/LOG.md, "The
+# learning rate follows KL").
+MAX_LR_GROWTH = 100.0
 
 
 def make_optimizer(parameters: Sequence[Tensor], lr: float, weight_decay: float) -> torch.optim.AdamW:
@@ -55,16 +60,18 @@ def rl_learning_rate(optimizer: torch.optim.Optimizer, initial: float) -> float:
     return optimizer.param_groups[0].get(RL_LR, initial)
 
 
-def follow_kl(optimizer: torch.optim.Optimizer, num_steps: int, kl: float, desired_kl: float | None) -> None:
+def follow_kl(optimizer: torch.optim.Optimizer, kl: float | None, settings: UpdateConfig) -> None:
     """Choose RL's next learning rate, so that an update moves the policy by about `desired_kl` nats per token.
 
-    num_steps and kl: how many steps the last update took, and how far it moved the policy. Without a step, or without
-    `desired_kl`, the learning rate stays. The KL divergence of two policies grows with the square of their distance,
-    and the distance with the learning rate. So the learning rate is multiplied by sqrt(desired_kl / kl), but by at most
-    MAX_LR_CHANGE and at least its inverse. (Schulman et al. 2017, section 4, let a penalty's weight follow KL.)
+    kl: how far the last update moved the policy, in nats per token. If it is None or NaN, or without `desired_kl`, the
+    learning rate stays. The KL divergence of two policies grows with the square of their distance, and the distance
+    with the learning rate. So the learning rate is multiplied by sqrt(desired_kl / kl), but by at most MAX_LR_CHANGE
+    and at least its inverse, and never exceeds MAX_LR_GROWTH * lr. (Schulman et al. 2017, section 4, let a penalty's
+    weight follow KL.)
     """
-    if num_steps == 0 or desired_kl is None:
+    desired_kl = settings.desired_kl
+    if desired_kl is None or kl is None or math.isnan(kl):
         return
     group = optimizer.param_groups[0]
     change = math.sqrt(desired_kl / max(kl, desired_kl / MAX_LR_CHANGE**2))
-    group[RL_LR] = group["lr"] * max(change, 1 / MAX_LR_CHANGE)
+    group[RL_LR] = min(group["lr"] * max(change, 1 / MAX_LR_CHANGE), MAX_LR_GROWTH * settings.lr)

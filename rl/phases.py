@@ -49,6 +49,11 @@ class PhaseState:
         """Whether the student learns to imitate tokens; otherwise it learns from returns."""
         return self.phase in (Phase.WARMUP, Phase.SUPERVISED)
 
+    @property
+    def needs_teacher_labels(self) -> bool:
+        """Whether the student acts, and learns what the teacher would have done."""
+        return self.distils and self.epsilon == 0
+
 
 class Teacher(NamedTuple):
     """How the teacher decides, and the reason in words."""
@@ -63,11 +68,15 @@ def phase_at(global_step: int, phases: PhaseConfig) -> PhaseState:
     transition_steps = phases.transition_steps if phases.warmup else 0
     if global_step < warmup_end:
         epsilon = 0.0 if phases.warmup_actor == "student" else 1.0
-        return PhaseState(Phase.WARMUP, epsilon, global_step / warmup_end, 0.0)
+        return PhaseState(
+            Phase.WARMUP, epsilon, warmup_progress=global_step / warmup_end, transition_progress=0.0
+        )
     if global_step < warmup_end + transition_steps:
         progress = (global_step - warmup_end) / transition_steps
-        return PhaseState(Phase.TRANSITION, 1.0 - progress, 1.0, progress)
-    return PhaseState(Phase.RL, 0.0, 1.0, 1.0)
+        return PhaseState(
+            Phase.TRANSITION, epsilon=1.0 - progress, warmup_progress=1.0, transition_progress=progress
+        )
+    return PhaseState(Phase.RL, epsilon=0.0, warmup_progress=1.0, transition_progress=1.0)
 
 
 def settle_warmup(config: TrainConfig, mode: TeacherMode) -> TrainConfig:

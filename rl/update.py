@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -36,10 +36,7 @@ if TYPE_CHECKING:
 SPIKE_FACTOR = 100.0  # times max_grad_norm: a step with a larger gradient is counted as a spike
 MAX_SKIPPED_IN_A_ROW = 20  # after this many skipped optimizer steps in a row the training counts as diverged
 MAX_UPDATES_WITHOUT_SIGNAL = 10  # after this many updates in a row with all advantages 0 the run stops
-# These metrics are measured at the end of an update over SAMPLE_SIZE rows of the rollout, active or not, so that they
-# can be compared between kinds of advantage.
-OVER_ALL_ROWS = ("train/entropy", "train/approx_kl", "train/clip_fraction")
-SAMPLE_SIZE = 256
+SAMPLE_SIZE = 256  # decisions of the whole rollout, active or not, on which an update is measured at its end
 
 
 @dataclass(frozen=True)
@@ -64,6 +61,25 @@ def make_learner(
     return Learner(policy, critic, optimizer, ranks, teacher_mode)
 
 
+class UpdateResult(NamedTuple):
+    """What an update returns: its metrics, and how many optimizer steps it took."""
+
+    metrics: dict[str, float]
+    steps_taken: int  # 0 if no decision could contribute a gradient
+
+
+@dataclass
+class Progress:
+    """What the epochs of an update have done so far."""
+
+    micro_batch_size: int  # smaller once memory has run out
+    sums: dict[str, float] = field(default_factory=dict)  # statistics over all ranks and epochs
+    gradient_norms: list[float] = field(
+        default_factory=list
+    )  # of all optimizer steps, NaN where one was skipped
+    first_ratio_error: float | None = None  # of the first minibatch; None in the warmup
+
+
 def update(
     learner: Learner,
     batch: Batch,
@@ -71,59 +87,78 @@ def update(
     config: TrainConfig,
     update_index: int,
     on_decisions: Callable[[int], None] = lambda decisions: None,
-) -> dict[str, float]:
-    """Minimise the phase's loss in epochs. Returns the metrics. Raises BadInput if training has diverged.
+) -> UpdateResult:
+    """Minimise the phase's loss in epochs. Raises BadInput if training has diverged.
 
     The loss is divided by the minibatch's size including inactive rows, so skipping them does not change the gradient.
     A minibatch without active rows takes no step. Every rank computes a slice of each minibatch, which may be empty.
     """
     started = time.perf_counter()
-    ranks = learner.ranks
     optimizer = learner.optimizer
     settings = config.update
-    parameters = optimizer.param_groups[0]["params"]
     optimizer.param_groups[0]["lr"] = learning_rate(optimizer, settings, phase)
     active = rows_that_learn(batch, phase, config)
     batch = prepare_batch(learner, batch, phase, config).to(learner.policy.device)
-    micro_batch_size = int(settings.micro_batch_size)
-    first_ratio_error: float | None = None
-    statistics: dict[str, float] = {}  # over all ranks and epochs
-    gradient_norms: list[float] = []  # of all optimizer steps, NaN where one was skipped
+    progress = Progress(int(settings.micro_batch_size))
     for epoch in range(number_of_epochs(settings, phase)):
-        epoch_statistics: list[losses.Statistics] = []
-        epoch_norms: list[Tensor] = []
         generator = torch_generator(config.run.seed, "minibatches", update_index, epoch)
-        for minibatch, size in draw_minibatches(batch, active, settings.batch_size, generator):
-            on_decisions(size)
-            if len(minibatch) == 0:  # a step would still apply momentum and weight decay
-                continue
-            micro_batch_size, minibatch_statistics = accumulate_gradient(
-                learner, minibatch[ranks.rank :: ranks.size], size, micro_batch_size, phase, config
-            )
-            if first_ratio_error is None and not phase.distils:  # before the first step
-                first_ratio_error = check_first_ratio(sum_statistics(minibatch_statistics, ranks))
-            ranks.sum_gradients(parameters)
-            epoch_norms.append(optimizer_step(optimizer, settings.max_grad_norm))
-            optimizer.zero_grad(set_to_none=True)
-            epoch_statistics += minibatch_statistics
-        epoch_sums = sum_statistics(epoch_statistics, ranks)  # here the CPU waits for the GPU
-        statistics = merge([statistics, epoch_sums])
-        gradient_norms += torch.stack(epoch_norms).tolist() if epoch_norms else []
-        check_skipped_steps(gradient_norms, update_index)
+        minibatches = draw_minibatches(batch, active, settings.batch_size, generator)
+        epoch_sums = run_epoch(learner, minibatches, progress, phase, config, on_decisions)
+        check_skipped_steps(progress.gradient_norms, update_index)
         if drifted_too_far(epoch_sums, settings.target_kl):
             break
 
-    ranks.check_same_parameters(parameters)
-    check_steps_taken(gradient_norms, update_index)
-    metrics = mean_statistics(statistics)
+    learner.ranks.check_same_parameters(optimizer.param_groups[0]["params"])
+    check_steps_taken(progress.gradient_norms, update_index)
+    metrics = mean_statistics(progress.sums)
+    metrics |= step_metrics(progress.gradient_norms, settings.max_grad_norm)
+    metrics["train/lr"] = optimizer.param_groups[0]["lr"]
+    metrics["train/epochs"] = epoch + 1
+    if progress.first_ratio_error is not None:
+        metrics["train/first_ratio_error"] = progress.first_ratio_error
     if not phase.distils:
-        metrics |= measure_sample(learner, batch, micro_batch_size, phase, config, update_index)
-        follow_kl(optimizer, len(gradient_norms), metrics["train/approx_kl"], settings.desired_kl)
-    if first_ratio_error is not None:
-        metrics["train/first_ratio_error"] = first_ratio_error
-    metrics |= step_metrics(gradient_norms, settings.max_grad_norm, optimizer.param_groups[0]["lr"])
-    metrics["train/zero_advantage_fraction"] = 1.0 - active.float().mean().item()
-    return metrics | {"train/epochs": epoch + 1, "train/time_s": time.perf_counter() - started}
+        metrics |= measure_sample(learner, batch, progress.micro_batch_size, phase, config, update_index)
+        advantages = losses.policy_advantages(batch)
+        metrics["train/zero_advantage_fraction"] = (advantages == 0).float().mean().item()
+        if progress.gradient_norms:
+            follow_kl(optimizer, metrics.get("train/approx_kl"), settings)
+    metrics["train/time_s"] = time.perf_counter() - started
+    return UpdateResult(metrics, int(metrics["train/optimizer_steps"]))
+
+
+def run_epoch(
+    learner: Learner,
+    minibatches: Iterable[tuple[Batch, int]],
+    progress: Progress,
+    phase: PhaseState,
+    config: TrainConfig,
+    on_decisions: Callable[[int], None],
+) -> dict[str, float]:
+    """Take an optimizer step on each minibatch that has active rows, and update `progress`.
+
+    Returns the epoch's statistics, summed over all ranks. minibatches: see `draw_minibatches`.
+    """
+    ranks = learner.ranks
+    optimizer = learner.optimizer
+    statistics: list[losses.Statistics] = []
+    norms: list[Tensor] = []
+    for minibatch, size in minibatches:
+        on_decisions(size)
+        if len(minibatch) == 0:  # a step would still apply momentum and weight decay
+            continue
+        rows_of_rank = minibatch[ranks.rank :: ranks.size]
+        minibatch_statistics = accumulate_gradient(learner, rows_of_rank, size, progress, phase, config)
+        is_first = not norms and not progress.gradient_norms  # no step was taken yet
+        if is_first and not phase.distils:
+            progress.first_ratio_error = check_first_ratio(sum_statistics(minibatch_statistics, ranks))
+        ranks.sum_gradients(optimizer.param_groups[0]["params"])
+        norms.append(optimizer_step(optimizer, config.update.max_grad_norm))
+        optimizer.zero_grad(set_to_none=True)
+        statistics += minibatch_statistics
+    sums = sum_statistics(statistics, ranks)  # here the CPU waits for the GPU
+    progress.sums = merge([progress.sums, sums])
+    progress.gradient_norms += torch.stack(norms).tolist() if norms else []
+    return sums
 
 
 def learning_rate(optimizer: torch.optim.Optimizer, settings: UpdateConfig, phase: PhaseState) -> float:
@@ -150,7 +185,7 @@ def prepare_batch(learner: Learner, batch: Batch, phase: PhaseState, config: Tra
     by_trajectory = losses.weighs_trajectories(config.loss) and not phase.distils
     batch = replace(batch, weights=losses.decision_weights(batch, by_trajectory))
     if phase.distils:
-        if phase.epsilon == 0:  # the student has acted, and learns what the teacher would have done
+        if phase.needs_teacher_labels:
             batch = replace(batch, tokens=teacher_tokens(learner, batch, config))
     elif config.loss.kl_coef > 0:
         batch = replace(batch, teacher_logprobs=teacher_logprobs(learner, batch, config))
@@ -201,27 +236,29 @@ def accumulate_gradient(
     learner: Learner,
     minibatch: Batch,
     size: int,
-    micro_batch_size: int,
+    progress: Progress,
     phase: PhaseState,
     config: TrainConfig,
-) -> tuple[int, list[losses.Statistics]]:
-    """Compute the gradient of a minibatch's loss, which is divided by `size`, one micro-batch at a time.
+) -> list[losses.Statistics]:
+    """Compute the gradient of a minibatch's loss, which is divided by `size`. Returns each micro-batch's statistics.
 
-    If memory runs out, the minibatch starts again with a smaller micro-batch. Returns the micro-batch size that fits,
-    and the statistics of each micro-batch. Raises BadInput when even the smallest does not fit.
+    If memory runs out, the minibatch starts again with a smaller micro-batch, and `progress` keeps the size that fits.
+    Raises BadInput when even the smallest does not fit.
     """
     while True:
         statistics: list[losses.Statistics] = []
         try:
-            sizes = pass_sizes(len(minibatch), micro_batch_size, learner.policy.few_sizes)
+            sizes = pass_sizes(len(minibatch), progress.micro_batch_size, learner.policy.few_sizes)
             for micro_batch in minibatch.split(sizes):
                 statistics.append(add_gradient(learner, micro_batch, size, phase, config))
-            return micro_batch_size, statistics
+            return statistics
         except torch.OutOfMemoryError as error:
             reason = first_line(error)
         # This stands outside the handler, because the exception keeps the failed pass's tensors alive.
         learner.optimizer.zero_grad(set_to_none=True)
-        micro_batch_size = shrink_batch(learner.policy, micro_batch_size, reason, is_update=True)
+        progress.micro_batch_size = shrink_batch(
+            learner.policy, progress.micro_batch_size, reason, is_update=True
+        )
 
 
 def add_gradient(
@@ -265,7 +302,11 @@ def measure_sample(
     config: TrainConfig,
     update_index: int,
 ) -> dict[str, float]:
-    """Measure the metrics in OVER_ALL_ROWS with the updated policy, over rows drawn from the whole rollout."""
+    """Measure entropy, clip fraction and KL of the updated policy, over rows drawn from the whole rollout.
+
+    Inactive rows count too, so that kinds of advantage can be compared. The KL is that of the student's own decisions,
+    and is left out if none was drawn.
+    """
     ranks = learner.ranks
     generator = torch_generator(config.run.seed, "statistics", update_index)
     rows = torch.randperm(len(batch), generator=generator)[:SAMPLE_SIZE]
@@ -275,7 +316,19 @@ def measure_sample(
         for micro_batch in rows_of_rank.split(micro_batch_size)
     ]
     sums = sum_statistics(statistics, ranks)
-    return {name: sums[name] / len(rows) for name in OVER_ALL_ROWS}
+    metrics = {f"train/{name}": sums[name] / len(rows) for name in ("entropy", "clip_fraction")}
+    kl = student_kl(sums)
+    return metrics if kl is None else metrics | {"train/approx_kl": kl}
+
+
+def student_kl(sums: Mapping[str, float]) -> float | None:
+    """Approximate KL of the student's own decisions, in nats per token; None without such decisions.
+
+    k3 estimates a KL divergence from samples of the old policy. The teacher's tokens are not: where the student gave
+    one a probability of 0.05 and now gives it 0.064, k3 says 0.033, while the KL divergence is about 0.002.
+    """
+    decisions = sums.get("student_decisions", 0.0)
+    return sums["student_kl"] / decisions if decisions else None
 
 
 def sum_statistics(statistics: Sequence[losses.Statistics], ranks: Ranks) -> dict[str, float]:
@@ -299,16 +352,19 @@ def merge(parts: Iterable[dict[str, float]]) -> dict[str, float]:
 
 
 def mean_statistics(statistics: dict[str, float]) -> dict[str, float]:
-    """Turn an update's sums into means over its active decisions; empty if there were none."""
+    """Turn an update's sums into means over its active decisions; empty if there were none.
+
+    Statistics without a slash in their name are no metrics of the whole update.
+    """
     decisions = statistics.get("decisions", 0)
     return {
         name: value if name.endswith("_max") else value / decisions
         for name, value in statistics.items()
-        if name not in ("decisions", "ratio_error")
+        if "/" in name
     }
 
 
-def step_metrics(gradient_norms: Sequence[float], max_grad_norm: float, lr: float) -> dict[str, float]:
+def step_metrics(gradient_norms: Sequence[float], max_grad_norm: float) -> dict[str, float]:
     """Metrics of the optimizer steps. gradient_norms: L2 norms before clipping, NaN for a skipped step."""
     taken = [norm for norm in gradient_norms if not math.isnan(norm)]
     return {
@@ -316,7 +372,6 @@ def step_metrics(gradient_norms: Sequence[float], max_grad_norm: float, lr: floa
         "train/optimizer_steps": len(taken),
         "train/skipped_steps": len(gradient_norms) - len(taken),
         "train/gradient_spikes": sum(norm > SPIKE_FACTOR * max_grad_norm for norm in taken),
-        "train/lr": lr,
     }
 
 
@@ -325,9 +380,8 @@ def step_metrics(gradient_norms: Sequence[float], max_grad_norm: float, lr: floa
 
 def drifted_too_far(epoch_sums: dict[str, float], target_kl: float | None) -> bool:
     """Whether the approximate KL of a whole epoch, in nats per token, exceeds `--target-kl`."""
-    if target_kl is None:
-        return False
-    return epoch_sums.get("train/approx_kl", 0.0) / epoch_sums.get("decisions", 1) > target_kl
+    kl = student_kl(epoch_sums)
+    return target_kl is not None and kl is not None and kl > target_kl
 
 
 def check_skipped_steps(gradient_norms: Sequence[float], update_index: int) -> None:
@@ -345,16 +399,16 @@ def check_steps_taken(gradient_norms: Sequence[float], update_index: int) -> Non
 
 def _diverged(steps: str, update_index: int) -> BadInput:
     return BadInput(
-        f"the training has diverged: update {update_index} had {steps} with a non-finite or enormous gradient, and is "
-        "not saved; resume from an earlier checkpoint, or start again with a lower --lr or --max-grad-norm"
+        f"the training has diverged: update {update_index + 1} had {steps} with a non-finite or enormous gradient, and "
+        "is not saved; resume from an earlier checkpoint, or start again with a lower --lr or --max-grad-norm"
     )
 
 
 def stop_without_signal(updates_without_signal: int) -> None:
-    """Raise BadInput when all advantages were 0 in MAX_UPDATES_WITHOUT_SIGNAL updates in a row."""
+    """Raise BadInput when MAX_UPDATES_WITHOUT_SIGNAL updates in a row took no step."""
     if updates_without_signal >= MAX_UPDATES_WITHOUT_SIGNAL:
         raise BadInput(
-            f"no learning signal: all advantages of the last {updates_without_signal} updates were 0. Look at "
+            f"no learning signal: the last {updates_without_signal} updates had no decision to learn from. Look at "
             "rollout/success_rate: near 0, start from a better checkpoint or raise --warmup-steps; near 1, the task is "
             "solved; or use more initial states or a larger --group-size"
         )

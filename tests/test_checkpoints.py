@@ -178,12 +178,12 @@ def two_episodes() -> Rollout:
 def test_an_update_is_counted_with_its_env_steps_and_returns():
     state = TrainerState(global_step=10, update=4)
     rollout = two_episodes()
-    state.count_update(rollout, has_signal=True)
+    state.count_update(rollout, steps_taken=1)
     assert (state.global_step, state.update) == (10 + rollout.env_steps, 5)
     assert state.return_average == pytest.approx(0.5)  # begins at the mean of the first update
     assert state.task_success == pytest.approx({0: 0.9 * 0.5 + 0.1, 1: 0.9 * 0.5})
     rollout.trajectories.pop()
-    state.count_update(rollout, has_signal=True)  # one success more
+    state.count_update(rollout, steps_taken=1)  # one success more
     assert state.return_average == pytest.approx(0.99 * 0.5 + 0.01)
 
 
@@ -191,14 +191,14 @@ def test_the_return_is_that_of_episodes_without_the_teacher():
     state = TrainerState()
     rollout = two_episodes()
     rollout.trajectories[1].decisions[-1].by_teacher = True
-    state.count_update(rollout, has_signal=True)
+    state.count_update(rollout, steps_taken=1)
     assert state.return_average == 1.0
 
 
 def test_updates_without_signal_are_counted_in_a_row():
     state = TrainerState()
     counts = []
-    for has_signal in (False, False, True, False):
-        state.count_update(two_episodes(), has_signal)
+    for steps_taken in (0, 0, 1, 0):
+        state.count_update(two_episodes(), steps_taken)
         counts.append(state.updates_without_signal)
     assert counts == [1, 2, 0, 1]

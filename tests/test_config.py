@@ -29,6 +29,7 @@ SECTIONS = [type(section) for section in vars(DEFAULT).values()]
         ({"train_init_states": (40, 40)}, "--train-init-states"),
         ({"advantage": "gae", "ratio_level": "chunk"}, "--ratio-level token"),
         ({"advantage": "batch", "ratio_level": "token", "discount": 0.9}, "--discount"),
+        ({"advantage": "gae", "ratio_level": "token", "discount": 0.9}, "--discount"),
         ({"curriculum": True}, "--task-ids"),
         ({"dynamic_sampling": True}, "--group-size"),
         ({"advantage": "rloo"}, "--group-size"),

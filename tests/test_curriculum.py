@@ -39,7 +39,7 @@ def starts_of_updates(
         )
         trajectories = [Trajectory(episode) for episode in episodes if played[episode.group]]
         starts += [(t.episode.task_id, t.episode.init_state_id, t.episode.seed) for t in trajectories[::2]]
-        state.count_update(Rollout(trajectories, {}, wall_s=1.0, errors=0), has_signal=True)
+        state.count_update(Rollout(trajectories, {}, wall_s=1.0, errors=0), steps_taken=1)
     return starts
 
 
@@ -68,7 +68,7 @@ def test_no_state_is_played_twice_before_its_deck_is_used_up_whatever_ranks_leav
         groups = [e for e in first_groups(task, 1, len(played), groups_drawn=state.drawn) if played[e.group]]
         drawn.update((e.task_id, e.draw // size, e.init_state_id) for e in groups)
         state.count_update(
-            Rollout([Trajectory(episode) for episode in groups], {}, wall_s=1.0, errors=0), True
+            Rollout([Trajectory(episode) for episode in groups], {}, wall_s=1.0, errors=0), steps_taken=1
         )
     assert set(drawn.values()) <= {1}
 

@@ -74,7 +74,7 @@ def make_case(advantage: str = "group", mixed: bool = False, **loss: object) -> 
         rollout=RolloutConfig(group_size=GROUP, temperature=TEMPERATURE),
         loss=LossConfig(
             advantage=advantage,
-            discount=DISCOUNT if advantage in ("absolute", "gae") else 1.0,
+            discount=DISCOUNT if advantage == "absolute" else 1.0,
             clip_low=CLIP_LOW,
             clip_high=CLIP_HIGH,
             gae_lambda=GAE_LAMBDA,
@@ -181,9 +181,8 @@ def reference_gae(values: Sequence[float], reward: float) -> list[float]:
     count = len(values)
     rewards = [0.0] * (count - 1) + [reward]
     next_values = [*values[1:], 0.0]
-    errors = [rewards[t] + DISCOUNT * next_values[t] - values[t] for t in range(count)]
-    decay = DISCOUNT * GAE_LAMBDA
-    return [sum(decay ** (k - t) * errors[k] for k in range(t, count)) for t in range(count)]
+    errors = [rewards[t] + next_values[t] - values[t] for t in range(count)]
+    return [sum(GAE_LAMBDA ** (k - t) * errors[k] for k in range(t, count)) for t in range(count)]
 
 
 def standard_score(value: float, among: Sequence[float]) -> float:

@@ -66,7 +66,7 @@ def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, update_inde
     if not phase.distils:
         advantages, _ = estimate_advantages(learner.critic, batch, trajectories, config, update_index)
         batch = replace(batch, advantages=advantages)
-    return update(learner, batch, phase, config, update_index)
+    return update(learner, batch, phase, config, update_index).metrics
 
 
 def play_sampled(policy: ToyPolicy, seed: int, episodes: int = 200) -> Rollout:

@@ -202,7 +202,7 @@ def test_a_stopped_rank_is_named_with_what_lets_it_go_on():
 
 
 def test_ranks_do_not_outlive_a_killed_launcher():
-    command = python("print(rank, flush=True); signal.pause()")
+    command = python("os.write(1, (rank + chr(10)).encode()); signal.pause()")
     code = f"from rl.launcher import run_as_ranks\nrun_as_ranks({command!r}, 2)"
     launcher = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert sorted(launcher.stdout.readline() for _ in range(2)) == ["0\n", "1\n"]

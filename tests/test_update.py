@@ -10,6 +10,7 @@ import torch
 
 from configs.config import LossConfig, PhaseConfig, RolloutConfig, TrainConfig, UpdateConfig
 from contracts import BadInput, SelfCheckError
+from rl.losses import approx_kl
 from rl.optimizer import follow_kl, make_optimizer, rl_learning_rate
 from rl.phases import phase_at, settle_warmup
 from rl.update import Learner, prepare_batch, stop_without_signal, update
@@ -135,7 +136,7 @@ def learn(
     config = settle_warmup(config, teacher_mode)
     learner = Learner(policy, None, optimizer or adamw(policy))
     batch = batch if distil else replace(batch, advantages=advantages)
-    return update(learner, batch, WARMUP if distil else RL, config, 0)
+    return update(learner, batch, WARMUP if distil else RL, config, 0).metrics
 
 
 def gradients(policy, batch, *arguments, **settings) -> list[torch.Tensor]:
@@ -179,7 +180,8 @@ def test_leaving_out_zero_advantages_gives_the_gradient_of_running_them(
 @pytest.mark.parametrize("term", ["kl_coef", "entropy_coef"])
 def test_with_kl_or_entropy_zero_advantages_run_and_move_the_policy(policy, batch, term):
     before = parameters_of(policy)
-    assert learn(policy, batch, torch.zeros(N), loss={term: 0.1})["train/optimizer_steps"] == 1
+    metrics = learn(policy, batch, torch.zeros(N), loss={term: 0.1})
+    assert (metrics["train/optimizer_steps"], metrics["train/zero_advantage_fraction"]) == (1, 1)
     assert not torch.equal(policy.bias, before[1])
 
 
@@ -451,7 +453,7 @@ def test_the_warmup_has_steps_that_suit_the_teacher(policy, batch, teacher_mode,
     assert (in_warmup["train/lr"], in_warmup["train/epochs"]) == (lr, epochs)
 
 
-@pytest.mark.parametrize("lr", [1e-4, 0.3])
+@pytest.mark.parametrize("lr", [1e-3, 0.3])
 def test_the_learning_rate_is_changed_until_updates_move_the_policy_as_far_as_desired(batch, lr):
     policy = FakePolicy(adapter_scale=0.2)
     optimizer = adamw(policy)
@@ -464,18 +466,47 @@ def test_the_learning_rate_is_changed_until_updates_move_the_policy_as_far_as_de
     assert all(0.005 < kl < 0.02 for kl in moved[-4:])
 
 
-def test_an_update_changes_the_learning_rate_by_a_factor_of_at_most_3(policy):
+@pytest.mark.parametrize(
+    ("kl", "expected"), [(0.0, 3e-4), (1e9, 1e-4 / 3), (math.inf, 1e-4 / 3), (0.04, 0.5e-4)]
+)
+def test_an_update_changes_the_learning_rate_by_a_factor_of_at_most_3(policy, kl, expected):
     optimizer = adamw(policy, lr=1e-4)
-    for kl, expected in ((0.0, 3e-4), (1e9, 1e-4 / 3), (0.04, 0.5e-4)):
-        follow_kl(optimizer, 1, kl, desired_kl=0.01)
-        assert rl_learning_rate(optimizer, initial=1.0) == pytest.approx(expected)
+    follow_kl(optimizer, kl, UpdateConfig(lr=1e-4, desired_kl=0.01))
+    assert rl_learning_rate(optimizer, initial=1.0) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(("num_steps", "desired_kl"), [(0, 0.01), (5, None)])
-def test_without_a_step_or_a_desired_kl_the_learning_rate_stays(policy, num_steps, desired_kl):
+def test_the_learning_rate_ends_at_100_times_the_first_one(policy):
     optimizer = adamw(policy, lr=1e-4)
-    follow_kl(optimizer, num_steps, 0.3, desired_kl)
+    for _ in range(8):
+        follow_kl(optimizer, 1e-5, UpdateConfig(lr=1e-4))
+        optimizer.param_groups[0]["lr"] = rl_learning_rate(optimizer, initial=1.0)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-2)
+
+
+@pytest.mark.parametrize(("kl", "desired_kl"), [(None, 0.01), (math.nan, 0.01), (0.3, None)])
+def test_without_a_kl_or_a_desired_kl_the_learning_rate_stays(policy, kl, desired_kl):
+    optimizer = adamw(policy, lr=1e-4)
+    follow_kl(optimizer, kl, UpdateConfig(desired_kl=desired_kl))
     assert rl_learning_rate(optimizer, initial=2e-4) == 2e-4
+
+
+def test_the_kl_is_that_of_the_students_own_decisions(policy, batch):
+    """Without any, the learning rate stays and no epoch is left out, however far the policy moved."""
+    settings = {"n_epochs": 4, "lr": 0.05, "desired_kl": 0.01, "target_kl": 1e-3}
+    by_teacher = torch.ones(N, dtype=torch.bool)
+    optimizer = adamw(policy)
+    metrics = learn(policy, replace(batch, by_teacher=by_teacher), optimizer=optimizer, **settings)
+    assert (metrics["train/epochs"], "train/approx_kl" in metrics) == (4, False)
+    assert rl_learning_rate(optimizer, initial=2e-4) == 2e-4
+
+    policy = FakePolicy(adapter_scale=0.2)
+    batch = acted_batch(policy, LENGTHS)
+    by_teacher[0] = False
+    measured = learn(policy, replace(batch, by_teacher=by_teacher), lr=0.05)["train/approx_kl"]
+    with torch.no_grad():
+        now = policy.chunk_logits(batch.observations[:1])
+    new = policy.token_logprobs(now, batch.tokens[:1], 1.0)
+    assert measured == pytest.approx(approx_kl(new, batch.student_logprobs[:1], batch.executed[:1]).item())
 
 
 def test_moments_are_there_before_the_first_step_and_steps_are_those_of_torchs_adamw():

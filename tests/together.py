@@ -97,7 +97,9 @@ def update_of(
             )
         ),
     )
-    metrics = update(Learner(policy, None, optimizer, ranks), batch, phase_at(0, config.phases), config, 0)
+    metrics = update(
+        Learner(policy, None, optimizer, ranks), batch, phase_at(0, config.phases), config, 0
+    ).metrics
     return {
         "gradients": optimizer.gradients,
         "parameters": parameters_of(policy),

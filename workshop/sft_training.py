@@ -159,7 +159,7 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork, scratch: P
                     metrics = regression_step(learner, observations, targets[rows], step_config, steps_taken)
                 else:
                     batch = demonstration_batch(policy, observations, targets[rows])
-                    metrics = update(learner, batch, SUPERVISED, step_config, steps_taken)
+                    metrics = update(learner, batch, SUPERVISED, step_config, steps_taken).metrics
                 unrecorded.append(torch.tensor([metrics[name] for name in RECORDED.values()]))
                 steps_taken += 1
                 activity.advance(1)
