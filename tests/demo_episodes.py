@@ -9,7 +9,8 @@ from PIL import Image
 
 from vla.images import encode_jpeg
 from workshop.demo_files import CHUNK_LENGTH, DemoEpisode, episode_path, write_episode
-from workshop.demos import DemosArgs, EpisodeId
+from workshop.demos import DemosArgs
+from workshop.noisy_episode import Attempt
 
 SIDE = 64  # pixels of the images; real ones have 256
 FRAMES = 4
@@ -56,7 +57,24 @@ def write_demos(
     return made
 
 
-def wait_forever(args: DemosArgs, episode_id: EpisodeId) -> None:
-    """In place of workshop.demos.play_attempt: say that the worker waits, and wait for a signal."""
-    os.write(2, b"waiting\n")  # in one piece: lines of two workers may meet
-    signal.pause()
+class WaitsForever:
+    """In place of workshop.demos.Player: say that the worker waits, and wait for a signal."""
+
+    def __init__(self, args: DemosArgs) -> None:
+        pass
+
+    def __call__(self, attempt: Attempt) -> None:
+        os.write(2, b"waiting\n")  # in one piece: lines of two workers may meet
+        signal.pause()
+
+
+class DiesAtFirst:
+    """In place of workshop.demos.Player: the process dies in the first episode and fails in all others."""
+
+    def __init__(self, args: DemosArgs) -> None:
+        pass
+
+    def __call__(self, attempt: Attempt) -> tuple[str, int]:
+        if attempt.index == 0:
+            os._exit(1)
+        return "failure", 220

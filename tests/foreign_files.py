@@ -54,8 +54,6 @@ def as_our_own(recording: Recording) -> DemoEpisode:
         proprio=recording.proprio[:frames],
         frame_steps=np.arange(frames),
         actions=recording.actions,
-        task_id=0,
-        init_state_id=-1,
         instruction=recording.instruction,
         noise_scale=0.0,
         env_steps=len(recording.actions),

@@ -1,8 +1,10 @@
 """Collecting: two real episodes of task 0 by one process and by two, and the bookkeeping with a stand-in simulator."""
 
+import math
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from itertools import product
 from pathlib import Path
@@ -12,12 +14,14 @@ import pytest
 
 import workshop.demos
 from contracts import BadInput
-from envs.env import EnvSpec
+from envs.env import ChunkResult, EnvSpec
 from envs.libero import LiberoEnv
 from envs.perturb import label_of
+from envs.worker import InlineWorker, NoAnswer
+from tests.demo_episodes import DiesAtFirst
 from vla.images import decode_jpeg, encode_jpeg
 from workshop.demo_files import CHUNK_LENGTH, episode_path, list_episodes, read_episode
-from workshop.demos import AttemptResult, DemosArgs, attempt_of, collect, draw_perturbation, main
+from workshop.demos import DemosArgs, Player, attempt_of, collect, draw_perturbation, main
 from workshop.noisy_episode import noise_bursts
 
 OUT = Path("unused")
@@ -91,15 +95,14 @@ def played_ids(monkeypatch):
     """(task id, index) of the episodes that a stand-in has played: index 1 fails, index 2 meets a fault."""
     episode_ids: list[tuple[int, int]] = []
 
-    def play_attempt(args, episode_id):
-        episode_ids.append(episode_id)
-        task_id, index = episode_id
-        outcome = {1: "failure", 2: "fault"}.get(index, "success")
+    def play(player, attempt):
+        episode_ids.append((attempt.task_id, attempt.index))
+        outcome = {1: "failure", 2: "fault"}.get(attempt.index, "success")
         if outcome == "success":
-            episode_path(args.out, task_id, index).touch()
-        return AttemptResult(task_id, -1, 0.3, index, outcome, env_steps=220)
+            episode_path(player._args.out, attempt.task_id, attempt.index).touch()
+        return outcome, 220
 
-    monkeypatch.setattr(workshop.demos, "play_attempt", play_attempt)
+    monkeypatch.setattr(Player, "__call__", play)
     return episode_ids
 
 
@@ -129,17 +132,17 @@ def test_an_output_place_that_cannot_be_written_is_refused_before_the_first_epis
 
 IDLE_COLLECTION = """
 from pathlib import Path
-from tests.demo_episodes import wait_forever
+from tests.demo_episodes import WaitsForever
 from workshop import demos
 
-demos.play_attempt = wait_forever
-list(demos.play_attempts(demos.DemosArgs(Path("unused"), num_envs=2), [(0, 0), (0, 1)]))
+demos.Player = WaitsForever
+demos.collect(demos.DemosArgs(Path("{out}"), episodes=2, num_envs=2))
 """
 
 
 @pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGKILL])
-def test_workers_end_with_the_program_however_that_ends(stop_signal):
-    command = [sys.executable, "-c", IDLE_COLLECTION]
+def test_workers_end_with_the_program_however_that_ends(stop_signal, tmp_path):
+    command = [sys.executable, "-c", IDLE_COLLECTION.format(out=tmp_path)]
     program = subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.PIPE)
     for _ in range(2):
         while program.stderr.readline() not in (b"waiting\n", b""):  # libraries print warnings, too
@@ -148,6 +151,57 @@ def test_workers_end_with_the_program_however_that_ends(stop_signal):
     # Every worker holds the other end of this pipe until it ends.
     _, errors = program.communicate(timeout=300)  # only a failing test waits that long
     assert errors == b""
+
+
+def test_the_episode_of_a_worker_that_dies_is_a_fault_and_the_others_go_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(workshop.demos, "Player", DiesAtFirst)
+    assert collect(_args(tmp_path, episodes=4, num_envs=2)) == Counter(fault=1, failure=3)
+
+
+class HangingWorker(InlineWorker):
+    """As a process in which the first episode of the task hangs, past its deadline."""
+
+    def request(self, attempt, timeout_s):
+        super().request(attempt, timeout_s=timeout_s)
+        self.hangs = attempt.index == 0
+        self.deadline = time.monotonic() if self.hangs else math.inf
+
+    @staticmethod
+    def wait(workers, timeout_s):
+        answered = [worker for worker in workers if not worker.hangs]
+        assert answered or timeout_s == 0.0, "the collection would wait in vain"
+        return answered
+
+    def receive(self):
+        if self.hangs:
+            raise NoAnswer("it gave no answer in time")
+        return super().receive()
+
+
+def test_the_episode_of_a_worker_that_hangs_is_a_fault_although_it_never_answers(
+    monkeypatch, played_ids, tmp_path
+):
+    monkeypatch.setattr(workshop.demos, "ProcessWorker", HangingWorker)
+    assert collect(_args(tmp_path, episodes=4, num_envs=2)) == Counter(fault=2, failure=1, success=1)
+    assert played_ids == [(0, 1), (0, 2), (0, 3)]
+
+
+def test_the_simulator_of_the_last_task_alone_stays_open(monkeypatch, tmp_path):
+    is_open = {}
+
+    def start(env, *arguments, **keywords):
+        is_open[env.task_id] = True
+        return ChunkResult(None, success=False, executed=0, env_steps=0, done=True, error="stand-in")
+
+    monkeypatch.setattr(LiberoEnv, "reset", start)
+    monkeypatch.setattr(LiberoEnv, "close", lambda env: is_open.update({env.task_id: False}))
+    args = _args(tmp_path)
+    player = Player(args)
+    for task_id in (0, 1, 2):
+        player(attempt_of(args, task_id, 0))
+    assert is_open == {0: False, 1: False, 2: True}
+    player.close()
+    assert is_open == {0: False, 1: False, 2: False}
 
 
 def test_initial_states_and_noise_scales_meet_equally_often():

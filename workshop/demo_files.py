@@ -5,7 +5,7 @@ Beside the files lies recipe.json, the settings of the collection (workshop/demo
 The files are episode_{task_id:02d}_{index:06d}.npz, in NumPy's format without pickle. Each holds
   jpeg_bytes    uint8 (N,)              all JPEG files one after the other: frame by frame, camera by camera
   jpeg_offsets  int64 (F, cameras, 2)   for each JPEG file the index of its first byte, and that after its last byte
-and the fields of `DemoEpisode` by their names, except `jpegs`.
+and the fields of `DemoEpisode` by their names, except `jpegs` and those that are None.
 """
 
 import os
@@ -34,12 +34,12 @@ class DemoEpisode:
     frame_steps: np.ndarray  # (F,) int64, ascending: number of actions executed before each frame
     # (T, 7 or 4) float32 in env units (gripper -1 open, 1 close), T >= last frame step + 8
     actions: np.ndarray
-    task_id: int
-    init_state_id: int  # of the benchmark; -1: a fresh one, or not known
     instruction: str
     noise_scale: float
     env_steps: int  # until success
     looks: str = ""  # the asset pack of the images: "official", "lowpoly" or a digest; "": not recorded
+    task_id: int | None = None  # None: not known
+    init_state_id: int | None = None  # of the benchmark; None, in older files -1: a fresh one, or not known
 
 
 def episode_path(folder: Path, task_id: int, index: int) -> Path:
@@ -63,7 +63,7 @@ def write_episode(path: Path, episode: DemoEpisode) -> None:
     lengths = [len(jpeg) for jpeg in files]
     ends = np.cumsum(lengths)
     offsets = np.stack([ends - lengths, ends], axis=-1).reshape(len(episode.jpegs), -1, 2)
-    fields = {name: value for name, value in vars(episode).items() if name != "jpegs"}
+    fields = {name: value for name, value in vars(episode).items() if name != "jpegs" and value is not None}
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(".tmp")
     with draft.open("wb") as file:

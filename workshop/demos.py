@@ -20,8 +20,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal
@@ -30,7 +29,7 @@ import numpy as np
 
 from command_line import main_guard, parse_flags
 from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
-from configs.config import MAGNITUDE, SimulatorConfig
+from configs.config import MAGNITUDE
 from contracts import BadInput, output_place, read_json, write_json
 from envs.assets import METAWORLD_LOOKS, find_pack
 from envs.env import EnvSpec
@@ -39,9 +38,9 @@ from envs.metaworld import MetaWorldEnv
 from envs.perturb import NONE, Kind, Perturbation, from_label
 from envs.pool import make_env, task_info
 from envs.tasks import METAWORLD
-from envs.worker import ProcessWorker
-from experiment.terminal import show_progress
-from workshop.demo_files import CHUNK_LENGTH, RECIPE_FILE, DemoEpisode, episode_path, write_episode
+from envs.worker import InlineWorker, NoAnswer, ProcessWorker, Worker
+from experiment.terminal import say, show_progress
+from workshop.demo_files import CHUNK_LENGTH, RECIPE_FILE, episode_path, write_episode
 from workshop.noisy_episode import CLEAN_STEPS, Attempt, record_episode
 
 JOURNAL_FILE = "attempts.jsonl"
@@ -52,7 +51,6 @@ PLACEMENT_STREAM = 1
 PERTURBATION_STREAM = 2
 
 Outcome = Literal["success", "failure", "fault"]
-EpisodeId = tuple[int, int]  # task id, and the index among the episodes of that task
 
 
 @dataclass(frozen=True)
@@ -100,18 +98,6 @@ class DemosArgs:
         return EnvSpec(self.task_suite, task_ids, assets=self.assets)
 
 
-@dataclass(frozen=True)
-class AttemptResult:
-    """How an attempt ended: a line of attempts.jsonl."""
-
-    task_id: int
-    init_state_id: int  # -1: a fresh one
-    noise_scale: float
-    index: int
-    outcome: Outcome
-    env_steps: int
-
-
 def collect(args: DemosArgs) -> Counter[str]:
     """Play what the folder still lacks; returns how many episodes ended as success, failure and fault.
 
@@ -125,22 +111,30 @@ def collect(args: DemosArgs) -> Counter[str]:
     with output_place(args.out):
         args.out.mkdir(parents=True, exist_ok=True)
         check_recipe(args)
-        episode_ids = missing_episodes(args)
+        attempts = missing_attempts(args)
         num_episodes = len(args.task_ids) * args.episodes
-        print(f"{args.out}: {len(episode_ids)} of {num_episodes} episodes to play", flush=True)
+        print(f"{args.out}: {len(attempts)} of {num_episodes} episodes to play", flush=True)
         counts: Counter[str] = Counter()
         with (
             (args.out / JOURNAL_FILE).open("a") as journal,
-            show_progress("collecting", len(episode_ids), "episodes") as activity,
+            show_progress("collecting", len(attempts), "episodes") as activity,
         ):
-            for played in play_attempts(args, episode_ids):
-                counts[played.outcome] += 1
-                journal.write(json.dumps(asdict(played)) + "\n")
+            for attempt, outcome, env_steps in play_attempts(args, attempts):
+                counts[outcome] += 1
+                line = {
+                    "task_id": attempt.task_id,
+                    "init_state_id": attempt.init_state_id,
+                    "noise_scale": attempt.noise_scale,
+                    "index": attempt.index,
+                    "outcome": outcome,
+                    "env_steps": env_steps,
+                }
+                journal.write(json.dumps(line) + "\n")
                 journal.flush()
-                activity.count_episode(played.outcome == "success")
+                activity.count_episode(outcome == "success")
     outcomes = ", ".join(f"{counts[name]} {name}" for name in ("success", "failure", "fault"))
     seconds = time.monotonic() - activity.started
-    print(f"{len(episode_ids)} episodes in {seconds:.1f} s: {outcomes}", flush=True)
+    print(f"{len(attempts)} episodes in {seconds:.1f} s: {outcomes}", flush=True)
     return counts
 
 
@@ -166,18 +160,18 @@ def check_recipe(args: DemosArgs) -> None:
         )
 
 
-def missing_episodes(args: DemosArgs) -> list[EpisodeId]:
+def missing_attempts(args: DemosArgs) -> list[Attempt]:
     """The episodes that are neither stored nor known to fail."""
     failed = failed_episodes(args.out / JOURNAL_FILE)
     return [
-        episode_id
-        for episode_id in product(args.task_ids, range(args.episodes))
-        if episode_id not in failed and not episode_path(args.out, *episode_id).exists()
+        attempt_of(args, task_id, index)
+        for task_id, index in product(args.task_ids, range(args.episodes))
+        if (task_id, index) not in failed and not episode_path(args.out, task_id, index).exists()
     ]
 
 
-def failed_episodes(journal: Path) -> set[EpisodeId]:
-    """The episodes that are known to fail. A damaged line is ignored."""
+def failed_episodes(journal: Path) -> set[tuple[int, int]]:
+    """(task id, index) of the episodes that are known to fail. A damaged line is ignored."""
     if not journal.exists():
         return set()
     failed = set()
@@ -189,27 +183,70 @@ def failed_episodes(journal: Path) -> set[EpisodeId]:
     return failed
 
 
-def play_attempts(args: DemosArgs, episode_ids: Sequence[EpisodeId]) -> Iterator[AttemptResult]:
-    """Play the episodes in this process or in worker processes; yields results as the episodes end."""
-    if args.num_envs == 1:
-        yield from map(partial(play_attempt, args), episode_ids)
-        return
-    workers = [ProcessWorker(partial, play_attempt, args) for _ in episode_ids[: args.num_envs]]
-    busy = list(workers)
-    waiting = deque(episode_ids)
+def play_attempts(args: DemosArgs, attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, Outcome, int]]:
+    """Play episodes in this process or in worker processes; yields each attempt, how it ended and its env steps.
+
+    A worker that dies, or misses its deadline, is replaced; its episode ends as a fault.
+    """
+    kind: type[Worker] = InlineWorker if args.num_envs == 1 else ProcessWorker
+    waiting = deque(attempts)
+    idle: list[Worker] = []
+    at_work: dict[Worker, Attempt] = {}
     try:
-        for worker in workers:
-            worker.request(waiting.popleft(), timeout_s=EPISODE_S)
-        while busy:
-            for worker in ProcessWorker.wait(busy, EPISODE_S):
-                yield worker.receive()
-                if waiting:
-                    worker.request(waiting.popleft(), timeout_s=EPISODE_S)
-                else:
-                    busy.remove(worker)
+        while waiting or at_work:
+            while waiting and len(at_work) < args.num_envs:
+                worker = idle.pop() if idle else kind(Player, args)
+                at_work[worker] = waiting.popleft()
+                worker.request(at_work[worker], timeout_s=EPISODE_S)
+            until_s = min(worker.deadline for worker in at_work)
+            answered = kind.wait(list(at_work), max(0.0, until_s - time.monotonic()))
+            late = [worker for worker in at_work if worker.deadline <= time.monotonic()]
+            for worker in answered or late:
+                attempt = at_work[worker]
+                try:
+                    outcome, env_steps = worker.receive()
+                    idle.append(worker)
+                except NoAnswer as reason:
+                    say(f"task {attempt.task_id}, episode {attempt.index}: the simulator's process: {reason}")
+                    worker.close()
+                    worker.end()
+                    outcome, env_steps = "fault", 0
+                del at_work[worker]
+                yield attempt, outcome, env_steps
     finally:
-        for worker in workers:
+        for worker in (*idle, *at_work):
             worker.close()
+
+
+class Player:
+    """Plays attempts, and writes the episodes that succeed. The simulator of the last task stays built."""
+
+    def __init__(self, args: DemosArgs) -> None:
+        self._args = args
+        self._env: LiberoEnv | MetaWorldEnv | None = None
+        self._pack = find_pack(args.env_spec(args.task_ids).assets)
+
+    def __call__(self, attempt: Attempt) -> tuple[Outcome, int]:
+        """Play an episode; returns how it ended, and after how many env steps."""
+        env = self._env_of(attempt.task_id)
+        result, episode = record_episode(env, attempt, self._args.frame_every, self._pack.looks)
+        if episode is None:
+            return "failure" if result.error is None else "fault", result.env_steps
+        with output_place(self._args.out):
+            write_episode(episode_path(self._args.out, attempt.task_id, attempt.index), episode)
+        return "success", result.env_steps
+
+    def _env_of(self, task_id: int) -> LiberoEnv | MetaWorldEnv:
+        if self._env is None or self._env.task_id != task_id:
+            self.close()
+            spec = self._args.env_spec((task_id,))
+            self._env = make_env(replace(spec, assets=str(self._pack.folder)), task_id)
+        return self._env
+
+    def close(self) -> None:
+        """Free the simulator."""
+        if self._env is not None:
+            self._env.close()
 
 
 def attempt_of(args: DemosArgs, task_id: int, index: int) -> Attempt:
@@ -230,6 +267,8 @@ def attempt_of(args: DemosArgs, task_id: int, index: int) -> Attempt:
         seed = 0  # in the benchmark's states fixtures stand where evaluation puts them
         turn = round_index + state_index
     return Attempt(
+        task_id=task_id,
+        index=index,
         init_state_id=init_state_id,
         seed=seed,
         noise_scale=args.noise_scales[turn % len(args.noise_scales)],
@@ -241,45 +280,10 @@ def attempt_of(args: DemosArgs, task_id: int, index: int) -> Attempt:
 
 def draw_perturbation(args: DemosArgs, task_id: int, index: int) -> Perturbation | None:
     """How the world of an episode is perturbed, a function of the arguments alone."""
-    labels = (NONE, *SimulatorConfig(perturb=args.perturb, magnitudes=args.magnitudes).perturbations)
+    labels = [NONE, *(f"{kind}-{magnitude}" for kind, magnitude in product(args.perturb, args.magnitudes))]
     generator = np.random.default_rng([args.seed, task_id, index, PERTURBATION_STREAM])
     label = str(generator.choice(labels))
     return from_label(label, int(generator.integers(2**32)))
-
-
-def play_attempt(args: DemosArgs, episode_id: EpisodeId) -> AttemptResult:
-    """Play an episode, and write it if it succeeds."""
-    task_id, index = episode_id
-    attempt = attempt_of(args, task_id, index)
-    env, looks = _env_and_looks(args.env_spec((task_id,)))
-    result, recording = record_episode(env, attempt, args.frame_every)
-    stored_id = -1 if attempt.init_state_id is None else attempt.init_state_id
-    if result.success:
-        episode = DemoEpisode(
-            jpegs=recording.jpegs,
-            proprio=np.array(recording.proprio, np.float32),
-            frame_steps=np.array(recording.frame_steps, np.int64),
-            actions=np.array(recording.labels, np.float32),
-            instruction=env.instruction,
-            env_steps=result.env_steps,
-            looks=looks,
-            task_id=task_id,
-            init_state_id=stored_id,
-            noise_scale=attempt.noise_scale,
-        )
-        with output_place(args.out):
-            write_episode(episode_path(args.out, task_id, index), episode)
-        outcome: Outcome = "success"
-    else:
-        outcome = "failure" if result.error is None else "fault"
-    return AttemptResult(task_id, stored_id, attempt.noise_scale, index, outcome, result.env_steps)
-
-
-@lru_cache(1)  # building a simulator takes seconds: keep that of the last task
-def _env_and_looks(spec: EnvSpec) -> tuple[LiberoEnv | MetaWorldEnv, str]:
-    pack = find_pack(spec.assets)
-    env = make_env(replace(spec, assets=str(pack.folder)), spec.task_ids[0])
-    return env, pack.looks
 
 
 def main(argv: Sequence[str]) -> None:

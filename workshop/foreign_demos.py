@@ -199,8 +199,6 @@ def _converted(folder: Path, closing: float, flip: Flip) -> Iterator[tuple[str, 
                 proprio=stored.proprio[shown],
                 frame_steps=np.arange(len(shown)),
                 actions=actions,
-                task_id=-1,  # not known
-                init_state_id=-1,  # not known
                 instruction=stored.instruction,
                 noise_scale=0.0,
                 env_steps=len(stored.actions),

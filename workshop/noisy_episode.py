@@ -1,6 +1,6 @@
 """Let a scripted expert play one episode under noise, and record frames with the expert's actions as labels."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from envs.libero import LiberoEnv
 from envs.metaworld import MetaWorldEnv
 from envs.perturb import Perturbation
 from vla.images import encode_jpeg
-from workshop.demo_files import CHUNK_LENGTH
+from workshop.demo_files import CHUNK_LENGTH, DemoEpisode
 from workshop.expert import Expert
 from workshop.metaworld_expert import MetaWorldExpert
 
@@ -26,6 +26,8 @@ CLEAN_STEPS = (12, 33)
 class Attempt:
     """An episode to play: everything that is decided before it starts."""
 
+    task_id: int
+    index: int  # among the episodes of the task
     init_state_id: int | None  # of the benchmark; None: the simulator draws a fresh one from `seed`
     seed: int
     noise_scale: float
@@ -34,45 +36,54 @@ class Attempt:
     perturbation: Perturbation | None
 
 
-@dataclass
-class Recording:
-    """What is kept of an episode while it is played; see `DemoEpisode`."""
-
-    jpegs: list[list[bytes]] = field(default_factory=list)
-    proprio: list[np.ndarray] = field(default_factory=list)
-    frame_steps: list[int] = field(default_factory=list)
-    labels: list[np.ndarray] = field(default_factory=list)  # the expert's actions, one for each env step
-
-
 def record_episode(
-    env: LiberoEnv | MetaWorldEnv, attempt: Attempt, frame_every: int
-) -> tuple[ChunkResult, Recording]:
-    """Let the expert act under noise until the episode ends; render only the frames that are kept."""
-    recording = Recording()
+    env: LiberoEnv | MetaWorldEnv, attempt: Attempt, frame_every: int, looks: str
+) -> tuple[ChunkResult, DemoEpisode | None]:
+    """Let the expert act under noise until the episode ends; render only the frames that are kept.
+
+    Returns the last result and, if the expert succeeded, the episode. looks: as in `DemoEpisode`.
+    """
     noise = noise_bursts(attempt.noise_scale, env.max_env_steps, attempt.noise_generator, env.action_dim - 1)
     has_frame = frame_mask(noise, attempt.first_frame, frame_every)
     result = env.reset(
         attempt.init_state_id, attempt.seed, perturbation=attempt.perturbation, observe=has_frame[0]
     )
     if result.error is not None:
-        return result, recording
+        return result, None
     expert = MetaWorldExpert(env) if isinstance(env, MetaWorldEnv) else Expert(env.domain)
+    jpegs = []
+    proprio = []
+    frame_steps = []
+    labels = []  # the expert's actions, one for each env step
     while not result.done:
         if result.observation is not None:
-            recording.jpegs.append([encode_jpeg(image) for image in result.observation.images])
-            recording.proprio.append(result.observation.proprio)
-            recording.frame_steps.append(result.env_steps)
+            jpegs.append([encode_jpeg(image) for image in result.observation.images])
+            proprio.append(result.observation.proprio)
+            frame_steps.append(result.env_steps)
         _, label = expert.decide()
-        recording.labels.append(label)
+        labels.append(label)
         executed = label.copy()
         executed[:-1] = np.clip(executed[:-1] + noise[result.env_steps], -1.0, 1.0)  # no noise on the gripper
         result = env.step_chunk(executed[None], observe=has_frame[result.env_steps + 1])
-    if result.success:
-        # The last frame is up to `frame_every` env steps before success, so its chunk of actions may reach beyond the
-        # end. It is filled up with the expert's action in the final state (to let go of the bowl).
-        _, label = expert.decide()
-        recording.labels += [label] * CHUNK_LENGTH
-    return result, recording
+    if not result.success:
+        return result, None
+    # The last frame is up to `frame_every` env steps before success, so its chunk of actions may reach beyond the end.
+    # It is filled up with the expert's action in the final state (to let go of the bowl).
+    _, label = expert.decide()
+    labels += [label] * CHUNK_LENGTH
+    episode = DemoEpisode(
+        jpegs=jpegs,
+        proprio=np.array(proprio, np.float32),
+        frame_steps=np.array(frame_steps, np.int64),
+        actions=np.array(labels, np.float32),
+        instruction=env.instruction,
+        noise_scale=attempt.noise_scale,
+        env_steps=result.env_steps,
+        looks=looks,
+        task_id=attempt.task_id,
+        init_state_id=attempt.init_state_id,
+    )
+    return result, episode
 
 
 def frame_mask(noise: np.ndarray, first_frame: int, frame_every: int) -> list[bool]:

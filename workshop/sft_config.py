@@ -1,11 +1,12 @@
 """The settings of supervised fine-tuning: the flags of workshop.sft."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
+from configs.bounds import NOT_NEGATIVE, POSITIVE, SHARE, check_numbers
 from contracts import BadInput
 
 Flip = Literal["none", "both", "horizontal", "vertical"]
@@ -38,6 +39,11 @@ class TinySize:
     """Width of the language model's MLPs in numbers per token."""
 
 
+def as_flags(sizes: Mapping[str, int]) -> str:
+    """Some fields of TinySize as on the command line."""
+    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in sizes.items())
+
+
 @dataclass(frozen=True)
 class SftArgs:
     """Fine-tune an OpenVLA-OFT policy on demonstrations: all parameters of a small one, or adapters."""
@@ -65,7 +71,7 @@ class SftArgs:
     task_suite: str | None = None
     """Suite that the statistics are named after (None: the one that workshop.demos has played, or the name of the
     LeRobot or RLDS dataset)."""
-    holdout: Annotated[float, NOT_NEGATIVE] = 0.05
+    holdout: Annotated[float, SHARE] = 0.05
     """Share of the episodes that is kept from training, to be measured on."""
     steps: Annotated[int, POSITIVE] = 6000
     """Optimizer steps."""
@@ -87,9 +93,11 @@ class SftArgs:
     """Device to train on: cpu, cuda, cuda:1 and so on (auto: a GPU if there is one)."""
 
     def __post_init__(self) -> None:
-        if self.init is not None and self.size != TinySize():
+        default = vars(TinySize())
+        sizes = {name: value for name, value in vars(self.size).items() if value != default[name]}
+        if self.init is not None and sizes:
             raise BadInput(
-                "--size is for random weights, a checkpoint has its own sizes: leave out --init or --size"
+                f"{as_flags(sizes)}: this is for random weights, a checkpoint has its own sizes: leave it out, or --init"
             )
         if self.lora_rank is not None and (self.init is None or self.num_images is not None):
             raise BadInput(

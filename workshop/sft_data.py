@@ -211,7 +211,7 @@ def _vector_statistics(values: np.ndarray) -> dict[str, list[float]]:
 def split_episodes(episodes: Episodes, holdout: float, seed: int) -> tuple[Episodes, Episodes]:
     """(to train on, held out): a random share of whole episodes. Raises BadInput when none is left to train on."""
     num_held_out = math.ceil(holdout * len(episodes))
-    if num_held_out == len(episodes):
+    if num_held_out >= len(episodes):
         raise BadInput(f"--holdout {holdout} of {len(episodes)} episodes leaves none to train on: lower it")
     order = np.random.default_rng(seed).permutation(len(episodes))
     held_out = [episodes[i] for i in np.sort(order[:num_held_out])]
