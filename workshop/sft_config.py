@@ -97,7 +97,7 @@ class SftArgs:
         sizes = {name: value for name, value in vars(self.size).items() if value != default[name]}
         if self.init is not None and sizes:
             raise BadInput(
-                f"{as_flags(sizes)}: this is for random weights, a checkpoint has its own sizes: leave it out, or --init"
+                f"{as_flags(sizes)} is for random weights, a checkpoint has its own sizes: leave out this or --init"
             )
         if self.lora_rank is not None and (self.init is None or self.num_images is not None):
             raise BadInput(
