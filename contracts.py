@@ -16,11 +16,8 @@ from typing import Any
 
 import numpy as np
 
-# Why a file could not be written, where it is the user who can repair it.
-DISK_ERRORS = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE),
-    *(errno.EROFS, errno.EACCES, errno.ENOTDIR),
-}
+# Why a file cannot be written. Reading a file never fails for these reasons.
+DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import imageio.v2 as imageio
 import numpy as np
-import torch
 
 from configs.config import (
     ModelConfig,
@@ -38,7 +37,7 @@ from rl.update import Learner
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import same_actions
-from vla.device import GIB, is_large
+from vla.device import GIB, choose_device, is_large
 from vla.hub import commit_of, resolve_checkpoint
 from vla.loading import LoadOptions
 from vla.memory import fit_to_memory
@@ -89,11 +88,14 @@ def choose_looks(assets: str, model: ModelConfig, task_suites: Sequence[str]) ->
 
 
 def _automatic_looks(model: ModelConfig) -> str:
-    """The assets for `--assets auto` in LIBERO. A 7B always gets the official ones."""
+    """The assets for `--assets auto` in LIBERO. A 7B always gets the official ones.
+
+    Raises BadInput for a checkpoint that needs a GPU where there is none, before its assets are asked for.
+    """
     base, _ = base_and_adapter(str(model.checkpoint), None)
+    has_gpu = choose_device(model.device, base).type == "cuda"
     if is_large(Path(base).expanduser()):
         return "official"
-    has_gpu = model.device != "cpu" and torch.cuda.is_available()
     official_is_installed = installed_official() is not None
     return looks_of_small_policy(has_gpu, official_is_installed, find_checkpoint(model).looks)
 

@@ -1,6 +1,7 @@
 """Stop a run cleanly: on signals, on exceptions, and with one line for problems that the user can repair."""
 
 import contextlib
+import errno
 import logging
 import os
 import signal
@@ -18,6 +19,9 @@ from experiment.run_folder import Run
 from experiment.terminal import LOG_TIME
 
 log = logging.getLogger(__name__)
+
+# Why a file of a run could not be written, where it is the user who can repair it.
+REPAIRABLE_ERRORS = DISK_ERRORS | {errno.EIO, errno.ESTALE, errno.EACCES, errno.ENOTDIR}
 
 
 @contextlib.contextmanager
@@ -80,7 +84,7 @@ def repairable_problem(reason: BaseException, run_folder: Path) -> str | None:
         return None
     if not run_folder.is_dir():
         return f"the run folder {run_folder} is gone: if it was moved, continue the run with --resume and its new path"
-    if reason.errno not in DISK_ERRORS:  # for example a missing file, which may be a bug in the program
+    if reason.errno not in REPAIRABLE_ERRORS:  # for example a missing file, which may be a bug in the program
         return None
     place = reason.filename or run_folder
     repair = "free disk space, lower --keep-checkpoints, or check the permissions"

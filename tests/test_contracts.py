@@ -1,12 +1,13 @@
 """A refusal is one line; JSON files are whole; a pointer names a checkpoint."""
 
+import errno
 import pickle
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from contracts import BadInput, read_json, resolve_pointer, write_json
+from contracts import BadInput, output_place, read_json, resolve_pointer, write_json
 
 
 @given(st.text())
@@ -35,6 +36,13 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
         write_json(path, {"a": object()})
     assert read_json(path) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_only_what_cannot_be_written_is_a_problem_of_the_output_place(tmp_path):
+    with pytest.raises(BadInput, match="--out"), output_place(tmp_path / "out"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    with pytest.raises(PermissionError), output_place(tmp_path / "out"):
+        raise PermissionError(errno.EACCES, "Permission denied", "/base/config.json")
 
 
 def test_a_pointer_names_the_checkpoint_beside_it_and_all_else_is_kept(tmp_path):

@@ -38,10 +38,16 @@ def test_every_rank_has_a_gpu_of_its_own(set_gpu_count, monkeypatch):
 
 def test_without_a_gpu_a_small_checkpoint_runs_on_the_cpu(set_gpu_count, small):
     set_gpu_count(0)
-    for checkpoint in (str(small), "checkpoints/missing"):
-        assert choose_device("auto", checkpoint) == torch.device("cpu")
+    assert choose_device("auto", str(small)) == torch.device("cpu")
     with pytest.raises(BadInput, match="--device cuda"):
         choose_device("cuda", str(small))
+
+
+@pytest.mark.parametrize("mistyped", ["runs/nothing", "checkpoints/missing", "/no/such/folder"])
+def test_without_a_gpu_a_mistyped_folder_is_called_missing(set_gpu_count, mistyped):
+    set_gpu_count(0)
+    with pytest.raises(BadInput, match=f"{mistyped}: no such folder"):
+        choose_device("auto", mistyped)
 
 
 def test_without_a_gpu_a_7b_is_refused_unless_the_cpu_is_asked_for(set_gpu_count, tmp_path):

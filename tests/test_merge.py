@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 from contracts import BadInput, Observation
 from tests.small_checkpoint import BUNDLED, load_policy, make_small_checkpoint, train_a_little
 from vla import merge as merge_module
+from vla.adapter_folder import read_looks
 from vla.checkpoint import inspect_checkpoint
 from vla.merge import judge, merge, merged_weight
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
-from vla.weights import write_tensors
+from vla.weights import INDEX_FILE, write_tensors
 
 
 def trained_policy(base: Path, step: float = 0.05, **options) -> Policy:
@@ -78,6 +79,8 @@ def test_merged_folder_is_a_plain_checkpoint_in_the_bases_shards_and_dtype(base,
     for key, tensor in before.weights.items():
         other = after.weights[key]
         assert (tensor.path.name, tensor.dtype, tensor.shape) == (other.path.name, other.dtype, other.shape)
+    indices = [json.loads((folder / INDEX_FILE).read_text()) for folder in (base, merged)]
+    assert indices[0] == indices[1]
     names = {path.name for path in merged.iterdir()}
     copied = {path.name for path in base.iterdir()} - {"action_head--latest_checkpoint.pt"}
     assert names == copied | {"README.md"}
@@ -92,7 +95,8 @@ def test_looks_travel_from_run_to_run_and_into_the_merged_folder(base, adapter, 
     assert inspect_checkpoint(merged).looks == ("official",)
     further = load_policy(adapter)
     assert further.info.looks == ("official",)
-    further.save_adapter(tmp_path / "further", looks="lowpoly")
+    further.save_adapter(tmp_path / "further", looks="lowpoly official")
+    assert read_looks(tmp_path / "further") == ["lowpoly", "official"]
     merge(tmp_path / "further", tmp_path / "out")
     assert inspect_checkpoint(tmp_path / "out").looks == ("lowpoly", "official")
 

@@ -23,10 +23,13 @@ def choose_device(requested: str | torch.device, checkpoint: str | None = None) 
     name = str(requested)
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if name == "auto" and num_gpus == 0:
-        if checkpoint is not None and is_large(Path(checkpoint).expanduser()):
+        folder = None if checkpoint is None else Path(checkpoint).expanduser()
+        if folder is not None and is_large(folder):
+            problem = "" if folder.is_dir() else "no such folder; from the hub, "
             raise BadInput(
-                f"{checkpoint} is a 7B policy and needs a CUDA GPU of 24 GB, but torch {torch.__version__} sees none; "
-                "`make demo` trains a small policy here (to force the CPU: --device cpu)"
+                f"checkpoint {checkpoint}: {problem}a 7B policy needs a CUDA GPU of 24 GB, but torch "
+                f"{torch.__version__} sees none; `make demo` trains a small policy here (to force the CPU: --device "
+                "cpu)"
             )
         name = "cpu"
     if name == "cpu":
@@ -42,10 +45,10 @@ def choose_device(requested: str | torch.device, checkpoint: str | None = None) 
 
 
 def is_large(base: Path) -> bool:
-    """Whether a base checkpoint is too large for a CPU: a folder if its weights are, a hub id always."""
-    if base.is_dir():
-        return sum(file.stat().st_size for file in base.glob("*.safetensors")) > LARGE_CHECKPOINT_BYTES
-    return not base.is_absolute() and len(base.parts) == 2 and base.parts[0] != "checkpoints"
+    """Whether a base checkpoint is too large for a CPU: a folder if its weights are, all else, as a hub id, always."""
+    if not base.is_dir():
+        return True
+    return sum(file.stat().st_size for file in base.glob("*.safetensors")) > LARGE_CHECKPOINT_BYTES
 
 
 def limit_memory(gib: float | None, device: torch.device) -> None:

@@ -121,17 +121,17 @@ def write_merged(info: CheckpointInfo, adapter_folder: Path, out: Path) -> None:
     from vla import dataset_statistics, network_io, weights
 
     adapter = adapter_files.read_adapter(adapter_folder)
-    shards = weights.by_file(info.weights.values())
-    for path, entries in shards.items():
+    total_size = 0
+    for path, entries in weights.by_file(info.weights.values()).items():
         shard = dict(weights.stream_tensors(entries))
         add_adapter(shard, adapter)
         weights.write_tensors(out / path.name, shard)
+        total_size += sum(tensor.nbytes for tensor in shard.values())
     for path in (*info.folder.iterdir(), *info.statistics_folder.glob(dataset_statistics.STATISTICS_FILE)):
         if path.name == "tokenizer.model" or path.suffix == ".json":
             shutil.copyfile(path, out / path.name)
     if (out / weights.INDEX_FILE).exists():
         weight_map = {key: tensor.path.name for key, tensor in info.weights.items()}
-        total_size = sum(path.stat().st_size for path in shards)
         index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
         write_json(out / weights.INDEX_FILE, index)
     config_changes = {"num_images_in_input": info.num_images, "looks": info.looks}

@@ -252,7 +252,7 @@ class Policy:
     # Files
 
     def save_adapter(self, folder: str | Path, looks: str = "") -> None:
-        """Write an adapter folder with all that training has changed. looks: the simulator's in training."""
+        """Write an adapter folder with all that training has changed. looks: the simulators' in training."""
         write_adapter(
             Path(folder),
             self.network,
@@ -260,7 +260,7 @@ class Policy:
             self.base_model,
             self.base_fingerprint,
             self.frozen_weights,
-            {*self.info.looks, looks} - {""},
+            {*self.info.looks, *looks.split()},
         )
         if self.info.statistics_folder != self.info.folder:  # those of an adapter or of demonstrations
             shutil.copyfile(self.info.statistics_folder / STATISTICS_FILE, Path(folder) / STATISTICS_FILE)
