@@ -26,23 +26,15 @@ DUAL_CLIP = 3.0  # with a negative advantage the ratio is clipped to at most thi
 Statistics = dict[str, Tensor]
 
 
-def distillation_loss(
-    logits: Tensor, micro_batch: Batch, temperature: float = 1.0, other_logsumexp: Tensor | None = None
-) -> tuple[Tensor, Statistics]:
+def distillation_loss(logits: Tensor, micro_batch: Batch, temperature: float) -> tuple[Tensor, Statistics]:
     """Cross-entropy of the student at `temperature` with the teacher's tokens as targets, summed; and statistics.
 
-    logits (B, A, V). By default the softmax is over the V action tokens. other_logsumexp (B, A) is the log-sum-exp of
-    the logits of all other token ids. With it the softmax is over all ids, because a head that was never trained on
-    action tokens must also learn to use only these.
+    logits (B, A, V), of the V action tokens.
     """
     # The tokens are the teacher's, even if the student acted.
     targets = micro_batch.tokens - FIRST_ACTION_TOKEN  # (B, A)
     logprobs = F.log_softmax(logits / temperature, dim=-1)  # (B, A, V)
     cross_entropy = -logprobs.gather(-1, targets[..., None]).squeeze(-1)  # (B, A)
-    if other_logsumexp is not None:
-        # Add -log of the probability that lies on action tokens, log(1 + exp(others - actions)). Its temperature is 1,
-        # as in all supervised training.
-        cross_entropy = cross_entropy + F.softplus(other_logsumexp - logits.logsumexp(-1))
     loss = (micro_batch.weights * masked_mean(cross_entropy, micro_batch.executed)).sum()
     with torch.no_grad():
         is_equal = (logits.argmax(-1) == targets).float()  # (B, A)

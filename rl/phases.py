@@ -31,7 +31,6 @@ class Phase(Enum):
     # The teacher makes each decision with probability epsilon; PPO on all decisions.
     TRANSITION = "transition"
     RL = "rl"  # the student acts; PPO
-    SUPERVISED = "supervised"  # the student learns the tokens of demonstrations (workshop/sft.py)
 
 
 @dataclass(frozen=True)
@@ -47,7 +46,7 @@ class PhaseState:
     @property
     def distils(self) -> bool:
         """Whether the student learns to imitate tokens; otherwise it learns from returns."""
-        return self.phase in (Phase.WARMUP, Phase.SUPERVISED)
+        return self.phase is Phase.WARMUP
 
     @property
     def needs_teacher_labels(self) -> bool:

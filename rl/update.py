@@ -279,9 +279,6 @@ def micro_batch_loss(
 ) -> tuple[Tensor, losses.Statistics]:
     """The phase's loss, summed over the rows of a micro-batch, (), and its statistics."""
     policy = learner.policy
-    if phase.phase is Phase.SUPERVISED:
-        logits, other_logsumexp = policy.logits_and_other_logsumexp(micro_batch.observations)
-        return losses.distillation_loss(logits, micro_batch, other_logsumexp=other_logsumexp)
     logits = policy.chunk_logits(micro_batch.observations)
     if phase.distils:
         return losses.distillation_loss(logits, micro_batch, config.phases.distill_student_temperature)

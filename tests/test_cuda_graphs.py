@@ -4,14 +4,12 @@ import pytest
 import torch
 from torch import nn
 
-from configs.config import TrainConfig, changed
-from rl.update import update
 from tests.small_checkpoint import load_policy
 from vla.cuda_graphs import GraphedNetwork, Recording, is_in_a_graph
 from vla.lora import add_lora
 from vla.preprocessing import synthetic_observations
 from vla.tokens import FIRST_ACTION_TOKEN
-from workshop.sft_update import SUPERVISED, demonstration_batch, supervised_learner
+from workshop.sft_update import LEARN_TOKENS, make_student_optimizer, training_step
 
 
 class FakeGraph:
@@ -184,9 +182,8 @@ def test_nothing_is_recorded_while_a_graph_uses_a_parameter(network, graphed):
     assert graphed.recorded == [(True, 2), (False, 1), (True, 1)]
 
 
-def test_a_supervised_update_with_two_sizes_of_micro_batch_records_both(small, without_gpu):
+def test_a_supervised_step_with_two_sizes_of_micro_batch_records_both(small, without_gpu):
     """Part of its loss, the log-sum-exp over all other ids, is computed outside of the recordings."""
-    config = changed(TrainConfig(), n_epochs=1, batch_size=5, micro_batch_size=3)
     trained = []
     for recorded in ([], [(True, 3), (True, 2)]):
         policy = load_policy(small)
@@ -195,8 +192,8 @@ def test_a_supervised_update_with_two_sizes_of_micro_batch_records_both(small, w
             policy._forward = graphed
         observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 5)
         tokens = FIRST_ACTION_TOKEN + torch.arange(5 * 56).view(5, 56) % 256
-        learner = supervised_learner(policy, config)
-        update(learner, demonstration_batch(policy, observations, tokens), SUPERVISED, config, 0)
+        optimizer = make_student_optimizer(policy)
+        training_step(LEARN_TOKENS, policy, optimizer, observations, tokens, lr=3e-5, micro_batch_size=3)
         assert graphed.recorded == recorded
         trained.append([parameter.detach() for _, parameter in policy.named_trainable_parameters()])
     torch.testing.assert_close(*trained)

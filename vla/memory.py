@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -169,7 +169,15 @@ def free_for_activations(policy: Policy, reserved_bytes: float) -> float:
     return (free - COPIES_OF_TRAINABLE * trainable - MARGIN_BYTES) / factor
 
 
-def shrink_batch(policy: Policy, batch_size: int, reason: str, is_update: bool) -> int:
+class Recomputing(Protocol):
+    """A network that can give up speed for memory."""
+
+    def recompute_everything(self) -> bool:
+        """Recompute the activations of all blocks from now on. Returns False if that was so already."""
+        ...
+
+
+def shrink_batch(policy: Recomputing, batch_size: int, reason: str, is_update: bool) -> int:
     """Return how many decisions to compute at once, after `batch_size` of them did not fit into GPU memory.
 
     That is half as many. For a single decision in an update, all blocks recompute their activations from now on. Raises

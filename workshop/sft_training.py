@@ -7,11 +7,11 @@ import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 import torch
 from torch import Tensor
 
-from configs.config import changed
 from contracts import BadInput, first_line, unfinished_folder, write_json
 from experiment.checkpoints import write_trainer_state
 from experiment.file_lock import lock_file
@@ -19,25 +19,22 @@ from experiment.metrics import system_metrics
 from experiment.provenance import provenance
 from experiment.stopping import interruptible
 from experiment.terminal import say, show_progress
-from rl.update import Learner, update
 from vla.device import choose_device, limit_memory
 from vla.loading import LoadOptions
+from vla.memory import fit_to_memory
 from vla.policy import Policy
 from workshop.sft_check import SHOWN_EPISODES, check_written
 from workshop.sft_config import SftArgs
-from workshop.sft_data import Demos, chunk_actions, chunk_tokens, make_observations, read_demos
+from workshop.sft_data import Demos, make_observations, read_demos
 from workshop.sft_update import (
-    SUPERVISED,
-    actions_of,
+    LEARN_ACTIONS,
+    LEARN_TOKENS,
+    Objective,
+    Student,
     augment_observations,
-    demonstration_batch,
-    held_out_metrics,
-    held_out_regression_metrics,
-    logits_of,
+    make_student_optimizer,
     proprio_noise_scale,
-    regression_step,
-    supervised_learner,
-    update_config,
+    training_step,
 )
 from workshop.whole_network import WholeNetwork
 
@@ -45,8 +42,6 @@ SFT_RUN_FILE = "sft_run.json"
 METRICS_FILE = "sft_metrics.jsonl"
 STATE_FILE = "sft_training.pt"  # of an unfinished training
 LARGEST_ALPHA = 16  # of adapters, as in openvla-oft
-# What is recorded of each step, and its name among the metrics of `update`.
-RECORDED = {"loss": "distill/loss", "accuracy": "distill/accuracy", "grad_norm": "train/grad_norm"}
 
 
 @dataclass(frozen=True)
@@ -56,7 +51,8 @@ class Training:
     out: Path
     scratch: Path  # beside `out`: the state is written there before it replaces the one in `out`
     settings: dict[str, object]  # a training goes on only with the same ones
-    learner: Learner
+    policy: Student
+    optimizer: torch.optim.Optimizer
     generator: torch.Generator
     records: list[dict[str, float]] = field(default_factory=list)  # the lines of METRICS_FILE
 
@@ -97,11 +93,10 @@ def train_and_save(args: SftArgs, demos: Demos, device: torch.device, scratch: P
     else:
         policy.save(args.out, demos.looks, getattr(torch, args.save_dtype))
     observations = make_observations(demos.train[:SHOWN_EPISODES])
-    outputs = actions_of(policy, observations) if args.l1 else logits_of(policy, observations)
-    return steps_taken, outputs
+    return steps_taken, objective_of(args).outputs(policy, observations)
 
 
-def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Policy | WholeNetwork:
+def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Student:
     """The checkpoint to train, with the demonstrations' statistics: with adapters, or as a whole."""
     if args.lora_rank is None:
         return WholeNetwork(demos.init, demos.unnorm_key, device, trains_l1_head=args.l1)
@@ -117,27 +112,25 @@ def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Policy | W
     return Policy.load(str(args.init), options)
 
 
-def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork, scratch: Path) -> int:
+def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> int:
     """Take `args.steps` optimizer steps, or fewer when interrupted; returns how many were taken."""
+    objective = objective_of(args)
     statistics = demos.init.statistics[demos.unnorm_key]
-    make_targets = chunk_actions if args.l1 else chunk_tokens
-    measure = held_out_regression_metrics if args.l1 else held_out_metrics
     frames = make_observations(demos.train, cropped=not args.augment)
-    targets = make_targets(demos.train, statistics)  # tokens (N, A), or with --l1 actions (N, 8, D)
-    held_out_frames = make_observations(demos.held_out)
-    held_out_targets = make_targets(demos.held_out, statistics) if demos.held_out else None
+    targets = objective.make_targets(demos.train, statistics)
     noise_scale = proprio_noise_scale(frames)
-    config = update_config(policy, args)
-    learner = supervised_learner(policy, config)
+    micro_batch_size = args.batch_size
+    if isinstance(policy, Policy):
+        micro_batch_size = fit_to_memory(policy, "auto", "auto", args.batch_size)
+    optimizer = make_student_optimizer(policy)
     generator = torch.Generator(policy.device).manual_seed(args.seed)
-    training = open_training(args, learner, generator, len(frames), scratch)
+    training = open_training(args, policy, optimizer, generator, len(frames), scratch)
     last_record = training.records[-1] if training.records else {"step": 0, "seconds": 0.0}
     steps_taken = int(last_record["step"])
     started = time.monotonic() - last_record["seconds"]
-    micro_batch_size = config.update.micro_batch_size
     say(f"{len(frames)} frames, {args.batch_size} a step, {micro_batch_size} at a time")
     say(f"beginning after step {steps_taken} of {args.steps}")
-    unrecorded: list[Tensor] = []  # the RECORDED metrics of the steps since the last record
+    unrecorded: list[dict[str, float]] = []  # the metrics of the steps since the last record
     try:
         with (
             interruptible(),
@@ -153,38 +146,53 @@ def train(args: SftArgs, demos: Demos, policy: Policy | WholeNetwork, scratch: P
                 # 2. Augment their pictures, and add noise to their robot states.
                 observations = augment_observations(observations, noise_scale, args.augment, generator)
 
-                # 3. One optimizer step: RL's own update, as if a teacher had played these frames; or L1 regression.
-                step_config = changed(config, lr=args.learning_rate(steps_taken))
-                if args.l1:
-                    metrics = regression_step(learner, observations, targets[rows], step_config, steps_taken)
-                else:
-                    batch = demonstration_batch(policy, observations, targets[rows])
-                    metrics = update(learner, batch, SUPERVISED, step_config, steps_taken).metrics
-                unrecorded.append(torch.tensor([metrics[name] for name in RECORDED.values()]))
+                # 3. One optimizer step.
+                lr = args.learning_rate(steps_taken)
+                metrics = training_step(
+                    objective, policy, optimizer, observations, targets[rows], lr, micro_batch_size
+                )
+                unrecorded.append(metrics)
                 steps_taken += 1
                 activity.advance(1)
 
                 # 4. Record the means since the last record, measure on the held-out frames, and save the training.
                 if steps_taken % args.log_every == 0 or steps_taken == args.steps:
-                    means = torch.stack(unrecorded).mean(0).tolist()
-                    unrecorded.clear()
-                    record = {"step": steps_taken} | dict(zip(RECORDED, means, strict=True))
+                    record: dict[str, float] = {"step": steps_taken}
+                    for name in metrics:
+                        record[name] = fmean(step[name] for step in unrecorded)
                     record["seconds"] = time.monotonic() - started
-                    if held_out_targets is not None:
-                        record |= measure(policy, held_out_frames, held_out_targets)
+                    record |= measure_held_out(objective, policy, demos)
                     add_record(training, record | system_metrics())
+                    unrecorded.clear()
     except KeyboardInterrupt:
         say(f"interrupted after {steps_taken} steps: saving; the same command goes on from the last record")
     return steps_taken
 
 
+def objective_of(args: SftArgs) -> Objective:
+    return LEARN_ACTIONS if args.l1 else LEARN_TOKENS
+
+
+def measure_held_out(objective: Objective, policy: Student, demos: Demos) -> dict[str, float]:
+    """The metrics on the held-out episodes, if there are any."""
+    if not demos.held_out:
+        return {}
+    targets = objective.make_targets(demos.held_out, demos.init.statistics[demos.unnorm_key])
+    return objective.measure(objective.outputs(policy, make_observations(demos.held_out)), targets)
+
+
 def open_training(
-    args: SftArgs, learner: Learner, generator: torch.Generator, num_frames: int, scratch: Path
+    args: SftArgs,
+    policy: Student,
+    optimizer: torch.optim.Optimizer,
+    generator: torch.Generator,
+    num_frames: int,
+    scratch: Path,
 ) -> Training:
     """Go on with what --out holds, or begin: then save at once, which shows whether there is space for it."""
     settings = json.loads(json.dumps(asdict(args), default=str)) | {"train_frames": num_frames}
     del settings["out"]
-    training = Training(args.out, scratch, settings, learner, generator)
+    training = Training(args.out, scratch, settings, policy, optimizer, generator)
     if (args.out / STATE_FILE).exists():
         restore_training(training)
     else:
@@ -205,12 +213,13 @@ def add_record(training: Training, record: dict[str, float]) -> None:
 
 def save_training(training: Training) -> None:
     """Write state and metrics into the output folder; the state is whole as soon as it is there. Raises OSError."""
-    learner = training.learner
     contents: dict[str, object] = {
         "settings": training.settings,
         "records": training.records,
-        "parameters": {name: tensor.detach() for name, tensor in learner.policy.named_trainable_parameters()},
-        "optimizer": learner.optimizer.state_dict(),
+        "parameters": {
+            name: tensor.detach() for name, tensor in training.policy.named_trainable_parameters()
+        },
+        "optimizer": training.optimizer.state_dict(),
         "generator": training.generator.get_state(),
     }
     draft = training.scratch / STATE_FILE
@@ -236,12 +245,11 @@ def restore_training(training: Training) -> None:
     if differing:
         names = ", ".join(differing)
         raise BadInput(f"{path} is a training with other values of {names}: give its own, or a new --out")
-    learner = training.learner
     with torch.no_grad():
-        for name, parameter in learner.policy.named_trainable_parameters():
+        for name, parameter in training.policy.named_trainable_parameters():
             parameter.copy_(stored["parameters"][name])
     # Clear the optimizer's old moments first: a full GPU has no room for the old and the new ones together.
-    learner.optimizer.state.clear()
-    learner.optimizer.load_state_dict(stored["optimizer"])
+    training.optimizer.state.clear()
+    training.optimizer.load_state_dict(stored["optimizer"])
     training.generator.set_state(stored["generator"])
     training.records.extend(stored["records"])

@@ -1,63 +1,58 @@
-"""The parts of a supervised step: frames as training sees them, and as a batch for RL's own update.
+"""The parts of a supervised step: what is learned, frames as training sees them, and the step itself.
 
-A demonstration is a rollout that somebody else has played. The loss is over all ids, as openvla-oft's
-(`Phase.SUPERVISED`): the token head of a checkpoint that was trained by L1 regression gives words the highest logits,
-while RL, like an argmax over all ids, needs action tokens there.
-
-With --l1 there are no tokens to learn, so RL's update does not apply: `regression_step` takes its place.
+A policy learns the tokens of the demonstrated chunks, or with --l1 their continuous actions. The loss of tokens is over
+all ids, as openvla-oft's: the token head of a checkpoint that was trained by L1 regression gives words the highest
+logits, while RL, like an argmax over all ids, needs action tokens there.
 """
 
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from configs.config import TrainConfig, changed
-from contracts import Observation
-from rl.optimizer import optimizer_step
-from rl.phases import Phase, PhaseState
-from rl.trajectory import Batch, Decision, Episode, Trajectory, flatten
-from rl.update import Learner, check_steps_taken, make_learner
-from vla.memory import fit_to_memory
+from contracts import BadInput, Observation, first_line
+from rl.optimizer import make_optimizer, optimizer_step
+from vla.dataset_statistics import DatasetStatistics
+from vla.memory import shrink_batch
+from vla.pass_sizes import pass_sizes
 from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN, encode
 from workshop.augment import augment
-from workshop.sft_config import SftArgs
+from workshop.sft_data import Episodes, chunk_actions, chunk_tokens
 from workshop.whole_network import WholeNetwork
 
-SUPERVISED = PhaseState(Phase.SUPERVISED, epsilon=1.0, warmup_progress=0.0, transition_progress=0.0)
 WEIGHT_DECAY = 0.02
+MAX_GRAD_NORM = 1.0
 NETWORK_BETAS = (0.9, 0.98)  # of AdamW, for all parameters of a small network
 PROPRIO_NOISE = 0.02  # on the robot's state, as a share of its standard deviation
 
-
-def update_config(policy: Policy | WholeNetwork, args: SftArgs) -> TrainConfig:
-    """The settings of RL's update for one supervised step. Its learning rate is set step by step."""
-    micro_batch_size = args.batch_size
-    if isinstance(policy, Policy):
-        micro_batch_size = fit_to_memory(policy, "auto", "auto", args.batch_size)
-    return changed(
-        TrainConfig(),
-        seed=args.seed,
-        n_epochs=1,
-        batch_size=args.batch_size,
-        micro_batch_size=micro_batch_size,
-        weight_decay=WEIGHT_DECAY,
-    )
+Student = Policy | WholeNetwork
 
 
-def supervised_learner(policy: Policy | WholeNetwork, config: TrainConfig) -> Learner:
-    """The policy with its optimizer, as RL's update takes them."""
-    # A WholeNetwork has all members of a Policy that the update uses.
-    learner = make_learner(cast("Policy", policy), config)
+@dataclass(frozen=True)
+class Objective:
+    """What a policy learns of the demonstrations: how targets, losses, outputs and measurements are computed."""
+
+    make_targets: Callable[[Episodes, DatasetStatistics], Tensor]
+    # (policy, observations, targets) -> mean loss and accuracy, ()
+    loss: Callable[[Student, Sequence[Observation], Tensor], tuple[Tensor, Tensor]]
+    outputs: Callable[[Student, Sequence[Observation]], Tensor]  # on the CPU, without gradient
+    measure: Callable[[Tensor, Tensor], dict[str, float]]  # (outputs, targets) of held-out frames -> metrics
+
+
+def make_student_optimizer(policy: Student) -> torch.optim.Optimizer:
+    """AdamW over all that the policy trains. Its learning rate is set step by step."""
+    parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
+    optimizer = make_optimizer(parameters, lr=0.0, weight_decay=WEIGHT_DECAY)
+    policy.watch(optimizer)
     if isinstance(policy, WholeNetwork):
-        learner.optimizer.param_groups[0]["betas"] = NETWORK_BETAS
-    return learner
+        optimizer.param_groups[0]["betas"] = NETWORK_BETAS
+    return optimizer
 
 
 def proprio_noise_scale(observations: Sequence[Observation]) -> np.ndarray:
@@ -90,42 +85,81 @@ def augment_observations(
     ]
 
 
-def demonstration_batch(
-    policy: Policy | WholeNetwork, observations: Sequence[Observation], tokens: Tensor
-) -> Batch:
-    """Frames and the demonstrated tokens, (B, A) int64, as a batch of RL: one trajectory, played by the teacher."""
-    decisions = [
-        Decision(observation, frame_tokens, by_teacher=True, executed=policy.chunk_length)
-        for observation, frame_tokens in zip(observations, tokens, strict=True)
-    ]
-    episode = Episode(index=0, task_id=0, init_state_id=None, group=0)
-    return flatten([Trajectory(episode, decisions)], policy.action_dim)
-
-
-def regression_step(
-    learner: Learner, observations: Sequence[Observation], actions: Tensor, config: TrainConfig, step: int
+def training_step(
+    objective: Objective,
+    policy: Student,
+    optimizer: torch.optim.Optimizer,
+    observations: Sequence[Observation],
+    targets: Tensor,
+    lr: float,
+    micro_batch_size: int,
 ) -> dict[str, float]:
-    """Take an optimizer step of L1 regression; returns those metrics of `update` that workshop.sft records.
+    """Take an optimizer step on the mean loss of the frames; returns loss, accuracy and the gradient's norm.
 
-    The loss is openvla-oft's, the mean absolute error of the L1 head's normalised actions. actions: (B, 8, D), the
-    demonstrated ones. Raises BadInput for a diverged training.
+    The gradient is summed over micro-batches, which become smaller if memory runs out. Raises BadInput for a training
+    that has diverged, and when nothing fits into memory.
     """
-    optimizer = learner.optimizer
-    optimizer.param_groups[0]["lr"] = config.update.lr
-    predicted = predict_actions(learner.policy, observations)
-    loss = (predicted - actions.to(predicted)).abs().mean()
-    loss.backward()
-    gradient_norm = optimizer_step(optimizer, config.update.max_grad_norm).item()
+    optimizer.param_groups[0]["lr"] = lr
+    while True:
+        means = torch.zeros(2, device=policy.device)  # loss, accuracy
+        start = 0
+        try:
+            for size in pass_sizes(len(observations), micro_batch_size, policy.few_sizes):
+                rows = slice(start, start + size)
+                share = size / len(observations)
+                means += add_gradient(objective, policy, observations[rows], targets[rows], share)
+                start += size
+            break
+        except torch.OutOfMemoryError as error:
+            reason = first_line(error)
+        # This stands outside the handler, because the exception keeps the failed pass's tensors alive.
+        optimizer.zero_grad(set_to_none=True)
+        micro_batch_size = shrink_batch(policy, micro_batch_size, reason, is_update=True)
+    gradient_norm = optimizer_step(optimizer, MAX_GRAD_NORM)
     optimizer.zero_grad(set_to_none=True)
-    check_steps_taken([gradient_norm], step)
-    return {
-        "distill/loss": loss.item(),
-        "distill/accuracy": share_of_equal_tokens(predicted.detach().cpu(), actions),
-        "train/grad_norm": gradient_norm,
-    }
+    loss, accuracy, norm = [*means.tolist(), gradient_norm.item()]
+    if math.isnan(norm):
+        raise BadInput(
+            "the training has diverged: a gradient is not finite, or enormous; begin again with a lower --lr"
+        )
+    return {"loss": loss, "accuracy": accuracy, "grad_norm": norm}
 
 
-def predict_actions(policy: Policy | WholeNetwork, observations: Sequence[Observation]) -> Tensor:
+def add_gradient(
+    objective: Objective, policy: Student, observations: Sequence[Observation], targets: Tensor, share: float
+) -> Tensor:
+    """Add `share` times the gradient of the frames' mean loss; returns `share` times loss and accuracy, (2,).
+
+    The autograd graph ends with this function. It must be gone before the next micro-batch, which may have another size
+    and then be recorded as a CUDA graph (see `vla.cuda_graphs`).
+    """
+    loss, accuracy = objective.loss(policy, observations, targets)
+    (share * loss).backward()
+    return share * torch.stack([loss.detach(), accuracy])
+
+
+def token_loss(policy: Student, observations: Sequence[Observation], tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """The cross-entropy of tokens, (B, A) int64, over all ids, and the share of tokens that are right; means, ()."""
+    logits, other_logsumexp = policy.logits_and_other_logsumexp(observations)
+    targets = tokens.to(logits.device) - FIRST_ACTION_TOKEN
+    among_actions = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    # Add -log of the probability that lies on action tokens, log(1 + exp(others - actions)).
+    of_actions = F.softplus(other_logsumexp - logits.logsumexp(-1)).mean()
+    return among_actions + of_actions, (logits.argmax(-1) == targets).float().mean()
+
+
+def regression_loss(
+    policy: Student, observations: Sequence[Observation], actions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """openvla-oft's loss of an L1 head, the mean absolute error of normalised actions (B, 8, D), and the share of
+    actions that become the right token; both ()."""
+    predicted = predict_actions(policy, observations)
+    loss = (predicted - actions.to(predicted)).abs().mean()
+    accuracy = share_of_equal_tokens(predicted.detach().cpu(), actions)
+    return loss, loss.new_tensor(accuracy)
+
+
+def predict_actions(policy: Student, observations: Sequence[Observation]) -> Tensor:
     """The L1 head's normalised actions, (B, 8, D) float32, with gradient to all that learns."""
     assert policy.action_head is not None
     _, hidden = policy.chunk_outputs(observations)
@@ -146,31 +180,29 @@ def in_batches(
     return torch.cat([compute(observations[start : start + 8]).cpu() for start in starts])
 
 
-def logits_of(policy: Policy | WholeNetwork, observations: Sequence[Observation]) -> Tensor:
+def logits_of(policy: Student, observations: Sequence[Observation]) -> Tensor:
     """The action tokens' logits, (N, A, 256) float32 on the CPU, without gradient."""
     return in_batches(policy.chunk_logits, observations)
 
 
-def actions_of(policy: Policy | WholeNetwork, observations: Sequence[Observation]) -> Tensor:
+def actions_of(policy: Student, observations: Sequence[Observation]) -> Tensor:
     """The L1 head's normalised actions, (N, 8, D) float32 on the CPU, without gradient."""
     return in_batches(partial(predict_actions, policy), observations)
 
 
-def held_out_metrics(
-    policy: Policy | WholeNetwork, observations: Sequence[Observation], tokens: Tensor
-) -> dict[str, float]:
-    """How well a policy predicts held-out frames: nats per action token, and the share of tokens that are right."""
-    logits = logits_of(policy, observations)
+def measure_tokens(logits: Tensor, tokens: Tensor) -> dict[str, float]:
+    """How well held-out frames are predicted: nats per action token, and the share of tokens that are right."""
     targets = tokens - FIRST_ACTION_TOKEN
     nll = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     accuracy = (logits.argmax(-1) == targets).float().mean()
     return {"held_out/nll": nll.item(), "held_out/accuracy": accuracy.item()}
 
 
-def held_out_regression_metrics(
-    policy: Policy | WholeNetwork, observations: Sequence[Observation], actions: Tensor
-) -> dict[str, float]:
-    """How well an L1 head predicts held-out frames: mean absolute error, and the share of tokens that are right."""
-    predicted = actions_of(policy, observations)
+def measure_actions(predicted: Tensor, actions: Tensor) -> dict[str, float]:
+    """How well held-out frames are predicted: mean absolute error, and the share of tokens that are right."""
     error = (predicted - actions).abs().mean()
     return {"held_out/l1": error.item(), "held_out/accuracy": share_of_equal_tokens(predicted, actions)}
+
+
+LEARN_TOKENS = Objective(chunk_tokens, token_loss, logits_of, measure_tokens)
+LEARN_ACTIONS = Objective(chunk_actions, regression_loss, actions_of, measure_actions)

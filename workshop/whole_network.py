@@ -19,7 +19,7 @@ from workshop.demo_files import CHUNK_LENGTH
 
 
 class WholeNetwork:
-    """A network whose parameters are all trained, in float32. It has the members of `Policy` that `rl.update` uses.
+    """A network whose parameters are all trained, in float32. It has the members of `Policy` that training uses.
 
     The rows of `lm_head` that belong to no action token are set to zero and never computed. So the logits of these ids
     are 0, and their part of the softmax is known without computing them. The network stays in eval mode; no layer
