@@ -1,54 +1,49 @@
-"""Check machine, checkpoint, simulator and policy before the first episode.
+"""Set up a run and check every part of it: machine, tasks, checkpoint, memory, simulators and policy.
 
-A check takes plain values, most of them made by `experiment.setup`, and returns a `Check`: a status and one line, which
-says how to repair what is wrong. A training run stops at the first failure. `--check-only` prints every result and goes
-on with the checks that do not need what has failed.
+A check takes what it checks and returns a `Check`, a line that may be a warning. It raises BadInput for a failure, in
+one line that says how to repair it. `--check-only` prints the lines and stops where training would begin.
 """
 
-from __future__ import annotations
-
-import os
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
-from configs.config import (
-    ModelConfig,
-    PhaseConfig,
-    TaskConfig,
-    TrainConfig,
-    changed,
-)
-from contracts import Observation
+import numpy as np
+
+from configs.cli import Command
+from configs.config import ModelConfig, PhaseConfig, TaskConfig, TrainConfig, changed
+from contracts import BadInput, Observation
 from envs.assets import METAWORLD_LOOKS, Pack, find_pack
-from envs.env import EnvSpec
 from envs.pool import Pool, make_pool
-from envs.tasks import TaskInfo, split_suite
+from envs.tasks import split_suite
 from experiment.checklist import Check, Checks
-from experiment.checkpoints import TrainerState
 from experiment.cost import estimate_cost
 from experiment.evaluation import is_teacher
 from experiment.first_observations import (
     FirstObservations,
+    first_observations,
     instruction_of_another_task,
 )
-from experiment.machine_checks import check_disk, check_machine, check_main_memory, check_simulators
+from experiment.machine_checks import check_disk, check_machine, check_main_memory
 from experiment.setup import (
-    choose_looks,
-    find_checkpoint,
+    Setup,
+    check_output,
     find_tasks,
+    first_state,
     fit_micro_batch,
     load_policy,
     load_teacher,
     make_spec,
+    settle_settings,
 )
 from experiment.simulators import count_for_training
-from experiment.speed import FirstLook, Speed, first_look, measure_speed
+from experiment.speed import Speed, measure_speed
 from experiment.start_times import StartTimes
 from rl import selfcheck
-from rl.phases import Teacher, phase_at, settle_warmup
+from rl.phases import phase_at, settle_warmup
+from rl.ranks import join_ranks
 from rl.sensitivity import decision_changes
+from rl.update import make_learner
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo
 from vla.dataset_statistics import select_key, suites_named
@@ -60,134 +55,91 @@ SMALLEST_IMAGE_EFFECT = 0.05
 MIN_CONTRAST = 5.0  # least standard deviation of a frame's pixel values (0 to 255); in an empty frame it is 0
 
 
-def check_only(config: TrainConfig, times: StartTimes) -> None:
-    """Run all checks (`--check-only`) and print a line for each. Raises BadInput if one has failed."""
-    checks = Checks(times, show_all=True)
+@contextmanager
+def set_up(command: Command, times: StartTimes) -> Iterator[Setup]:
+    """Set up a run for the block, but not its folder. What fails without loading the policy comes first.
+
+    Raises BadInput at the first failure.
+    """
+    check_output(command.config, command.resume)
+    config = settle_settings(command.config)
     task = config.task
-    suites = (task.task_suite,)
-    assets = checks.make("assets", check_assets, choose_looks, config.simulator.assets, config.model, suites)
-    simulator = replace(config.simulator, assets=assets or config.simulator.assets)
-    config = replace(config, simulator=simulator)
-    renderer = check_machine(checks, config.model, simulator)
-    info = checks.make("checkpoint", check_checkpoint, find_checkpoint, config.model, after=["device"])
-    checks.run("looks", check_looks, info, find_pack(assets) if assets else None)
-    checks.run("suite", check_suite, info, config.model, task.task_suite)
-    policy, teacher = _check_loading(checks, config)
-    checks.run("disk", check_disk, config.run, policy)
-    spec = make_spec(task.task_suite, task.task_ids, simulator, num_images=info.num_images if info else 1)
-    tasks = checks.make("tasks", check_tasks, find_tasks, spec, task)
-    if teacher is not None:
-        config = settle_warmup(config, teacher.mode)
-    settled = _settle_sizes(checks, config, policy, tasks, renderer)
-    first = checks.make(
-        "first frame",
-        check_first_frame,
-        first_look_apart,
-        spec,
-        config,
-        after=["assets", "versions", "rendering", "tasks"],
-    )
-    observations = first.observations if first else None
-    check_policy(checks, config, policy, observations, settled.update.micro_batch_size if settled else None)
-    checks.run("speed", check_speed, policy, teacher, settled, tasks, first, after=["learning"])
-    checks.conclude()
+    checks = Checks(times, printed=command.check_only)
+    renderer = check_machine(checks, config.model, config.simulator)
+    times.begin("tasks")
+    tasks = find_tasks(task, config.simulator)
+    checks.add("tasks", "; ".join(f"{info.task_id} {info.instruction}" for info in tasks))
 
+    ranks = join_ranks(config.model.device)
+    times.begin("weights")
+    policy = load_policy(config.model, task.task_suite, config.update.lora_rank, config.run.seed)
+    checks.add("weights", describe_weights(policy))
+    checks.run("looks", check_looks, policy.info, find_pack(config.simulator.assets))
+    checks.run("suite", check_suite, policy.info, config.model, task.task_suite)
+    if command.resume is None:
+        checks.run("disk", check_disk, config.run, policy)
+    times.begin("teacher")
+    teacher = load_teacher(policy, config.model, config.phases, task.task_suite, config.loss.kl_coef)
+    checks.add("teacher", f"{teacher.mode}: {teacher.why}")
 
-def _check_loading(checks: Checks, config: TrainConfig) -> tuple[Policy | None, Teacher | None]:
-    """Load the policy and its teacher."""
-    model = config.model
-    suite = config.task.task_suite
-    rank = config.update.lora_rank
-    policy = checks.make(
-        "weights", check_weights, load_policy, model, suite, rank, config.run.seed, after=["suite"]
-    )
-    kl_coef = config.loss.kl_coef
-    teacher = checks.make(
-        "teacher", check_teacher, load_teacher, policy, model, config.phases, suite, kl_coef
-    )
-    return policy, teacher
-
-
-def _settle_sizes(
-    checks: Checks,
-    config: TrainConfig,
-    policy: Policy | None,
-    tasks: Sequence[TaskInfo] | None,
-    renderer: str | None,
-) -> TrainConfig | None:
-    """Choose the number of simulators, and fit an update into the memory beside them. Returns a config with both."""
-    device = policy.device if policy else None
-    simulators = checks.make(
-        "simulators", check_simulators, count_for_training, config, tasks, device, renderer
-    )
+    simulators = count_for_training(config, tasks, policy.device, renderer, ranks)
+    checks.add("simulators", simulators.reason)
     checks.run("host memory", check_main_memory, simulators)
-    simulator = replace(config.simulator, num_envs=simulators.num_envs) if simulators else None
-    micro_batch_size = checks.make(
-        "micro-batch", check_micro_batch, fit_micro_batch, policy, config.update, simulator, tasks
-    )
-    if simulators is None or micro_batch_size is None:
-        return None
-    return changed(config, num_envs=simulators.num_envs, micro_batch_size=micro_batch_size)
+    times.begin("memory plan")
+    micro_batch_size = fit_micro_batch(policy, config.update, simulators.gpu_gib, ranks, tasks[0].instruction)
+    checks.add("memory plan", f"{micro_batch_size} decisions at a time")
+    numbers = {"num_envs": simulators.num_envs, "micro_batch_size": micro_batch_size}
+    settled = settle_warmup(changed(config, **numbers), teacher.mode)
+    learner = make_learner(policy, settled, ranks, teacher.mode)
+
+    spec = make_spec(task.task_suite, task.task_ids, config.simulator, policy.num_images)
+    with make_pool(spec, simulators.num_envs, policy.prepare, config.simulator.simulators) as pool:
+        observation, speed = try_out(checks, settled, policy, pool)
+        state = first_state(settled, command.resume, learner)
+        cost = estimate_cost(settled, tasks, speed, state, is_teacher(policy, teacher.mode))
+        checks.add("this run", str(cost))
+        yield Setup(settled, tasks, learner, pool, state, observation, checks)
+    ranks.leave()
 
 
-def check_setup(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool) -> tuple[Observation, Speed]:
-    """Check what a training run was set up with. Raises BadInput for a failure.
+def try_out(checks: Checks, config: TrainConfig, policy: Policy, pool: Pool) -> tuple[Observation, Speed]:
+    """Check what a simulator shows and what the policy makes of it. Raises BadInput.
 
     Returns the first observation, and how fast this machine is.
     """
-    checks.run("looks", check_looks, policy.info, find_pack(config.simulator.assets))
-    checks.run("suite", check_suite, policy.info, config.model, config.task.task_suite)
-    first = checks.make("first frame", check_first_frame, first_look, pool, config)
-    assert first is not None  # a failure was raised
+    checks.times.begin("first frame")
+    observations = first_observations(pool, config.task)
+    checks.run("first frame", check_first_frame, observations.first.images)
     pool.start_building(config.task.task_ids)
-    check_policy(checks, config, policy, first.observations, config.update.micro_batch_size)
+    check_policy(checks, config, policy, observations)
     checks.times.begin("other simulators")
     pool.wait_until_built()  # also because the speed is measured next
     checks.times.begin("speed")
-    speed = measure_speed(policy, first, config)
-    checks.times.end()
-    return first.observations.first, speed
+    speed = measure_speed(policy, pool, observations.first, config)
+    checks.add("speed", str(speed))
+    return observations.first, speed
 
 
 def check_policy(
-    checks: Checks,
-    config: TrainConfig,
-    policy: Policy | None,
-    observations: FirstObservations | None,
-    micro_batch_size: int | Literal["auto"] | None,
+    checks: Checks, config: TrainConfig, policy: Policy, observations: FirstObservations
 ) -> None:
-    """Check the policy for faults that raise no error by themselves (`rl.selfcheck`).
-
-    An argument is None if it could not be made; the checks that need it are skipped.
-    """
-    # Two of the checks work without a simulator, on a made-up observation.
-    observation = None if observations is None else observations.first
-    any_observation = observation
-    if observation is None and policy is not None:
-        any_observation = selfcheck.made_up_observation(policy)
-    checks.run("attention", selfcheck.attention_probe, policy, any_observation)
-    checks.run("images", selfcheck.image_probe, policy, any_observation)
+    """Check the policy for faults that raise no error by themselves (`rl.selfcheck`)."""
+    observation = observations.first
     allow_zero_baseline = config.evaluation.allow_zero_baseline
+    checks.run("attention", selfcheck.attention_probe, policy, observation)
+    checks.run("images", selfcheck.image_probe, policy, observation)
     checks.run("token head", check_token_head, policy, observation, config.phases, allow_zero_baseline)
-    checks.run("log-probs", selfcheck.check_logits_path, policy, any_observation, config.rollout.temperature)
-    checks.run("learning", selfcheck.check_learning, policy, any_observation, micro_batch_size)
+    checks.run("log-probs", selfcheck.check_logits_path, policy, observation, config.rollout.temperature)
+    checks.run("learning", selfcheck.check_learning, policy, observation, int(config.update.micro_batch_size))
     # Last, because a prompt of another length makes torch compile code for all lengths from then on.
     checks.run("eyes", check_eyes, policy, observations, config.task)
 
 
-# The checkpoint and what it is used for.
-
-
-def check_assets(assets: str) -> Check:
-    """Show the name and folder of the assets."""
-    pack = find_pack(assets)
-    return Check("ok", f"{pack}: {pack.folder}")
-
-
-def check_checkpoint(info: CheckpointInfo) -> Check:
-    """Show what the checkpoint is and what it reads."""
-    proprio = "proprio" if info.uses_proprio else "no proprio"
-    return Check("ok", f"{info.kind}; reads {info.num_images} image(s) and {proprio}; {info.folder}")
+def describe_weights(policy: Policy) -> str:
+    """What the checkpoint is, what it reads, where it is, and how many parameters it has."""
+    rows = dict(policy.describe())
+    parts = [rows["kind"], f"reads {rows['reads']}", rows["parameters"], f"trainable {rows['trainable']}"]
+    return "; ".join([*parts, f"on {policy.device}", str(policy.info.folder)])
 
 
 def check_looks(info: CheckpointInfo, pack: Pack) -> Check:
@@ -227,50 +179,15 @@ def check_suite(info: CheckpointInfo, model: ModelConfig, task_suite: str) -> Ch
     return Check("ok", text)
 
 
-def check_weights(policy: Policy) -> Check:
-    """Show the number of parameters and where they are."""
-    rows = dict(policy.describe())
-    return Check("ok", f"{rows['parameters']}; trainable {rows['trainable']}; on {policy.device}")
-
-
-def check_teacher(teacher: Teacher) -> Check:
-    """Show how the teacher decides, and why."""
-    return Check("ok", f"{teacher.mode}: {teacher.why}")
-
-
-def check_micro_batch(micro_batch_size: int) -> Check:
-    """Show how many decisions are in one forward and backward pass."""
-    return Check("ok", f"{micro_batch_size} decisions at a time")
-
-
-# The simulator.
-
-
-def check_tasks(tasks: Sequence[TaskInfo]) -> Check:
-    """Show the tasks and their instructions."""
-    return Check("ok", "; ".join(f"{task.task_id} {task.instruction}" for task in tasks))
-
-
-def first_look_apart(spec: EnvSpec, config: TrainConfig) -> FirstLook:
-    """The first look, made in another process, so that a hang or crash of the simulator is a failed check."""
-    on_ray = config.simulator.simulators == "ray"
-    pool = make_pool(spec, 1, simulators="ray") if on_ray else Pool(spec, 1)
-    with pool:
-        return first_look(pool, config)
-
-
-def check_first_frame(first: FirstLook) -> Check:
-    """Check that no camera's image is empty."""
-    images = first.observations.first.images
+def check_first_frame(images: np.ndarray) -> Check:
+    """Check that no camera's image is empty; images: (num_images, H, W, 3). Raises BadInput."""
     contrast = min(float(image.std()) for image in images)
     text = f"{len(images)} camera(s), {images.shape[2]} x {images.shape[1]} pixels, contrast {contrast:.1f}"
     if contrast < MIN_CONTRAST:
-        repair = "check the GL driver (try MUJOCO_GL=osmesa), or --assets"
-        return Check("FAILED", f"{text}: a rendered frame is empty; {repair}")
+        raise BadInput(
+            f"{text}: a rendered frame is empty; check the GL driver (try MUJOCO_GL=osmesa), or --assets"
+        )
     return Check("ok", text)
-
-
-# The policy.
 
 
 def check_token_head(
@@ -306,13 +223,3 @@ def check_eyes(policy: Policy, observations: FirstObservations, task: TaskConfig
             "checkpoint that looks (python -m benchmarks.eyes measures it)",
         )
     return Check("ok", text)
-
-
-def check_speed(
-    policy: Policy, teacher: Teacher, settled: TrainConfig, tasks: Sequence[TaskInfo], first: FirstLook
-) -> Check:
-    """Show how fast this machine is, and how long the run takes on it. `settled`: the config with all its numbers."""
-    speed = measure_speed(policy, first, settled)
-    new_run = TrainerState(ranks=int(os.environ.get("WORLD_SIZE", "1")))
-    cost = estimate_cost(settled, tasks, speed, new_run, is_teacher(policy, teacher.mode))
-    return Check("ok", f"{speed}; this run: {cost}")

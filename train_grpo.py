@@ -47,8 +47,7 @@ from typing import TYPE_CHECKING
 
 from command_line import main_guard
 from configs.cli import parse_train
-from configs.config import TrainConfig, changed
-from envs.pool import Pool, make_pool
+from configs.config import TrainConfig
 from experiment.metrics import (
     advantage_metrics,
     rollout_metrics,
@@ -59,11 +58,13 @@ from experiment.metrics import (
 )
 from experiment.start_times import StartTimes
 from experiment.terminal import Activity, is_first_rank, log_to_terminal, print_due_lines, show_progress
-from rl.phases import PhaseState, phase_at, settle_warmup
+from rl.phases import PhaseState, phase_at
 
 if TYPE_CHECKING:
+    from envs.pool import Pool
     from experiment.checkpoints import TrainerState
     from experiment.run_folder import Run
+    from experiment.setup import Setup
     from rl.rollout import Rollout
     from rl.update import Learner
 
@@ -71,85 +72,42 @@ log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> None:
-    """Read the flags, start the ranks, and check the setup alone or train."""
+    """Read the flags, start the ranks, set up and check a run, and train."""
     command = parse_train(argv)  # --help and wrong flags are answered before the slow imports below
 
     times = StartTimes()
     with print_due_lines(times.due_line, shown=is_first_rank()):
-        from preflight import check_only
+        from preflight import set_up
         from rl.launcher import start_ranks
 
         times.end()
         log_to_terminal()
         if command.config.run.data_parallel:
             start_ranks()
-        if command.check_only:
-            check_only(command.config, times)
-        else:
-            set_up_and_train(command.config, command.resume, argv, times)
+        with set_up(command, times) as setup:
+            if command.check_only:
+                log.info(setup.checks.summary())
+            else:
+                train_in_folder(setup, command.resume, argv)
 
 
-def set_up_and_train(config: TrainConfig, resume: str | None, argv: Sequence[str], times: StartTimes) -> None:
-    """Set up policy, teacher, simulators and run folder, check them, train. `resume`: the run folder to continue."""
-    from experiment import setup
-    from experiment.cost import estimate_cost
-    from experiment.evaluation import evaluate_and_record, is_teacher
-    from experiment.machine_checks import check_disk, check_machine, check_main_memory, check_simulators
+def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> None:
+    """Train in a new run folder, or in the one to `resume`. However training ends, the folder is left as it should."""
     from experiment.report import conclude
-    from experiment.simulators import count_for_training
+    from experiment.setup import log_setup, open_run, save_first_files
     from experiment.stopping import interruptible, until_the_end
-    from preflight import Checks, check_setup
-    from rl.ranks import join_ranks
-    from rl.update import make_learner
 
-    setup.check_output(config, resume)
-    config = setup.settle_settings(config)
-    task = config.task
-    checks = Checks(times)
-    renderer = check_machine(checks, config.model, config.simulator)
-    assert renderer is not None  # a failure was raised
-
-    ranks = join_ranks(config.model.device)
-    times.begin("weights")
-    policy = setup.load_policy(config.model, task.task_suite, config.update.lora_rank, config.run.seed)
-    if resume is None:
-        checks.run("disk", check_disk, config.run, policy)
-    times.begin("teacher")
-    teacher = setup.load_teacher(policy, config.model, config.phases, task.task_suite, config.loss.kl_coef)
-    config = settle_warmup(config, teacher.mode)
-    spec = setup.make_spec(task.task_suite, task.task_ids, config.simulator, policy.num_images)
-    tasks = setup.find_tasks(spec, task)
-    simulators = count_for_training(config, tasks, policy.device, renderer, ranks)
-    checks.run("simulators", check_simulators, simulators)
-    checks.run("host memory", check_main_memory, simulators)
-    config = changed(config, num_envs=simulators.num_envs)
-    times.begin("memory plan")
-    micro_batch_size = setup.fit_micro_batch(policy, config.update, config.simulator, tasks)
-    config = changed(config, micro_batch_size=micro_batch_size)
-    learner = make_learner(policy, config, ranks, teacher.mode)
-
-    with make_pool(spec, simulators.num_envs, policy.prepare, config.simulator.simulators) as pool:
-        observation, speed = check_setup(checks, config, policy, pool)
-        times.begin("run folder")
-        run, state = setup.open_run(config, resume, argv, learner)
-        times.end()
-        with interruptible(), until_the_end(run):
-            cost = estimate_cost(config, tasks, speed, state, is_teacher(policy, teacher.mode))
-            rows = [
-                ("simulators", simulators.reason),
-                *checks.rows(),
-                ("speed", str(speed)),
-                ("this run", str(cost)),
-            ]
-            setup.log_setup(config, policy, tasks, teacher, run.folder, rows)
-            if resume is None:
-                setup.save_first_files(config, run, learner, state, observation)
-            train(config, run, learner, pool, state)
-            if state.evaluated_at != state.global_step:
-                evaluate_and_record(config, run, learner, pool, state)
-            if ranks.is_main:
-                conclude(run.folder)
-    ranks.leave()
+    times = setup.checks.times
+    times.begin("run folder")
+    run = open_run(setup, resume, argv)
+    times.end()
+    with interruptible(), until_the_end(run):
+        log_setup(setup, run.folder)
+        if resume is None:
+            save_first_files(setup, run)
+        train(setup.config, run, setup.learner, setup.pool, setup.state)
+        if setup.learner.ranks.is_main:
+            conclude(run.folder)
 
 
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:
@@ -162,7 +120,6 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
     from rl.trajectory import flatten
     from rl.update import number_of_epochs, stop_without_signal, update
 
-    episode_s: float | None = None  # seconds for an episode of the last evaluation, once there was one
     while state.global_step < config.phases.total_steps:
         update_index = state.update  # counts from 0
 
@@ -172,7 +129,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         # 2. At the start, after the warmup and every --eval-interval env steps: validate teacher and student on
         # held-out initial states. Training never learns from these episodes, nor goes back to the best checkpoint.
         if evaluation_is_due(config, state):
-            episode_s = evaluate_and_record(config, run, learner, pool, state)
+            evaluate_and_record(config, run, learner, pool, state)
 
         # 3. Play whole episodes: dropping unfinished ones would favour short successes. `rollout` holds all that was
         # played. `trajectories` are those to learn from, which are fewer with --dynamic-sampling.
@@ -209,11 +166,13 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         # because every draw depends only on (seed, update, episode, decision).
         state.count_update(rollout, steps_taken)
         record_and_save(config, run, learner, state, metrics)
-        show_update(config, state, phase, rollout, metrics, episode_s)
+        show_update(config, run, state, phase, rollout, metrics)
         if steps_taken == 0:
             log.warning(why_nothing_was_learned(rollout, trajectories, config))
         stop_without_signal(state.updates_without_signal)  # many updates had nothing to learn from
         run.stop_when_time_is_up()  # --max-hours
+    if state.evaluated_at != state.global_step:
+        evaluate_and_record(config, run, learner, pool, state)
 
 
 def show_part(
@@ -225,17 +184,17 @@ def show_part(
 
 def show_update(
     config: TrainConfig,
+    run: Run,
     state: TrainerState,
     phase: PhaseState,
     rollout: Rollout,
     metrics: Mapping[str, float],
-    episode_s: float | None,
 ) -> None:
-    """Log the line of an update, with the time left, and its details. `episode_s` is that of `time_left`."""
+    """Log the line of an update, with the time left, and its details."""
     from experiment.cost import time_left
 
     update_s = rollout.wall_s + metrics.get("train/time_s", 0.0)
-    seconds_left = time_left(config, state, rollout, update_s, episode_s)
+    seconds_left = time_left(config, state, rollout, update_s, run.episode_s)
     log.info(update_line(metrics, rollout, phase, state.global_step, config, seconds_left))
     log.debug("update %d, %s", state.update, update_details(metrics, rollout, phase))
 

@@ -199,11 +199,11 @@ def warmup_has_ended(config: TrainConfig, state: TrainerState) -> bool:
 
 def evaluate_and_record(
     config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState
-) -> float:
+) -> None:
     """Evaluate the newest checkpoint: record the metrics, write the files and the report, and mark the best checkpoint.
 
     The checkpoint then remembers the evaluation: a resumed run neither repeats it nor cuts its record.
-    Returns the seconds that an episode has taken. Raises BadInput when the first evaluation, or the one after the
+    Raises BadInput when the first evaluation, or the one after the
     warmup, shows that the run cannot learn.
     """
     known_teacher = None if state.teacher_k is None else Successes(state.teacher_k, state.teacher_n or 0)
@@ -212,7 +212,7 @@ def evaluate_and_record(
         validation = validate(
             learner.policy, pool, config, learner.teacher_mode, known_teacher, learner.ranks
         )
-    episode_s = (time.perf_counter() - started) / validation.num_played
+    run.episode_s = (time.perf_counter() - started) / validation.num_played
     run.record(state.global_step, state.update, validation.metrics())
     log.info("evaluation after %s env steps: %s", f"{state.global_step:,}", validation)
     if learner.ranks.is_main:
@@ -232,7 +232,6 @@ def evaluate_and_record(
     state.metrics_bytes = run.metrics_bytes()
     if learner.ranks.is_main:
         save_state(run.checkpoints / f"step_{state.global_step}", learner, state)
-    return episode_s
 
 
 def compare_start(config: TrainConfig, learner: Learner, validation: Validation) -> None:

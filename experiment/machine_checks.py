@@ -21,11 +21,13 @@ COPIES_IN_CHECKPOINT = 3  # float32 numbers for each trained one: itself and Ada
 RESERVE_GIB = 0.5  # GiB of disk for videos, records and the report
 
 
-def check_machine(checks: Checks, model: ModelConfig, simulator: SimulatorConfig) -> str | None:
-    """Check the machine: packages, GPU, renderer and Ray. Returns the renderer's name, or None if that check failed."""
+def check_machine(checks: Checks, model: ModelConfig, simulator: SimulatorConfig) -> str:
+    """Check the machine: packages, GPU, renderer and Ray. Returns the renderer's name. Raises BadInput."""
     checks.run("versions", check_installed)
     checks.run("device", check_device, model)
-    renderer = checks.make("rendering", check_renderer, find_renderer_apart)
+    checks.times.begin("rendering")
+    renderer = find_renderer_apart()
+    checks.run("rendering", check_renderer, renderer)
     if simulator.simulators == "ray":
         checks.run("ray", check_ray)
     return renderer
@@ -45,7 +47,7 @@ def check_installed() -> Check:
 
 
 def check_device(model: ModelConfig) -> Check:
-    """Show the device and its memory. Fails on a GPU that this torch cannot use."""
+    """Show the device and its memory. Raises BadInput for a GPU that this torch cannot use."""
     device = choose_device(model.device, base_and_adapter(str(model.checkpoint), None)[0])
     if device.type != "cuda":
         return Check("ok", f"CPU, {torch.get_num_threads()} thread(s)")
@@ -54,7 +56,7 @@ def check_device(model: ModelConfig) -> Check:
         torch.ones(2, device=device).sum().item()
     except RuntimeError as error:
         repair = "see nvidia-smi; if this torch does not support it, run: pip install --upgrade torch torchvision timm"
-        return Check("FAILED", f"{name} does not compute ({first_line(error)}): {repair}")
+        raise BadInput(f"{name} does not compute ({first_line(error)}): {repair}") from None
     return Check("ok", f"{name}, {torch.cuda.get_device_properties(device).total_memory / GIB:.0f} GiB")
 
 
@@ -81,11 +83,6 @@ def check_ray() -> Check:
     return Check("ok", connect())
 
 
-def check_simulators(simulators: SimulatorCount) -> Check:
-    """Show how many simulators there are and why."""
-    return Check("ok", simulators.reason)
-
-
 def check_main_memory(simulators: SimulatorCount) -> Check:
     """Show how much main memory this process may still take; warn if its simulators will need more."""
     text = f"{simulators.free_gib:.1f} GiB are free, simulators need about {simulators.needed_gib:.1f} GiB"
@@ -95,7 +92,7 @@ def check_main_memory(simulators: SimulatorCount) -> Check:
 
 
 def check_disk(run: RunConfig, policy: Policy) -> Check:
-    """Check that the checkpoints that a run keeps fit on the disk."""
+    """Check that the checkpoints that a run keeps fit on the disk. Raises BadInput."""
     output = Path(run.output).absolute()
     existing_folder = next(folder for folder in (output, *output.parents) if folder.is_dir())
     free = shutil.disk_usage(existing_folder).free / GIB
@@ -104,7 +101,5 @@ def check_disk(run: RunConfig, policy: Policy) -> Check:
     needed = 4 * trained * COPIES_IN_CHECKPOINT * checkpoints / GIB + RESERVE_GIB
     text = f"{free:.1f} GiB are free in {output}, {checkpoints} checkpoints and records need {needed:.1f} GiB"
     if free < needed:
-        return Check(
-            "FAILED", f"{text}: name a folder on another disk with --output, or lower --keep-checkpoints"
-        )
+        raise BadInput(f"{text}: name a folder on another disk with --output, or lower --keep-checkpoints")
     return Check("ok", text)

@@ -47,6 +47,7 @@ class Run:
         self.checkpoints = folder / "checkpoints"
         self.config = config
         self.ranks = ranks
+        self.episode_s: float | None = None  # seconds for an episode of the last evaluation
         self._lock = lock
         wandb_mode = config.run.wandb_mode if ranks.is_main else "disabled"
         self.wandb = WandbLog(wandb_mode, folder.name, folder, to_dict(config), wandb_id)

@@ -1,4 +1,4 @@
-"""Set up a run: its assets, policy, teacher, tasks, micro-batch and folder, each made by one function.
+"""The parts of a run's setup: assets, policy, teacher, tasks, micro-batch and folder, each made by one function.
 
 A function here raises BadInput only if it cannot make its value. All other checks are in preflight.py and
 machine_checks.py.
@@ -6,10 +6,11 @@ machine_checks.py.
 
 import hashlib
 import logging
+import math
 import os
 import shutil
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import imageio.v2 as imageio
@@ -27,12 +28,13 @@ from configs.config import (
 from contracts import BadInput, Observation, output_place, resolve_pointer
 from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
 from envs.env import EnvSpec
-from envs.pool import env_class, task_info
+from envs.pool import Pool, env_class, task_info
 from envs.tasks import METAWORLD, TaskInfo, bddl_task, cache_dir, split_suite
+from experiment.checklist import Checks
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from experiment.run_folder import Run, reopen_run, start_run
-from experiment.simulators import memory_of_simulator
 from rl.phases import Teacher, choose_teacher
+from rl.ranks import Ranks
 from rl.update import Learner
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
@@ -44,6 +46,19 @@ from vla.memory import fit_to_memory
 from vla.policy import Policy
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run that is set up and checked, as `preflight.set_up` makes it. Its folder is not open yet."""
+
+    config: TrainConfig  # with numbers and names in place of `auto` where it decides what is computed
+    tasks: Sequence[TaskInfo]
+    learner: Learner
+    pool: Pool
+    state: TrainerState
+    observation: Observation  # the first one of the first task
+    checks: Checks
 
 
 def check_output(config: TrainConfig, resume: str | None) -> None:
@@ -132,9 +147,8 @@ def load_policy(
     What torch compiles is kept in our cache folder, unless the user has chosen another, so that the next run finds it.
     """
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
-    base_suite, _ = split_suite(
-        task_suite
-    )  # the data of LIBERO-PRO's and LIBERO-Plus's suites are those of their base
+    # LIBERO-PRO's and LIBERO-Plus's suites have the data of the suite that they change.
+    base_suite, _ = split_suite(task_suite)
     options = LoadOptions(
         task_suite=base_suite,
         unnorm_key=model.unnorm_key,
@@ -175,27 +189,24 @@ def _set_teacher(policy: Policy, teacher: ModelConfig, adapter: str | None, task
 
 
 def fit_micro_batch(
-    policy: Policy, update: UpdateConfig, simulator: SimulatorConfig, tasks: Sequence[TaskInfo]
+    policy: Policy, update: UpdateConfig, simulators_gib: float, ranks: Ranks, instruction: str
 ) -> int:
-    """Return the decisions per forward and backward pass that fit into memory.
+    """Return the decisions per forward and backward pass that fit into GPU memory, of which simulators take a part.
 
     This also decides which blocks of the network recompute their activations. Raises BadInput if nothing fits.
     """
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    largest = -(-update.batch_size // ranks)  # a rank's share of a minibatch, rounded up
-    simulator_bytes = int(int(simulator.num_envs) * memory_of_simulator(simulator, len(tasks)).gpu * GIB)
     return fit_to_memory(
         policy,
         update.gradient_checkpointing,
         update.micro_batch_size,
-        largest,
-        simulator_bytes,
-        tasks[0].instruction,
+        math.ceil(update.batch_size / ranks.size),
+        simulators_gib * GIB,
+        instruction,
     )
 
 
 def make_spec(
-    task_suite: str, task_ids: tuple[int, ...], simulator: SimulatorConfig, num_images: int
+    task_suite: str, task_ids: tuple[int, ...], simulator: SimulatorConfig, num_images: int = 1
 ) -> EnvSpec:
     """The recipe from which simulators are built, for a policy that reads the images of `num_images` cameras."""
     return EnvSpec(
@@ -209,12 +220,12 @@ def make_spec(
     )
 
 
-def find_tasks(spec: EnvSpec, task: TaskConfig) -> list[TaskInfo]:
-    """The tasks of a run. Raises BadInput if one has fewer initial states than the configuration uses."""
+def find_tasks(task: TaskConfig, simulator: SimulatorConfig) -> list[TaskInfo]:
+    """The tasks of a run. Raises BadInput if one does not exist, or has fewer initial states than are configured."""
     needed = task.eval_init_states[1]
     if isinstance(task.train_init_states, tuple):
         needed = max(needed, task.train_init_states[1])
-    tasks = task_info(spec)
+    tasks = task_info(make_spec(task.task_suite, task.task_ids, simulator))
     for info in tasks:
         if info.num_init_states < needed:
             raise BadInput(
@@ -224,29 +235,35 @@ def find_tasks(spec: EnvSpec, task: TaskConfig) -> list[TaskInfo]:
     return tasks
 
 
-def open_run(
-    config: TrainConfig, resume: str | None, argv: Sequence[str], learner: Learner
-) -> tuple[Run, TrainerState]:
-    """Start a new run, or reopen the run folder `resume` and load its latest checkpoint into the learner.
+def first_state(config: TrainConfig, resume: str | None, learner: Learner) -> TrainerState:
+    """The state of a new run; or that of the latest checkpoint of the folder `resume`, also loaded into the learner.
 
-    Raises BadInput if the folder cannot be created or resumed.
+    Raises BadInput for a checkpoint that cannot be used.
     """
     if resume is not None:
-        state = load_checkpoint(latest_checkpoint(Path(resume)), learner)
-        run = reopen_run(Path(resume), config, argv, state.metrics_bytes, state.wandb_id, learner.ranks)
-        return run, state
-    run = start_run(config, argv, learner.ranks, commit_of(learner.policy.info.folder))
-    looks = find_pack(config.simulator.assets).looks
-    return run, TrainerState(ranks=learner.ranks.size, looks=looks, wandb_id=run.wandb.id)
+        return load_checkpoint(latest_checkpoint(Path(resume)), learner)
+    return TrainerState(ranks=learner.ranks.size, looks=find_pack(config.simulator.assets).looks)
 
 
-def save_first_files(
-    config: TrainConfig, run: Run, learner: Learner, state: TrainerState, observation: Observation
-) -> None:
+def open_run(setup: Setup, resume: str | None, argv: Sequence[str]) -> Run:
+    """Start a new run, or reopen the folder `resume`. Raises BadInput if it cannot be created or resumed."""
+    state = setup.state
+    learner = setup.learner
+    if resume is not None:
+        return reopen_run(
+            Path(resume), setup.config, argv, state.metrics_bytes, state.wandb_id, learner.ranks
+        )
+    run = start_run(setup.config, argv, learner.ranks, commit_of(learner.policy.info.folder))
+    state.wandb_id = run.wandb.id
+    return run
+
+
+def save_first_files(setup: Setup, run: Run) -> None:
     """Write the files of a new run before its first update: the first frame, and a checkpoint to resume from."""
+    learner = setup.learner
     if learner.ranks.is_main:
-        save_model_view(run.folder / "first_frame.png", observation, learner.policy)
-    save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints)
+        save_model_view(run.folder / "first_frame.png", setup.observation, learner.policy)
+    save_checkpoint(run.checkpoints, learner, setup.state, setup.config.run.keep_checkpoints)
 
 
 def save_model_view(path: Path, observation: Observation, policy: Policy) -> None:
@@ -263,26 +280,24 @@ def weights_fingerprint(policy: Policy) -> str:
     return digest.hexdigest()
 
 
-def log_setup(
-    config: TrainConfig,
-    policy: Policy,
-    tasks: Sequence[TaskInfo],
-    teacher: Teacher,
-    folder: Path,
-    further_rows: Iterable[tuple[str, str]],
-) -> None:
-    """Log what is about to run: policy, teacher, tasks, assets, folder, and further rows (name, text)."""
+def log_setup(setup: Setup, folder: Path) -> None:
+    """Log what is about to run: policy, teacher, tasks, assets, folder, warnings, and how long it will take."""
+    config = setup.config
     update = config.update
-    rows = policy.describe()
+    results = setup.checks.made
+    rows = setup.learner.policy.describe()
     rows.append(("update", f"{update.batch_size} decisions a step, {update.micro_batch_size} at a time"))
-    rows.append(("teacher", f"{teacher.mode}: {teacher.why}"))
-    for task in tasks:
+    rows.append(("teacher", results["teacher"].text))
+    for task in setup.tasks:
         rows.append((f"task {task.task_id}", f"{task.instruction} (at most {task.max_env_steps} env steps)"))
     if config.simulator.bddl_file is not None:
         rows.append(("initial states", bddl_task(config.simulator.bddl_file).init_states_source))
     rows.append(("assets", str(find_pack(config.simulator.assets))))
     rows.append(("run folder", str(folder)))
     rows.append(("report", f"{folder / 'report' / 'index.html'}, written after every evaluation"))
-    rows.extend(further_rows)
+    rows.append(("simulators", results["simulators"].text))
+    rows.extend(setup.checks.rows())
+    rows.append(("speed", results["speed"].text))
+    rows.append(("this run", results["this run"].text))
     for name, text in rows:
         log.info("%-14s  %s", name, text)

@@ -37,12 +37,13 @@ class Limit:
 
 @dataclass(frozen=True)
 class SimulatorCount:
-    """How many simulators this process runs, why, and the main memory (GiB) that they need and that is free."""
+    """How many simulators this process runs, why, and the memory that they need, in GiB."""
 
     num_envs: int
     reason: str
-    needed_gib: float
-    free_gib: float
+    needed_gib: float  # of main memory
+    free_gib: float  # of main memory
+    gpu_gib: float  # that they need of the policy's GPU; 0 if they render elsewhere
 
 
 def memory_of_simulator(simulator: SimulatorConfig, num_tasks: int) -> SimulatorMemory:
@@ -70,29 +71,41 @@ def count_for_training(
     n_steps = config.rollout.n_steps
     longest = max(task.max_env_steps for task in tasks)
     useful = Limit(math.ceil(n_steps / ranks.size / longest), f"a rollout of {n_steps} env steps")
-    count = count_simulators(config.simulator, len(tasks), device, renderer, useful)
+    count = count_simulators(config.simulator, len(tasks), device, renderer, useful, ranks)
     return min(ranks.gather(count), key=lambda of_rank: of_rank.num_envs)
 
 
 def count_simulators(
-    simulator: SimulatorConfig, num_tasks: int, device: torch.device, renderer: str, useful: Limit
+    simulator: SimulatorConfig,
+    num_tasks: int,
+    device: torch.device,
+    renderer: str,
+    useful: Limit,
+    ranks: Ranks = ALONE,
 ) -> SimulatorCount:
     """How many simulators this process has: --num-envs, or for `auto` as many as all limits allow, at least one."""
     memory = memory_of_simulator(simulator, num_tasks)
     free_gib = free_main_memory()
+    on_gpu = device.type == "cuda" and not renders_in_software(renderer)
     if simulator.num_envs != "auto":
         num_envs = simulator.num_envs
         reason = "as configured (--num-envs)"
     else:
         if simulator.simulators == "ray":
-            limits = [_limit_of_cluster()]
+            limits = [_limit_of_cluster(ranks)]
         else:
-            free_gpu_gib = _free_gpu_memory(device, renderer)
+            free_gpu_gib = torch.cuda.mem_get_info(device)[0] / GIB if on_gpu else None
             limits = machine_limits(memory, device, cores_of_rank(), free_gib, free_gpu_gib)
         limits.append(useful)
         num_envs = max(1, min(limit.num_envs for limit in limits))
         reason = explain(num_envs, limits)
-    return SimulatorCount(num_envs, f"{num_envs} simulator(s): {reason}", num_envs * memory.main, free_gib)
+    return SimulatorCount(
+        num_envs,
+        f"{num_envs} simulator(s): {reason}",
+        needed_gib=num_envs * memory.main,
+        free_gib=free_gib,
+        gpu_gib=num_envs * memory.gpu if on_gpu else 0.0,
+    )
 
 
 def machine_limits(
@@ -133,17 +146,9 @@ def explain(num_envs: int, limits: Sequence[Limit]) -> str:
     return "; ".join([decisive.name, ", ".join(allowances)])
 
 
-def _free_gpu_memory(device: torch.device, renderer: str) -> float | None:
-    """GiB of the policy's GPU that are free, or None if simulators do not render on it."""
-    if device.type != "cuda" or renders_in_software(renderer):
-        return None
-    free_bytes, _ = torch.cuda.mem_get_info(device)
-    return free_bytes / GIB
-
-
-def _limit_of_cluster() -> Limit:
+def _limit_of_cluster(ranks: Ranks) -> Limit:
     """What the CPUs of the Ray cluster allow each rank."""
     from envs.ray_workers import cluster_cpus  # it imports ray, which is optional
 
     cpus = cluster_cpus()
-    return Limit(cpus // int(os.environ.get("WORLD_SIZE", "1")), f"{cpus} CPUs of the Ray cluster")
+    return Limit(cpus // ranks.size, f"{cpus} CPUs of the Ray cluster")

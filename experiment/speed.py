@@ -14,7 +14,7 @@ from configs.config import TaskConfig, TrainConfig
 from contracts import Observation, first_line
 from envs.env import Physics
 from envs.pool import Pool, make_env
-from experiment.first_observations import FirstObservations, first_init_state, first_observations
+from experiment.first_observations import first_init_state
 from experiment.simulators import cores_of_rank
 from rl.rollout import threads_that_simulators_leave
 from vla.memory import shrink_batch
@@ -61,31 +61,18 @@ def _ms(seconds: float) -> str:
     return f"{1000 * seconds:.3g} ms"
 
 
-class FirstLook(NamedTuple):
-    """Observations of the first task, and how fast its simulator is."""
+def measure_speed(policy: Policy, pool: Pool, observation: Observation, config: TrainConfig) -> Speed:
+    """Time an idle simulator, and the policy on an observation.
 
-    observations: FirstObservations
-    simulator: SimulatorSpeed
-
-
-def first_look(pool: Pool, config: TrainConfig) -> FirstLook:
-    """Reset a simulator to the first task, and time it. Raises BadInput if the simulator fails."""
-    observations = first_observations(pool, config.task)
-    return FirstLook(observations, time_simulator(pool, config.task, config.rollout.physics))
-
-
-def measure_speed(policy: Policy, first: FirstLook, config: TrainConfig) -> Speed:
-    """Measure the policy. `config` holds the settled numbers of simulators and of decisions at a time.
-
-    Raises BadInput if a single decision does not fit into GPU memory.
+    `config` holds the settled numbers of simulators and of decisions at a time. Raises BadInput if a single decision
+    does not fit into GPU memory.
     """
     num_envs = int(config.simulator.num_envs)
-    observation = first.observations.first
     return Speed(
         num_envs=num_envs,
         cores=cores_of_rank() if config.simulator.simulators == "processes" else num_envs,
         chunk_length=policy.chunk_length,
-        simulator=first.simulator,
+        simulator=time_simulator(pool, config.task, config.rollout.physics),
         decision_s=time_decision(policy, observation, num_envs, config.model.max_batch),
         learned_s=time_learning(policy, observation, int(config.update.micro_batch_size)),
     )

@@ -28,10 +28,10 @@ import torch
 
 import experiment.checkpoints
 import experiment.evaluation
-import experiment.machine_checks
 import experiment.report
 import experiment.run_folder
 import experiment.setup
+import preflight
 import train_grpo
 from command_line import STOP_SIGNALS, main_guard
 from configs.presets import TINY_CHECKPOINT
@@ -96,28 +96,22 @@ def _fakes(monkeypatch) -> Iterator[None]:
 
 def use_fakes(monkeypatch) -> None:
     """Let train_grpo.py run on a policy of a few hundred numbers and scripted episodes."""
-    checks = SimpleNamespace(
-        Checks=lambda times: SimpleNamespace(rows=list, run=lambda *_: None),
-        check_only=lambda *_: None,
-        check_setup=lambda *_: (observation(1.0, 2.0, 3.0), SPEED),
-    )
-    monkeypatch.setitem(sys.modules, "preflight", checks)
-    monkeypatch.setattr(experiment.machine_checks, "check_machine", lambda *_: "a renderer")
     fakes = {
-        "choose_looks": lambda *_: "lowpoly",
+        "check_machine": lambda *_: "a renderer",
+        "describe_weights": lambda *_: "a fake",
+        "find_tasks": lambda *_: [TaskInfo(0, "", "", 8, 50)],
+        "fit_micro_batch": lambda policy, update, *_: update.micro_batch_size,
         "load_policy": lambda *_: FakePolicy(adapter_scale=0.1),
         "load_teacher": lambda *_: Teacher("greedy", ""),
-        "fit_micro_batch": lambda policy, update, *_: update.micro_batch_size,
-        "make_spec": lambda *_: None,
-        "find_tasks": lambda *_: [TaskInfo(0, "", "", 8, 50)],
-        "log_setup": lambda *_: None,
-        "save_model_view": lambda *_: None,
+        "make_pool": lambda *_: FakePool(lambda *_: Script(env_steps=8, success=True)),
+        "try_out": lambda *_: (observation(1.0, 2.0, 3.0), SPEED),
     }
     for name, fake in fakes.items():
-        monkeypatch.setattr(experiment.setup, name, fake)
-    monkeypatch.setattr(
-        train_grpo, "make_pool", lambda *_: FakePool(lambda *_: Script(env_steps=8, success=True))
-    )
+        monkeypatch.setattr(preflight, name, fake)
+    monkeypatch.setattr(preflight.Checks, "run", lambda *_: None)
+    for name in ("log_setup", "save_model_view"):
+        monkeypatch.setattr(experiment.setup, name, lambda *_: None)
+    monkeypatch.setattr(experiment.setup, "choose_looks", lambda *_: "lowpoly")
     monkeypatch.setattr(experiment.run_folder, "provenance", lambda argv: {"argv": list(argv), **FOUND})
     monkeypatch.setattr(
         experiment.evaluation, "write_video", lambda path, frames: path.write_bytes(b"a video")
@@ -348,7 +342,7 @@ def test_a_place_that_cannot_be_written_is_one_line_before_the_policy_is_loaded(
         return open("/dev/full", "wb")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experiment.setup, "load_policy", lambda *_: pytest.fail("it was loaded"))
+        patch.setattr(preflight, "load_policy", lambda *_: pytest.fail("it was loaded"))
         if fault == "file in the way":
             (tmp_path / "file").touch()
             assert start(patch, tmp_path / "file" / "runs") == 2
@@ -378,7 +372,7 @@ def test_a_run_whose_folder_was_moved_stops_and_goes_on_in_its_new_place(
 
 def test_the_limit_of_updates_without_a_signal_counts_on_after_a_resume(monkeypatch, capsys, tmp_path):
     hopeless = FakePool(lambda *_: Script(env_steps=8, success=False))
-    monkeypatch.setattr(train_grpo, "make_pool", lambda *_: hopeless)
+    monkeypatch.setattr(preflight, "make_pool", lambda *_: hopeless)
     at(
         monkeypatch,
         tmp_path,
@@ -398,7 +392,7 @@ def test_a_finished_run_that_is_continued_keeps_its_last_evaluation_and_its_best
     """Of two episodes none succeeds until 48, both at 72 and one at 96."""
     failing = {40, 41}
     pool = FakePool(lambda _, init_state_id: Script(env_steps=8, success=init_state_id not in failing))
-    monkeypatch.setattr(train_grpo, "make_pool", lambda *_: pool)
+    monkeypatch.setattr(preflight, "make_pool", lambda *_: pool)
     at(
         monkeypatch,
         tmp_path,
@@ -417,9 +411,21 @@ def test_a_finished_run_that_is_continued_keeps_its_last_evaluation_and_its_best
     assert pointer(tmp_path, "best") == "step_72"
 
 
+def test_check_only_of_a_finished_run_changes_nothing_in_it_and_finds_nothing_left(
+    monkeypatch, capsys, tmp_path
+):
+    assert start(monkeypatch, tmp_path) == 0
+    run = only_run(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    capsys.readouterr()
+    assert command_line(monkeypatch, "--resume", str(run), "--check-only") == 0
+    assert "rollouts 0 s, updates 0 s" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
 def test_evaluations_are_exact_whatever_physics_trains(monkeypatch, tmp_path):
     pool = FakePool(lambda *_: Script(env_steps=8, success=True))
-    monkeypatch.setattr(train_grpo, "make_pool", lambda *_: pool)
+    monkeypatch.setattr(preflight, "make_pool", lambda *_: pool)
     assert start(monkeypatch, tmp_path, "--physics", "fast", "--train-init-states", "0", "40") == 0
     is_evaluation = [init_state_id >= 40 for _, init_state_id in pool.started]
     assert set(zip(is_evaluation, pool.physics, strict=True)) == {(True, "exact"), (False, "fast")}

@@ -14,6 +14,8 @@ from configs.config import SimulatorConfig, UpdateConfig
 from contracts import BadInput
 from envs.tasks import TaskInfo
 from experiment.setup import fit_micro_batch
+from experiment.simulators import memory_of_simulator
+from rl.ranks import ALONE
 from vla import memory
 from vla.device import limit_memory
 from vla.memory import GIB, MemoryNeed, choose_plan, fit_to_memory, shrink_batch
@@ -125,8 +127,8 @@ class Card:
         monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda _: fractions[-1])
         policy = policy_on_gpu(monkeypatch)
         limit_memory(budget_gib, policy.device)
-        simulator = SimulatorConfig(num_envs=num_envs, assets="official")
-        size = fit_micro_batch(policy, UpdateConfig(batch_size=32), simulator, [TASK])
+        simulators_gib = num_envs * memory_of_simulator(SimulatorConfig(assets="official"), 1).gpu
+        size = fit_micro_batch(policy, UpdateConfig(batch_size=32), simulators_gib, ALONE, "pick up the bowl")
         return size, policy.network.recomputed_blocks
 
 

@@ -12,23 +12,15 @@ import pytest
 import torch
 
 import preflight
-from configs.config import (
-    ModelConfig,
-    PhaseConfig,
-    RunConfig,
-    TaskConfig,
-    TrainConfig,
-    changed,
-)
-from contracts import BadInput, Observation
+from configs.cli import parse_train
+from configs.config import ModelConfig, PhaseConfig, RunConfig, TaskConfig
+from contracts import BadInput
 from envs.assets import Pack
 from experiment import machine_checks
 from experiment.first_observations import FirstObservations
 from experiment.setup import load_policy
 from experiment.simulators import SimulatorCount
-from experiment.speed import FirstLook, SimulatorSpeed
 from experiment.start_times import StartTimes
-from preflight import check_only
 from tests.fakes import FakePolicy, observation
 from tests.small_checkpoint import make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
@@ -56,20 +48,37 @@ def crash():
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-# --check-only
+# what comes first
 
 
-def test_a_bad_checkpoint_leaves_the_machine_and_the_simulator(without_head, tmp_path, capsys):
-    """On the real simulator."""
-    config = changed(TrainConfig(), checkpoint=str(tmp_path), device="cpu", assets="lowpoly")
-    with pytest.raises(BadInput, match=rf"1 of 22 checks FAILED; checkpoint: {tmp_path}.*config\.json"):
-        check_only(config, StartTimes())
-    lines = [line for line in capsys.readouterr().out.splitlines() if " s  " in line]
-    status = {line[9:23].strip(): line[:9].strip() for line in lines}
-    made = {"assets", "versions", "device", "rendering", "tasks", "first frame"}
-    assert {status.pop(name) for name in made} <= {"ok", "warning"}
-    assert status.pop("checkpoint") == "FAILED"
-    assert set(status.values()) == {"skipped"}
+def set_up(monkeypatch, *flags: str) -> None:
+    """Set up `--check-only` on a machine that passes, until something fails."""
+    monkeypatch.setattr(preflight, "check_machine", lambda *_: "OSMesa: llvmpipe (Mesa)")
+    flags = ("--preset", "smoke", "--device", "cpu", "--assets", "lowpoly", "--check-only", *flags)
+    with preflight.set_up(parse_train(flags), StartTimes()):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--task-id", "10"], r"0\.\.9"),
+        (["--eval-init-states", "0", "51"], "50 initial states"),
+        (["--output", "/dev/null/runs"], "--output"),
+    ],
+)
+def test_what_is_wrong_with_tasks_or_output_is_found_before_the_policy_is_loaded(monkeypatch, flags, named):
+    monkeypatch.setattr(preflight, "load_policy", lambda *_: pytest.fail("it was loaded"))
+    with pytest.raises(BadInput, match=named):
+        set_up(monkeypatch, *flags)
+
+
+def test_a_teacher_that_the_checkpoint_does_not_have_is_bad_input(monkeypatch, without_head, tmp_path):
+    with pytest.raises(BadInput, match="--teacher l1"):
+        set_up(
+            monkeypatch,
+            *("--checkpoint", str(without_head), "--teacher", "l1", "--output", str(tmp_path)),
+        )
 
 
 # the machine
@@ -103,17 +112,14 @@ def test_a_disk_that_is_too_small_is_found_before_the_run(monkeypatch, tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed + 1))
     assert machine_checks.check_disk(run, policy).status == "ok"
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=needed - 1))
-    check = machine_checks.check_disk(run, policy)
-    assert check.status == "FAILED"
-    assert "--output" in check.text
+    with pytest.raises(BadInput, match="--output"):
+        machine_checks.check_disk(run, policy)
 
 
 def test_simulators_that_do_not_fit_into_main_memory_are_a_warning():
-    assert (
-        machine_checks.check_main_memory(SimulatorCount(4, "4 cores", needed_gib=4.8, free_gib=5.0)).status
-        == "ok"
-    )
-    check = machine_checks.check_main_memory(SimulatorCount(8, "--num-envs", needed_gib=9.6, free_gib=5.0))
+    few = SimulatorCount(4, "4 cores", needed_gib=4.8, free_gib=5.0, gpu_gib=0.0)
+    assert machine_checks.check_main_memory(few).status == "ok"
+    check = machine_checks.check_main_memory(replace(few, num_envs=8, needed_gib=9.6))
     assert check.status == "warning"
     assert "--num-envs" in check.text
 
@@ -188,13 +194,10 @@ def test_a_trained_token_head_is_needed_unless_an_l1_teacher_warms_up(
 
 def test_a_camera_that_draws_nothing_is_found():
     images = np.random.default_rng(0).integers(0, 256, size=(2, 8, 8, 3), dtype=np.uint8)
-    observation = Observation(images, np.zeros(3), "pick up the bowl")
-    first = FirstLook(FirstObservations(observation, []), SimulatorSpeed(0.1, 0.01, 0.01))
-    assert preflight.check_first_frame(first).status == "ok"
+    assert preflight.check_first_frame(images).status == "ok"
     images[1] = 30  # even if the other one works
-    check = preflight.check_first_frame(first)
-    assert check.status == "FAILED"
-    assert "MUJOCO_GL" in check.text
+    with pytest.raises(BadInput, match="MUJOCO_GL"):
+        preflight.check_first_frame(images)
 
 
 class SeesSoMuch(FakePolicy):

@@ -15,7 +15,6 @@ from experiment.setup import (
     load_policy,
     load_teacher,
     looks_of_small_policy,
-    make_spec,
     settle_settings,
     weights_fingerprint,
 )
@@ -98,7 +97,7 @@ def test_the_teacher_is_the_checkpoints_l1_head_unless_another_is_named(small, t
 def test_a_task_needs_all_initial_states_that_are_configured():
     def tasks_of(**settings):
         task = TaskConfig("libero_goal", (7,), **settings)
-        return find_tasks(make_spec(task.task_suite, task.task_ids, SimulatorConfig(), num_images=1), task)
+        return find_tasks(task, SimulatorConfig())
 
     assert [task.instruction for task in tasks_of()] == ["turn on the stove"]
     assert len(tasks_of(train_init_states="fresh", eval_init_states=(0, 50))) == 1

@@ -60,6 +60,11 @@ def test_gpu_memory_counts_only_where_simulators_render_on_the_gpu(machine):
     assert count(GPU, NVIDIA) == 1
     assert count(GPU, MESA) == 16
     assert count(CPU, NVIDIA) == 17
+    of_gpu = {
+        renderer: count_simulators(OFFICIAL, 1, GPU, renderer, Limit(1, "")).gpu_gib
+        for renderer in (NVIDIA, MESA)
+    }
+    assert of_gpu == {NVIDIA: pytest.approx(0.55), MESA: 0.0}
 
 
 def test_the_reason_names_what_decided_and_what_else_was_possible(machine):
@@ -85,14 +90,16 @@ def test_the_ranks_of_a_machine_share_its_cores_and_its_main_memory_but_not_thei
 def test_a_number_is_kept_whatever_the_machine_is(machine):
     machine(cores=2, main=1.0)
     chosen = count_simulators(SimulatorConfig(num_envs=8, assets="official"), 1, CPU, MESA, Limit(1, ""))
-    assert chosen == SimulatorCount(8, "8 simulator(s): as configured (--num-envs)", pytest.approx(9.6), 1.0)
+    assert chosen == SimulatorCount(
+        8, "8 simulator(s): as configured (--num-envs)", pytest.approx(9.6), 1.0, 0.0
+    )
 
 
 class TwoRanks(Ranks):
     """Rank 0 of two; the other one has room for three simulators."""
 
     def gather(self, value: SimulatorCount) -> list[SimulatorCount]:
-        return [value, SimulatorCount(3, "3 simulator(s)", 0.0, 0.0)]
+        return [value, SimulatorCount(3, "3 simulator(s)", 0.0, 0.0, 0.0)]
 
 
 def test_a_training_has_no_more_than_its_rollouts_can_use_and_the_same_number_on_all_ranks(machine):
