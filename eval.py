@@ -278,7 +278,9 @@ def play_suite(
             times.end()
             say(f"{suite}: start {times}")
             rollout = play_episodes(config, policy, pool, plan, missing, results)
-        say(f"{suite}: {rollout.speed()}; recorded {dict(policy.describe())['recorded']}")
+        num_episodes = len(rollout.trajectories)
+        recorded = dict(policy.describe())["recorded"]
+        say(f"{suite}: {num_episodes} episodes in {rollout.wall_s:.1f} s; recorded {recorded}")
     except KeyboardInterrupt:
         say(
             f"stopped; finished episodes are saved: to continue, run the same command with --out {results.path}"
@@ -320,7 +322,7 @@ def play_episodes(
                 results.settings["temperature"] or 1.0,
                 config.seed,
                 max_batch=config.model.max_batch,
-                record=lambda episode: config.video != "none",
+                film=lambda episode: config.video != "none",
                 on_finished=keep,
             )
         finally:

@@ -18,7 +18,7 @@ from envs.pool import Pool, make_pool
 from envs.tasks import split_suite
 from experiment.checklist import Check, Checks
 from experiment.cost import estimate_cost
-from experiment.evaluation import is_teacher
+from experiment.evaluation import student_equals_teacher
 from experiment.first_observations import (
     FirstObservations,
     first_observations,
@@ -96,7 +96,7 @@ def set_up(command: Command, times: StartTimes) -> Iterator[Setup]:
     with make_pool(spec, simulators.num_envs, policy.prepare, config.simulator.simulators) as pool:
         observation, speed = try_out(checks, settled, policy, pool)
         state = first_state(settled, command.resume, learner)
-        cost = estimate_cost(settled, tasks, speed, state, is_teacher(policy, teacher.mode))
+        cost = estimate_cost(settled, tasks, speed, state, student_equals_teacher(policy, teacher.mode))
         checks.add("this run", str(cost))
         yield Setup(settled, tasks, learner, pool, state, observation, checks)
     ranks.leave()

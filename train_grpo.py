@@ -115,7 +115,7 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
     from experiment.evaluation import evaluate_and_record, evaluation_is_due
     from rl.advantages import estimate_advantages
     from rl.behaviour import behaviour_in
-    from rl.curriculum import task_probabilities, training_episodes
+    from rl.curriculum import TrainingEpisodes, perturbation_probabilities, task_probabilities
     from rl.dynamic_sampling import training_rollout
     from rl.trajectory import flatten
     from rl.update import number_of_epochs, stop_without_signal, update
@@ -134,7 +134,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         # 3. Play whole episodes: dropping unfinished ones would favour short successes. `rollout` holds all that was
         # played. `trajectories` are those to learn from, which are fewer with --dynamic-sampling.
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
-        episodes = training_episodes(config, update_index, state.drawn, task_shares, state.perturbed_success)
+        perturbation_shares = perturbation_probabilities(config, state.perturbed_success)
+        episodes = TrainingEpisodes(config, update_index, state.drawn, task_shares, perturbation_shares)
         behaviour = behaviour_in(phase, config, learner.teacher_mode)
         steps_of_rank = config.rollout.n_steps // learner.ranks.size
         with show_part("rollout", steps_of_rank, "env steps", learner, state) as activity:
@@ -209,9 +210,9 @@ def record_and_save(
     from experiment.checkpoints import save_checkpoint
 
     best = None
-    if config.evaluation.best_by == "return" and state.improves(state.return_average):
+    if config.evaluation.best_by == "return" and state.take_best(state.return_average):
         best = {"return_average": state.return_average}
-    run.record(state.global_step, state.update, {**metrics, **system_metrics()})
+    run.log_metrics(state.global_step, state.update, {**metrics, **system_metrics()})
     state.metrics_bytes = run.metrics_bytes()
     with run.timed("checkpoint"):
         save_checkpoint(run.checkpoints, learner, state, config.run.keep_checkpoints, best)

@@ -52,8 +52,8 @@ class TrainerState:
     looks: str = ""  # name of the looks that the run trains on: see CheckpointInfo
     updates_without_signal: int = 0  # number of latest updates in a row that took no step
 
-    def improves(self, score: float | None) -> bool:
-        """Return whether `score` is the best of the run so far; if it is, remember it. None is never the best."""
+    def take_best(self, score: float | None) -> bool:
+        """Remember `score` if it is the best of the run so far. Returns whether it is. None is never the best."""
         if score is None:
             return False
         if self.best_score is not None and score <= self.best_score:
@@ -76,7 +76,7 @@ class TrainerState:
             self.task_success[episode.task_id] = TASK_ALPHA * task_average + (1 - TASK_ALPHA) * success
             self.perturbed_success[label] = TASK_ALPHA * label_average + (1 - TASK_ALPHA) * success
             # Trajectories are in the order of their episodes, so the value of the last one of a task remains.
-            self.drawn[episode.task_id] = episode.draw + 1
+            self.drawn[episode.task_id] = episode.group_of_task + 1
 
     def _average_return(self, rollout: Rollout) -> None:
         """Update `return_average` with the episodes in which only the student acted; their first mean starts it."""

@@ -48,12 +48,12 @@ def evaluate(
     by_teacher: bool = False,
     ranks: Ranks = ALONE,
     max_batch: int | None = None,
-    record: Callable[[Episode], bool] = lambda episode: False,
+    film: Callable[[Episode], bool] = lambda episode: False,
     on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> Rollout:
     """Play the given episodes for an evaluation, with the code of training rollouts, divided among the ranks.
 
-    With mode "l1" the teacher acts, whatever `by_teacher` is. `max_batch`, `record` and `on_finished` are those of
+    With mode "l1" the teacher acts, whatever `by_teacher` is. `max_batch`, `film` and `on_finished` are those of
     `rl.rollout.play_episodes`. The random stream depends only on the seed and the episode: every evaluation of a run
     draws the same numbers, so a difference between two evaluations comes from the policy.
     """
@@ -73,7 +73,7 @@ def evaluate(
         randomness=Randomness(seed, "evaluation"),
         max_batch=max_batch,
         ranks=ranks,
-        record=record,
+        film=film,
         on_finished=on_finished,
     )
 
@@ -122,7 +122,7 @@ def validate(
     its greedy teacher, the student is played for both: its passes are compiled already.
     """
     trajectories: dict[str, list[Trajectory]] = {}
-    is_played_for_both = known_teacher is None and is_teacher(policy, teacher_mode)
+    is_played_for_both = known_teacher is None and student_equals_teacher(policy, teacher_mode)
     if known_teacher is None and not is_played_for_both:
         trajectories["teacher"] = _play("teacher", policy, pool, config, teacher_mode, ranks, by_teacher=True)
     trajectories["student"] = _play("student", policy, pool, config, "greedy", ranks)
@@ -145,7 +145,7 @@ def validate(
     )
 
 
-def is_teacher(policy: Policy, teacher_mode: TeacherMode) -> bool:
+def student_equals_teacher(policy: Policy, teacher_mode: TeacherMode) -> bool:
     """Whether the greedy policy still decides as its teacher does."""
     return teacher_mode == "greedy" and policy.equals_teacher()
 
@@ -175,10 +175,9 @@ def _play(
             by_teacher=by_teacher,
             ranks=ranks,
             max_batch=config.model.max_batch,
-            record=lambda episode: mode != "sample" and episode.index == 0,
+            film=lambda episode: mode != "sample" and episode.index == 0,
             on_finished=lambda trajectory: activity.count_episode(trajectory.success),
         )
-    log.debug("%s: %s", name, rollout.speed())
     return rollout.trajectories
 
 
@@ -213,7 +212,7 @@ def evaluate_and_record(
             learner.policy, pool, config, learner.teacher_mode, known_teacher, learner.ranks
         )
     run.episode_s = (time.perf_counter() - started) / validation.num_played
-    run.record(state.global_step, state.update, validation.metrics())
+    run.log_metrics(state.global_step, state.update, validation.metrics())
     log.info("evaluation after %s env steps: %s", f"{state.global_step:,}", validation)
     if learner.ranks.is_main:
         write_evaluation(run, state.global_step, validation)
@@ -227,7 +226,7 @@ def evaluate_and_record(
     state.teacher_k = validation.teacher.k
     state.teacher_n = validation.teacher.n
     lower_bound, _ = validation.student.interval
-    if config.evaluation.best_by == "evaluation" and state.improves(lower_bound):
+    if config.evaluation.best_by == "evaluation" and state.take_best(lower_bound):
         mark_best(run.checkpoints, learner, state, validation.metrics())
     state.metrics_bytes = run.metrics_bytes()
     if learner.ranks.is_main:

@@ -29,7 +29,7 @@ LOCK_FILE = ".lock"
 
 
 class Run:
-    """A run folder that is open for writing. Only rank 0 writes; on other ranks `record` writes nothing."""
+    """A run folder that is open for writing. Only rank 0 writes; on other ranks `log_metrics` writes nothing."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class Run:
         yield
         self._seconds[f"time/{part}"] += time.perf_counter() - started
 
-    def record(self, global_step: int, update_index: int, metrics: Mapping[str, float]) -> None:
+    def log_metrics(self, global_step: int, update_index: int, metrics: Mapping[str, float]) -> None:
         """Append a record to metrics.jsonl, flush it to the disk, and send a copy to wandb. Raises OSError."""
         values = {"global_step": global_step, "update": update_index, **metrics, **self._seconds}
         self._seconds.clear()

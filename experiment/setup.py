@@ -33,7 +33,7 @@ from envs.tasks import METAWORLD, TaskInfo, bddl_task, cache_dir, split_suite
 from experiment.checklist import Checks
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from experiment.run_folder import Run, reopen_run, start_run
-from rl.phases import Teacher, choose_teacher
+from rl.phases import TeacherChoice, choose_teacher
 from rl.ranks import Ranks
 from rl.update import Learner
 from vla.adapter_folder import base_and_adapter
@@ -165,7 +165,7 @@ def load_policy(
 
 def load_teacher(
     policy: Policy, model: ModelConfig, phases: PhaseConfig, task_suite: str, kl_coef: float
-) -> Teacher:
+) -> TeacherChoice:
     """Give the policy the teacher that --teacher names; return how it decides, and why. Raises BadInput."""
     checkpoint = phases.teacher_checkpoint or str(model.checkpoint)
     _, adapter = base_and_adapter(checkpoint, None)

@@ -11,13 +11,13 @@ import numpy as np
 import torch
 
 from configs.config import TaskConfig, TrainConfig
-from contracts import Observation, first_line
+from contracts import Observation
 from envs.env import Physics
 from envs.pool import Pool, make_env
 from experiment.first_observations import first_init_state
 from experiment.simulators import cores_of_rank
 from rl.rollout import threads_that_simulators_leave
-from vla.memory import shrink_batch
+from vla.memory import shrink_until_it_fits
 from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN
 
@@ -141,13 +141,9 @@ def _time(
     policy: Policy, compute: Callable[[int], None], batch_size: int, is_update: bool
 ) -> tuple[int, float]:
     """Time compute(batch_size), with a smaller batch if memory runs out. Returns the batch size and the seconds."""
-    while True:
-        try:
-            return batch_size, _fastest(policy.device, partial(compute, batch_size))
-        except torch.OutOfMemoryError as error:
-            reason = first_line(error)
-        # This stands outside the handler, because the exception keeps the failed pass's tensors alive.
-        batch_size = shrink_batch(policy, batch_size, reason, is_update)
+    return shrink_until_it_fits(
+        policy, batch_size, lambda size: _fastest(policy.device, partial(compute, size)), is_update
+    )
 
 
 def _fastest(device: torch.device, call: Callable[[], None]) -> float:

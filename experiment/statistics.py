@@ -8,7 +8,7 @@ from typing import TypeVar
 
 Z = 1.959963984540054  # standard normal quantile of 95 % intervals
 
-Episode = TypeVar("Episode", bound=Hashable)
+Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def _combined(width: float, other_width: float, phi: float) -> float:
     return math.sqrt(max(width**2 - 2 * phi * width * other_width + other_width**2, 0.0))
 
 
-def compare(before: Mapping[Episode, bool], after: Mapping[Episode, bool]) -> Paired:
+def compare(before: Mapping[Key, bool], after: Mapping[Key, bool]) -> Paired:
     """Pair the episodes that both policies have played; each mapping is from an episode to its success."""
     counts = Counter((before[episode], after[episode]) for episode in before.keys() & after.keys())
     return Paired(

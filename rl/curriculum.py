@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from configs.config import TaskConfig, TrainConfig
+from configs.config import TrainConfig
 from envs.perturb import NONE, Perturbation, from_label
 from rl.randomness import seed_sequence
 from rl.trajectory import Episode
@@ -33,75 +33,61 @@ class TrainingEpisodes:
     used; updates continue where the last one stopped. With `fresh` every group has a newly sampled initial state.
     """
 
-    task: TaskConfig
-    group_size: int
-    seed: int
+    config: TrainConfig
     update_index: int
     groups_drawn: Mapping[int, int]  # task id -> number of its groups in earlier updates
     task_probabilities: Mapping[int, float] | None = None  # None: tasks take turns
     perturbation_probabilities: Mapping[str, float] | None = None  # by label; None: nothing is perturbed
 
     def __iter__(self) -> Iterator[Episode]:
-        rng = np.random.default_rng(seed_sequence(self.seed, "tasks", self.update_index))
-        groups_drawn = {task_id: self.groups_drawn.get(task_id, 0) for task_id in self.task.task_ids}
+        rng = np.random.default_rng(seed_sequence(self._seed, "tasks", self.update_index))
+        group_size = self.config.rollout.group_size
+        groups_drawn = {task_id: self.groups_drawn.get(task_id, 0) for task_id in self.config.task.task_ids}
         for group in itertools.count():
             if self.task_probabilities is None:
                 task_id = self._task_whose_turn_it_is(groups_drawn)
             else:
                 probabilities = list(self.task_probabilities.values())
                 task_id = int(rng.choice(list(self.task_probabilities), p=probabilities))
-            draw = groups_drawn[task_id]
+            group_of_task = groups_drawn[task_id]
             groups_drawn[task_id] += 1
-            init_state_id, placement_seed = self._start(task_id, draw, group)
+            init_state_id, placement_seed = self._start(task_id, group_of_task, group)
             perturbation = self._perturbation(group)
-            for member in range(self.group_size):
-                index = group * self.group_size + member
-                yield Episode(index, task_id, init_state_id, group, placement_seed, draw, perturbation)
+            for member in range(group_size):
+                index = group * group_size + member
+                yield Episode(
+                    index, task_id, init_state_id, group, placement_seed, group_of_task, perturbation
+                )
+
+    @property
+    def _seed(self) -> int:
+        return self.config.run.seed
 
     def _task_whose_turn_it_is(self, groups_drawn: Mapping[int, int]) -> int:
         """A task among those with the fewest groups. Each turn has its own order, so that no task is always first."""
         turn = min(groups_drawn.values())
-        order = _shuffled(self.task.task_ids, self.seed, "turn", turn)
+        order = _shuffled(self.config.task.task_ids, self._seed, "turn", turn)
         return next(task_id for task_id in order if groups_drawn[task_id] == turn)
 
-    def _start(self, task_id: int, draw: int, group: int) -> tuple[int | None, int]:
-        """Where a group starts: benchmark's initial state (None: a fresh one), seed of LIBERO's placement sampler."""
-        if isinstance(self.task.train_init_states, tuple):
-            states = range(*self.task.train_init_states)
-            deck = _shuffled(states, self.seed, "deck", task_id, draw // len(states))
-            return deck[draw % len(states)], 0
-        placement_seed = seed_sequence(self.seed, "fresh", self.update_index, group).generate_state(1)[0]
-        return None, int(placement_seed)
+    def _start(self, task_id: int, group_of_task: int, group: int) -> tuple[int | None, int]:
+        """Where a group starts: (one of the benchmark's initial states, 0), or (None, seed of a fresh one)."""
+        if isinstance(self.config.task.train_init_states, tuple):
+            states = range(*self.config.task.train_init_states)
+            deck = _shuffled(states, self._seed, "deck", task_id, group_of_task // len(states))
+            return deck[group_of_task % len(states)], 0
+        sequence = seed_sequence(self._seed, "fresh", self.update_index, group)
+        return None, int(sequence.generate_state(1)[0])
 
     def _perturbation(self, group: int) -> Perturbation | None:
         """Draw a group's perturbation; None where its label is `none` or nothing is to be perturbed."""
         if self.perturbation_probabilities is None:
             return None
-        sequence = seed_sequence(self.seed, "perturb", self.update_index, group)
+        sequence = seed_sequence(self._seed, "perturb", self.update_index, group)
         perturbation_seed, choice_seed = sequence.generate_state(2).tolist()
         labels = list(self.perturbation_probabilities)
         probabilities = list(self.perturbation_probabilities.values())
         label = np.random.default_rng(choice_seed).choice(labels, p=probabilities)
         return from_label(str(label), perturbation_seed)
-
-
-def training_episodes(
-    config: TrainConfig,
-    update_index: int,
-    groups_drawn: Mapping[int, int],
-    task_shares: Mapping[int, float] | None,
-    perturbed_success: Mapping[str, float],
-) -> TrainingEpisodes:
-    """The episodes of an update. perturbed_success: success rate so far by perturbation label."""
-    return TrainingEpisodes(
-        config.task,
-        config.rollout.group_size,
-        config.run.seed,
-        update_index,
-        groups_drawn,
-        task_shares,
-        perturbation_probabilities(config, perturbed_success),
-    )
 
 
 def _shuffled(items: Sequence[int], seed: int, purpose: str, *counters: int) -> list[int]:

@@ -15,7 +15,7 @@ from configs.config import TrainConfig
 from rl.behaviour import Behaviour
 from rl.phases import PhaseState
 from rl.randomness import Randomness
-from rl.rollout import Rollout, play_episodes
+from rl.rollout import Rollout, join_rollouts, play_episodes
 from rl.trajectory import Episode, Trajectory
 
 if TYPE_CHECKING:
@@ -42,26 +42,30 @@ def training_rollout(
     about twice `n_steps` in all; the rollout holds all episodes that were played. Iterating over `episodes` must always
     begin with the first one. on_steps: called with the env steps of each chunk.
     """
+
+    def play(first_group: int, n_steps: int) -> Rollout:
+        return play_episodes(
+            learner.policy,
+            pool,
+            (episode for episode in episodes if episode.group >= first_group),
+            behaviour,
+            Randomness(config.run.seed, "rollout", update_index),
+            n_steps,
+            config.model.max_batch,
+            learner.ranks,
+            on_steps=on_steps,
+        )
+
     n_steps = config.rollout.n_steps
-    drops_groups = config.rollout.dynamic_sampling and not phase.distils
+    if phase.distils or not config.rollout.dynamic_sampling:
+        rollout = play(0, n_steps)
+        return rollout, rollout.trajectories
     parts: list[Rollout] = []
     kept: list[Trajectory] = []
     next_group = 0
     steps_to_play = n_steps
     while steps_to_play > 0:
-        part = play_episodes(
-            learner.policy,
-            pool,
-            (episode for episode in episodes if episode.group >= next_group),
-            behaviour,
-            Randomness(config.run.seed, "rollout", update_index),
-            steps_to_play,
-            config.model.max_batch,
-            learner.ranks,
-            on_steps=on_steps,
-        )
-        if not drops_groups:
-            return part, part.trajectories
+        part = play(next_group, steps_to_play)
         parts.append(part)
         kept += informative_groups(part.trajectories, config.rollout.group_success_bounds)
         next_group = part.trajectories[-1].episode.group + 1
@@ -72,7 +76,7 @@ def training_rollout(
         log.info(
             "dynamic sampling: twice --n-steps env steps were played, %d trajectories are kept", len(kept)
         )
-    return _joined(parts), kept
+    return join_rollouts(parts, at_the_same_time=False), kept
 
 
 def informative_groups(trajectories: Sequence[Trajectory], bounds: tuple[float, float]) -> list[Trajectory]:
@@ -88,13 +92,3 @@ def informative_groups(trajectories: Sequence[Trajectory], bounds: tuple[float, 
         if lowest <= success_rate <= highest:
             kept += group
     return kept
-
-
-def _joined(parts: Sequence[Rollout]) -> Rollout:
-    """Join rollouts that were played one after another into one."""
-    return Rollout(
-        trajectories=[trajectory for part in parts for trajectory in part.trajectories],
-        times={name: sum(part.times[name] for part in parts) for name in parts[0].times},
-        wall_s=sum(part.wall_s for part in parts),
-        errors=sum(part.errors for part in parts),
-    )

@@ -54,7 +54,7 @@ class PhaseState:
         return self.distils and self.epsilon == 0
 
 
-class Teacher(NamedTuple):
+class TeacherChoice(NamedTuple):
     """How the teacher decides, and the reason in words."""
 
     mode: TeacherMode
@@ -98,7 +98,7 @@ def end_of_warmup(phases: PhaseConfig) -> int:
 
 def choose_teacher(
     phases: PhaseConfig, checkpoint: str, kl_coef: float, has_l1_head: bool, has_same_tokens: bool = True
-) -> Teacher:
+) -> TeacherChoice:
     """Choose how the teacher decides: greedily by its token logits, or by its L1 head.
 
     checkpoint: the name of the one that is trained. has_l1_head, has_same_tokens: whether the teacher's checkpoint has
@@ -125,4 +125,4 @@ def choose_teacher(
         raise BadInput(
             f"--kl-coef needs the teacher's token distribution, and {reason}; leave it out or use --teacher greedy"
         )
-    return Teacher(mode, why)
+    return TeacherChoice(mode, why)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from contracts import Observation, first_line
+from contracts import Observation
 from envs.machine import usable_cores
 from rl.behaviour import Behaviour, decide
-from rl.by_task import EpisodesByTask
 from rl.randomness import Randomness
 from rl.ranks import ALONE, Ranks
-from rl.trajectory import Episode, Trajectory
-from vla.memory import shrink_batch
+from rl.schedules import PlayAll, PlaySteps, make_schedule
+from rl.trajectory import Decision, Episode, Trajectory
+from vla.memory import shrink_until_it_fits
 
 if TYPE_CHECKING:
     from envs.env import ChunkResult
@@ -38,20 +37,10 @@ class Rollout:
     times: dict[str, float]  # seconds; `sim`, `render` and `preprocess` are summed over the environments
     wall_s: float  # seconds from start to end
     errors: int  # episodes played again after a simulator fault
-    first_decision_s: float = 0.0  # until the first decision: resets, and perhaps building simulators
 
     @property
     def env_steps(self) -> int:
         return sum(trajectory.env_steps for trajectory in self.trajectories)
-
-    def speed(self) -> str:
-        """How long it took, in words: what kept the policy busy, and what it waited for."""
-        env_steps_per_s = self.env_steps / self.wall_s
-        return (
-            f"{len(self.trajectories)} episodes in {self.wall_s:.1f} s, {env_steps_per_s:.0f} env steps/s, "
-            f"first decision after {self.first_decision_s:.1f} s; of the time {self.times['infer'] / self.wall_s:.0%} "
-            f"deciding, {self.times['wait'] / self.wall_s:.0%} waiting for simulators"
-        )
 
 
 def play_episodes(
@@ -63,7 +52,7 @@ def play_episodes(
     n_steps: int | None = None,
     max_batch: int | None = None,
     ranks: Ranks = ALONE,
-    record: Callable[[Episode], bool] = lambda episode: False,
+    film: Callable[[Episode], bool] = lambda episode: False,
     on_steps: Callable[[int], None] = lambda env_steps: None,
     on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> Rollout:
@@ -71,103 +60,48 @@ def play_episodes(
 
     n_steps: new episodes start until this many env steps are reached over all ranks, then the running ones are finished
     (None: all episodes are played). max_batch: the largest number of observations in one forward pass (None: one per
-    slot). record: whether to keep an episode's frames; they stay on the rank that plays it. on_steps: called with the
+    slot). film: whether to keep an episode's frames; they stay on the rank that plays it. on_steps: called with the
     env steps of each chunk. on_finished: called with each trajectory as soon as it has ended.
 
     A simulator fault does not count as a failure of the policy: the episode is played again with the same randomness.
     Raises RuntimeError after MAX_ATTEMPTS, and BadInput when a single observation does not fit into GPU memory.
     """
-    plays_all = n_steps is None
-    episodes = _episodes_of_rank(episodes, by_group=not plays_all, ranks=ranks)
-    schedule = _Schedule(
-        episodes=EpisodesByTask(episodes) if plays_all else episodes,
-        n_steps=math.inf if n_steps is None else math.ceil(n_steps / ranks.size),
-        num_envs=pool.num_slots,
-    )
     player = _Player(
         policy=policy,
         pool=pool,
-        schedule=schedule,
+        schedule=make_schedule(episodes, n_steps, pool.num_slots, ranks),
         behaviour=behaviour,
         randomness=randomness,
         max_batch=max_batch or pool.num_slots,
-        record=record,
+        film=film,
         on_steps=on_steps,
         on_finished=on_finished,
     )
     rollout = player.play()
-    return rollout if ranks.size == 1 else _gather(rollout, ranks)
-
-
-def _episodes_of_rank(episodes: Iterable[Episode], by_group: bool, ranks: Ranks) -> Iterator[Episode]:
-    """The episodes that this rank plays: every `size`-th group, or every `size`-th episode.
-
-    Single episodes divide more evenly, but this is correct only where all of them are played: otherwise some members of
-    a group might never be played.
-    """
-    for episode in episodes:
-        index = episode.group if by_group else episode.index
-        if index % ranks.size == ranks.rank:
-            yield episode
-
-
-def _gather(rollout: Rollout, ranks: Ranks) -> Rollout:
-    """Join the rollouts of all ranks, on every rank. Frames stay on the rank that recorded them."""
     without_frames = [replace(trajectory, frames=[]) for trajectory in rollout.trajectories]
     parts = ranks.gather(replace(rollout, trajectories=without_frames))
-    parts[ranks.rank] = rollout
-    trajectories = [trajectory for part in parts for trajectory in part.trajectories]
+    parts[ranks.rank] = rollout  # frames stay on the rank that filmed them
+    return join_rollouts(parts, at_the_same_time=True)
+
+
+def join_rollouts(parts: Sequence[Rollout], at_the_same_time: bool) -> Rollout:
+    """Join rollouts that ranks have played at the same time, or that were played one after another."""
+    times = {name: sum(part.times[name] for part in parts) for name in parts[0].times}
+    wall_s = sum(part.wall_s for part in parts)
+    if at_the_same_time:
+        times = {name: seconds / len(parts) for name, seconds in times.items()}
+        wall_s = max(part.wall_s for part in parts)
     return Rollout(
-        trajectories=in_order(trajectories),
-        times={name: sum(part.times[name] for part in parts) / ranks.size for name in rollout.times},
-        wall_s=max(part.wall_s for part in parts),
+        trajectories=in_order([trajectory for part in parts for trajectory in part.trajectories]),
+        times=times,
+        wall_s=wall_s,
         errors=sum(part.errors for part in parts),
-        first_decision_s=max(part.first_decision_s for part in parts),
     )
 
 
 def in_order(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
     """Trajectories sorted by the index of their episodes."""
     return sorted(trajectories, key=lambda trajectory: trajectory.episode.index)
-
-
-@dataclass
-class _Schedule:
-    """Decides which episodes start and which are kept, so that about `n_steps` env steps are played.
-
-    The speed of the simulators does not change which episodes are kept. With W environments, a group is admitted if the
-    episodes at least W places before its first one hold fewer than `n_steps` env steps. Those may still be running when
-    the group starts. So the rule is applied again at the end, with their final lengths, to decide what is kept.
-    """
-
-    episodes: Iterator[Episode] | EpisodesByTask
-    n_steps: float
-    num_envs: int
-    lengths: dict[int, int] = field(default_factory=dict)  # env steps so far by episode, in order of start
-    episodes_before_group: dict[int, int] = field(default_factory=dict)
-    next_episode: Episode | None = None
-
-    def take(self, slot: int) -> Episode | None:
-        """The next episode to play in this slot, or None when none may start now."""
-        if self.next_episode is None:
-            if isinstance(self.episodes, EpisodesByTask):
-                self.next_episode = self.episodes.next_for(slot)
-            else:
-                self.next_episode = next(self.episodes, None)
-        episode = self.next_episode
-        if episode is None:
-            return None
-        self.episodes_before_group.setdefault(episode.group, len(self.lengths))
-        if not self.admits(episode):
-            return None
-        self.next_episode = None
-        self.lengths[episode.index] = 0
-        return episode
-
-    def admits(self, episode: Episode) -> bool:
-        """Whether an episode's group belongs to the rollout, by the lengths that are known now."""
-        num_decisive = max(0, self.episodes_before_group[episode.group] - self.num_envs + 1)
-        return sum(itertools.islice(self.lengths.values(), num_decisive)) < self.n_steps
 
 
 @dataclass
@@ -186,11 +120,11 @@ class _Player:
 
     policy: Policy
     pool: Pool
-    schedule: _Schedule
+    schedule: PlayAll | PlaySteps
     behaviour: Behaviour
     randomness: Randomness
     max_batch: int
-    record: Callable[[Episode], bool]
+    film: Callable[[Episode], bool]
     on_steps: Callable[[int], None]
     on_finished: Callable[[Trajectory], None]
     running: dict[int, _Attempt] = field(default_factory=dict)  # by slot
@@ -199,7 +133,6 @@ class _Player:
     finished: list[Trajectory] = field(default_factory=list)
     times: dict[str, float] = field(default_factory=lambda: dict.fromkeys(TIMED_PARTS, 0.0))
     errors: int = 0
-    first_decision_s: float | None = None
 
     def play(self) -> Rollout:
         """Play until no episode is running and none may start."""
@@ -209,21 +142,19 @@ class _Player:
             self.receive_results()
             if self.waiting:
                 self.send_decisions()
-                if self.first_decision_s is None:
-                    self.first_decision_s = time.perf_counter() - started
             self.start_episodes()
-        kept = [trajectory for trajectory in self.finished if self.schedule.admits(trajectory.episode)]
+        kept = [trajectory for trajectory in self.finished if self.schedule.keeps(trajectory.episode)]
         if self.pool.num_slots == 1:  # this environment runs in our process: waiting includes its work
             working_s = self.times["sim"] + self.times["render"] + self.times["preprocess"]
             self.times["wait"] = max(0.0, self.times["wait"] - working_s)
         wall_s = time.perf_counter() - started
-        return Rollout(in_order(kept), self.times, wall_s, self.errors, self.first_decision_s or 0.0)
+        return Rollout(in_order(kept), self.times, wall_s, self.errors)
 
     def start_episodes(self) -> None:
         """Start an episode in every free slot, as long as the schedule gives any."""
         for slot in range(self.pool.num_slots):
             if slot not in self.running:
-                episode = self.schedule.take(slot)
+                episode = self.schedule.next_for(slot)
                 if episode is not None:
                     self.start(slot, _Attempt(Trajectory(episode)))
 
@@ -236,7 +167,7 @@ class _Player:
             episode.task_id,
             episode.init_state_id,
             episode.seed,
-            self.record(episode),
+            self.film(episode),
             self.behaviour.physics,
             episode.perturbation,
         )
@@ -264,7 +195,7 @@ class _Player:
         trajectory.env_steps = result.env_steps
         trajectory.success = result.success
         trajectory.frames.extend(result.frames)
-        self.schedule.lengths[trajectory.episode.index] = result.env_steps
+        self.schedule.count(trajectory.episode, result.env_steps)
         attempt.observation = result.observation
         if result.done:
             trajectory.seconds = time.perf_counter() - attempt.started
@@ -286,38 +217,32 @@ class _Player:
         self.start(slot, _Attempt(Trajectory(episode, fault=error), attempt.tries + 1))
 
     def send_decisions(self) -> None:
-        """Decide for the slots that have waited longest, as one batch. Reduce the batch when GPU memory runs out."""
+        """Decide for the slots that have waited longest, as one batch, and send the actions to their simulators."""
         with self.timed("infer"):
-            slots = self.waiting[: self.max_batch]
-            out_of_memory = self.decide_for(slots)
-            if out_of_memory is None:
-                del self.waiting[: self.max_batch]
-            else:
-                self.max_batch = shrink_batch(self.policy, len(slots), out_of_memory, is_update=False)
+            batch_size = min(self.max_batch, len(self.waiting))
+            size_that_fits, (decisions, actions) = shrink_until_it_fits(
+                self.policy, batch_size, self.decide, is_update=False
+            )
+            if size_that_fits < batch_size:
+                self.max_batch = size_that_fits
+        slots = self.waiting[:size_that_fits]
+        del self.waiting[:size_that_fits]
+        for slot, decision, chunk in zip(slots, decisions, actions, strict=True):
+            if not self.behaviour.keep_observations:
+                decision.observation = None
+            self.running[slot].trajectory.decisions.append(decision)
+            self.pool.step(slot, chunk)
 
-    def decide_for(self, slots: Sequence[int]) -> str | None:
-        """Decide for `slots` and send the actions to their simulators.
-
-        Returns None, or the first line of an out-of-memory error: the exception itself would keep the tensors of the
-        failed pass alive.
-        """
-        attempts = [self.running[slot] for slot in slots]
+    def decide(self, batch_size: int) -> tuple[list[Decision], np.ndarray]:
+        """Decisions and actions (B, chunk, action_dim) for the first `batch_size` waiting slots."""
+        attempts = [self.running[slot] for slot in self.waiting[:batch_size]]
         observations = [attempt.observation for attempt in attempts if attempt.observation is not None]
         generators = [
             self.randomness.generator(attempt.trajectory.episode, len(attempt.trajectory.decisions))
             for attempt in attempts
         ]
-        try:
-            with threads_that_simulators_leave(self.policy, self.pool.num_slots):
-                decisions, actions = decide(self.policy, observations, generators, self.behaviour)
-        except torch.OutOfMemoryError as error:
-            return first_line(error)
-        for slot, attempt, decision, chunk in zip(slots, attempts, decisions, actions, strict=True):
-            if not self.behaviour.keep_observations:
-                decision.observation = None
-            attempt.trajectory.decisions.append(decision)
-            self.pool.step(slot, chunk)
-        return None
+        with threads_that_simulators_leave(self.policy, self.pool.num_slots):
+            return decide(self.policy, observations, generators, self.behaviour)
 
     @contextlib.contextmanager
     def timed(self, part: str) -> Iterator[None]:

@@ -28,7 +28,7 @@ class Episode:
     group: int  # episodes of one group share task, initial state and perturbation
     # Of LIBERO's placement sampler. With one of the benchmark's initial states it places only the fixtures.
     seed: int = 0
-    draw: int = 0  # number of groups of this task in the run before this one
+    group_of_task: int = 0  # number of the group among those of its task in the run, from 0
     perturbation: Perturbation | None = None
 
     def describe(self) -> str:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from configs.config import TrainConfig, UpdateConfig
-from contracts import BadInput, first_line
+from contracts import BadInput
 from rl import losses
 from rl.critic import Critic
 from rl.optimizer import follow_kl, make_optimizer, optimizer_step, rl_learning_rate
@@ -27,7 +27,7 @@ from rl.randomness import torch_generator
 from rl.ranks import ALONE, Ranks
 from rl.selfcheck import check_first_ratio
 from rl.trajectory import Batch
-from vla.memory import shrink_batch
+from vla.memory import shrink_until_it_fits
 from vla.pass_sizes import pass_sizes
 
 if TYPE_CHECKING:
@@ -245,20 +245,18 @@ def accumulate_gradient(
     If memory runs out, the minibatch starts again with a smaller micro-batch, and `progress` keeps the size that fits.
     Raises BadInput when even the smallest does not fit.
     """
-    while True:
-        statistics: list[losses.Statistics] = []
-        try:
-            sizes = pass_sizes(len(minibatch), progress.micro_batch_size, learner.policy.few_sizes)
-            for micro_batch in minibatch.split(sizes):
-                statistics.append(add_gradient(learner, micro_batch, size, phase, config))
-            return statistics
-        except torch.OutOfMemoryError as error:
-            reason = first_line(error)
-        # This stands outside the handler, because the exception keeps the failed pass's tensors alive.
-        learner.optimizer.zero_grad(set_to_none=True)
-        progress.micro_batch_size = shrink_batch(
-            learner.policy, progress.micro_batch_size, reason, is_update=True
-        )
+
+    def accumulate(micro_batch_size: int) -> list[losses.Statistics]:
+        learner.optimizer.zero_grad(set_to_none=True)  # what a first try has added
+        sizes = pass_sizes(len(minibatch), micro_batch_size, learner.policy.few_sizes)
+        return [
+            add_gradient(learner, micro_batch, size, phase, config) for micro_batch in minibatch.split(sizes)
+        ]
+
+    progress.micro_batch_size, statistics = shrink_until_it_fits(
+        learner.policy, progress.micro_batch_size, accumulate, is_update=True
+    )
+    return statistics
 
 
 def add_gradient(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.config import RolloutConfig, TaskConfig, TrainConfig
+from configs.config import RolloutConfig, RunConfig, TaskConfig, TrainConfig
 from experiment.checkpoints import TrainerState
 from rl.curriculum import TrainingEpisodes, task_probabilities
 from rl.rollout import Rollout
@@ -17,6 +17,7 @@ tasks = st.builds(
     TaskConfig,
     task_ids=st.lists(st.integers(0, 9), min_size=1, max_size=4, unique=True).map(tuple),
     train_init_states=st.tuples(st.integers(0, 3), st.integers(4, 9)),
+    eval_init_states=st.just((40, 50)),
 )
 
 
@@ -24,7 +25,8 @@ FRESH = TaskConfig(task_ids=(0, 1, 2), train_init_states="fresh")
 
 
 def first_groups(task: TaskConfig, group_size: int, groups: int, seed: int = 0, update: int = 0, **options):
-    episodes = TrainingEpisodes(task, group_size, seed, update, **({"groups_drawn": {}} | options))
+    config = TrainConfig(task=task, rollout=RolloutConfig(group_size=group_size), run=RunConfig(seed=seed))
+    episodes = TrainingEpisodes(config, update, **({"groups_drawn": {}} | options))
     return list(itertools.islice(episodes, groups * group_size))
 
 
@@ -66,7 +68,7 @@ def test_no_state_is_played_twice_before_its_deck_is_used_up_whatever_ranks_leav
     state = TrainerState()
     for played in updates:
         groups = [e for e in first_groups(task, 1, len(played), groups_drawn=state.drawn) if played[e.group]]
-        drawn.update((e.task_id, e.draw // size, e.init_state_id) for e in groups)
+        drawn.update((e.task_id, e.group_of_task // size, e.init_state_id) for e in groups)
         state.count_update(
             Rollout([Trajectory(episode) for episode in groups], {}, wall_s=1.0, errors=0), steps_taken=1
         )

@@ -40,7 +40,7 @@ from envs.tasks import TaskInfo
 from experiment.run_files import METRICS_FILE, read_metrics
 from experiment.speed import SimulatorSpeed, Speed
 from experiment.stored_run import read_run
-from rl.phases import Teacher
+from rl.phases import TeacherChoice
 from rl.update import MAX_UPDATES_WITHOUT_SIGNAL
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, observation
 from tests.stored_runs import comparable_metrics
@@ -102,7 +102,7 @@ def use_fakes(monkeypatch) -> None:
         "find_tasks": lambda *_: [TaskInfo(0, "", "", 8, 50)],
         "fit_micro_batch": lambda policy, update, *_: update.micro_batch_size,
         "load_policy": lambda *_: FakePolicy(adapter_scale=0.1),
-        "load_teacher": lambda *_: Teacher("greedy", ""),
+        "load_teacher": lambda *_: TeacherChoice("greedy", ""),
         "make_pool": lambda *_: FakePool(lambda *_: Script(env_steps=8, success=True)),
         "try_out": lambda *_: (observation(1.0, 2.0, 3.0), SPEED),
     }

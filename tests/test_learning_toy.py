@@ -21,7 +21,7 @@ from configs.config import (
 )
 from rl.advantages import estimate_advantages
 from rl.behaviour import Behaviour, behaviour_in
-from rl.curriculum import training_episodes
+from rl.curriculum import TrainingEpisodes
 from rl.dynamic_sampling import training_rollout
 from rl.phases import phase_at, settle_warmup
 from rl.randomness import Randomness
@@ -57,9 +57,7 @@ def settings(seed: int, advantage: str = "absolute", **phases: object) -> TrainC
 def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, update_index: int) -> dict[str, float]:
     """Steps 1 and 3 to 5 of `train`; returns the metrics of the update."""
     phase = phase_at(update_index * config.rollout.n_steps, config.phases)
-    episodes = training_episodes(
-        config, update_index, groups_drawn={}, task_shares=None, perturbed_success={}
-    )
+    episodes = TrainingEpisodes(config, update_index, groups_drawn={})
     behaviour = behaviour_in(phase, config, "greedy")
     _, trajectories = training_rollout(learner, pool, episodes, behaviour, phase, config, update_index)
     batch = flatten(trajectories, learner.policy.action_dim)

@@ -133,7 +133,9 @@ def test_flags_name_kinds_and_magnitudes():
 
 def episodes(config, success, count=400, update=0):
     perturbed = perturbation_probabilities(config, success)
-    return list(itertools.islice(TrainingEpisodes(config.task, 2, 0, update, {}, None, perturbed), count))
+    return list(
+        itertools.islice(TrainingEpisodes(changed(config, group_size=2), update, {}, None, perturbed), count)
+    )
 
 
 def test_a_group_trains_on_one_perturbation_drawn_by_seed_update_and_group():

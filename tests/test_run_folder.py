@@ -113,7 +113,7 @@ def test_the_log_goes_to_terminal_and_file_and_is_continued(run, capsys):
 
 
 def test_a_record_is_on_the_disk_at_once_and_holds_valid_json(run):
-    run.record(1, 3, {"rollout/success_rate": 0.5, "train/nan": float("nan")})
+    run.log_metrics(1, 3, {"rollout/success_rate": 0.5, "train/nan": float("nan")})
     (line,) = (run.folder / METRICS_FILE).read_text().splitlines()
     assert json.loads(line) == {
         "global_step": 1,
@@ -133,8 +133,8 @@ def test_seconds_are_added_up_until_the_next_record(run):
     for _ in range(2):
         with run.timed("eval"):
             pass
-    run.record(1, 1, {})
-    run.record(2, 2, {})
+    run.log_metrics(1, 1, {})
+    run.log_metrics(2, 2, {})
     first, second = read_metrics(run.folder / METRICS_FILE)
     assert first["time/eval"] > 0
     assert "time/eval" not in second
@@ -144,13 +144,13 @@ def test_seconds_are_added_up_until_the_next_record(run):
 
 
 def test_reopening_drops_records_after_the_checkpoint_and_appends(run):
-    run.record(1, 1, {"rollout/success_rate": 0.5})
+    run.log_metrics(1, 1, {"rollout/success_rate": 0.5})
     at_checkpoint = run.metrics_bytes()
-    run.record(2, 2, {"will/be_recorded_again": 1.0})
+    run.log_metrics(2, 2, {"will/be_recorded_again": 1.0})
     run.close()
     resumed = reopen_run(run.folder, run.config, RESUME, at_checkpoint, wandb_id=None)
     assert resumed.metrics_bytes() == at_checkpoint
-    resumed.record(2, 2, {})
+    resumed.log_metrics(2, 2, {})
     resumed.close()
     assert read_metrics(run.folder / METRICS_FILE) == [
         {"global_step": 1, "update": 1, "rollout/success_rate": 0.5},
@@ -161,7 +161,7 @@ def test_reopening_drops_records_after_the_checkpoint_and_appends(run):
 @pytest.mark.parametrize("left", [0, 1, 2])
 def test_records_that_were_lost_before_a_resume_are_missed(run, left):
     for update_index in (1, 2):
-        run.record(update_index, update_index, {})
+        run.log_metrics(update_index, update_index, {})
     at_checkpoint = run.metrics_bytes()
     run.close()
     path = run.folder / METRICS_FILE
@@ -170,7 +170,7 @@ def test_records_that_were_lost_before_a_resume_are_missed(run, left):
     if left > 0:
         path.write_bytes(b"".join(lines)[: -2 if left == 1 else None])
     resumed = reopen_run(run.folder, run.config, RESUME, at_checkpoint, wandb_id=None)
-    resumed.record(3, 3, {})
+    resumed.log_metrics(3, 3, {})
     resumed.close()
     assert [row["update"] for row in read_metrics(path)] == [*[1, 2][:left], 3]
     assert (str(path) in (run.folder / "train.log").read_text()) == (left < 2)

@@ -31,9 +31,10 @@ LENGTHS = (3, 2, 3)
 ADVANTAGES = torch.tensor([1.0, 0.0, -2.0, 0.5, 0.0, 0.0, -1.0, 1.5])  # 5 of 8 decisions are active
 STUDENT = Behaviour(epsilon=0.0, temperature=1.0, record_student_logprobs=True)
 EPISODES = TrainingEpisodes(
-    TaskConfig(train_init_states=(0, 40), eval_init_states=(40, 50)),
-    group_size=2,
-    seed=0,
+    TrainConfig(
+        task=TaskConfig(train_init_states=(0, 40), eval_init_states=(40, 50)),
+        rollout=RolloutConfig(group_size=2),
+    ),
     update_index=0,
     groups_drawn={},
 )
@@ -147,7 +148,7 @@ def sampled_dynamically(ranks: Ranks) -> list:
 
 def evaluation_of(ranks: Ranks) -> dict[str, Any]:
     pool = FakePool(script)
-    played = play(ranks, pool, evaluation_episodes((0,), (40, 45), 3), None, record=lambda e: e.index == 0)
+    played = play(ranks, pool, evaluation_episodes((0,), (40, 45), 3), None, film=lambda e: e.index == 0)
     frames = sum(len(t.frames) for t in played.trajectories)
     return {"trajectories": contents(played.trajectories), "played": len(pool.started), "frames": frames}
 

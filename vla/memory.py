@@ -1,26 +1,28 @@
 """Fit an update into a GPU's memory: choose the micro-batch size, and how many blocks recompute their activations.
 
-`shrink_batch` is for the case that memory runs out nevertheless.
+`shrink_until_it_fits` is for the case that memory runs out nevertheless.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 
-from contracts import BadInput, Observation
+from contracts import BadInput, Observation, first_line
 from vla.device import GIB
 from vla.eight_bits import FORMATS
 from vla.preprocessing import MADE_UP_INSTRUCTION, synthetic_observations
 
-if TYPE_CHECKING:  # importing it takes seconds, and `rl.rollout` needs only `shrink_batch`
+if TYPE_CHECKING:  # importing it takes seconds, and `rl.rollout` needs only the last function
     from vla.policy import Policy
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 # Tensors as large as the trainable parameters: the gradients (two on a rank without gradients of its own), and AdamW's
 # two moments.
@@ -175,6 +177,22 @@ class Recomputing(Protocol):
     def recompute_everything(self) -> bool:
         """Recompute the activations of all blocks from now on. Returns False if that was so already."""
         ...
+
+
+def shrink_until_it_fits(
+    policy: Recomputing, batch_size: int, compute: Callable[[int], T], is_update: bool
+) -> tuple[int, T]:
+    """Call compute(batch_size), again with a smaller batch if GPU memory runs out. Returns the size and the result.
+
+    Raises BadInput when nothing smaller is left.
+    """
+    while True:
+        try:
+            return batch_size, compute(batch_size)
+        except torch.OutOfMemoryError as error:
+            reason = first_line(error)
+        # This stands outside the handler, because the exception keeps the failed pass's tensors alive.
+        batch_size = shrink_batch(policy, batch_size, reason, is_update)
 
 
 def shrink_batch(policy: Recomputing, batch_size: int, reason: str, is_update: bool) -> int:

@@ -1,4 +1,4 @@
-"""EpisodesByTask: every episode is given out once, and slots rarely change their tasks."""
+"""PlayAll: every episode is given out once, and slots rarely change their tasks."""
 
 import itertools
 
@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rl.by_task import EpisodesByTask
+from rl.ranks import ALONE
+from rl.schedules import PlayAll
 from rl.trajectory import Episode
 
 
@@ -22,19 +23,19 @@ def make_episodes(counts: list[int]) -> list[Episode]:
 )
 def test_every_episode_is_given_out_once_whichever_slot_asks(counts, num_slots, turns):
     episodes = make_episodes(counts)
-    by_task = EpisodesByTask(episodes)
-    given_out = [by_task.next_for(turns.randrange(num_slots)) for _ in episodes]
+    schedule = PlayAll(episodes, ALONE)
+    given_out = [schedule.next_for(turns.randrange(num_slots)) for _ in episodes]
     assert sorted(episode.index for episode in given_out) == [episode.index for episode in episodes]
-    assert by_task.next_for(0) is None
+    assert schedule.next_for(0) is None
 
 
 @pytest.mark.parametrize(("num_slots", "most_changes"), [(1, 9), (3, 9), (10, 0), (15, 10)])
 def test_slots_keep_their_tasks(num_slots, most_changes):
     """Ten tasks of 50 episodes. In the order of the tasks each slot would play each task: 9 changes a slot."""
-    by_task = EpisodesByTask(make_episodes([50] * 10))
+    schedule = PlayAll(make_episodes([50] * 10), ALONE)
     tasks: dict[int, list[int]] = {slot: [] for slot in range(num_slots)}
     for turn in range(500):
-        tasks[turn % num_slots].append(by_task.next_for(turn % num_slots).task_id)
+        tasks[turn % num_slots].append(schedule.next_for(turn % num_slots).task_id)
     changes = sum(a != b for played in tasks.values() for a, b in itertools.pairwise(played))
     assert changes <= most_changes
     assert [played[0] for played in tasks.values()] == [slot % 10 for slot in range(num_slots)]
