@@ -142,10 +142,10 @@ def token_loss(policy: Student, observations: Sequence[Observation], tokens: Ten
     """The cross-entropy of tokens, (B, A) int64, over all ids, and the share of tokens that are right; means, ()."""
     logits, other_logsumexp = policy.logits_and_other_logsumexp(observations)
     targets = tokens.to(logits.device) - FIRST_ACTION_TOKEN
-    among_actions = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    choice_loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
     # Add -log of the probability that lies on action tokens, log(1 + exp(others - actions)).
-    of_actions = F.softplus(other_logsumexp - logits.logsumexp(-1)).mean()
-    return among_actions + of_actions, (logits.argmax(-1) == targets).float().mean()
+    mass_loss = F.softplus(other_logsumexp - logits.logsumexp(-1)).mean()
+    return choice_loss + mass_loss, (logits.argmax(-1) == targets).float().mean()
 
 
 def regression_loss(
