@@ -16,8 +16,8 @@ import numpy as np
 
 from envs.assets import find_pack
 from envs.env import SimulatorFault
-from envs.libero import CAMERAS, SETTLING_ACTION, SETTLING_STEPS
-from envs.libero_simulator import LiberoSimulator
+from envs.libero import CAMERAS
+from envs.libero_simulator import SETTLING_ACTION, LiberoSimulator
 from envs.tasks import MAX_ENV_STEPS, load_init_states, suite_task, task_names
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
@@ -39,8 +39,7 @@ def settle(simulator: LiberoSimulator, init_state: np.ndarray) -> tuple[float, f
     simulator.reset(0, init_state)
     placed = object_positions(simulator)
     try:
-        for _ in range(SETTLING_STEPS):
-            simulator.step(SETTLING_ACTION)
+        simulator.settle()
     except SimulatorFault:
         return np.inf, np.inf
     shifts = object_positions(simulator) - placed

@@ -17,7 +17,8 @@ import tyro
 
 from envs.assets import find_pack
 from envs.env import EnvSpec
-from envs.libero import SETTLING_ACTION, SETTLING_STEPS, LiberoEnv, task_files
+from envs.libero import LiberoEnv, task_files
+from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
 from envs.rendering import prepare
 from envs.tasks import load_init_states
 

@@ -19,7 +19,7 @@ from envs.chunk_run import ChunkRun
 from envs.closing import close_at_exit, forget
 from envs.env import ChunkResult, EnvSpec, Physics, SimulatorFault
 from envs.libero_plus import Variant
-from envs.libero_simulator import MAX_PLACEMENT_TRIES, LiberoSimulator
+from envs.libero_simulator import MAX_PLACEMENT_TRIES, SETTLING_ACTION, SETTLING_STEPS, LiberoSimulator
 from envs.perturb import Perturbation
 from envs.rendering import upright
 from envs.tasks import MAX_ENV_STEPS, PRO_CHANGES, TaskFiles, split_suite
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")  # a policy with n images uses the first n
-SETTLING_STEPS = 10  # env steps: initial states hold the objects some centimetres above the table
-SETTLING_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # no motion, gripper open
 EXACT_SUBSTEPS = 25  # physics steps of an env step in robosuite
 FAST_SUBSTEPS = 13  # physics steps of an env step in fast physics, after the objects have settled
 
@@ -196,12 +194,11 @@ class LiberoEnv:
     def _settle(self, physics: Physics, observe: bool) -> None:
         """Hold still for 10 env steps; the policy's first observation is that of the last one."""
         simulator = self._built()
-        simulator.step(SETTLING_ACTION)
+        simulator.settle(1)
         # Not before the first step, because its goal is where the hand was before the reset.
         if physics == "fast":
             simulator.use_fast_physics(EXACT_SUBSTEPS)
-        for _ in range(SETTLING_STEPS - 2):
-            simulator.step(SETTLING_ACTION)
+        simulator.settle(SETTLING_STEPS - 2)
         self._step(SETTLING_ACTION, observe)
         if physics == "fast":
             simulator.use_fast_physics(FAST_SUBSTEPS)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 
 T = TypeVar("T")
+SETTLING_STEPS = 10  # env steps: initial states hold the objects some centimetres above the table
+SETTLING_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # no motion, gripper open
 MAX_PLACEMENT_TRIES = 100
 # Standard deviation of the arm's joints in the benchmark's initial states: robosuite's default.
 ARM_NOISE_RAD = 0.02
@@ -107,6 +109,11 @@ class LiberoSimulator:
         observations, success = self._step(action)
         check_stability(self.domain.sim.data._data)
         return observations, success
+
+    def settle(self, env_steps: int = SETTLING_STEPS) -> None:
+        """Hold still while the objects come to rest. Raises SimulatorFault."""
+        for _ in range(env_steps):
+            self.step(SETTLING_ACTION)
 
     def use_fast_physics(self, physics_steps: int) -> None:
         """Until the next reset use `envs.fast`, with `physics_steps` physics steps in an env step."""

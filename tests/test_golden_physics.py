@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from envs.assets import find_pack
-from envs.libero import SETTLING_ACTION, SETTLING_STEPS
+from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
 from envs.rendering import prepare
 from envs.tasks import load_init_states, suite_task
 

@@ -19,8 +19,8 @@ from envs import plus_noise
 from envs.bddl import read_instruction
 from envs.data_packages import LIBERO_PLUS, packaged_file, packages_folder
 from envs.env import EnvSpec
-from envs.libero import SETTLING_ACTION
 from envs.libero_plus import arm_offset, camera_pose, find_variants, suite_variants
+from envs.libero_simulator import SETTLING_ACTION
 from envs.pool import make_env
 from envs.tasks import PLUS_CHANGES, PUBLISHED_SUITES, libero_root, split_suite, suite_task
 

@@ -24,7 +24,6 @@ from configs.bounds import POSITIVE, check_numbers
 from contracts import BadInput
 from envs.assets import find_pack
 from envs.env import SimulatorFault
-from envs.libero import SETTLING_ACTION, SETTLING_STEPS
 from envs.libero_simulator import LiberoSimulator
 from envs.tasks import bddl_task, libero_root
 
@@ -96,8 +95,7 @@ def find_problem(simulator: LiberoSimulator, state: np.ndarray) -> str | None:
     simulator.reset(0, state)
     placed_poses = simulator.object_poses()
     try:
-        for _ in range(SETTLING_STEPS):
-            simulator.step(SETTLING_ACTION)
+        simulator.settle()
     except SimulatorFault:
         return "unstable simulation"
     return simulator.find_problem(placed_poses)
