@@ -32,7 +32,14 @@ from workshop.sft_check import check_written
 from workshop.sft_config import SftArgs, TinySize
 from workshop.sft_data import make_observations, read_demos
 from workshop.sft_training import SFT_RUN_FILE, STATE_FILE, fine_tune
-from workshop.sft_update import actions_of, logits_of, token_loss
+from workshop.sft_update import (
+    LEARN_TOKENS,
+    actions_of,
+    logits_of,
+    make_student_optimizer,
+    token_loss,
+    training_step,
+)
 from workshop.tiny import make_tiny_checkpoint
 from workshop.whole_network import WholeNetwork
 
@@ -321,6 +328,26 @@ def test_the_loss_is_the_cross_entropy_of_openvla_oft_over_all_ids(episodes, tmp
         expected = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
         torch.testing.assert_close(loss, expected)
         assert accuracy < 0.1  # the tokens are random
+
+
+def test_a_step_that_does_not_fit_into_memory_is_taken_in_smaller_parts(episodes, small):
+    observations = observations_of(episodes)
+    tokens = FIRST_ACTION_TOKEN + torch.arange(len(observations) * 56).view(-1, 56) % 256
+
+    def loss_of_at_most_two(policy, observations, tokens):
+        loss = token_loss(policy, observations, tokens)
+        if len(observations) > 2:
+            raise torch.OutOfMemoryError("no memory")
+        return loss
+
+    results = []
+    for objective in (LEARN_TOKENS, replace(LEARN_TOKENS, loss=loss_of_at_most_two)):
+        policy = load_policy(small)
+        optimizer = make_student_optimizer(policy)
+        metrics = training_step(objective, policy, optimizer, observations, tokens, 3e-5, micro_batch_size=7)
+        parameters = [parameter.detach() for _, parameter in policy.named_trainable_parameters()]
+        results.append((metrics, parameters))
+    torch.testing.assert_close(*results)
 
 
 def test_learning_rate_rises_linearly_and_falls_as_a_cosine_to_a_hundredth():

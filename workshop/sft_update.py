@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from contracts import BadInput, Observation, first_line
+from contracts import BadInput, Observation
 from rl.optimizer import make_optimizer, optimizer_step
 from vla.dataset_statistics import DatasetStatistics
-from vla.memory import shrink_batch
+from vla.memory import shrink_until_it_fits
 from vla.pass_sizes import pass_sizes
 from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN, encode
@@ -100,21 +100,19 @@ def training_step(
     that has diverged, and when nothing fits into memory.
     """
     optimizer.param_groups[0]["lr"] = lr
-    while True:
+
+    def accumulate(micro_batch_size: int) -> Tensor:
+        optimizer.zero_grad(set_to_none=True)  # what a first try has added
         means = torch.zeros(2, device=policy.device)  # loss, accuracy
         start = 0
-        try:
-            for size in pass_sizes(len(observations), micro_batch_size, policy.few_sizes):
-                rows = slice(start, start + size)
-                share = size / len(observations)
-                means += add_gradient(objective, policy, observations[rows], targets[rows], share)
-                start += size
-            break
-        except torch.OutOfMemoryError as error:
-            reason = first_line(error)
-        # This stands outside the handler, because the exception keeps the failed pass's tensors alive.
-        optimizer.zero_grad(set_to_none=True)
-        micro_batch_size = shrink_batch(policy, micro_batch_size, reason, is_update=True)
+        for size in pass_sizes(len(observations), micro_batch_size, policy.few_sizes):
+            rows = slice(start, start + size)
+            share = size / len(observations)
+            means += add_gradient(objective, policy, observations[rows], targets[rows], share)
+            start += size
+        return means
+
+    _, means = shrink_until_it_fits(policy, micro_batch_size, accumulate, is_update=True)
     gradient_norm = optimizer_step(optimizer, MAX_GRAD_NORM)
     optimizer.zero_grad(set_to_none=True)
     loss, accuracy, norm = [*means.tolist(), gradient_norm.item()]
