@@ -229,7 +229,7 @@ def print_start(config: EvalConfig, policy: Policy, plan: Plan, results: Results
     from preflight import check_looks
 
     settings = results.settings
-    say(f"{config.model.checkpoint}: {policy.kind}, {settings['mode']}; assets: {settings['assets']}")
+    say(f"{config.model.checkpoint}: {policy.info.kind}, {settings['mode']}; assets: {settings['assets']}")
     looks = check_looks(policy.info, find_pack(config.simulator.assets))
     if looks.status == "warning":
         say(looks.text)
@@ -268,7 +268,10 @@ def play_suite(
     num_envs = choose_num_envs(simulator, spec, policy, len(missing))
     times.begin("checks")
     try:
-        with interruptible(), make_pool(spec, num_envs, policy.prepare, simulator.simulators) as pool:
+        with (
+            interruptible(),
+            make_pool(spec, num_envs, policy.model_inputs.prepare_images, simulator.simulators) as pool,
+        ):
             pool.start_building(list(dict.fromkeys(key.task_id for key in missing)))
             attention_probe(policy, observation)
             image_probe(policy, observation)
@@ -410,7 +413,7 @@ def choose_mode(config: EvalConfig, policy: Policy) -> Mode:
         return config.mode
     if config.samples:
         return "sample"
-    _, adapter = base_and_adapter(checkpoint, None)
+    _, adapter = base_and_adapter(checkpoint)
     if policy.action_head is None or adapter is not None:  # adapters are trained on tokens
         return "greedy"
     return "l1"

@@ -93,7 +93,9 @@ def set_up(command: Command, times: StartTimes) -> Iterator[Setup]:
     learner = make_learner(policy, settled, ranks, teacher.mode)
 
     spec = make_spec(task.task_suite, task.task_ids, config.simulator, policy.num_images)
-    with make_pool(spec, simulators.num_envs, policy.prepare, config.simulator.simulators) as pool:
+    with make_pool(
+        spec, simulators.num_envs, policy.model_inputs.prepare_images, config.simulator.simulators
+    ) as pool:
         observation, speed = try_out(checks, settled, policy, pool)
         state = first_state(settled, command.resume, learner)
         cost = estimate_cost(settled, tasks, speed, state, student_equals_teacher(policy, teacher.mode))
@@ -139,7 +141,7 @@ def describe_weights(policy: Policy) -> str:
     """What the checkpoint is, what it reads, where it is, and how many parameters it has."""
     rows = dict(policy.describe())
     parts = [rows["kind"], f"reads {rows['reads']}", rows["parameters"], f"trainable {rows['trainable']}"]
-    return "; ".join([*parts, f"on {policy.device}", str(policy.info.folder)])
+    return "; ".join([*parts, f"on {policy.device}", str(policy.info.weights_folder)])
 
 
 def check_looks(info: CheckpointInfo, pack: Pack) -> Check:
@@ -170,7 +172,7 @@ def check_suite(info: CheckpointInfo, model: ModelConfig, task_suite: str) -> Ch
     low = " ".join(f"{value:.2f}" for value in action.q01)
     high = " ".join(f"{value:.2f}" for value in action.q99)
     text = f"{key}: actions from [{low}] to [{high}]"
-    base, _ = base_and_adapter(str(model.checkpoint), None)
+    base, _ = base_and_adapter(str(model.checkpoint))
     for name, repair in ((key, "leave out --unnorm-key"), (Path(base).name, "use another --task-suite")):
         suites = suites_named(name)
         if suites and task_suite not in suites:

@@ -70,8 +70,7 @@ def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.before_after")
     rows = []
     for adapter in (None, args.adapter):
-        options = LoadOptions(args.task_suite, device=args.device, adapter=adapter)
-        policy = Policy.load(args.checkpoint, options)
+        policy = Policy.load(adapter or args.checkpoint, LoadOptions(args.task_suite, device=args.device))
         env = LiberoEnv(
             EnvSpec(args.task_suite, (args.task_id,), policy.num_images, args.assets), args.task_id
         )

@@ -32,7 +32,9 @@ def main(args: Args) -> None:
     policy = Policy.load(args.checkpoint, LoadOptions(task_suite=args.task_suite, device="cpu"))
     (observation,) = make_observations(policy, 1, prepared=False)
     call_s = median_seconds(lambda: policy.act([observation]), args.repeats)
-    preprocessing_s = median_seconds(lambda: policy.prepare(observation.images), args.repeats)
+    preprocessing_s = median_seconds(
+        lambda: policy.model_inputs.prepare_images(observation.images), args.repeats
+    )
     print(f"one decision on {policy.num_images} image(s), one thread: {1e3 * call_s:.1f} ms")
     print(f"of it images: {1e3 * preprocessing_s:.1f} ms, {preprocessing_s / call_s:.0%}")
 

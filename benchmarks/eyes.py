@@ -149,7 +149,7 @@ def swapped_inputs(
         "image of any decision": with_images(originals, shuffled),
         "black image": black,
     }
-    if policy.uses_proprio:
+    if policy.info.uses_proprio:
         pairs = zip(originals, neighbours, strict=True)
         changed["robot state of another episode"] = [replace(a, proprio=b.proprio) for a, b in pairs]
     if instructions:

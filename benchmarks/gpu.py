@@ -28,7 +28,7 @@ from benchmarks.timing import make_observations, median_seconds
 from contracts import BadInput, Observation
 from vla.checkpoint import inspect_checkpoint
 from vla.loading import Compile, FrozenWeights, LoadOptions
-from vla.memory import fit_to_memory
+from vla.memory import plan_update
 from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN
 
@@ -161,7 +161,7 @@ def measure_updates(folder: Path, weights: FrozenWeights, args: Args, meter: Met
         for micro_batch_size in args.micro_batches:
             policy = load(folder, args.memory_gib, weights)
             if recomputed == "all blocks":
-                policy.recompute_everything()
+                policy.network.recompute_everything()
             report_update(policy, f"update, recomputing {recomputed}", micro_batch_size, meter)
             del policy  # the next one may need its memory
 
@@ -204,13 +204,14 @@ def measure_budget(folder: Path, budget_gib: float, weights: FrozenWeights, mete
     for batch_size in (2, 32):
         policy = load(folder, budget_gib, weights)
         try:
-            micro_batch_size = fit_to_memory(policy, "auto", "auto", batch_size, 0)
+            plan = plan_update(policy, "auto", "auto", batch_size)
         except BadInput as reason:
             print(f"--memory-budget {budget_gib:g}, --batch-size {batch_size}: refused: {reason}", flush=True)
         else:
+            policy.network.recomputed_blocks = plan.recomputed_blocks
             recomputed = dict(policy.describe())["recomputed"].split(" in ")[0]
             name = f"{budget_gib:g} GiB, batch {batch_size}, {recomputed}"
-            report_update(policy, name, micro_batch_size, meter)
+            report_update(policy, name, plan.micro_batch_size, meter)
         del policy  # the next one may need its memory
 
 

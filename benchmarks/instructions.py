@@ -1,6 +1,6 @@
 """Tell a policy to do another task of the same scene: does it do that one?
 
-    python -m benchmarks.instructions --checkpoint CHECKPOINT --adapter FOLDER --task-suite libero_goal --task-ids 1 4 8
+    python -m benchmarks.instructions --checkpoint CHECKPOINT --task-suite libero_goal --task-ids 1 4 8
 
 Every episode begins in an initial state of one task (the scene's own) and has the instruction of one of the tasks (the
 told one). It succeeds when the goal of the told task is reached. At its end it is also checked whether the goal of the
@@ -27,9 +27,7 @@ class Args:
     """Tell a policy to do another task of the same scene: does it do that one?"""
 
     checkpoint: str
-    """Folder or hub id of the policy."""
-    adapter: str | None = None
-    """Folder of adapters that were trained on it (None: the checkpoint alone)."""
+    """Folder or hub id of the policy, or the folder of an adapter."""
     task_suite: str = "libero_goal"
     task_ids: tuple[int, ...] = (1, 4, 8)
     """Tasks that share one scene."""
@@ -51,9 +49,7 @@ class Task:
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.instructions")
-    policy = Policy.load(
-        args.checkpoint, LoadOptions(args.task_suite, device=args.device, adapter=args.adapter)
-    )
+    policy = Policy.load(args.checkpoint, LoadOptions(args.task_suite, device=args.device))
     spec = EnvSpec(args.task_suite, args.task_ids, policy.num_images, args.assets)
     tasks = [read_task(spec, task_id) for task_id in args.task_ids]
     for scene in tasks:

@@ -80,7 +80,7 @@ class Args:
 def main(args: Args) -> None:
     policy = Policy.load(args.checkpoint, LoadOptions(args.task_suite, device=args.device))
     spec = EnvSpec(args.task_suite, args.task_ids, policy.num_images, args.assets)
-    with make_pool(spec, args.num_envs, policy.prepare) as pool:
+    with make_pool(spec, args.num_envs, policy.model_inputs.prepare_images) as pool:
         print_tables(policy, pool, args)
 
 

@@ -31,6 +31,11 @@ def make_observations(policy: Policy, count: int, prepared: bool = True) -> list
     generator = np.random.default_rng(0)
     frames = generator.integers(0, 256, (count, policy.num_images, 256, 256, 3), dtype=np.uint8)
     return [
-        Observation(policy.prepare(images) if prepared else images, np.zeros(8), INSTRUCTION, prepared)
+        Observation(
+            policy.model_inputs.prepare_images(images) if prepared else images,
+            np.zeros(8),
+            INSTRUCTION,
+            prepared,
+        )
         for images in frames
     ]

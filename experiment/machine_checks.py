@@ -48,7 +48,7 @@ def check_installed() -> Check:
 
 def check_device(model: ModelConfig) -> Check:
     """Show the device and its memory. Raises BadInput for a GPU that this torch cannot use."""
-    device = choose_device(model.device, base_and_adapter(str(model.checkpoint), None)[0])
+    device = choose_device(model.device, base_and_adapter(str(model.checkpoint))[0])
     if device.type != "cuda":
         return Check("ok", f"CPU, {torch.get_num_threads()} thread(s)")
     name = torch.cuda.get_device_name(device)

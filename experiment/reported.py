@@ -86,7 +86,7 @@ def hub_id_of(checkpoint: str) -> str | None:
 
     A local folder counts as the checkpoint if it lies in the download cache, or has the checkpoint's name.
     """
-    base, adapter = base_and_adapter(checkpoint, None)
+    base, adapter = base_and_adapter(checkpoint)
     if adapter is not None:
         return None
     hub_ids = {hub_id for hub_id, _ in REPORTS}

@@ -42,7 +42,7 @@ from vla.dataset_statistics import same_actions
 from vla.device import GIB, choose_device, is_large
 from vla.hub import commit_of, resolve_checkpoint
 from vla.loading import LoadOptions
-from vla.memory import fit_to_memory
+from vla.memory import plan_update
 from vla.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -107,7 +107,7 @@ def _automatic_looks(model: ModelConfig) -> str:
 
     Raises BadInput for a checkpoint that needs a GPU where there is none, before its assets are asked for.
     """
-    base, _ = base_and_adapter(str(model.checkpoint), None)
+    base, _ = base_and_adapter(str(model.checkpoint))
     has_gpu = choose_device(model.device, base).type == "cuda"
     if is_large(Path(base).expanduser()):
         return "official"
@@ -129,13 +129,13 @@ def looks_of_small_policy(has_gpu: bool, official_is_installed: bool, trained_on
 
 def find_checkpoint(model: ModelConfig) -> CheckpointInfo:
     """Find the folder or hub id of --checkpoint and describe what it holds. Raises BadInput if it is not usable."""
-    base, adapter = base_and_adapter(str(model.checkpoint), None)
+    base, adapter = base_and_adapter(str(model.checkpoint))
     return inspect_checkpoint(resolve_checkpoint(base), adapter=adapter)
 
 
 def find_commit(checkpoint: str) -> str | None:
     """The hub's commit of the base of a checkpoint, which is downloaded if needed; None for a local folder."""
-    base, _ = base_and_adapter(checkpoint, None)
+    base, _ = base_and_adapter(checkpoint)
     return commit_of(resolve_checkpoint(base))
 
 
@@ -168,7 +168,7 @@ def load_teacher(
 ) -> TeacherChoice:
     """Give the policy the teacher that --teacher names; return how it decides, and why. Raises BadInput."""
     checkpoint = phases.teacher_checkpoint or str(model.checkpoint)
-    _, adapter = base_and_adapter(checkpoint, None)
+    _, adapter = base_and_adapter(checkpoint)
     if phases.teacher_checkpoint is not None or adapter is not None:
         try:
             _set_teacher(policy, replace(model, checkpoint=checkpoint), adapter, task_suite)
@@ -195,7 +195,7 @@ def fit_micro_batch(
 
     This also decides which blocks of the network recompute their activations. Raises BadInput if nothing fits.
     """
-    return fit_to_memory(
+    plan = plan_update(
         policy,
         update.gradient_checkpointing,
         update.micro_batch_size,
@@ -203,6 +203,8 @@ def fit_micro_batch(
         simulators_gib * GIB,
         instruction,
     )
+    policy.network.recomputed_blocks = plan.recomputed_blocks
+    return plan.micro_batch_size
 
 
 def make_spec(
@@ -253,7 +255,7 @@ def open_run(setup: Setup, resume: str | None, argv: Sequence[str]) -> Run:
         return reopen_run(
             Path(resume), setup.config, argv, state.metrics_bytes, state.wandb_id, learner.ranks
         )
-    run = start_run(setup.config, argv, learner.ranks, commit_of(learner.policy.info.folder))
+    run = start_run(setup.config, argv, learner.ranks, commit_of(learner.policy.info.weights_folder))
     state.wandb_id = run.wandb.id
     return run
 
@@ -268,7 +270,7 @@ def save_first_files(setup: Setup, run: Run) -> None:
 
 def save_model_view(path: Path, observation: Observation, policy: Policy) -> None:
     """Write the images side by side, as the network sees them: after JPEG, resize and crop."""
-    imageio.imwrite(path, np.concatenate(list(policy.view(observation)), axis=1))
+    imageio.imwrite(path, np.concatenate(list(policy.model_inputs.images_of(observation)), axis=1))
 
 
 def weights_fingerprint(policy: Policy) -> str:

@@ -142,7 +142,7 @@ def _time(
 ) -> tuple[int, float]:
     """Time compute(batch_size), with a smaller batch if memory runs out. Returns the batch size and the seconds."""
     return shrink_until_it_fits(
-        policy, batch_size, lambda size: _fastest(policy.device, partial(compute, size)), is_update
+        policy.network, batch_size, lambda size: _fastest(policy.device, partial(compute, size)), is_update
     )
 
 

@@ -53,8 +53,8 @@ def attention_probe(policy: Policy, observation: Observation) -> str:
     changed = embeddings.clone()
     beginning_of_sequence = embeddings[:, 0]  # any vector that is not zero would do
     changed[:, int(first) + network.num_action_tokens] = beginning_of_sequence
-    before = network.action_logits(network.decode(embeddings, is_real, first))
-    after = network.action_logits(network.decode(changed, is_real, first))
+    before = network.action_logits(network.run_language_model(embeddings, is_real, first))
+    after = network.action_logits(network.run_language_model(changed, is_real, first))
     effect = _relative_effect(before[:, 0], after[:, 0])
     if effect < SMALLEST_EFFECT:
         raise BadInput(f"attention is causal: no action slot sees the slots after it; {REINSTALL}")

@@ -29,7 +29,7 @@ def decision_changes(
         "another image": [replace(observation, images=other.images) for other in other_observations],
         "a black image": [black],
     }
-    if policy.uses_proprio:
+    if policy.info.uses_proprio:
         replacements["another robot state"] = [
             replace(observation, proprio=other.proprio) for other in other_observations
         ]

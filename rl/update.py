@@ -254,7 +254,7 @@ def accumulate_gradient(
         ]
 
     progress.micro_batch_size, statistics = shrink_until_it_fits(
-        learner.policy, progress.micro_batch_size, accumulate, is_update=True
+        learner.policy.network, progress.micro_batch_size, accumulate, is_update=True
     )
     return statistics
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from contracts import Observation
 from envs.perturb import Perturbation
@@ -56,9 +57,9 @@ class FakePolicy(nn.Module):
     action_head = None
     frozen_weights = "float32"
     device = torch.device("cpu")
-    prepare = None
+    model_inputs = SimpleNamespace(prepare_images=None, images_of=lambda observation: observation.images)
     few_sizes = False
-    info = SimpleNamespace(folder=Path("fake"))
+    info = SimpleNamespace(weights_folder=Path("fake"), uses_proprio=True)
 
     _teacher: FakePolicy | None = None  # None: itself without its adapter
 
@@ -134,11 +135,12 @@ class FakePolicy(nn.Module):
     def equals_teacher(self) -> bool:
         return self._teacher is None and not self.adapter.any() and not self.bias.any()
 
+    @property
+    def network(self) -> FakePolicy:
+        return self
+
     def recompute_everything(self) -> bool:
         return False
-
-    def view(self, observation: Any) -> np.ndarray:
-        return observation.images
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Nothing keeps copies of the parameters."""
@@ -157,6 +159,16 @@ class FakePolicy(nn.Module):
 
     def describe(self) -> list[tuple[str, str]]:
         return [("kind", "fake")]
+
+
+def is_in_a_graph(parameter: Tensor) -> bool:
+    """Whether an autograd graph that uses the parameter is alive, before or after its backward pass.
+
+    Such a graph keeps the node alive that adds up the parameter's gradient. Without a graph, torch makes a new node
+    each time that it is asked for one, so a mark on the first is not on the second.
+    """
+    get_gradient_edge(parameter).node.metadata["mark"] = True
+    return get_gradient_edge(parameter).node.metadata.pop("mark", False)
 
 
 def adamw(policy: FakePolicy, lr: float = 1e-2, weight_decay: float = 0.01) -> torch.optim.AdamW:

@@ -42,7 +42,7 @@ def test_the_files_are_those_of_the_card_and_small():
 
 
 def test_it_reads_one_image_and_no_robot_state(policy):
-    assert (policy.num_images, policy.uses_proprio) == (1, False)
+    assert (policy.num_images, policy.info.uses_proprio) == (1, False)
 
 
 def test_its_decision_changes_with_what_it_sees(policy, env):

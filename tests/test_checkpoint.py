@@ -95,9 +95,9 @@ def test_adapter_that_a_pointer_names_is_found_with_its_base(small, tmp_path):
     (tmp_path / "step_8").mkdir()
     (tmp_path / "step_8" / "adapter_config.json").write_text('{"base_model_name_or_path": "owner/name"}')
     (tmp_path / "best").write_text("step_8")
-    assert base_and_adapter(str(tmp_path / "best"), None) == ("owner/name", str(tmp_path / "step_8"))
+    assert base_and_adapter(str(tmp_path / "best")) == ("owner/name", str(tmp_path / "step_8"))
     for no_adapter in (str(small), "owner/name"):
-        assert base_and_adapter(no_adapter, None) == (no_adapter, None)
+        assert base_and_adapter(no_adapter) == (no_adapter, None)
 
 
 def test_public_checkpoints_are_llama_2_7b_with_their_own_epsilon(tmp_path):

@@ -21,7 +21,6 @@ POLICY_METHODS = [
     "load_adapter",
     "describe",
     "watch",
-    "recompute_everything",
     "equals_teacher",
 ]
 POOL_METHODS = ["reset", "step", "ready", "close"]

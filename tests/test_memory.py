@@ -18,7 +18,7 @@ from experiment.simulators import memory_of_simulator
 from rl.ranks import ALONE
 from vla import memory
 from vla.device import limit_memory
-from vla.memory import GIB, MemoryNeed, choose_plan, fit_to_memory, shrink_batch
+from vla.memory import GIB, MemoryNeed, choose_plan, plan_update, shrink_batch
 
 # Measured on an H200, 7B, two images, bfloat16 (docs/RESULTS.md).
 NEEDS = [
@@ -84,19 +84,18 @@ def policy(monkeypatch):
 def test_flags_decide_and_auto_is_what_fits(
     policy, checkpointing, micro_batch_size, most_decisions, expected_size, expected_blocks
 ):
-    assert fit_to_memory(policy, checkpointing, micro_batch_size, most_decisions) == expected_size
-    assert policy.network.recomputed_blocks == expected_blocks
+    plan = plan_update(policy, checkpointing, micro_batch_size, most_decisions)
+    assert plan == (expected_size, expected_blocks)
 
 
 def test_what_other_processes_are_going_to_take_is_left_to_them(policy):
     with pytest.raises(BadInput, match=r"0\.2 GiB are left"):
-        fit_to_memory(policy, "auto", "auto", 4, reserved_bytes=2.8 * GIB)
+        plan_update(policy, "auto", "auto", 4, reserved_bytes=2.8 * GIB)
 
 
 def test_a_cpu_takes_all_at_once_and_keeps_everything(policy):
     policy.device = torch.device("cpu")
-    assert fit_to_memory(policy, "auto", "auto", 4) == 4
-    assert policy.network.recomputed_blocks == 0
+    assert plan_update(policy, "auto", "auto", 4) == (4, 0)
 
 
 WEIGHTS_GIB = 14.7  # of the 7B with its adapters
@@ -183,11 +182,11 @@ def test_plans_are_as_before_budgets_could_name_a_card(monkeypatch, total_gib, b
 
 def test_out_of_memory_halves_the_batch_then_recomputes_then_gives_up():
     can_recompute_more = iter([True, False])
-    policy = SimpleNamespace(recompute_everything=lambda: next(can_recompute_more))
-    assert shrink_batch(policy, 5, "full", is_update=True) == 2
-    assert shrink_batch(policy, 2, "full", is_update=True) == 1
-    assert shrink_batch(policy, 1, "full", is_update=True) == 1  # now with recomputed activations
+    network = SimpleNamespace(recompute_everything=lambda: next(can_recompute_more))
+    assert shrink_batch(network, 5, "full", is_update=True) == 2
+    assert shrink_batch(network, 2, "full", is_update=True) == 1
+    assert shrink_batch(network, 1, "full", is_update=True) == 1  # now with recomputed activations
     with pytest.raises(BadInput, match="--micro-batch-size 1"):
-        shrink_batch(policy, 1, "full", is_update=True)
+        shrink_batch(network, 1, "full", is_update=True)
     with pytest.raises(BadInput, match="--max-batch 1"):
-        shrink_batch(policy, 1, "full", is_update=False)
+        shrink_batch(network, 1, "full", is_update=False)

@@ -137,7 +137,7 @@ def test_every_stage_is_the_references(name, networks):
     network = networks[case.uses_proprio]
     images, prompt_ids, lengths, proprio = case.inputs
     with torch.no_grad():
-        features = network.vision_backbone(images, lambda _, block, tokens: block(tokens))
+        features = network.vision_backbone(images, lambda block, tokens: block(tokens))
         embeddings, is_real = network.embed(*case.inputs)
     _assert_close(features[:, :: int(case["vision_features_stride"])], case["vision_features"], VISION)
     with torch.no_grad():
@@ -204,7 +204,7 @@ def _cross_entropy(network: OpenVLAOFT, case: Case) -> torch.Tensor:
     first = network.first_output_position(embeddings, *case.inputs[1:3])
     network.num_action_tokens += 1  # one output more: the last zero vector predicts </s>
     try:
-        hidden = network.decode(embeddings, is_real, first)
+        hidden = network.run_language_model(embeddings, is_real, first)
     finally:
         network.num_action_tokens -= 1
     targets = torch.from_numpy(case["labels"])

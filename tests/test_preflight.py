@@ -203,7 +203,7 @@ def test_a_camera_that_draws_nothing_is_found():
 class SeesSoMuch(FakePolicy):
     """Its logits are scaled by 1 + eyes x the brightness of the image."""
 
-    uses_proprio = False
+    info = SimpleNamespace(uses_proprio=False)
 
     def __init__(self, eyes: float, is_trained: bool):
         super().__init__()

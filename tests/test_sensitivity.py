@@ -1,5 +1,7 @@
 """How far a decision moves when an input is replaced."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -14,13 +16,11 @@ OTHER = observation(-0.5, 0.1, 0.4)
 class ReadsTheRobotState(FakePolicy):
     """The fake's logits are a function of the robot state alone."""
 
-    uses_proprio = True
-
 
 class ReadsTheImage(FakePolicy):
     """Its logits are scaled by the first pixel."""
 
-    uses_proprio = False
+    info = SimpleNamespace(uses_proprio=False)
 
     def chunk_logits(self, observations):
         brightness = torch.tensor([float(seen.images.flat[0]) for seen in observations])

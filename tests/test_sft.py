@@ -241,7 +241,7 @@ def test_ctrl_c_saves_what_has_been_trained_and_the_same_command_goes_on(
         out = fine_tune(args)
     assert "interrupted after 2 steps" in capsys.readouterr().out
     assert [record["step"] for record in read_records(out)] == [2]
-    assert load_policy(out).kind == "action tokens"
+    assert load_policy(out).info.kind == "action tokens"
     fine_tune(args)
     assert f"train_grpo.py --preset tiny --checkpoint {out} " in capsys.readouterr().out  # it is a small one
     assert_same_training(out, straight)

@@ -14,8 +14,7 @@ from rl.losses import approx_kl
 from rl.optimizer import follow_kl, make_optimizer, rl_learning_rate
 from rl.phases import phase_at, settle_warmup
 from rl.update import Learner, prepare_batch, stop_without_signal, update
-from tests.fakes import FIRST_ACTION_TOKEN, FakePolicy, acted_batch, adamw, parameters_of
-from vla.cuda_graphs import is_in_a_graph
+from tests.fakes import FIRST_ACTION_TOKEN, FakePolicy, acted_batch, adamw, is_in_a_graph, parameters_of
 
 LENGTHS = (3, 2, 3)
 N = sum(LENGTHS)

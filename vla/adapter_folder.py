@@ -21,7 +21,7 @@ from vla.weights import read_header, read_tensors, write_tensors
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-PROPRIO_FILE = "proprio_projector.safetensors"
+ADAPTER_PROPRIO_FILE = "proprio_projector.safetensors"
 # The base checkpoint's small files that evaluation reads.
 SMALL_FILES = re.compile(r"tokenizer\.model|.*(token|processor|statistics).*\.json")
 KEY_PREFIX = "base_model.model."  # peft's name for the module that it wraps
@@ -70,15 +70,14 @@ def base_of_adapter(folder: Path) -> str | None:
         return None
     base = read_json(path).get("base_model_name_or_path")
     if not base or not isinstance(base, str):
-        raise BadInput(f"{path} names no base: give the base as checkpoint and this as adapter")
+        raise BadInput(f"{path} names no base: add base_model_name_or_path, or use vla.merge --base")
     return base
 
 
-def base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | None]:
-    """Find base and adapter from what the user named. Returns (base, adapter folder or None).
+def base_and_adapter(checkpoint: str) -> tuple[str, str | None]:
+    """The base of a checkpoint, and its folder if it is an adapter; (checkpoint, None) if it is none.
 
-    A `checkpoint` that is an adapter folder is replaced by its base and itself. It may also be a pointer to an adapter
-    folder, such as RUN/checkpoints/best. Raises BadInput when `checkpoint` is an adapter and `adapter` is given, too.
+    It may also be a pointer to an adapter folder, such as RUN/checkpoints/best.
     """
     folder = resolve_pointer(Path(checkpoint))
     # A run of openvla-oft that was not merged has its adapter in this folder, and what belongs to it beside the folder.
@@ -86,11 +85,7 @@ def base_and_adapter(checkpoint: str, adapter: str | None) -> tuple[str, str | N
     if (in_run_folder / CONFIG_FILE).is_file() and not (folder / "config.json").exists():
         folder = in_run_folder
     base = base_of_adapter(folder)
-    if base is None:
-        return checkpoint, adapter
-    if adapter is not None:
-        raise BadInput(f"{checkpoint} is itself an adapter: give its base as the checkpoint")
-    return base, str(folder)
+    return (checkpoint, None) if base is None else (base, str(folder))
 
 
 def write_adapter(
@@ -130,7 +125,7 @@ def write_adapter(
     }
     write_tensors(folder / WEIGHTS_FILE, tensors, metadata)
     if network.proprio_projector is not None:
-        write_tensors(folder / PROPRIO_FILE, network.proprio_projector.state_dict())
+        write_tensors(folder / ADAPTER_PROPRIO_FILE, network.proprio_projector.state_dict())
     copy_small_files(base_folder, folder)
 
 
@@ -190,7 +185,7 @@ def copy_into_network(adapter: StoredAdapter, network: OpenVLAOFT) -> None:
     }
     _copy_tensors(matrices, {**adapter.tensors, **absent}, adapter.folder / WEIGHTS_FILE)
     layers.refresh()
-    path = adapter.folder / PROPRIO_FILE
+    path = adapter.folder / ADAPTER_PROPRIO_FILE
     if not path.exists():
         return
     if network.proprio_projector is None:

@@ -22,13 +22,19 @@ PROPRIO_PREFIX = "proprio_projector."  # begins the names of the projector's ten
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a folder holds, found from its file names, headers and JSON files without reading the weights."""
+    """What a checkpoint is, found from file names, headers and JSON files without reading the weights.
 
-    folder: Path
+    Three folders may take part, each with what was made last. Of those that hold it, the first counts:
+
+        weights, heads, projector, config    the checkpoint
+        statistics                           the demonstrations, the adapter, the one around it, the checkpoint
+        looks                                the adapter and the checkpoint together
+    """
+
+    weights_folder: Path  # the checkpoint
     config: NetworkConfig
     statistics: dict[str, DatasetStatistics]
-    # The folder that the statistics come from: an adapter may have been trained on another data set than its base.
-    statistics_folder: Path
+    statistics_folder: Path  # where these are from
     weights: dict[str, StoredTensor]  # the network's tensors by their names in the files
     proprio_weights: dict[str, StoredTensor]  # the proprio projector's tensors in safetensors files, if any
     proprio_file: Path | None
@@ -54,9 +60,8 @@ def inspect_checkpoint(
 ) -> CheckpointInfo:
     """Find out what a folder holds. Raises BadInput when it is not a checkpoint that this program can use.
 
-    num_images: overrides what the folder says. adapter: folder of an adapter that was trained on this checkpoint; it
-    may have seen other looks and have its own statistics. statistics: folder with the statistics of demonstrations that
-    the policy will learn from; they take precedence over the adapter's, and these over the checkpoint's.
+    num_images: overrides what the folder says. adapter: folder of an adapter that was trained on this checkpoint.
+    statistics: folder with the statistics of demonstrations that the policy will learn from.
     """
     config = read_network_config(folder)
     weights: dict[str, StoredTensor] = {}
@@ -79,7 +84,7 @@ def inspect_checkpoint(
     statistics_folder = _statistics_folder(folder, adapter, statistics)
     adapter_looks = read_looks(Path(adapter)) if adapter else []
     return CheckpointInfo(
-        folder=folder,
+        weights_folder=folder,
         config=config,
         statistics=load_statistics(statistics_folder),
         statistics_folder=statistics_folder,

@@ -7,8 +7,8 @@ run between a forward pass and its backward pass.
 
 While a pass with gradient is recorded, no other autograd graph may use a parameter. Such a graph keeps the node alive
 that adds up the parameter's gradient, and this node works on the stream on which it was made: as a rule on the default
-stream, which may not wait for a recording. So whoever computes with parameters outside of the recordings, as the
-log-sum-exp of the token head does, must delete the result before the next pass.
+stream, which may not wait for a recording (CUDA raises an error). So whoever computes with parameters outside of the
+recordings, as the log-sum-exp of the token head does, must delete the result before the next pass.
 
 Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog), torch.cuda.make_graphed_callables.
 """
@@ -18,34 +18,33 @@ import time
 from collections.abc import Hashable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from vla.model import OpenVLAOFT
 from vla.pass_sizes import recorded_sizes
 
 WARM_UP_PASSES = 2  # passes before a recording, in which kernels are compiled and chosen
-Inputs = tuple[Any, ...]  # the network's arguments: tensors, or None for an argument that is not used
+NetworkArguments = tuple[Any, ...]  # tensors, or None for an argument that is not used
 
 
 @dataclass
 class Recording:
     """A recorded pass and the tensors that it reads and writes."""
 
-    inputs: Inputs
+    arguments: NetworkArguments
     outputs: tuple[Tensor, Tensor]  # logits (B, A, 256), hidden states (B, A, D)
     forward: torch.cuda.CUDAGraph
     backward: torch.cuda.CUDAGraph | None = None
     output_gradients: tuple[Tensor, ...] = ()
 
-    def replay(self, inputs: Inputs) -> tuple[Tensor, Tensor]:
-        """Run the forward pass on other inputs of the same shapes, and return copies of the outputs."""
-        for recorded_input, new_input in zip(self.inputs, inputs, strict=True):
-            if new_input is not None:
-                recorded_input.copy_(new_input)
+    def replay(self, arguments: NetworkArguments) -> tuple[Tensor, Tensor]:
+        """Run the forward pass on other arguments of the same shapes, and return copies of the outputs."""
+        for recorded, new in zip(self.arguments, arguments, strict=True):
+            if new is not None:
+                recorded.copy_(new)
         self.forward.replay()
         logits, hidden = self.outputs
         return logits.clone(), hidden.clone()
@@ -71,64 +70,52 @@ class GraphedNetwork:
             (), device=network.language_model.lm_head.weight.device, requires_grad=True
         )
 
-    def __call__(self, *inputs: Tensor | None) -> tuple[Tensor, Tensor]:
+    def __call__(self, *arguments: Tensor | None) -> tuple[Tensor, Tensor]:
         with_gradient = torch.is_grad_enabled()
-        key = self._key(inputs, with_gradient)
-        is_first = key not in self._recordings
-        started = time.perf_counter()
-        if is_first:
-            if with_gradient:
-                self._refuse_other_graphs()
-            with suppress(torch.OutOfMemoryError):
-                self._recordings[key] = self._record(inputs, with_gradient)
-        # The second attempt stands after the `with` block, where the exception no longer keeps the tensors of the
-        # failed one alive.
+        key = self._key(arguments, with_gradient)
         if key not in self._recordings:
-            self.forget()  # the other recordings' memory may be what is missing
-            self._recordings[key] = self._record(inputs, with_gradient)
-        if is_first:
+            started = time.perf_counter()
+            self._recordings[key] = self._record_with_room(arguments, with_gradient)
             kind = "learning" if with_gradient else "deciding"
-            size = next(len(x) for x in inputs if x is not None)
+            size = next(len(x) for x in arguments if x is not None)
             self.first_passes.append(f"{kind} {size} {time.perf_counter() - started:.1f} s")
         recording = self._recordings[key]
         self.replays += 1
         if with_gradient:
-            return _Replay.apply(self._anchor, self, recording, *inputs)
-        return recording.replay(inputs)
+            return _Replay.apply(self._anchor, self, recording, *arguments)
+        return recording.replay(arguments)
 
-    def _key(self, inputs: Inputs, with_gradient: bool) -> Hashable:
+    def _key(self, arguments: NetworkArguments, with_gradient: bool) -> Hashable:
         """What a recording depends on: gradient or not, student or teacher, recomputed blocks, and input shapes."""
         network = self.network
         variant = (network.adapters.enabled, id(network.proprio_projector), network.recomputed_blocks)
-        return (with_gradient, variant, *(None if x is None else (x.shape, x.dtype) for x in inputs))
+        return (with_gradient, variant, *(None if x is None else (x.shape, x.dtype) for x in arguments))
 
-    def forget(self) -> None:
+    def drop_recordings(self) -> None:
         """Delete all recordings and free their memory."""
         self._recordings.clear()
         self._pool = torch.cuda.graph_pool_handle()
         gc.collect()
         torch.cuda.empty_cache()
 
-    def _refuse_other_graphs(self) -> None:
-        """Raise RuntimeError if an autograd graph uses a parameter. A recording would fail less clearly."""
-        if any(
-            is_in_a_graph(parameter) for parameter in self.network.parameters() if parameter.requires_grad
-        ):
-            raise RuntimeError(
-                "an autograd graph of an earlier pass is alive while a pass for other shapes is to be recorded: delete "
-                "its loss and outputs first, or load the policy without CUDA graphs"
-            )
+    def _record_with_room(self, arguments: NetworkArguments, with_gradient: bool) -> Recording:
+        """`_record`, and if memory runs out once more without the other recordings. Raises torch.OutOfMemoryError."""
+        with suppress(torch.OutOfMemoryError):
+            return self._record(arguments, with_gradient)
+        # After the `with` block the exception no longer keeps the tensors of the failed attempt alive.
+        self.drop_recordings()
+        return self._record(arguments, with_gradient)
 
-    def _record(self, inputs: Inputs, with_gradient: bool) -> Recording:
-        """Record a pass for the shapes of `inputs`. Raises torch.OutOfMemoryError."""
-        recorded_inputs = tuple(None if x is None else x.clone() for x in inputs)
-        self._warm_up(recorded_inputs, with_gradient)
+    def _record(self, arguments: NetworkArguments, with_gradient: bool) -> Recording:
+        """Record a pass for the shapes of `arguments`. Raises torch.OutOfMemoryError."""
+        recorded_arguments = tuple(None if x is None else x.clone() for x in arguments)
+        self._warm_up(recorded_arguments, with_gradient)
         forward = torch.cuda.CUDAGraph()
         backward = torch.cuda.CUDAGraph()
         with torch.cuda.graph(forward, pool=self._pool, stream=self._stream):
-            outputs = self.network(*recorded_inputs)
+            outputs = self.network(*recorded_arguments)
         if not with_gradient:
-            return Recording(recorded_inputs, outputs, forward)
+            return Recording(recorded_arguments, outputs, forward)
         output_gradients = tuple(map(torch.zeros_like, outputs))
         parameters = list(self._gradients)
         with torch.cuda.graph(backward, pool=self._pool, stream=self._stream):
@@ -136,23 +123,23 @@ class GraphedNetwork:
             torch._foreach_add_([self._gradients[parameter] for parameter in parameters], gradients)
         logits, hidden = outputs
         return Recording(
-            recorded_inputs, (logits.detach(), hidden.detach()), forward, backward, output_gradients
+            recorded_arguments, (logits.detach(), hidden.detach()), forward, backward, output_gradients
         )
 
-    def _warm_up(self, inputs: Inputs, with_gradient: bool) -> None:
+    def _warm_up(self, arguments: NetworkArguments, with_gradient: bool) -> None:
         """Run passes that are not recorded, to compile kernels and find out which parameters get a gradient.
 
         For a large (compiled) network, a pass with gradient needs much memory besides the recordings, so they are
         deleted first. The smaller `recorded_sizes` are warmed up at the same time, so that this happens only once. A
         small network is used with many batch sizes, and keeps its recordings.
         """
-        batch_size = len(inputs[0])
+        batch_size = len(arguments[0])
         is_large = with_gradient and self.network.is_compiled
         batch_sizes = recorded_sizes(batch_size) if is_large else [batch_size]
-        batches = [tuple(None if x is None else x[:size] for x in inputs) for size in batch_sizes]
+        batches = [tuple(None if x is None else x[:size] for x in arguments) for size in batch_sizes]
         cold_batches = [batch for batch in batches if self._key(batch, with_gradient) not in self._warm]
         if is_large and cold_batches:
-            self.forget()
+            self.drop_recordings()
         for batch in cold_batches:
             try:
                 for _ in range(WARM_UP_PASSES):
@@ -164,11 +151,11 @@ class GraphedNetwork:
                 raise
             self._warm.add(self._key(batch, with_gradient))
 
-    def _run_once(self, inputs: Inputs, with_gradient: bool) -> None:
+    def _run_once(self, arguments: NetworkArguments, with_gradient: bool) -> None:
         """Run one pass on the stream of the recordings, because a recording may not use the default stream."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            outputs = self.network(*inputs)
+            outputs = self.network(*arguments)
             if with_gradient:
                 parameters = [p for p in self.network.parameters() if p.requires_grad]
                 ones = tuple(map(torch.ones_like, outputs))
@@ -190,23 +177,6 @@ class GraphedNetwork:
             parameter.grad = buffer
 
 
-def is_in_a_graph(parameter: Tensor) -> bool:
-    """Whether an autograd graph that uses the parameter is alive, before or after its backward pass.
-
-    Such a graph keeps the node alive that adds up the parameter's gradient. Without a graph, torch makes a new node
-    each time that it is asked for one, so a mark on the first is not on the second.
-    """
-    mark = "vla_grpo"
-    _metadata_of_node(parameter)[mark] = True
-    return _metadata_of_node(parameter).pop(mark, False)
-
-
-def _metadata_of_node(parameter: Tensor) -> dict[str, bool]:
-    """The metadata of the node that adds up the parameter's gradient."""
-    # torch declares this dict as a method.
-    return cast("dict[str, bool]", get_gradient_edge(parameter).node.metadata)
-
-
 class _Replay(torch.autograd.Function):
     """Replay forward and backward passes in autograd.
 
@@ -215,13 +185,13 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, network: GraphedNetwork, recording: Recording, *inputs: Tensor | None
+        ctx: Any, anchor: Tensor, network: GraphedNetwork, recording: Recording, *arguments: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.network = network
         ctx.recording = recording
         ctx.replay_index = network.replays
-        return recording.replay(inputs)
+        return recording.replay(arguments)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
@@ -237,4 +207,4 @@ class _Replay(torch.autograd.Function):
             else:
                 recorded_gradient.copy_(gradient)
         ctx.recording.backward.replay()
-        return None, None, None, *(None for _ in ctx.recording.inputs)
+        return None, None, None, *(None for _ in ctx.recording.arguments)

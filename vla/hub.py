@@ -12,7 +12,6 @@ from vla.weights import weight_files
 log = logging.getLogger(__name__)
 
 HUB_TIMEOUT_S = 10.0
-MOST_NAMES = 20  # of folders in a message
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.pt", "tokenizer.model"]  # no Python code
 
@@ -32,7 +31,7 @@ def resolve_checkpoint(name: str) -> Path:
     cached = _complete_snapshot(name)
     if cached is not None:
         return cached
-    announce_hub("checkpoint", folder)
+    announce_hub("checkpoint", name)
     try:
         # Ask with a timeout first, because snapshot_download waits forever on a network that drops packets.
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
@@ -48,12 +47,9 @@ def resolve_checkpoint(name: str) -> Path:
         ) from error
 
 
-def announce_hub(kind: str, folder: Path) -> None:
-    """Log that the hub is asked, because there is no such folder, with the names that may have been meant."""
-    siblings = folder.parent.iterdir() if folder.parent.is_dir() else ()
-    names = sorted(path.name for path in siblings if path.is_dir())[:MOST_NAMES]
-    hint = f" ({folder.parent} has {', '.join(names)})" if names else ""
-    log.warning("%s %s: no such folder%s, so the Hugging Face hub is asked", kind, folder, hint)
+def announce_hub(kind: str, name: str | Path) -> None:
+    """Log that the hub is asked, in case that a folder was meant and its name mistyped."""
+    log.warning("%s %s: no such folder, so the Hugging Face hub is asked", kind, name)
 
 
 def commit_of(folder: Path) -> str | None:

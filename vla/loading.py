@@ -3,7 +3,6 @@
 A checkpoint is a folder or hub id in OpenVLA-OFT's format, or the folder of an adapter, which names its base.
 """
 
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -24,15 +23,13 @@ from vla.network_io import check_dimensions, load_action_head, load_network
 from vla.preprocessing import ImageProcessor
 from vla.prompts import load_tokenizer
 
-log = logging.getLogger(__name__)
-
 FrozenWeights = Literal["auto", "float32", "bf16", "int8", "fp8"]
 Compile = Literal["auto", "on", "off"]
 
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """How to load a policy: whose statistics scale its actions, which adapters it gets, and how it runs."""
+    """How to load a policy: whose statistics scale its actions, which new adapters it gets, and how it runs."""
 
     # The checkpoint's statistics that scale actions and proprio: those of this suite, unless `unnorm_key` names others
     task_suite: str
@@ -41,9 +38,7 @@ class LoadOptions:
     action_dim: int | None = None
     # A folder with the statistics of demonstrations that the policy will learn from; None: the checkpoint's own
     statistics: str | None = None
-    # The folder of a trained adapter; None: new adapters, which do not change the policy yet
-    adapter: str | None = None
-    # For new adapters; a trained adapter keeps its own rank and alpha. lora_alpha None: the same as the rank (scale 1)
+    # Of new adapters; a trained adapter keeps its own rank and alpha. lora_alpha None: the same as the rank (scale 1)
     lora_rank: int = 16
     lora_alpha: int | None = None
     seed: int = 0
@@ -69,12 +64,12 @@ class PolicyParts:
     frozen_weights: str  # the format: float32, bf16, int8 or fp8
     network: OpenVLAOFT  # with new adapters
     action_head: L1RegressionHead | None
-    adapter: StoredAdapter | None  # the trained one, not yet copied into the network
+    adapter_folder: str | None  # of the trained adapter, whose values are not yet in the network
 
 
 def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     """Read a checkpoint. Raises BadInput for what the user can repair, where possible before reading the weights."""
-    base, adapter_folder = base_and_adapter(checkpoint, options.adapter)
+    base, adapter_folder = base_and_adapter(checkpoint)
     device = choose_device(options.device, base)
     limit_memory(options.memory_budget, device)
     folder = resolve_checkpoint(base)
@@ -103,7 +98,15 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     check_dimensions(info, unnorm_key, action_head, network.proprio_projector)
     base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
     return PolicyParts(
-        info, unnorm_key, base_model, tokenizer, processor, frozen_weights, network, action_head, adapter
+        info,
+        unnorm_key,
+        base_model,
+        tokenizer,
+        processor,
+        frozen_weights,
+        network,
+        action_head,
+        adapter_folder,
     )
 
 
@@ -116,8 +119,7 @@ def _load_networks(
     device: torch.device,
 ) -> tuple[OpenVLAOFT, L1RegressionHead | None]:
     """Load the network with new adapters (of the trained adapter's rank, if there is one), and the L1 head."""
-    is_exact = frozen_weights == "float32" or (frozen_weights != "bf16" and device.type == "cpu")
-    dtype = torch.float32 if is_exact else torch.bfloat16  # of all weights that are not in 8 bits
+    dtype = dtype_of(frozen_weights, device)
     num_action_tokens = info.config.chunk_length * info.statistics[unnorm_key].action.dim
     network = load_network(info, num_action_tokens, device, dtype, eight_bits.FORMATS.get(frozen_weights))
     if adapter is not None:
@@ -130,13 +132,19 @@ def _load_networks(
     return network, load_action_head(info, device, dtype)
 
 
+def dtype_of(frozen_weights: str, device: torch.device) -> torch.dtype:
+    """The dtype of all frozen weights that are not in 8 bits."""
+    if frozen_weights in eight_bits.FORMATS:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return torch.float32 if frozen_weights == "float32" else torch.bfloat16
+
+
 def choose_frozen_weights(
     requested: FrozenWeights, device: torch.device, adapter: StoredAdapter | None
 ) -> FrozenWeights:
     """Choose the format of the frozen weights. Raises BadInput when the GPU does not support it.
 
-    `auto` is the 8-bit format that the adapter was trained on, if any; else bf16 on a GPU and float32 on a CPU. Warns
-    when an adapter was trained on an 8-bit format and runs on another format, or the other way round.
+    `auto` is the 8-bit format that the adapter was trained on, if any; else bf16 on a GPU and float32 on a CPU.
     """
     trained_on = None if adapter is None else adapter.frozen_weights
     frozen_weights = requested
@@ -144,13 +152,5 @@ def choose_frozen_weights(
         frozen_weights = cast("FrozenWeights", trained_on)
     elif requested == "auto":
         frozen_weights = "bf16" if device.type == "cuda" else "float32"
-    has_8_bits = {trained_on, frozen_weights} & eight_bits.FORMATS.keys()
-    if adapter is not None and trained_on != frozen_weights and has_8_bits:
-        log.warning(
-            "%s was trained on weights in %s: with %s its actions differ",
-            adapter.folder,
-            trained_on,
-            frozen_weights,
-        )
     eight_bits.check_device(frozen_weights, device)
     return frozen_weights

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,7 +17,8 @@ from vla.device import GIB
 from vla.eight_bits import FORMATS
 from vla.preprocessing import MADE_UP_INSTRUCTION, synthetic_observations
 
-if TYPE_CHECKING:  # importing it takes seconds, and `rl.rollout` needs only the last function
+if TYPE_CHECKING:  # importing it takes seconds, and `rl.rollout` needs only `shrink_until_it_fits`
+    from vla.model import OpenVLAOFT
     from vla.policy import Policy
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,19 @@ ADVICE = (
 )
 
 
+# The time of a pass: a part that grows with the micro-batch, and a part that does not.
+TIME_PER_SAMPLE = 0.8
+TIME_PER_PASS = 0.4
+FORWARD_AND_BACKWARD = 2.0  # passes of an update in which nothing is recomputed
+
+
+class Plan(NamedTuple):
+    """How an update is computed."""
+
+    micro_batch_size: int
+    recomputed_blocks: int  # for `OpenVLAOFT.recomputed_blocks`
+
+
 class MemoryNeed(NamedTuple):
     """Peak memory of one sample's forward and backward pass if the first `recomputed_blocks` blocks are recomputed."""
 
@@ -46,36 +60,34 @@ class MemoryNeed(NamedTuple):
     recomputed_share: float  # share of the forward pass that is computed twice
 
 
-def fit_to_memory(
+def plan_update(
     policy: Policy,
     gradient_checkpointing: Literal["auto", "on", "off"],
     micro_batch_size: int | Literal["auto"],
     most_decisions: int,
     reserved_bytes: float = 0.0,
     instruction: str = MADE_UP_INSTRUCTION,
-) -> int:
-    """Choose which blocks recompute their activations and, if it is "auto", the micro-batch size, which is returned.
+) -> Plan:
+    """Choose which blocks recompute their activations, and the micro-batch size where it is "auto", by measuring.
 
-    most_decisions: the largest number of decisions of a minibatch that this device computes. reserved_bytes: GPU memory
-    that other processes are going to use. instruction: one that the policy will get, because a large network is
-    compiled for the length of its prompt. Raises BadInput when nothing fits.
+    The caller sets the network's `recomputed_blocks`. most_decisions: the largest number of decisions of a minibatch
+    that this device computes. reserved_bytes: GPU memory that other processes are going to use. instruction: one that
+    the policy will get, because a large network is compiled for the length of its prompt. Raises BadInput when nothing
+    fits.
     """
-    network = policy.network
-    recomputed_blocks = network.num_blocks if gradient_checkpointing == "on" else 0
-    if policy.device.type == "cuda" and "auto" in (gradient_checkpointing, micro_batch_size):
-        log.info(
-            "measuring what fits into memory; a large network is compiled first, a minute or two the first time"
-        )
-        observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 1, instruction)
-        needs = measure_needs(policy, observations[0])
-        torch.cuda.empty_cache()  # simulators start next, and need the memory that the plan leaves
-        if gradient_checkpointing != "auto":
-            needs = [need for need in needs if need.recomputed_blocks == recomputed_blocks]
-        sizes = range(1, most_decisions + 1) if micro_batch_size == "auto" else (micro_batch_size,)
-        free_bytes = free_for_activations(policy, reserved_bytes)
-        micro_batch_size, recomputed_blocks = choose_plan(needs, free_bytes, sizes)
-    network.recomputed_blocks = recomputed_blocks
-    return most_decisions if micro_batch_size == "auto" else micro_batch_size
+    recomputed_blocks = policy.network.num_blocks if gradient_checkpointing == "on" else 0
+    if policy.device.type != "cuda" or "auto" not in (gradient_checkpointing, micro_batch_size):
+        return Plan(most_decisions if micro_batch_size == "auto" else micro_batch_size, recomputed_blocks)
+    log.info(
+        "measuring what fits into memory; a large network is compiled first, a minute or two the first time"
+    )
+    observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 1, instruction)
+    needs = measure_needs(policy, observations[0])
+    torch.cuda.empty_cache()  # simulators start next, and need the memory that the plan leaves
+    if gradient_checkpointing != "auto":
+        needs = [need for need in needs if need.recomputed_blocks == recomputed_blocks]
+    sizes = range(1, most_decisions + 1) if micro_batch_size == "auto" else (micro_batch_size,)
+    return choose_plan(needs, free_for_activations(policy, reserved_bytes), sizes)
 
 
 def measure_needs(policy: Policy, observation: Observation) -> list[MemoryNeed]:
@@ -92,7 +104,7 @@ def measure_needs(policy: Policy, observation: Observation) -> list[MemoryNeed]:
     needs: list[MemoryNeed] = []
     for recomputed_blocks, share in (
         (network.num_blocks, 1.0),
-        (network.vision_backbone.num_blocks, share_of_vision),
+        (len(network.vision_backbone.computed_blocks), share_of_vision),
         (0, 0.0),
     ):
         network.recomputed_blocks = recomputed_blocks
@@ -118,10 +130,8 @@ def _peak_of_one_sample(policy: Policy, observation: Observation) -> int:
     return peak
 
 
-def choose_plan(
-    needs: Sequence[MemoryNeed], free_bytes: float, micro_batch_sizes: Sequence[int]
-) -> tuple[int, int]:
-    """Choose the fastest plan that fits. Returns (micro-batch size, number of recomputed blocks).
+def choose_plan(needs: Sequence[MemoryNeed], free_bytes: float, micro_batch_sizes: Sequence[int]) -> Plan:
+    """Choose the fastest plan that fits.
 
     The time of a plan is estimated by a formula fitted to measurements on an H200. Between two measured numbers of
     recomputed blocks, bytes and share are interpolated linearly. Raises BadInput when no plan fits.
@@ -134,12 +144,13 @@ def choose_plan(
     blocks = np.arange(measured_blocks[0], measured_blocks[-1] + 1)
     bytes_per_sample = np.interp(blocks, measured_blocks, [need.bytes for need in needs])
     shares = np.interp(blocks, measured_blocks, [need.recomputed_share for need in needs])
-    plans = []  # (time per sample, (micro-batch size, recomputed blocks))
+    plans = []  # (time per sample, plan)
     for micro_batch_size in micro_batch_sizes:
         for recomputed_blocks, sample_bytes, share in zip(blocks, bytes_per_sample, shares, strict=True):
             if micro_batch_size * sample_bytes <= free_bytes:
-                time = (2 + share) * (0.8 + 0.4 / micro_batch_size)
-                plans.append((time, (micro_batch_size, int(recomputed_blocks))))
+                passes = FORWARD_AND_BACKWARD + share
+                time = passes * (TIME_PER_SAMPLE + TIME_PER_PASS / micro_batch_size)
+                plans.append((time, Plan(micro_batch_size, int(recomputed_blocks))))
     if not plans:
         smallest = min(micro_batch_sizes)
         raise BadInput(
@@ -171,16 +182,8 @@ def free_for_activations(policy: Policy, reserved_bytes: float) -> float:
     return (free - COPIES_OF_TRAINABLE * trainable - MARGIN_BYTES) / factor
 
 
-class Recomputing(Protocol):
-    """A network that can give up speed for memory."""
-
-    def recompute_everything(self) -> bool:
-        """Recompute the activations of all blocks from now on. Returns False if that was so already."""
-        ...
-
-
 def shrink_until_it_fits(
-    policy: Recomputing, batch_size: int, compute: Callable[[int], T], is_update: bool
+    network: OpenVLAOFT, batch_size: int, compute: Callable[[int], T], is_update: bool
 ) -> tuple[int, T]:
     """Call compute(batch_size), again with a smaller batch if GPU memory runs out. Returns the size and the result.
 
@@ -192,10 +195,10 @@ def shrink_until_it_fits(
         except torch.OutOfMemoryError as error:
             reason = first_line(error)
         # This stands outside the handler, because the exception keeps the failed pass's tensors alive.
-        batch_size = shrink_batch(policy, batch_size, reason, is_update)
+        batch_size = shrink_batch(network, batch_size, reason, is_update)
 
 
-def shrink_batch(policy: Recomputing, batch_size: int, reason: str, is_update: bool) -> int:
+def shrink_batch(network: OpenVLAOFT, batch_size: int, reason: str, is_update: bool) -> int:
     """Return how many decisions to compute at once, after `batch_size` of them did not fit into GPU memory.
 
     That is half as many. For a single decision in an update, all blocks recompute their activations from now on. Raises
@@ -210,7 +213,7 @@ def shrink_batch(policy: Recomputing, batch_size: int, reason: str, is_update: b
             "out of GPU memory (%s); the run goes on with %d decisions at once", reason, batch_size // 2
         )
         return batch_size // 2
-    if is_update and policy.recompute_everything():
+    if is_update and network.recompute_everything():
         log.warning("out of GPU memory (%s); the run goes on with all activations recomputed", reason)
         return 1
     smallest = "a decision with --max-batch 1"

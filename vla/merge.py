@@ -54,7 +54,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     """
     import torch
 
-    from vla.adapter_folder import base_of_adapter
+    from vla.adapter_folder import base_of_adapter, read_adapter
     from vla.checkpoint import inspect_checkpoint
     from vla.hub import resolve_checkpoint
     from vla.loading import LoadOptions
@@ -68,26 +68,29 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     if base is None:
         raise BadInput(f"--adapter {adapter} holds no adapter_config.json: give a folder of RUN/checkpoints")
     info = inspect_checkpoint(resolve_checkpoint(base), adapter=str(adapter))
+    stored = read_adapter(adapter)
     unnorm_key = next(iter(info.statistics))
     stored_dtype = next(iter(info.weights.values())).dtype
     dtype = {"BF16": torch.bfloat16, "F16": torch.float16}.get(stored_dtype, torch.float32)
     options = LoadOptions(
         task_suite=unnorm_key,
         unnorm_key=unnorm_key,
+        lora_rank=stored.rank,
+        lora_alpha=stored.alpha,
         device=device,
         frozen_weights="bf16" if dtype == torch.bfloat16 else "float32",
         compile="off",
     )
     with unfinished_folder(out) as folder:
         check_space(info, folder)
-        # Raises BadInput when they do not fit.
-        policy = Policy.load(base, replace(options, adapter=str(adapter)))
+        policy = Policy.load(base, replace(options, statistics=str(info.statistics_folder)))
+        policy.load_adapter(adapter)  # raises BadInput if it does not fit
         observations = synthetic_observations(policy.num_images, policy.statistics.proprio)
         unmerged = _logits(policy, observations)
         with policy.teacher():
             untrained = _logits(policy, observations)
         del policy  # there may be no memory for two
-        write_merged(info, adapter, folder)
+        write_merged(info, stored, folder)
         merged = _logits(Policy.load(str(folder), options), observations)
         verdict = judge(unmerged, merged, untrained, torch.finfo(dtype).eps)
         folder.rename(out)
@@ -111,23 +114,24 @@ def _logits(policy: Policy, observations: Sequence[Observation]) -> Tensor:
         return torch.cat([policy.chunk_logits([observation]).cpu() for observation in observations])
 
 
-def write_merged(info: CheckpointInfo, adapter_folder: Path, out: Path) -> None:
+def write_merged(info: CheckpointInfo, adapter: StoredAdapter, out: Path) -> None:
     """Write the base's weights with the adapter added, the small files, and the trained proprio projector.
 
     The base's L1 head is left out, because training has changed its inputs. The number of images is written to
     config.json, because readers would otherwise infer it from the presence of that head.
     """
-    from vla import adapter_folder as adapter_files
-    from vla import dataset_statistics, network_io, weights
+    from vla import adapter_folder, dataset_statistics, network_io, weights
 
-    adapter = adapter_files.read_adapter(adapter_folder)
     total_size = 0
     for path, entries in weights.by_file(info.weights.values()).items():
         shard = dict(weights.stream_tensors(entries))
         add_adapter(shard, adapter)
         weights.write_tensors(out / path.name, shard)
         total_size += sum(tensor.nbytes for tensor in shard.values())
-    for path in (*info.folder.iterdir(), *info.statistics_folder.glob(dataset_statistics.STATISTICS_FILE)):
+    for path in (
+        *info.weights_folder.iterdir(),
+        *info.statistics_folder.glob(dataset_statistics.STATISTICS_FILE),
+    ):
         if path.name == "tokenizer.model" or path.suffix == ".json":
             shutil.copyfile(path, out / path.name)
     if (out / weights.INDEX_FILE).exists():
@@ -136,7 +140,7 @@ def write_merged(info: CheckpointInfo, adapter_folder: Path, out: Path) -> None:
         write_json(out / weights.INDEX_FILE, index)
     config_changes = {"num_images_in_input": info.num_images, "looks": info.looks}
     write_json(out / "config.json", read_json(out / "config.json") | config_changes)
-    trained_projector = adapter_folder / adapter_files.PROPRIO_FILE
+    trained_projector = adapter.folder / adapter_folder.ADAPTER_PROPRIO_FILE
     projector = (
         weights.read_tensors(trained_projector)
         if trained_projector.is_file()

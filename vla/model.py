@@ -77,10 +77,6 @@ def vit_block(block: nn.Module, tokens: Tensor) -> Tensor:
     return block(tokens)
 
 
-# Runs a vision transformer's block: (its index among the blocks that are computed, block, tokens) -> tokens
-RunBlock = Callable[[int, nn.Module, Tensor], Tensor]
-
-
 class FusedVisionBackbone(nn.Module):
     """Two vision transformers, DINOv2 and SigLIP, side by side on the same images.
 
@@ -94,18 +90,17 @@ class FusedVisionBackbone(nn.Module):
         # `vla.cuda_graphs` sets it. Then SigLIP runs on it at the same time as DINOv2, because few images do not use a
         # large GPU fully.
         self.second_stream: torch.cuda.Stream | None = None
-        self.num_dino_blocks = len(self.featurizer.blocks) - 1  # without the last, which is never computed
-        self.num_blocks = self.num_dino_blocks + len(self.fused_featurizer.blocks) - 1
+        self.computed_blocks = [*self.featurizer.blocks[:-1], *self.fused_featurizer.blocks[:-1]]
 
-    def forward(self, pixel_values: Tensor, run_block: RunBlock) -> Tensor:
+    def forward(self, pixel_values: Tensor, run_block: Callable[..., Tensor]) -> Tensor:
         """Image features: pixel_values (B, 6 * images, S, S) -> (B, images * patches, dino_dim + siglip_dim).
 
-        Each image has 3 channels normalised for DINOv2, then 3 normalised for SigLIP.
+        Each image has 3 channels normalised for DINOv2, then 3 normalised for SigLIP. run_block: OpenVLAOFT.run_block.
         """
         images = pixel_values.unflatten(1, (-1, 6)).flatten(0, 1)  # (B * images, 6, S, S)
         dino, siglip = side_by_side(
-            partial(_patch_features, self.featurizer, images[:, :3], run_block, 0),
-            partial(_patch_features, self.fused_featurizer, images[:, 3:], run_block, self.num_dino_blocks),
+            partial(_patch_features, self.featurizer, images[:, :3], run_block),
+            partial(_patch_features, self.fused_featurizer, images[:, 3:], run_block),
             None if torch.is_grad_enabled() else self.second_stream,
         )
         return torch.cat([dino, siglip], dim=-1).unflatten(0, (len(pixel_values), -1)).flatten(1, 2)
@@ -121,13 +116,11 @@ def _create_vit(config: NetworkConfig, index: int) -> VisionTransformer:
     return timm.create_model(config.timm_model_ids[index], pretrained=False, num_classes=0, **options)
 
 
-def _patch_features(
-    vit: VisionTransformer, images: Tensor, run_block: RunBlock, first_block_index: int
-) -> Tensor:
+def _patch_features(vit: VisionTransformer, images: Tensor, run_block: Callable[..., Tensor]) -> Tensor:
     """Output of the second-to-last block, without final norm, class and register tokens: (B, patches, dim)."""
     tokens = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
-    for i, block in enumerate(vit.blocks[:-1]):
-        tokens = run_block(first_block_index + i, block, tokens)
+    for block in vit.blocks[:-1]:
+        tokens = run_block(block, tokens)
     return tokens[:, vit.num_prefix_tokens :]
 
 
@@ -255,7 +248,9 @@ class OpenVLAOFT(nn.Module):
         self.projector = Projector(vision_dim, config.llama.hidden_size)
         self.language_model = LlamaForCausalLM(config.llama)
         self.proprio_projector: ProprioProjector | None = None
-        self.num_blocks = self.vision_backbone.num_blocks + config.llama.num_hidden_layers
+        blocks = [*self.vision_backbone.computed_blocks, *self.language_model.model.layers]
+        self._block_index = {block: index for index, block in enumerate(blocks)}  # places in the forward pass
+        self.num_blocks = len(blocks)
         # How many blocks recompute their activations in the backward pass instead of keeping them. These are the first
         # ones in the order of the forward pass, so those of the vision transformers come first: they save more memory
         # for the time that recomputing takes.
@@ -296,7 +291,7 @@ class OpenVLAOFT(nn.Module):
         """
         embeddings, is_real = self.embed(pixel_values, prompt_ids, prompt_lengths, proprio)
         first_output = self.first_output_position(embeddings, prompt_ids, prompt_lengths)
-        hidden = self.decode(embeddings, is_real, first_output)
+        hidden = self.run_language_model(embeddings, is_real, first_output)
         return self.action_logits(hidden), hidden
 
     def embed(
@@ -309,7 +304,7 @@ class OpenVLAOFT(nn.Module):
             b p p 0 0 /      b = BOS, p = prompt, 0 = zero vector, / = </s>, . = padding
             b p 0 0 / .
         """
-        images = self.vision_backbone(pixel_values.to(self.dtype), partial(self._run_block, self._vit_block))
+        images = self.vision_backbone(pixel_values.to(self.dtype), self.run_block)
         parts = [self.projector(images)]
         if self.proprio_projector is not None:  # it is float32, whatever the network's dtype
             assert proprio is not None
@@ -332,8 +327,8 @@ class OpenVLAOFT(nn.Module):
         num_inserted = embeddings.shape[1] - (prompt_ids.shape[1] + self.num_action_tokens + 1)
         return num_inserted + _lengths(prompt_ids, prompt_lengths) - 1
 
-    def decode(self, embeddings: Tensor, is_real: Tensor | None, first_output: Tensor) -> Tensor:
-        """Run the language model. Returns hidden states (B, A, D) after the final norm, at A positions.
+    def run_language_model(self, embeddings: Tensor, is_real: Tensor | None, first_output: Tensor) -> Tensor:
+        """Returns hidden states (B, A, D) after the final norm, at A positions.
 
         embeddings (B, S, D) and is_real (B, S) as `embed` returns them. first_output (B,) int64: the first of the A
         positions of each row.
@@ -348,18 +343,24 @@ class OpenVLAOFT(nn.Module):
             self.num_action_tokens, device=embeddings.device
         )
         hidden = embeddings
-        for i, layer in enumerate(llama.layers):
+        for layer in llama.layers:
             # The output of the last layer is read at these positions only.
             positions = output_positions if layer is llama.layers[-1] else None
-            block_index = self.vision_backbone.num_blocks + i
-            hidden = self._run_block(self._llama_block, block_index, layer, hidden, mask, cos, sin, positions)
+            hidden = self.run_block(layer, hidden, mask, cos, sin, positions)
         return llama.norm(hidden)
 
-    def _run_block(self, forward: Callable[..., Tensor], block_index: int, *arguments: object) -> Tensor:
-        """Run a block, and keep or recompute its activations. block_index: its place in the forward pass, from 0."""
-        if block_index < self.recomputed_blocks and torch.is_grad_enabled():
-            return checkpoint(forward, *arguments, use_reentrant=False, preserve_rng_state=False)
-        return forward(*arguments)
+    def run_block(self, block: nn.Module, *arguments: Tensor | None) -> Tensor:
+        """Run a block with the arguments of `llama_block` or `vit_block`, and keep or recompute its activations."""
+        forward = self._llama_block if isinstance(block, LlamaDecoderLayer) else self._vit_block
+        if self._block_index[block] < self.recomputed_blocks and torch.is_grad_enabled():
+            return checkpoint(forward, block, *arguments, use_reentrant=False, preserve_rng_state=False)
+        return forward(block, *arguments)
+
+    def recompute_everything(self) -> bool:
+        """Recompute the activations of all blocks from now on. Returns False if that was so already."""
+        recomputed_before = self.recomputed_blocks
+        self.recomputed_blocks = self.num_blocks
+        return recomputed_before < self.num_blocks
 
     def action_logits(self, hidden: Tensor) -> Tensor:
         """Logits of the action tokens 31744..31999 alone: hidden (B, A, D) -> (B, A, 256) float32."""

@@ -44,7 +44,7 @@ def load_network(
     parameter_names = {file_key(name): name for name in network.state_dict()}
     # Old versions of transformers stored the rotary frequencies, too. Here they are computed below.
     stored = {key: tensor for key, tensor in info.weights.items() if not key.endswith("rotary_emb.inv_freq")}
-    _check_shapes(network, stored, info.folder)
+    _check_shapes(network, stored, info.weights_folder)
     state: dict[str, Tensor] = {}
     scales: dict[str, Tensor] = {}
     for key, tensor in stream_tensors(stored.values(), device, dtype):
@@ -60,7 +60,7 @@ def load_network(
         network.language_model.model.rotary_emb = LlamaRotaryEmbedding(config=info.config.llama)
     proprio_state = read_proprio_state(info)
     if proprio_state is not None:
-        projector = _load_head(ProprioProjector, proprio_state, info.proprio_file or info.folder)
+        projector = _load_head(ProprioProjector, proprio_state, info.proprio_file or info.weights_folder)
         network.proprio_projector = projector.to(device, torch.float32)
     return network.requires_grad_(False).eval()
 
@@ -71,7 +71,7 @@ def _build_network(info: CheckpointInfo, num_action_tokens: int) -> OpenVLAOFT:
         with torch.device("meta"):
             return OpenVLAOFT(info.config, num_action_tokens)
     except Exception as error:  # timm and transformers raise many kinds for wrong names and sizes
-        path = info.folder / "config.json"
+        path = info.weights_folder / "config.json"
         raise BadInput(f"{path}: no network can be built from this file ({first_line(error)})") from error
 
 
@@ -144,7 +144,7 @@ def check_dimensions(
     if projector is not None:
         projector_sizes = (projector.fc2.out_features, projector.proprio_dim)
         if projector_sizes != (hidden_size, proprio_dim):
-            raise BadInput(f"{info.proprio_file or info.folder}: {expected}")
+            raise BadInput(f"{info.proprio_file or info.weights_folder}: {expected}")
 
 
 def save_checkpoint(

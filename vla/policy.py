@@ -6,6 +6,7 @@ logits from the same function, so that both use the same policy.
 
 from __future__ import annotations
 
+import logging
 import math
 import shutil
 from collections.abc import Iterator, Sequence
@@ -19,14 +20,14 @@ import torch
 from torch import Tensor, nn
 
 from contracts import BadInput, Observation
-from vla.adapter_folder import StoredAdapter, copy_into_network, read_adapter, write_adapter
+from vla.adapter_folder import copy_into_network, read_adapter, write_adapter
 from vla.checkpoint import inspect_checkpoint
 from vla.cuda_graphs import GraphedNetwork
 from vla.dataset_statistics import STATISTICS_FILE, same_actions, same_statistics, unnormalise
+from vla.eight_bits import FORMATS
 from vla.loading import Compile, LoadOptions, PolicyParts, load_parts
-from vla.model import OpenVLAOFT
 from vla.preprocessing import Inputs
-from vla.teacher import AdaptedSelf, AnotherPolicy, PretrainedSelf
+from vla.teacher import SecondNetwork, SwappedAdapter, WithoutAdapters
 from vla.tokens import (
     FIRST_ACTION_TOKEN,
     NUM_BINS,
@@ -38,6 +39,8 @@ from vla.tokens import (
     translate,
 )
 from vla.weights import fingerprint
+
+log = logging.getLogger(__name__)
 
 Mode = Literal["greedy", "sample", "l1"]
 
@@ -74,34 +77,29 @@ class Policy:
         self.action_dim = self.statistics.action.dim
         self.chunk_length = info.config.chunk_length
         self.num_images = info.num_images
-        self.uses_proprio = info.uses_proprio
-        self.kind = info.kind
         self._num_frozen = sum(math.prod(tensor.shape) for tensor in info.weights.values())
         proprio = self.statistics.proprio if info.uses_proprio else None
         self.model_inputs = Inputs(parts.processor, parts.tokenizer, info.num_images, proprio, self.device)
-        self.prepare = self.model_inputs.prepare
-        self.view = self.model_inputs.view
-        self._teacher: PretrainedSelf | AdaptedSelf | AnotherPolicy[Policy] = PretrainedSelf(network)
+        self._teacher: WithoutAdapters | SwappedAdapter | SecondNetwork[Policy] = WithoutAdapters(network)
         if network.proprio_projector is not None:
             network.proprio_projector.requires_grad_(True)
         self._trainable = [(name, p) for name, p in network.named_parameters() if p.requires_grad]
-        self._forward: OpenVLAOFT | GraphedNetwork = network
-        if compile != "off" and self.device.type == "cuda":
-            self._forward = GraphedNetwork(network)
-            compile = "on" if self._num_frozen >= WORTH_COMPILING else compile
-        if compile == "on":
+        uses_graphs = compile != "off" and self.device.type == "cuda"
+        is_compiled = compile == "on" or (uses_graphs and self._num_frozen >= WORTH_COMPILING)
+        self._forward = GraphedNetwork(network) if uses_graphs else network
+        if is_compiled:
             network.compile_blocks()
         # Whether the passes of an update should have few different sizes (`vla.pass_sizes`)
-        self.few_sizes = isinstance(self._forward, GraphedNetwork) and network.is_compiled
+        self.few_sizes = uses_graphs and is_compiled
 
     @classmethod
     def load(cls, checkpoint: str, options: LoadOptions) -> Policy:
         """Load a checkpoint (folder or hub id) or a trained adapter's folder. Raises BadInput."""
         parts = load_parts(checkpoint, options)
-        # The adapter is loaded after this, because the default teacher is the policy without it.
         policy = cls(parts, options.compile)
-        if parts.adapter is not None:
-            policy._take_adapter(parts.adapter)
+        # The adapter is loaded after this, because the default teacher is the policy without it.
+        if parts.adapter_folder is not None:
+            policy.load_adapter(parts.adapter_folder)
         return policy
 
     # Decisions
@@ -178,10 +176,10 @@ class Policy:
             yield teacher
 
     def act_as_teacher(self, observations: Sequence[Observation], mode: Mode = "greedy") -> Acted:
-        """The teacher's decisions, in this policy's tokens.
+        """The teacher's decisions, in this policy's tokens, with the log-probs of the teacher's own tokens.
 
-        If the teacher's statistics differ, its tokens mean other actions. They are then replaced by this policy's
-        tokens for the nearest actions. The log-probs stay those of the teacher's tokens.
+        The two are the same unless the teacher's statistics differ: then its tokens mean other actions, and are
+        replaced by this policy's tokens for the nearest actions.
         """
         with self.teacher() as teacher:
             acted = teacher.act(observations, mode)
@@ -205,7 +203,7 @@ class Policy:
             raise BadInput(
                 f"the teacher reads {teachers_interface}; the student reads {students_interface}: both must be the same"
             )
-        self._teacher = AnotherPolicy(teacher)
+        self._teacher = SecondNetwork(teacher)
 
     def use_teacher_adapter(self, folder: str) -> bool:
         """Make this policy with a trained adapter's values the teacher, on the same frozen weights.
@@ -217,7 +215,9 @@ class Policy:
         expected = (self.base_fingerprint, layers.rank, layers.alpha)
         if (adapter.base_fingerprint, adapter.rank, adapter.alpha) != expected:
             return False
-        statistics = inspect_checkpoint(self.info.folder, adapter=folder).statistics.get(self.unnorm_key)
+        statistics = inspect_checkpoint(self.info.weights_folder, adapter=folder).statistics.get(
+            self.unnorm_key
+        )
         if statistics is None or not same_statistics(self.statistics, statistics):
             return False
         parameters: list[Tensor] = [parameter for _, parameter in self._trainable]
@@ -226,7 +226,7 @@ class Policy:
         teachers_values = [parameter.detach().clone() for parameter in parameters]
         with torch.no_grad():
             torch._foreach_copy_(parameters, students_values)
-        self._teacher = AdaptedSelf(parameters, teachers_values)
+        self._teacher = SwappedAdapter(parameters, teachers_values)
         return True
 
     # Training
@@ -243,12 +243,6 @@ class Policy:
         parameters = [parameter for _, parameter in self._trainable]
         optimizer.register_step_post_hook(lambda *_: torch.autograd.graph.increment_version(parameters))
 
-    def recompute_everything(self) -> bool:
-        """Recompute the activations of all blocks from now on. Returns False if that was so already."""
-        recomputed_all = self.network.recomputed_blocks >= self.network.num_blocks
-        self.network.recomputed_blocks = self.network.num_blocks
-        return not recomputed_all
-
     # Files
 
     def save_adapter(self, folder: str | Path, looks: str = "") -> None:
@@ -256,25 +250,35 @@ class Policy:
         write_adapter(
             Path(folder),
             self.network,
-            self.info.folder,
+            self.info.weights_folder,
             self.base_model,
             self.base_fingerprint,
             self.frozen_weights,
             {*self.info.looks, *looks.split()},
         )
-        if self.info.statistics_folder != self.info.folder:  # those of an adapter or of demonstrations
+        if (
+            self.info.statistics_folder != self.info.weights_folder
+        ):  # those of an adapter or of demonstrations
             shutil.copyfile(self.info.statistics_folder / STATISTICS_FILE, Path(folder) / STATISTICS_FILE)
 
     def load_adapter(self, folder: str | Path) -> None:
-        """Load an adapter folder into this policy. Raises BadInput if it does not fit or belongs to another base."""
-        self._take_adapter(read_adapter(Path(folder)))
+        """Load an adapter folder into this policy. Raises BadInput if it does not fit or belongs to another base.
 
-    def _take_adapter(self, adapter: StoredAdapter) -> None:
-        """Copy an adapter's values into the network. Raises BadInput when it was trained on another base."""
+        Warns if it was trained on frozen weights in 8 bits and these have another format, or the other way round.
+        """
+        adapter = read_adapter(Path(folder))
         if adapter.base_fingerprint not in (None, self.base_fingerprint):
             raise BadInput(
                 f"{adapter.folder}: this adapter was trained on other weights ({adapter.base_model}) than those of "
                 f"{self.base_model}: give the adapter's own base"
+            )
+        formats = {adapter.frozen_weights, self.frozen_weights}
+        if len(formats) == 2 and formats & FORMATS.keys():
+            log.warning(
+                "%s was trained on weights in %s: with %s its actions differ",
+                adapter.folder,
+                adapter.frozen_weights,
+                self.frozen_weights,
             )
         copy_into_network(adapter, self.network)
 
@@ -284,8 +288,8 @@ class Policy:
         network = self.network
         return [
             ("checkpoint", self.base_model),
-            ("kind", f"{self.kind}, {'with' if self.action_head is not None else 'without'} an L1 head"),
-            ("reads", f"{self.num_images} image(s){' and proprio' if self.uses_proprio else ''}"),
+            ("kind", f"{self.info.kind}, {'with' if self.action_head is not None else 'without'} an L1 head"),
+            ("reads", f"{self.num_images} image(s){' and proprio' if self.info.uses_proprio else ''}"),
             ("statistics key", self.unnorm_key),
             ("chunk", f"{self.chunk_length} x {self.action_dim}"),
             ("parameters", f"{self._num_frozen:,} frozen, {self.frozen_weights}"),
@@ -298,7 +302,7 @@ class Policy:
 
 def _interface(policy: Policy) -> str:
     """A policy's inputs and outputs, as part of a sentence after "reads"."""
-    proprio = "proprio" if policy.uses_proprio else "no proprio"
+    proprio = "proprio" if policy.info.uses_proprio else "no proprio"
     return (
         f"{policy.num_images} image(s) of {policy.model_inputs.processor.image_size} pixels and {proprio}, and decides "
         f"{policy.chunk_length} x {policy.action_dim} numbers, normalised where "

@@ -85,7 +85,7 @@ class Inputs:
     def __post_init__(self) -> None:
         # Frames (..., H, W, 3) -> (..., S, S, 3), uint8. Simulators call this function in their own processes; their
         # observations are then marked as `prepared`.
-        self.prepare = partial(model_input_images, image_size=self.processor.image_size)
+        self.prepare_images = partial(model_input_images, image_size=self.processor.image_size)
         self._levels = torch.from_numpy(normalised_levels(self.processor)).to(self.device)
         self._prompt_ids = lru_cache(partial(prompt_ids, self.tokenizer))
 
@@ -96,7 +96,7 @@ class Inputs:
 
         Raises BadInput when the simulator's robot state has another size than the policy's.
         """
-        images = np.stack([self.view(observation) for observation in observations])
+        images = np.stack([self.images_of(observation) for observation in observations])
         if self.device.type == "cpu":
             pixels = torch.from_numpy(pixel_values(images, self.processor))
         else:
@@ -107,14 +107,14 @@ class Inputs:
             lengths = send(lengths, self.device)
         return pixels, send(ids, self.device), lengths, self._proprio(observations)
 
-    def view(self, observation: Observation) -> np.ndarray:
+    def images_of(self, observation: Observation) -> np.ndarray:
         """The images as the network sees them, uint8 (num_images, S, S, 3)."""
         images = observation.images[: self.num_images]
         if len(images) < self.num_images:
             raise BadInput(
                 f"the policy reads {self.num_images} images, the simulator has {len(images)}: use another --checkpoint"
             )
-        return images if observation.prepared else self.prepare(images)
+        return images if observation.prepared else self.prepare_images(images)
 
     def _proprio(self, observations: Sequence[Observation]) -> Tensor | None:
         """Normalised robot states, (B, D) float32; None when the network does not read them."""

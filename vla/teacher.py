@@ -1,12 +1,12 @@
 """The three kinds of teacher that a policy, the student, can have.
 
 The student imitates its teacher in the warmup. A teacher is frozen, and is one of
-  * the student itself as it was pretrained: the default, which costs no memory;
-  * the student with the values of another adapter: a copy of the trainable parameters;
-  * another policy: a second network in memory.
+  * `WithoutAdapters`: the student's network as it was pretrained; the default, which costs no memory;
+  * `SwappedAdapter`: the student's network with another adapter; a copy of the trainable parameters;
+  * `SecondNetwork`: another policy, a second network in memory.
 
-Each has the methods `acting`, a block in which the policy that it gives decides as the teacher (blocks may be nested),
-and `equals_student`: whether the student's weights still equal the teacher's, so that both decide the same greedily.
+Each has two methods. `acting` is a block in which the policy that it gives decides as the teacher; blocks may be
+nested. `equals_student` says whether the student's weights still equal the teacher's.
 
 No teacher keeps a reference to the student: in a reference cycle, a deleted policy's GPU memory would not be freed at
 once.
@@ -27,8 +27,8 @@ from vla.model import OpenVLAOFT
 PolicyT = TypeVar("PolicyT")  # `vla.policy.Policy`, which imports this module
 
 
-class PretrainedSelf:
-    """The student as it was pretrained: without adapters, and with the pretrained proprio projector."""
+class WithoutAdapters:
+    """The student's network without adapters, and with the pretrained proprio projector."""
 
     def __init__(self, network: OpenVLAOFT):
         """network: the student's, not trained yet."""
@@ -55,8 +55,8 @@ class PretrainedSelf:
         return all(map(torch.equal, projector.parameters(), self._proprio_projector.parameters()))
 
 
-class AdaptedSelf:
-    """The student with the values of another adapter in its trainable parameters."""
+class SwappedAdapter:
+    """The student's network, with another adapter's values in its trainable parameters while the teacher acts."""
 
     def __init__(self, parameters: Sequence[Tensor], values: Sequence[Tensor]):
         """parameters: the student's; values: the teacher's, in the same order."""
@@ -78,7 +78,7 @@ class AdaptedSelf:
         return all(map(torch.equal, self._parameters, self._values))
 
 
-class AnotherPolicy(Generic[PolicyT]):
+class SecondNetwork(Generic[PolicyT]):
     """Another policy, whose inputs and outputs are of the same kind as the student's."""
 
     def __init__(self, policy: PolicyT):

@@ -49,7 +49,7 @@ def check_written(args: SftArgs, demos: Demos, outputs_before: Tensor, device: t
     policy = Policy.load(str(args.out), options)
     episodes = demos.train[:SHOWN_EPISODES]
     observations = make_observations(episodes)
-    first_frame = np.concatenate(list(policy.view(observations[0])), axis=1)
+    first_frame = np.concatenate(list(policy.model_inputs.images_of(observations[0])), axis=1)
     Image.fromarray(first_frame).save(args.out / "first_frame.png")
 
     if args.l1:

@@ -21,7 +21,7 @@ from experiment.stopping import interruptible
 from experiment.terminal import say, show_progress
 from vla.device import choose_device, limit_memory
 from vla.loading import LoadOptions
-from vla.memory import fit_to_memory
+from vla.memory import plan_update
 from vla.policy import Policy
 from workshop.sft_check import SHOWN_EPISODES, check_written
 from workshop.sft_config import SftArgs
@@ -121,7 +121,9 @@ def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> int:
     noise_scale = proprio_noise_scale(frames)
     micro_batch_size = args.batch_size
     if isinstance(policy, Policy):
-        micro_batch_size = fit_to_memory(policy, "auto", "auto", args.batch_size)
+        plan = plan_update(policy, "auto", "auto", args.batch_size)
+        policy.network.recomputed_blocks = plan.recomputed_blocks
+        micro_batch_size = plan.micro_batch_size
     optimizer = make_student_optimizer(policy)
     generator = torch.Generator(policy.device).manual_seed(args.seed)
     training = open_training(args, policy, optimizer, generator, len(frames), scratch)

@@ -112,7 +112,7 @@ def training_step(
             start += size
         return means
 
-    _, means = shrink_until_it_fits(policy, micro_batch_size, accumulate, is_update=True)
+    _, means = shrink_until_it_fits(policy.network, micro_batch_size, accumulate, is_update=True)
     gradient_norm = optimizer_step(optimizer, MAX_GRAD_NORM)
     optimizer.zero_grad(set_to_none=True)
     loss, accuracy, norm = [*means.tolist(), gradient_norm.item()]

@@ -39,8 +39,8 @@ class WholeNetwork:
         self.action_dim = statistics.action.dim
         self.chunk_length = CHUNK_LENGTH
         self.model_inputs = Inputs(
-            processor=ImageProcessor.load(info.folder),
-            tokenizer=load_tokenizer(info.folder),
+            processor=ImageProcessor.load(info.weights_folder),
+            tokenizer=load_tokenizer(info.weights_folder),
             num_images=info.num_images,
             proprio=statistics.proprio if info.uses_proprio else None,
             device=device,
@@ -83,12 +83,6 @@ class WholeNetwork:
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
         """Nothing to do: unlike a Policy's adapters, no layer here keeps a copy of a parameter."""
 
-    def recompute_everything(self) -> bool:
-        """Recompute the activations of all blocks from now on; returns False if it did so before."""
-        blocks_before = self.network.recomputed_blocks
-        self.network.recomputed_blocks = self.network.num_blocks
-        return blocks_before < self.network.num_blocks
-
     def save(self, folder: Path, looks: Sequence[str], dtype: torch.dtype) -> None:
         """Write a whole checkpoint folder: weights in `dtype`, the demonstrations' statistics, and `looks`.
 
@@ -98,12 +92,12 @@ class WholeNetwork:
         """
         statistics = read_json(self.info.statistics_folder / STATISTICS_FILE)
         dtype_name = str(dtype).removeprefix("torch.")
-        config = read_json(self.info.folder / "config.json")
+        config = read_json(self.info.weights_folder / "config.json")
         config["num_images_in_input"] = self.info.num_images
         config["norm_stats"] = statistics
         config["torch_dtype"] = dtype_name
         config["looks"] = looks
         config["text_config"] = config.get("text_config", {}) | {"torch_dtype": dtype_name}
         save_checkpoint(folder, self.network, config, dtype=dtype, action_head=self.action_head)
-        copy_small_files(self.info.folder, folder)
+        copy_small_files(self.info.weights_folder, folder)
         write_json(folder / STATISTICS_FILE, statistics)
