@@ -52,7 +52,6 @@ from experiment.metrics import (
     advantage_metrics,
     rollout_metrics,
     system_metrics,
-    update_details,
     update_line,
     why_nothing_was_learned,
 )
@@ -191,13 +190,12 @@ def show_update(
     rollout: Rollout,
     metrics: Mapping[str, float],
 ) -> None:
-    """Log the line of an update, with the time left, and its details."""
+    """Log the line of an update, with the time left."""
     from experiment.cost import time_left
 
     update_s = rollout.wall_s + metrics.get("train/time_s", 0.0)
     seconds_left = time_left(config, state, rollout, update_s, run.episode_s)
     log.info(update_line(metrics, rollout, phase, state.global_step, config, seconds_left))
-    log.debug("update %d, %s", state.update, update_details(metrics, rollout, phase))
 
 
 def record_and_save(

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from experiment.run_files import MetricsRow
+from rl.phases import Phase
 
 SIZE = 1000
-PHASES = ("warmup", "transition", "RL")  # by the metric schedule/phase
 HEADROOM = 0.08  # share of the values' range that is left free above and below them
 SMALL = 0.4  # the axis of positive values begins at 0 if the lowest is below this share of the highest
 
@@ -128,7 +128,7 @@ def _draw_phases(rows: Sequence[MetricsRow], x_axis: Axis) -> list[Span]:
     start = 0.0
     for row in rows:
         if "schedule/phase" in row:
-            phase = PHASES[int(row["schedule/phase"]) % len(PHASES)]
+            phase = list(Phase)[int(row["schedule/phase"])].value
             end = x_axis.position(row["global_step"])
             if spans and spans[-1].phase == phase:
                 start = spans.pop().start

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from configs.config import TrainConfig
 from envs.tasks import TaskInfo
 from experiment.checkpoints import TrainerState
+from experiment.evaluation import evaluation_steps
 from experiment.speed import Speed
 from experiment.terminal import duration
 from rl.phases import end_of_warmup
@@ -45,9 +46,9 @@ def estimate_cost(
     """The cost of a run from `state` to its last env step.
 
     Evaluations are an upper bound, as if no episode ended before its step limit, and so are updates, as if no epoch
-    were left out; but with --advantage absolute only SUCCESSFUL_SHARE of the decisions are computed. Of a rollout each
-    simulator waits half of an episode's step limit at the end, until the last episode is over. student_is_teacher: the
-    first evaluation plays the two only once, because they are the same policy.
+    were left out; but with --advantage absolute only SUCCESSFUL_SHARE of the decisions are computed. At the end
+    of a rollout every simulator waits for the last episode, on average for half of an episode's step limit.
+    student_is_teacher: the first evaluation plays the two only once, because they are the same policy.
     """
     longest = max(task.max_env_steps for task in tasks)
     env_steps = max(0, config.phases.total_steps - state.global_step)
@@ -111,20 +112,14 @@ def _simulators_per_core(speed: Speed) -> float:
 def evaluation_episodes_left(config: TrainConfig, state: TrainerState, student_is_teacher: bool) -> int:
     """How many episodes the evaluations of the rest of a run play at most.
 
-    There is one at the first env step, one after the warmup, one where the env steps pass a multiple of --eval-interval
-    (but at most one before each rollout), and one at the end. The teacher is played in the first one only.
+    An evaluation takes place after the rollout that reaches its env step, and one is enough for all that are due then.
+    The teacher is played in the first one only.
     """
+    is_first = state.evaluated_at is None
+    evaluated_at = -1 if state.evaluated_at is None else state.evaluated_at
+    missing_steps = [step - state.global_step for step in evaluation_steps(config) if step > evaluated_at]
+    after_rollouts = {math.ceil(max(0, missing) / config.rollout.n_steps) for missing in missing_steps}
     first_state, end_state = config.task.eval_init_states
     starts = len(config.task.task_ids) * (end_state - first_state)
-    total_steps = config.phases.total_steps
-    interval = config.evaluation.eval_interval
-    rollouts = math.ceil((total_steps - state.global_step) / config.rollout.n_steps)
-    multiples = (total_steps - 1) // interval - state.global_step // interval
-    if (state.evaluated_at or 0) < end_of_warmup(config.phases) < total_steps:
-        multiples += 1
-    evaluations = max(0, min(multiples, rollouts - 1)) + 1
-    is_first = state.evaluated_at is None
-    if is_first and total_steps > state.global_step:
-        evaluations += 1
-    episodes = evaluations * starts * (1 + config.evaluation.eval_trials)
+    episodes = len(after_rollouts) * starts * (1 + config.evaluation.eval_trials)
     return episodes + starts if is_first and not student_is_teacher else episodes

@@ -181,12 +181,20 @@ def _play(
     return rollout.trajectories
 
 
+def evaluation_steps(config: TrainConfig) -> list[int]:
+    """The env steps from which an evaluation is due: 0, the warmup's end, multiples of --eval-interval, and the end."""
+    total_steps = config.phases.total_steps
+    multiples = range(0, total_steps, config.evaluation.eval_interval)
+    warmup_end = min(end_of_warmup(config.phases), total_steps)
+    return sorted({*multiples, warmup_end, total_steps})
+
+
 def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
-    """Whether to evaluate now: at step 0, after the warmup, and when env steps pass a multiple of --eval-interval."""
-    if state.evaluated_at is None or warmup_has_ended(config, state):
+    """Whether env steps have passed one of `evaluation_steps` since the last evaluation."""
+    evaluated_at = state.evaluated_at
+    if evaluated_at is None:
         return True
-    interval = config.evaluation.eval_interval
-    return state.global_step // interval > state.evaluated_at // interval
+    return any(evaluated_at < step <= state.global_step for step in evaluation_steps(config))
 
 
 def warmup_has_ended(config: TrainConfig, state: TrainerState) -> bool:
@@ -199,11 +207,9 @@ def warmup_has_ended(config: TrainConfig, state: TrainerState) -> bool:
 def evaluate_and_record(
     config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState
 ) -> None:
-    """Evaluate the newest checkpoint: record the metrics, write the files and the report, and mark the best checkpoint.
+    """Evaluate the newest checkpoint, record the result, check it, and mark the checkpoint if it is the best.
 
-    The checkpoint then remembers the evaluation: a resumed run neither repeats it nor cuts its record.
-    Raises BadInput when the first evaluation, or the one after the
-    warmup, shows that the run cannot learn.
+    Raises BadInput when the first evaluation, or the one after the warmup, shows that the run cannot learn.
     """
     known_teacher = None if state.teacher_k is None else Successes(state.teacher_k, state.teacher_n or 0)
     started = time.perf_counter()
@@ -212,16 +218,38 @@ def evaluate_and_record(
             learner.policy, pool, config, learner.teacher_mode, known_teacher, learner.ranks
         )
     run.episode_s = (time.perf_counter() - started) / validation.num_played
+    record_validation(run, state, validation)
+    check_validation(config, learner, state, validation)
+    keep_validation(config, run, learner, state, validation)
+
+
+def record_validation(run: Run, state: TrainerState, validation: Validation) -> None:
+    """Log the result, add it to the metrics, and write the evaluation's files and the report."""
     run.log_metrics(state.global_step, state.update, validation.metrics())
     log.info("evaluation after %s env steps: %s", f"{state.global_step:,}", validation)
-    if learner.ranks.is_main:
+    if run.ranks.is_main:
         write_evaluation(run, state.global_step, validation)
         update_report(run.folder)
+
+
+def check_validation(
+    config: TrainConfig, learner: Learner, state: TrainerState, validation: Validation
+) -> None:
+    """Check the first evaluation, and the one after the warmup. Raises BadInput if the run cannot learn."""
     if state.evaluated_at is None:
         compare_start(config, learner, validation)
         check_baseline(config, validation)
     if warmup_has_ended(config, state):
         check_imitation(config.phases, validation)
+
+
+def keep_validation(
+    config: TrainConfig, run: Run, learner: Learner, state: TrainerState, validation: Validation
+) -> None:
+    """Mark the newest checkpoint if it is the best, and let it remember the evaluation.
+
+    A resumed run then neither repeats the evaluation nor cuts its record.
+    """
     state.evaluated_at = state.global_step
     state.teacher_k = validation.teacher.k
     state.teacher_n = validation.teacher.n

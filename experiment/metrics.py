@@ -125,19 +125,6 @@ def update_line(
     return "  ".join(parts)
 
 
-def update_details(metrics: Mapping[str, float], rollout: Rollout, phase: PhaseState) -> str:
-    """What train.log says of an update beside `update_line`."""
-    parts = [phase.phase.value]
-    if "distill/loss" in metrics:
-        parts.append(f"distill loss {metrics['distill/loss']:.3f}")
-    elif "train/policy_loss" in metrics:
-        parts.append(f"policy loss {metrics['train/policy_loss']:+.4f}")
-        parts.append(f"clipped {metrics['train/clip_fraction']:.2f}")
-    parts.append(f"rollout {rollout.wall_s:.1f} s")
-    parts.append(f"update {metrics.get('train/time_s', 0):.1f} s")
-    return ", ".join(parts)
-
-
 def why_nothing_was_learned(rollout: Rollout, trajectories: Sequence[Trajectory], config: TrainConfig) -> str:
     """Why all advantages of an update were 0, and what to do. `trajectories`: those of the rollout to learn from."""
     outcomes = {trajectory.success for trajectory in rollout.trajectories}

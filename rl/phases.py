@@ -23,14 +23,17 @@ L1_WARMUP_LR = 1e-3
 GREEDY_WARMUP_STEPS = 4_000
 GREEDY_WARMUP_EPOCHS = 1
 GREEDY_WARMUP_LR = 3e-6
+NEEDS_TOKENS = "--kl-coef needs the teacher's token distribution"  # the beginning of two messages
 
 
 class Phase(Enum):
+    """The phases in their order, by which the metric `schedule/phase` numbers them from 0."""
+
     # The student learns the teacher's tokens; the teacher acts, or the student (--warmup-actor).
     WARMUP = "warmup"
     # The teacher makes each decision with probability epsilon; PPO on all decisions.
     TRANSITION = "transition"
-    RL = "rl"  # the student acts; PPO
+    RL = "RL"  # the student acts; PPO
 
 
 @dataclass(frozen=True)
@@ -104,25 +107,23 @@ def choose_teacher(
     checkpoint: the name of the one that is trained. has_l1_head, has_same_tokens: whether the teacher's checkpoint has
     an L1 head, and whether its tokens mean the same actions. Raises BadInput when the flags ask for what it cannot do.
     """
-    teacher_checkpoint = phases.teacher_checkpoint
-    name = teacher_checkpoint or "the checkpoint"
-    if phases.teacher == "l1" and not has_l1_head:
-        raise BadInput(f"--teacher l1: {checkpoint} has no action head; use --teacher greedy")
-    mode: TeacherMode = "greedy"
-    if phases.teacher == "l1" or (has_l1_head and phases.teacher != "greedy"):
-        mode = "l1"
-    why = f"{name} has no action head: its token logits were trained"
-    if phases.teacher in ("greedy", "l1"):
-        why = "as asked by --teacher"
-    elif mode == "l1":
-        why = f"{name} was trained by regression: its token logits mean nothing"
-    if kl_coef > 0 and (mode == "l1" or not has_same_tokens):
-        reason = (
-            "the L1 head has none"
-            if mode == "l1"
-            else f"the tokens of {teacher_checkpoint} mean other actions"
-        )
-        raise BadInput(
-            f"--kl-coef needs the teacher's token distribution, and {reason}; leave it out or use --teacher greedy"
-        )
+    mode, why = _mode_and_reason(phases, checkpoint, has_l1_head)
+    if kl_coef > 0 and mode == "l1":
+        raise BadInput(f"{NEEDS_TOKENS}, and the L1 head has none; leave it out or use --teacher greedy")
+    if kl_coef > 0 and not has_same_tokens:
+        teacher = phases.teacher_checkpoint
+        raise BadInput(f"{NEEDS_TOKENS}, and the tokens of {teacher} mean other actions; leave it out")
     return TeacherChoice(mode, why)
+
+
+def _mode_and_reason(phases: PhaseConfig, checkpoint: str, has_l1_head: bool) -> tuple[TeacherMode, str]:
+    if phases.teacher == "greedy":
+        return "greedy", "as asked by --teacher"
+    if phases.teacher == "l1":
+        if not has_l1_head:
+            raise BadInput(f"--teacher l1: {checkpoint} has no action head; use --teacher greedy")
+        return "l1", "as asked by --teacher"
+    name = phases.teacher_checkpoint or "the checkpoint"
+    if has_l1_head:
+        return "l1", f"{name} was trained by regression: its token logits mean nothing"
+    return "greedy", f"{name} has no action head: its token logits were trained"

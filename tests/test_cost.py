@@ -118,7 +118,7 @@ def test_a_resumed_run_costs_what_is_left_of_it():
         ),  # one before each of 32 rollouts, one at the end
         ({"total_steps": 0}, TrainerState(), False, 20 + 10),
         ({}, TrainerState(global_step=16_000, evaluated_at=10_000), False, 3 * 20),
-        ({}, TrainerState(global_step=33_000, evaluated_at=33_000), False, 20),
+        ({}, TrainerState(global_step=33_000, evaluated_at=33_000), False, 0),
     ],
 )
 def test_evaluations_are_counted(settings, state, student_is_teacher, episodes):
