@@ -3,7 +3,7 @@
     python -m tests.end_to_end.killed WHERE COUNT PROGRAM ARGV...
 
 WHERE: chunk (before the COUNT-th chunk of actions of the inline simulator), update (before the COUNT-th optimizer step)
-or checkpoint (with the COUNT-th checkpoint half-written). Of several ranks number 1 dies.
+or checkpoint (before the COUNT-th state is written, of a checkpoint or an evaluation). Of several ranks number 1 dies.
 """
 
 import importlib

@@ -93,7 +93,7 @@ def test_a_run_stopped_by_sigterm_and_killed_in_a_half_written_checkpoint_resume
     run = stopped_by_sigterm(flags_into([*everything, "--total-steps", "1000"], tmp_path / "stopped"))
     assert latest_of(run).name == "step_32"
     resume = ["--resume", str(run), "--total-steps", "96"]
-    killed = run_command("-m", "tests.end_to_end.killed", "checkpoint", "2", "train_grpo", *resume)
+    killed = run_command("-m", "tests.end_to_end.killed", "checkpoint", "3", "train_grpo", *resume)
     assert killed.returncode == -signal.SIGKILL, killed.stdout + killed.stderr
     assert latest_of(run).name == "step_64"
     assert list((run / "checkpoints").glob(".writing-*"))
