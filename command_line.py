@@ -191,9 +191,10 @@ def complete_environment() -> None:
     # By default PyTorch's threads keep their cores busy while they wait. When another program uses the same cores, this
     # makes an update take 5 times as long.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Without HOME and without an entry in passwd libraries would make a folder named ~.
-    if os.path.expanduser("~") == "~":
-        os.environ["HOME"] = "/nonexistent"
+    # Some containers and service managers do not set HOME, which wandb needs. Without it and without an entry in passwd
+    # libraries would make a folder named ~.
+    home = os.path.expanduser("~")
+    os.environ["HOME"] = "/nonexistent" if home == "~" else home
     try:
         getpass.getuser()
     except (KeyError, OSError):  # a user without an entry in passwd; torch asks for a name

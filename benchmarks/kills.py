@@ -77,7 +77,7 @@ KILLS = (
     Kill("train", "update", "torch.optim:AdamW.step", 3),
     Kill("train", "update, by SIGTERM", "torch.optim:AdamW.step", 3, "SIGTERM"),
     Kill("train", "metrics line", "experiment.run_folder:write_and_flush", 3),
-    Kill("train", "checkpoint", "torch:save", 2),
+    Kill("train", "checkpoint", "torch:save", 3),
     Kill("train", "checkpoint's pointer", "experiment.checkpoints:write_pointer", 3),
     Kill("train", "report", "experiment.report:write_report"),
     Kill("eval", "episode", "envs.pool:Pool.step", 5),

@@ -11,7 +11,7 @@ from typing import Annotated
 import tyro
 
 from command_line import parse_flags
-from configs.config import CHANGEABLE_ON_RESUME, TrainConfig, changed, differing_fields
+from configs.config import TrainConfig, changeable_on_resume, changed, differing_fields
 from configs.eval_config import EvalConfig
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS, TINY_CHECKPOINT
 from configs.stored import from_dict
@@ -134,7 +134,7 @@ def _parse_resumed_run(argv: Sequence[str], run_folder: str) -> Command:
     refused = [
         f"{name} (run: {value_of_run}, now: {value_now})"
         for name, (value_of_run, value_now) in differing_fields(stored, command.config).items()
-        if name not in CHANGEABLE_ON_RESUME
+        if name not in changeable_on_resume()
     ]
     if refused:
         raise BadInput(

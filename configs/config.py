@@ -7,7 +7,7 @@ are those of training rollouts; they are the x axis of every curve.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
 import tyro
 
@@ -19,6 +19,10 @@ from envs.tasks import METAWORLD, PLUS_CHANGES, split_suite
 
 TaskIds = tyro.conf.arg(aliases=["--task-id"])
 MAGNITUDE = Range(least=1, most=MAGNITUDES[-1])
+# Marks the settings that a resumed run may change: when it ends, how it is watched, how much of the same computation is
+# in memory at once, and the folder of the same assets (`experiment.run_folder.reopen_run`). A change of any other
+# setting would give other results than a run that was never stopped.
+CHANGEABLE = "changeable on resume"
 
 
 @dataclass(frozen=True)
@@ -47,10 +51,10 @@ class SimulatorConfig:
     """Simulators for each rank (a process with its GPU). 1 runs in that process; several run in worker processes. auto:
     one for each usable core, and one more if the policy runs on a CPU; fewer if they would take more than half of the
     main or GPU memory that is free once the policy is loaded, or if there are not so many episodes to play."""
-    simulators: Literal["processes", "ray"] = "processes"
+    simulators: Annotated[Literal["processes", "ray"], CHANGEABLE] = "processes"
     """Where worker processes run. processes: on this machine; ray: on the nodes of a Ray cluster
     (docs/SCALE_OUT.md)."""
-    assets: str = "auto"
+    assets: Annotated[str, CHANGEABLE] = "auto"
     """Meshes and textures: `official` (LIBERO's), `lowpoly` (this project's) or a folder. auto: official for a 7B; for
     a small policy official if there is a GPU, they are installed and the policy was trained on them, else lowpoly.
     Meta-World has its own."""
@@ -59,7 +63,7 @@ class SimulatorConfig:
     max_env_steps: Annotated[int | None, POSITIVE] = None
     """Env steps after which an episode ends (None: the limit of the suite, which is 220 for libero_spatial, 280 for
     libero_object, 300 for libero_goal, 520 for libero_10, 400 for libero_90 and 200 for metaworld_mt50)."""
-    kept_tasks: Annotated[int, POSITIVE] = 3
+    kept_tasks: Annotated[int, POSITIVE, CHANGEABLE] = 3
     """Tasks that each simulator keeps in memory. Building a task again takes seconds. (eval.py keeps one: there a
     simulator never goes back to a task.)"""
     perturb: tuple[Kind | Literal["all", "none"], ...] = ()
@@ -96,11 +100,11 @@ class ModelConfig:
     compile: Literal["auto", "on", "off"] = "auto"
     """Compile the network and, on a GPU, record its passes as CUDA graphs (auto: only on a GPU, where a small network
     is recorded but not compiled)."""
-    memory_budget: Annotated[float | None, POSITIVE] = None
+    memory_budget: Annotated[float | None, POSITIVE, CHANGEABLE] = None
     """GiB of GPU memory that the policy may take (None: all that is free). A budget up to 10 % above what the GPU
     reports means all of the GPU, because a card reports less than its name says (24 for an RTX 4090, which reports
     23.6)."""
-    max_batch: Annotated[int | None, POSITIVE] = None
+    max_batch: Annotated[int | None, POSITIVE, CHANGEABLE] = None
     """Largest number of observations in one forward pass of a rollout (None: all that are waiting). Fewer need less
     memory."""
 
@@ -116,7 +120,7 @@ class PhaseConfig:
     head, beside which no token head was trained; else 4000)."""
     transition_steps: Annotated[int, NOT_NEGATIVE] = 5_000
     """Env steps of the transition, in which the probability that the teacher acts falls linearly from 1 to 0."""
-    total_steps: Annotated[int, NOT_NEGATIVE] = 100_000
+    total_steps: Annotated[int, NOT_NEGATIVE, CHANGEABLE] = 100_000
     """Env steps of the whole run."""
     warmup_actor: Literal["auto", "teacher", "student"] = "auto"
     """Who acts in the warmup. With `student`, the student learns what the teacher would do in the states that the
@@ -128,7 +132,7 @@ class PhaseConfig:
     distill_student_temperature: Annotated[float, POSITIVE] = 1.0
     """Temperature of the student's logits in the loss of the warmup. With the value of --temperature the sampling
     student learns to match the teacher; with 1 the greedy student does."""
-    warmup_agreement: Annotated[float, SHARE] = 0.5
+    warmup_agreement: Annotated[float, SHARE, CHANGEABLE] = 0.5
     """Share of the teacher's success rate that the greedy student must reach in the evaluation at the warmup's end. The
     run stops if it is clearly below, because PPO cannot start from a student that hardly ever succeeds (0: never)."""
 
@@ -199,7 +203,7 @@ class UpdateConfig:
     """Passes of an update in the warmup (auto: 16 if the teacher is an L1 head, else 1)."""
     batch_size: Annotated[int, POSITIVE] = 64
     """Decisions per optimizer step, over all ranks."""
-    micro_batch_size: Annotated[int | Literal["auto"], POSITIVE] = "auto"
+    micro_batch_size: Annotated[int | Literal["auto"], POSITIVE, CHANGEABLE] = "auto"
     """Decisions per forward and backward pass. This changes memory and speed, not the result (auto: as many as fit)."""
     lr: Annotated[float, POSITIVE] = 3e-5
     """Learning rate of AdamW, per optimizer step. With --desired-kl it is RL's first one."""
@@ -216,7 +220,7 @@ class UpdateConfig:
     """End an update after an epoch whose mean approximate KL, in nats per token, exceeds this (None: never)."""
     lora_rank: Annotated[int, POSITIVE] = 16
     """Rank of the LoRA adapters, whose output is added as it is (alpha equals the rank)."""
-    gradient_checkpointing: Literal["auto", "on", "off"] = "auto"
+    gradient_checkpointing: Annotated[Literal["auto", "on", "off"], CHANGEABLE] = "auto"
     """Recompute activations in the backward pass, which is slower and needs less memory (auto: only in as many blocks
     as memory requires)."""
 
@@ -230,7 +234,7 @@ class EvaluationConfig:
     eval_trials: Annotated[int, NOT_NEGATIVE] = 0
     """Sampled episodes per task and held-out initial state (0: none). In addition one greedy episode is played, because
     more of them would be equal."""
-    allow_zero_baseline: bool = False
+    allow_zero_baseline: Annotated[bool, CHANGEABLE] = False
     """Train even if the policy that acts first had no success in the first evaluation."""
     best_by: Literal["evaluation", "return"] = "evaluation"
     """What the checkpoint `best` maximises. evaluation: the lower bound of the greedy student's success rate in
@@ -249,12 +253,12 @@ class RunConfig:
     """Seed of all random numbers."""
     data_parallel: bool = False
     """Use every visible GPU: one process (rank) for each GPU computes a share of every rollout and minibatch."""
-    keep_checkpoints: Annotated[int, POSITIVE] = 2
+    keep_checkpoints: Annotated[int, POSITIVE, CHANGEABLE] = 2
     """Number of the newest checkpoints that are kept, in addition to `best`."""
-    max_hours: Annotated[float | None, POSITIVE] = None
+    max_hours: Annotated[float | None, POSITIVE, CHANGEABLE] = None
     """Save and stop after the first update that ends this many hours or more after the start of the program (None: no
     limit). --resume counts anew."""
-    wandb_mode: Literal["auto", "online", "offline", "disabled"] = "auto"
+    wandb_mode: Annotated[Literal["auto", "online", "offline", "disabled"], CHANGEABLE] = "auto"
     """Where wandb keeps the metrics (auto: online with a wandb login, else offline); metrics.jsonl always has them. The
     environment variables WANDB_PROJECT (vla-grpo without it), WANDB_ENTITY, WANDB_RUN_GROUP and WANDB_TAGS are used."""
 
@@ -372,24 +376,14 @@ def check_curriculum(rollout: RolloutConfig, task: TaskConfig, simulator: Simula
         )
 
 
-# Settings that a resumed run may change: when it ends, how it is watched, how much of the same computation is in memory
-# at once, and the folder of the same assets (`experiment.run_folder.reopen_run`). A change of any other setting would
-# give other results than a run that was never stopped.
-CHANGEABLE_ON_RESUME = {
-    "total_steps",
-    "warmup_agreement",
-    "max_hours",
-    "allow_zero_baseline",
-    "wandb_mode",
-    "keep_checkpoints",
-    "micro_batch_size",
-    "max_batch",
-    "gradient_checkpointing",
-    "memory_budget",
-    "assets",
-    "kept_tasks",
-    "simulators",
-}
+def changeable_on_resume() -> set[str]:
+    """The names of the settings that are marked as CHANGEABLE."""
+    names: set[str] = set()
+    for section in get_type_hints(TrainConfig).values():
+        for name, annotation in get_type_hints(section, include_extras=True).items():
+            if CHANGEABLE in getattr(annotation, "__metadata__", ()):
+                names.add(name)
+    return names
 
 
 def changed(config: TrainConfig, **settings: Any) -> TrainConfig:

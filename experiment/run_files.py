@@ -1,11 +1,11 @@
 """The files of a run folder, and how the programs that only look at a run read them."""
 
 from pathlib import Path
-from typing import Annotated, TypeAlias, cast
+from typing import Annotated, TypeAlias
 
-from pydantic import PlainValidator
+from pydantic import ConfigDict, PlainValidator, with_config
 
-from contracts import BadInput, read_json
+from contracts import BadInput
 from experiment.provenance import Provenance
 from json_fields import read_fields, read_lines
 
@@ -16,6 +16,7 @@ LOG_FILE = "train.log"
 MetricsRow: TypeAlias = dict[str, float]  # global_step, update and metrics
 
 
+@with_config(ConfigDict(extra="allow"))  # a resumed run keeps the fields of other versions
 class RunDescription(Provenance, total=False):
     """The contents of config.json: the provenance, and what decides the result of the run."""
 
@@ -28,9 +29,7 @@ class RunDescription(Provenance, total=False):
 
 def read_description(folder: Path) -> RunDescription:
     """Read the config.json of a run folder. Raises BadInput."""
-    # For its checks alone: what it returns lacks the fields of other versions.
-    read_fields(folder / CONFIG_FILE, RunDescription)
-    return cast(RunDescription, read_json(folder / CONFIG_FILE))
+    return read_fields(folder / CONFIG_FILE, RunDescription)
 
 
 def outcomes_path(folder: Path, global_step: int) -> Path:

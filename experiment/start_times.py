@@ -14,42 +14,41 @@ class StartTimes:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}  # by part
         self._part: str | None = "imports"  # the part under way
-        self._ended = PROGRAM_STARTED  # when the part before it ended, on time.perf_counter's clock
-        self._last_line: tuple[str, float] = ("", 0.0)  # the part that `due_line` named last, and when
+        self._begun_at = PROGRAM_STARTED  # when it began; without one, when the last one ended
+        self._next_line_at = PROGRAM_STARTED + FIRST_LINE_S
 
     def begin(self, part: str) -> None:
         """End the part under way, and begin another; nothing happens if this part is under way already."""
-        if self._part != part:
-            self.end()
-            self._part = part
+        if self._part == part:
+            return
+        self.end()
+        self._next_line_at = self._begun_at + FIRST_LINE_S
+        self._part = part
 
     def end(self) -> float:
         """End the part under way. Returns its seconds; 0 without one: the next part gets them."""
         if self._part is None:
             return 0.0
-        seconds = time.perf_counter() - self._ended
-        self._ended += seconds
+        seconds = time.perf_counter() - self._begun_at
         self.seconds[self._part] = self.seconds.get(self._part, 0.0) + seconds
         self._part = None
+        self._begun_at += seconds
         return seconds
 
     def restart(self) -> None:
         """Another start begins now."""
         self.seconds.clear()
         self._part = None
-        self._ended = time.perf_counter()
+        self._begun_at = time.perf_counter()
 
     def due_line(self) -> str | None:
-        """A line for a part that is new and takes a while, and after every PERIOD_S seconds of it; else None."""
-        part = self._part
+        """A line for a part that takes FIRST_LINE_S seconds, and after every PERIOD_S seconds more of it; else None."""
         now = time.perf_counter()
-        last_part, printed_at = self._last_line
-        pause = PERIOD_S if part == last_part else FIRST_LINE_S
-        begun = printed_at if part == last_part else self._ended
-        if part is None or now - begun < pause:
+        part = self._part
+        if part is None or now < self._next_line_at:
             return None
-        self._last_line = (part, now)
-        return f"starting: {part}, {now - self._ended:.0f} s"
+        self._next_line_at = now + PERIOD_S
+        return f"starting: {part}, {now - self._begun_at:.0f} s"
 
     def __str__(self) -> str:
         parts = [f"{part} {seconds:.1f}" for part, seconds in self.seconds.items() if seconds >= 0.1]

@@ -39,7 +39,6 @@ class WandbLog:
     def _start(self, mode: str, name: str, folder: Path, config: Mapping[str, object]) -> None:
         import wandb
 
-        os.environ.setdefault("HOME", str(Path.home()))  # some containers and service managers do not set it
         settings = wandb.Settings(
             silent=True, console="off", init_timeout=INIT_TIMEOUT_S, finish_timeout=FINISH_TIMEOUT_S
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.cli import parse_eval, parse_train
-from configs.config import CHANGEABLE_ON_RESUME, differing_fields
+from configs.config import changeable_on_resume, differing_fields
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS, TINY_CHECKPOINT
 from configs.stored import to_dict
 from contracts import BadInput
@@ -222,7 +222,7 @@ def test_where_a_run_ends_how_it_is_watched_and_what_is_in_memory_may_change(run
         "--kept-tasks 9 --simulators ray --warmup-agreement 0.5"
     )
     resumed = parse_train(["--resume", str(run_folder), *flags.split()]).config
-    assert set(differing_fields(PRESETS["smoke"], resumed)) == CHANGEABLE_ON_RESUME
+    assert set(differing_fields(PRESETS["smoke"], resumed)) == changeable_on_resume()
 
 
 @pytest.mark.parametrize("content", [None, b"{half", b'{"config": {}}', b"{}"])
