@@ -15,7 +15,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from command_line import main_guard, parse_flags
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from vla.loading import LoadOptions
 from vla.policy import Policy
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> None:
 
 def play(policy: Policy, env: LiberoEnv, init_state_id: int) -> Clip:
     """Play one greedy episode, and keep some of its frames."""
-    result = env.reset(init_state_id, record=True)
+    result = env.reset(Start(init_state_id, record=True))
     frames = list(result.frames)
     while not result.done:
         result = env.step_chunk(policy.act([result.observation]).actions[0])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.perturb import KINDS, MAGNITUDES, Perturbation
 
@@ -34,7 +34,7 @@ def draw_sheet(env: LiberoEnv) -> Image.Image:
     for row, kind in enumerate(KINDS):
         for column, magnitude in enumerate(MAGNITUDES):
             perturbation = Perturbation(kind, magnitude, SEED)
-            observation = env.reset(0, perturbation=perturbation).observation
+            observation = env.reset(Start(0, perturbation=perturbation)).observation
             assert observation is not None, "a reset observes unless it is told not to"
             x = column * FRAME_SIDE
             y = row * cell_height

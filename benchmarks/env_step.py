@@ -16,7 +16,7 @@ import numpy as np
 import tyro
 
 from envs.assets import find_pack
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv, task_files
 from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
 from envs.rendering import prepare
@@ -72,10 +72,10 @@ def main(args: Args) -> None:
     init_state = load_init_states(task_files(spec, args.task_id).init_states)[0]
     prepare()
     env = LiberoEnv(spec, args.task_id)
-    env.reset(0)  # builds the simulator
+    env.reset(Start(0))  # builds the simulator
     reference = make_reference(spec, args.task_id)
     reference_reset_s = seconds_of(lambda: reset_reference(reference, init_state))
-    env_reset_s = seconds_of(lambda: env.reset(0))
+    env_reset_s = seconds_of(lambda: env.reset(Start(0)))
 
     reference_s = []
     env_s = []
@@ -91,7 +91,7 @@ def main(args: Args) -> None:
         reference_s.append(between - started)
         renders_s.append(result.render_s)
         if result.done:
-            env.reset(0)
+            env.reset(Start(0))
             reset_reference(reference, init_state)
     reference.close()
     env.close()

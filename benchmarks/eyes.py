@@ -21,7 +21,7 @@ import numpy as np
 import tyro
 
 from contracts import Observation
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.perturb import Perturbation
 from envs.pool import task_info
@@ -80,9 +80,8 @@ def main(args: Args) -> None:
 def approach(policy: Policy, env: LiberoEnv, seed: int, magnitude: int) -> Approach:
     """Play greedily until the gripper closes for the first time; `seed` decides how the objects are moved."""
     record = Approach()
-    result = env.reset(
-        seed % env.num_init_states, seed, perturbation=Perturbation("position", magnitude, seed)
-    )
+    moved = Perturbation("position", magnitude, seed)
+    result = env.reset(Start(seed % env.num_init_states, seed, perturbation=moved))
     record.object_xy = object_position(env)[:2]
     while not result.done:
         record.observations.append(result.observation)
@@ -180,7 +179,7 @@ def pairs_of_decisions(approaches: Sequence[Approach]) -> tuple[list[Observation
 
 def succeeds_blind(policy: Policy, env: LiberoEnv, init_state_id: int) -> bool:
     """Whether one greedy episode succeeds in which all images are black."""
-    result = env.reset(init_state_id)
+    result = env.reset(Start(init_state_id))
     while not result.done:
         seen = replace(result.observation, images=np.zeros_like(result.observation.images))
         result = env.step_chunk(policy.act([seen]).actions[0])

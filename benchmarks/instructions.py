@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from command_line import main_guard, parse_flags
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from experiment.statistics import Successes
 from vla.loading import LoadOptions
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
 def read_task(spec: EnvSpec, task_id: int) -> Task:
     """Build a task to read its instruction and goal."""
     env = LiberoEnv(spec, task_id)
-    env.reset(0, observe=False)
+    env.reset(Start(0), observe=False)
     goal = copy.deepcopy(env.domain.parsed_problem["goal_state"])
     instruction = env.instruction
     env.close()
@@ -79,7 +79,7 @@ def read_task(spec: EnvSpec, task_id: int) -> Task:
 
 def play(policy: Policy, env: LiberoEnv, init_state_id: int, scene: Task, told: Task) -> tuple[bool, bool]:
     """Play one greedy episode. Returns whether the told goal was reached, and whether the scene's own goal holds."""
-    result = env.reset(init_state_id)
+    result = env.reset(Start(init_state_id))
     problem = env.domain.parsed_problem  # the next reset restores its goal
     problem["goal_state"] = told.goal
     while not result.done:

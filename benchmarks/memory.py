@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
-from envs.slot import Reset, SlotEnv
+from envs.slot import SlotEnv
 from envs.tasks import MAX_ENV_STEPS
 from envs.worker import ask
 
@@ -21,7 +21,7 @@ def resident_mib(suite: str, num_tasks: int, assets: str) -> tuple[int, int]:
     """Play a chunk of each task in this process; returns (resident memory at the end, its peak), both in MiB."""
     slot = SlotEnv(EnvSpec(suite, tuple(range(num_tasks)), assets=assets), LiberoEnv)
     for task_id in range(num_tasks):
-        slot(Reset(task_id, init_state_id=0))
+        slot((task_id, Start(0)))
         slot(np.zeros((8, 7)))
     status = Path("/proc/self/status").read_text()
     return _status_mib(status, "VmRSS"), _status_mib(status, "VmHWM")

@@ -22,7 +22,7 @@ import tyro
 
 from contracts import BadInput
 from envs.assets import find_pack
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.tasks import task_names
 from experiment.statistics import compare
@@ -71,9 +71,9 @@ def measure_deviation(task: Task) -> str:
     columns = []
     with open_env(task) as exact, open_env(task) as fast, open_env(task) as nudged:
         envs = (exact, fast, nudged)
-        exact.reset(0, observe=False)
-        fast.reset(0, observe=False, physics="fast")
-        nudged.reset(0, observe=False)
+        exact.reset(Start(0), observe=False)
+        fast.reset(Start(0, physics="fast"), observe=False)
+        nudged.reset(Start(0), observe=False)
         nudged.domain.sim.data.qpos[0] += NUDGE_RAD
         for env_steps in range(PUSH_STEPS, MARKS[-1] + 1, PUSH_STEPS):
             push = generator.uniform(-1, 1, 7) - [0, 0, 0.5, 0, 0, 0, 0]
@@ -109,7 +109,7 @@ def play_expert(task: Task, seeds: range) -> list[Ended]:
     with open_env(task) as env:
         for seed in seeds:
             for physics in ("exact", "fast"):
-                result = env.reset(None, seed, observe=False, physics=physics)
+                result = env.reset(Start(None, seed, physics=physics), observe=False)
                 try:
                     expert = Expert(env.domain)
                 except BadInput:

@@ -14,7 +14,7 @@ import numpy as np
 
 from contracts import Observation
 from envs.assets import find_pack
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.libero_plus import find_variants
 from envs.tasks import PRO_CHANGES, PUBLISHED_SUITES
@@ -34,7 +34,7 @@ CHANGED_PICTURES = {
 def start(env: LiberoEnv, init_state_id: int, label: str) -> Observation | None:
     """Begin an episode and print its line; returns its first observation, or None if it fails or shows nothing."""
     started = time.perf_counter()
-    result = env.reset(init_state_id)
+    result = env.reset(Start(init_state_id))
     seconds = time.perf_counter() - started
     observation = result.observation
     contrast = 0.0 if observation is None else min(image.std() for image in observation.images)

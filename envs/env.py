@@ -5,7 +5,7 @@ There are two such classes, in `envs/libero.py` and `envs/metaworld.py`; `envs.p
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -41,22 +41,31 @@ class EnvSpec:
 
     def __post_init__(self) -> None:
         names = ("the BDDL file's",) if self.bddl_file is not None else tasks.task_names(self.task_suite)
-        if self.task_ids and all(0 <= task_id < len(names) for task_id in self.task_ids):
-            return
-        chosen = ", ".join(map(str, self.task_ids)) or "none"
-        known = ", ".join(f"{task_id} {name}" for task_id, name in enumerate(names))
-        raise BadInput(f"task ids are 0..{len(names) - 1}, found {chosen}; there are: {known}")
+        if not self.task_ids or not set(self.task_ids) <= set(range(len(names))):
+            chosen = ", ".join(map(str, self.task_ids)) or "none"
+            known = ", ".join(f"{task_id} {name}" for task_id, name in enumerate(names))
+            raise BadInput(f"task ids are 0..{len(names) - 1}, found {chosen}; there are: {known}")
 
 
-@dataclass(frozen=True)
+class Start(NamedTuple):
+    """How an episode starts and is simulated. It determines the episode, together with the actions."""
+
+    init_state_id: int | None  # None: the seed draws an initial state that evaluations never use
+    seed: int = 0
+    record: bool = False  # whether to keep a frame of every env step
+    physics: Physics = "exact"
+    perturbation: Perturbation | None = None
+
+
+@dataclass
 class ChunkResult:
     """The outcome of a reset or of a chunk of actions. A reset executes no action."""
 
-    observation: Observation | None  # None when the episode is over or the caller asked for none
-    success: bool
-    executed: int  # actions of this chunk that were executed
-    env_steps: int  # env steps of the episode so far, settling not counted
-    done: bool  # success, step limit or error
+    observation: Observation | None = None  # None when the episode is over or the caller asked for none
+    success: bool = False
+    executed: int = 0  # actions of this chunk that were executed
+    env_steps: int = 0  # env steps of the episode so far, settling not counted
+    done: bool = False  # success, step limit or error
     error: str | None = None  # the simulator failed: the episode does not count as a failure of the policy
     sim_s: float = 0.0  # seconds of physics
     render_s: float = 0.0  # seconds of drawing
@@ -77,22 +86,14 @@ class Env(Protocol):
     max_env_steps: int  # the step limit of an episode
     num_init_states: int  # how many numbered initial states there are: 0, 1, ...
     action_dim: int
+    env_steps: int  # of the running episode, so far
 
-    def reset(
-        self,
-        init_state_id: int | None,
-        seed: int = 0,
-        record: bool = False,
-        physics: Physics = "exact",
-        perturbation: Perturbation | None = None,
-        observe: bool = True,
-    ) -> ChunkResult:
-        """Start an episode. Raises BadInput.
+    def reset(self, start: Start, observe: bool = True) -> ChunkResult:
+        """Start an episode; render only if `observe`. Raises BadInput.
 
-        The episode must depend on these arguments and on the actions only, never on earlier episodes: resumed runs
-        and paired comparisons rely on it. If `init_state_id` is None, the seed draws an initial state that evaluations
-        never use. If the simulator fails, the result's `error` says how. A simulator without perturbations ignores
-        `perturbation`, because the checks before a run pass one.
+        The episode must depend on `start` and on the actions only, never on earlier episodes: resumed runs and paired
+        comparisons rely on it. If the simulator fails, the result's `error` says how. A simulator without
+        perturbations ignores `start.perturbation`, because the checks before a run pass one.
         """
         ...
 

@@ -8,6 +8,8 @@ done by `envs.libero_simulator`.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,12 +17,11 @@ import numpy as np
 from contracts import BadInput, Observation
 from envs import libero_plus, libero_pro, perturb, plus_noise, tasks
 from envs.assets import find_pack
-from envs.chunk_run import ChunkRun
+from envs.chunk_run import chunk_result
 from envs.closing import close_at_exit, forget
-from envs.env import ChunkResult, EnvSpec, Physics, SimulatorFault
+from envs.env import ChunkResult, EnvSpec, SimulatorFault, Start
 from envs.libero_plus import Variant
 from envs.libero_simulator import MAX_PLACEMENT_TRIES, SETTLING_ACTION, SETTLING_STEPS, LiberoSimulator
-from envs.perturb import Perturbation
 from envs.rendering import upright
 from envs.tasks import MAX_ENV_STEPS, PRO_CHANGES, TaskFiles, split_suite
 
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     from libero.libero.envs.bddl_base_domain import BDDLBaseDomain
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")  # a policy with n images uses the first n
-EXACT_SUBSTEPS = 25  # physics steps of an env step in robosuite
-FAST_SUBSTEPS = 13  # physics steps of an env step in fast physics, after the objects have settled
+# Physics steps of an env step in fast physics.
+SETTLING_SUBSTEPS = 25  # while objects settle: as many as in exact physics
+FAST_SUBSTEPS = 13  # afterwards
 
 
 def task_files(spec: EnvSpec, task_id: int) -> TaskFiles:
@@ -40,6 +42,21 @@ def task_files(spec: EnvSpec, task_id: int) -> TaskFiles:
     if change in PRO_CHANGES:
         return libero_pro.pro_task(spec.task_suite, task_id)
     return tasks.suite_task(spec.task_suite, task_id)
+
+
+@dataclass
+class _Episode:
+    """Where the running episode started, and what it has come to."""
+
+    start: Start
+    seed: int = 0  # of the placement
+    state: np.ndarray | None = (
+        None  # the stored initial state (1 + nq + nv,); None: the seed places everything
+    )
+    variant: Variant | None = None  # of LIBERO-Plus
+    raw: Mapping[str, np.ndarray] = field(
+        default_factory=dict
+    )  # LIBERO's observations after the last env step
 
 
 class LiberoEnv:
@@ -65,54 +82,35 @@ class LiberoEnv:
             self._variants = libero_plus.find_variants(spec.task_suite, task_id)
         if self._variants:  # they are numbered like initial states, and all start from the task's first one
             self.num_init_states = len(self._variants)
-        self._variant: Variant | None = None
         self.env_steps = 0
         self._cameras = CAMERAS[: spec.num_images]
         self._simulator: LiberoSimulator | None = None
-        self._recording = False
-        self._perturbation: Perturbation | None = None
-        self._seed = 0  # of the running episode
+        self._episode = _Episode(Start(None))
+        self._result = ChunkResult()  # of the reset or chunk that is being executed
 
-    def reset(
-        self,
-        init_state_id: int | None,
-        seed: int = 0,
-        record: bool = False,
-        physics: Physics = "exact",
-        perturbation: Perturbation | None = None,
-        observe: bool = True,
-    ) -> ChunkResult:
-        """Start an episode that depends on the arguments only; render only if `observe`. Raises BadInput.
+    def reset(self, start: Start, observe: bool = True) -> ChunkResult:
+        """Start an episode that depends on `start` only; render only if `observe`. Raises BadInput.
 
         With an `init_state_id` the seed places only the fixtures. With None it places everything. In a suite of
         LIBERO-Plus `init_state_id` is the number of a variant; None starts the task that the variants change.
         """
-        assert init_state_id is None or 0 <= init_state_id < self.num_init_states, f"{init_state_id=}"
+        self._episode = self._new_episode(start)
         self.env_steps = 0
-        self._recording = record
-        self._perturbation = perturbation
-        self._seed = seed
-        self._variant = None
-        if self._variants and init_state_id is not None:
-            self._variant = self._variants[init_state_id]
-            init_state_id = 0
-        self._run = ChunkRun(self)
-        with self._run as run:
-            self._start(init_state_id, seed, physics, observe)
-            if observe and not run.is_over:
-                run.observation = self.observation()
-        return run.result()
+        with chunk_result(self) as self._result:
+            self._start(observe)
+            if observe:
+                self._result.observation = self.observation()
+        return self._result
 
     def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
         """Execute `actions` (n, 7) one by one, up to success or the step limit; render only if `observe`."""
         assert self._simulator is not None, "reset first"
         actions = np.asarray(actions, dtype=np.float64)[: self.max_env_steps - self.env_steps]
-        self._run = ChunkRun(self)
-        with self._run as run:
-            run.success = self._execute(actions, observe)
-            if observe and not run.is_over:
-                run.observation = self.observation()
-        return run.result()
+        with chunk_result(self) as self._result:
+            self._result.success = self._execute(actions, observe)
+            if observe and not self._result.success and self.env_steps < self.max_env_steps:
+                self._result.observation = self.observation()
+        return self._result
 
     @property
     def domain(self) -> BDDLBaseDomain:
@@ -133,74 +131,83 @@ class LiberoEnv:
 
     # ------------------------------------------------------------------------------------------------- the start
 
-    def _start(self, init_state_id: int | None, seed: int, physics: Physics, observe: bool) -> None:
+    def _new_episode(self, start: Start) -> _Episode:
+        """Look up what `start` stands for."""
+        index = start.init_state_id
+        if index is None:
+            return _Episode(start, start.seed)
+        assert 0 <= index < self.num_init_states, f"{start=}"
+        if self._variants:
+            assert self._init_states is not None, "LIBERO-Plus changes tasks that have initial states"
+            return _Episode(start, start.seed, self._init_states[0], self._variants[index])
+        if self._init_states is not None:
+            return _Episode(start, start.seed, self._init_states[index])
+        # The task has no stored states: each `init_state_id` has a seed of its own.
+        return _Episode(start, start.seed * self.num_init_states + index)
+
+    def _start(self, observe: bool) -> None:
         """Place the scene and let it settle, again and again until it can start an episode. Raises BadInput."""
         if self._simulator is None:
             assets = find_pack(self.spec.assets).folder
             self._simulator = LiberoSimulator(self.files.bddl, assets, self._cameras)
             close_at_exit(self.close)
-        state = None
-        if init_state_id is not None:
-            if self._init_states is not None:
-                state = self._init_states[init_state_id]
-            else:  # the task has no stored states: each init_state_id has a seed of its own
-                seed = seed * self.num_init_states + init_state_id
         problem: str | None = None
-        for draw in range(MAX_PLACEMENT_TRIES):
-            self._place(state, seed, draw)
-            if self._is_own_placement(state, draw):
-                self._settle(physics, observe)
-                return
-            problem = self._settle_and_find_problem(physics, observe)
+        for attempt in range(MAX_PLACEMENT_TRIES):
+            self._place(attempt)
+            problem = self._settle_and_find_problem(attempt, observe)
             if problem is None:
                 return
-            self._run.frames.clear()
+            self._result.frames.clear()
         raise BadInput(
             f"{self.files.bddl}: none of {MAX_PLACEMENT_TRIES} placements can be used (the last: {problem})"
         )
 
-    def _place(self, state: np.ndarray | None, seed: int, draw: int) -> None:
-        """Reset the simulator to where the episode starts, and perturb it.
-
-        state: (1 + nq + nv,), or None: then every `draw` gives another placement.
-        """
+    def _place(self, attempt: int) -> None:
+        """Reset the simulator to where the episode starts, and perturb it. Each `attempt` draws other places."""
         simulator = self._built()
-        placement_seed = (seed, draw) if state is None else seed
-        arm_offset = libero_plus.arm_offset(self._variant.arm if self._variant is not None else 0)
-        simulator.reset(placement_seed, state, self._perturbation, draw, arm_offset)
+        episode = self._episode
+        seed = (episode.seed, attempt) if episode.state is None else episode.seed
+        perturbation = episode.start.perturbation
+        arm_offset = libero_plus.arm_offset(0 if episode.variant is None else episode.variant.arm)
+        simulator.reset(seed, episode.state, perturbation, attempt, arm_offset)
         self.instruction = self.files.instruction
-        if self._variant is not None:
-            libero_plus.move_camera(simulator.domain, self._variant.view)
-            self.instruction = self._variant.instruction(self.spec.leaked_prompt)
-        if self._perturbation is not None:
-            self.instruction = perturb.change_scene(simulator.domain, self._perturbation, self.instruction)
+        if episode.variant is not None:
+            libero_plus.move_camera(simulator.domain, episode.variant.view)
+            self.instruction = episode.variant.instruction(self.spec.leaked_prompt)
+        if perturbation is not None:
+            self.instruction = perturb.change_scene(simulator.domain, perturbation, self.instruction)
 
-    def _is_own_placement(self, state: np.ndarray | None, draw: int) -> bool:
-        """Whether the objects stand where the stored state puts them. Such a start is used without a check."""
-        if state is None:
-            return False
-        moves_objects = self._perturbation is not None and self._perturbation.kind == "position"
-        return not moves_objects or draw == perturb.MAX_DRAWS  # the last draw moves nothing
-
-    def _settle_and_find_problem(self, physics: Physics, observe: bool) -> str | None:
+    def _settle_and_find_problem(self, attempt: int, observe: bool) -> str | None:
         """Let the objects settle; returns the reason why the episode cannot start from here, or None."""
+        if self._is_stored_state(attempt):
+            self._settle(observe)
+            return None
         placed = self._built().object_poses()
         try:
-            self._settle(physics, observe)
+            self._settle(observe)
         except SimulatorFault as fault:
             return str(fault)
         return self._built().find_problem(placed)
 
-    def _settle(self, physics: Physics, observe: bool) -> None:
+    def _is_stored_state(self, attempt: int) -> bool:
+        """Whether the objects stand where the stored state puts them. Such a start is used without a check."""
+        if self._episode.state is None:
+            return False
+        perturbation = self._episode.start.perturbation
+        moves_objects = perturbation is not None and perturbation.kind == "position"
+        return not moves_objects or attempt == perturb.MAX_ATTEMPTS  # which moves nothing
+
+    def _settle(self, observe: bool) -> None:
         """Hold still for 10 env steps; the policy's first observation is that of the last one."""
         simulator = self._built()
+        is_fast = self._episode.start.physics == "fast"
         simulator.settle(1)
         # Not before the first step, because its goal is where the hand was before the reset.
-        if physics == "fast":
-            simulator.use_fast_physics(EXACT_SUBSTEPS)
+        if is_fast:
+            simulator.use_fast_physics(SETTLING_SUBSTEPS)
         simulator.settle(SETTLING_STEPS - 2)
         self._step(SETTLING_ACTION, observe)
-        if physics == "fast":
+        if is_fast:
             simulator.use_fast_physics(FAST_SUBSTEPS)
 
     # ------------------------------------------------------------------------------------------ steps and sights
@@ -221,13 +228,13 @@ class LiberoEnv:
         The policy's cameras render if `is_observed`, else agentview if a video is recorded, else none.
         """
         simulator = self._built()
-        recorded = CAMERAS[:1] if self._recording else ()
+        recorded = CAMERAS[:1] if self._episode.start.record else ()
         cameras = self._cameras if is_observed else recorded
         simulator.gate.seconds = 0.0
-        self._raw, success = simulator.step(action, cameras)
-        self._run.render_s += simulator.gate.seconds
-        if self._recording:
-            self._run.frames.append(upright(self._raw["agentview_image"]))
+        self._episode.raw, success = simulator.step(action, cameras)
+        self._result.render_s += simulator.gate.seconds
+        if self._episode.start.record:
+            self._result.frames.append(upright(self._episode.raw["agentview_image"]))
         return success
 
     def observation(self) -> Observation:
@@ -235,15 +242,17 @@ class LiberoEnv:
 
         Images (num_images, 256, 256, 3), upright; proprio (8,): hand position (m), axis-angle (rad), finger joints (m).
         """
-        raw = self._raw
+        raw = self._episode.raw
+        start = self._episode.start
+        variant = self._episode.variant
         frames = {camera: raw[f"{camera}_image"] for camera in self._cameras}
-        if self._variant is not None and self._variant.noise:
-            rng = np.random.default_rng([self._seed, self._variant.noise, self.env_steps])
-            frames["agentview"] = plus_noise.noisy(frames["agentview"], self._variant.noise, rng)
+        if variant is not None and variant.noise:
+            rng = np.random.default_rng([start.seed, variant.noise, self.env_steps])
+            frames["agentview"] = plus_noise.published_noise(frames["agentview"], variant.noise, rng)
         # LIBERO renders upside down; the images of the training data were turned, too.
         images = np.stack([upright(frame) for frame in frames.values()])
-        if self._perturbation is not None and self._perturbation.kind == "noise":
-            images = perturb.noisy(images, self._perturbation, self.env_steps)
+        if start.perturbation is not None and start.perturbation.kind == "noise":
+            images = perturb.add_noise(images, start.perturbation, self.env_steps)
         hand = raw["robot0_eef_pos"]
         rotation = axis_angle(raw["robot0_eef_quat"])
         proprio = np.concatenate([hand, rotation, raw["robot0_gripper_qpos"]], dtype=np.float64)

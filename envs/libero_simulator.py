@@ -67,16 +67,16 @@ class LiberoSimulator:
         seed: Seed,
         state: np.ndarray | None = None,
         perturbation: Perturbation | None = None,
-        draw: int = 0,
+        attempt: int = 0,
         arm_offset: np.ndarray | float = 0.0,
     ) -> None:
         """Place everything by `seed`, then set `state` (1 + nq + nv,): time, qpos and qvel.
 
         Fixtures are not part of a state, so the seed always places them. Without a state the objects, too, stay where
-        the seed placed them, and the arm's joints are drawn as in the benchmark's states. `draw` counts the attempts
-        to perturb this start. With `arm_offset` (7,) in rad the arm stands elsewhere when its controller is made; then
-        the state puts it back, and the controller pulls it to where it was made. Raises BadInput for a state of another
-        task, and SimulatorFault if LIBERO finds no room for its objects.
+        the seed placed them, and the arm's joints are drawn as in the benchmark's states. Each `attempt` moves objects
+        elsewhere. With `arm_offset` (7,) in rad the arm stands elsewhere when its controller is made; then the state
+        puts it back, and the controller pulls it to where it was made. Raises BadInput for a state of another task, and
+        SimulatorFault if LIBERO finds no room for its objects.
         """
         self._step = self._exact_step
         self.domain.sim.model.opt.timestep = self.domain.model_timestep
@@ -97,7 +97,7 @@ class LiberoSimulator:
                 "make the states of your task again (python -m workshop.make_init_states)"
             )
         if perturbation is not None and perturbation.magnitude > 0:
-            state = perturb.displaced(state, self.domain, perturbation, draw)
+            state = perturb.displaced(state, self.domain, perturbation, attempt)
         self._wrapper.set_init_state(state)
 
     def step(self, action: np.ndarray, cameras: Sequence[str] = ()) -> StepOutcome:

@@ -16,11 +16,10 @@ import numpy as np
 from contracts import BadInput, Observation
 from envs import rendering
 from envs.assets import METAWORLD_LOOKS, find_pack
-from envs.chunk_run import ChunkRun
+from envs.chunk_run import chunk_result
 from envs.closing import close_at_exit, forget
-from envs.env import IMAGE_SIZE, ChunkResult, EnvSpec, Physics
+from envs.env import IMAGE_SIZE, ChunkResult, EnvSpec, Start
 from envs.mujoco_warnings import check_stability, log_mujoco_warnings
-from envs.perturb import Perturbation
 from envs.tasks import METAWORLD_TASKS
 
 if TYPE_CHECKING:
@@ -59,50 +58,34 @@ class MetaWorldEnv:
         self.raw = np.zeros(39)  # Meta-World's own observation, which its scripted experts read
         self._env: SawyerXYZEnv | None = None
         self._renderer: mujoco.Renderer | None = None
-        self._recording = False
+        self._is_recorded = False
+        self._result = ChunkResult()  # of the reset or chunk that is being executed
 
-    def reset(
-        self,
-        init_state_id: int | None,
-        seed: int = 0,
-        record: bool = False,
-        physics: Physics = "exact",
-        perturbation: Perturbation | None = None,
-        observe: bool = True,
-    ) -> ChunkResult:
-        """Start an episode that depends on the arguments only; render only if `observe`. Raises BadInput.
+    def reset(self, start: Start, observe: bool = True) -> ChunkResult:
+        """Start an episode that depends on `start` only; render only if `observe`. Raises BadInput.
 
         `init_state_id` seeds the task's random places; if it is None, `seed` does. Both values of `physics` mean
         Meta-World's own physics. `perturbation` is ignored, because there is none for Meta-World.
         """
-        assert init_state_id is None or 0 <= init_state_id < NUM_INIT_STATES, f"{init_state_id=}"
+        index = start.init_state_id
+        assert index is None or 0 <= index < NUM_INIT_STATES, f"{start=}"
         self.env_steps = 0
-        self._recording = record
-        stream = [FRESH, seed] if init_state_id is None else [STORED, init_state_id]
-        self._run = ChunkRun(self)
-        with self._run as run:
-            self._start(np.random.default_rng(stream))
-            if observe and not run.is_over:
-                run.observation = self.observation()
-        return run.result()
+        self._is_recorded = start.record
+        with chunk_result(self) as self._result:
+            self._start(np.random.default_rng([FRESH, start.seed] if index is None else [STORED, index]))
+            if observe:
+                self._result.observation = self.observation()
+        return self._result
 
     def step_chunk(self, actions: np.ndarray, observe: bool = True) -> ChunkResult:
-        """Execute `actions` (n, 4) one by one, up to success or the step limit; render only if `observe`.
-
-        Raises BadInput for actions of another width.
-        """
+        """Execute `actions` (n, 4) one by one, up to success or the step limit; render only if `observe`."""
         assert self._env is not None, "reset first"
         actions = np.asarray(actions, dtype=np.float64)[: self.max_env_steps - self.env_steps]
-        if actions.shape[1:] != (self.action_dim,):
-            raise BadInput(
-                f"the policy's actions have {actions.shape[1]} numbers, Meta-World's 4: use another --checkpoint"
-            )
-        self._run = ChunkRun(self)
-        with self._run as run:
-            run.success = self._execute(actions)
-            if observe and not run.is_over:
-                run.observation = self.observation()
-        return run.result()
+        with chunk_result(self) as self._result:
+            self._result.success = self._execute(actions)
+            if observe and not self._result.success and self.env_steps < self.max_env_steps:
+                self._result.observation = self.observation()
+        return self._result
 
     def close(self) -> None:
         """Free the simulator. It is also freed at the end of the program."""
@@ -130,8 +113,8 @@ class MetaWorldEnv:
             self.env_steps += 1
             self.raw, _, _, _, info = self._env.step(action)
             check_stability(self._env.data)
-            if self._recording:
-                self._run.frames.append(self._picture())
+            if self._is_recorded:
+                self._result.frames.append(self._picture())
             if info["success"]:
                 return True
         return False
@@ -151,7 +134,7 @@ class MetaWorldEnv:
         started = time.perf_counter()
         self._renderer.update_scene(self._env.data, camera=CAMERA)
         image = rendering.upright(self._renderer.render())
-        self._run.render_s += time.perf_counter() - started
+        self._result.render_s += time.perf_counter() - started
         return image
 
 

@@ -34,10 +34,10 @@ LIGHT_STOPS = 0.35  # a step of the strongest channel; one stop is twice or half
 SHIFT_M = 0.02  # a step of every object that stands on the table
 STACKED_M = 0.07  # objects nearer than this in x and y move together: a bowl on a ramekin
 APART_M = 0.13  # other objects keep this distance, or the distance that they had if it was smaller
-NEARER = 0.8  # if an object would fall, the next draw moves objects by this factor of the last distance
-# Directions tried for each stack, attempts to find room for all stacks, and draws of an initial state before no object
-# is moved.
-MAX_DRAWS = 20
+NEARER = 0.8  # if an object would fall, the next attempt moves objects by this factor of the last distance
+# Directions tried for each stack, attempts to find room for all stacks, and to find an initial state in which no object
+# falls.
+MAX_ATTEMPTS = 20
 # Fields of the model that `change_scene` or fast physics may change; so may the headlight.
 MODEL_FIELDS = ("cam_pos", "cam_quat", "light_diffuse", "geom_solref")
 UPWARDS = np.array([0.0, 0.0, 1.0])
@@ -96,7 +96,7 @@ def paraphrase(instruction: str, magnitude: int) -> str:
     return sentences[magnitude]
 
 
-def noisy(images: np.ndarray, perturbation: Perturbation, env_step: int) -> np.ndarray:
+def add_noise(images: np.ndarray, perturbation: Perturbation, env_step: int) -> np.ndarray:
     """uint8 images of any shape with Gaussian noise, which is different at every `env_step`."""
     std = 255.0 * NOISE_STD[perturbation.magnitude]
     noise = perturbation.rng(env_step).normal(0.0, std, images.shape)
@@ -106,22 +106,24 @@ def noisy(images: np.ndarray, perturbation: Perturbation, env_step: int) -> np.n
 # ------------------------------------------------------------------------------------------------- the initial state
 
 
-def displaced(state: np.ndarray, domain: BDDLBaseDomain, perturbation: Perturbation, draw: int) -> np.ndarray:
+def displaced(
+    state: np.ndarray, domain: BDDLBaseDomain, perturbation: Perturbation, attempt: int
+) -> np.ndarray:
     """The initial state (1 + nq + nv,) with other joints of the arm (kind "robot") or moved objects ("position").
 
-    `draw` counts the attempts. Each attempt draws other places, and moves objects less far than the one before. From
-    draw MAX_DRAWS on no object is moved.
+    Each `attempt` draws other places, and moves objects less far than the one before. From attempt MAX_ATTEMPTS on no
+    object is moved.
     """
     state = state.copy()
-    rng = perturbation.rng(draw)
+    rng = perturbation.rng(attempt)
     if perturbation.kind == "robot":
         direction = rng.normal(size=7)
         state[1:8] += perturbation.magnitude * JOINTS_RAD * direction / np.linalg.norm(direction)
-    if perturbation.kind == "position" and draw < MAX_DRAWS:
+    if perturbation.kind == "position" and attempt < MAX_ATTEMPTS:
         joints = [thing.joints[-1] for thing in domain.objects_dict.values()]
         starts = [1 + domain.sim.model.get_joint_qpos_addr(joint)[0] for joint in joints]
         columns = np.add.outer(starts, (0, 1))  # (objects, 2): x and y of each
-        state[columns] = scattered(state[columns], perturbation.magnitude * SHIFT_M * NEARER**draw, rng)
+        state[columns] = scattered(state[columns], perturbation.magnitude * SHIFT_M * NEARER**attempt, rng)
     return state
 
 
@@ -130,9 +132,9 @@ def scattered(places: np.ndarray, radius: float, rng: np.random.Generator) -> np
 
     Objects nearer than STACKED_M are one stack. Stacks move one after the other. A stack keeps its distance from those
     that moved before it, and not from those that have yet to move: if it did, an object between two others could move
-    in few directions only. If a stack has no room, all begin again. After MAX_DRAWS attempts nothing moves.
+    in few directions only. If a stack has no room, all begin again. After MAX_ATTEMPTS attempts nothing moves.
     """
-    for _ in range(MAX_DRAWS):
+    for _ in range(MAX_ATTEMPTS):
         moved = _scatter_once(places, radius, rng)
         if moved is not None:
             return moved
@@ -140,7 +142,7 @@ def scattered(places: np.ndarray, radius: float, rng: np.random.Generator) -> np
 
 
 def _scatter_once(places: np.ndarray, radius: float, rng: np.random.Generator) -> np.ndarray | None:
-    """New places (n, 2) of all stacks, or None if one of them has no room in MAX_DRAWS directions."""
+    """New places (n, 2) of all stacks, or None if one of them has no room in MAX_ATTEMPTS directions."""
     distances = np.linalg.norm(places[:, None] - places, axis=-1)
     moved = places.copy()
     placed: list[int] = []  # the objects that have their new places
@@ -148,9 +150,9 @@ def _scatter_once(places: np.ndarray, radius: float, rng: np.random.Generator) -
         first = min(set(range(len(places))) - set(placed))
         stack = [i for i in range(len(places)) if i not in placed and distances[i, first] < STACKED_M]
         least_distances = np.minimum(distances[np.ix_(stack, placed)], APART_M)
-        angles = rng.uniform(0, 2 * np.pi, MAX_DRAWS)
+        angles = rng.uniform(0, 2 * np.pi, MAX_ATTEMPTS)
         steps = radius * np.stack([np.cos(angles), np.sin(angles)], axis=-1)
-        candidates = places[stack] + steps[:, None]  # (MAX_DRAWS, objects of the stack, 2)
+        candidates = places[stack] + steps[:, None]  # (MAX_ATTEMPTS, objects of the stack, 2)
         gaps = np.linalg.norm(candidates[:, :, None] - moved[placed], axis=-1)
         has_room = (gaps >= least_distances).all(axis=(1, 2))
         if not has_room.any():

@@ -16,7 +16,7 @@ GLASS_PASSES = (3, 3, 3, 2, 2, 2, 2, 2, 1, 1)
 GLASS_SIZE = 224  # the published code shuffles as if pictures had this many rows and columns
 
 
-def noisy(picture: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
+def published_noise(picture: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
     """The picture with noise `number` of the published list, which has 10 severities of a kind, then of the next."""
     kinds = (_motion_blur, _gaussian_blur, _zoom_blur, _fog, _glass)
     kind, severity = divmod(number - 1, len(FOG_DECAY))

@@ -15,12 +15,11 @@ from typing import Literal
 import numpy as np
 
 from envs.assets import find_pack
-from envs.env import ChunkResult, EnvSpec, Physics
+from envs.env import ChunkResult, EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.metaworld import MetaWorldEnv
-from envs.perturb import Perturbation
 from envs.rendering import check_versions
-from envs.slot import EnvFactory, Prepare, Reset, SlotEnv
+from envs.slot import EnvFactory, Prepare, SlotEnv
 from envs.tasks import METAWORLD, TaskInfo
 from envs.worker import InlineWorker, NoAnswer, ProcessWorker, Worker, is_stopped
 
@@ -32,8 +31,6 @@ QUIET_S = 30.0  # when no worker answers for so long, the log says so
 EARLY_WAKING_S = 0.1  # a wait may end so much before its timeout
 
 Simulators = Literal["processes", "ray"]  # the values of --simulators
-# Where workers run: in this process, each in a process of its own, or on a Ray cluster.
-Workers = Literal["inline", "processes", "ray"]
 
 
 def env_class(task_suite: str) -> type[LiberoEnv] | type[MetaWorldEnv]:
@@ -60,7 +57,7 @@ def make_pool(
 ) -> "Pool":
     """Make a pool for the tasks of `spec`; `prepare` is the part of the policy's preprocessing that its workers do.
 
-    With `simulators` "processes" a single env runs in this process; several run in a process each. Raises BadInput.
+    Raises BadInput.
     """
     caution = check_versions()
     if caution is not None:
@@ -72,20 +69,20 @@ def make_pool(
         spec = replace(spec, assets=str(pack.folder))
     if spec.bddl_file is not None:
         spec = replace(spec, bddl_file=str(Path(spec.bddl_file).absolute()))
-    workers: Workers = "inline" if simulators == "processes" and num_envs == 1 else simulators
-    return Pool(spec, num_envs, prepare=prepare, workers=workers)
+    return Pool(spec, num_envs, prepare=prepare, worker_class=_worker_class(simulators, num_envs))
 
 
-def _worker_kind(workers: Workers) -> type[Worker]:
-    """The class of a pool's workers. Raises BadInput if Ray is not installed, or if there is no cluster."""
-    if workers == "inline":
-        return InlineWorker
-    if workers == "processes":
-        return ProcessWorker
-    from envs import ray_workers  # imports ray, which is not always installed
+def _worker_class(simulators: Simulators, num_envs: int) -> type[Worker]:
+    """Workers on a Ray cluster, or in a process each. A single env runs in this process.
 
-    ray_workers.connect()
-    return ray_workers.RayWorker
+    Raises BadInput if Ray is not installed, or if there is no cluster.
+    """
+    if simulators == "ray":
+        from envs import ray_workers  # imports ray, which is not always installed
+
+        ray_workers.connect()
+        return ray_workers.RayWorker
+    return InlineWorker if num_envs == 1 else ProcessWorker
 
 
 class Pool:
@@ -101,7 +98,7 @@ class Pool:
         num_envs: int = 1,
         make_env: EnvFactory = make_env,
         prepare: Prepare | None = None,
-        workers: Workers = "processes",
+        worker_class: type[Worker] = ProcessWorker,
         step_timeout_s: float = STEP_TIMEOUT_S,
         recycle_after: int = RECYCLE_AFTER,
     ) -> None:
@@ -111,38 +108,28 @@ class Pool:
         self._prepare = prepare
         self._step_timeout_s = step_timeout_s
         # The end of a process frees its memory. Replacing an inline worker would free nothing, only build tasks again.
-        self._recycle_after = math.inf if workers == "inline" else recycle_after
-        self._kind = _worker_kind(workers)
+        self._recycle_after = math.inf if worker_class is InlineWorker else recycle_after
+        self._worker_class = worker_class
         self._workers = [self._new_worker() for _ in range(num_envs)]
         self._episodes = [0] * num_envs  # played by each slot's present worker
         self._at_work = [False] * num_envs
 
     def _new_worker(self) -> Worker:
-        return self._kind(SlotEnv, self.spec, self._make_env, self._prepare)
+        return self._worker_class(SlotEnv, self.spec, self._make_env, self._prepare)
 
-    def reset(
-        self,
-        slot: int,
-        task_id: int,
-        init_state_id: int | None,
-        seed: int = 0,
-        record: bool = False,
-        physics: Physics = "exact",
-        perturbation: Perturbation | None = None,
-    ) -> None:
-        """Start an episode in a slot; the arguments are those of `envs.env.Env.reset`."""
+    def reset(self, slot: int, task_id: int, start: Start) -> None:
+        """Start an episode of a task in a slot."""
         self._claim(slot)
         if self._episodes[slot] >= self._recycle_after:
             self._replace(slot)
         self._episodes[slot] += 1
-        request = Reset(task_id, init_state_id, seed, record, physics, perturbation)
-        self._workers[slot].request(request, timeout_s=RESET_TIMEOUT_S)
+        self._workers[slot].request((task_id, start), timeout_s=RESET_TIMEOUT_S)
 
     def start_building(self, task_ids: Sequence[int]) -> None:
         """Let all slots without a simulator build one meanwhile, unless that would keep this process waiting."""
         for slot in range(self.num_slots):
-            if self._episodes[slot] == 0 and self._kind is not InlineWorker:
-                self.reset(slot, task_ids[slot % len(task_ids)], init_state_id=0)
+            if self._episodes[slot] == 0 and self._worker_class is not InlineWorker:
+                self.reset(slot, task_ids[slot % len(task_ids)], Start(init_state_id=0))
 
     def wait_until_built(self) -> None:
         """Wait until all slots are idle. What has failed is built again, and reported, by the slot's next reset."""
@@ -167,23 +154,23 @@ class Pool:
         at_work = {slot: worker for slot, worker in enumerate(self._workers) if self._at_work[slot]}
         if not at_work:
             return []
-        until_s = min(worker.deadline for worker in at_work.values())
+        deadline = min(worker.deadline for worker in at_work.values())
         if timeout_s is not None:
-            until_s = min(until_s, time.monotonic() + timeout_s)
-        answered = self._wait(at_work, until_s)
-        due = time.monotonic() + EARLY_WAKING_S
-        finished = [slot for slot, worker in at_work.items() if worker in answered or worker.deadline <= due]
+            deadline = min(deadline, time.monotonic() + timeout_s)
+        answered = self._wait(at_work, deadline)
+        now = time.monotonic() + EARLY_WAKING_S
+        finished = [slot for slot, worker in at_work.items() if worker in answered or worker.deadline <= now]
         results = [(slot, self._receive(slot)) for slot in finished]
         for slot in finished:
             self._at_work[slot] = False
         return results
 
-    def _wait(self, at_work: dict[int, Worker], until_s: float) -> list[Worker]:
-        """The workers of `at_work` that have answered; waits for the first one until `until_s`."""
+    def _wait(self, at_work: dict[int, Worker], deadline: float) -> list[Worker]:
+        """The workers of `at_work` that have answered; waits for the first one until `deadline`."""
         while True:
-            wait_s = max(0.0, until_s - time.monotonic())
-            answered = self._kind.wait(list(at_work.values()), min(wait_s, QUIET_S))
-            if answered or wait_s <= QUIET_S:
+            timeout_s = max(0.0, deadline - time.monotonic())
+            answered = self._worker_class.wait(list(at_work.values()), min(timeout_s, QUIET_S))
+            if answered or timeout_s <= QUIET_S:
                 return answered
             processes = [worker.process for worker in at_work.values() if isinstance(worker, ProcessWorker)]
             stopped = " ".join(str(process.pid) for process in processes if is_stopped(process.pid))
@@ -197,7 +184,7 @@ class Pool:
             self._replace(slot)
             error = f"the worker process of slot {slot}: {reason}"
             log.warning("%s; a new one takes its place", error)
-            return ChunkResult(None, success=False, executed=0, env_steps=0, done=True, error=error)
+            return ChunkResult(done=True, error=error)
 
     def _replace(self, slot: int) -> None:
         self._workers[slot].close()

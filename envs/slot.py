@@ -3,12 +3,10 @@
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 
-from envs.env import ChunkResult, Env, EnvSpec, Physics
-from envs.perturb import Perturbation
+from envs.env import ChunkResult, Env, EnvSpec, Start
 
 EnvFactory = Callable[[EnvSpec, int], Env]
 # Frames (num_images, 256, 256, 3) -> (num_images, S, S, 3), both uint8: the part of a policy's preprocessing that the
@@ -16,18 +14,8 @@ EnvFactory = Callable[[EnvSpec, int], Env]
 Prepare = Callable[[np.ndarray], np.ndarray]
 
 
-class Reset(NamedTuple):
-    """A request for a new episode: the task and the arguments of `envs.env.Env.reset`."""
-
-    task_id: int
-    init_state_id: int | None
-    seed: int = 0
-    record: bool = False
-    physics: Physics = "exact"
-    perturbation: Perturbation | None = None
-
-
-Request = Reset | np.ndarray  # a new episode, or the actions (n, action_dim) of a chunk
+# A task and the start of its episode, or the actions (n, action_dim) of a chunk of that episode.
+Request = tuple[int, Start] | np.ndarray
 
 
 class SlotEnv:
@@ -37,21 +25,16 @@ class SlotEnv:
         self._spec = spec
         self._make_env = make_env
         self._prepare = prepare
-        self._envs: dict[int, Env] = {}  # by task id; the most recently used env comes last
+        self._envs: dict[int, Env] = {}  # by task id; the last one is the one that plays
 
     def __call__(self, request: Request) -> ChunkResult:
         """Execute a request; returns its outcome, with preprocessed images if there is a `prepare`. Raises BadInput."""
-        if isinstance(request, Reset):
-            result = self._env_of(request.task_id).reset(
-                request.init_state_id,
-                request.seed,
-                request.record,
-                request.physics,
-                request.perturbation,
-            )
+        if isinstance(request, np.ndarray):
+            playing_env = next(reversed(self._envs.values()))
+            result = playing_env.step_chunk(request)
         else:
-            last_used = next(reversed(self._envs.values()))
-            result = last_used.step_chunk(request)
+            task_id, start = request
+            result = self._env_of(task_id).reset(start)
         return self._prepared(result)
 
     def _env_of(self, task_id: int) -> Env:

@@ -116,7 +116,7 @@ class ProcessWorker:
             start_new_session=True,  # Ctrl-C in the terminal is the parent's to handle
         )
         remote_end.close()
-        self.request(make, *recipe, timeout_s=math.inf)
+        self.request(make, *recipe, timeout_s=math.inf)  # the first message is the recipe; it gets no answer
 
     def request(self, *arguments: object, timeout_s: float) -> None:
         self.deadline = time.monotonic() + timeout_s

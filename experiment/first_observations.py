@@ -6,7 +6,7 @@ import numpy as np
 
 from configs.config import TaskConfig
 from contracts import BadInput, Observation
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.perturb import MAGNITUDES, Kind, Perturbation
 from envs.pool import Pool, task_info
 from envs.tasks import task_names
@@ -33,7 +33,7 @@ def first_observations(pool: Pool, task: TaskConfig) -> FirstObservations:
     from_other_starts = []
     for kind in OTHER_STARTS:
         perturbation = Perturbation(kind, MAGNITUDES[-1], OTHER_SEED)
-        pool.reset(0, task.task_ids[0], last_state, OTHER_SEED, perturbation=perturbation)
+        pool.reset(0, task.task_ids[0], Start(last_state, OTHER_SEED, perturbation=perturbation))
         ((_, result),) = pool.ready()
         other = result.observation
         if other is not None and not np.array_equal(other.images, first.images):
@@ -49,7 +49,7 @@ def first_init_state(task: TaskConfig) -> int | None:
 
 def _first_observation(pool: Pool, task: TaskConfig) -> Observation:
     """Reset a simulator to the first task and return its observation. Raises BadInput if the simulator fails."""
-    pool.reset(0, task.task_ids[0], first_init_state(task))
+    pool.reset(0, task.task_ids[0], Start(first_init_state(task)))
     ((_, result),) = pool.ready()
     if result.observation is None:
         raise BadInput(

@@ -12,7 +12,7 @@ import torch
 
 from configs.config import TaskConfig, TrainConfig
 from contracts import Observation
-from envs.env import Physics
+from envs.env import Physics, Start
 from envs.pool import Pool, make_env
 from experiment.first_observations import first_init_state
 from experiment.simulators import cores_of_rank
@@ -92,7 +92,7 @@ def _time_episode(pool: Pool, task: TaskConfig, physics: Physics) -> tuple[float
     task_id = task.task_ids[0]
     actions = np.zeros((TIMED_ACTIONS, make_env(pool.spec, task_id).action_dim))
     started = time.perf_counter()
-    pool.reset(0, task_id, first_init_state(task), physics=physics)
+    pool.reset(0, task_id, Start(first_init_state(task), physics=physics))
     ((_, result),) = pool.ready()
     begun = time.perf_counter()
     for _ in range(CHUNKS):

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from contracts import Observation
+from envs.env import Start
 from envs.machine import usable_cores
 from rl.behaviour import Behaviour, decide
 from rl.randomness import Randomness
@@ -162,15 +163,14 @@ class _Player:
         """Reset a slot's simulator to the start of an episode."""
         self.running[slot] = attempt
         episode = attempt.trajectory.episode
-        self.pool.reset(
-            slot,
-            episode.task_id,
+        start = Start(
             episode.init_state_id,
             episode.seed,
             self.film(episode),
             self.behaviour.physics,
             episode.perturbation,
         )
+        self.pool.reset(slot, episode.task_id, start)
 
     def receive_results(self) -> None:
         """Take the results of the simulators that have finished. Wait for one only if no episode needs a decision."""

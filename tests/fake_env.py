@@ -19,8 +19,8 @@ class FakeEnv:
         self.spec = spec
         self.task_id = task_id
 
-    def reset(self, init_state_id, seed, record, physics="exact", perturbation=None):
-        self.behaviour = init_state_id
+    def reset(self, start, observe=True):
+        self.behaviour = start.init_state_id
         self.env_steps = 0
         return self.result(executed=0)
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from contracts import Observation
+from envs.env import Start
 from envs.perturb import Perturbation
 from rl.optimizer import make_optimizer
 from rl.trajectory import Batch, Decision, Episode, Trajectory, flatten
@@ -237,24 +238,15 @@ class FakePool:
         self._busy: list[int] = []
         self._order = None if order_seed is None else np.random.default_rng(order_seed)
 
-    def reset(
-        self,
-        slot: int,
-        task_id: int,
-        init_state_id: int | None,
-        seed: int = 0,
-        record: bool = False,
-        physics: str = "exact",
-        perturbation: Perturbation | None = None,
-    ) -> None:
-        init_state_id = seed % 1000 if init_state_id is None else init_state_id
+    def reset(self, slot: int, task_id: int, start: Start) -> None:
+        init_state_id = start.seed % 1000 if start.init_state_id is None else start.init_state_id
         assert slot not in self._busy, "the slot is still at work"
         key = (task_id, init_state_id)
         self.started.append(key)
-        self.physics.append(physics)
-        self.perturbations.append(perturbation)
+        self.physics.append(start.physics)
+        self.perturbations.append(start.perturbation)
         self._attempts[key] = attempt = self._attempts.get(key, 0) + 1
-        self._slots[slot] = _Slot(task_id, init_state_id, self._script(*key), attempt, record)
+        self._slots[slot] = _Slot(task_id, init_state_id, self._script(*key), attempt, start.record)
         self._busy.append(slot)
 
     def step(self, slot: int, actions: np.ndarray) -> None:

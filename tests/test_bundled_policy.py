@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.perturb import Perturbation
 from rl.sensitivity import decision_changes
@@ -47,8 +47,8 @@ def test_it_reads_one_image_and_no_robot_state(policy):
 
 def test_its_decision_changes_with_what_it_sees(policy, env):
     """A policy that acted by its robot state and instruction alone was moved by 0.002 nats."""
-    first = env.reset(0).observation
-    moved = env.reset(0, perturbation=Perturbation("position", 4, 1)).observation
+    first = env.reset(Start(0)).observation
+    moved = env.reset(Start(0, perturbation=Perturbation("position", 4, 1))).observation
     changes = decision_changes(policy, first, [moved], None)
     assert changes["another image"] > 0.5
     assert changes["a black image"] > 0.5
@@ -58,7 +58,7 @@ def test_it_solves_initial_states_that_no_demonstration_began_in(policy, env):
     """Greedy, three of those that its card counts; on another processor rounding may decide one of them."""
     successes = 0
     for init_state in (0, 8, 10):
-        result = env.reset(init_state)
+        result = env.reset(Start(init_state))
         while not result.done:
             result = env.step_chunk(policy.act([result.observation]).actions[0])
         successes += result.success

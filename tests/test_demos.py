@@ -14,7 +14,7 @@ import pytest
 
 import workshop.demos
 from contracts import BadInput
-from envs.env import ChunkResult, EnvSpec
+from envs.env import ChunkResult, EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.perturb import label_of
 from envs.worker import InlineWorker, NoAnswer
@@ -60,7 +60,7 @@ def test_executing_the_labels_and_the_noise_leads_through_the_frames_to_success(
     executed = episode.actions[: episode.env_steps].astype(np.float64)
     executed[:, :6] = np.clip(executed[:, :6] + noise[: episode.env_steps], -1, 1)
     env = LiberoEnv(EnvSpec("libero_spatial", (0,)), 0)
-    env.reset(attempt.init_state_id)
+    env.reset(Start(attempt.init_state_id))
     executed_until = 0
     for step, jpegs, proprio in zip(episode.frame_steps, episode.jpegs, episode.proprio, strict=True):
         if step > executed_until:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from contracts import BadInput
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from workshop import expert as stages
 from workshop.expert import Expert
@@ -35,7 +35,7 @@ def env():
 
 def play(env, lets_go_in=(), init_state_id=INIT_STATE_ID):
     """Play an episode, with other actions in some env steps; returns the last result, all stages and all actions."""
-    result = env.reset(init_state_id, observe=False)
+    result = env.reset(Start(init_state_id), observe=False)
     expert = Expert(env.domain)
     seen_stages = []
     actions = []

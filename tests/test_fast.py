@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 
 ACTIONS = np.random.default_rng(0).uniform(-1.0, 1.0, (8, 7))  # far above the table
@@ -20,7 +20,7 @@ def played(env, physics):
     """The motor commands (8 * substeps, 9) of all physics steps of a chunk, and its result."""
     import mujoco  # which an env has to precede
 
-    env.reset(0, physics=physics)
+    env.reset(Start(0, physics=physics))
     commands = []
     physics_step = mujoco.mj_step2
 
@@ -56,7 +56,7 @@ def test_with_half_as_many_the_hand_stays_within_two_millimetres(env):
 
 
 def test_what_nobody_touches_stays_where_it_is(env):
-    env.reset(0, physics="fast")
+    env.reset(Start(0, physics="fast"))
     bodies = [env.domain.obj_body_id[name] for name in env.domain.objects_dict]
     before = env.domain.sim.data.body_xpos[bodies].copy()
     env.step_chunk(np.tile([0.0, 0.0, 0.3, 0.0, 0.0, 0.0, -1.0], (40, 1)))  # the hand goes up
@@ -65,7 +65,7 @@ def test_what_nobody_touches_stays_where_it_is(env):
 
 def test_an_exact_episode_is_the_same_after_a_fast_one(env):
     commands_before, before = played(env, "exact")
-    env.reset(1, physics="fast")
+    env.reset(Start(1, physics="fast"))
     env.step_chunk(np.tile([0.0, 0.0, -1.0, 0.0, 0.0, 0.0, 1.0], (40, 1)))  # onto the table
     commands_after, after = played(env, "exact")
     np.testing.assert_array_equal(commands_before, commands_after)

@@ -7,6 +7,7 @@ from configs.config import TaskConfig
 from contracts import BadInput
 from envs.env import EnvSpec
 from envs.pool import Pool
+from envs.worker import InlineWorker
 from experiment.first_observations import first_observations, instruction_of_another_task
 from tests.fakes import FakePool, Script
 
@@ -20,7 +21,7 @@ def test_a_simulator_that_fails_at_its_first_reset_is_bad_input():
 @pytest.mark.parametrize("states", [(0, 40), (14, 15), "fresh"])
 def test_the_other_observations_show_moved_objects_and_a_moved_arm(states):
     task = TaskConfig("libero_spatial", (0,), train_init_states=states)
-    with Pool(EnvSpec("libero_spatial", (0,), num_images=1), workers="inline") as pool:
+    with Pool(EnvSpec("libero_spatial", (0,), num_images=1), worker_class=InlineWorker) as pool:
         first, (moved_objects, moved_arm) = first_observations(pool, task)
     assert not np.array_equal(moved_objects.images, first.images)
     assert not np.array_equal(moved_arm.images, first.images)

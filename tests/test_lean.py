@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from envs import rendering
-from envs.env import IMAGE_SIZE, EnvSpec
+from envs.env import IMAGE_SIZE, EnvSpec, Start
 from envs.libero import CAMERAS, LiberoEnv
 
 rendering.prepare()
@@ -46,12 +46,12 @@ def commands(domain, control, actions) -> list[np.ndarray]:
 
 def test_motor_commands_are_robosuites_to_the_bit():
     env = LiberoEnv(EnvSpec("libero_object", (0,), num_images=1), 0)
-    env.reset(0)
+    env.reset(Start(0))
     domain = env.domain
     actions = np.random.default_rng(0).uniform(-1.5, 1.5, (20, 7))
     outcomes = []
     for make_control in (LeanController, lambda domain: type(domain)._pre_action.__get__(domain)):
-        env.reset(0)
+        env.reset(Start(0))
         del domain.robots[0].controller.update  # robosuite's own shows through again
         outcomes.append(commands(domain, make_control(domain), actions))
     env.close()
@@ -87,7 +87,7 @@ def test_with_mirrors_or_shadows_everything_is_drawn(what):
 @pytest.mark.parametrize(("suite", "task_id"), [("libero_spatial", 0), ("libero_10", 9)])
 def test_frames_are_those_of_the_whole_scene_wherever_the_arm_is(suite, task_id):
     env = LiberoEnv(EnvSpec(suite, (task_id,)), task_id)
-    env.reset(0)
+    env.reset(Start(0))
     sim = env.domain.sim
     model, data = sim.model._model, sim.data._data
     limits, random = model.jnt_range[:7], np.random.default_rng(0)

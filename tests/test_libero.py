@@ -10,7 +10,7 @@ import pytest
 
 from contracts import BadInput
 from envs.assets import find_pack, installed_official
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.libero import CAMERAS, LiberoEnv, axis_angle, task_files
 from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
 from envs.rendering import prepare
@@ -130,7 +130,7 @@ def reference():
 def env():
     """One built env for many tests: nothing that they do may change what the next reset gives."""
     env = LiberoEnv(EnvSpec(SUITE, (TASK,), assets="lowpoly"), TASK)
-    env.reset(0, observe=False)
+    env.reset(Start(0), observe=False)
     yield env
     env.close()
 
@@ -139,7 +139,7 @@ def env():
 def basket():
     """An env of another suite."""
     env = LiberoEnv(EnvSpec("libero_object", (0,), num_images=1), 0)
-    env.reset(0, observe=False)
+    env.reset(Start(0), observe=False)
     yield env
     env.close()
 
@@ -150,9 +150,9 @@ def assert_same_observation(observation, snapshot):
 
 
 def assert_chunks_are_liberos(env, reference, actions):
-    env.reset(3, seed=11)  # a past of another placement, another state and a closed gripper
+    env.reset(Start(3, seed=11))  # a past of another placement, another state and a closed gripper
     env.step_chunk(np.ones((8, 7)))
-    result = env.reset(INIT_STATE)
+    result = env.reset(Start(INIT_STATE))
     assert_same_observation(result.observation, reference[0])
     for start in range(0, len(actions), 8):
         result = env.step_chunk(actions[start : start + 8])
@@ -185,7 +185,7 @@ def test_official_pictures_are_those_that_the_public_checkpoints_know():
         np.split(imageio.imread(GOLDEN / "sample_observation.png"), 2, axis=1)
     )  # (2, 224, 224, 3)
     env = LiberoEnv(EnvSpec("libero_spatial", (0,), assets="official"), 0)
-    frames = env.reset(0).observation.images
+    frames = env.reset(Start(0)).observation.images
     env.close()
     planes = [np.ascontiguousarray(jpeg_round_trip(frame).transpose(2, 0, 1)) for frame in frames]
     ours = np.stack([lanczos_resize(image, 224).transpose(1, 2, 0) for image in planes]).astype(float)
@@ -196,7 +196,7 @@ def test_official_pictures_are_those_that_the_public_checkpoints_know():
 
 
 def test_frames_of_a_recording_are_liberos_at_every_step(env, reference, actions):
-    frames = env.reset(INIT_STATE, record=True).frames
+    frames = env.reset(Start(INIT_STATE, record=True)).frames
     for start in range(0, 16, 8):
         frames = frames + env.step_chunk(actions[start : start + 8]).frames
     np.testing.assert_array_equal(frames, [snapshot.images[0] for snapshot in reference[:17]])
@@ -208,13 +208,13 @@ def test_a_fresh_state_is_liberos_own_placement_and_a_bad_one_is_replaced_by_the
     problems = ["bowl falls"]
     monkeypatch.setattr(env._simulator, "find_problem", lambda _: problems.pop() if problems else None)
     expected = libero_rollout(SUITE, TASK, None, actions[:8], frames_every=8, seed=(5, 1))
-    result = env.reset(None, seed=5, record=True)
+    result = env.reset(Start(None, seed=5, record=True))
     assert_same_observation(result.observation, expected[0])
     assert len(result.frames) == 1
     np.testing.assert_array_equal(state_of(env.domain), expected[0].state)
     assert_same_observation(env.step_chunk(actions[:8]).observation, expected[8])
     assert np.abs(expected[0].state - reference[0].state).max() > 0.01
-    assert_same_observation(env.reset(INIT_STATE).observation, reference[0])  # no trace of it
+    assert_same_observation(env.reset(Start(INIT_STATE)).observation, reference[0])  # no trace of it
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_fresh_state_is_liberos_own_placement_and_a_bad_one_is_replaced_by_the
 def test_no_episode_starts_with_a_fall_a_tilt_motion_or_a_goal_that_holds(
     env, monkeypatch, move, velocity, problem
 ):
-    env.reset(None, seed=1)
+    env.reset(Start(None, seed=1))
     simulator = env._simulator
     domain = env.domain
     placed = simulator.object_poses()
@@ -247,10 +247,10 @@ def test_no_episode_starts_with_a_fall_a_tilt_motion_or_a_goal_that_holds(
 
 def test_a_task_without_a_usable_placement_is_bad_input(env, monkeypatch):
     monkeypatch.setattr("envs.libero.MAX_PLACEMENT_TRIES", 2)
-    env.reset(INIT_STATE)
+    env.reset(Start(INIT_STATE))
     monkeypatch.setattr(env._simulator, "find_problem", lambda _: "cookies_1 falls")
     with pytest.raises(BadInput, match="cookies_1 falls"):
-        env.reset(None, seed=1)
+        env.reset(Start(None, seed=1))
 
 
 def make_unstable(domain):
@@ -265,27 +265,27 @@ def make_it_raise(domain):
     ("harm", "error"), [(make_unstable, "unstable"), (make_it_raise, "ZeroDivisionError")]
 )
 def test_a_fault_of_the_simulator_is_an_error_and_the_next_reset_recovers(env, reference, harm, error):
-    env.reset(2)
+    env.reset(Start(2))
     harm(env.domain)
     result = env.step_chunk(random_actions(8))
     assert (result.done, result.success, result.observation) == (True, False, None)
     assert error in result.error
     with pytest.raises(AssertionError):
         env.step_chunk(random_actions(8))
-    assert_same_observation(env.reset(INIT_STATE).observation, reference[0])
+    assert_same_observation(env.reset(Start(INIT_STATE)).observation, reference[0])
 
 
 def test_two_envs_in_one_process_render_their_own_scenes(env, basket, reference, actions):
-    env.reset(INIT_STATE)
-    first = basket.reset(0).observation
+    env.reset(Start(INIT_STATE))
+    first = basket.reset(Start(0)).observation
     assert_same_observation(env.step_chunk(actions[:8]).observation, reference[8])
-    np.testing.assert_array_equal(basket.reset(0).observation.images, first.images)
+    np.testing.assert_array_equal(basket.reset(Start(0)).observation.images, first.images)
     assert_same_observation(env.step_chunk(actions[8:16]).observation, reference[16])
 
 
 def test_one_image_is_the_agentview_of_two_and_a_step_limit_cuts_a_chunk(reference):
     env = LiberoEnv(EnvSpec(SUITE, (TASK,), num_images=1, max_env_steps=11), TASK)
-    result = env.reset(INIT_STATE)
+    result = env.reset(Start(INIT_STATE))
     np.testing.assert_array_equal(result.observation.images, reference[0].images[:1])
     np.testing.assert_array_equal(result.observation.proprio, reference[0].proprio)
     # The second chunk ends after 3 of 8 actions, with nothing rendered.
@@ -304,8 +304,8 @@ def test_states_are_liberos_to_the_bit_in_every_suite(suite, task_id):
     actions = random_actions(50, seed=task_id)
     expected = libero_rollout(suite, task_id, stored_state(suite, task_id, INIT_STATE), actions)
     env = LiberoEnv(EnvSpec(suite, (task_id,), num_images=1), task_id)
-    env.reset(0, seed=3)
-    env.reset(INIT_STATE)
+    env.reset(Start(0, seed=3))
+    env.reset(Start(INIT_STATE))
     for start in range(0, 50, 10):
         env.step_chunk(actions[start : start + 10])
         np.testing.assert_array_equal(state_of(env.domain), expected[start + 10].state)
@@ -334,7 +334,7 @@ def test_success_ends_the_chunk_at_the_step_where_libero_sees_it(basket, monkeyp
     assert first_success % 8 != 0  # inside a chunk
 
     monkeypatch.setattr(basket, "_init_states", [state])
-    result = basket.reset(0)
+    result = basket.reset(Start(0))
     while not result.done:
         result = basket.step_chunk(actions[:8])
     assert (result.success, result.observation, result.error) == (True, None, None)
@@ -346,9 +346,9 @@ def test_a_bddl_file_without_stored_states_has_reproducible_sampled_ones(tmp_pat
     users_file = tmp_path / "own_task.bddl"
     users_file.write_text(task_files(EnvSpec("libero_goal", (7,)), 7).bddl.read_text())
     env = LiberoEnv(EnvSpec("libero_goal", (0,), num_images=1, bddl_file=str(users_file)), 0)
-    first = env.reset(3).observation
-    other = env.reset(4).observation
-    again = env.reset(3).observation
+    first = env.reset(Start(3)).observation
+    other = env.reset(Start(4)).observation
+    again = env.reset(Start(3)).observation
     env.close()
     np.testing.assert_array_equal(first.images, again.images)
     assert (first.images != other.images).any()
@@ -369,4 +369,4 @@ def test_what_libero_cannot_build_of_ones_own_file_is_one_line(tmp_path, old, ne
     users_file.write_text(text.replace(old, new))
     env = LiberoEnv(EnvSpec("libero_goal", (0,), bddl_file=str(users_file)), 0)
     with pytest.raises(BadInput, match=rf"own_task\.bddl.*{expected}"):
-        env.reset(0)
+        env.reset(Start(0))

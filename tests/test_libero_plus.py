@@ -18,7 +18,7 @@ from contracts import BadInput
 from envs import plus_noise
 from envs.bddl import read_instruction
 from envs.data_packages import LIBERO_PLUS, packaged_file, packages_folder
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.libero_plus import arm_offset, camera_pose, find_variants, suite_variants
 from envs.libero_simulator import SETTLING_ACTION
 from envs.pool import make_env
@@ -214,7 +214,7 @@ def first_variant(env, category):
 
 def start(env, init_state_id):
     """Images (2, 256, 256, 3), joints of the arm (7,) and instruction at the start of an episode."""
-    result = env.reset(init_state_id)
+    result = env.reset(Start(init_state_id))
     assert result.error is None
     return result.observation.images, env.domain.sim.data.qpos[:7].copy(), result.observation.instruction
 
@@ -291,7 +291,7 @@ def test_noise_is_the_published_one(picture, number):
     )
     function = (None, functions.gaussian_blur, functions.zoom_blur, functions.fog, functions.glass_blur)[kind]
     expected = function(picture, severity=severity + 1).astype(np.uint8)
-    noisy = plus_noise.noisy(picture, number, np.random.default_rng(3))
+    noisy = plus_noise.published_noise(picture, number, np.random.default_rng(3))
     assert np.abs(noisy.astype(int) - expected).max() <= 1  # sums of floats in another order
     assert (noisy == expected).mean() > 0.999
 
@@ -305,7 +305,7 @@ def test_motion_blur_is_imagemagicks(picture, number):
     image = b"P6 256 256 255 " + picture.tobytes()
     output = subprocess.run(command, input=image, capture_output=True, check=True).stdout
     expected = np.frombuffer(output[-picture.size :], np.uint8).reshape(picture.shape)
-    noisy = plus_noise.noisy(picture, number, np.random.default_rng(number))
+    noisy = plus_noise.published_noise(picture, number, np.random.default_rng(number))
     assert np.abs(noisy.astype(int) - expected).max() <= 1
 
 
@@ -314,7 +314,7 @@ def test_motion_blur_is_half_a_bell_along_a_line():
     dot = np.zeros((256, 256, 3), np.uint8)
     dot[128, 128] = 255
     horizontal = SimpleNamespace(uniform=lambda low, high: 0.0)
-    blurred = plus_noise.noisy(dot, 1, horizontal)
+    blurred = plus_noise.published_noise(dot, 1, horizontal)
     weights = np.exp(-(np.arange(11) ** 2) / (2 * 2**2))
     assert blurred[128, 118:129, 0][::-1].tolist() == np.rint(255 * weights / weights.sum()).tolist()
     assert blurred.sum() == blurred[128, 118:129].sum()

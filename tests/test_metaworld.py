@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from contracts import BadInput
-from envs.env import IMAGE_SIZE, EnvSpec
+from envs.env import IMAGE_SIZE, EnvSpec, Start
 from envs.metaworld import CAMERA, CAMERA_POSITION, NUM_INIT_STATES, STORED, MetaWorldEnv
 from envs.pool import make_env, task_info
 from envs.rendering import prepare, render_device
@@ -64,12 +64,12 @@ def reference():
 
 
 OPEN_AT_THE_END = """
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.pool import make_env
 
 for suite in ("libero_spatial", "metaworld_mt50"):
     env = make_env(EnvSpec(suite, (0,), num_images=1), 0)
-    assert env.reset(0).error is None
+    assert env.reset(Start(0)).error is None
 """
 
 
@@ -98,7 +98,7 @@ def test_chunks_have_the_physics_and_the_picture_of_meta_worlds_own_env(referenc
     ours = new_env(DOOR)
     reference.np_random = np.random.default_rng([STORED, 7])
     raw, _ = reference.reset()
-    result = ours.reset(7)
+    result = ours.reset(Start(7))
     for seed in range(5):
         np.testing.assert_array_equal(ours.raw, raw)
         for name in ("qpos", "qvel", "mocap_pos"):
@@ -116,7 +116,7 @@ def test_chunks_have_the_physics_and_the_picture_of_meta_worlds_own_env(referenc
 def test_meta_worlds_experts_succeed(task_id):
     env = new_env(task_id)
     for init_state_id in range(2):
-        result = env.reset(init_state_id, observe=False)
+        result = env.reset(Start(init_state_id), observe=False)
         expert = MetaWorldExpert(env)
         while not result.done:
             result = env.step_chunk(expert.decide()[1][None], observe=False)
@@ -129,10 +129,10 @@ def test_meta_worlds_experts_succeed(task_id):
 def test_an_episode_is_a_function_of_its_start_alone(task_id):
     fresh = new_env(task_id)
     used = new_env(task_id)
-    used.reset(3, observe=False)
+    used.reset(Start(3), observe=False)
     used.step_chunk(pushes(60), observe=False)
     for env in (fresh, used):
-        env.reset(5, observe=False)
+        env.reset(Start(5), observe=False)
     np.testing.assert_array_equal(physics_of(fresh), physics_of(used))
     for env in (fresh, used):
         env.step_chunk(pushes(40, 1), observe=False)
@@ -145,15 +145,15 @@ def test_initial_states_differ_from_one_another_and_from_fresh_ones(drawer):
     starts = [(i, 0) for i in range(NUM_INIT_STATES)] + [(None, seed) for seed in range(10)]
     goals = []
     for init_state_id, seed in starts:
-        drawer.reset(init_state_id, seed, observe=False)
+        drawer.reset(Start(init_state_id, seed), observe=False)
         goals.append(drawer._env._target_pos.tobytes())
     assert len(set(goals)) == len(starts)
-    drawer.reset(0, seed=9, observe=False)  # the seed matters for fresh states only
+    drawer.reset(Start(0, seed=9), observe=False)  # the seed matters for fresh states only
     assert drawer._env._target_pos.tobytes() == goals[0]
 
 
 def test_only_what_is_read_is_drawn(drawer, monkeypatch):
-    result = drawer.reset(0)
+    result = drawer.reset(Start(0))
     render = drawer._renderer.render
     drawn = []
 
@@ -162,22 +162,22 @@ def test_only_what_is_read_is_drawn(drawer, monkeypatch):
         return render()
 
     monkeypatch.setattr(drawer._renderer, "render", recorded_render)
-    drawer.reset(0)
+    drawer.reset(Start(0))
     assert result.observation.images.shape == (1, IMAGE_SIZE, IMAGE_SIZE, 3)
     assert result.observation.instruction == "close the drawer"
     assert result.observation.state.dtype == np.float32
     drawer.step_chunk(np.zeros((8, 4)))
     drawer.step_chunk(np.zeros((8, 4)), observe=False)
     assert drawn == [0, 8]
-    drawer.reset(0, record=True, observe=False)
+    drawer.reset(Start(0, record=True), observe=False)
     assert len(drawer.step_chunk(np.zeros((3, 4)), observe=False).frames) == 3
 
 
 def test_a_fault_ends_the_episode_and_the_next_reset_builds_anew(drawer):
-    expected = drawer.reset(0).observation
+    expected = drawer.reset(Start(0)).observation
     drawer._env.data.qpos[0] = np.nan  # MuJoCo resets such a state and only warns
     result = drawer.step_chunk(np.zeros((8, 4)))
     assert result.done
     assert not result.success
     assert "unstable" in result.error
-    np.testing.assert_array_equal(drawer.reset(0).observation.images, expected.images)
+    np.testing.assert_array_equal(drawer.reset(Start(0)).observation.images, expected.images)

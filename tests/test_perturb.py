@@ -7,15 +7,15 @@ import pytest
 
 from configs.config import SimulatorConfig, TrainConfig, changed
 from contracts import BadInput
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.perturb import (
     APART_M,
     KINDS,
     NONE,
     Perturbation,
+    add_noise,
     label_of,
-    noisy,
     paraphrase,
     scattered,
 )
@@ -32,7 +32,7 @@ def env():
 
 @pytest.fixture(scope="module")
 def plain(env):
-    return env.reset(3).observation
+    return env.reset(Start(3)).observation
 
 
 def differing(a, b) -> set[str]:
@@ -57,20 +57,20 @@ CHANGED = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kind_changes_what_it_says_by_its_magnitude_and_nothing_of_the_next_episode(env, plain, kind):
-    strong = env.reset(3, perturbation=Perturbation(kind, 5, 7)).observation
+    strong = env.reset(Start(3, perturbation=Perturbation(kind, 5, 7))).observation
     assert differing(strong, plain) == CHANGED[kind]
-    assert differing(env.reset(3, perturbation=Perturbation(kind, 0, 7)).observation, plain) == set()
+    assert differing(env.reset(Start(3, perturbation=Perturbation(kind, 0, 7))).observation, plain) == set()
     if kind != "language":
-        weak = env.reset(3, perturbation=Perturbation(kind, 1, 7)).observation
+        weak = env.reset(Start(3, perturbation=Perturbation(kind, 1, 7))).observation
         field = "state" if "state" in CHANGED[kind] else "images"
         assert 0 < distance(weak, plain, field) < distance(strong, plain, field)
-    assert differing(env.reset(3, perturbation=Perturbation(kind, 5, 7)).observation, strong) == set()
+    assert differing(env.reset(Start(3, perturbation=Perturbation(kind, 5, 7))).observation, strong) == set()
     assert not env.domain._check_success()
 
 
 def test_no_object_falls_where_places_change_and_a_bowl_stays_on_its_ramekin(env):
     for seed in range(2):
-        env.reset(seed, perturbation=Perturbation("position", 5, seed))
+        env.reset(Start(seed, perturbation=Perturbation("position", 5, seed)))
         poses = {name: position for name, (position, _) in env._simulator.object_poses().items()}
         bowl, ramekin = poses["akita_black_bowl_1"], poses["glazed_rim_porcelain_ramekin_1"]
         assert np.linalg.norm((bowl - ramekin)[:2]) < 0.05
@@ -117,9 +117,9 @@ def test_a_paraphrase_is_of_the_instruction_and_says_nothing_of_files_or_variant
 def test_noise_is_another_at_every_step_and_the_same_for_the_same_step():
     image = np.full((1, 32, 32, 3), 128, np.uint8)
     change = Perturbation("noise", 1, 5)
-    first = noisy(image, change, 0)
-    np.testing.assert_array_equal(noisy(image, change, 0), first)
-    assert (noisy(image, change, 8) != first).mean() > 0.9
+    first = add_noise(image, change, 0)
+    np.testing.assert_array_equal(add_noise(image, change, 0), first)
+    assert (add_noise(image, change, 8) != first).mean() > 0.9
     assert (first - 128.0).std() == pytest.approx(0.08 * 255, rel=0.05)
 
 

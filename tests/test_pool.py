@@ -11,9 +11,10 @@ import pytest
 
 from contracts import BadInput
 from envs import pool as pool_module
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.pool import Pool, make_pool
-from envs.slot import Reset, SlotEnv
+from envs.slot import SlotEnv
+from envs.worker import InlineWorker, ProcessWorker
 from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv, every_fourth_pixel
 
 SPEC = EnvSpec("libero_spatial", (0, 1, 2))
@@ -24,9 +25,9 @@ def worker_pool(num_envs=2, **options):
     return Pool(SPEC, num_envs, FakeEnv, **options)
 
 
-@pytest.fixture(params=["inline", "processes"])
+@pytest.fixture(params=[InlineWorker, ProcessWorker])
 def pool(request):
-    with Pool(SPEC, 1, FakeEnv, workers=request.param) as pool:
+    with Pool(SPEC, 1, FakeEnv, worker_class=request.param) as pool:
         yield pool
 
 
@@ -44,7 +45,7 @@ def only(results):
 
 def run_chunk(pool, behaviour=WORK, slot=0, task_id=0):
     """Reset and one chunk; returns the chunk's result."""
-    pool.reset(slot, task_id, behaviour)
+    pool.reset(slot, task_id, Start(behaviour))
     assert only(pool.ready())[1].error is None
     pool.step(slot, CHUNK)
     return only(pool.ready())[1]
@@ -63,7 +64,7 @@ def child_processes():
 
 
 def test_an_episode_runs_from_reset_to_done(pool):
-    pool.reset(0, task_id=2, init_state_id=WORK)
+    pool.reset(0, 2, Start(WORK))
     slot, result = only(pool.ready())
     assert slot == 0
     assert list(result.observation.proprio[1:3]) == [2, WORK]
@@ -81,7 +82,7 @@ def test_simulators_are_built_meanwhile_where_there_is_none_yet():
     with worker_pool(num_envs=3) as pool:
         first = worker_of(run_chunk(pool, slot=0))
         pool.start_building([0, 1])
-        pool.reset(0, 2, WORK)  # the slot that has one already is free
+        pool.reset(0, 2, Start(WORK))  # the slot that has one already is free
         pool.wait_until_built()
         pool.start_building([0, 1])
         assert pool.ready() == []  # there is nothing left to build
@@ -90,7 +91,7 @@ def test_simulators_are_built_meanwhile_where_there_is_none_yet():
 
 
 def test_a_slot_at_work_takes_no_second_request(pool):
-    pool.reset(0, 0, WORK)
+    pool.reset(0, 0, Start(WORK))
     with pytest.raises(AssertionError):
         pool.step(0, CHUNK)
     assert only(pool.ready())[1].executed == 0
@@ -112,7 +113,7 @@ def test_results_come_as_they_are_ready(tmp_path):
     spec = EnvSpec("libero_spatial", (0,), assets=str(fifo))
     with Pool(spec, 2, FakeEnv) as pool:
         for slot, behaviour in enumerate((WAIT_FOR_FIFO, WORK)):
-            pool.reset(slot, 0, behaviour)
+            pool.reset(slot, 0, Start(behaviour))
             only(pool.ready())
         for slot in (0, 1):
             pool.step(slot, CHUNK)
@@ -146,7 +147,7 @@ def test_a_hung_worker_is_replaced_and_tells_where_it_hung(capfd):
 def test_a_hung_worker_is_noticed_while_others_keep_the_pool_busy():
     with worker_pool(2, step_timeout_s=2.0) as pool:
         for slot, behaviour in enumerate((HANG, WORK)):
-            pool.reset(slot, 0, behaviour)
+            pool.reset(slot, 0, Start(behaviour))
             only(pool.ready())
         for slot in (0, 1):
             pool.step(slot, CHUNK)
@@ -155,7 +156,7 @@ def test_a_hung_worker_is_noticed_while_others_keep_the_pool_busy():
             for slot, result in pool.ready():
                 errors[slot] = result.error
                 if slot == 1:
-                    pool.reset(1, 0, WORK)
+                    pool.reset(1, 0, Start(WORK))
     assert "SIGABRT" in errors[0]
     assert errors[1] is None
 
@@ -182,7 +183,7 @@ def test_workers_are_recycled_between_episodes():
 def test_no_worker_outlives_the_pool():
     with worker_pool(2) as pool:
         workers = [worker_of(run_chunk(pool, slot=slot)) for slot in (0, 1)]
-        pool.reset(0, 0, HANG)
+        pool.reset(0, 0, Start(HANG))
         only(pool.ready())
         pool.step(0, CHUNK)  # one is idle, one is at work
     for pid in workers:
@@ -206,7 +207,7 @@ def play(pool, start_ids):
         if waiting:
             start_id = waiting.pop(0)
             playing[slot] = start_id
-            pool.reset(slot, 0, start_id if start_id < 50 else None, seed=start_id)
+            pool.reset(slot, 0, Start(start_id if start_id < 50 else None, seed=start_id))
 
     for slot in range(pool.num_slots):
         start(slot)
@@ -268,7 +269,7 @@ def test_a_slot_keeps_the_envs_of_its_last_tasks_and_steps_the_last_one():
 
     slot = SlotEnv(replace(SPEC, kept_tasks=3), RecordedEnv)
     for task_id in (0, 1, 0, 2, 0, 3, 0):
-        for request in (Reset(task_id, WORK), CHUNK):
+        for request in ((task_id, Start(WORK)), CHUNK):
             assert slot(request).observation.proprio[1] == task_id
     assert built == [0, 1, 2, 3]
     assert closed == [1]  # the one that was not used for longest

@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 
 from contracts import BadInput
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.pool import Pool, make_pool
 from tests.fake_env import DIE, FAULT, HANG, REFUSE, WAIT_FOR_FIFO, WORK, FakeEnv, every_fourth_pixel
 from tests.test_pool import CHUNK, SPEC, assert_same_results, only, play, run_chunk, worker_of
 
 ray = pytest.importorskip("ray")
-from envs.ray_workers import connect  # noqa: E402  (it needs ray)
+from envs.ray_workers import RayWorker, connect  # noqa: E402  (it needs ray)
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +25,7 @@ def cluster():
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
         patch.setenv("RAY_ADDRESS", cluster.address)
         cluster.second = cluster.add_node(num_cpus=1)
+        connect()
         yield cluster
         ray.shutdown()
         cluster.shutdown()
@@ -48,7 +49,7 @@ def test_a_cluster_that_cannot_be_used_is_refused_at_once_with_the_whole_reason(
 
 
 def test_faults_are_those_of_processes_and_the_slot_goes_on(cluster):
-    with Pool(SPEC, 1, FakeEnv, every_fourth_pixel, workers="ray", step_timeout_s=2.0) as pool:
+    with Pool(SPEC, 1, FakeEnv, every_fourth_pixel, worker_class=RayWorker, step_timeout_s=2.0) as pool:
         images = run_chunk(pool, WORK).observation.images
         assert images.shape == (2, 64, 64, 3)
         assert images.flags.writeable
@@ -56,7 +57,7 @@ def test_faults_are_those_of_processes_and_the_slot_goes_on(cluster):
         assert "it died (SIGKILL), on " in run_chunk(pool, DIE).error
         assert "gave no answer in time (SIGABRT), on " in run_chunk(pool, HANG).error
         pool._workers[0].close()  # the actor itself is gone
-        pool.reset(0, 0, WORK)
+        pool.reset(0, 0, Start(WORK))
         assert "it or its node died (ActorDiedError" in only(pool.ready())[1].error
         assert run_chunk(pool, WORK).error is None
         with pytest.raises(BadInput, match="no such table; buy one, on "):
@@ -64,7 +65,7 @@ def test_faults_are_those_of_processes_and_the_slot_goes_on(cluster):
 
 
 def test_workers_are_recycled_between_episodes(cluster):
-    with Pool(SPEC, 1, FakeEnv, workers="ray", recycle_after=2) as pool:
+    with Pool(SPEC, 1, FakeEnv, worker_class=RayWorker, recycle_after=2) as pool:
         workers = [worker_of(run_chunk(pool)) for _ in range(3)]
         assert workers[0] == workers[1] != workers[2]
 
@@ -72,10 +73,10 @@ def test_workers_are_recycled_between_episodes(cluster):
 def test_a_killed_node_costs_the_episode_that_it_played(cluster, tmp_path, caplog):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    with Pool(replace(SPEC, assets=str(fifo)), 2, FakeEnv, workers="ray") as pool:
+    with Pool(replace(SPEC, assets=str(fifo)), 2, FakeEnv, worker_class=RayWorker) as pool:
         for slot in (0, 1):
             run_chunk(pool, WORK, slot)
-            pool.reset(slot, 0, WAIT_FOR_FIFO)
+            pool.reset(slot, 0, Start(WAIT_FOR_FIFO))
             only(pool.ready())
         for slot in (0, 1):
             pool.step(slot, CHUNK)

@@ -153,12 +153,12 @@ import os, sys
 opened = []
 sys.addaudithook(lambda event, arguments: opened.append(str(arguments[0])) if event == "open" else None)
 
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 import numpy as np
 
 env = LiberoEnv(EnvSpec("libero_spatial", (0,), num_images=1), 0)
-result = env.reset(0)
+result = env.reset(Start(0))
 assert result.error is None, result.error
 result = env.step_chunk(np.zeros((8, 7)))
 assert result.error is None, result.error

@@ -20,7 +20,7 @@ PATIENCE_S = 300  # for what is certain to happen: only a failing test waits tha
 PARENT = """
 import os, signal, sys
 import numpy as np
-from envs.env import EnvSpec
+from envs.env import EnvSpec, Start
 from envs.pool import Pool
 from tests.fake_env import FakeEnv, HANG, WORK
 
@@ -29,7 +29,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of 
 pool = Pool(EnvSpec("libero_spatial", (0,)), 2, FakeEnv)
 try:
     for slot, behaviour in enumerate((HANG, WORK)):
-        pool.reset(slot, 0, behaviour)
+        pool.reset(slot, 0, Start(behaviour))
         ((_, result),) = pool.ready()
         print(int(result.observation.proprio[0]), flush=True)
     pool.step(0, np.zeros((8, 7)))

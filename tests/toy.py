@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from contracts import Observation
+from envs.env import Start
 from tests.fakes import (
     FIRST_ACTION_TOKEN,
     NUM_BINS,
@@ -101,9 +102,9 @@ class ToyPool(FakePool):
         super().__init__(lambda *_: Script(EPISODE), num_slots=16)
         self._playing = {}
 
-    def reset(self, slot: int, task_id: int, init_state_id: int, *options: object) -> None:
-        super().reset(slot, task_id, init_state_id)
-        self._playing[slot] = _Playing(init_state_id % CONTEXTS)
+    def reset(self, slot: int, task_id: int, start: Start) -> None:
+        super().reset(slot, task_id, start)
+        self._playing[slot] = _Playing(start.init_state_id % CONTEXTS)
 
     def _play(self, slot: int) -> FakeResult:
         now, actions = self._playing[slot], self._slots[slot].actions

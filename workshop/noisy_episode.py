@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from envs.env import ChunkResult
+from envs.env import ChunkResult, Start
 from envs.libero import LiberoEnv
 from envs.metaworld import MetaWorldEnv
 from envs.perturb import Perturbation
@@ -45,9 +45,8 @@ def record_episode(
     """
     noise = noise_bursts(attempt.noise_scale, env.max_env_steps, attempt.noise_generator, env.action_dim - 1)
     has_frame = frame_mask(noise, attempt.first_frame, frame_every)
-    result = env.reset(
-        attempt.init_state_id, attempt.seed, perturbation=attempt.perturbation, observe=has_frame[0]
-    )
+    start = Start(attempt.init_state_id, attempt.seed, perturbation=attempt.perturbation)
+    result = env.reset(start, observe=has_frame[0])
     if result.error is not None:
         return result, None
     expert = MetaWorldExpert(env) if isinstance(env, MetaWorldEnv) else Expert(env.domain)
