@@ -19,7 +19,7 @@ from envs.assets import find_pack
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv, task_files
 from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
-from envs.rendering import prepare
+from envs.rendering import prepare_imports
 from envs.tasks import load_init_states
 
 CHUNK_LENGTH = 8
@@ -70,7 +70,7 @@ def step_reference(reference, actions: np.ndarray) -> None:
 def main(args: Args) -> None:
     spec = EnvSpec(args.task_suite, (args.task_id,), args.num_images, args.assets)
     init_state = load_init_states(task_files(spec, args.task_id).init_states)[0]
-    prepare()
+    prepare_imports()
     env = LiberoEnv(spec, args.task_id)
     env.reset(Start(0))  # builds the simulator
     reference = make_reference(spec, args.task_id)

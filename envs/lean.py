@@ -2,7 +2,7 @@
 
 Only instances are changed; a class is changed only while an instance is built. So LIBERO's own env can run beside ours,
 as in the tests. `domain` is LIBERO's `BDDLBaseDomain`, built with hard_reset=False. Import this module after calling
-`envs.rendering.prepare`. The robot's controller is in `envs.lean_controller`.
+`envs.rendering.prepare_imports`. The robot's controller is in `envs.lean_controller`.
 """
 
 from __future__ import annotations
@@ -108,18 +108,18 @@ def lean_physics(sim: MjSim) -> Iterator[None]:
 
     sim.forward = forward
     sim.step = step
-    yield  # no `finally`, because nobody uses `sim` after a fault
-    del sim.forward, sim.step  # the methods of the class are used again
+    try:
+        yield
+    finally:
+        del sim.forward, sim.step  # the methods of the class are used again
 
 
-def soft_reset(domain: BDDLBaseDomain) -> Callable[[], None]:
-    """Make a function that resets `domain` like LIBERO's hard reset, without rebuilding its model (0.1 s, not 1 s).
+def prepare_soft_reset(domain: BDDLBaseDomain) -> None:
+    """Let `soft_reset` restore the places of the fixtures, and `qacc_warmstart`, as LIBERO's hard reset does.
 
-    robosuite's own soft reset does not restore three things: the places of the fixtures, the gripper's last command,
-    and `qacc_warmstart`, which depends on the number and the states of the forward passes that a hard reset makes.
+    `qacc_warmstart` depends on the number and the states of the forward passes that a hard reset makes.
     """
     sim = domain.sim
-    gripper = domain.robots[0].gripper
 
     def reset_data() -> None:
         """Replaces MjSim.reset: leave the data as after loading the model and making a renderer for it."""
@@ -128,16 +128,18 @@ def soft_reset(domain: BDDLBaseDomain) -> Callable[[], None]:
         sim.forward()
         sim.forward()
 
-    def reset() -> None:
-        gripper.current_action = np.zeros(gripper.dof)
-        domain.reset()
-        domain._pre_action = LeanController(domain)
-
     sim.reset = reset_data
     # LIBERO appends these samplers (for open drawers and lit stoves) again whenever it loads the model. After one hard
     # reset there are two of each. The second one draws random numbers, too, which changes all later placements.
     domain.object_property_initializers *= 2
-    return reset
+
+
+def soft_reset(domain: BDDLBaseDomain) -> None:
+    """Reset a prepared `domain` like LIBERO's hard reset, without rebuilding its model (0.1 s, not 1 s)."""
+    gripper = domain.robots[0].gripper
+    gripper.current_action = np.zeros(gripper.dof)  # robosuite's own soft reset keeps the last command
+    domain.reset()
+    domain._pre_action = LeanController(domain)
 
 
 # --------------------------------------------------------------------------------------------------------- rendering
@@ -195,8 +197,10 @@ def only_what_is_in_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int
     hidden = np.arange(0) if shows_all else out_of_view(model, data, camera)
     groups = model.geom_group[hidden]
     model.geom_group[hidden] = HIDDEN_GROUP
-    yield
-    model.geom_group[hidden] = groups
+    try:
+        yield
+    finally:
+        model.geom_group[hidden] = groups
 
 
 def out_of_view(model: mujoco.MjModel, data: mujoco.MjData, camera: int) -> np.ndarray:

@@ -1,7 +1,8 @@
 """Compute what robosuite's controller computes, to the last bit, with a quarter of its Python.
 
 Every matrix product has the operands, the order and the memory layout of the original: with another layout NumPy would
-choose another BLAS routine, and the last bits would differ. Import this module after calling `envs.rendering.prepare`.
+choose another BLAS routine, and the last bits would differ. Import this module after calling
+`envs.rendering.prepare_imports`.
 """
 
 from __future__ import annotations

@@ -76,11 +76,12 @@ def find_variants(task_suite: str, task_id: int) -> tuple[Variant, ...]:
         return ()
     task = task_names(base)[task_id]
     categories = PLUS_CHANGES[:-1] if change == "plus" else (change,)
-    places: dict[Variant, float] = {}
+    positions: dict[Variant, float] = {}  # of each variant in its category, from 0 to 1
     for category in categories:
         members = [v for v in suite_variants(base) if v.task == task and v.category == category]
-        places |= {variant: (index + 0.5) / len(members) for index, variant in enumerate(members)}
-    return tuple(sorted(places, key=lambda variant: places[variant]))
+        positions |= {variant: (index + 0.5) / len(members) for index, variant in enumerate(members)}
+    # Sort by position, so that every prefix has the same mix of categories.
+    return tuple(sorted(positions, key=lambda variant: positions[variant]))
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 from unittest.mock import patch
@@ -47,15 +48,16 @@ class LiberoSimulator:
     """One built task. Building takes seconds. After a fault do not use it again: close it and build another one."""
 
     def __init__(self, bddl: Path, assets: Path, cameras: Sequence[str]) -> None:
-        rendering.prepare()
+        rendering.prepare_imports()
         with rendering.render_device():
             self._wrapper = _build_wrapper(bddl, assets, list(cameras))
-        from envs import lean  # only now, because it imports mujoco, and `prepare` has to come first
+        from envs import lean  # only now, because it imports mujoco, and `prepare_imports` has to come first
 
         self.domain: BDDLBaseDomain = self._wrapper.env
         self.gate = lean.CameraGate(self.domain)
         lean.release_memory(self.domain)
-        self._soft_reset = lean.soft_reset(self.domain)
+        lean.prepare_soft_reset(self.domain)
+        self._soft_reset = partial(lean.soft_reset, self.domain)
         self._lean_physics = lean.lean_physics
         self._model_as_built = [array.copy() for array in perturb.changeable_arrays(self.domain)]
         self._step: Callable[[np.ndarray], StepOutcome] = self._exact_step

@@ -31,7 +31,7 @@ CAMERA = "corner2"
 CAMERA_POSITION = (0.75, 0.075, 0.7)
 # Meta-World's own limit is 500. Its experts solve 984 of 1,000 episodes (20 of each task) within 500 env steps, and 974
 # within 200.
-MAX_ENV_STEPS = 200
+STEP_LIMIT = 200
 NUM_INIT_STATES = 50  # of each task; Meta-World's benchmark draws as many
 # The first number of a seed: fresh initial states come from another stream than the 50, so they are none of them.
 STORED = 0
@@ -52,7 +52,7 @@ class MetaWorldEnv:
         self.spec = spec
         self.task_id = task_id
         self.name, self.instruction = list(METAWORLD_TASKS.items())[task_id]
-        self.max_env_steps = spec.max_env_steps or MAX_ENV_STEPS
+        self.max_env_steps = spec.max_env_steps or STEP_LIMIT
         self.num_init_states = NUM_INIT_STATES
         self.env_steps = 0
         self.raw = np.zeros(39)  # Meta-World's own observation, which its scripted experts read
@@ -144,12 +144,12 @@ def _build(name: str) -> tuple[SawyerXYZEnv, mujoco.Renderer]:
     As in LIBERO, there are no shadows and no multisampling.
     """
     find_pack(METAWORLD_LOOKS)
-    rendering.prepare()
+    rendering.prepare_imports()
     with rendering.render_device():
         import mujoco
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
-        # This module reads MUJOCO_GL when it is imported, which may have happened before `prepare` set it.
+        # This module reads MUJOCO_GL when it is imported, which may have happened before `prepare_imports` set it.
         importlib.reload(mujoco.gl_context)
         log_mujoco_warnings()
         env = ALL_V3_ENVIRONMENTS[name]()

@@ -45,11 +45,11 @@ def make_env(spec: EnvSpec, task_id: int) -> LiberoEnv | MetaWorldEnv:
 
 def task_info(spec: EnvSpec) -> list[TaskInfo]:
     """Describe the tasks of `spec`, without building a simulator. Raises BadInput."""
-    infos = []
-    for task_id in spec.task_ids:
-        env = make_env(spec, task_id)
-        infos.append(TaskInfo(task_id, env.name, env.instruction, env.max_env_steps, env.num_init_states))
-    return infos
+    envs = [make_env(spec, task_id) for task_id in spec.task_ids]
+    return [
+        TaskInfo(env.task_id, env.name, env.instruction, env.max_env_steps, env.num_init_states)
+        for env in envs
+    ]
 
 
 def make_pool(
@@ -62,6 +62,12 @@ def make_pool(
     caution = check_versions()
     if caution is not None:
         log.warning(caution)
+    spec = _spec_for_workers(spec, simulators)
+    return Pool(spec, num_envs, prepare=prepare, worker_class=_worker_class(simulators, num_envs))
+
+
+def _spec_for_workers(spec: EnvSpec, simulators: Simulators) -> EnvSpec:
+    """`spec` with absolute paths."""
     # Find the asset pack (and unpack "lowpoly") once, now, rather than in all workers at the same time.
     pack = find_pack(spec.assets)
     # On a Ray cluster a name such as "lowpoly" stays a name: each machine has the pack in a folder of its own.
@@ -69,7 +75,7 @@ def make_pool(
         spec = replace(spec, assets=str(pack.folder))
     if spec.bddl_file is not None:
         spec = replace(spec, bddl_file=str(Path(spec.bddl_file).absolute()))
-    return Pool(spec, num_envs, prepare=prepare, worker_class=_worker_class(simulators, num_envs))
+    return spec
 
 
 def _worker_class(simulators: Simulators, num_envs: int) -> type[Worker]:

@@ -1,7 +1,7 @@
 """Prepare this process to import MuJoCo, robosuite and LIBERO, and choose the device that renders.
 
-At import these libraries read environment variables, write into HOME and /tmp, and ask a question on stdin. `prepare`
-sets the variables and prevents the rest, so call it first.
+At import these libraries read environment variables, write into HOME and /tmp, and ask a question on stdin.
+`prepare_imports` sets the variables and prevents the rest, so call it first.
 """
 
 import ctypes
@@ -47,7 +47,7 @@ CUDA_DEVICE_NV = 0x323A  # EGL_CUDA_DEVICE_NV of EGL_NV_device_cuda: asks for CU
 
 
 @cache
-def prepare() -> None:
+def prepare_imports() -> None:
     """Make this process ready to import the simulator. Raises BadInput for problems that the user can repair."""
     check_versions()
     backend = choose_backend()
@@ -234,7 +234,7 @@ def find_renderer() -> str:
 
     Call it by `envs.worker.ask`, because a broken driver may hang or crash. Raises BadInput.
     """
-    prepare()
+    prepare_imports()
     with render_device() as device:
         import mujoco
         from OpenGL import GL

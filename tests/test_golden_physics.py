@@ -13,7 +13,7 @@ import pytest
 
 from envs.assets import find_pack
 from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
-from envs.rendering import prepare
+from envs.rendering import prepare_imports
 from envs.tasks import load_init_states, suite_task
 
 GOLDEN = Path(__file__).parent / "golden" / "physics"
@@ -43,7 +43,7 @@ def test_trajectories_are_those_of_the_official_assets(suite, task_id, monkeypat
     golden = np.load(GOLDEN / f"{suite}.npz")
     case, task = f"t{task_id}_i0_", suite_task(suite, task_id)
     assert golden[f"t{task_id}_name"] == task.name
-    prepare()
+    prepare_imports()
     import libero.libero
     from libero.libero.envs.env_wrapper import ControlEnv
 

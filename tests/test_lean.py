@@ -8,8 +8,8 @@ from envs import rendering
 from envs.env import IMAGE_SIZE, EnvSpec, Start
 from envs.libero import CAMERAS, LiberoEnv
 
-rendering.prepare()
-from envs.lean import load_lean, only_what_is_in_view, out_of_view  # noqa: E402 - needs `prepare`
+rendering.prepare_imports()
+from envs.lean import load_lean, only_what_is_in_view, out_of_view  # noqa: E402 - needs `prepare_imports`
 from envs.lean_controller import LeanController  # noqa: E402
 
 # The camera is at the origin and looks down (-z) at a square view with a slope of 1 at each side.

@@ -13,7 +13,7 @@ from envs.assets import find_pack, installed_official
 from envs.env import EnvSpec, Start
 from envs.libero import CAMERAS, LiberoEnv, axis_angle, task_files
 from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
-from envs.rendering import prepare
+from envs.rendering import prepare_imports
 from envs.tasks import load_init_states
 from vla.images import jpeg_round_trip, lanczos_resize
 
@@ -41,7 +41,7 @@ def state_of(domain) -> np.ndarray:
 
 def build_libero(suite, task_id, assets, draws, seed):
     """LIBERO's own env of a task after its first reset, with its own cameras or without any."""
-    prepare()
+    prepare_imports()
     import libero.libero
     from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 

@@ -12,7 +12,7 @@ from envs.data_packages import LIBERO_PRO, packages_folder
 from envs.env import EnvSpec
 from envs.libero_pro import CATEGORIES, pro_task, register_categories
 from envs.pool import task_info
-from envs.rendering import prepare
+from envs.rendering import prepare_imports
 from envs.tasks import (
     PRO_CHANGES,
     PUBLISHED_SUITES,
@@ -56,7 +56,7 @@ def test_semantic_and_task_suites_say_something_else():
 
 
 def test_categories_of_libero_pro_are_those_of_libero_with_other_models():
-    prepare()
+    prepare_imports()
     from libero.libero.envs.objects import get_object_dict
 
     register_categories()

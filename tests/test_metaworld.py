@@ -11,7 +11,7 @@ from contracts import BadInput
 from envs.env import IMAGE_SIZE, EnvSpec, Start
 from envs.metaworld import CAMERA, CAMERA_POSITION, NUM_INIT_STATES, STORED, MetaWorldEnv
 from envs.pool import make_env, task_info
-from envs.rendering import prepare, render_device
+from envs.rendering import prepare_imports, render_device
 from envs.tasks import METAWORLD, METAWORLD_TASKS
 from workshop.metaworld_expert import MetaWorldExpert
 
@@ -45,7 +45,7 @@ def physics_of(env) -> np.ndarray:
 @pytest.fixture
 def reference():
     """Meta-World's env of the door task as its multi-task benchmark has it, drawn from the place where ours looks."""
-    prepare()
+    prepare_imports()
     with render_device():
         from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
@@ -83,7 +83,7 @@ def test_simulators_that_are_open_at_the_end_of_a_program_close_before_gl_does()
 
 
 def test_tasks_are_those_of_meta_worlds_benchmark_in_its_order():
-    prepare()
+    prepare_imports()
     from metaworld.env_dict import MT50_V3
 
     assert list(MT50_V3) == NAMES

@@ -9,7 +9,7 @@ import pytest
 
 from contracts import BadInput
 from envs import rendering
-from envs.rendering import check_versions, choose_backend, choose_egl_device, prepare, render_device
+from envs.rendering import check_versions, choose_backend, choose_egl_device, prepare_imports, render_device
 from envs.tasks import cache_dir
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -74,7 +74,7 @@ def test_mujoco_that_differs_a_little_is_warned_of(install):
 @pytest.fixture
 def machine(monkeypatch):
     """Sets up a machine with EGL devices of these CUDA indices, None for what CUDA cannot see."""
-    prepare()
+    prepare_imports()
     from mujoco.egl import egl_ext
 
     monkeypatch.delenv("MUJOCO_EGL_DEVICE_ID", raising=False)

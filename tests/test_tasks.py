@@ -14,7 +14,7 @@ from envs import tasks
 from envs.env import EnvSpec
 from envs.libero import task_files
 from envs.pool import task_info
-from envs.rendering import prepare
+from envs.rendering import prepare_imports
 from envs.tasks import (
     MAX_ENV_STEPS,
     cache_dir,
@@ -29,7 +29,7 @@ STORED = libero_root() / "init_files"
 @pytest.fixture(scope="module")
 def benchmark_suites():
     """LIBERO's own benchmark objects: the authority on task order, instructions and files."""
-    prepare()
+    prepare_imports()
     from libero.libero import benchmark
 
     return {suite: benchmark.get_benchmark(suite)() for suite in MAX_ENV_STEPS}
