@@ -117,7 +117,8 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
     from rl.curriculum import TrainingEpisodes, perturbation_probabilities, task_probabilities
     from rl.dynamic_sampling import training_rollout
     from rl.trajectory import flatten
-    from rl.update import number_of_epochs, stop_without_signal, update
+    from rl.update import number_of_epochs, update
+    from rl.update_metrics import stop_without_signal
 
     while state.global_step < config.phases.total_steps:
         update_index = state.update  # counts from 0

@@ -39,13 +39,11 @@ class TerminalHandler(logging.StreamHandler):
 def log_to_terminal(*files: Path) -> None:
     """Send the log of rank 0 to the terminal and to `files`; other ranks log nothing.
 
-    The files also get the time of every line, and details (DEBUG), which would make the terminal hard to read.
+    The files also get the time of every line.
     """
     if not is_first_rank():
         return
-    terminal = TerminalHandler()
-    terminal.setLevel(logging.INFO)
-    handlers: list[logging.Handler] = [terminal]
+    handlers: list[logging.Handler] = [TerminalHandler()]
     for file in files:
         handler = logging.FileHandler(file)
         handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", LOG_TIME))
@@ -54,7 +52,7 @@ def log_to_terminal(*files: Path) -> None:
     # If the terminal is closed or the disk is full, a log line is lost, and logging prints no traceback.
     logging.raiseExceptions = False
     for name in INFORMATIVE_LOGGERS:
-        logging.getLogger(name).setLevel(logging.DEBUG)
+        logging.getLogger(name).setLevel(logging.INFO)
     logging.getLogger("envs").setLevel(logging.WARNING)
 
 

@@ -6,10 +6,8 @@ A row is active if it can contribute a gradient (`rows_that_learn`). Inactive ro
 
 from __future__ import annotations
 
-import itertools
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,7 +16,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from configs.config import TrainConfig, UpdateConfig
-from contracts import BadInput
 from rl import losses
 from rl.critic import Critic
 from rl.optimizer import follow_kl, make_optimizer, optimizer_step, rl_learning_rate
@@ -27,15 +24,22 @@ from rl.randomness import torch_generator
 from rl.ranks import ALONE, Ranks
 from rl.selfcheck import check_first_ratio
 from rl.trajectory import Batch
+from rl.update_metrics import (
+    check_skipped_steps,
+    check_steps_taken,
+    drifted_too_far,
+    mean_statistics,
+    merge,
+    step_metrics,
+    student_kl,
+    sum_statistics,
+)
 from vla.memory import shrink_until_it_fits
 from vla.pass_sizes import pass_sizes
 
 if TYPE_CHECKING:
     from vla.policy import Policy
 
-SPIKE_FACTOR = 100.0  # times max_grad_norm: a step with a larger gradient is counted as a spike
-MAX_SKIPPED_IN_A_ROW = 20  # after this many skipped optimizer steps in a row the training counts as diverged
-MAX_UPDATES_WITHOUT_SIGNAL = 10  # after this many updates in a row with all advantages 0 the run stops
 SAMPLE_SIZE = 256  # decisions of the whole rollout, active or not, on which an update is measured at its end
 
 
@@ -74,9 +78,8 @@ class Progress:
 
     micro_batch_size: int  # smaller once memory has run out
     sums: dict[str, float] = field(default_factory=dict)  # statistics over all ranks and epochs
-    gradient_norms: list[float] = field(
-        default_factory=list
-    )  # of all optimizer steps, NaN where one was skipped
+    # L2 norms before clipping, of all optimizer steps; NaN where one was skipped.
+    gradient_norms: list[float] = field(default_factory=list)
     first_ratio_error: float | None = None  # of the first minibatch; None in the warmup
 
 
@@ -285,9 +288,6 @@ def micro_batch_loss(
     return losses.ppo_loss(logits, logprobs, micro_batch, config.loss, temperature)
 
 
-# Statistics and metrics
-
-
 @torch.no_grad()
 def measure_sample(
     learner: Learner,
@@ -314,96 +314,3 @@ def measure_sample(
     metrics = {f"train/{name}": sums[name] / len(rows) for name in ("entropy", "clip_fraction")}
     kl = student_kl(sums)
     return metrics if kl is None else metrics | {"train/approx_kl": kl}
-
-
-def student_kl(sums: Mapping[str, float]) -> float | None:
-    """Approximate KL of the student's own decisions, in nats per token; None without such decisions.
-
-    k3 estimates a KL divergence from samples of the old policy. The teacher's tokens are not: where the student gave
-    one a probability of 0.05 and now gives it 0.064, k3 says 0.033, while the KL divergence is about 0.002.
-    """
-    decisions = sums.get("student_decisions", 0.0)
-    return sums["student_kl"] / decisions if decisions else None
-
-
-def sum_statistics(statistics: Sequence[losses.Statistics], ranks: Ranks) -> dict[str, float]:
-    """Merge the statistics of all ranks' micro-batches into one; they leave the device in one transfer."""
-    on_device = [value for micro_batch in statistics for value in micro_batch.values()]
-    values = iter(torch.stack(on_device).tolist() if on_device else [])
-    on_cpu = [{name: next(values) for name in micro_batch} for micro_batch in statistics]
-    return merge(ranks.gather(merge(on_cpu)))
-
-
-def merge(parts: Iterable[dict[str, float]]) -> dict[str, float]:
-    """Merge the statistics of several parts: sums are added; of those whose names end in _max the largest counts."""
-    whole: dict[str, float] = {}
-    for part in parts:
-        for name, value in part.items():
-            if name.endswith("_max"):
-                whole[name] = max(whole.get(name, value), value)
-            else:
-                whole[name] = whole.get(name, 0.0) + value
-    return whole
-
-
-def mean_statistics(statistics: dict[str, float]) -> dict[str, float]:
-    """Turn an update's sums into means over its active decisions; empty if there were none.
-
-    Statistics without a slash in their name are no metrics of the whole update.
-    """
-    decisions = statistics.get("decisions", 0)
-    return {
-        name: value if name.endswith("_max") else value / decisions
-        for name, value in statistics.items()
-        if "/" in name
-    }
-
-
-def step_metrics(gradient_norms: Sequence[float], max_grad_norm: float) -> dict[str, float]:
-    """Metrics of the optimizer steps. gradient_norms: L2 norms before clipping, NaN for a skipped step."""
-    taken = [norm for norm in gradient_norms if not math.isnan(norm)]
-    return {
-        "train/grad_norm": sum(taken) / len(taken) if taken else 0.0,
-        "train/optimizer_steps": len(taken),
-        "train/skipped_steps": len(gradient_norms) - len(taken),
-        "train/gradient_spikes": sum(norm > SPIKE_FACTOR * max_grad_norm for norm in taken),
-    }
-
-
-# Reasons to stop
-
-
-def drifted_too_far(epoch_sums: dict[str, float], target_kl: float | None) -> bool:
-    """Whether the approximate KL of a whole epoch, in nats per token, exceeds `--target-kl`."""
-    kl = student_kl(epoch_sums)
-    return target_kl is not None and kl is not None and kl > target_kl
-
-
-def check_skipped_steps(gradient_norms: Sequence[float], update_index: int) -> None:
-    """Raise BadInput when MAX_SKIPPED_IN_A_ROW optimizer steps in a row were skipped, across epochs."""
-    for is_skipped, steps in itertools.groupby(gradient_norms, math.isnan):
-        if is_skipped and len(list(steps)) >= MAX_SKIPPED_IN_A_ROW:
-            raise _diverged(f"{MAX_SKIPPED_IN_A_ROW} optimizer steps in a row", update_index)
-
-
-def check_steps_taken(gradient_norms: Sequence[float], update_index: int) -> None:
-    """Raise BadInput when all optimizer steps of an update were skipped."""
-    if gradient_norms and all(math.isnan(norm) for norm in gradient_norms):
-        raise _diverged(f"all {len(gradient_norms)} optimizer steps", update_index)
-
-
-def _diverged(steps: str, update_index: int) -> BadInput:
-    return BadInput(
-        f"the training has diverged: update {update_index + 1} had {steps} with a non-finite or enormous gradient, and "
-        "is not saved; resume from an earlier checkpoint, or start again with a lower --lr or --max-grad-norm"
-    )
-
-
-def stop_without_signal(updates_without_signal: int) -> None:
-    """Raise BadInput when MAX_UPDATES_WITHOUT_SIGNAL updates in a row took no step."""
-    if updates_without_signal >= MAX_UPDATES_WITHOUT_SIGNAL:
-        raise BadInput(
-            f"no learning signal: the last {updates_without_signal} updates had no decision to learn from. Look at "
-            "rollout/success_rate: near 0, start from a better checkpoint or raise --warmup-steps; near 1, the task is "
-            "solved; or use more initial states or a larger --group-size"
-        )

@@ -41,7 +41,7 @@ from experiment.run_files import METRICS_FILE, read_metrics
 from experiment.speed import SimulatorSpeed, Speed
 from experiment.stored_run import read_run
 from rl.phases import TeacherChoice
-from rl.update import MAX_UPDATES_WITHOUT_SIGNAL
+from rl.update_metrics import MAX_UPDATES_WITHOUT_SIGNAL
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, observation
 from tests.stored_runs import comparable_metrics
 

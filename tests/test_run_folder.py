@@ -99,14 +99,11 @@ def test_the_log_goes_to_terminal_and_file_and_is_continued(run, capsys):
     run.close()
     resumed = reopen_run(run.folder, run.config, RESUME, 0, None)
     logging.getLogger("train_grpo").info("step 2")
-    logging.getLogger("train_grpo").debug("details")
     resumed.close()
     lines = (run.folder / "train.log").read_text().splitlines()
-    assert [line.split("  ")[1] for line in lines] == ["step 1", "step 2", "details"]
+    assert [line.split("  ")[1] for line in lines] == ["step 1", "step 2"]
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", line.split("  ")[0]) for line in lines)
-    shown = capsys.readouterr().out
-    assert "step 2\n" in shown
-    assert "details" not in shown
+    assert "step 2\n" in capsys.readouterr().out
 
 
 # records

@@ -13,7 +13,8 @@ from contracts import BadInput, SelfCheckError
 from rl.losses import approx_kl
 from rl.optimizer import follow_kl, make_optimizer, rl_learning_rate
 from rl.phases import phase_at, settle_warmup
-from rl.update import Learner, prepare_batch, stop_without_signal, update
+from rl.update import Learner, prepare_batch, update
+from rl.update_metrics import stop_without_signal
 from tests.fakes import FIRST_ACTION_TOKEN, FakePolicy, acted_batch, adamw, is_in_a_graph, parameters_of
 
 LENGTHS = (3, 2, 3)
