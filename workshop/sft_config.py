@@ -1,7 +1,6 @@
 """The settings of supervised fine-tuning: the flags of workshop.sft."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -39,9 +38,7 @@ class TinySize:
     """Width of the language model's MLPs in numbers per token."""
 
 
-def as_flags(sizes: Mapping[str, int]) -> str:
-    """Some fields of TinySize as on the command line."""
-    return " ".join(f"--{name.replace('_', '-')} {value}" for name, value in sizes.items())
+SIZE_FLAGS = "--image-size ... --llm-mlp-dim"  # the flags of TinySize, for messages
 
 
 @dataclass(frozen=True)
@@ -93,11 +90,9 @@ class SftArgs:
     """Device to train on: cpu, cuda, cuda:1 and so on (auto: a GPU if there is one)."""
 
     def __post_init__(self) -> None:
-        default = vars(TinySize())
-        sizes = {name: value for name, value in vars(self.size).items() if value != default[name]}
-        if self.init is not None and sizes:
+        if self.init is not None and self.size != TinySize():
             raise BadInput(
-                f"{as_flags(sizes)} is for random weights, a checkpoint has its own sizes: leave out this or --init"
+                f"{SIZE_FLAGS} are for random weights: leave these out, or --init, which has its own sizes"
             )
         if self.lora_rank is not None and (self.init is None or self.num_images is not None):
             raise BadInput(

@@ -126,7 +126,11 @@ def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> int:
         micro_batch_size = plan.micro_batch_size
     optimizer = make_student_optimizer(policy)
     generator = torch.Generator(policy.device).manual_seed(args.seed)
-    training = open_training(args, policy, optimizer, generator, len(frames), scratch)
+    training = Training(args.out, scratch, settings_of(args, len(frames)), policy, optimizer, generator)
+    if (args.out / STATE_FILE).exists():
+        restore_training(training)
+    else:
+        save_training(training)  # at once, which shows whether there is space for it
     last_record = training.records[-1] if training.records else {"step": 0, "seconds": 0.0}
     steps_taken = int(last_record["step"])
     started = time.monotonic() - last_record["seconds"]
@@ -171,6 +175,13 @@ def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> int:
     return steps_taken
 
 
+def settings_of(args: SftArgs, num_frames: int) -> dict[str, object]:
+    """What two commands must have in common for the second one to go on with the training of the first."""
+    settings = json.loads(json.dumps(asdict(args), default=str)) | {"train_frames": num_frames}
+    del settings["out"]
+    return settings
+
+
 def objective_of(args: SftArgs) -> Objective:
     return LEARN_ACTIONS if args.l1 else LEARN_TOKENS
 
@@ -181,25 +192,6 @@ def measure_held_out(objective: Objective, policy: Student, demos: Demos) -> dic
         return {}
     targets = objective.make_targets(demos.held_out, demos.init.statistics[demos.unnorm_key])
     return objective.measure(objective.outputs(policy, make_observations(demos.held_out)), targets)
-
-
-def open_training(
-    args: SftArgs,
-    policy: Student,
-    optimizer: torch.optim.Optimizer,
-    generator: torch.Generator,
-    num_frames: int,
-    scratch: Path,
-) -> Training:
-    """Go on with what --out holds, or begin: then save at once, which shows whether there is space for it."""
-    settings = json.loads(json.dumps(asdict(args), default=str)) | {"train_frames": num_frames}
-    del settings["out"]
-    training = Training(args.out, scratch, settings, policy, optimizer, generator)
-    if (args.out / STATE_FILE).exists():
-        restore_training(training)
-    else:
-        save_training(training)
-    return training
 
 
 def add_record(training: Training, record: dict[str, float]) -> None:

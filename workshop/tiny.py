@@ -19,7 +19,7 @@ from vla.network_config import read_network_config
 from vla.network_io import save_checkpoint
 from vla.prompts import load_tokenizer
 from workshop.demo_files import CHUNK_LENGTH, LIBERO_SIZES, METAWORLD_SIZES
-from workshop.sft_config import TinySize, as_flags
+from workshop.sft_config import SIZE_FLAGS, TinySize
 
 TEMPLATE = Path(__file__).parents[1] / "checkpoints" / "tiny-libero-spatial"
 DEFAULT_SIZE = TinySize()
@@ -58,7 +58,7 @@ def make_tiny_checkpoint(
             head = L1RegressionHead(2, size.llm_dim, size.llm_dim, action_dim) if l1_head else None
     except (ValueError, AssertionError, RuntimeError, ZeroDivisionError) as fault:
         raise BadInput(
-            f"no network can be built from {as_flags(vars(size))} ({first_line(fault)}): change one of them"
+            f"no network can be built from {size} ({first_line(fault)}): change {SIZE_FLAGS}"
         ) from fault
     token_ids = load_tokenizer(out).get_vocab().values()
     _initialise(network, token_ids, torch.Generator().manual_seed(seed))
