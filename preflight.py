@@ -62,6 +62,7 @@ def set_up(command: Command, times: StartTimes) -> Iterator[Setup]:
     Raises BadInput at the first failure.
     """
     check_output(command.config, command.resume)
+    times.begin("assets")
     config = settle_settings(command.config)
     task = config.task
     checks = Checks(times, printed=command.check_only)
@@ -93,9 +94,8 @@ def set_up(command: Command, times: StartTimes) -> Iterator[Setup]:
     learner = make_learner(policy, settled, ranks, teacher.mode)
 
     spec = make_spec(task.task_suite, task.task_ids, config.simulator, policy.num_images)
-    with make_pool(
-        spec, simulators.num_envs, policy.model_inputs.prepare_images, config.simulator.simulators
-    ) as pool:
+    prepare = policy.model_inputs.prepare_images
+    with make_pool(spec, simulators.num_envs, prepare, config.simulator.simulators) as pool:
         observation, speed = try_out(checks, settled, policy, pool)
         state = first_state(settled, command.resume, learner)
         cost = estimate_cost(settled, tasks, speed, state, student_equals_teacher(policy, teacher.mode))
