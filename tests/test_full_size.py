@@ -85,8 +85,8 @@ def test_a_grown_policy_reads_what_the_small_one_reads(small_l1, small_token, gr
         small = load_policy(small_folder)
         large = load_policy(grown_folder)
         assert large.num_images == small.num_images
-        assert large.uses_proprio == small.uses_proprio
-        assert large.kind == small.kind
+        assert large.info.uses_proprio == small.info.uses_proprio
+        assert large.info.kind == small.info.kind
         assert large.info.looks == small.info.looks
         for name in ("tokenizer.json", "preprocessor_config.json", STATISTICS_FILE):
             assert (grown_folder / name).read_bytes() == (small_folder / name).read_bytes()

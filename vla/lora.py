@@ -79,12 +79,9 @@ class LoraLinear(nn.Module):
         if not self.enabled:
             return self._base_product(x)
         rounded_A = self.lora_A if self.rounded_A is None else self.rounded_A
-        if self.weight_scale is None and torch.compiler.is_compiling() and not torch.is_grad_enabled():
-            # `torch.cat` of x and A x would copy x. But compiled code that computes x itself copies nothing for
-            # `torch.cat` of x and zeros. Then A x replaces the zeros. (An assignment to a slice would copy everything.)
-            extended = torch.cat([x, x.new_zeros(*x.shape[:-1], len(rounded_A))], dim=-1)
-            torch.ops.vla_grpo.append_product(extended, rounded_A)
-            return F.linear(extended, self.weight, self.bias)
+        is_compiled_inference = torch.compiler.is_compiling() and not torch.is_grad_enabled()
+        if is_compiled_inference and self.weight_scale is None:
+            return self._product_without_copy(x, rounded_A)
         return _LoraProduct.apply(
             x,
             self.lora_A,
@@ -97,6 +94,16 @@ class LoraLinear(nn.Module):
             self.row_ranges,
             self.scale,
         )
+
+    def _product_without_copy(self, x: Tensor, rounded_A: Tensor) -> Tensor:
+        """The same as `_LoraProduct` for compiled code without gradient, where x need not be copied.
+
+        `torch.cat` of x and A x would copy x. But compiled code that computes x itself copies nothing for `torch.cat`
+        of x and zeros. Then A x replaces the zeros. (An assignment to a slice would copy everything.)
+        """
+        extended = torch.cat([x, x.new_zeros(*x.shape[:-1], len(rounded_A))], dim=-1)
+        torch.ops.vla_grpo.append_product(extended, rounded_A)
+        return F.linear(extended, self.weight, self.bias)
 
     def _base_product(self, x: Tensor) -> Tensor:
         """W x + b, without the adapters."""
@@ -120,7 +127,7 @@ class LoraLinear(nn.Module):
         extended = torch.cat([x, F.linear(x, self.lora_A.to(x.dtype))], dim=-1) if self.enabled else x
         return _LogSumExp.apply(extended, self.weight[rows, : extended.shape[-1]])
 
-    def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The matrices A (rank, in_features) and B (out_features, rank) of every map, as views."""
         for i, (start, end) in enumerate(self.row_ranges):
             yield self.lora_A[i * self.rank : (i + 1) * self.rank], self.lora_B[start:end]
@@ -237,7 +244,7 @@ class LoraConv2d(nn.Module):
             features = features + F.conv2d(compressed, self.lora_B * self.scale)
         return features.to(images.dtype)
 
-    def adapters(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The kernels A (rank, C, h, w) and B (out_channels, rank, 1, 1)."""
         yield self.lora_A, self.lora_B
 
@@ -253,25 +260,21 @@ class AdaptedLayers:
         self.layers = layers
         self.rank = layers[0][1].rank
         self.alpha = layers[0][1].alpha
-        self._matrices: list[Tensor] = []
+        self._scale = layers[0][1].scale
+        self._copied_versions: list[int] = []  # of the matrices when the copies were last written
+        # Pairs of a matrix and its copy. `refresh` writes the copies before a forward pass. By then the backward passes
+        # of earlier autograd graphs, which need the old values, are over; `data` keeps autograd from objecting.
+        self._rounded_As: list[tuple[Tensor, Tensor]] = []
+        self._scaled_Bs: list[tuple[Tensor, Tensor]] = []
         for _, layer in layers:
-            self._matrices += [layer.lora_A, layer.lora_B]
-        self._copied_version = -1  # version of the matrices when the copies were last written
-        linears = [layer for _, layer in layers if isinstance(layer, LoraLinear)]
-        self._scale = linears[0].scale
-        self._rounded_As = [layer.rounded_A.data for layer in linears if layer.rounded_A is not None]
-        self._As = [layer.lora_A.data for layer in linears if layer.rounded_A is not None]
-        self._scaled_Bs: list[Tensor] = []
-        self._Bs: list[Tensor] = []
-        for layer in linears:
-            # `refresh` writes to these columns before a forward pass. By then the backward passes of earlier autograd
-            # graphs, which need the old values, are over.
+            if not isinstance(layer, LoraLinear):
+                continue
+            if layer.rounded_A is not None:
+                self._rounded_As.append((layer.lora_A.detach(), layer.rounded_A.data))
             columns = layer.weight.data[:, layer.in_features :] if layer.scaled_B is None else layer.scaled_B
-            for i, ((start, end), (_, lora_B)) in enumerate(
-                zip(layer.row_ranges, layer.adapters(), strict=True)
-            ):
-                self._scaled_Bs.append(columns[start:end, i * layer.rank : (i + 1) * layer.rank])
-                self._Bs.append(lora_B.data)
+            blocks = zip(layer.pairs(), columns.split(layer.rank, dim=1), layer.row_ranges, strict=True)
+            for (_, lora_B), block, (start, end) in blocks:
+                self._scaled_Bs.append((lora_B.detach(), block[start:end]))
 
     @property
     def enabled(self) -> bool:
@@ -283,15 +286,16 @@ class AdaptedLayers:
 
         All copies are written at once, because one by one takes 20 ms.
         """
-        # Each version only grows, see Policy.watch.
-        version = sum(matrix._version for matrix in self._matrices)
-        if version == self._copied_version:
+        # A matrix shares its version with the parameter that it is a view of; see Policy.watch.
+        versions = [matrix._version for matrix, _ in (*self._rounded_As, *self._scaled_Bs)]
+        if versions == self._copied_versions:
             return
-        scaled_Bs = self._Bs if self._scale == 1 else torch._foreach_mul(self._Bs, self._scale)
-        torch._foreach_copy_(self._scaled_Bs, scaled_Bs)
+        Bs, scaled_Bs = zip(*self._scaled_Bs, strict=True)
+        torch._foreach_copy_(scaled_Bs, Bs if self._scale == 1 else torch._foreach_mul(Bs, self._scale))
         if self._rounded_As:
-            torch._foreach_copy_(self._rounded_As, self._As)
-        self._copied_version = version
+            As, rounded_As = zip(*self._rounded_As, strict=True)
+            torch._foreach_copy_(rounded_As, As)
+        self._copied_versions = versions
 
     def named_matrices(self) -> dict[str, Tensor]:
         """A and B of all maps, as views, by name: "<name of the map in the base network>.lora_A" or ".lora_B"."""
@@ -299,7 +303,7 @@ class AdaptedLayers:
         for name, layer in self.layers:
             parent, _, child = name.rpartition(".")
             map_names = FUSED_MAPS.get(child, (child,))
-            for map_name, (lora_A, lora_B) in zip(map_names, layer.adapters(), strict=True):
+            for map_name, (lora_A, lora_B) in zip(map_names, layer.pairs(), strict=True):
                 full_name = f"{parent}.{map_name}".lstrip(".")
                 matrices[f"{full_name}.lora_A"] = lora_A
                 matrices[f"{full_name}.lora_B"] = lora_B

@@ -39,7 +39,8 @@ def encode(actions: np.ndarray) -> np.ndarray:
 def decode(ids: np.ndarray) -> np.ndarray:
     """Token ids -> bin centres, float64 of the same shape. Ids of other tokens give the nearest bin's centre."""
     bins = VOCABULARY_SIZE - np.asarray(ids, dtype=np.int64)
-    return BIN_CENTRES[np.clip(bins - 1, 0, NUM_BINS - 2)]
+    intervals = np.clip(bins - 1, 0, len(BIN_CENTRES) - 1)
+    return BIN_CENTRES[intervals]
 
 
 def translate(ids: np.ndarray, source: VectorStatistics, target: VectorStatistics) -> np.ndarray:
@@ -49,9 +50,10 @@ def translate(ids: np.ndarray, source: VectorStatistics, target: VectorStatistic
     """
     # `decode` gives bin 256, which holds only 1.0, the centre of bin 255. Use its exact value instead.
     values = np.where(ids == FIRST_ACTION_TOKEN, 1.0, decode(ids))
+    actions = unnormalise(values, source)
     # Round, so that a 1.0 that the scaling changed in the last digit still falls into its bin.
-    normalised = normalise(unnormalise(values, source), target).round(9)
-    return np.where(source.mask, encode(normalised), ids)
+    targets_values = normalise(actions, target).round(9)
+    return np.where(source.mask, encode(targets_values), ids)
 
 
 def to_env(actions: np.ndarray) -> np.ndarray:
