@@ -1,7 +1,6 @@
 """`train_grpo.py` from a preset to a finished run folder, and the flags that change what it does."""
 
 import json
-import re
 
 import pytest
 
@@ -23,8 +22,6 @@ def test_run_passes_through_all_phases_and_evaluates_at_both_ends_after_the_warm
     assert [row["schedule/phase"] for row in updates] == [0, 1, 2]
     assert [row["rollout/teacher_fraction"] for row in updates][::2] == [1.0, 0.0]
     assert [row["global_step"] for row in rows if "eval/teacher_success" in row] == [0, 32, 64, 96]
-    details = re.findall(r"  update \d, (\w+),", (run / "train.log").read_text())
-    assert details == ["warmup", "transition", "rl"]
 
 
 def test_every_policy_gradient_update_starts_at_ratio_one(run):
