@@ -36,8 +36,6 @@ class WholeNetwork:
         self.info = info
         self.device = device
         statistics = info.statistics[unnorm_key]
-        self.action_dim = statistics.action.dim
-        self.chunk_length = CHUNK_LENGTH
         self.model_inputs = Inputs(
             processor=ImageProcessor.load(info.weights_folder),
             tokenizer=load_tokenizer(info.weights_folder),
@@ -45,7 +43,7 @@ class WholeNetwork:
             proprio=statistics.proprio if info.uses_proprio else None,
             device=device,
         )
-        self.network = load_network(info, CHUNK_LENGTH * self.action_dim, device, torch.float32)
+        self.network = load_network(info, CHUNK_LENGTH * statistics.action.dim, device, torch.float32)
         self.action_head = load_action_head(info, device, torch.float32) if trains_l1_head else None
         check_dimensions(info, unnorm_key, self.action_head, self.network.proprio_projector)
         rows = self.network.language_model.lm_head.weight
