@@ -130,7 +130,7 @@ def looks_of_small_policy(has_gpu: bool, official_is_installed: bool, trained_on
 def find_checkpoint(model: ModelConfig) -> CheckpointInfo:
     """Find the folder or hub id of --checkpoint and describe what it holds. Raises BadInput if it is not usable."""
     base, adapter = base_and_adapter(str(model.checkpoint))
-    return inspect_checkpoint(resolve_checkpoint(base), adapter=adapter)
+    return inspect_checkpoint(resolve_checkpoint(base), adapter_folder=adapter)
 
 
 def find_commit(checkpoint: str) -> str | None:

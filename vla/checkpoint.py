@@ -56,11 +56,14 @@ class CheckpointInfo:
 
 
 def inspect_checkpoint(
-    folder: Path, num_images: int | None = None, adapter: str | None = None, statistics: str | None = None
+    folder: Path,
+    num_images: int | None = None,
+    adapter_folder: str | None = None,
+    statistics: str | None = None,
 ) -> CheckpointInfo:
     """Find out what a folder holds. Raises BadInput when it is not a checkpoint that this program can use.
 
-    num_images: overrides what the folder says. adapter: folder of an adapter that was trained on this checkpoint.
+    num_images: overrides what the folder says. adapter_folder: of an adapter that was trained on this checkpoint.
     statistics: folder with the statistics of demonstrations that the policy will learn from.
     """
     config = read_network_config(folder)
@@ -79,10 +82,10 @@ def inspect_checkpoint(
     has_proprio = proprio_file is not None or bool(proprio_weights)
     # Public checkpoints do not say how many images they read. Each kind was trained with the number chosen here.
     default_num_images = 2 if action_head_file is not None and has_proprio else 1
-    if adapter is not None:
-        _refuse_modules_of_adapter(Path(adapter), folder)
-    statistics_folder = _statistics_folder(folder, adapter, statistics)
-    adapter_looks = read_looks(Path(adapter)) if adapter else []
+    if adapter_folder is not None:
+        _refuse_modules_of_adapter(Path(adapter_folder), folder)
+    statistics_folder = _statistics_folder(folder, adapter_folder, statistics)
+    adapter_looks = read_looks(Path(adapter_folder)) if adapter_folder else []
     return CheckpointInfo(
         weights_folder=folder,
         config=config,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-from pydantic import AfterValidator, Field, GetPydanticSchema
+from pydantic import Field, GetPydanticSchema
 
 from contracts import BadInput
 from json_fields import read_fields
@@ -33,11 +33,9 @@ _SUITE_OF_WORD = {
 
 # Larger numbers are no actions or robot states, and float32 could not scale by them.
 _Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
-# Arrays, which pydantic reads from lists
-_NumberArray = Annotated[list[_Number], AfterValidator(np.array)]
-_BoolArray = Annotated[list[bool], AfterValidator(np.array)]
-_Numbers = Annotated[np.ndarray, GetPydanticSchema(lambda _, schema_of: schema_of(_NumberArray))]
-_Mask = Annotated[np.ndarray, GetPydanticSchema(lambda _, schema_of: schema_of(_BoolArray))]
+# Arrays, which are lists in files
+_Numbers = Annotated[np.ndarray, GetPydanticSchema(lambda _, schema_of: schema_of(list[_Number]))]
+_Mask = Annotated[np.ndarray, GetPydanticSchema(lambda _, schema_of: schema_of(list[bool]))]
 
 
 @dataclass(eq=False)
@@ -55,6 +53,8 @@ class VectorStatistics:
     mask: _Mask = field(default_factory=lambda: np.array(True))
 
     def __post_init__(self) -> None:
+        for name in ("min", "max", "q01", "q99", "mask"):
+            setattr(self, name, np.array(getattr(self, name)))
         if self.mask.ndim == 0:
             self.mask = np.full(self.dim, self.mask)
         if {len(self.max), len(self.q01), len(self.q99), len(self.mask)} != {self.dim} or self.dim == 0:

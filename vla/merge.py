@@ -67,7 +67,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     base = base or base_of_adapter(adapter)
     if base is None:
         raise BadInput(f"--adapter {adapter} holds no adapter_config.json: give a folder of RUN/checkpoints")
-    info = inspect_checkpoint(resolve_checkpoint(base), adapter=str(adapter))
+    info = inspect_checkpoint(resolve_checkpoint(base), adapter_folder=str(adapter))
     stored = read_adapter(adapter)
     unnorm_key = next(iter(info.statistics))
     stored_dtype = next(iter(info.weights.values())).dtype

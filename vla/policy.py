@@ -215,7 +215,7 @@ class Policy:
         expected = (self.base_fingerprint, layers.rank, layers.alpha)
         if (adapter.base_fingerprint, adapter.rank, adapter.alpha) != expected:
             return False
-        statistics = inspect_checkpoint(self.info.weights_folder, adapter=folder).statistics.get(
+        statistics = inspect_checkpoint(self.info.weights_folder, adapter_folder=folder).statistics.get(
             self.unnorm_key
         )
         if statistics is None or not same_statistics(self.statistics, statistics):
