@@ -24,11 +24,11 @@ PROPRIO_PREFIX = "proprio_projector."  # begins the names of the projector's ten
 class CheckpointInfo:
     """What a checkpoint is, found from file names, headers and JSON files without reading the weights.
 
-    Three folders may take part, each with what was made last. Of those that hold it, the first counts:
+    An adapter and demonstrations have folders of their own. Where several folders hold a part, the first counts:
 
-        weights, heads, projector, config    the checkpoint
-        statistics                           the demonstrations, the adapter, the one around it, the checkpoint
-        looks                                the adapter and the checkpoint together
+        weights, heads, config    the checkpoint
+        statistics                the demonstrations, the adapter, the folder around the adapter, the checkpoint
+        looks                     the adapter and the checkpoint together
     """
 
     weights_folder: Path  # the checkpoint

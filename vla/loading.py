@@ -89,24 +89,16 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     adapter = None if adapter_folder is None else read_adapter(Path(adapter_folder))
     frozen_weights = choose_frozen_weights(options.frozen_weights, device, adapter)
     try:
-        network, action_head = _load_networks(info, unnorm_key, options, adapter, frozen_weights, device)
+        network, head = _load_networks(info, unnorm_key, options, adapter, frozen_weights, device)
     except torch.OutOfMemoryError as error:
         raise BadInput(
             f"out of GPU memory while loading {checkpoint} ({first_line(error)}): close other programs on the GPU, "
             "raise --memory-budget, or use a GPU with more memory"
         ) from None
-    check_dimensions(info, unnorm_key, action_head, network.proprio_projector)
+    check_dimensions(info, unnorm_key, head, network.proprio_projector)
     base_model = str(folder.resolve()) if Path(base).expanduser().is_dir() else base
     return PolicyParts(
-        info,
-        unnorm_key,
-        base_model,
-        tokenizer,
-        processor,
-        frozen_weights,
-        network,
-        action_head,
-        adapter_folder,
+        info, unnorm_key, base_model, tokenizer, processor, frozen_weights, network, head, adapter_folder
     )
 
 
@@ -134,9 +126,8 @@ def _load_networks(
 
 def dtype_of(frozen_weights: str, device: torch.device) -> torch.dtype:
     """The dtype of all frozen weights that are not in 8 bits."""
-    if frozen_weights in eight_bits.FORMATS:
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    return torch.float32 if frozen_weights == "float32" else torch.bfloat16
+    is_exact = frozen_weights == "float32" or (frozen_weights != "bf16" and device.type == "cpu")
+    return torch.float32 if is_exact else torch.bfloat16
 
 
 def choose_frozen_weights(
