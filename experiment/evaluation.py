@@ -199,9 +199,9 @@ def evaluation_is_due(config: TrainConfig, state: TrainerState) -> bool:
 
 def warmup_has_ended(config: TrainConfig, state: TrainerState) -> bool:
     """Whether the warmup ended after the last evaluation, and the run goes on."""
-    if state.evaluated_at is None:
-        return False
-    return state.evaluated_at < end_of_warmup(config.phases) <= state.global_step < config.phases.total_steps
+    warmup_end = end_of_warmup(config.phases)
+    is_over = warmup_end <= state.global_step < config.phases.total_steps
+    return is_over and state.evaluated_at is not None and state.evaluated_at < warmup_end
 
 
 def evaluate_and_record(

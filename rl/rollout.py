@@ -17,7 +17,7 @@ from envs.machine import usable_cores
 from rl.behaviour import Behaviour, decide
 from rl.randomness import Randomness
 from rl.ranks import ALONE, Ranks
-from rl.schedules import PlayAll, PlaySteps, make_schedule
+from rl.schedules import PlayAll, PlaySteps
 from rl.trajectory import Decision, Episode, Trajectory
 from vla.memory import shrink_until_it_fits
 
@@ -70,7 +70,11 @@ def play_episodes(
     player = _Player(
         policy=policy,
         pool=pool,
-        schedule=make_schedule(episodes, n_steps, pool.num_slots, ranks),
+        schedule=(
+            PlayAll(episodes, ranks)
+            if n_steps is None
+            else PlaySteps(episodes, n_steps, pool.num_slots, ranks)
+        ),
         behaviour=behaviour,
         randomness=randomness,
         max_batch=max_batch or pool.num_slots,
@@ -87,22 +91,18 @@ def play_episodes(
 
 def join_rollouts(parts: Sequence[Rollout], at_the_same_time: bool) -> Rollout:
     """Join rollouts that ranks have played at the same time, or that were played one after another."""
+    trajectories = [trajectory for part in parts for trajectory in part.trajectories]
     times = {name: sum(part.times[name] for part in parts) for name in parts[0].times}
     wall_s = sum(part.wall_s for part in parts)
     if at_the_same_time:
         times = {name: seconds / len(parts) for name, seconds in times.items()}
         wall_s = max(part.wall_s for part in parts)
     return Rollout(
-        trajectories=in_order([trajectory for part in parts for trajectory in part.trajectories]),
+        trajectories=sorted(trajectories, key=lambda trajectory: trajectory.episode.index),
         times=times,
         wall_s=wall_s,
         errors=sum(part.errors for part in parts),
     )
-
-
-def in_order(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """Trajectories sorted by the index of their episodes."""
-    return sorted(trajectories, key=lambda trajectory: trajectory.episode.index)
 
 
 @dataclass
@@ -136,7 +136,7 @@ class _Player:
     errors: int = 0
 
     def play(self) -> Rollout:
-        """Play until no episode is running and none may start."""
+        """Play until no episode is running and none may start. Trajectories are in the order of their ends."""
         started = time.perf_counter()
         self.start_episodes()
         while self.running:
@@ -149,7 +149,7 @@ class _Player:
             working_s = self.times["sim"] + self.times["render"] + self.times["preprocess"]
             self.times["wait"] = max(0.0, self.times["wait"] - working_s)
         wall_s = time.perf_counter() - started
-        return Rollout(in_order(kept), self.times, wall_s, self.errors)
+        return Rollout(kept, self.times, wall_s, self.errors)
 
     def start_episodes(self) -> None:
         """Start an episode in every free slot, as long as the schedule gives any."""

@@ -92,12 +92,3 @@ class PlaySteps:
         """Whether an episode's group belongs to the rollout, by the lengths that are known now."""
         num_decisive = max(0, self._episodes_before_group[episode.group] - self._num_envs + 1)
         return sum(itertools.islice(self._lengths.values(), num_decisive)) < self._n_steps
-
-
-def make_schedule(
-    episodes: Iterable[Episode], n_steps: int | None, num_envs: int, ranks: Ranks
-) -> PlayAll | PlaySteps:
-    """The schedule for this rank's part of the episodes: of all, or of about `n_steps` env steps."""
-    if n_steps is None:
-        return PlayAll(episodes, ranks)
-    return PlaySteps(episodes, n_steps, num_envs, ranks)

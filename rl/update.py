@@ -80,7 +80,7 @@ class Progress:
     sums: dict[str, float] = field(default_factory=dict)  # statistics over all ranks and epochs
     # L2 norms before clipping, of all optimizer steps; NaN where one was skipped.
     gradient_norms: list[float] = field(default_factory=list)
-    first_ratio_error: float | None = None  # of the first minibatch; None in the warmup
+    metrics: dict[str, float] = field(default_factory=dict)  # train/first_ratio_error, but not in the warmup
 
 
 def update(
@@ -113,12 +113,10 @@ def update(
 
     learner.ranks.check_same_parameters(optimizer.param_groups[0]["params"])
     check_steps_taken(progress.gradient_norms, update_index)
-    metrics = mean_statistics(progress.sums)
+    metrics = progress.metrics | mean_statistics(progress.sums)
     metrics |= step_metrics(progress.gradient_norms, settings.max_grad_norm)
     metrics["train/lr"] = optimizer.param_groups[0]["lr"]
     metrics["train/epochs"] = epoch + 1
-    if progress.first_ratio_error is not None:
-        metrics["train/first_ratio_error"] = progress.first_ratio_error
     if not phase.distils:
         metrics |= measure_sample(learner, batch, progress.micro_batch_size, phase, config, update_index)
         advantages = losses.policy_advantages(batch)
@@ -153,7 +151,8 @@ def run_epoch(
         minibatch_statistics = accumulate_gradient(learner, rows_of_rank, size, progress, phase, config)
         is_first = not norms and not progress.gradient_norms  # no step was taken yet
         if is_first and not phase.distils:
-            progress.first_ratio_error = check_first_ratio(sum_statistics(minibatch_statistics, ranks))
+            error = check_first_ratio(sum_statistics(minibatch_statistics, ranks))
+            progress.metrics["train/first_ratio_error"] = error
         ranks.sum_gradients(optimizer.param_groups[0]["params"])
         norms.append(optimizer_step(optimizer, config.update.max_grad_norm))
         optimizer.zero_grad(set_to_none=True)
