@@ -67,6 +67,18 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str]) -> None:
     """Play the missing episodes of one checkpoint, or of the two of a comparison, and print the results."""
     config = parse_eval(argv)
+    plan, results, before = play_planned(config, argv)
+    print_results(config, results, plan, before)
+
+
+def evaluate(config: EvalConfig) -> Results:
+    """Evaluate from Python as the command does, without its tables. Raises BadInput."""
+    _, results, _ = play_planned(config, sys.argv)
+    return results
+
+
+def play_planned(config: EvalConfig, argv: Sequence[str]) -> tuple[Plan, Results, Results | None]:
+    """Plan and play what is missing. Returns the plan, the results and those of --compare-with."""
     times = StartTimes()
     with print_due_lines(times.due_line):
         from experiment.file_lock import lock_file
@@ -81,7 +93,7 @@ def main(argv: Sequence[str]) -> None:
         config = replace(config, simulator=replace(config.simulator, assets=assets))
         with contextlib.closing(lock_file(out.with_name(f".{out.name}.lock"), f"--out {out}")):
             results, before = play_all(config, plan, out, times)
-    print_results(config, results, plan, before)
+    return plan, results, before
 
 
 def play_all(config: EvalConfig, plan: Plan, out: Path, times: StartTimes) -> tuple[Results, Results | None]:

@@ -43,10 +43,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from command_line import main_guard
-from configs.cli import parse_train
+from configs.cli import Command, parse_train
 from configs.config import TrainConfig
 from experiment.metrics import (
     advantage_metrics,
@@ -90,7 +91,19 @@ def main(argv: Sequence[str]) -> None:
                 train_in_folder(setup, command.resume, argv)
 
 
-def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> None:
+def run_training(config: TrainConfig, resume: str | None = None) -> Path:
+    """Train from Python as the command does. Returns the run folder. `resume`: the folder of a run to continue.
+
+    Raises BadInput for settings that cannot work, and TimeIsUp after --max-hours.
+    """
+    from preflight import set_up
+
+    log_to_terminal()
+    with set_up(Command(config, resume=resume), StartTimes()) as setup:
+        return train_in_folder(setup, resume, sys.argv)
+
+
+def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> Path:
     """Train in a new run folder, or in the one to `resume`. However training ends, the folder is left as it should."""
     from experiment.report import conclude
     from experiment.setup import log_setup, open_run, save_first_files
@@ -107,6 +120,7 @@ def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> No
         train(setup.config, run, setup.learner, setup.pool, setup.state)
         if setup.learner.ranks.is_main:
             conclude(run.folder)
+    return run.folder
 
 
 def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: TrainerState) -> None:

@@ -137,3 +137,11 @@ def test_links_lead_to_files_and_headings(page):
         path, _, anchor = target.partition("#")
         assert (folder / path).exists(), target
         assert not anchor or anchor in anchors(PAGES[Path(path).name or page]), target
+
+
+def test_readmes_python_runs_as_it_stands(monkeypatch):
+    monkeypatch.chdir(PROJECT)
+    (example,) = re.findall(r"```python\n(.*?)```", PAGES["README.md"], flags=re.DOTALL)
+    names: dict[str, object] = {}
+    exec(example, names)
+    assert names["actions"].shape == (1, 8, 7)

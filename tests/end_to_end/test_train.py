@@ -5,6 +5,7 @@ import json
 import pytest
 
 import train_grpo
+from configs.cli import parse_train
 from contracts import TimeIsUp
 from tests.end_to_end.conftest import flags_into, latest_of, only_run, records_of
 from vla.adapter_folder import read_looks
@@ -12,8 +13,9 @@ from vla.adapter_folder import read_looks
 
 @pytest.fixture(scope="module")
 def run(smoke):
-    train_grpo.main(smoke)
-    return only_run(smoke)
+    folder = train_grpo.run_training(parse_train(smoke).config)
+    assert folder == only_run(smoke)
+    return folder
 
 
 def test_run_passes_through_all_phases_and_evaluates_at_both_ends_after_the_warmup_and_at_the_interval(run):
