@@ -126,7 +126,10 @@ def test_maps_without_an_adapter_are_as_in_the_base(small_one_image, tmp_path, h
     train_network_a_little(network)  # the values of another adapter, none of which may stay
     copy_into_network(read_adapter(tmp_path), network)
     with torch.no_grad():
-        torch.testing.assert_close(network(*network_inputs())[1], by_peft(*network_inputs())[1])
+        logits = network(*network_inputs())[1]
+        expected = by_peft(*network_inputs())[1]
+    # peft adds the adapter's output to a rounded one, and processors round differently.
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 # A part that has no adapter here, a module that peft was told to save, a bias

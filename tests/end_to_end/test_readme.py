@@ -36,7 +36,7 @@ FOLLOWED: dict[str, str | None] = {
     "python train_grpo.py --task-id 0": f"{SHORT} {RANDOM_WEIGHTS} --name first",
     "python train_grpo.py --task-suite libero_goal --task-ids 0 1 2": None,
     "python train_grpo.py --checkpoint PATH_OR_HUB_ID --task-id 0": None,
-    "python train_grpo.py --preset rl --task-id 0": f"{RANDOM_WEIGHTS} --num-envs 1 --check-only",
+    "python train_grpo.py --preset rl --task-id 0": None,
     "python train_grpo.py --preset tiny": None,  # that is `make demo`
     "python train_grpo.py --task-id 0 --data-parallel": f"--checkpoint {TINY} --check-only",
     "python train_grpo.py --resume runs/RUN": "--total-steps 16",
@@ -50,9 +50,7 @@ FOLLOWED: dict[str, str | None] = {
     "python -m workshop.sft --init PATH_OR_HUB_ID --demos demonstrations/spatial --lora-rank 32 --batch-size 64 "
     "--steps 3000 --out SUPERVISED": "--steps 2 --batch-size 4",
     "python train_grpo.py --checkpoint SUPERVISED --task-id 0": f"{RANDOM_WEIGHTS} --num-envs 1 --check-only",
-    "python train_grpo.py --preset tiny --checkpoint checkpoints/mine --task-ids 0 1 2": (
-        "--check-only --num-envs 1 --allow-zero-baseline"
-    ),
+    "python train_grpo.py --preset tiny --checkpoint checkpoints/mine --task-ids 0 1 2": None,
 }
 # 6,500 episodes, which are begun and interrupted.
 PROTOCOL = "python eval.py --checkpoint CHECKPOINT --protocol libero --task-suite all"
