@@ -52,6 +52,8 @@ from vla.policy import Policy
 # Nats a token by which another image must move the first decision of a policy that looks. Policies that looked had 0.5
 # and more, one that did not 0.002 and less (docs/LOG.md).
 SMALLEST_IMAGE_EFFECT = 0.05
+# --check-only starts no more, so that it can say that main memory is short without running out of it.
+MAX_SIMULATORS_OF_A_CHECK = 2
 MIN_CONTRAST = 5.0  # least standard deviation of a frame's pixel values (0 to 255); in an empty frame it is 0
 
 
@@ -95,7 +97,10 @@ def set_up(command: Command, times: StartTimes) -> Iterator[Setup]:
 
     spec = make_spec(task.task_suite, task.task_ids, config.simulator, policy.num_images)
     prepare = policy.model_inputs.prepare_images
-    with make_pool(spec, simulators.num_envs, prepare, config.simulator.simulators) as pool:
+    num_envs = simulators.num_envs
+    if command.check_only:
+        num_envs = min(num_envs, MAX_SIMULATORS_OF_A_CHECK)
+    with make_pool(spec, num_envs, prepare, config.simulator.simulators) as pool:
         observation, speed = try_out(checks, settled, policy, pool)
         state = first_state(settled, command.resume, learner)
         cost = estimate_cost(settled, tasks, speed, state, student_equals_teacher(policy, teacher.mode))

@@ -14,7 +14,7 @@ class StartTimes:
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}  # by part
         self._part: str | None = "imports"  # the part under way
-        self._begun_at = PROGRAM_STARTED  # when it began; without one, when the last one ended
+        self._begun_at = PROGRAM_STARTED  # start of the part under way, or the end of the last part
         self._next_line_at = PROGRAM_STARTED + FIRST_LINE_S
 
     def begin(self, part: str) -> None:

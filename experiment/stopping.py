@@ -95,7 +95,7 @@ def append_reason_to_log(run_folder: Path, reason: BaseException, problem: str |
     """Append the reason why the run ends to train.log. `main_guard` or Python prints it on the terminal."""
     if problem is not None:
         text = problem
-    # With SystemExit another rank was lost.
+    # SystemExit means that another rank was lost.
     elif isinstance(reason, BadInput | TimeIsUp | SystemExit | KeyboardInterrupt):
         text = str(reason) or "interrupted"
     else:

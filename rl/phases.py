@@ -23,7 +23,7 @@ L1_WARMUP_LR = 1e-3
 GREEDY_WARMUP_STEPS = 4_000
 GREEDY_WARMUP_EPOCHS = 1
 GREEDY_WARMUP_LR = 3e-6
-NEEDS_TOKENS = "--kl-coef needs the teacher's token distribution"  # the beginning of two messages
+NEEDS_TOKENS = "--kl-coef needs the teacher's token distribution"  # two messages begin with it
 
 
 class Phase(Enum):

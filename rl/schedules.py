@@ -85,7 +85,7 @@ class PlaySteps:
         return episode
 
     def count(self, episode: Episode, env_steps: int) -> None:
-        """An episode has played so many env steps so far."""
+        """Remember how many env steps an episode has played so far."""
         self._lengths[episode.index] = env_steps
 
     def keeps(self, episode: Episode) -> bool:
