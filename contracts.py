@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+GIB = 2**30  # bytes
 # Why a file cannot be written. Reading a file never fails for these reasons.
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS}
 

@@ -394,6 +394,7 @@ def settings_of(config: EvalConfig, policy: Policy) -> Settings:
 
     mode = choose_mode(config, policy)
     bddl_file = config.simulator.bddl_file
+    bddl_sha256 = None if bddl_file is None else hashlib.sha256(Path(bddl_file).read_bytes()).hexdigest()
     settings: Settings = {
         "checkpoint": str(config.model.checkpoint),
         "weights": weights_fingerprint(policy),
@@ -401,9 +402,7 @@ def settings_of(config: EvalConfig, policy: Policy) -> Settings:
         "temperature": (config.temperature or 1.0) if mode == "sample" else None,
         "seed": config.seed,
         "assets": str(find_pack(config.simulator.assets)),
-        "bddl_sha256": None
-        if bddl_file is None
-        else hashlib.sha256(Path(bddl_file).read_bytes()).hexdigest(),
+        "bddl_sha256": bddl_sha256,
         "device": policy.device.type,
         "frozen_weights": policy.frozen_weights,
         "max_env_steps": config.simulator.max_env_steps,

@@ -24,10 +24,9 @@ from experiment.first_observations import (
     first_observations,
     instruction_of_another_task,
 )
-from experiment.machine_checks import check_disk, check_machine, check_main_memory
+from experiment.machine_checks import check_disk, check_machine, check_main_memory, check_output
 from experiment.setup import (
     Setup,
-    check_output,
     find_tasks,
     first_state,
     fit_micro_batch,
@@ -103,7 +102,7 @@ def set_up(command: Command, times: StartTimes) -> Iterator[Setup]:
     with make_pool(spec, num_envs, prepare, config.simulator.simulators) as pool:
         observation, speed = try_out(checks, settled, policy, pool)
         state = first_state(settled, command.resume, learner)
-        cost = estimate_cost(settled, tasks, speed, state, student_equals_teacher(policy, teacher.mode))
+        cost = estimate_cost(settled, tasks, speed, state, student_equals_teacher(learner))
         checks.add("this run", str(cost))
         yield Setup(settled, tasks, learner, pool, state, observation, checks)
     ranks.leave()

@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from experiment.run_folder import Run
     from experiment.setup import Setup
     from rl.rollout import Rollout
+    from rl.trajectory import Trajectory
     from rl.update import Learner
 
 log = logging.getLogger(__name__)
@@ -127,7 +128,6 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
     """Run warmup, transition and RL from `state` to the last env step. (Importing here keeps --help fast.)"""
     from experiment.evaluation import evaluate_and_record, evaluation_is_due
     from rl.advantages import estimate_advantages
-    from rl.behaviour import behaviour_in
     from rl.curriculum import TrainingEpisodes, perturbation_probabilities, task_probabilities
     from rl.dynamic_sampling import training_rollout
     from rl.trajectory import flatten
@@ -150,14 +150,12 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
         task_shares = task_probabilities(config, state.task_success)  # None without --curriculum
         perturbation_shares = perturbation_probabilities(config, state.perturbed_success)
         episodes = TrainingEpisodes(config, update_index, state.drawn, task_shares, perturbation_shares)
-        behaviour = behaviour_in(phase, config, learner.teacher_mode)
         steps_of_rank = config.rollout.n_steps // learner.ranks.size
         with show_part("rollout", steps_of_rank, "env steps", learner, state) as activity:
             rollout, trajectories = training_rollout(
-                learner, pool, episodes, behaviour, phase, config, update_index, activity.advance
+                learner, pool, episodes, phase, config, update_index, activity.advance
             )
         metrics = rollout_metrics(rollout, phase, task_shares)
-        steps_taken = 0
 
         if trajectories:
             # 4. Make a batch with one row per decision. PPO needs each row's advantage, imitation does not.
@@ -173,17 +171,13 @@ def train(config: TrainConfig, run: Run, learner: Learner, pool: Pool, state: Tr
             # replay buffer. The KL to the teacher and the entropy bonus are off by default.
             total = number_of_epochs(config.update, phase) * len(batch)
             with run.timed("update"), show_part("learning", total, "decisions", learner, state) as activity:
-                result = update(learner, batch, phase, config, update_index, activity.advance)
-            metrics |= result.metrics
-            steps_taken = result.steps_taken
+                metrics |= update(learner, batch, phase, config, update_index, activity.advance)
 
         # 6. Record and save. A crash later loses at most one rollout and its update. Random generators are not saved,
         # because every draw depends only on (seed, update, episode, decision).
-        state.count_update(rollout, steps_taken)
+        state.count_update(rollout, steps_taken=int(metrics.get("train/optimizer_steps", 0)))
         record_and_save(config, run, learner, state, metrics)
-        show_update(config, run, state, phase, rollout, metrics)
-        if steps_taken == 0:
-            log.warning(why_nothing_was_learned(rollout, trajectories, config))
+        show_update(config, run, state, phase, rollout, trajectories, metrics)
         stop_without_signal(state.updates_without_signal)  # many updates had nothing to learn from
         run.stop_when_time_is_up()  # --max-hours
     if state.evaluated_at != state.global_step:
@@ -203,14 +197,17 @@ def show_update(
     state: TrainerState,
     phase: PhaseState,
     rollout: Rollout,
+    trajectories: Sequence[Trajectory],
     metrics: Mapping[str, float],
 ) -> None:
-    """Log the line of an update, with the time left."""
+    """Log the line of an update, with the time left, and the reason if nothing was learned."""
     from experiment.cost import time_left
 
     update_s = rollout.wall_s + metrics.get("train/time_s", 0.0)
     seconds_left = time_left(config, state, rollout, update_s, run.episode_s)
     log.info(update_line(metrics, rollout, phase, state.global_step, config, seconds_left))
+    if state.updates_without_signal > 0:
+        log.warning(why_nothing_was_learned(rollout, trajectories, config))
 
 
 def record_and_save(

@@ -25,14 +25,13 @@ from torch import Tensor
 from benchmarks import data_parallel
 from benchmarks.full_size import write_full_size
 from benchmarks.timing import make_observations, median_seconds
-from contracts import BadInput, Observation
+from contracts import GIB, BadInput, Observation
 from vla.checkpoint import inspect_checkpoint
 from vla.loading import Compile, FrozenWeights, LoadOptions
 from vla.memory import plan_update
 from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN
 
-GIB = 2**30
 TFLOP_FORWARD = {1: 4.8, 2: 8.6}  # of an observation with so many images, in the 7B network
 PASSES_TO_DECIDE = 1  # the work of a decision, in forward passes
 PASSES_TO_LEARN = 2  # the work of an update's sample, in forward passes

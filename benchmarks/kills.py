@@ -37,9 +37,8 @@ from configs.presets import TINY_CHECKPOINT
 from contracts import read_json
 
 PROJECT = Path(__file__).resolve().parents[1]
-MARK = (
-    "VLA_GRPO_KILLS"  # environment variable by which a program's processes are found; its value is the folder
-)
+# Environment variable by which a program's processes are found; its value is the folder.
+MARK = "VLA_GRPO_KILLS"
 DIE = "die"  # first argument of this module as the program that is to be killed
 END_S = 10.0  # time that the processes of a killed program have to end
 SAMPLE_EVERY_S = 0.5

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from benchmarks.background import repeated_beside
 from command_line import main_guard
-from contracts import BadInput
+from contracts import GIB, BadInput
 
-GIB = 2**30
 SAMPLING_INTERVAL_S = 0.05
 
 

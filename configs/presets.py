@@ -31,7 +31,6 @@ _TINY = changed(
     n_steps=3_000,
     physics="fast",
     advantage="batch",
-    ratio_level="token",
     temperature=0.6,
     distill_student_temperature=0.6,
     n_epochs=6,
@@ -46,12 +45,12 @@ _TINY = changed(
 _RL = changed(
     TrainConfig(),
     name="rl",
+    checkpoint=PUBLIC_CHECKPOINTS["libero_spatial"],
     warmup=False,
     total_steps=10_000_000,
     n_steps=64_000,
     group_size=8,
     advantage="group",
-    ratio_level="token",
     temperature=1.6,
     dynamic_sampling=True,
     n_epochs=1,
@@ -95,7 +94,7 @@ PRESETS: dict[str, TrainConfig] = {
     },
     "tiny": _TINY,
     "guide": _GUIDE,
-    "rl": changed(_RL, checkpoint=PUBLIC_CHECKPOINTS["libero_spatial"]),
+    "rl": _RL,
     # All phases within seconds; the tests run this.
     "smoke": changed(
         _TINY,

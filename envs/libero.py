@@ -50,13 +50,11 @@ class _Episode:
 
     start: Start
     seed: int = 0  # of the placement
-    state: np.ndarray | None = (
-        None  # the stored initial state (1 + nq + nv,); None: the seed places everything
-    )
+    # The stored initial state (1 + nq + nv,); None: the seed places everything.
+    state: np.ndarray | None = None
     variant: Variant | None = None  # of LIBERO-Plus
-    raw: Mapping[str, np.ndarray] = field(
-        default_factory=dict
-    )  # LIBERO's observations after the last env step
+    # LIBERO's observations after the last env step.
+    raw: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 
 class LiberoEnv:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-GIB = 2**30
+from contracts import GIB
+
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")  # names the cgroups that this process is in
 MEMORY = Path("/proc/meminfo")

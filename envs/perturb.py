@@ -58,7 +58,7 @@ class Perturbation(NamedTuple):
 
     kind: Kind
     magnitude: int  # 0 to 5
-    seed: int = 0
+    seed: int
 
     def rng(self, *more: int) -> np.random.Generator:
         """A random generator that depends on seed and kind; the numbers `more` choose another stream."""
@@ -162,7 +162,7 @@ def _scatter_once(places: np.ndarray, radius: float, rng: np.random.Generator) -
     return moved
 
 
-# ---------------------------------------------------------------------------------------------- ------------- the model
+# ---------------------------------------------------------------------------------------------------------- the model
 
 
 def changeable_arrays(domain: BDDLBaseDomain) -> list[np.ndarray]:

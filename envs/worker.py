@@ -35,7 +35,7 @@ ONE_THREAD = (
 END_S = 5.0  # time that a process has to end by itself
 # Time that `ask` gives a question. The slowest one compiles robosuite's functions, then builds a LIBERO task.
 ANSWER_S = 120.0
-PR_SET_PDEATHSIG = 1  # an option of Linux's prctl: the signal to send when the parent dies
+PR_SET_PDEATHSIG = 1  # option of Linux's prctl: the signal that a process gets when its parent dies
 
 
 class NoAnswer(Exception):

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypedDict
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from configs.config import PhaseConfig, TrainConfig
 from contracts import BadInput, first_line, write_json
@@ -18,10 +18,11 @@ from experiment.run_files import outcomes_path
 from experiment.run_folder import Run
 from experiment.statistics import Successes, count_successes
 from experiment.terminal import show_progress
+from experiment.verdict import NEARLY_ALL
 from experiment.videos import write_video
 from rl.behaviour import Behaviour
 from rl.curriculum import evaluation_episodes
-from rl.phases import TeacherMode, end_of_warmup, phase_at
+from rl.phases import end_of_warmup, phase_at
 from rl.randomness import Randomness
 from rl.ranks import ALONE, Ranks
 from rl.rollout import Rollout, play_episodes
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-NEARLY_ALWAYS = 0.95  # from this success rate on there is little left to learn
+Actor = Literal["teacher", "student", "student_sampled"]
 
 
 def evaluate(
@@ -109,12 +110,7 @@ class Validation:
 
 
 def validate(
-    policy: Policy,
-    pool: Pool,
-    config: TrainConfig,
-    teacher_mode: TeacherMode,
-    known_teacher: Successes | None,
-    ranks: Ranks = ALONE,
+    learner: Learner, pool: Pool, config: TrainConfig, known_teacher: Successes | None
 ) -> Validation:
     """Evaluate teacher and student on the held-out initial states.
 
@@ -122,17 +118,14 @@ def validate(
     its greedy teacher, the student is played for both: its passes are compiled already.
     """
     trajectories: dict[str, list[Trajectory]] = {}
-    is_played_for_both = known_teacher is None and student_equals_teacher(policy, teacher_mode)
+    is_played_for_both = known_teacher is None and student_equals_teacher(learner)
     if known_teacher is None and not is_played_for_both:
-        trajectories["teacher"] = _play("teacher", policy, pool, config, teacher_mode, ranks, by_teacher=True)
-    trajectories["student"] = _play("student", policy, pool, config, "greedy", ranks)
+        trajectories["teacher"] = _play("teacher", learner, pool, config)
+    trajectories["student"] = _play("student", learner, pool, config)
     if is_played_for_both:
         trajectories["teacher"] = trajectories["student"]
-    trials = config.evaluation.eval_trials
-    if trials > 0:
-        trajectories["student_sampled"] = _play(
-            "student_sampled", policy, pool, config, "sample", ranks, trials
-        )
+    if config.evaluation.eval_trials > 0:
+        trajectories["student_sampled"] = _play("student_sampled", learner, pool, config)
     successes = {
         actor: count_successes(trajectory.success for trajectory in played)
         for actor, played in trajectories.items()
@@ -145,37 +138,39 @@ def validate(
     )
 
 
-def student_equals_teacher(policy: Policy, teacher_mode: TeacherMode) -> bool:
-    """Whether the greedy policy still decides as its teacher does."""
-    return teacher_mode == "greedy" and policy.equals_teacher()
+def student_equals_teacher(learner: Learner) -> bool:
+    """Whether the greedy student still decides as its teacher does."""
+    return learner.teacher_mode == "greedy" and learner.policy.equals_teacher()
 
 
-def _play(
-    actor: str,
-    policy: Policy,
-    pool: Pool,
-    config: TrainConfig,
-    mode: Mode,
-    ranks: Ranks,
-    trials: int = 1,
-    by_teacher: bool = False,
-) -> list[Trajectory]:
-    """Play all held-out initial states `trials` times; the first episode of a deterministic actor is filmed."""
+def _play(actor: Actor, learner: Learner, pool: Pool, config: TrainConfig) -> list[Trajectory]:
+    """Play all held-out initial states, --eval-trials times if the student is sampled, else once.
+
+    The first episode of a deterministic actor is filmed.
+    """
+    modes: dict[Actor, Mode] = {
+        "teacher": learner.teacher_mode,
+        "student": "greedy",
+        "student_sampled": "sample",
+    }
+    is_sampled = actor == "student_sampled"
+    ranks = learner.ranks
+    trials = config.evaluation.eval_trials if is_sampled else 1
     episodes = evaluation_episodes(config.task.task_ids, config.task.eval_init_states, trials)
     name = f"evaluation of the {actor.replace('_', ', ')}"
     num_of_rank = len(episodes[ranks.rank :: ranks.size])
     with show_progress(name, num_of_rank, "episodes", ranks.is_main) as activity:
         rollout = evaluate(
-            policy,
+            learner.policy,
             pool,
             episodes,
-            mode,
+            modes[actor],
             config.rollout.temperature,
             config.run.seed,
-            by_teacher=by_teacher,
+            by_teacher=actor == "teacher",
             ranks=ranks,
             max_batch=config.model.max_batch,
-            film=lambda episode: mode != "sample" and episode.index == 0,
+            film=lambda episode: not is_sampled and episode.index == 0,
             on_finished=lambda trajectory: activity.count_episode(trajectory.success),
         )
     return rollout.trajectories
@@ -214,9 +209,7 @@ def evaluate_and_record(
     known_teacher = None if state.teacher_k is None else Successes(state.teacher_k, state.teacher_n or 0)
     started = time.perf_counter()
     with run.timed("eval"):
-        validation = validate(
-            learner.policy, pool, config, learner.teacher_mode, known_teacher, learner.ranks
-        )
+        validation = validate(learner, pool, config, known_teacher)
     run.episode_s = (time.perf_counter() - started) / validation.num_played
     record_validation(run, state, validation)
     check_validation(config, learner, state, validation)
@@ -302,7 +295,7 @@ def check_baseline(config: TrainConfig, validation: Validation) -> None:
             "to learn from. Check that --checkpoint, --task-suite, --unnorm-key and --assets belong together, or go on "
             "with --allow-zero-baseline"
         )
-    if student.rate >= NEARLY_ALWAYS:
+    if student.rate >= NEARLY_ALL:
         advice = "there is little room for improvement; choose other --task-ids, or a higher --temperature"
         log.warning("the student starts with a success of %s: %s", student, advice)
 

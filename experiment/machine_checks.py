@@ -7,14 +7,15 @@ from pathlib import Path
 
 import torch
 
-from configs.config import ModelConfig, RunConfig, SimulatorConfig
-from contracts import BadInput, first_line
+from configs.config import ModelConfig, RunConfig, SimulatorConfig, TrainConfig
+from contracts import GIB, BadInput, first_line, output_place
 from envs.rendering import REPAIR, check_versions, find_renderer, renders_in_software, simulator_versions
 from envs.worker import NoAnswer, ask
 from experiment.checklist import Check, Checks
+from experiment.checkpoints import latest_checkpoint
 from experiment.simulators import SimulatorCount
 from vla.adapter_folder import base_and_adapter
-from vla.device import GIB, choose_device
+from vla.device import choose_device
 from vla.policy import Policy
 
 COPIES_IN_CHECKPOINT = 3  # float32 numbers for each trained one: itself and AdamW's two moments
@@ -89,6 +90,24 @@ def check_main_memory(simulators: SimulatorCount) -> Check:
     if simulators.free_gib < simulators.needed_gib:
         return Check("warning", f"{text}: lower --num-envs or --kept-tasks")
     return Check("ok", text)
+
+
+def check_output(config: TrainConfig, resume: str | None) -> None:
+    """Check that the run folder can be written, before the work begins. Raises BadInput.
+
+    A resumed run knows how large its checkpoints are. For a new run `check_disk` estimates it from the loaded policy.
+    """
+    if resume is None:
+        with output_place(Path(config.run.output), "--output"):
+            return
+    with output_place(Path(resume), "--resume"):
+        files = latest_checkpoint(Path(resume)).rglob("*")
+        needed = sum(file.stat().st_size for file in files) / 2**20
+        free = shutil.disk_usage(resume).free / 2**20
+    if free < needed:  # a checkpoint is written before an old one is deleted
+        raise BadInput(
+            f"--resume {resume}: {free:.0f} MiB are free, and a checkpoint has {needed:.0f}: free disk space"
+        )
 
 
 def check_disk(run: RunConfig, policy: Policy) -> Check:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from contracts import GIB
 from envs.perturb import NONE
 from experiment.statistics import count_successes
 from experiment.terminal import duration
@@ -90,9 +91,9 @@ def system_metrics() -> dict[str, float]:
 
     resident_pages = int(Path("/proc/self/statm").read_text().split()[1])
     # If this curve only rises, the program leaks memory.
-    metrics = {"system/ram_gb": resident_pages * os.sysconf("SC_PAGE_SIZE") / 2**30}
+    metrics = {"system/ram_gb": resident_pages * os.sysconf("SC_PAGE_SIZE") / GIB}
     if torch.cuda.is_available():
-        metrics["system/gpu_mem_gb"] = torch.cuda.max_memory_allocated() / 2**30
+        metrics["system/gpu_mem_gb"] = torch.cuda.max_memory_allocated() / GIB
         with contextlib.suppress(Exception):  # fails without NVIDIA's library, and on a part of a GPU (MIG)
             metrics["system/gpu_util"] = torch.cuda.utilization()
     return metrics

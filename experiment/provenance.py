@@ -9,6 +9,8 @@ from pathlib import Path
 
 from typing_extensions import NotRequired, TypedDict  # pydantic cannot read typing's in Python 3.10
 
+from contracts import GIB
+
 
 class GitState(TypedDict, total=False):
     """The commit of the program; empty if the program is not in a git checkout."""
@@ -76,5 +78,5 @@ def describe_machine() -> Machine:
         "processor": platform.machine(),
         "cpus": os.cpu_count(),
         "gpus": [gpu.name for gpu in gpus],
-        "gpu_gib": [gpu.total_memory / 2**30 for gpu in gpus],
+        "gpu_gib": [gpu.total_memory / GIB for gpu in gpus],
     }

@@ -8,7 +8,6 @@ import hashlib
 import logging
 import math
 import os
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from configs.config import (
     UpdateConfig,
     changed,
 )
-from contracts import BadInput, Observation, output_place, resolve_pointer
+from contracts import GIB, BadInput, Observation, resolve_pointer
 from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
 from envs.env import EnvSpec
 from envs.pool import Pool, env_class, task_info
@@ -39,7 +38,7 @@ from rl.update import Learner
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import same_actions
-from vla.device import GIB, choose_device, is_large
+from vla.device import choose_device, is_large
 from vla.hub import commit_of, resolve_checkpoint
 from vla.loading import LoadOptions
 from vla.memory import plan_update
@@ -59,24 +58,6 @@ class Setup:
     state: TrainerState
     observation: Observation  # the first one of the first task
     checks: Checks
-
-
-def check_output(config: TrainConfig, resume: str | None) -> None:
-    """Check that the run folder can be written, before the work begins. Raises BadInput.
-
-    A resumed run knows how large its checkpoints are; `check_disk` estimates it for a new run later.
-    """
-    if resume is None:
-        with output_place(Path(config.run.output), "--output"):
-            return
-    with output_place(Path(resume), "--resume"):
-        files = latest_checkpoint(Path(resume)).rglob("*")
-        needed = sum(file.stat().st_size for file in files) / 2**20
-        free = shutil.disk_usage(resume).free / 2**20
-    if free < needed:  # a checkpoint is written before an old one is deleted
-        raise BadInput(
-            f"--resume {resume}: {free:.0f} MiB are free, and a checkpoint has {needed:.0f}: free disk space"
-        )
 
 
 def settle_settings(config: TrainConfig) -> TrainConfig:

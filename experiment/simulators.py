@@ -9,12 +9,12 @@ from typing import NamedTuple
 import torch
 
 from configs.config import SimulatorConfig, TrainConfig
+from contracts import GIB
 from envs.assets import METAWORLD_LOOKS
 from envs.machine import free_main_memory, usable_cores
 from envs.rendering import renders_in_software
 from envs.tasks import TaskInfo
 from rl.ranks import ALONE, Ranks
-from vla.device import GIB
 
 # The share of the free memory that simulators may take, once the policy is loaded. The rest is for training and play.
 SHARE_OF_FREE_MEMORY = 0.5

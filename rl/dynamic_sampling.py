@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from configs.config import TrainConfig
-from rl.behaviour import Behaviour
+from rl.behaviour import behaviour_in
 from rl.phases import PhaseState
 from rl.randomness import Randomness
 from rl.rollout import Rollout, join_rollouts, play_episodes
@@ -29,19 +29,19 @@ def training_rollout(
     learner: Learner,
     pool: Pool,
     episodes: Iterable[Episode],
-    behaviour: Behaviour,
     phase: PhaseState,
     config: TrainConfig,
     update_index: int,
     on_steps: Callable[[int], None] = lambda env_steps: None,
 ) -> tuple[Rollout, list[Trajectory]]:
-    """Play about `n_steps` env steps. Returns the rollout, and the trajectories to learn from.
+    """Play about `n_steps` env steps as the phase says. Returns the rollout, and the trajectories to learn from.
 
     These are all trajectories of the rollout without --dynamic-sampling, and in the warmup, which learns from every
     episode. With --dynamic-sampling episodes are played until the kept groups hold `n_steps` env steps, but at most
     about twice `n_steps` in all; the rollout holds all episodes that were played. Iterating over `episodes` must always
     begin with the first one. on_steps: called with the env steps of each chunk.
     """
+    behaviour = behaviour_in(phase, config, learner.teacher_mode)
 
     def play(first_group: int, n_steps: int) -> Rollout:
         return play_episodes(

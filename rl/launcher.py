@@ -16,12 +16,11 @@ from functools import partial
 import torch
 
 from command_line import handle_stop_signals
-from envs.worker import is_stopped
+from envs.worker import PR_SET_PDEATHSIG, is_stopped
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 30.0  # after one rank has stopped, how long the others may take to end (closing wandb takes time)
-PR_SET_PDEATHSIG = 1  # option of Linux's prctl: the signal that a process gets when its parent dies
 
 
 def start_ranks() -> None:

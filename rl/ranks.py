@@ -130,7 +130,7 @@ class Ranks:
 ALONE = Ranks()
 
 
-def join_ranks(device: torch.device | str = "auto") -> Ranks:
+def join_ranks(device: torch.device | str) -> Ranks:
     """Connect to the other ranks, and make this rank's GPU the current one. Returns ALONE for a single process.
 
     Raises BadInput when the other ranks cannot be reached.

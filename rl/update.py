@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from configs.config import TrainConfig, UpdateConfig
 from rl import losses
 from rl.critic import Critic
 from rl.optimizer import follow_kl, make_optimizer, optimizer_step, rl_learning_rate
-from rl.phases import Phase, PhaseState, TeacherMode
+from rl.phases import PhaseState, TeacherMode
 from rl.randomness import torch_generator
 from rl.ranks import ALONE, Ranks
 from rl.selfcheck import check_first_ratio
@@ -65,13 +65,6 @@ def make_learner(
     return Learner(policy, critic, optimizer, ranks, teacher_mode)
 
 
-class UpdateResult(NamedTuple):
-    """What an update returns: its metrics, and how many optimizer steps it took."""
-
-    metrics: dict[str, float]
-    steps_taken: int  # 0 if no decision could contribute a gradient
-
-
 @dataclass
 class Progress:
     """What the epochs of an update have done so far."""
@@ -90,8 +83,8 @@ def update(
     config: TrainConfig,
     update_index: int,
     on_decisions: Callable[[int], None] = lambda decisions: None,
-) -> UpdateResult:
-    """Minimise the phase's loss in epochs. Raises BadInput if training has diverged.
+) -> dict[str, float]:
+    """Minimise the phase's loss in epochs, and return the update's metrics. Raises BadInput if training has diverged.
 
     The loss is divided by the minibatch's size including inactive rows, so skipping them does not change the gradient.
     A minibatch without active rows takes no step. Every rank computes a slice of each minibatch, which may be empty.
@@ -124,7 +117,7 @@ def update(
         if progress.gradient_norms:
             follow_kl(optimizer, metrics.get("train/approx_kl"), settings)
     metrics["train/time_s"] = time.perf_counter() - started
-    return UpdateResult(metrics, int(metrics["train/optimizer_steps"]))
+    return metrics
 
 
 def run_epoch(
@@ -165,14 +158,14 @@ def run_epoch(
 
 def learning_rate(optimizer: torch.optim.Optimizer, settings: UpdateConfig, phase: PhaseState) -> float:
     """The learning rate of an update. Imitation tolerates larger steps than RL, so the warmup may have its own."""
-    if phase.phase is Phase.WARMUP:
+    if phase.distils:
         return float(settings.warmup_lr)
     return rl_learning_rate(optimizer, settings.lr)
 
 
 def number_of_epochs(settings: UpdateConfig, phase: PhaseState) -> int:
     """The passes of an update over its decisions."""
-    return int(settings.warmup_epochs) if phase.phase is Phase.WARMUP else settings.n_epochs
+    return int(settings.warmup_epochs) if phase.distils else settings.n_epochs
 
 
 def rows_that_learn(batch: Batch, phase: PhaseState, config: TrainConfig) -> Tensor:

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from contracts import BadInput
-from vla.device import GIB, LARGE_CHECKPOINT_BYTES, choose_device, limit_memory
+from contracts import GIB, BadInput
+from vla.device import LARGE_CHECKPOINT_BYTES, choose_device, limit_memory
 
 
 @pytest.fixture

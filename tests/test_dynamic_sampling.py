@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from configs.config import PhaseConfig, RolloutConfig, TrainConfig
-from rl.behaviour import Behaviour
 from rl.dynamic_sampling import informative_groups, training_rollout
 from rl.phases import phase_at
 from rl.rollout import Rollout
@@ -17,7 +16,6 @@ from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script, trajectory
 
 GROUP = 4
 EPISODES = [Episode(index, 0, index, index // GROUP) for index in range(1000)]
-STUDENT = Behaviour(epsilon=0.0, temperature=1.0)
 RL = phase_at(0, PhaseConfig(warmup=False, transition_steps=0))
 
 
@@ -32,7 +30,7 @@ def sample(
     pool = FakePool(script, num_slots, order_seed=0)
     config = TrainConfig(rollout=RolloutConfig(n_steps, group_size=GROUP, dynamic_sampling=True))
     learner = Learner(FakePolicy(), None, None)
-    return training_rollout(learner, pool, EPISODES, STUDENT, RL, config, update_index=0)
+    return training_rollout(learner, pool, EPISODES, RL, config, update_index=0)
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def solvable_on_task_0() -> FakePool:
 def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them():
     pool = solvable_on_task_0()
     policy = FakePolicy(adapter_scale=0.1)
-    validation = validate(policy, pool, small_config(eval_trials=2), "greedy", known_teacher=None)
+    validation = validate(Learner(policy, None, None), pool, small_config(eval_trials=2), known_teacher=None)
     # Teacher and student once, the sampled student twice.
     assert Counter(pool.started) == {(task, state): 4 for task in (0, 1) for state in (40, 41, 42)}
     assert validation.teacher == validation.student == Successes(3, 6)
@@ -92,7 +92,8 @@ def test_all_play_the_same_held_out_states_and_only_sampling_repeats_them():
 )
 def test_a_student_that_still_equals_its_teacher_is_not_played_beside_it(scale, mode, num_episodes):
     pool = solvable_on_task_0()
-    validation = validate(FakePolicy(adapter_scale=scale), pool, small_config(eval_trials=0), mode, None)
+    learner = Learner(FakePolicy(adapter_scale=scale), None, None, teacher_mode=mode)
+    validation = validate(learner, pool, small_config(eval_trials=0), known_teacher=None)
     assert len(pool.started) == num_episodes
     assert validation.student == validation.teacher == Successes(3, 6)
     assert len(validation.trajectories["student"]) == 6

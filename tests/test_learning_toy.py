@@ -20,7 +20,7 @@ from configs.config import (
     UpdateConfig,
 )
 from rl.advantages import estimate_advantages
-from rl.behaviour import Behaviour, behaviour_in
+from rl.behaviour import Behaviour
 from rl.curriculum import TrainingEpisodes
 from rl.dynamic_sampling import training_rollout
 from rl.phases import phase_at, settle_warmup
@@ -58,13 +58,12 @@ def one_update(config: TrainConfig, learner: Learner, pool: ToyPool, update_inde
     """Steps 1 and 3 to 5 of `train`; returns the metrics of the update."""
     phase = phase_at(update_index * config.rollout.n_steps, config.phases)
     episodes = TrainingEpisodes(config, update_index, groups_drawn={})
-    behaviour = behaviour_in(phase, config, "greedy")
-    _, trajectories = training_rollout(learner, pool, episodes, behaviour, phase, config, update_index)
+    _, trajectories = training_rollout(learner, pool, episodes, phase, config, update_index)
     batch = flatten(trajectories, learner.policy.action_dim)
     if not phase.distils:
         advantages, _ = estimate_advantages(learner.critic, batch, trajectories, config, update_index)
         batch = replace(batch, advantages=advantages)
-    return update(learner, batch, phase, config, update_index).metrics
+    return update(learner, batch, phase, config, update_index)
 
 
 def play_sampled(policy: ToyPolicy, seed: int, episodes: int = 200) -> Rollout:

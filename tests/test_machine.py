@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from contracts import GIB
 from envs import machine
-from envs.machine import GIB, free_main_memory, usable_cores
+from envs.machine import free_main_memory, usable_cores
 
 VERSION_1 = "5:memory:/job\n1:cpu,cpuacct:/job\n"
 VERSION_2 = "0::/slice/job\n"

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from configs.config import SimulatorConfig, UpdateConfig
-from contracts import BadInput
+from contracts import GIB, BadInput
 from envs.tasks import TaskInfo
 from experiment.setup import fit_micro_batch
 from experiment.simulators import memory_of_simulator
 from rl.ranks import ALONE
 from vla import memory
 from vla.device import limit_memory
-from vla.memory import GIB, MemoryNeed, choose_plan, plan_update, shrink_batch
+from vla.memory import MemoryNeed, choose_plan, plan_update, shrink_batch
 
 # Measured on an H200, 7B, two images, bfloat16 (docs/RESULTS.md).
 NEEDS = [

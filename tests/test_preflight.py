@@ -14,7 +14,7 @@ import torch
 import preflight
 from configs.cli import parse_train
 from configs.config import ModelConfig, PhaseConfig, RunConfig, TaskConfig
-from contracts import BadInput
+from contracts import GIB, BadInput
 from envs.assets import Pack
 from experiment import machine_checks
 from experiment.first_observations import FirstObservations
@@ -24,8 +24,6 @@ from experiment.start_times import StartTimes
 from tests.fakes import FakePolicy, observation
 from tests.small_checkpoint import make_small_checkpoint
 from vla.checkpoint import inspect_checkpoint
-
-GIB = 2**30
 
 
 def on_cpu(checkpoint: Path) -> ModelConfig:

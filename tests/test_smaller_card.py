@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from benchmarks import smaller_card
-from benchmarks.smaller_card import GIB, FreeMemory, take_ballast
-from contracts import BadInput
+from benchmarks.smaller_card import FreeMemory, take_ballast
+from contracts import GIB, BadInput
 
 CONTEXT_BYTES = int(0.5 * GIB)
 

@@ -136,7 +136,7 @@ def learn(
     config = settle_warmup(config, teacher_mode)
     learner = Learner(policy, None, optimizer or adamw(policy))
     batch = batch if distil else replace(batch, advantages=advantages)
-    return update(learner, batch, WARMUP if distil else RL, config, 0).metrics
+    return update(learner, batch, WARMUP if distil else RL, config, 0)
 
 
 def gradients(policy, batch, *arguments, **settings) -> list[torch.Tensor]:

@@ -98,9 +98,8 @@ def update_of(
             )
         ),
     )
-    metrics = update(
-        Learner(policy, None, optimizer, ranks), batch, phase_at(0, config.phases), config, 0
-    ).metrics
+    learner = Learner(policy, None, optimizer, ranks)
+    metrics = update(learner, batch, phase_at(0, config.phases), config, 0)
     return {
         "gradients": optimizer.gradients,
         "parameters": parameters_of(policy),
@@ -142,7 +141,7 @@ def sampled_dynamically(ranks: Ranks) -> list:
     config = TrainConfig(rollout=rollout_config)
     learner = Learner(FakePolicy(), None, None, ranks)
     rl = phase_at(0, PhaseConfig(warmup=False))
-    played, kept = training_rollout(learner, FakePool(script), EPISODES, STUDENT, rl, config, update_index=0)
+    played, kept = training_rollout(learner, FakePool(script), EPISODES, rl, config, update_index=0)
     return [contents(played.trajectories), contents(kept)]
 
 

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import torch
 
-from contracts import BadInput
+from contracts import GIB, BadInput
 
-GIB = 2**30
 LARGE_CHECKPOINT_BYTES = 2 * GIB  # checkpoints larger than this run on a CPU only with --device cpu
 # --memory-budget names the size that a GPU is sold with, and a GPU reports less: an RTX 4090 23.6 GiB of its 24, an
 # A100 79.2 of 80, and with error correction an L40S 44.4 of 48, a T4 14.6 of 16. This is the largest ratio allowed.

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from contracts import BadInput, Observation, first_line
-from vla.device import GIB
+from contracts import GIB, BadInput, Observation, first_line
 from vla.eight_bits import FORMATS
 from vla.preprocessing import MADE_UP_INSTRUCTION, synthetic_observations
 

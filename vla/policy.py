@@ -256,10 +256,9 @@ class Policy:
             self.frozen_weights,
             {*self.info.looks, *looks.split()},
         )
-        if (
-            self.info.statistics_folder != self.info.weights_folder
-        ):  # those of an adapter or of demonstrations
-            shutil.copyfile(self.info.statistics_folder / STATISTICS_FILE, Path(folder) / STATISTICS_FILE)
+        statistics_folder = self.info.statistics_folder
+        if statistics_folder != self.info.weights_folder:  # it is an adapter's or that of demonstrations
+            shutil.copyfile(statistics_folder / STATISTICS_FILE, Path(folder) / STATISTICS_FILE)
 
     def load_adapter(self, folder: str | Path) -> None:
         """Load an adapter folder into this policy. Raises BadInput if it does not fit or belongs to another base.
