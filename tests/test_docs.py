@@ -96,10 +96,16 @@ def test_every_module_and_file_exists(page):
     assert [path for path in sorted(paths) if not (PROJECT / path).exists()] == []
 
 
-def test_intervals_and_p_values_of_the_readme_stand_in_docs():
-    quoted = re.findall(r"\[[+-]\d+, [+-]\d+\]|(?<=p = )\d[\de.-]*", PAGES["README.md"])
-    docs = "\n".join(text for name, text in PAGES.items() if name != "README.md")
-    assert [figure for figure in quoted if figure.rstrip(".") not in docs] == []
+def test_the_results_of_the_readme_are_claims_of_the_results():
+    """The same figures, and as many runs beyond chance as the p values of the claim say."""
+    rows = re.findall(r"\| ([^|]+ → [^|]+ of \d+) \| (\d+) of (\d+)\b", PAGES["README.md"])
+    assert len(rows) == 5
+    claims = PAGES["RESULTS.md"].split("### Reinforcement learning")[1].split("###")[0]
+    for figure, beyond_chance, runs in rows:
+        (claim,) = [line for line in claims.splitlines() if figure in line]
+        (listed,) = re.findall(r"p = (\d[^;|]*?)(?:, together|;| \|)", claim)
+        p_values = [float(p) for p in listed.split(", ")]
+        assert (sum(p < 0.05 for p in p_values), len(p_values)) == (int(beyond_chance), int(runs))
 
 
 def test_the_tree_of_the_readme_is_the_tree():
