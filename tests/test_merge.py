@@ -6,10 +6,11 @@ import shutil
 import signal
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
-from huggingface_hub import save_torch_state_dict
+from huggingface_hub import HfApi, ModelCard, save_torch_state_dict
 from safetensors.torch import load_file
 
 from contracts import BadInput, Observation
@@ -18,6 +19,7 @@ from vla import merge as merge_module
 from vla.adapter_folder import read_looks
 from vla.checkpoint import inspect_checkpoint
 from vla.merge import judge, merge, merged_weight
+from vla.model_card import read_licence, write_card
 from vla.policy import Policy
 from vla.preprocessing import synthetic_observations
 from vla.weights import INDEX_FILE, write_tensors
@@ -50,9 +52,22 @@ def policy(base) -> Policy:
 
 @pytest.fixture(scope="module")
 def adapter(policy, tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("run") / "best"
+    """In a run's folder, with an evaluation."""
+    run = tmp_path_factory.mktemp("run")
+    folder = run / "checkpoints" / "step_512"
     policy.save_adapter(folder, looks="official")
-    (folder / "metadata.json").write_text(json.dumps({"global_step": 512, "score": 0.75}))
+    rates = {"": 0.75, "_k": 3, "_n": 4, "_low": 0.3, "_high": 0.95}
+    rows = [
+        {f"eval/student_success{name}": rate for name, rate in rates.items()} | {"global_step": n}
+        for n in (0, 512)
+    ]
+    rows[0]["eval/student_success_k"] = 1
+    (run / "metrics.jsonl").write_text(
+        "".join(f"{json.dumps(row)}\n" for row in [*rows, {"global_step": 512}])
+    )
+    task = {"task_suite": "libero_goal", "task_ids": [1, 4]}
+    description = {"config": {"task": task}, "argv": ["--checkpoint", f"{run}/START", f"--output={run}/RUNS"]}
+    (run / "config.json").write_text(json.dumps(description))
     return folder
 
 
@@ -83,11 +98,54 @@ def test_merged_folder_is_a_plain_checkpoint_in_the_bases_shards_and_dtype(base,
     assert indices[0] == indices[1]
     names = {path.name for path in merged.iterdir()}
     copied = {path.name for path in base.iterdir()} - {"action_head--latest_checkpoint.pt"}
-    assert names == copied | {"README.md"}
-    card = (merged / "README.md").read_text()
-    assert all(text in card for text in ("score: 0.75", str(base), "rank 4, alpha 8"))
+    assert names == copied | {"README.md", "merge_metadata.json"}
     # The L1 head is left out, because training has changed what it reads; the number of images is known without it.
     assert (after.num_images, after.uses_proprio, after.action_head_file) == (2, True, None)
+
+
+def test_the_card_is_valid_for_the_hub_and_names_no_folder_of_this_machine(base, adapter, merged):
+    card = ModelCard.load(merged / "README.md")
+    (result,) = card.data.eval_results
+    assert (card.data.license, card.data.base_model) == ("other", None)
+    assert (result.metric_value, result.dataset_name) == (0.75, "LIBERO libero_goal task 1 4")
+    assert "3 of 4 episodes = 75 %, 95 % interval [30, 95]" in card.text
+    assert "python train_grpo.py --checkpoint START --output=RUNS" in card.text
+    metadata = json.loads((merged / "merge_metadata.json").read_text())
+    assert (metadata["base"], metadata["evaluation"]["eval/student_success_k"]) == (base.name, 3)
+    written = card.content + json.dumps(metadata)
+    assert str(base.parent) not in written
+    assert str(adapter.parents[1]) not in written
+
+
+def test_base_and_licence_are_the_hubs_where_it_is_known(base, tmp_path):
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
+    assert read_licence(tmp_path, None) == {"license": "mit"}
+    (tmp_path / "README.md").write_text("---\n: [\n---\n")
+    assert read_licence(tmp_path, "owner/name")["license_link"] == "https://huggingface.co/owner/name"
+    stored = SimpleNamespace(folder=tmp_path / "a/b", base_fingerprint="0", rank=4, alpha=8)
+    write_card(tmp_path, "merged", "owner/name", SimpleNamespace(weights_folder=base), stored)
+    assert ModelCard.load(tmp_path / "README.md").data.base_model == "owner/name"
+
+
+def test_upload_asks_who_uploads_before_the_merge_and_sends_the_finished_folder(
+    adapter, tmp_path, monkeypatch
+):
+    command = ["--adapter", str(adapter), "--out", str(tmp_path / "out"), "--device", "cpu", "--push-to-hub"]
+    with pytest.raises(BadInput, match="OWNER/NAME"):
+        merge_module.main([*command, "name"])
+    monkeypatch.setattr(HfApi, "whoami", Mock(side_effect=OSError))
+    with pytest.raises(BadInput, match="hf auth login"):
+        merge_module.main([*command, "owner/name"])
+    assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(HfApi, "whoami", Mock())
+    create_repo = Mock()
+    sent = Mock()
+    monkeypatch.setattr(HfApi, "create_repo", create_repo)
+    monkeypatch.setattr(HfApi, "upload_folder", sent)
+    merge_module.main([*command, "owner/name"])
+    assert create_repo.call_args.kwargs["private"]
+    assert sent.call_args.kwargs == {"repo_id": "owner/name", "folder_path": tmp_path / "out"}
+    assert (tmp_path / "out" / "README.md").is_file()
 
 
 def test_looks_travel_from_run_to_run_and_into_the_merged_folder(base, adapter, merged, tmp_path):

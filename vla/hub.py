@@ -1,4 +1,4 @@
-"""Find the folder of a checkpoint: a local path, the cache of the Hugging Face hub, or a download."""
+"""Find the folder of a checkpoint: a local path, the cache of the Hugging Face hub, or a download; upload one."""
 
 import logging
 import re
@@ -12,8 +12,8 @@ from vla.weights import weight_files
 log = logging.getLogger(__name__)
 
 HUB_TIMEOUT_S = 10.0
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ["*.json", "*.safetensors", "*.pt", "tokenizer.model"]  # no Python code
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ["*.json", "*.safetensors", "*.pt", "tokenizer.model", "README.md"]  # no Python code
 
 
 def resolve_checkpoint(name: str) -> Path:
@@ -24,7 +24,7 @@ def resolve_checkpoint(name: str) -> Path:
     folder = Path(name).expanduser()
     if folder.is_dir():
         return folder
-    if not _HUB_ID.fullmatch(name):
+    if not HUB_ID.fullmatch(name):
         raise BadInput(
             f"checkpoint {name}: no such folder: give a folder, or a hub id (owner/name); adapters need a base"
         )
@@ -65,3 +65,29 @@ def _complete_snapshot(name: str) -> Path | None:
     except Exception:  # it is not cached, or the library knows that it is incomplete
         return None
     return folder if is_complete else None
+
+
+def check_upload(repository: str) -> None:
+    """Raise BadInput if `repository` is no OWNER/NAME, or if the hub does not know who uploads."""
+    if not HUB_ID.fullmatch(repository):
+        raise BadInput(f"--push-to-hub {repository}: expected OWNER/NAME")
+    try:
+        HfApi().whoami()
+    except Exception as error:  # the hub library raises errors of several HTTP libraries
+        raise BadInput(
+            f"--push-to-hub {repository}: the hub gave {type(error).__name__}: check the network, and log in by "
+            "`hf auth login`"
+        ) from None
+
+
+def upload(folder: Path, repository: str) -> str:
+    """Upload a checkpoint's folder; a new repository is private. Returns its address. Raises BadInput."""
+    try:
+        address = HfApi().create_repo(repository, private=True, exist_ok=True)
+        HfApi().upload_folder(repo_id=repository, folder_path=folder)
+    except Exception as error:
+        raise BadInput(
+            f"--push-to-hub {repository}: the hub gave {type(error).__name__}; {folder} is complete: send it by "
+            f"`hf upload {repository} {folder}`"
+        ) from None
+    return str(address)

@@ -1,6 +1,6 @@
 """Merge a trained adapter into its base checkpoint.
 
-    python -m vla.merge --adapter RUN/checkpoints/best --out FOLDER [--base FOLDER_OR_HUB_ID]
+    python -m vla.merge --adapter RUN/checkpoints/best --out FOLDER [--base FOLDER_OR_HUB_ID] [--push-to-hub OWNER/NAME]
 
 Merging with other programs has ruined policies: adapters were merged twice, into another base, or in bfloat16. So here
 the base must have the fingerprint that the adapter names, and the sum is computed in float32, one shard at a time. The
@@ -44,6 +44,8 @@ class MergeArgs:
     """Base checkpoint (None: the one that the adapter names)."""
     device: str = "auto"
     """Where the two policies are compared (auto: on a GPU if there is one); the merge itself needs no GPU."""
+    push_to_hub: str | None = None
+    """Repository OWNER/NAME of the Hugging Face hub to upload the folder to; a new one is private."""
 
 
 def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu") -> str:
@@ -58,6 +60,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
     from vla.checkpoint import inspect_checkpoint
     from vla.hub import resolve_checkpoint
     from vla.loading import LoadOptions
+    from vla.model_card import write_card
     from vla.policy import Policy
     from vla.preprocessing import synthetic_observations
 
@@ -91,6 +94,7 @@ def merge(adapter: Path, out: Path, base: str | None = None, device: str = "cpu"
             untrained = _logits(policy, observations)
         del policy  # there may be no memory for two
         write_merged(info, stored, folder)
+        write_card(folder, out.name, base, info, stored)
         merged = _logits(Policy.load(str(folder), options), observations)
         verdict = judge(unmerged, merged, untrained, torch.finfo(dtype).eps)
         folder.rename(out)
@@ -149,7 +153,6 @@ def write_merged(info: CheckpointInfo, adapter: StoredAdapter, out: Path) -> Non
     if projector is not None:
         name = info.proprio_file.name if info.proprio_file else network_io.PROPRIO_FILE
         weights.write_pt(out / name, projector)
-    (out / "README.md").write_text(model_card(adapter), encoding="utf-8")
 
 
 def add_adapter(shard: dict[str, Tensor], adapter: StoredAdapter) -> None:
@@ -166,19 +169,6 @@ def merged_weight(weight: Tensor, lora_A: Tensor, lora_B: Tensor, scale: float) 
     """W + scale * B A, summed in float32 and returned in W's dtype. For convolutions, B is 1 x 1."""
     change = (lora_B.float().flatten(1) @ lora_A.float().flatten(1)).view(weight.shape)
     return (weight.float() + scale * change).to(weight.dtype)
-
-
-def model_card(adapter: StoredAdapter) -> str:
-    """The merged folder's README.md: which adapter and base it was made of, and the run's results if recorded."""
-    lines = [
-        f"OpenVLA-OFT policy: LoRA adapter {adapter.folder} (rank {adapter.rank}, alpha {adapter.alpha}) merged into "
-        f"`{adapter.base_model}`.",
-        "",
-    ]
-    results = adapter.folder / "metadata.json"
-    if results.is_file():
-        lines += [f"* {key}: {value}" for key, value in read_json(results).items()]
-    return "\n".join([*lines, ""])
 
 
 def judge(unmerged: Tensor, merged: Tensor, untrained: Tensor, precision: float) -> str:
@@ -216,10 +206,15 @@ def judge(unmerged: Tensor, merged: Tensor, untrained: Tensor, precision: float)
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(MergeArgs, argv, prog="python -m vla.merge")
     from vla.device import choose_device
+    from vla.hub import check_upload, upload
 
     handle_stop_signals(signal.default_int_handler)  # so that the unfinished folder is removed
+    if args.push_to_hub is not None:
+        check_upload(args.push_to_hub)
     verdict = merge(args.adapter, args.out, args.base, str(choose_device(args.device)))
-    print(f"wrote {args.out}: {verdict}")
+    print(f"wrote {args.out}: {verdict}", flush=True)
+    if args.push_to_hub is not None:
+        print(f"uploaded to {upload(args.out, args.push_to_hub)}")
 
 
 if __name__ == "__main__":
