@@ -19,8 +19,13 @@ from functools import partial
 from types import FrameType, MappingProxyType
 from typing import Any, TextIO, TypeVar, get_type_hints
 
-import docstring_parser  # comes with tyro
-import tyro
+try:
+    import docstring_parser  # comes with tyro
+    import tyro
+except ModuleNotFoundError as error:  # most often a Python that is not the environment's
+    advice = "`source .venv/bin/activate` first; `make venv` makes .venv"
+    print(f"{sys.argv[0]}: {sys.executable} has no {error.name}: {advice}", file=sys.stderr)
+    raise SystemExit(2) from None
 
 from contracts import BadInput, TimeIsUp
 

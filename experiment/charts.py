@@ -102,14 +102,16 @@ def draw_chart(rows: Sequence[MetricsRow], metrics: Mapping[str, str], is_rate: 
     else:
         y_axis = _fit([row[metric] for row in rows for metric in metrics if metric in row])
         y_ticks = y_axis.ticks()
-    x_axis = Axis(0, max((row["global_step"] for row in rows), default=0) or 1)
+    env_steps = max((row["global_step"] for row in rows), default=0)
+    x_axis = Axis(0, env_steps or 1)
+    x_ticks = x_axis.ticks() if env_steps else [Tick(0, "0")]
     curves = []
     for metric, label in metrics.items():
         recorded = [row for row in rows if metric in row]
         if recorded:
             points = [_draw_point(row, metric, x_axis, y_axis) for row in recorded]
             curves.append(Curve(metric, label, write(recorded[-1][metric]), points))
-    return Chart(curves, _draw_phases(rows, x_axis), x_axis.ticks(), y_ticks)
+    return Chart(curves, _draw_phases(rows, x_axis), x_ticks, y_ticks)
 
 
 def _draw_point(row: MetricsRow, metric: str, x_axis: Axis, y_axis: Axis) -> Point:

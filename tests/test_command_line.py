@@ -226,6 +226,14 @@ def run(module: str, *argv: str) -> subprocess.CompletedProcess:
     )
 
 
+def test_a_python_without_the_packages_says_how_to_use_the_environment():
+    command = [sys.executable, "-S", str(ROOT / "eval.py"), "--help"]  # -S: no installed packages
+    refused = subprocess.run(command, capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert len(refused.stderr.splitlines()) == 1
+    assert "source .venv/bin/activate" in refused.stderr
+
+
 @pytest.mark.parametrize(
     "module",
     [

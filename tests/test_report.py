@@ -97,7 +97,12 @@ def test_names_are_escaped(page):
 
 @pytest.mark.parametrize("rows", [[], ROWS[:1]])
 def test_a_run_that_has_hardly_begun_has_a_report(tmp_path, rows):
-    assert "Not finished" in write_report(read_run(store(tmp_path, rows))).read_text()
+    page = write_report(read_run(store(tmp_path, rows))).read_text()
+    assert "Not finished" in page
+    assert "Background" not in page  # of no phase yet
+    assert {
+        tick.label for _, charts in make_cards(rows).items() for _, chart in charts for tick in chart.x_ticks
+    } <= {"0"}
 
 
 def test_every_card_shows_the_recorded_numbers_against_env_steps():

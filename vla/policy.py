@@ -285,7 +285,8 @@ class Policy:
         """(Name, value) rows of the table that is shown at the start of a run."""
         num_trainable = sum(p.numel() for _, p in self._trainable)
         network = self.network
-        return [
+        first_passes = getattr(self._forward, "first_passes", [])
+        rows = [
             ("checkpoint", self.base_model),
             ("kind", f"{self.info.kind}, {'with' if self.action_head is not None else 'without'} an L1 head"),
             ("reads", f"{self.num_images} image(s){' and proprio' if self.info.uses_proprio else ''}"),
@@ -295,8 +296,8 @@ class Policy:
             ("trainable", f"{num_trainable:,} in {len(self._trainable)} tensors, torch.float32"),
             ("recomputed", f"{network.recomputed_blocks} of {network.num_blocks} blocks in backward passes"),
             ("device", str(self.device)),
-            ("recorded", ", ".join(getattr(self._forward, "first_passes", ["nothing"]))),
         ]
+        return [*rows, ("recorded", ", ".join(first_passes))] if first_passes else rows
 
 
 def _interface(policy: Policy) -> str:
