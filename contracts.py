@@ -115,8 +115,9 @@ def output_place(out: Path, flag: str = "--out") -> Iterator[None]:
     except OSError as error:
         if is_tried and error.errno not in DISK_ERRORS:
             raise
+        place = error.filename if is_tried else existing
         raise BadInput(
-            f"{flag} {out}: {error.filename or 'a file'} cannot be written ({error.strerror}): free disk space, or "
+            f"{flag} {out}: {place or 'a file'} cannot be written ({error.strerror}): free disk space, or "
             "name another place"
         ) from error
 

@@ -20,8 +20,12 @@ class FileLock:
     def __init__(self, path: Path, file: IO[bytes]):
         self._path = path
         self._file = file
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n{socket.gethostname()}\n".encode())
+        try:
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n{socket.gethostname()}\n".encode())
+        except OSError:
+            self.close()  # a full disk has room for an empty file, which would stay
+            raise
 
     def close(self) -> None:
         """Delete the file, then unlock: in the other order another process could lock a file that is then deleted."""

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -85,3 +86,14 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(BadInput, match="--out"):
         lock_file(tmp_path / "file" / "lock", "--out x")
+
+
+def test_a_full_disk_is_refused_and_keeps_no_empty_lock(tmp_path):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # the kernel refuses every byte of a file
+    try:
+        with pytest.raises(BadInput, match="--out"):
+            lock_file(tmp_path / "lock", "--out x")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
