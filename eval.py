@@ -90,7 +90,8 @@ def play_planned(config: EvalConfig, argv: Sequence[str]) -> tuple[Plan, Results
         plan = plan_episodes(config, argv)
         times.begin("assets")
         assets = choose_looks(config.simulator.assets, config.model, config.suites)
-        config = replace(config, simulator=replace(config.simulator, assets=assets))
+        # A simulator stays with its task until no episode of it is left, so earlier tasks need not be kept.
+        config = replace(config, simulator=replace(config.simulator, assets=assets, kept_tasks=1))
         with contextlib.closing(lock_file(out.with_name(f".{out.name}.lock"), f"--out {out}")):
             results, before = play_all(config, plan, out, times)
     return plan, results, before
@@ -274,15 +275,14 @@ def play_suite(
 
     tasks = {task.task_id: task for task in plan.tasks[suite]}
     observation = made_up_observation(policy, tasks[missing[0].task_id].instruction)
-    # A simulator stays with its task until no episode of it is left, so earlier tasks need not be kept.
-    simulator = replace(config.simulator, kept_tasks=1)
-    spec = replace(env_spec(config, suite, policy.num_images), kept_tasks=1)
-    num_envs = choose_num_envs(simulator, spec, policy, len(missing))
+    simulators = config.simulator.simulators
+    spec = env_spec(config, suite, policy.num_images)
+    num_envs = choose_num_envs(config.simulator, spec, policy, len(missing))
     times.begin("checks")
     try:
         with (
             interruptible(),
-            make_pool(spec, num_envs, policy.model_inputs.prepare_images, simulator.simulators) as pool,
+            make_pool(spec, num_envs, policy.model_inputs.prepare_images, simulators) as pool,
         ):
             pool.start_building(list(dict.fromkeys(key.task_id for key in missing)))
             attention_probe(policy, observation)
@@ -292,7 +292,7 @@ def play_suite(
             pool.wait_until_built()
             times.end()
             say(f"{suite}: start {times}")
-            rollout = play_episodes(config, policy, pool, plan, missing, results)
+            rollout = play_and_save(config, policy, pool, plan, missing, results)
         num_episodes = len(rollout.trajectories)
         recorded = dict(policy.describe())["recorded"]
         say(f"{suite}: {num_episodes} episodes in {rollout.wall_s:.1f} s; recorded {recorded}")
@@ -303,7 +303,7 @@ def play_suite(
         raise
 
 
-def play_episodes(
+def play_and_save(
     config: EvalConfig,
     policy: Policy,
     pool: Pool,
@@ -312,7 +312,7 @@ def play_episodes(
     results: Results,
 ) -> Rollout:
     """Play the episodes of one suite; save those that have ended every SAVE_INTERVAL_S, and at the end or a stop."""
-    from experiment.evaluation import evaluate
+    from experiment.evaluation import play_evaluation
 
     episode_keys = {episode_of(key, config.seed): key for key in keys}
     saved_at = 0.0  # so that the first episode is saved at once
@@ -329,7 +329,7 @@ def play_episodes(
             activity.count_episode(trajectory.success)
 
         try:
-            return evaluate(
+            return play_evaluation(
                 policy,
                 pool,
                 list(episode_keys),

@@ -26,20 +26,20 @@ def read_fields(path: Path, kind: type[T], advice: str = "", part: str | None = 
     return _checked(json.dumps(value.get(part)), TypeAdapter(kind), f"{path}: {part}: ", advice)
 
 
-def read_lines(path: Path, kind: type[T], advice: str = "") -> list[T]:
+def read_lines(path: Path, kind: type[T]) -> list[T]:
     """Read a file with a JSON object in each line, as `read_fields` does. A last line that was cut is left out."""
     *lines, last_line = read_bytes(path).split(b"\n")
     if last_line.strip().endswith(b"}"):  # otherwise it is empty or cut
         lines.append(last_line)
     adapter = TypeAdapter(kind)
     return [
-        _checked(line, adapter, f"{path}, line {line_number}: ", advice)
+        _checked(line, adapter, f"{path}, line {line_number}: ")
         for line_number, line in enumerate(lines, start=1)
         if line.strip()
     ]
 
 
-def _checked(text: str | bytes, adapter: TypeAdapter[T], source: str, advice: str) -> T:
+def _checked(text: str | bytes, adapter: TypeAdapter[T], source: str, advice: str = "") -> T:
     try:
         return adapter.validate_json(text, strict=True)
     except ValidationError as error:

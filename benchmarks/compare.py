@@ -30,11 +30,11 @@ from threading import Event
 
 import tyro
 
-from benchmarks.learning_report import GREEDY
 from benchmarks.paired_runs import newest_run, write_table
 from command_line import main_guard, parse_flags
 from contracts import BadInput
 from experiment.run_files import CONFIG_FILE, LOG_FILE, METRICS_FILE, read_description, read_metrics
+from experiment.stored_run import GREEDY
 
 PROGRAM = (sys.executable, str(Path(__file__).parents[1] / "train_grpo.py"))
 OUTPUT_FILE = "output.txt"  # what a run prints

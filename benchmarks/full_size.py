@@ -33,7 +33,7 @@ from vla.adapter_folder import copy_small_files
 from vla.checkpoint import inspect_checkpoint
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.network_config import read_network_config
-from vla.network_io import load_action_head, load_network, save_checkpoint
+from vla.network_io import load_action_head, load_network, save_network
 from vla.weights import fingerprint
 from workshop.tiny import make_tiny_checkpoint
 
@@ -114,7 +114,7 @@ def write_full_size(folder: Path, seed: int = 0) -> None:
     network = build_on_meta(CONFIG).to_empty(device=device)
     network.proprio_projector = ProprioProjector(8, 4096).to(device)
     initialise(network, torch.Generator(device).manual_seed(seed))
-    save_checkpoint(folder, network, CONFIG)
+    save_network(folder, network, CONFIG)
 
 
 def write_grown(
@@ -151,7 +151,7 @@ def write_grown(
     config["num_images_in_input"] = info.num_images
     small_fingerprint = fingerprint(info.weights.values())
     config["grown_from"] = {"fingerprint": small_fingerprint, "noise": noise, "seed": seed}
-    save_checkpoint(folder, large, config, action_head=large_head)
+    save_network(folder, large, config, action_head=large_head)
     copy_small_files(small_folder, folder)
 
 

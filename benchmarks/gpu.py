@@ -207,7 +207,6 @@ def measure_budget(folder: Path, budget_gib: float, weights: FrozenWeights, mete
         except BadInput as reason:
             print(f"--memory-budget {budget_gib:g}, --batch-size {batch_size}: refused: {reason}", flush=True)
         else:
-            policy.network.recomputed_blocks = plan.recomputed_blocks
             recomputed = dict(policy.describe())["recomputed"].split(" in ")[0]
             name = f"{budget_gib:g} GiB, batch {batch_size}, {recomputed}"
             report_update(policy, name, plan.micro_batch_size, meter)

@@ -32,7 +32,7 @@ import tyro
 from safetensors.torch import load_file
 
 from benchmarks.background import repeated_beside
-from benchmarks.soak import MAX_GROWTH, Sample, Watch
+from benchmarks.watch import Sample, Watch
 from configs.presets import TINY_CHECKPOINT
 from contracts import read_json
 
@@ -44,6 +44,7 @@ END_S = 10.0  # time that the processes of a killed program have to end
 SAMPLE_EVERY_S = 0.5
 HARM_EVERY_S = 60.0  # longer than an episode, which is given up after its third fault
 MORE = 2  # files or threads that a run may have more later than at first
+MAX_GROWTH = 1.10  # of a run's memory, as a factor
 # What differs between two runs of the same computation.
 VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/", "seconds")
 
@@ -167,7 +168,8 @@ def problems_after(kill: Kill, folder: Path, inputs: Path) -> list[str]:
     died = run(["-m", "benchmarks.kills", DIE, json.dumps(vars(kill)), *command], folder)
     expected = -signal.SIGKILL if kill.signal_name == "SIGKILL" else 130
     problems = [] if died == expected else [f"exit code {died} in place of {expected}"]
-    if survivors := survivors_of(folder):
+    survivors = survivors_of(folder)
+    if survivors:
         problems.append(f"{len(survivors)} process(es) outlive it")
     if kill.program == "train" and list((folder / "runs").glob("*/checkpoints/latest")):
         command = ["train_grpo.py", "--resume", str(only_run(folder))]

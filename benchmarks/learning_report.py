@@ -17,9 +17,8 @@ from matplotlib.axes import Axes
 
 from experiment.run_files import MetricsRow, read_metrics
 from experiment.statistics import Successes
+from experiment.stored_run import GREEDY, TEACHER
 
-GREEDY = "eval/student_success"
-TEACHER = "eval/teacher_success"
 ROLLOUT = "rollout/success_rate"
 WINDOW = 50  # training episodes over which success is averaged
 LEVELS = (0.5, 0.75, 0.9)  # success rates

@@ -16,10 +16,10 @@ GLASS_PASSES = (3, 3, 3, 2, 2, 2, 2, 2, 1, 1)
 GLASS_SIZE = 224  # the published code shuffles as if pictures had this many rows and columns
 
 
-def published_noise(picture: np.ndarray, number: int, rng: np.random.Generator) -> np.ndarray:
-    """The picture with noise `number` of the published list, which has 10 severities of a kind, then of the next."""
+def published_noise(picture: np.ndarray, noise: int, rng: np.random.Generator) -> np.ndarray:
+    """The picture with the noise of a number in the published list: from 1, 10 severities of a kind, then the next."""
     kinds = (_motion_blur, _gaussian_blur, _zoom_blur, _fog, _glass)
-    kind, severity = divmod(number - 1, len(FOG_DECAY))
+    kind, severity = divmod(noise - 1, len(FOG_DECAY))
     return kinds[kind](picture, severity, rng)
 
 

@@ -90,7 +90,7 @@ class Chart:
     y_ticks: Sequence[Tick]
 
 
-def draw_chart(rows: Sequence[MetricsRow], metrics: Mapping[str, str], is_rate: bool = False) -> Chart:
+def draw_chart(rows: Sequence[MetricsRow], metrics: Mapping[str, str], is_rate: bool) -> Chart:
     """Lay out the recorded ones of `metrics` (metric -> label) against env steps.
 
     is_rate: the axis goes from 0 to 100 %.

@@ -23,7 +23,7 @@ class Checks:
     """Runs checks and keeps their results. With `printed` (`--check-only`) each result is a line on the screen."""
 
     def __init__(self, times: StartTimes, printed: bool = False) -> None:
-        self.made: dict[str, Check] = {}  # results by name, in the order in which the checks ran
+        self.results: dict[str, Check] = {}  # by name, in the order in which the checks ran
         self.times = times
         self._print = printed and is_first_rank()
 
@@ -34,20 +34,20 @@ class Checks:
 
     def add(self, name: str, result: Check | str) -> None:
         """Add a result to the list, and end the part of the start that is under way. A text is ok."""
-        self.made[name] = Check("ok", result) if isinstance(result, str) else result
+        self.results[name] = Check("ok", result) if isinstance(result, str) else result
         seconds = self.times.end()
         if self._print:
-            say(f"{self.made[name].status:8} {name:14} {seconds:5.1f} s  {self.made[name].text}")
+            say(f"{self.results[name].status:8} {name:14} {seconds:5.1f} s  {self.results[name].text}")
 
     def summary(self) -> str:
         """One line: the number of checks, and how many had each status."""
-        counts = Counter(check.status for check in self.made.values())
+        counts = Counter(check.status for check in self.results.values())
         return f"{counts['ok']} ok, {counts['warning']} with a warning"
 
     def rows(self) -> list[tuple[str, str]]:
         """Summary, seconds and warnings as rows (title, text) of the table that a run logs at its start."""
         rows = [("checks", self.summary()), ("start", str(self.times))]
-        for name, check in self.made.items():
+        for name, check in self.results.items():
             if check.status == "warning":
                 rows.append(("warning", f"{name}: {check.text}"))
         return rows

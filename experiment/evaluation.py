@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypedDict
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from configs.config import PhaseConfig, TrainConfig
 from contracts import BadInput, first_line, write_json
@@ -14,7 +14,7 @@ from experiment.checkpoints import TrainerState, mark_best, save_state
 from experiment.metrics import success_rates
 from experiment.report import update_report
 from experiment.reported import compare_with_reports
-from experiment.run_files import outcomes_path
+from experiment.run_files import Actor, Outcome, outcomes_path
 from experiment.run_folder import Run
 from experiment.statistics import Successes, count_successes
 from experiment.terminal import show_progress
@@ -35,10 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-Actor = Literal["teacher", "student", "student_sampled"]
 
-
-def evaluate(
+def play_evaluation(
     policy: Policy,
     pool: Pool,
     episodes: Sequence[Episode],
@@ -160,7 +158,7 @@ def _play(actor: Actor, learner: Learner, pool: Pool, config: TrainConfig) -> li
     name = f"evaluation of the {actor.replace('_', ', ')}"
     num_of_rank = len(episodes[ranks.rank :: ranks.size])
     with show_progress(name, num_of_rank, "episodes", ranks.is_main) as activity:
-        rollout = evaluate(
+        rollout = play_evaluation(
             learner.policy,
             pool,
             episodes,
@@ -316,16 +314,6 @@ def check_imitation(phases: PhaseConfig, validation: Validation) -> None:
         )
 
 
-class Outcome(TypedDict):
-    """The record of an episode in evaluations/step_N.json."""
-
-    task_id: int
-    init_state_id: int | None
-    trial: int
-    success: bool
-    env_steps: int
-
-
 def write_evaluation(run: Run, global_step: int, validation: Validation) -> None:
     """Write the outcome of every episode, and the videos. A failure is logged and does not stop the run."""
     try:
@@ -340,22 +328,19 @@ def write_evaluation(run: Run, global_step: int, validation: Validation) -> None
 def _write_outcomes(run: Run, global_step: int, validation: Validation) -> None:
     # Every (task, initial state) is one group. Episode indices go through all groups once per trial.
     num_starts = len({trajectory.episode.group for trajectory in validation.trajectories["student"]})
-    outcomes: dict[str, list[Outcome]] = {
-        actor: [
-            {
-                "task_id": trajectory.episode.task_id,
-                "init_state_id": trajectory.episode.init_state_id,
-                "trial": trajectory.episode.index // num_starts,
-                "success": trajectory.success,
-                "env_steps": trajectory.env_steps,
-            }
-            for trajectory in trajectories
-        ]
-        for actor, trajectories in validation.trajectories.items()
-    }
+    outcomes: dict[str, list[dict[str, object]]] = {}
+    for actor, trajectories in validation.trajectories.items():
+        outcomes[actor] = [asdict(_outcome_of(trajectory, num_starts)) for trajectory in trajectories]
     path = outcomes_path(run.folder, global_step)
     path.parent.mkdir(exist_ok=True)
     write_json(path, outcomes)
+
+
+def _outcome_of(trajectory: Trajectory, num_starts: int) -> Outcome:
+    episode = trajectory.episode
+    assert episode.init_state_id is not None, "evaluations play the benchmark's initial states"
+    trial = episode.index // num_starts
+    return Outcome(episode.task_id, episode.init_state_id, trial, trajectory.success, trajectory.env_steps)
 
 
 def _write_videos(run: Run, global_step: int, validation: Validation) -> None:

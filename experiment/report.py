@@ -20,16 +20,22 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedErro
 from command_line import main_guard, parse_flags
 from contracts import BadInput, first_line
 from experiment.charts import Chart, draw_chart
-from experiment.run_files import CONFIG_FILE, LOG_FILE, METRICS_FILE, MetricsRow, outcomes_path
+from experiment.run_files import (
+    CONFIG_FILE,
+    LOG_FILE,
+    METRICS_FILE,
+    MetricsRow,
+    Outcome,
+    outcomes_path,
+    read_outcomes,
+)
 from experiment.statistics import Successes
 from experiment.stored_run import (
     GREEDY,
     SAMPLED,
     TEACHER,
-    StoredOutcome,
     StoredRun,
     changes,
-    read_outcomes,
     read_run,
     successes_in,
     trained_change,
@@ -140,7 +146,7 @@ def _videos(run: StoredRun) -> list[Video]:
     return list(videos.values())
 
 
-def _ending(outcomes: Sequence[StoredOutcome]) -> str:
+def _ending(outcomes: Sequence[Outcome]) -> str:
     """How the filmed episode ended, which is the first one of an evaluation."""
     if not outcomes:
         return "its outcome was not kept"

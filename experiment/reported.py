@@ -57,11 +57,10 @@ class Comparison:
 def compare_with_reports(
     checkpoint: str, suite: str, task_ids: Sequence[int], mode: str, measured: Successes, assets: str
 ) -> Comparison | None:
-    """Compare the successes of an untrained checkpoint with what others report for it; None if nobody does.
+    """Compare the successes of an untrained checkpoint with what others report for it.
 
-    mode: how it decided; in another mode than the reported one it is not compared, either.
-    It is below if the 95 % interval of the measured rate ends below the lowest reported one. assets: those that it was
-    measured with.
+    The measured rate is below if its 95 % interval ends below the lowest reported one. mode: how the checkpoint
+    decided. assets: those that it was measured with. Returns None if nobody reports on it, or only in another mode.
     """
     hub_id = hub_id_of(checkpoint)
     if hub_id is None or (hub_id, suite) not in REPORTS:

@@ -1,7 +1,8 @@
 """The files of a run folder, and how the programs that only look at a run read them."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import ConfigDict, PlainValidator, with_config
 
@@ -14,6 +15,20 @@ METRICS_FILE = "metrics.jsonl"
 LOG_FILE = "train.log"
 
 MetricsRow: TypeAlias = dict[str, float]  # global_step, update and metrics
+Actor = Literal[
+    "teacher", "student", "student_sampled"
+]  # who plays an evaluation; the metric is eval/ACTOR_success
+
+
+@dataclass
+class Outcome:
+    """How an episode of an evaluation ended."""
+
+    task_id: int
+    init_state_id: int
+    trial: int
+    success: bool
+    env_steps: int
 
 
 @with_config(ConfigDict(extra="allow"))  # a resumed run keeps the fields of other versions
@@ -35,6 +50,12 @@ def read_description(folder: Path) -> RunDescription:
 def outcomes_path(folder: Path, global_step: int) -> Path:
     """The file with the outcome of every episode of the evaluation at `global_step`: see experiment.evaluation."""
     return folder / "evaluations" / f"step_{global_step}.json"
+
+
+def read_outcomes(folder: Path, global_step: int) -> dict[str, list[Outcome]]:
+    """The outcomes of an evaluation by actor, the filmed episode first; empty if the run has no file of them."""
+    path = outcomes_path(folder, global_step)
+    return read_fields(path, dict[str, list[Outcome]]) if path.exists() else {}
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:

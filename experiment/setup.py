@@ -184,7 +184,6 @@ def fit_micro_batch(
         simulators_gib * GIB,
         instruction,
     )
-    policy.network.recomputed_blocks = plan.recomputed_blocks
     return plan.micro_batch_size
 
 
@@ -267,7 +266,7 @@ def log_setup(setup: Setup, folder: Path) -> None:
     """Log what is about to run: policy, teacher, tasks, assets, folder, warnings, and how long it will take."""
     config = setup.config
     update = config.update
-    results = setup.checks.made
+    results = setup.checks.results
     rows = setup.learner.policy.describe()
     rows.append(("update", f"{update.batch_size} decisions a step, {update.micro_batch_size} at a time"))
     rows.append(("teacher", results["teacher"].text))

@@ -12,9 +12,9 @@ from experiment.run_files import (
     METRICS_FILE,
     MetricsRow,
     RunDescription,
-    outcomes_path,
     read_description,
     read_metrics,
+    read_outcomes,
 )
 from experiment.statistics import Paired, Successes, compare
 from json_fields import read_fields
@@ -216,23 +216,6 @@ def successes_in(row: MetricsRow, metric: str) -> Successes:
     if not 0 <= k <= n or n == 0:
         raise BadInput(f"{METRICS_FILE} is damaged: at step {row['global_step']} {metric} is {k} of {n}")
     return Successes(int(k), int(n))
-
-
-@dataclass
-class StoredOutcome:
-    """How an episode of an evaluation ended."""
-
-    task_id: int
-    init_state_id: int
-    trial: int
-    success: bool
-    env_steps: int
-
-
-def read_outcomes(folder: Path, global_step: int) -> dict[str, list[StoredOutcome]]:
-    """The outcomes of an evaluation by actor, the filmed episode first; empty if the run has no file of them."""
-    path = outcomes_path(folder, global_step)
-    return read_fields(path, dict[str, list[StoredOutcome]]) if path.exists() else {}
 
 
 def _successes_by_episode(run: StoredRun, evaluation: MetricsRow, metric: str) -> EpisodeOutcomes:

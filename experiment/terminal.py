@@ -130,6 +130,9 @@ def show_progress(name: str, total: int, unit: str, shown: bool = True) -> Itera
 @contextlib.contextmanager
 def print_due_lines(due_line: Callable[[], str | None], shown: bool = True) -> Iterator[None]:
     """During this block, call `due_line` once a second in a thread, and print what it returns if it is not None."""
+    if not shown:
+        yield
+        return
     is_over = threading.Event()
 
     def watch() -> None:
@@ -140,14 +143,12 @@ def print_due_lines(due_line: Callable[[], str | None], shown: bool = True) -> I
                     print(line, flush=True)
 
     thread = threading.Thread(target=watch, daemon=True)
-    if shown:
-        thread.start()
+    thread.start()
     try:
         yield
     finally:
         is_over.set()
-        if shown:
-            thread.join()
+        thread.join()
 
 
 def say(text: str) -> None:

@@ -35,4 +35,4 @@ def test_a_failure_passes_through(kind):
     checks = Checks(StartTimes())
     with pytest.raises(kind, match="what is wrong"):
         checks.run("fault", failing, kind)
-    assert not checks.made
+    assert not checks.results

@@ -16,7 +16,7 @@ from contracts import BadInput
 from vla.adapter_folder import base_and_adapter
 from vla.checkpoint import inspect_checkpoint
 from vla.network_config import read_network_config
-from vla.network_io import file_key, load_action_head, load_network, save_checkpoint
+from vla.network_io import file_key, load_action_head, load_network, save_network
 
 GOLDEN = Path(__file__).parent / "golden" / "checkpoint"
 CPU = torch.device("cpu")
@@ -139,7 +139,7 @@ def assert_same_tensors(ours: dict[str, torch.Tensor], theirs: dict[str, torch.T
 def test_written_folder_has_the_keys_names_and_dtypes_of_the_format(tmp_path):
     config = json.loads((GOLDEN / "config.json").read_text())
     head = load_action_head(inspect_checkpoint(GOLDEN), CPU, torch.bfloat16)
-    save_checkpoint(tmp_path, load(GOLDEN), config, action_head=head)
+    save_network(tmp_path, load(GOLDEN), config, action_head=head)
     assert_same_tensors(load_file(tmp_path / "model.safetensors"), load_file(GOLDEN / "model.safetensors"))
     for name in (PROPRIO, ACTION_HEAD):
         ours = torch.load(tmp_path / name, weights_only=True)

@@ -20,9 +20,9 @@ from experiment.evaluation import (
     Validation,
     check_baseline,
     check_imitation,
-    evaluate,
     evaluate_and_record,
     evaluation_is_due,
+    play_evaluation,
     validate,
 )
 from experiment.run_files import METRICS_FILE, read_metrics
@@ -42,7 +42,7 @@ def test_every_evaluation_draws_the_same_numbers():
     def tokens(seed: int, num_slots: int) -> list:
         pool = FakePool(lambda *_: Script(9), num_slots, order_seed=num_slots)
         torch.rand(7)  # history does not matter
-        rollout = evaluate(FakePolicy(), pool, episodes, "sample", seed=seed)
+        rollout = play_evaluation(FakePolicy(), pool, episodes, "sample", seed=seed)
         return [
             decision.tokens.tolist()
             for trajectory in rollout.trajectories

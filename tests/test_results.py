@@ -9,7 +9,7 @@ import pytest
 from configs.eval_config import EvalConfig
 from contracts import BadInput
 from envs.tasks import TaskInfo
-from eval import episode_of, play_episodes
+from eval import episode_of, play_and_save
 from experiment.results import EpisodeKey, Results, make_plan, open_results, save_results
 from experiment.results_table import comparison_table, perturbation_table, results_table
 from experiment.robustness import draw_perturbations
@@ -174,7 +174,7 @@ def test_an_interrupt_saves_all_episodes_that_have_ended(tmp_path):
     results = Results(tmp_path / "results.json", SETTINGS)
     pool = InterruptedPool(lambda *_: Script(CHUNK_LENGTH))
     with pytest.raises(KeyboardInterrupt):
-        play_episodes(EvalConfig(), FakePolicy(), pool, PLAN, PLAN.keys, results)
+        play_and_save(EvalConfig(), FakePolicy(), pool, PLAN, PLAN.keys, results)
     assert open_results(results.path, SETTINGS, PLAN).episodes.keys() == set(PLAN.keys[:3])
 
 

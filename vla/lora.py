@@ -165,6 +165,7 @@ class _LoraProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """grad (..., rows), of the output. One gradient or None for each argument of `forward`."""
         x, compressed, rounded_A, weight, weight_scale, scaled_B = ctx.saved_tensors
         if weight_scale is None:
             x_grad, compressed_grad = (grad @ weight).split([x.shape[-1], compressed.shape[-1]], dim=-1)
@@ -187,6 +188,7 @@ class _LogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        """x (..., K), weight (rows, K) -> (...) float32."""
         logits = F.linear(x, weight).float()
         log_sum_exp = logits.logsumexp(-1)
         ctx.save_for_backward(logits.sub_(log_sum_exp[..., None]).exp_().to(weight.dtype) @ weight)

@@ -69,13 +69,15 @@ def plan_update(
 ) -> Plan:
     """Choose which blocks recompute their activations, and the micro-batch size where it is "auto", by measuring.
 
-    The caller sets the network's `recomputed_blocks`. most_decisions: the largest number of decisions of a minibatch
+    Sets the network's `recomputed_blocks` to the plan's. most_decisions: the largest number of decisions of a minibatch
     that this device computes. reserved_bytes: GPU memory that other processes are going to use. instruction: one that
     the policy will get, because a large network is compiled for the length of its prompt. Raises BadInput when nothing
     fits.
     """
-    recomputed_blocks = policy.network.num_blocks if gradient_checkpointing == "on" else 0
+    network = policy.network
+    recomputed_blocks = network.num_blocks if gradient_checkpointing == "on" else 0
     if policy.device.type != "cuda" or "auto" not in (gradient_checkpointing, micro_batch_size):
+        network.recomputed_blocks = recomputed_blocks
         return Plan(most_decisions if micro_batch_size == "auto" else micro_batch_size, recomputed_blocks)
     log.info(
         "measuring what fits into memory; a large network is compiled first, a minute or two the first time"
@@ -86,7 +88,9 @@ def plan_update(
     if gradient_checkpointing != "auto":
         needs = [need for need in needs if need.recomputed_blocks == recomputed_blocks]
     sizes = range(1, most_decisions + 1) if micro_batch_size == "auto" else (micro_batch_size,)
-    return choose_plan(needs, free_for_activations(policy, reserved_bytes), sizes)
+    plan = choose_plan(needs, free_for_activations(policy, reserved_bytes), sizes)
+    network.recomputed_blocks = plan.recomputed_blocks
+    return plan
 
 
 def measure_needs(policy: Policy, observation: Observation) -> list[MemoryNeed]:

@@ -187,6 +187,7 @@ class ResidualBlock(nn.Module):
         self.ffn = nn.Sequential(nn.LayerNorm(dim), nn.Linear(dim, dim), nn.ReLU())
 
     def forward(self, x: Tensor) -> Tensor:
+        """(..., dim) -> (..., dim)."""
         return x + self.ffn(x)
 
 

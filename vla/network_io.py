@@ -147,7 +147,7 @@ def check_dimensions(
             raise BadInput(f"{info.proprio_file or info.weights_folder}: {expected}")
 
 
-def save_checkpoint(
+def save_network(
     folder: Path,
     network: OpenVLAOFT,
     config: dict[str, object],

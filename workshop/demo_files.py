@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from contracts import BadInput, first_line
-from vla.images import decode_jpeg as decode_jpeg  # for the `jpegs` of an episode
 
 RECIPE_FILE = "recipe.json"
 CHUNK_LENGTH = 8  # actions that belong to a frame

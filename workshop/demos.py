@@ -210,7 +210,8 @@ def play_attempts(args: DemosArgs, attempts: Sequence[Attempt]) -> Iterator[tupl
                     say(f"task {attempt.task_id}, episode {attempt.index}: the simulator's process: {reason}")
                     worker.close()
                     worker.end()
-                    outcome, env_steps = "fault", 0
+                    outcome = "fault"
+                    env_steps = 0
                 del at_work[worker]
                 yield attempt, outcome, env_steps
     finally:

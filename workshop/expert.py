@@ -116,6 +116,7 @@ class Expert:
         return stage, action_of(stage, state, self._plan)
 
     def look(self) -> State:
+        """The present state, read from the simulation."""
         data = self._domain.sim.data
         robot = self._domain.robots[0]
         body_ids = self._domain.obj_body_id

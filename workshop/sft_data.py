@@ -22,7 +22,7 @@ from json_fields import read_fields
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, normalise
 from vla.hub import resolve_checkpoint
-from vla.images import centre_crop, lanczos_resize
+from vla.images import centre_crop, decode_jpeg, lanczos_resize
 from vla.preprocessing import ImageProcessor
 from vla.tokens import encode
 from workshop.demo_files import (
@@ -31,7 +31,6 @@ from workshop.demo_files import (
     METAWORLD_SIZES,
     RECIPE_FILE,
     DemoEpisode,
-    decode_jpeg,
     list_episodes,
     read_episode,
 )

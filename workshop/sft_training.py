@@ -115,22 +115,15 @@ def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Student:
 def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> int:
     """Take `args.steps` optimizer steps, or fewer when interrupted; returns how many were taken."""
     objective = objective_of(args)
-    statistics = demos.init.statistics[demos.unnorm_key]
     frames = make_observations(demos.train, cropped=not args.augment)
-    targets = objective.make_targets(demos.train, statistics)
+    targets = objective.make_targets(demos.train, demos.init.statistics[demos.unnorm_key])
     noise_scale = proprio_noise_scale(frames)
     micro_batch_size = args.batch_size
-    if isinstance(policy, Policy):
-        plan = plan_update(policy, "auto", "auto", args.batch_size)
-        policy.network.recomputed_blocks = plan.recomputed_blocks
-        micro_batch_size = plan.micro_batch_size
-    optimizer = make_student_optimizer(policy)
-    generator = torch.Generator(policy.device).manual_seed(args.seed)
-    training = Training(args.out, scratch, settings_of(args, len(frames)), policy, optimizer, generator)
-    if (args.out / STATE_FILE).exists():
-        restore_training(training)
-    else:
-        save_training(training)  # at once, which shows whether there is space for it
+    if isinstance(policy, Policy):  # planned before the optimizer takes its memory
+        micro_batch_size = plan_update(policy, "auto", "auto", args.batch_size).micro_batch_size
+    training = begin_training(args, policy, scratch, settings_of(args, len(frames)))
+    optimizer = training.optimizer
+    generator = training.generator
     last_record = training.records[-1] if training.records else {"step": 0, "seconds": 0.0}
     steps_taken = int(last_record["step"])
     started = time.monotonic() - last_record["seconds"]
@@ -163,16 +156,26 @@ def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> int:
 
                 # 4. Record the means since the last record, measure on the held-out frames, and save the training.
                 if steps_taken % args.log_every == 0 or steps_taken == args.steps:
-                    record: dict[str, float] = {"step": steps_taken}
-                    for name in metrics:
-                        record[name] = fmean(step[name] for step in unrecorded)
-                    record["seconds"] = time.monotonic() - started
+                    means = {name: fmean(step[name] for step in unrecorded) for name in metrics}
+                    record = {"step": steps_taken, **means, "seconds": time.monotonic() - started}
                     record |= measure_held_out(objective, policy, demos)
                     add_record(training, record | system_metrics())
                     unrecorded.clear()
     except KeyboardInterrupt:
         say(f"interrupted after {steps_taken} steps: saving; the same command goes on from the last record")
     return steps_taken
+
+
+def begin_training(args: SftArgs, policy: Student, scratch: Path, settings: dict[str, object]) -> Training:
+    """A new training, or the unfinished one in `args.out`. Raises BadInput if that one cannot go on."""
+    optimizer = make_student_optimizer(policy)
+    generator = torch.Generator(policy.device).manual_seed(args.seed)
+    training = Training(args.out, scratch, settings, policy, optimizer, generator)
+    if (args.out / STATE_FILE).exists():
+        restore_training(training)
+    else:
+        save_training(training)  # at once, which shows whether there is space for it
+    return training
 
 
 def settings_of(args: SftArgs, num_frames: int) -> dict[str, object]:

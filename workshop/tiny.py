@@ -16,7 +16,7 @@ from envs.tasks import METAWORLD
 from vla.dataset_statistics import STATISTICS_FILE
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.network_config import read_network_config
-from vla.network_io import save_checkpoint
+from vla.network_io import save_network
 from vla.prompts import load_tokenizer
 from workshop.demo_files import CHUNK_LENGTH, LIBERO_SIZES, METAWORLD_SIZES
 from workshop.sft_config import SIZE_FLAGS, TinySize
@@ -62,7 +62,7 @@ def make_tiny_checkpoint(
         ) from fault
     token_ids = load_tokenizer(out).get_vocab().values()
     _initialise(network, token_ids, torch.Generator().manual_seed(seed))
-    save_checkpoint(out, network, config, dtype=dtype, action_head=head)
+    save_network(out, network, config, dtype=dtype, action_head=head)
     return out
 
 

@@ -11,7 +11,7 @@ from contracts import Observation, read_json, write_json
 from vla.adapter_folder import copy_small_files
 from vla.checkpoint import CheckpointInfo
 from vla.dataset_statistics import STATISTICS_FILE
-from vla.network_io import check_dimensions, load_action_head, load_network, save_checkpoint
+from vla.network_io import check_dimensions, load_action_head, load_network, save_network
 from vla.preprocessing import ImageProcessor, Inputs
 from vla.prompts import load_tokenizer
 from vla.tokens import ACTION_TOKEN_IDS, NUM_BINS
@@ -96,6 +96,6 @@ class WholeNetwork:
         config["torch_dtype"] = dtype_name
         config["looks"] = looks
         config["text_config"] = config.get("text_config", {}) | {"torch_dtype": dtype_name}
-        save_checkpoint(folder, self.network, config, dtype=dtype, action_head=self.action_head)
+        save_network(folder, self.network, config, dtype=dtype, action_head=self.action_head)
         copy_small_files(self.info.weights_folder, folder)
         write_json(folder / STATISTICS_FILE, statistics)
