@@ -18,16 +18,14 @@ from envs.assets import find_pack
 from envs.env import SimulatorFault
 from envs.libero import CAMERAS
 from envs.libero_simulator import SETTLING_ACTION, LiberoSimulator
-from envs.tasks import MAX_ENV_STEPS, load_init_states, suite_task, task_names
-
-SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
+from envs.tasks import MAX_ENV_STEPS, PUBLISHED_SUITES, load_init_states, suite_task, task_names
+from preflight import MIN_CONTRAST
 
 # The initial states hold objects some centimetres (16 at most) above what they come to rest on. A few slide or topple
 # when they land: the bottle of KITCHEN_SCENE4 rolls up to 30 cm and stays on the table. That is LIBERO's own physics.
 # An object that falls off a table exceeds these bounds by far: it falls more than a metre while the others settle.
 MAX_DROP_M = 0.20
 MAX_SHIFT_M = 0.40
-MIN_CONTRAST = 5.0  # standard deviation of a frame's pixel values, 0..255
 
 
 def settle(simulator: LiberoSimulator, init_state: np.ndarray) -> tuple[float, float]:
@@ -85,7 +83,7 @@ def main(suites: Sequence[str], assets: str, num_states: int) -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--suites", nargs="+", choices=[*MAX_ENV_STEPS, "all"], default=SUITES)
+    parser.add_argument("--suites", nargs="+", choices=[*MAX_ENV_STEPS, "all"], default=PUBLISHED_SUITES)
     parser.add_argument("--assets", default="lowpoly", help="lowpoly, official or a folder")
     parser.add_argument("--states", type=int, default=50, help="initial states per task")
     arguments = parser.parse_args()

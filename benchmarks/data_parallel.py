@@ -50,8 +50,6 @@ class Args:
     batch_per_gpu: int = 2
     """Samples of an optimizer step on each GPU."""
     iterations: int = 3
-    flags: str = ""
-    """Further flags of train_grpo.py, as one string (--flags="--lr 1e-5")."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ def training_command(args: Args, way: Way, gpus: int, output: str) -> list[str]:
         command.append("--data-parallel")
     for flag, value in settings.items():
         command += [flag, str(value)]
-    return [*command, *FLAGS.split(), *args.flags.split()]
+    return [*command, *FLAGS.split()]
 
 
 def one_gpu_environ() -> dict[str, str]:

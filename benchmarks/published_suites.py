@@ -18,8 +18,8 @@ from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.libero_plus import find_variants
 from envs.tasks import PRO_CHANGES, PUBLISHED_SUITES
+from preflight import MIN_CONTRAST
 
-MIN_CONTRAST = 5.0  # standard deviation of a picture's pixel values, 0..255
 MIN_DIFFERENCE = 0.3  # mean absolute difference of two pictures that are not of the same thing
 # Language comes first, because its pictures are those of the unchanged task.
 CATEGORIES = ("language", "camera", "robot", "noise")

@@ -12,14 +12,16 @@ infer and wait are shares of this process's time.
 """
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 import tyro
 
-from benchmarks.env_step import make_reference, reset_reference, step_reference
-from benchmarks.stand_in import ACTION_DIM, CHUNK_LENGTH, StandInPolicy
+from benchmarks.env_step import CHUNK_LENGTH, make_reference, reset_reference, step_reference
+from contracts import Observation
 from envs.env import EnvSpec
 from envs.libero import task_files
 from envs.pool import make_pool
@@ -29,10 +31,13 @@ from rl.behaviour import Behaviour
 from rl.randomness import Randomness
 from rl.rollout import Rollout, play_episodes
 from rl.trajectory import Episode
+from vla.policy import Acted
+from vla.tokens import FIRST_ACTION_TOKEN, NUM_BINS
 
 ENV_PARTS = ("sim", "render", "preprocess")
 PROCESS_PARTS = ("infer", "wait")
 TASK_ID = 0
+ACTION_DIM = 7
 NUM_INIT_STATES = 50
 BEHAVIOUR = Behaviour(epsilon=0.0, temperature=1.0, keep_observations=False)
 
@@ -51,6 +56,32 @@ class Args:
     """Episodes per env."""
     reference: bool = True
     """Also measure LIBERO's own loop."""
+
+
+class StandInPolicy:
+    """A policy that sleeps `latency_s` in every call, when the CPU cores are free, and returns random tokens."""
+
+    device = torch.device("cpu")
+    network = None  # there is none that could run out of memory
+
+    def __init__(self, latency_s: float) -> None:
+        self.latency_s = latency_s
+
+    def act(
+        self,
+        observations: Sequence[Observation],
+        mode: str = "sample",
+        temperature: float = 1.0,
+        generators: Sequence[torch.Generator] = (),
+    ) -> Acted:
+        time.sleep(self.latency_s)
+        num_tokens = CHUNK_LENGTH * ACTION_DIM
+        bins = torch.stack(
+            [torch.randint(NUM_BINS, (num_tokens,), generator=generator) for generator in generators]
+        )
+        logprobs = torch.full(bins.shape, -float(np.log(NUM_BINS)))
+        actions = bins.double().numpy().reshape(-1, CHUNK_LENGTH, ACTION_DIM) / (NUM_BINS / 2) - 1
+        return Acted(bins + FIRST_ACTION_TOKEN, logprobs, actions)
 
 
 @dataclass(frozen=True)

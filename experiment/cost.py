@@ -45,9 +45,9 @@ def estimate_cost(
 ) -> Cost:
     """The cost of a run from `state` to its last env step.
 
-    Evaluations are an upper bound, as if no episode ended before its step limit, and so are updates, as if no epoch
-    were left out; but with --advantage absolute only SUCCESSFUL_SHARE of the decisions are computed. At the end
-    of a rollout every simulator waits for the last episode, on average for half of an episode's step limit.
+    Two of its parts are upper bounds. Evaluations count every episode up to its step limit. Updates count every epoch,
+    although --target-kl may end one early; with --advantage absolute they count SUCCESSFUL_SHARE of the decisions. At
+    the end of a rollout every simulator waits for the last episode, on average for half of an episode's step limit.
     student_is_teacher: the first evaluation plays the two only once, because they are the same policy.
     """
     longest = max(task.max_env_steps for task in tasks)
