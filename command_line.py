@@ -91,19 +91,22 @@ def _annotations(kind: type) -> dict[str, Any]:
 
 
 def _plain_words(argv: Sequence[str], annotations: dict[str, Any]) -> list[str]:
-    """A command line as tyro reads it: switches without values, numbers (but not texts) without commas."""
+    """A command line as tyro reads it: switches without values, lists of numbers without commas."""
     words: list[str] = []
     flag = ""  # to which a word without one belongs
     for word in argv:
         name, equals, value = word.partition("=")
         if name.startswith("--"):
             flag = name.replace("_", "-")
-        numbers = value if equals else word
-        is_text = annotations.get(flag) in (str, str | None)
-        if annotations.get(flag) is bool and value.lower() in ("true", "false"):
-            words.append(flag if value.lower() == "true" else f"--no-{flag.removeprefix('--')}")
-        elif re.fullmatch(r"-?\d+(,-?\d+)+", numbers) and not is_text:
-            words += [name, *numbers.split(",")] if equals else numbers.split(",")
+        text = value if equals else word
+        is_switch = annotations.get(flag) is bool
+        is_list = "tuple" in str(annotations.get(flag, tuple))
+        if is_switch and text.lower() in ("true", "false"):
+            if not equals:  # `--curriculum true`: the last word was the switch
+                words.pop()
+            words.append(flag if text.lower() == "true" else f"--no-{flag.removeprefix('--')}")
+        elif re.fullmatch(r"-?\d+(,-?\d+)+", text) and is_list:
+            words += [name, *text.split(",")] if equals else text.split(",")
         else:
             words.append(word)
     return words

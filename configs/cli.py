@@ -88,11 +88,16 @@ def parse_train(argv: Sequence[str]) -> Command:
 def _with_our_names(argv: Sequence[str]) -> list[str]:
     """`argv` with our names in place of SYNONYMS and SWITCHES."""
     words: list[str] = []
-    for word in argv:
+    for index, word in enumerate(argv):
         name, equals, value = word.partition("=")
         name = name.replace("_", "-")
+        last_switch = SWITCHES.get(argv[index - 1].replace("_", "-")) if index > 0 else None
         if (value == "grpo" and name == "--advantage") or (word == "grpo" and words[-1:] == ["--advantage"]):
             word = word.replace("grpo", "group")
+        elif last_switch is not None and word.lower() in ("true", "false"):  # --use-wandb False
+            our_name, values = last_switch
+            words.pop()
+            word = f"{our_name}={values[word.lower()]}"
         elif name in SYNONYMS:
             word = SYNONYMS[name] + equals + value
         elif name in SWITCHES:

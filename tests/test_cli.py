@@ -67,6 +67,11 @@ def test_flags_are_flat_and_change_one_field_each(argv, expected):
         ("--use-wandb", {}),  # the default: online with a login
         ("--use_wandb=False", {"wandb_mode": "disabled"}),
         ("--no-wandb=True", {"wandb_mode": "disabled"}),
+        (
+            "--use_wandb False --dynamic_sampling true --group-size 4",
+            {"wandb_mode": "disabled", "dynamic_sampling": True, "group_size": 4},
+        ),
+        ("--curriculum true --task-ids 0,1", {"task_ids": (0, 1), "curriculum": True}),
         ("--advantage grpo --group-size 4", {"advantage": "group", "group_size": 4}),
         ("--advantage=grpo --group_size=4", {"advantage": "group", "group_size": 4}),
         ("--task-ids 0,1,2 --curriculum=True", {"task_ids": (0, 1, 2), "curriculum": True}),
