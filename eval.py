@@ -294,8 +294,10 @@ def play_suite(
             say(f"{suite}: start {times}")
             rollout = play_and_save(config, policy, pool, plan, missing, results)
         num_episodes = len(rollout.trajectories)
-        recorded = dict(policy.describe())["recorded"]
-        say(f"{suite}: {num_episodes} episodes in {rollout.wall_s:.1f} s; recorded {recorded}")
+        recorded = dict(policy.describe()).get("recorded")
+        say(
+            f"{suite}: {num_episodes} episodes in {rollout.wall_s:.1f} s{f'; recorded {recorded}' if recorded else ''}"
+        )
     except KeyboardInterrupt:
         say(
             f"stopped; finished episodes are saved: to continue, run the same command with --out {results.path}"

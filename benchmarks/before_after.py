@@ -7,18 +7,22 @@ above, with the adapter below. An episode that has ended stands still, with a gr
 if not. One frame in FRAME_STRIDE is kept.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PIL import Image, ImageDraw
 
 from command_line import main_guard, parse_flags
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
-from vla.loading import LoadOptions
-from vla.policy import Policy
+
+if TYPE_CHECKING:  # imported where it is used: --help needs no torch
+    from vla.policy import Policy
 
 FRAME_STRIDE = 3
 MILLISECONDS = 100  # that a frame is shown: one and a half times as fast as the robot
@@ -68,6 +72,9 @@ class Clip:
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.before_after")
+    from vla.loading import LoadOptions
+    from vla.policy import Policy
+
     rows = []
     for adapter in (None, args.adapter):
         policy = Policy.load(adapter or args.checkpoint, LoadOptions(args.task_suite, device=args.device))

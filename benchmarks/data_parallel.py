@@ -19,7 +19,6 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
-import torch
 import tyro
 
 from experiment.run_files import MetricsRow, read_metrics
@@ -59,6 +58,8 @@ class Rates:
 
 
 def main(args: Args) -> None:
+    import torch
+
     num_gpus = torch.cuda.device_count() if args.device == "cuda" else 1
     ways = args.ways if num_gpus > 1 else ("one",)
     one_gpu_rates = None

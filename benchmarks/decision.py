@@ -11,12 +11,7 @@ from dataclasses import dataclass
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"  # set before the imports below, because NumPy reads it when it is loaded
 
-import torch  # noqa: E402
 import tyro  # noqa: E402
-
-from benchmarks.timing import make_observations, median_seconds  # noqa: E402
-from vla.loading import LoadOptions  # noqa: E402
-from vla.policy import Policy  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -28,6 +23,12 @@ class Args:
 
 
 def main(args: Args) -> None:
+    import torch
+
+    from benchmarks.timing import make_observations, median_seconds
+    from vla.loading import LoadOptions
+    from vla.policy import Policy
+
     torch.set_num_threads(1)
     policy = Policy.load(args.checkpoint, LoadOptions(task_suite=args.task_suite, device="cpu"))
     (observation,) = make_observations(policy, 1, prepared=False)

@@ -23,6 +23,7 @@ from envs.rendering import prepare_imports
 from envs.tasks import load_init_states
 
 CHUNK_LENGTH = 8
+ACTION_DIM = 7
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tyro
@@ -27,9 +28,9 @@ from envs.perturb import Perturbation
 from envs.pool import task_info
 from envs.tasks import task_names
 from experiment.statistics import Successes
-from rl.sensitivity import kl_divergence, log_probabilities
-from vla.loading import LoadOptions
-from vla.policy import Policy
+
+if TYPE_CHECKING:  # imported where it is used: --help needs no torch
+    from vla.policy import Policy
 
 GRIPPER_CLOSES = 0.0  # the gripper closes if the last number of an action is greater (-1 opens, 1 closes)
 KL_BATCH = 16  # observations that are sent through the network together
@@ -62,6 +63,9 @@ class Approach:
 
 
 def main(args: Args) -> None:
+    from vla.loading import LoadOptions
+    from vla.policy import Policy
+
     policy = Policy.load(args.checkpoint, LoadOptions(args.task_suite, device=args.device))
     spec = EnvSpec(args.task_suite, (args.task_id,), policy.num_images, args.assets)
     env = LiberoEnv(spec, args.task_id)
@@ -139,6 +143,8 @@ def swapped_inputs(
     policy: Policy, approaches: Sequence[Approach], instructions: Sequence[str]
 ) -> dict[str, float]:
     """How much decisions change when an input is replaced: name of the change -> mean KL divergence (nats a token)."""
+    from rl.sensitivity import kl_divergence, log_probabilities
+
     random = np.random.default_rng(0)
     originals, neighbours = pairs_of_decisions(approaches)
     shuffled = [originals[row] for row in random.permutation(len(originals))]

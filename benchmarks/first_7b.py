@@ -20,8 +20,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
-
 from benchmarks.background import repeated_beside
 from command_line import main_guard
 from contracts import read_json, write_json
@@ -65,6 +63,8 @@ def query_gpu(*fields: str) -> list[str] | None:
 
 def describe_machine() -> dict[str, object]:
     """What a reader needs to compare figures, by name. It names no user, host or folder."""
+    import torch
+
     processors = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     (memory_kib,) = re.findall(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
     versions = package_versions()

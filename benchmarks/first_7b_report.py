@@ -5,6 +5,7 @@
 The page goes into docs/COMMUNITY_RESULTS.md as it is. Of messages and command lines it shows no paths.
 """
 
+import argparse
 import re
 import sys
 from collections.abc import Sequence
@@ -266,9 +267,12 @@ def evaluation_rows(run: StoredRun) -> list[tuple[str, ...]]:
 
 
 def main(argv: Sequence[str]) -> None:
-    if len(argv) != 1 or not Path(argv[0]).is_dir():
-        raise BadInput("give the folder in which scripts/first_7b.sh keeps its files")
-    page = Path(argv[0]) / "result.md"
+    parser = argparse.ArgumentParser("benchmarks.first_7b_report", description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="where scripts/first_7b.sh keeps its files")
+    folder = parser.parse_args(argv).folder
+    if not folder.is_dir():
+        raise BadInput(f"{folder} is no folder: give the one in which scripts/first_7b.sh keeps its files")
+    page = folder / "result.md"
     page.write_text(write_page(page.parent))
     print(f"wrote {page}: read it once, then send it as docs/COMMUNITY_RESULTS.md says")
 

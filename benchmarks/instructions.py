@@ -13,13 +13,15 @@ import copy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from command_line import main_guard, parse_flags
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from experiment.statistics import Successes
-from vla.loading import LoadOptions
-from vla.policy import Policy
+
+if TYPE_CHECKING:  # imported where it is used: --help needs no torch
+    from vla.policy import Policy
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,9 @@ class Task:
 
 def main(argv: Sequence[str]) -> None:
     args = parse_flags(Args, argv, prog="python -m benchmarks.instructions")
+    from vla.loading import LoadOptions
+    from vla.policy import Policy
+
     policy = Policy.load(args.checkpoint, LoadOptions(args.task_suite, device=args.device))
     spec = EnvSpec(args.task_suite, args.task_ids, policy.num_images, args.assets)
     tasks = [read_task(spec, task_id) for task_id in args.task_ids]

@@ -27,9 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import tyro
-from safetensors.torch import load_file
 
 from benchmarks.background import repeated_beside
 from benchmarks.watch import Sample, Watch
@@ -236,6 +234,9 @@ def without_durations(record: dict[str, Any]) -> dict[str, Any]:
 
 def weights(folder: Path) -> dict[str, bytes]:
     """The bits of every tensor, by file and name."""
+    import torch
+    from safetensors.torch import load_file
+
     return {
         f"{path.name} {name} {tensor.dtype}": tensor.flatten().view(torch.uint8).numpy().tobytes()
         for path in sorted(folder.glob("*.safetensors"))

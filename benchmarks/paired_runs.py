@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
-from scipy.stats import t as student_t
 
 from benchmarks.learning_report import (
     WINDOW,
@@ -119,6 +118,8 @@ def mean_interval(differences: Sequence[float]) -> tuple[float, float] | None:
     n = len(differences)
     if n < 2:
         return None
+    from scipy.stats import t as student_t  # takes a second
+
     half_width = student_t.ppf(0.975, n - 1) * np.std(differences, ddof=1) / math.sqrt(n)
     return float(np.mean(differences) - half_width), float(np.mean(differences) + half_width)
 

@@ -5,7 +5,7 @@ Categories pool the suites, as in the published table. A category that was not p
 total: published totals hold 3,743 variants that are not played here (docs/PUBLISHED_ROBUSTNESS.md).
 """
 
-import sys
+import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,4 +44,6 @@ def main(paths: Sequence[Path]) -> None:
 
 
 if __name__ == "__main__":
-    main([Path(argument) for argument in sys.argv[1:]])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=Path, nargs="+", help="results files of eval.py")
+    main(parser.parse_args().results)

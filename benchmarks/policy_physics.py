@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 import tyro
 
@@ -26,13 +26,10 @@ from envs.env import EnvSpec, Physics
 from envs.pool import Pool, make_pool
 from experiment.statistics import compare, count_successes
 from experiment.terminal import show_progress
-from rl.behaviour import Behaviour
-from rl.curriculum import evaluation_episodes
-from rl.randomness import Randomness
-from rl.rollout import play_episodes
-from rl.trajectory import Episode
-from vla.loading import LoadOptions
-from vla.policy import Policy
+
+if TYPE_CHECKING:  # imported where it is used: --help needs no torch
+    from rl.trajectory import Episode
+    from vla.policy import Policy
 
 
 class Condition(NamedTuple):
@@ -53,7 +50,7 @@ CONDITIONS = (  # from an evaluation's to training's; neighbours differ in one t
     Condition("fresh", "fast", "sample"),
 )
 
-Outcomes = dict[Episode, bool]  # success by episode
+Outcomes: TypeAlias = "dict[Episode, bool]"  # success by episode
 
 
 @dataclass(frozen=True)
@@ -78,6 +75,9 @@ class Args:
 
 
 def main(args: Args) -> None:
+    from vla.loading import LoadOptions
+    from vla.policy import Policy
+
     policy = Policy.load(args.checkpoint, LoadOptions(args.task_suite, device=args.device))
     spec = EnvSpec(args.task_suite, args.task_ids, policy.num_images, args.assets)
     with make_pool(spec, args.num_envs, policy.model_inputs.prepare_images) as pool:
@@ -101,6 +101,11 @@ def print_tables(policy: Policy, pool: Pool, args: Args) -> None:
 
 def play(policy: Policy, pool: Pool, condition: Condition, args: Args) -> Outcomes:
     """Play the episodes of one condition with the code of training rollouts."""
+    from rl.behaviour import Behaviour
+    from rl.curriculum import evaluation_episodes
+    from rl.randomness import Randomness
+    from rl.rollout import play_episodes
+
     if condition.states == "official":
         episodes = evaluation_episodes(args.task_ids, (0, args.official_states), trials=1)
     else:
@@ -126,6 +131,8 @@ def play(policy: Policy, pool: Pool, condition: Condition, args: Args) -> Outcom
 
 def fresh_episodes(task_ids: tuple[int, ...], episodes_per_task: int) -> list[Episode]:
     """Episodes from the fresh initial states that the seeds 0, 1, ... place, task by task."""
+    from rl.trajectory import Episode
+
     starts = [(task_id, seed) for task_id in task_ids for seed in range(episodes_per_task)]
     return [Episode(index, task_id, None, index, seed) for index, (task_id, seed) in enumerate(starts)]
 

@@ -8,17 +8,20 @@ So it counts weights, tensors, what torch's allocator keeps, CUDA contexts and t
 programs on the GPU. --memory-budget of the command is a different limit: that of the tensors of one process.
 """
 
+from __future__ import annotations
+
 import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING
 
 from benchmarks.background import repeated_beside
 from command_line import main_guard
 from contracts import GIB, BadInput
+
+if TYPE_CHECKING:  # imported where it is used: --help needs no torch
+    from torch import Tensor
 
 SAMPLING_INTERVAL_S = 0.05
 
@@ -27,12 +30,15 @@ class FreeMemory:
     """The free memory of a GPU, in bytes: at first, and the least since then."""
 
     def __init__(self, gpu_index: int) -> None:
+        from torch.cuda import mem_get_info
+
         self.gpu_index = gpu_index
-        self.at_start, _ = torch.cuda.mem_get_info(gpu_index)
+        self.mem_get_info = mem_get_info
+        self.at_start, _ = mem_get_info(gpu_index)
         self.least = self.at_start
 
     def sample(self) -> None:
-        unused, _ = torch.cuda.mem_get_info(self.gpu_index)
+        unused, _ = self.mem_get_info(self.gpu_index)
         self.least = min(self.least, unused)
 
     def describe(self) -> str:
@@ -45,6 +51,8 @@ class FreeMemory:
 
 def take_ballast(gpu_index: int, free_gib: float) -> Tensor:
     """Allocate a uint8 tensor so large that `free_gib` GiB stay free. Raises BadInput if less is free already."""
+    import torch
+
     device = torch.device("cuda", gpu_index)
     torch.zeros(1, device=device)  # create this process's CUDA context first, because it takes memory, too
     unused, _ = torch.cuda.mem_get_info(gpu_index)
@@ -67,6 +75,8 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     if not args.command:
         parser.error("a command is missing")
+    import torch
+
     gpus = range(torch.cuda.device_count())
     ballast = [take_ballast(gpu_index, args.free_gib) for gpu_index in gpus]
     records = [FreeMemory(gpu_index) for gpu_index in gpus]

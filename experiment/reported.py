@@ -7,7 +7,6 @@ from pathlib import Path
 
 from experiment.statistics import Successes
 from rl.phases import TeacherMode
-from vla.adapter_folder import base_and_adapter
 
 
 @dataclass(frozen=True)
@@ -85,6 +84,8 @@ def hub_id_of(checkpoint: str) -> str | None:
 
     A local folder counts as the checkpoint if it lies in the download cache, or has the checkpoint's name.
     """
+    from vla.adapter_folder import base_and_adapter  # takes seconds
+
     base, adapter = base_and_adapter(checkpoint)
     if adapter is not None:
         return None

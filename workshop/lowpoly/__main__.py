@@ -9,6 +9,7 @@ writes the archive anew that envs/assets.py unpacks. Then give LOWPOLY_NAME ther
 Otherwise caches keep the old pack, and resumed runs see other images than before.
 """
 
+import argparse
 import zipfile
 from pathlib import Path
 
@@ -40,4 +41,5 @@ def look_of(file: AssetFile) -> Look:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser("python -m workshop.lowpoly", description=__doc__.splitlines()[0]).parse_args()
     write_archive(LOWPOLY_ARCHIVE)
