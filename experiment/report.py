@@ -37,7 +37,6 @@ from experiment.stored_run import (
     StoredRun,
     changes,
     read_run,
-    successes_in,
     trained_change,
 )
 from experiment.verdict import judge
@@ -123,7 +122,8 @@ def _evaluations(run: StoredRun) -> list[Evaluation]:
     table = []
     for row in run.evaluations:
         env_steps = int(row["global_step"])
-        student = {ACTORS[metric]: successes_in(row, metric) for metric in (GREEDY, SAMPLED) if metric in row}
+        actors = [metric for metric in (GREEDY, SAMPLED) if metric in row]
+        student = {ACTORS[metric]: run.successes_in(row, metric) for metric in actors}
         table.append(Evaluation(env_steps, student, outcomes_path(run.folder, env_steps).is_file()))
     return table
 

@@ -47,7 +47,16 @@ class StoredRun:
 
         `--best-by evaluation` chooses checkpoints/best in the same way. Raises ValueError without an evaluation.
         """
-        return max(self.evaluations, key=lambda row: successes_in(row, GREEDY).interval)
+        return max(self.evaluations, key=lambda row: self.successes_in(row, GREEDY).interval)
+
+    def successes_in(self, row: MetricsRow, metric: str) -> Successes:
+        """The successes of an actor in an evaluation. Raises BadInput."""
+        k = row.get(f"{metric}_k", -1)
+        n = row.get(f"{metric}_n", 0)
+        if not 0 <= k <= n or n == 0:
+            path = self.folder / METRICS_FILE
+            raise BadInput(f"{path} is damaged: at step {row['global_step']} {metric} is {k} of {n}")
+        return Successes(int(k), int(n))
 
     @property
     def is_finished(self) -> bool:
@@ -191,7 +200,7 @@ def _change(run: StoredRun, label: str, metric_before: str, metric_after: str) -
     before = _successes_by_episode(run, first, metric_before)
     pairs = compare(before, _successes_by_episode(run, last, metric_after))
     paired = pairs if pairs.n > 0 else None
-    return Change(label, successes_in(first, metric_before), successes_in(last, metric_after), paired)
+    return Change(label, run.successes_in(first, metric_before), run.successes_in(last, metric_after), paired)
 
 
 def _changes_by_task(run: StoredRun, label: str, metric: str) -> list[Change]:
@@ -207,15 +216,6 @@ def _changes_by_task(run: StoredRun, label: str, metric: str) -> list[Change]:
         pairs = compare(task_outcomes, after)
         lines.append(Change(f"task {task_id}, {label}", pairs.before, pairs.after, pairs))
     return lines
-
-
-def successes_in(row: MetricsRow, metric: str) -> Successes:
-    """The successes of an actor in an evaluation. Raises BadInput."""
-    k = row.get(f"{metric}_k", -1)
-    n = row.get(f"{metric}_n", 0)
-    if not 0 <= k <= n or n == 0:
-        raise BadInput(f"{METRICS_FILE} is damaged: at step {row['global_step']} {metric} is {k} of {n}")
-    return Successes(int(k), int(n))
 
 
 def _successes_by_episode(run: StoredRun, evaluation: MetricsRow, metric: str) -> EpisodeOutcomes:

@@ -102,18 +102,21 @@ def _places(value: object) -> Iterator[tuple]:
         yield from _places(child)
 
 
-def check(path: Path, read: Callable[[], object]) -> None:
-    """Damage a file, again and again, and read it. Only BadInput may be raised."""
+def check(folder: Path, name: str, read: Callable[[], object]) -> None:
+    """Damage a file, again and again, and read it. Only BadInput may be raised, which names the file or its folder."""
+    path = folder / name
     whole = path.read_bytes()
     read()
     for seed in range(NUM_DAMAGES):
         path.write_bytes(damaged(whole, random.Random(f"{path.name} {seed}")))
+        problem = ""
         try:
             read()
-        except BadInput:
-            pass
+        except BadInput as refusal:
+            problem = str(refusal)
         except Exception as error:
             raise AssertionError(f"damage {seed} of {path}: {path.read_bytes()[:300]!r}") from error
+        assert problem == "" or str(folder) in problem, f"damage {seed} of {path}"
         path.write_bytes(whole)
 
 
@@ -145,12 +148,12 @@ def use(folder: Path) -> None:
     ["config.json", "dataset_statistics.json", "preprocessor_config.json", "model.safetensors.index.json"],
 )
 def test_files_of_a_checkpoint(name, checkpoint):
-    check(checkpoint / name, lambda: use(checkpoint))
+    check(checkpoint, name, lambda: use(checkpoint))
 
 
 def test_config_of_an_adapter(small, tmp_path):
     load_policy(small).save_adapter(tmp_path / "adapter")
-    check(tmp_path / "adapter" / "adapter_config.json", lambda: use(tmp_path / "adapter"))
+    check(tmp_path / "adapter", "adapter_config.json", lambda: use(tmp_path / "adapter"))
 
 
 def test_results_of_an_evaluation(tmp_path):
@@ -167,7 +170,7 @@ def test_results_of_an_evaluation(tmp_path):
         perturbation_table(ours, PLAN.perturbations, before)
 
     assert KIND["version"] == 1
-    check(path, read)
+    check(tmp_path, path.name, read)
 
 
 @pytest.mark.parametrize("name", [METRICS_FILE, CONFIG_FILE, "evaluations/step_0.json"])
@@ -184,13 +187,18 @@ def test_files_of_a_run(name, tmp_path):
         changes(read_run(run))
         report.write_report(read_run(run))
 
-    check(run / name, read)
+    check(run, name, read)
 
 
-@pytest.mark.parametrize("name", ["info.json", "tasks.parquet", "episodes/chunk-000/file-000.parquet"])
-def test_meta_folder_of_a_lerobot_dataset(name, tmp_path):
+@pytest.mark.parametrize(
+    "name",
+    [
+        "meta/info.json",
+        "meta/tasks.parquet",
+        "meta/episodes/chunk-000/file-000.parquet",
+        "data/chunk-000/file-000.parquet",
+    ],
+)
+def test_files_of_a_lerobot_dataset(name, tmp_path):
     folder = write_lerobot(tmp_path / "libero", [record(0), record(1)])
-    check(
-        folder / "meta" / name,
-        lambda: read_episodes([folder], num_images=2, image_size=32),
-    )
+    check(folder, name, lambda: read_episodes([folder], num_images=2, image_size=32))

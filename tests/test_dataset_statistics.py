@@ -109,12 +109,6 @@ def test_a_broken_field_is_named(tmp_path, entry, field, value):
         load_statistics(write(tmp_path, {"some_key": entry}))
 
 
-@pytest.mark.parametrize("content", [[], {}, {"key": 3}, {"key": {"action": {"min": [0.0]}}}])
-def test_an_unexpected_structure_names_the_file(tmp_path, content):
-    with pytest.raises(BadInput, match=r"dataset_statistics\.json"):
-        load_statistics(write(tmp_path, content))
-
-
 # Keys
 
 

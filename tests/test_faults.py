@@ -411,6 +411,18 @@ def test_a_finished_run_that_is_continued_keeps_its_last_evaluation_and_its_best
     assert pointer(tmp_path, "best") == "step_72"
 
 
+def test_a_damaged_state_is_named_and_the_run_left_alone(monkeypatch, capsys, tmp_path):
+    assert start(monkeypatch, tmp_path) == 0
+    run = only_run(tmp_path)
+    state = resolve_pointer(run / "checkpoints" / "latest") / "trainer.pt"
+    state.write_bytes(state.read_bytes()[:1000])
+    before = (run / METRICS_FILE).read_bytes()
+    capsys.readouterr()
+    assert command_line(monkeypatch, "--resume", str(run), "--total-steps", "96") == 2
+    assert str(state) in one_line(capsys.readouterr().err)
+    assert (run / METRICS_FILE).read_bytes() == before
+
+
 def test_check_only_of_a_finished_run_changes_nothing_in_it_and_finds_nothing_left(
     monkeypatch, capsys, tmp_path
 ):

@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -346,23 +345,6 @@ def test_files_of_version_2_are_called_so_whatever_info_says(tmp_path):
     (folder / "meta" / "tasks.jsonl").touch()
     with pytest.raises(BadInput, match=r"tasks\.jsonl"):
         open_foreign(folder, "none")
-
-
-def test_damaged_lerobot_files_never_end_in_a_traceback(tmp_path):
-    """Seeded damages of each file: a byte changed, or cut. It is read, or refused in one line."""
-    rng = np.random.default_rng(0)
-    whole = write_lerobot(tmp_path / "libero", RECORDINGS[:1])
-    for path in [path for path in whole.rglob("*") if path.is_file()]:
-        content = path.read_bytes()
-        for _ in range(10):
-            damaged = bytearray(content)
-            damaged[rng.integers(len(damaged))] = rng.integers(256)
-            if rng.random() < 0.3:
-                damaged = damaged[: rng.integers(len(damaged))]
-            path.write_bytes(damaged)
-            with suppress(BadInput):
-                read_episodes([whole], num_images=2, image_size=SMALL.image_size)
-        path.write_bytes(content)
 
 
 def test_without_the_packages_that_read_lerobot_one_line_says_what_to_install(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import pytest
 
-from contracts import BadInput
 from experiment.stored_run import changes, read_run, read_training, was_trained_on
 from tests.stored_runs import PROVENANCE, ROWS, evaluation, store, store_outcomes
 
@@ -70,11 +69,3 @@ def test_a_checkpoint_knows_which_initial_states_it_was_trained_on(
 def test_the_best_evaluation_is_that_of_the_best_checkpoint(tmp_path):
     rows = [evaluation(step, 9, greedy, 5) for step, greedy in ((0, 5), (100, 8), (200, 8), (300, 6))]
     assert read_run(store(tmp_path, rows)).best_evaluation["global_step"] == 100
-
-
-@pytest.mark.parametrize("content", [None, "{", '{"config": 3}', "{}"])
-def test_what_is_no_run_folder_is_refused(tmp_path, content):
-    if content is not None:
-        (tmp_path / "config.json").write_text(content)
-    with pytest.raises(BadInput, match=str(tmp_path)):
-        read_run(tmp_path)

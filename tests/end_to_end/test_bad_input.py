@@ -10,7 +10,6 @@ from torch.nn import functional
 import eval as eval_program
 import train_grpo
 from command_line import main_guard
-from tests.end_to_end.conftest import latest_of
 
 
 @pytest.fixture
@@ -51,22 +50,6 @@ def test_what_a_user_gets_wrong_is_one_line_before_there_is_a_run(refused, smoke
     ):
         assert named in refused(*smoke, "--output", str(runs), *flags)
         assert not runs.exists()
-
-
-def test_a_run_folder_that_cannot_be_made_is_named(refused, smoke, tmp_path):
-    (tmp_path / "file").write_text("")
-    output = tmp_path / "file" / "runs"
-    assert f"--output {output}" in refused(*smoke, "--output", str(output))
-
-
-def test_damaged_training_state_is_named_and_left_alone(refused, smoke, tmp_path):
-    train_grpo.main([*smoke, "--output", str(tmp_path), "--total-steps", "0"])
-    (run,) = tmp_path.iterdir()
-    state = latest_of(run) / "trainer.pt"
-    state.write_bytes(state.read_bytes()[:1000])
-    before = (run / "metrics.jsonl").read_bytes()
-    assert "trainer.pt" in refused("--resume", str(run))
-    assert (run / "metrics.jsonl").read_bytes() == before
 
 
 def test_evaluation_with_causal_attention_plays_no_episode(refused, monkeypatch, checkpoint, tmp_path):
