@@ -15,6 +15,7 @@ from configs.config import ModelConfig, PhaseConfig, TaskConfig, TrainConfig, ch
 from contracts import BadInput, Observation
 from envs.assets import METAWORLD_LOOKS, Pack, find_pack
 from envs.pool import Pool, make_pool
+from envs.rendering import MIN_CONTRAST
 from envs.tasks import split_suite
 from experiment.checklist import Check, Checks
 from experiment.cost import estimate_cost
@@ -53,7 +54,6 @@ from vla.policy import Policy
 SMALLEST_IMAGE_EFFECT = 0.05
 # --check-only starts no more, so that it can say that main memory is short without running out of it.
 MAX_SIMULATORS_OF_A_CHECK = 2
-MIN_CONTRAST = 5.0  # least standard deviation of a frame's pixel values (0 to 255); in an empty frame it is 0
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from envs.assets import find_pack
 from envs.env import SimulatorFault
 from envs.libero import CAMERAS
 from envs.libero_simulator import SETTLING_ACTION, LiberoSimulator
+from envs.rendering import MIN_CONTRAST
 from envs.tasks import MAX_ENV_STEPS, PUBLISHED_SUITES, load_init_states, suite_task, task_names
-from preflight import MIN_CONTRAST
 
 # The initial states hold objects some centimetres (16 at most) above what they come to rest on. A few slide or topple
 # when they land: the bottle of KITCHEN_SCENE4 rolls up to 30 cm and stays on the table. That is LIBERO's own physics.

@@ -7,17 +7,20 @@ FOLDER/VARIANT/seed_S.jsonl is the metrics.jsonl of one run. The table has a row
 * the success of the training episodes between two numbers of env steps (--between), of all seeds together and of each.
 """
 
+from __future__ import annotations
+
 import argparse
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING
 
 from experiment.run_files import MetricsRow, read_metrics
 from experiment.statistics import Successes
 from experiment.stored_run import GREEDY, TEACHER
+
+if TYPE_CHECKING:  # imported where it is used: --help needs no matplotlib
+    from matplotlib.axes import Axes
 
 ROLLOUT = "rollout/success_rate"
 WINDOW = 50  # training episodes over which success is averaged
@@ -165,6 +168,8 @@ def table(variants: Sequence[Variant], first: int, last: int) -> str:
 
 def draw(variants: Sequence[Variant], path: Path) -> None:
     """Write a PNG: training success as lines, greedy success on held-out states as circles, the teacher's dashed."""
+    import matplotlib.pyplot as plt
+
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     for i, variant in enumerate(variants):
         for seed, rows in enumerate(variant.seeds):

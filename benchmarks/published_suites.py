@@ -17,8 +17,8 @@ from envs.assets import find_pack
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.libero_plus import find_variants
+from envs.rendering import MIN_CONTRAST
 from envs.tasks import PRO_CHANGES, PUBLISHED_SUITES
-from preflight import MIN_CONTRAST
 
 MIN_DIFFERENCE = 0.3  # mean absolute difference of two pictures that are not of the same thing
 # Language comes first, because its pictures are those of the unchanged task.

@@ -11,35 +11,34 @@ the policy alone on batches of one observation per env. sim, render, preprocess 
 infer and wait are shares of this process's time.
 """
 
+from __future__ import annotations
+
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
 import tyro
 
-from benchmarks.env_step import CHUNK_LENGTH, make_reference, reset_reference, step_reference
+from benchmarks.env_step import ACTION_DIM, CHUNK_LENGTH, make_reference, reset_reference, step_reference
 from contracts import Observation
 from envs.env import EnvSpec
 from envs.libero import task_files
 from envs.pool import make_pool
 from envs.rendering import prepare_imports
 from envs.tasks import load_init_states
-from rl.behaviour import Behaviour
-from rl.randomness import Randomness
-from rl.rollout import Rollout, play_episodes
-from rl.trajectory import Episode
-from vla.policy import Acted
-from vla.tokens import FIRST_ACTION_TOKEN, NUM_BINS
+
+if TYPE_CHECKING:  # imported where it is used: --help needs no torch
+    import torch
+
+    from rl.rollout import Rollout
+    from vla.policy import Acted
 
 ENV_PARTS = ("sim", "render", "preprocess")
 PROCESS_PARTS = ("infer", "wait")
 TASK_ID = 0
-ACTION_DIM = 7
 NUM_INIT_STATES = 50
-BEHAVIOUR = Behaviour(epsilon=0.0, temperature=1.0, keep_observations=False)
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,13 @@ class Args:
 class StandInPolicy:
     """A policy that sleeps `latency_s` in every call, when the CPU cores are free, and returns random tokens."""
 
-    device = torch.device("cpu")
     network = None  # there is none that could run out of memory
 
     def __init__(self, latency_s: float) -> None:
+        import torch
+
         self.latency_s = latency_s
+        self.device = torch.device("cpu")
 
     def act(
         self,
@@ -74,6 +75,11 @@ class StandInPolicy:
         temperature: float = 1.0,
         generators: Sequence[torch.Generator] = (),
     ) -> Acted:
+        import torch
+
+        from vla.policy import Acted
+        from vla.tokens import FIRST_ACTION_TOKEN, NUM_BINS
+
         time.sleep(self.latency_s)
         num_tokens = CHUNK_LENGTH * ACTION_DIM
         bins = torch.stack(
@@ -139,13 +145,19 @@ def libero_row(spec: EnvSpec, args: Args) -> Row:
 
 def pool_rows(spec: EnvSpec, num_envs: int, policy: StandInPolicy, args: Args) -> tuple[Row, Row]:
     """Measure the same rollout twice: with a policy that takes no time, and with `policy`."""
+    from rl.behaviour import Behaviour
+    from rl.randomness import Randomness
+    from rl.rollout import play_episodes
+    from rl.trajectory import Episode
+
+    behaviour = Behaviour(epsilon=0.0, temperature=1.0, keep_observations=False)
     name = "inline" if num_envs == 1 else f"{num_envs} workers"
     instant_policy = StandInPolicy(0.0)
     with make_pool(spec, num_envs, None, args.simulators) as pool:
 
         def play(player: StandInPolicy, num_episodes: int, purpose: str) -> Rollout:
             episodes = [Episode(i, TASK_ID, i % NUM_INIT_STATES, group=i) for i in range(num_episodes)]
-            return play_episodes(player, pool, episodes, BEHAVIOUR, Randomness(0, purpose))
+            return play_episodes(player, pool, episodes, behaviour, Randomness(0, purpose))
 
         play(policy, num_envs, "warm up")  # builds the simulators
         simulation = play(instant_policy, args.episodes * num_envs, "rollout")

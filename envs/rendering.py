@@ -30,6 +30,7 @@ BACKENDS = {  # render backend -> (shared libraries that it needs, Debian packag
 }
 IN_CONTAINERS = "in a container with an NVIDIA GPU start it with NVIDIA_DRIVER_CAPABILITIES=all"
 REPAIR = f"run: apt-get install {BACKENDS['egl'][1]}; {IN_CONTAINERS}; or try MUJOCO_GL=osmesa"
+MIN_CONTRAST = 5.0  # least standard deviation of a frame's pixel values (0 to 255); in an empty frame it is 0
 INSTALL_SIMULATOR = "pip install --no-deps -r requirements-simulator.txt"
 # Environment variable -> subfolder of our cache for what a library would otherwise write into the user's home. The
 # drivers' shader caches are worth keeping after a run.

@@ -1,0 +1,146 @@
+"""Make the weights of `benchmarks.full_size`, and write them as a checkpoint."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+
+from benchmarks.growing import add_noise, check_sizes, grow, grow_action_head
+from contracts import BadInput, read_json, write_json
+from vla.adapter_folder import copy_small_files
+from vla.checkpoint import inspect_checkpoint
+from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
+from vla.network_config import read_network_config
+from vla.network_io import load_action_head, load_network, save_network
+from vla.weights import fingerprint
+from workshop.tiny import make_tiny_checkpoint
+
+CONFIG: dict[str, object] = {
+    "architectures": ["OpenVLAForActionPrediction"],
+    "model_type": "openvla",
+    "arch_specifier": "no-align+fused-gelu-mlp",
+    "image_resize_strategy": "resize-naive",
+    "image_sizes": [224, 224],
+    "n_action_bins": 256,
+    "num_images_in_input": 2,
+    "pad_to_multiple_of": 64,
+    "pad_token_id": 32000,
+    "text_config": {
+        "model_type": "llama",
+        "pad_token_id": 32000,
+        "torch_dtype": "bfloat16",
+        "vocab_size": 32064,
+    },
+    "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
+    "timm_override_act_layers": [None, None],
+    "torch_dtype": "bfloat16",
+    "use_fused_vision_backbone": True,
+}
+# Of the small policy's config.json
+COPIED_FIELDS = ("num_action_chunks", "norm_stats", "looks")
+NUM_ACTION_TOKENS = 56  # read only when a network runs: no weight depends on it
+SIZES_NEEDED = (
+    "full size grows from images of 224 pixels in patches of 14, vision width 32, 64 or 128, and language width 128, "
+    "256 or 512 in heads of 128; train such a policy by `python -m workshop.sft --demos FOLDER --out SMALL "
+    "--image-size 224 --patch-size 14 --vision-dim 64 --llm-dim 256 --llm-heads 2`"
+)
+
+
+def write_full_size(folder: Path, seed: int = 0) -> None:
+    """A full-size folder: random weights made on the GPU, tokenizer and statistics of the small checkpoints."""
+    with tempfile.TemporaryDirectory() as small_folder:
+        small = make_tiny_checkpoint(Path(small_folder))
+        folder.mkdir(parents=True, exist_ok=True)
+        copy_small_files(small, folder)
+        processor = (small / "preprocessor_config.json").read_text()
+    # The only sizes in it are those of the small checkpoint's images.
+    write_json(folder / "preprocessor_config.json", json.loads(processor.replace("120", "224")))
+    device = torch.device("cuda")
+    network = build_on_meta(CONFIG).to_empty(device=device)
+    network.proprio_projector = ProprioProjector(8, 4096).to(device)
+    initialise(network, torch.Generator(device).manual_seed(seed))
+    save_network(folder, network, CONFIG)
+
+
+def write_grown(
+    small_folder: Path,
+    folder: Path,
+    target: dict[str, object],
+    noise: float,
+    seed: int,
+    device: torch.device,
+) -> None:
+    """Grow a small policy into the sizes of the config.json `target`, and write the checkpoint `folder`.
+
+    The weights are bfloat16; each is computed in float32 from the small network's, and rounded. noise: see `add_noise`.
+    Raises BadInput when the small policy has other sizes than can be grown into those of `target`.
+    """
+    info = inspect_checkpoint(small_folder)
+    small = load_network(info, NUM_ACTION_TOKENS, device, torch.float32)
+    small_head = load_action_head(info, device, torch.float32)
+    large = build_on_meta(target)
+    try:
+        check_sizes(small, large)
+    except ValueError as error:
+        raise BadInput(f"{small_folder}: {error}: {SIZES_NEEDED}") from error
+
+    generator = torch.Generator(device).manual_seed(seed)
+    fill_grown(small, large.to_empty(device=device), noise, generator)
+    large_head = None
+    if small_head is not None:
+        llm_repeats = large.language_model.config.hidden_size // small.language_model.config.hidden_size
+        large_head = grown_head(small_head, llm_repeats, noise, generator)
+
+    small_config = read_json(small_folder / "config.json")
+    config = target | {name: small_config[name] for name in COPIED_FIELDS if name in small_config}
+    config["num_images_in_input"] = info.num_images
+    small_fingerprint = fingerprint(info.weights.values())
+    config["grown_from"] = {"fingerprint": small_fingerprint, "noise": noise, "seed": seed}
+    save_network(folder, large, config, action_head=large_head)
+    copy_small_files(small_folder, folder)
+
+
+def build_on_meta(config: dict[str, object]) -> OpenVLAOFT:
+    """The network of a config.json in bfloat16, without memory and without a proprio projector."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_json(Path(folder) / "config.json", config)
+        network_config = read_network_config(Path(folder))
+    with torch.device("meta"):
+        return OpenVLAOFT(network_config, NUM_ACTION_TOKENS).to(torch.bfloat16)
+
+
+@torch.no_grad()
+def initialise(network: OpenVLAOFT, generator: torch.Generator) -> None:
+    """Scales 1, biases 0, all other weights random with standard deviation 1 / sqrt(inputs)."""
+    for name, parameter in network.named_parameters():
+        is_vector = parameter.ndim == 1
+        is_norm_scale = is_vector and "norm" in name and name.endswith("weight")
+        if name.endswith(".gamma") or is_norm_scale:
+            parameter.fill_(1.0)
+        elif is_vector:
+            parameter.zero_()
+        else:
+            parameter.normal_(0.0, parameter[0].numel() ** -0.5, generator=generator)
+
+
+def fill_grown(small: OpenVLAOFT, large: OpenVLAOFT, noise: float, generator: torch.Generator) -> None:
+    """Give the large network its weights, and a proprio projector (in float32) if the small one has one."""
+    if small.proprio_projector is not None:
+        sizes = (small.proprio_projector.proprio_dim, large.language_model.config.hidden_size)
+        large.proprio_projector = ProprioProjector(*sizes).to(generator.device)
+    initialise(large, generator)
+    grow(small, large)
+    add_noise(large, noise, generator)
+
+
+def grown_head(
+    small: L1RegressionHead, llm_repeats: int, noise: float, generator: torch.Generator
+) -> L1RegressionHead:
+    """The L1 head, in bfloat16, for states `llm_repeats` times as wide; so much wider are its own, too."""
+    num_blocks, llm_dim, hidden_dim, action_dim = L1RegressionHead.sizes(small.state_dict())
+    with generator.device:
+        large = L1RegressionHead(num_blocks, llm_repeats * llm_dim, llm_repeats * hidden_dim, action_dim)
+    grow_action_head(small, large, llm_repeats)
+    add_noise(large, noise, generator)
+    return large.to(torch.bfloat16)
