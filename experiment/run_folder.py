@@ -104,7 +104,7 @@ def start_run(
     if not ranks.is_main:
         folder = ranks.from_main(None)
         return Run(folder, config, ranks)
-    try:
+    with output_place(Path(config.run.output), "--output"):
         folder = _create_folder(config)
         description: RunDescription = {
             "config": to_dict(config),
@@ -115,11 +115,6 @@ def start_run(
         }
         write_json(folder / CONFIG_FILE, description)
         log_to_terminal(folder / LOG_FILE)
-    except OSError as error:
-        reason = error.strerror or error
-        raise BadInput(
-            f"--output {config.run.output}: cannot create a run folder there ({reason}); name another folder"
-        ) from None
     lock = lock_file(folder / LOCK_FILE, str(folder))
     ranks.from_main(folder)
     return Run(folder, config, ranks, lock=lock)
