@@ -68,6 +68,9 @@ def follow_kl(optimizer: torch.optim.Optimizer, kl: float | None, settings: Upda
     with the learning rate. So the learning rate is multiplied by sqrt(desired_kl / kl), but by at most MAX_LR_CHANGE
     and at least its inverse, and never exceeds MAX_LR_GROWTH * lr. (Schulman et al. 2017, section 4, let a penalty's
     weight follow KL.)
+
+    Updates of the transition do not count. They learn from the teacher's greedy tokens, and the same learning rate then
+    moves the policy several times as far as in RL (docs/LOG.md, "The learning rate follows KL").
     """
     desired_kl = settings.desired_kl
     if desired_kl is None or kl is None or math.isnan(kl):

@@ -19,7 +19,7 @@ from configs.config import TrainConfig, UpdateConfig
 from rl import losses
 from rl.critic import Critic
 from rl.optimizer import follow_kl, make_optimizer, optimizer_step, rl_learning_rate
-from rl.phases import PhaseState, TeacherMode
+from rl.phases import Phase, PhaseState, TeacherMode
 from rl.randomness import torch_generator
 from rl.ranks import ALONE, Ranks
 from rl.selfcheck import check_first_ratio
@@ -114,7 +114,7 @@ def update(
         metrics |= measure_sample(learner, batch, progress.micro_batch_size, phase, config, update_index)
         advantages = losses.policy_advantages(batch)
         metrics["train/zero_advantage_fraction"] = (advantages == 0).float().mean().item()
-        if progress.gradient_norms:
+        if phase.phase is Phase.RL and progress.gradient_norms:
             follow_kl(optimizer, metrics.get("train/approx_kl"), settings)
     metrics["train/time_s"] = time.perf_counter() - started
     return metrics

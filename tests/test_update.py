@@ -22,6 +22,7 @@ N = sum(LENGTHS)
 ADVANTAGES = torch.tensor([1.0, 0.0, -2.0, 0.5, 0.0, 0.0, -1.0, 1.5])
 RL = phase_at(0, PhaseConfig(warmup=False))
 WARMUP = phase_at(0, PhaseConfig(warmup_steps=1))
+TRANSITION = phase_at(1, PhaseConfig(warmup_steps=1, transition_steps=2))
 REASON = "CUDA out of memory. Tried to allocate 2 GiB."
 
 
@@ -113,12 +114,13 @@ def learn(
     optimizer=None,
     *,
     distil=False,
+    phase=RL,
     loss=None,
     temperature=1.0,
     teacher_mode="greedy",
     **settings,
 ):
-    """Metrics of an update; `settings` of UpdateConfig."""
+    """Metrics of an update; `settings` of UpdateConfig. `distil`: in the warmup."""
     settings = {
         "n_epochs": 1,
         "batch_size": N,
@@ -136,7 +138,7 @@ def learn(
     config = settle_warmup(config, teacher_mode)
     learner = Learner(policy, None, optimizer or adamw(policy))
     batch = batch if distil else replace(batch, advantages=advantages)
-    return update(learner, batch, WARMUP if distil else RL, config, 0)
+    return update(learner, batch, WARMUP if distil else phase, config, 0)
 
 
 def gradients(policy, batch, *arguments, **settings) -> list[torch.Tensor]:
@@ -487,6 +489,13 @@ def test_the_learning_rate_ends_at_100_times_the_first_one(policy):
 def test_without_a_kl_or_a_desired_kl_the_learning_rate_stays(policy, kl, desired_kl):
     optimizer = adamw(policy, lr=1e-4)
     follow_kl(optimizer, kl, UpdateConfig(desired_kl=desired_kl))
+    assert rl_learning_rate(optimizer, initial=2e-4) == 2e-4
+
+
+def test_updates_of_the_transition_do_not_change_the_learning_rate(policy, batch):
+    optimizer = adamw(policy)
+    metrics = learn(policy, batch, optimizer=optimizer, phase=TRANSITION, lr=0.05, desired_kl=1e-6)
+    assert metrics["train/approx_kl"] > 1e-6
     assert rl_learning_rate(optimizer, initial=2e-4) == 2e-4
 
 
