@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from contracts import BadInput, first_line
+from vla.images import decode_jpeg as decode_jpeg  # of the `jpegs`; outside programs import it here
 
 RECIPE_FILE = "recipe.json"
 CHUNK_LENGTH = 8  # actions that belong to a frame
