@@ -12,7 +12,6 @@ A command with --out continues an interrupted evaluation. The results file is de
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import sys
@@ -26,18 +25,14 @@ from command_line import main_guard
 from configs.cli import parse_eval
 from configs.config import SimulatorConfig
 from configs.eval_config import EvalConfig
-from contracts import BadInput, first_line
 from envs.assets import find_pack
 from envs.env import EnvSpec
-from envs.perturb import KINDS, MAGNITUDES, NONE, from_label
 from envs.pool import Pool, make_pool, task_info
 from envs.tasks import bddl_task, split_suite, task_names
 from experiment.results import (
     EpisodeKey,
-    EpisodeRecord,
     Plan,
     Results,
-    Settings,
     make_plan,
     open_results,
     read_results,
@@ -51,17 +46,10 @@ from experiment.terminal import print_due_lines, say, show_progress
 if TYPE_CHECKING:  # these take seconds to import, and neither --help nor messages about flags need them
     from experiment.stored_run import Training
     from rl.rollout import Rollout
-    from rl.trajectory import Episode, Trajectory
-    from vla.policy import Mode, Policy
+    from rl.trajectory import Trajectory
+    from vla.policy import Policy
 
-# An episode's index is composed with these strides (`episode_of`). The first is above the number of tasks of any suite
-# (90), the second above the number of initial states of any task.
-TASK_STRIDE = 100
-STATE_STRIDE = 10_000
-PERTURBATION_STRIDE = 10**9
 SAVE_INTERVAL_S = 10.0  # writing the file takes 0.2 s with 10,000 episodes in it
-
-log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -102,17 +90,14 @@ def play_all(config: EvalConfig, plan: Plan, out: Path, times: StartTimes) -> tu
 
     If --compare-with names a checkpoint, that plays the same episodes, and its results file is STEM-before.json.
     """
-    checkpoint_or_file = config.compare_with
-    if checkpoint_or_file is None:
-        before = None
-        results = play(config, plan, out, None, times)
-    elif checkpoint_or_file.endswith(".json"):
-        before = read_results(Path(checkpoint_or_file))
-        results = play(config, plan, out, before, times)
-    else:
-        results = play(config, plan, out, None, times)
-        config_before = replace(config, model=replace(config.model, checkpoint=checkpoint_or_file))
-        plan_before = replace(plan, header={**plan.header, **origin_of(checkpoint_or_file)})
+    compare_with = config.compare_with
+    before = None
+    if compare_with is not None and compare_with.endswith(".json"):
+        before = read_results(Path(compare_with))
+    results = play(config, plan, out, before, times)
+    if compare_with is not None and before is None:  # it is a checkpoint
+        config_before = replace(config, model=replace(config.model, checkpoint=compare_with))
+        plan_before = replace(plan, header={**plan.header, **origin_of(compare_with)})
         out_before = out.with_name(f"{out.stem}-before.json")
         before = play(config_before, plan_before, out_before, results, times)
     save_results(results, plan, before)
@@ -208,6 +193,7 @@ def play(
     `compared_with`: results of the other policy. Raises BadInput if `out` holds a different evaluation, or if the two
     cannot be compared.
     """
+    from experiment.eval_episodes import settings_of
     from experiment.setup import load_policy
 
     results = None
@@ -314,6 +300,7 @@ def play_and_save(
     results: Results,
 ) -> Rollout:
     """Play the episodes of one suite; save those that have ended every SAVE_INTERVAL_S, and at the end or a stop."""
+    from experiment.eval_episodes import episode_of, episode_record
     from experiment.evaluation import play_evaluation
 
     episode_keys = {episode_of(key, config.seed): key for key in keys}
@@ -369,107 +356,6 @@ def env_spec(config: EvalConfig, suite: str, num_images: int = 1) -> EnvSpec:
         task_ids = config.task_ids or tuple(range(len(task_names(suite))))
     spec = make_spec(suite, task_ids, config.simulator, num_images)
     return replace(spec, leaked_prompt=config.prompt == "leaked")
-
-
-def episode_of(key: EpisodeKey, seed: int = 0) -> Episode:
-    """The episode to play. Its index, and with it its random stream, depends on the key alone.
-
-    The random numbers of a perturbation depend on the seed, the task and the initial state; they are the same for all
-    magnitudes.
-    """
-    from rl.randomness import seed_sequence
-    from rl.trajectory import Episode
-
-    index = (key.repeat * STATE_STRIDE + key.init_state_id) * TASK_STRIDE + key.task_id
-    sequence = seed_sequence(seed, "perturb", key.task_id, key.init_state_id)
-    (perturbation_seed,) = sequence.generate_state(1).tolist()
-    perturbation = from_label(key.perturbation, perturbation_seed)
-    if perturbation is not None:
-        kind_index = KINDS.index(perturbation.kind)
-        index += PERTURBATION_STRIDE * (1 + len(MAGNITUDES) * kind_index + perturbation.magnitude)
-    return Episode(index, key.task_id, key.init_state_id, group=index, perturbation=perturbation)
-
-
-def settings_of(config: EvalConfig, policy: Policy) -> Settings:
-    """The settings that, with its key, decide how an episode ends. Raises BadInput if --mode l1 has no L1 head."""
-    from experiment.setup import weights_fingerprint
-
-    mode = choose_mode(config, policy)
-    bddl_file = config.simulator.bddl_file
-    bddl_sha256 = None if bddl_file is None else hashlib.sha256(Path(bddl_file).read_bytes()).hexdigest()
-    settings: Settings = {
-        "checkpoint": str(config.model.checkpoint),
-        "weights": weights_fingerprint(policy),
-        "mode": mode,
-        "temperature": (config.temperature or 1.0) if mode == "sample" else None,
-        "seed": config.seed,
-        "assets": str(find_pack(config.simulator.assets)),
-        "bddl_sha256": bddl_sha256,
-        "device": policy.device.type,
-        "frozen_weights": policy.frozen_weights,
-        "max_env_steps": config.simulator.max_env_steps,
-        "unnorm_key": config.model.unnorm_key,
-    }
-    if config.prompt == "leaked":
-        settings["prompt"] = "leaked"
-    return settings
-
-
-def choose_mode(config: EvalConfig, policy: Policy) -> Mode:
-    """Resolve --mode auto. Raises BadInput if --mode is l1 and the checkpoint has no L1 head."""
-    from vla.adapter_folder import base_and_adapter
-
-    checkpoint = str(config.model.checkpoint)
-    if config.mode == "l1" and policy.action_head is None:
-        raise BadInput(f"--mode l1: {checkpoint} has no L1 action head; use --mode greedy or sample")
-    if config.mode != "auto":
-        return config.mode
-    if config.samples:
-        return "sample"
-    _, adapter = base_and_adapter(checkpoint)
-    if policy.action_head is None or adapter is not None:  # adapters are trained on tokens
-        return "greedy"
-    return "l1"
-
-
-def episode_record(
-    config: EvalConfig, results: Results, key: EpisodeKey, trajectory: Trajectory
-) -> EpisodeRecord:
-    """Make the record of an episode (docs/RESULTS_JSON.md), and write its video if --video asks for it."""
-    video = None
-    if config.video == "all" or (config.video == "failures" and not trajectory.success):
-        video = save_video(results.path, key, trajectory)
-    return {
-        **key._asdict(),  # type: ignore[typeddict-item]  # mypy does not know the keys of _asdict()
-        "seed": config.seed,
-        "mode": results.settings["mode"],
-        "success": trajectory.success,
-        "env_steps": trajectory.env_steps,
-        "decisions": len(trajectory.decisions),
-        "seconds": round(trajectory.seconds, 3),
-        "error": trajectory.fault,
-        "video": video,
-    }
-
-
-def save_video(results_path: Path, key: EpisodeKey, trajectory: Trajectory) -> str | None:
-    """Write the episode's video; return its path relative to the results file, or None if it cannot be written."""
-    from experiment.videos import write_video
-
-    parts = [key.task_suite, f"task_{key.task_id}", f"init_state_{key.init_state_id}"]
-    if key.perturbation != NONE:
-        parts.append(key.perturbation)
-    if key.repeat > 0:
-        parts.append(f"repeat_{key.repeat}")
-    parts.append("success" if trajectory.success else "failure")
-    name = "-".join(parts) + ".mp4"
-    video = f"{results_path.stem}-videos/{name}"
-    try:
-        write_video(results_path.parent / video, trajectory.frames)
-    except Exception as error:
-        log.warning("%s could not be written (%s); the evaluation goes on", name, first_line(error))
-        return None
-    return video
 
 
 if __name__ == "__main__":

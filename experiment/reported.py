@@ -58,16 +58,22 @@ def compare_with_reports(
 ) -> Comparison | None:
     """Compare the successes of an untrained checkpoint with what others report for it.
 
-    The measured rate is below if its 95 % interval ends below the lowest reported one. mode: how the checkpoint
-    decided. assets: those that it was measured with. Returns None if nobody reports on it, or only in another mode.
+    That is the success on the one task of `task_ids`, or else the mean over the suite. The measured rate is below if
+    its 95 % interval ends below the lowest reported one. mode: how the checkpoint decided. assets: those that it was
+    measured with. Returns None if nobody reports on it, or if it decided in another mode than the reported one.
     """
     hub_id = hub_id_of(checkpoint)
     if hub_id is None or (hub_id, suite) not in REPORTS:
         return None
-    reports = reports_on(hub_id, suite, task_ids)
+    on_suite = [report for report in REPORTS[hub_id, suite] if report.task_id is None]
+    on_task = [report for report in REPORTS[hub_id, suite] if (report.task_id,) == tuple(task_ids)]
+    reports = on_task or on_suite
     if any(report.mode != mode for report in reports):
         return None
-    reported = f"what others report for {hub_id}: {describe_reports(hub_id, suite, task_ids)}"
+    reported = f"what others report for {hub_id}: "
+    if on_task:
+        reported += f"{_rates(on_task)} on task {task_ids[0]}; "
+    reported += f"{_rates(on_suite)} as the mean over all tasks of {suite}, which differ"
     _, highest = measured.interval
     if highest >= min(report.rate for report in reports):
         return Comparison(False, f"{measured} is not below {reported}")
@@ -97,21 +103,6 @@ def hub_id_of(checkpoint: str) -> str | None:
         by_name = {hub_id.split("/")[1]: hub_id for hub_id in hub_ids}
         return by_name.get(Path(base).expanduser().resolve().name)
     return base if base in hub_ids else None
-
-
-def reports_on(hub_id: str, suite: str, task_ids: Sequence[int]) -> list[Report]:
-    """What is reported on the one task of `task_ids`, or else on the suite as a whole."""
-    reports = REPORTS[hub_id, suite]
-    on_task = [report for report in reports if (report.task_id,) == tuple(task_ids)]
-    return on_task or [report for report in reports if report.task_id is None]
-
-
-def describe_reports(hub_id: str, suite: str, task_ids: Sequence[int]) -> str:
-    """The reported rates with their sources: those on the one task of `task_ids`, then those on the suite."""
-    on_suite = [report for report in REPORTS[hub_id, suite] if report.task_id is None]
-    text = f"{_rates(on_suite)} as the mean over all tasks of {suite}, which differ"
-    on_task = [report for report in reports_on(hub_id, suite, task_ids) if report.task_id is not None]
-    return f"{_rates(on_task)} on task {task_ids[0]}; {text}" if on_task else text
 
 
 def _rates(reports: Sequence[Report]) -> str:

@@ -9,7 +9,8 @@ import pytest
 from configs.eval_config import EvalConfig
 from contracts import BadInput
 from envs.tasks import TaskInfo
-from eval import episode_of, play_and_save
+from eval import play_and_save
+from experiment.eval_episodes import episode_of
 from experiment.results import EpisodeKey, Results, make_plan, open_results, save_results
 from experiment.results_table import comparison_table, perturbation_table, results_table
 from experiment.robustness import draw_perturbations

@@ -1,0 +1,119 @@
+"""One episode of eval.py: how it is played, what decides how it ends, its record and its video."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from pathlib import Path
+
+from configs.eval_config import EvalConfig
+from contracts import BadInput, first_line
+from envs.assets import find_pack
+from envs.perturb import KINDS, MAGNITUDES, NONE, from_label
+from experiment.results import EpisodeKey, EpisodeRecord, Results, Settings
+from experiment.setup import weights_fingerprint
+from experiment.videos import write_video
+from rl.randomness import seed_sequence
+from rl.trajectory import Episode, Trajectory
+from vla.adapter_folder import base_and_adapter
+from vla.policy import Mode, Policy
+
+log = logging.getLogger(__name__)
+
+# An episode's index is composed with these strides (`episode_of`). The first is above the number of tasks of any suite
+# (90), the second above the number of initial states of any task.
+TASK_STRIDE = 100
+STATE_STRIDE = 10_000
+PERTURBATION_STRIDE = 10**9
+
+
+def episode_of(key: EpisodeKey, seed: int = 0) -> Episode:
+    """The episode to play. Its index, and with it its random stream, depends on the key alone.
+
+    The random numbers of a perturbation depend on the seed, the task and the initial state; they are the same for all
+    magnitudes.
+    """
+    index = (key.repeat * STATE_STRIDE + key.init_state_id) * TASK_STRIDE + key.task_id
+    sequence = seed_sequence(seed, "perturb", key.task_id, key.init_state_id)
+    (perturbation_seed,) = sequence.generate_state(1).tolist()
+    perturbation = from_label(key.perturbation, perturbation_seed)
+    if perturbation is not None:
+        kind_index = KINDS.index(perturbation.kind)
+        index += PERTURBATION_STRIDE * (1 + len(MAGNITUDES) * kind_index + perturbation.magnitude)
+    return Episode(index, key.task_id, key.init_state_id, group=index, perturbation=perturbation)
+
+
+def settings_of(config: EvalConfig, policy: Policy) -> Settings:
+    """The settings that, with its key, decide how an episode ends. Raises BadInput if --mode l1 has no L1 head."""
+    mode = choose_mode(config, policy)
+    bddl_file = config.simulator.bddl_file
+    bddl_sha256 = None if bddl_file is None else hashlib.sha256(Path(bddl_file).read_bytes()).hexdigest()
+    settings: Settings = {
+        "checkpoint": str(config.model.checkpoint),
+        "weights": weights_fingerprint(policy),
+        "mode": mode,
+        "temperature": (config.temperature or 1.0) if mode == "sample" else None,
+        "seed": config.seed,
+        "assets": str(find_pack(config.simulator.assets)),
+        "bddl_sha256": bddl_sha256,
+        "device": policy.device.type,
+        "frozen_weights": policy.frozen_weights,
+        "max_env_steps": config.simulator.max_env_steps,
+        "unnorm_key": config.model.unnorm_key,
+    }
+    if config.prompt == "leaked":
+        settings["prompt"] = "leaked"
+    return settings
+
+
+def choose_mode(config: EvalConfig, policy: Policy) -> Mode:
+    """Resolve --mode auto. Raises BadInput if --mode is l1 and the checkpoint has no L1 head."""
+    checkpoint = str(config.model.checkpoint)
+    if config.mode == "l1" and policy.action_head is None:
+        raise BadInput(f"--mode l1: {checkpoint} has no L1 action head; use --mode greedy or sample")
+    if config.mode != "auto":
+        return config.mode
+    if config.samples:
+        return "sample"
+    _, adapter = base_and_adapter(checkpoint)
+    if policy.action_head is None or adapter is not None:  # adapters are trained on tokens
+        return "greedy"
+    return "l1"
+
+
+def episode_record(
+    config: EvalConfig, results: Results, key: EpisodeKey, trajectory: Trajectory
+) -> EpisodeRecord:
+    """Make the record of an episode (docs/RESULTS_JSON.md), and write its video if --video asks for it."""
+    video = None
+    if config.video == "all" or (config.video == "failures" and not trajectory.success):
+        video = save_video(results.path, key, trajectory)
+    return {
+        **key._asdict(),  # type: ignore[typeddict-item]  # mypy does not know the keys of _asdict()
+        "seed": config.seed,
+        "mode": results.settings["mode"],
+        "success": trajectory.success,
+        "env_steps": trajectory.env_steps,
+        "decisions": len(trajectory.decisions),
+        "seconds": round(trajectory.seconds, 3),
+        "error": trajectory.fault,
+        "video": video,
+    }
+
+
+def save_video(results_path: Path, key: EpisodeKey, trajectory: Trajectory) -> str | None:
+    """Write the episode's video; return its path relative to the results file, or None if it cannot be written."""
+    parts = [key.task_suite, f"task_{key.task_id}", f"init_state_{key.init_state_id}"]
+    if key.perturbation != NONE:
+        parts.append(key.perturbation)
+    if key.repeat > 0:
+        parts.append(f"repeat_{key.repeat}")
+    parts.append("success" if trajectory.success else "failure")
+    name = "-".join(parts) + ".mp4"
+    video = f"{results_path.stem}-videos/{name}"
+    try:
+        write_video(results_path.parent / video, trajectory.frames)
+    except Exception as error:
+        log.warning("%s could not be written (%s); the evaluation goes on", name, first_line(error))
+        return None
+    return video
