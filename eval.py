@@ -28,7 +28,7 @@ from configs.eval_config import EvalConfig
 from envs.assets import find_pack
 from envs.env import EnvSpec
 from envs.pool import Pool, make_pool, task_info
-from envs.tasks import bddl_task, split_suite, task_names
+from envs.tasks import bddl_task, keep_compiled_code, split_suite, task_names
 from experiment.results import (
     EpisodeKey,
     Plan,
@@ -67,6 +67,7 @@ def evaluate(config: EvalConfig) -> Results:
 
 def play_planned(config: EvalConfig, argv: Sequence[str]) -> tuple[Plan, Results, Results | None]:
     """Plan and play what is missing. Returns the plan, the results and those of --compare-with."""
+    keep_compiled_code()
     times = StartTimes()
     with print_due_lines(times.due_line):
         from experiment.file_lock import lock_file

@@ -49,6 +49,7 @@ from typing import TYPE_CHECKING
 from command_line import main_guard
 from configs.cli import Command, parse_train
 from configs.config import TrainConfig
+from envs.tasks import keep_compiled_code
 from experiment.metrics import (
     advantage_metrics,
     rollout_metrics,
@@ -75,6 +76,7 @@ log = logging.getLogger(__name__)
 def main(argv: Sequence[str]) -> None:
     """Read the flags, start the ranks, set up and check a run, and train."""
     command = parse_train(argv)  # --help and wrong flags are answered before the slow imports below
+    keep_compiled_code()
 
     times = StartTimes()
     with print_due_lines(times.due_line, shown=is_first_rank()):
@@ -97,6 +99,7 @@ def run_training(config: TrainConfig, resume: str | None = None) -> Path:
 
     Raises BadInput for settings that cannot work, and TimeIsUp after --max-hours.
     """
+    keep_compiled_code()
     from preflight import set_up
 
     log_to_terminal()

@@ -92,6 +92,14 @@ def cache_dir() -> Path:
     return Path(os.environ["VLA_GRPO_CACHE"])
 
 
+def keep_compiled_code() -> None:
+    """Have torch keep what it compiles in our cache folder, for the next run, unless the user has chosen another.
+
+    Call this before `vla` is imported. With it comes torch's compiler, which would choose a folder in /tmp.
+    """
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
+
+
 @cache
 def libero_root() -> Path:
     """The folder `libero/libero` of the installed package, looked up without importing it.

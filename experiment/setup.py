@@ -7,7 +7,6 @@ machine_checks.py.
 import hashlib
 import logging
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,7 +27,7 @@ from contracts import GIB, BadInput, Observation, resolve_pointer
 from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
 from envs.env import EnvSpec
 from envs.pool import Pool, env_class, task_info
-from envs.tasks import METAWORLD, TaskInfo, bddl_task, cache_dir, split_suite
+from envs.tasks import METAWORLD, TaskInfo, bddl_task, split_suite
 from experiment.checklist import Checks
 from experiment.checkpoints import TrainerState, latest_checkpoint, load_checkpoint, save_checkpoint
 from experiment.run_folder import Run, reopen_run, start_run
@@ -123,11 +122,7 @@ def find_commit(checkpoint: str) -> str | None:
 def load_policy(
     model: ModelConfig, task_suite: str, lora_rank: int = UpdateConfig.lora_rank, seed: int = 0
 ) -> Policy:
-    """Load --checkpoint: a pretrained policy with new adapters, or a trained one. Raises BadInput.
-
-    What torch compiles is kept in our cache folder, unless the user has chosen another, so that the next run finds it.
-    """
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir() / "compiled"))
+    """Load --checkpoint: a pretrained policy with new adapters, or a trained one. Raises BadInput."""
     # LIBERO-PRO's and LIBERO-Plus's suites have the data of the suite that they change.
     base_suite, _ = split_suite(task_suite)
     options = LoadOptions(

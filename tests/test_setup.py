@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -112,14 +115,21 @@ def test_a_task_needs_all_initial_states_that_are_configured():
 # weights
 
 
-def test_compiled_code_is_kept_in_our_cache_or_where_the_user_says(small, monkeypatch, tmp_path):
-    monkeypatch.setenv("VLA_GRPO_CACHE", str(tmp_path))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "elsewhere")
-    load_policy(on_cpu(small), SUITE)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == "elsewhere"
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    load_policy(on_cpu(small), SUITE)
-    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "compiled")
+def test_torch_keeps_compiled_code_in_our_cache_and_not_where_temporary_files_are(tmp_path):
+    environ = {**os.environ, "TMPDIR": str(tmp_path), "VLA_GRPO_CACHE": str(tmp_path / "cache")}
+    environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
+    # It ends after torch was imported, because there is no such checkpoint.
+    command = [
+        sys.executable,
+        "train_grpo.py",
+        "--checkpoint",
+        str(tmp_path / "none"),
+        "--output",
+        str(tmp_path),
+    ]
+    ended = subprocess.run(command, cwd=Path(__file__).parents[1], env=environ, capture_output=True)
+    assert ended.returncode == 2
+    assert not list(tmp_path.glob("torchinductor*"))
 
 
 def test_the_fingerprint_changes_with_any_trained_number(small):
