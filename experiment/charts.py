@@ -38,7 +38,9 @@ class Axis(NamedTuple):
         power = 10 ** math.floor(math.log10(length / 5))
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= length / 5)
         multiples = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
-        return [Tick(100 * (step * n - self.low) / length, short(step * n)) for n in multiples]
+        # So many that the labels of neighbours differ.
+        digits = max(3, 2 + math.floor(math.log10(max(abs(self.low), abs(self.high)) / step)))
+        return [Tick(100 * (step * n - self.low) / length, short(step * n, digits)) for n in multiples]
 
 
 class Point(NamedTuple):
@@ -153,10 +155,10 @@ def per_cent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def short(value: float) -> str:
-    """A number with three digits: 0.0214, 1.5k, 3e-05."""
+def short(value: float, digits: int = 3) -> str:
+    """A number with three digits, or as many as given: 0.0214, 1.5k, 3e-05."""
     if abs(value) >= 1e6:
-        return f"{value / 1e6:.3g}M"
+        return f"{value / 1e6:.{digits}g}M"
     if abs(value) >= 1e3:
-        return f"{value / 1e3:.3g}k"
-    return f"{value:.3g}"
+        return f"{value / 1e3:.{digits}g}k"
+    return f"{value:.{digits}g}"

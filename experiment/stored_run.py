@@ -167,8 +167,8 @@ class Change(NamedTuple):
 def changes(run: StoredRun) -> list[Change]:
     """The changes of success from the first to the last evaluation; empty without an evaluation.
 
-    First come the sampled student, the greedy student, and the greedy student compared with its teacher. With several
-    tasks, the student on each task follows.
+    First come the sampled student, the greedy student, and the greedy student compared with its teacher, unless the
+    student began as that teacher. With several tasks, the student on each task follows.
     """
     if not run.evaluations:
         return []
@@ -178,7 +178,9 @@ def changes(run: StoredRun) -> list[Change]:
         if f"{metric}_k" in run.evaluations[0]:  # without --eval-trials nothing was sampled
             on_all_tasks.append(_change(run, label, metric, metric))
             by_task += _changes_by_task(run, label, metric)
-    on_all_tasks.append(_change(run, "teacher, then greedy student", TEACHER, GREEDY))
+    from_teacher = _change(run, "teacher, then greedy student", TEACHER, GREEDY)
+    if from_teacher[1:] != on_all_tasks[-1][1:]:
+        on_all_tasks.append(from_teacher)
     return on_all_tasks + by_task
 
 

@@ -14,7 +14,7 @@ import imageio.v2 as imageio
 import numpy as np
 import pytest
 
-from experiment.charts import SIZE
+from experiment.charts import SIZE, Axis
 from experiment.report import PANELS, main, make_cards, write_report
 from experiment.run_files import CONFIG_FILE
 from experiment.statistics import Successes
@@ -120,6 +120,14 @@ def test_every_card_shows_the_recorded_numbers_against_env_steps():
         heights = [point.y for point in curve.points]
         assert heights == sorted(heights, reverse=True)  # downwards
         assert curve.last in (f"{index + 200}", f"{100 * (index + 200)} %")
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.9989, 1.0002), (1.4399, 1.4411), (1200, 1203), (2.3e-7, 2.6e-7), (0, 9)]
+)
+def test_ticks_have_labels_that_differ(low, high):
+    labels = [tick.label for tick in Axis(low, high).ticks()]
+    assert 3 <= len(labels) == len(set(labels))
 
 
 def test_a_panel_of_which_nothing_was_recorded_has_no_card():

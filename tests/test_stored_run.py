@@ -26,6 +26,12 @@ def test_without_sampled_episodes_or_outcomes_the_rates_remain(tmp_path):
     assert all(change.paired is None for change in changes(read_run(tmp_path)))
 
 
+def test_a_student_that_began_as_its_teacher_is_compared_once(tmp_path):
+    rows = [evaluation(0, 8, 8, 4), evaluation(300, 8, 11, 16)]
+    labels = [change.label for change in changes(read_run(store(tmp_path, rows)))]
+    assert labels == ["student, sampled", "student, greedy"]
+
+
 def test_a_checkpoint_knows_what_its_training_took(tmp_path):
     folder = store(tmp_path / "run", [*ROWS[:-1], ROWS[-1] | {"system/gpu_mem_gb": 3.0}])
     (folder / "checkpoints").mkdir()
