@@ -126,4 +126,4 @@ def _mode_and_reason(phases: PhaseConfig, checkpoint: str, has_l1_head: bool) ->
     name = phases.teacher_checkpoint or "the checkpoint"
     if has_l1_head:
         return "l1", f"{name} was trained by regression: its token logits mean nothing"
-    return "greedy", f"{name} has no action head: its token logits were trained"
+    return "greedy", f"{name} has no action head, so its likeliest tokens are the teacher's"

@@ -56,7 +56,7 @@ def test_no_warmup_is_rl_from_step_0_whatever_the_lengths_say(step, warmup, tran
     ("wanted", "has_l1_head", "mode", "why"),
     [
         ("auto", True, "l1", "was trained by regression"),
-        ("auto", False, "greedy", "its token logits were trained"),
+        ("auto", False, "greedy", "likeliest tokens"),
         ("greedy", True, "greedy", "as asked by --teacher"),
         ("l1", True, "l1", "as asked by --teacher"),
         ("some/other", False, "greedy", "some/other has no action head"),
