@@ -221,7 +221,7 @@ def check_suites(config: EvalConfig, policy: Policy) -> None:
 
     for suite in config.suites:  # all suites now, before hours are spent on the first one
         base_suite, _ = split_suite(suite)
-        select_key(policy.info.statistics, base_suite, config.model.unnorm_key)
+        select_key(policy.info.statistics_folder, policy.info.statistics, base_suite, config.model.unnorm_key)
 
 
 def print_start(config: EvalConfig, policy: Policy, plan: Plan, results: Results) -> None:

@@ -171,7 +171,7 @@ def check_looks(info: CheckpointInfo, pack: Pack) -> Check:
 def check_suite(info: CheckpointInfo, model: ModelConfig, task_suite: str) -> Check:
     """Show the ranges of actions, and warn if their key or the checkpoint's name belongs to another suite."""
     task_suite, _ = split_suite(task_suite)
-    key = select_key(info.statistics, task_suite, model.unnorm_key)
+    key = select_key(info.statistics_folder, info.statistics, task_suite, model.unnorm_key)
     action = info.statistics[key].action
     low = " ".join(f"{value:.2f}" for value in action.q01)
     high = " ".join(f"{value:.2f}" for value in action.q99)

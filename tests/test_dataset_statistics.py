@@ -123,7 +123,7 @@ def test_a_broken_field_is_named(tmp_path, entry, field, value):
     ],
 )
 def test_key_follows_from_the_suite_unless_one_is_given(keys, suite, unnorm_key, expected):
-    assert select_key(keys, suite, unnorm_key) == expected
+    assert select_key(Path("folder"), keys, suite, unnorm_key) == expected
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,8 @@ def test_key_follows_from_the_suite_unless_one_is_given(keys, suite, unnorm_key,
     ],
 )
 def test_a_key_that_does_not_exist_is_refused_with_those_that_do(keys, suite, unnorm_key):
-    with pytest.raises(BadInput, match=", ".join(sorted(keys))):
-        select_key(keys, suite, unnorm_key)
+    with pytest.raises(BadInput, match="^folder: .*" + ", ".join(sorted(keys))):
+        select_key(Path("folder"), keys, suite, unnorm_key)
 
 
 @pytest.mark.parametrize(

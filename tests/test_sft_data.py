@@ -82,7 +82,7 @@ def test_statistics_are_named_after_the_suite_whose_tasks_were_played(folder, wr
     write_json(tmp_path / RECIPE_FILE, DemosArgs(tmp_path, task_suite="libero_goal").recipe())
     folders, key = find_demo_folders([str(tmp_path)], None)
     assert folders == [tmp_path]
-    assert select_key([KEY, key], "libero_goal") == key
+    assert select_key(tmp_path, [KEY, key], "libero_goal") == key
     assert find_demo_folders([str(folder)], None)[1] == KEY  # it has no recipe
     with pytest.raises(BadInput, match="--task-suite"):
         find_demo_folders([str(tmp_path), str(folder)], None)

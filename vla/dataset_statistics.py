@@ -141,8 +141,8 @@ def load_statistics(folder: str | Path) -> dict[str, DatasetStatistics]:
     return statistics
 
 
-def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = None) -> str:
-    """Choose the key of the statistics to use for a task suite. Raises BadInput when none fits.
+def select_key(folder: Path, keys: Collection[str], task_suite: str, unnorm_key: str | None = None) -> str:
+    """Choose one of the keys of the statistics in `folder` for a task suite. Raises BadInput when none fits.
 
     It is `unnorm_key` if given; else `<suite>_no_noops` or `<suite>`; else the only key, unless this one names another
     suite.
@@ -157,7 +157,7 @@ def select_key(keys: Collection[str], task_suite: str, unnorm_key: str | None = 
         if not suites or task_suite in suites:
             return only_key
     raise BadInput(
-        f"the checkpoint has no statistics {unnorm_key or f'for {task_suite}'}; it has: {', '.join(sorted(keys))}; "
+        f"{folder}: no statistics {unnorm_key or f'for {task_suite}'}, only {', '.join(sorted(keys))}; "
         "use a checkpoint of this suite, or choose one of these with --unnorm-key"
     )
 

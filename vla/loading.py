@@ -74,7 +74,7 @@ def load_parts(checkpoint: str, options: LoadOptions) -> PolicyParts:
     limit_memory(options.memory_budget, device)
     folder = resolve_checkpoint(base)
     info = inspect_checkpoint(folder, adapter_folder=adapter_folder, statistics=options.statistics)
-    unnorm_key = select_key(info.statistics, options.task_suite, options.unnorm_key)
+    unnorm_key = select_key(info.statistics_folder, info.statistics, options.task_suite, options.unnorm_key)
     action_dim = info.statistics[unnorm_key].action.dim
     if options.action_dim not in (None, action_dim):
         raise BadInput(
