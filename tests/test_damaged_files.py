@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from configs.cli import parse_train
 from contracts import BadInput
 from experiment import report
 from experiment.results import KIND, open_results, read_results, save_results
@@ -186,6 +187,7 @@ def test_files_of_a_run(name, tmp_path):
         was_trained_on(training, "libero_spatial", 0, 3)
         changes(read_run(run))
         report.write_report(read_run(run))
+        parse_train(["--resume", str(run)])
 
     check(run, name, read)
 

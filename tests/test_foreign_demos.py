@@ -249,6 +249,10 @@ PICTURE = CAMERA_KEYS[0]
     ("damage", "message"),
     [
         (info_changed(codebase_version="v1.6"), r"version v1\.6"),
+        (
+            lambda folder: (folder / "meta" / "tasks.jsonl").touch(),
+            r"tasks\.jsonl",
+        ),  # whatever info.json says
         (info_changed(storage_format="lance"), "lance"),
         (info_changed(fps="fast"), "fps"),
         (info_changed(total_episodes=5), "3 of 5 episodes"),
@@ -338,13 +342,6 @@ def test_file_numbers_that_pandas_has_made_floats_are_read(ours, tmp_path):
                 ),
             )(folder)
     assert_equal(training_data(folder), ours, names=("tokens", "proprio", "instruction"))
-
-
-def test_files_of_version_2_are_called_so_whatever_info_says(tmp_path):
-    folder = write_lerobot(tmp_path / "libero", RECORDINGS)
-    (folder / "meta" / "tasks.jsonl").touch()
-    with pytest.raises(BadInput, match=r"tasks\.jsonl"):
-        open_foreign(folder, "none")
 
 
 def test_without_the_packages_that_read_lerobot_one_line_says_what_to_install(tmp_path, monkeypatch):

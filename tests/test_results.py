@@ -131,13 +131,6 @@ def test_more_trials_may_follow_but_no_other_settings_tasks_or_weights(results):
         open_results(results.path, SETTINGS, make_plan({"libero_goal": [task(0)]}, 3, 0, {}))
 
 
-def test_a_file_of_leaked_prompts_does_not_go_on_with_clean_ones(tmp_path):
-    leaked = results_with("11", tmp_path / "leaked.json", prompt="leaked")
-    saved(leaked)
-    with pytest.raises(BadInput, match=r"prompt \(file: leaked, now: None\)"):
-        open_results(leaked.path, SETTINGS, PLAN)
-
-
 @pytest.mark.parametrize(
     "content",
     [

@@ -55,12 +55,6 @@ def test_a_stored_configuration_with_other_values_or_fields_is_refused(section, 
         from_dict(stored, "RUN/config.json")
 
 
-@pytest.mark.parametrize("stored", [None, [], {"update": 3}, {}])
-def test_what_is_no_configuration_is_refused(stored):
-    with pytest.raises(BadInput, match=r"^RUN/config\.json: "):
-        from_dict(stored, "RUN/config.json")
-
-
 def test_no_default_replaces_what_a_stored_configuration_lacks():
     stored = as_json_holds_it(DEFAULT)
     del stored["update"]["lr"]
