@@ -25,9 +25,7 @@ def resolve_checkpoint(name: str) -> Path:
     if folder.is_dir():
         return folder
     if not HUB_ID.fullmatch(name):
-        raise BadInput(
-            f"checkpoint {name}: no such folder: give a folder, or a hub id (owner/name); adapters need a base"
-        )
+        raise BadInput(f"checkpoint {name}: no such folder: give a folder, or a hub id (owner/name)")
     cached = _complete_snapshot(name)
     if cached is not None:
         return cached
