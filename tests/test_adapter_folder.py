@@ -177,9 +177,10 @@ def test_base_is_named_by_the_adapter(adapter_folder, small):
     assert base_of_adapter(adapter_folder) == str(small)
     assert base_of_adapter(small) is None
     assert base_of_adapter(Path("owner/name")) is None
-    change_config(adapter_folder, base_model_name_or_path=None)
-    with pytest.raises(BadInput, match=str(adapter_folder)):
-        base_of_adapter(adapter_folder)
+    for no_base in (None, str(small / "moved")):
+        change_config(adapter_folder, base_model_name_or_path=no_base)
+        with pytest.raises(BadInput, match=str(adapter_folder)):
+            base_of_adapter(adapter_folder)
 
 
 def test_an_adapter_of_another_rank_than_its_config_says_is_refused(adapter_folder):

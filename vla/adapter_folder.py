@@ -16,6 +16,7 @@ from torch import Tensor
 
 from contracts import BadInput, read_json, resolve_pointer, write_json
 from json_fields import read_fields
+from vla.hub import HUB_ID
 from vla.model import OpenVLAOFT
 from vla.weights import read_header, read_tensors, write_tensors
 
@@ -63,7 +64,7 @@ class StoredAdapter:
 def base_of_adapter(folder: Path) -> str | None:
     """The base (folder or hub id) that an adapter folder names; None when the folder is no adapter.
 
-    Raises BadInput when it is an adapter but names no base.
+    Raises BadInput when it is an adapter but names no base, or a folder that does not exist.
     """
     path = folder / CONFIG_FILE
     if not path.is_file():
@@ -71,6 +72,10 @@ def base_of_adapter(folder: Path) -> str | None:
     base = read_json(path).get("base_model_name_or_path")
     if not base or not isinstance(base, str):
         raise BadInput(f"{path} names no base: add base_model_name_or_path, or use vla.merge --base")
+    if not Path(base).expanduser().is_dir() and not HUB_ID.fullmatch(base):
+        raise BadInput(
+            f"{path}: base_model_name_or_path is {base}: no such folder: write where the base is now"
+        )
     return base
 
 
