@@ -82,7 +82,9 @@ def test_configuration_and_provenance_are_complete(run):
     assert stored["argv"] == ARGV
     assert stored["hub_commit"] == "a" * 40
     assert stored["git"].get("commit", "") == commit  # both are empty outside a git checkout
-    assert stored["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert torch.__version__.startswith(
+        stored["versions"]["torch"]
+    )  # "+cu132" is not in all packages' versions
     assert {"transformers", "timm", "peft", "mujoco", "robosuite", "python"} <= set(stored["versions"])
 
 
