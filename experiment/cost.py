@@ -77,7 +77,8 @@ def time_left(
         episode_s = rollout.wall_s / len(rollout.trajectories)
     steps_left = max(0, config.phases.total_steps - state.global_step)
     episodes_left = evaluation_episodes_left(config, state, student_is_teacher=True)
-    return steps_left / rollout.env_steps * update_s + episodes_left * episode_s
+    updates_left = math.ceil(steps_left / rollout.env_steps)  # the last rollout is as long as the others
+    return updates_left * update_s + episodes_left * episode_s
 
 
 def learned_env_steps(config: TrainConfig, state: TrainerState) -> float:
