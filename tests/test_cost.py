@@ -78,9 +78,9 @@ def test_the_absolute_advantage_leaves_out_failed_episodes_but_not_in_the_warmup
 
 def test_the_time_left_goes_on_at_the_pace_of_the_last_update_and_counts_evaluations():
     rollout = Rollout([trajectory(10)] * 5, times={}, wall_s=100.0, errors=0)  # 20 s an episode
-    assert rollout.env_steps == 50
+    assert rollout.env_steps == 200
     state = TrainerState(global_step=31_610, evaluated_at=30_000)
-    training_s = 8 * 300.0  # of the last rollout only 40 env steps are needed, but it is a whole one
+    training_s = 2 * 300.0  # of the last rollout 190 env steps are needed, but it is a whole one
     assert time_left(CONFIG, state, rollout, 300.0, episode_s=3.0) == pytest.approx(training_s + 20 * 3.0)
     assert time_left(CONFIG, state, rollout, 300.0, episode_s=None) == pytest.approx(training_s + 20 * 20.0)
     state.global_step = 32_100  # the last evaluation is still to come
