@@ -118,7 +118,13 @@ def plan_episodes(config: EvalConfig, argv: Sequence[str]) -> Plan:
         **origin_of(str(config.model.checkpoint)),
     }
     return make_plan(
-        tasks, config.trials, config.first_init_state, header, config.simulator.perturbations, config.samples
+        tasks,
+        config.trials,
+        config.first_init_state,
+        header,
+        config.simulator.perturbations,
+        samples=config.samples,
+        fresh=config.init_states == "fresh",
     )
 
 
@@ -133,7 +139,8 @@ def origin_of(checkpoint: str) -> dict[str, object]:
 def print_results(config: EvalConfig, results: Results, plan: Plan, before: Results | None) -> None:
     """Print the tables of success rates, and draw success by perturbation if there are perturbations."""
     say("\n".join(results_table(results, plan)))
-    print_trained_states(str(config.model.checkpoint), plan)
+    if config.init_states == "benchmark":
+        print_trained_states(str(config.model.checkpoint), plan)
     print_reported(config, results, plan)
     if before is not None:
         print(f"\nbefore: {before.settings['checkpoint']} ({before.settings['mode']}), {before.path}")
@@ -170,7 +177,11 @@ def print_reported(config: EvalConfig, results: Results, plan: Plan) -> None:
     from experiment.reported import compare_with_reports
 
     simulator = config.simulator
-    if simulator.bddl_file is not None or simulator.max_env_steps is not None:
+    if (
+        simulator.bddl_file is not None
+        or simulator.max_env_steps is not None
+        or config.init_states == "fresh"
+    ):
         return
     settings = results.settings
     for suite, tasks in plan.tasks.items():
@@ -304,7 +315,8 @@ def play_and_save(
     from experiment.eval_episodes import episode_of, episode_record
     from experiment.evaluation import play_evaluation
 
-    episode_keys = {episode_of(key, config.seed): key for key in keys}
+    fresh = config.init_states == "fresh"
+    episode_keys = {episode_of(key, config.seed, fresh): key for key in keys}
     saved_at = 0.0  # so that the first episode is saved at once
     with show_progress(keys[0].task_suite, len(keys), "episodes") as activity:
 

@@ -43,6 +43,9 @@ class EvalConfig:
     first one, and a deterministic policy is done."""
     first_init_state: Annotated[int, NOT_NEGATIVE] = 0
     """Id of the first initial state of every task."""
+    init_states: Literal["benchmark", "fresh"] = "benchmark"
+    """benchmark: LIBERO's 50 initial states of each task. fresh: LIBERO's placement sampler draws states from the seeds
+    0, 1, ..., as many as --trials says, so that smaller differences can be shown. Training draws from other seeds."""
     mode: Literal["auto", "greedy", "sample", "l1"] = "auto"
     """How the policy decides (auto: sample if --temperature is given, l1 if a pretrained checkpoint has an L1 head,
     else greedy)."""
@@ -78,6 +81,10 @@ class EvalConfig:
                 f"--mode {self.mode} does not sample: leave out --temperature, or give --mode sample"
             )
         changes = [split_suite(suite)[1] for suite in self.suites]
+        if self.init_states == "fresh" and not set(changes).isdisjoint(PLUS_CHANGES):
+            raise BadInput(
+                "--init-states fresh: the variants of LIBERO-Plus are numbered like initial states; leave it out"
+            )
         if self.prompt == "leaked" and not set(changes) <= set(PLUS_CHANGES):
             raise BadInput(
                 "--prompt leaked is for the suites of LIBERO-Plus alone: evaluate others by another command"
@@ -107,6 +114,7 @@ def check_protocol(config: EvalConfig) -> None:
     is_changed = {
         "--trials": config.trials != EvalConfig.trials,
         "--first-init-state": config.first_init_state != EvalConfig.first_init_state,
+        "--init-states": config.init_states != EvalConfig.init_states,
         "--temperature": config.temperature is not None,
         "--task-ids": config.task_ids is not None,
         "--max-env-steps": config.simulator.max_env_steps is not None,

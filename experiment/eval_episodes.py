@@ -27,11 +27,11 @@ STATE_STRIDE = 10_000
 PERTURBATION_STRIDE = 10**9
 
 
-def episode_of(key: EpisodeKey, seed: int = 0) -> Episode:
+def episode_of(key: EpisodeKey, seed: int = 0, fresh: bool = False) -> Episode:
     """The episode to play. Its index, and with it its random stream, depends on the key alone.
 
     The random numbers of a perturbation depend on the seed, the task and the initial state; they are the same for all
-    magnitudes.
+    magnitudes. `fresh`: whether the key's init_state_id is the seed of a fresh state.
     """
     index = (key.repeat * STATE_STRIDE + key.init_state_id) * TASK_STRIDE + key.task_id
     sequence = seed_sequence(seed, "perturb", key.task_id, key.init_state_id)
@@ -40,6 +40,8 @@ def episode_of(key: EpisodeKey, seed: int = 0) -> Episode:
     if perturbation is not None:
         kind_index = KINDS.index(perturbation.kind)
         index += PERTURBATION_STRIDE * (1 + len(MAGNITUDES) * kind_index + perturbation.magnitude)
+    if fresh:
+        return Episode(index, key.task_id, None, index, seed=key.init_state_id, perturbation=perturbation)
     return Episode(index, key.task_id, key.init_state_id, group=index, perturbation=perturbation)
 
 
@@ -63,6 +65,8 @@ def settings_of(config: EvalConfig, policy: Policy) -> Settings:
     }
     if config.prompt == "leaked":
         settings["prompt"] = "leaked"
+    if config.init_states == "fresh":
+        settings["init_states"] = "fresh"
     return settings
 
 

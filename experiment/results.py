@@ -25,6 +25,7 @@ EQUAL_IN_COMPARISONS = (
     "bddl_sha256",
     "mode",
     "prompt",
+    "init_states",
     "max_env_steps",
     "unnorm_key",
 )
@@ -71,6 +72,9 @@ class Settings(TypedDict):
     device: str
     frozen_weights: str
     prompt: NotRequired[Literal["leaked"]]  # only with --prompt leaked
+    init_states: NotRequired[
+        Literal["fresh"]
+    ]  # only with --init-states fresh: an init_state_id is then a seed
     # Older files lack the next two.
     max_env_steps: NotRequired[int | None]  # of --max-env-steps; None: the suite's step limit
     unnorm_key: NotRequired[str | None]  # of --unnorm-key, which chooses the scale of the actions
@@ -107,18 +111,20 @@ def make_plan(
     header: Mapping[str, object],
     perturbations: Sequence[str] = (),
     samples: bool = False,
+    fresh: bool = False,
 ) -> Plan:
     """Plan `trials` episodes of each task: trial i starts from initial state `first_init_state` + i.
 
     All episodes of a task are played in a row, so that the simulator builds the task once: first the unperturbed ones,
     then those of each label in `perturbations`. `samples`: whether the policy samples. Only then is an initial state
-    played more than once; a deterministic policy would repeat the same episode, which would count twice. Raises
-    BadInput if a task has no initial state `first_init_state`.
+    played more than once; a deterministic policy would repeat the same episode, which would count twice. `fresh`:
+    whether initial states are drawn from seeds, which do not end. Raises BadInput if a task has no initial state
+    `first_init_state`.
     """
     keys = []
     for suite, suite_tasks in tasks.items():
         for task in suite_tasks:
-            num_states = task.num_init_states - first_init_state
+            num_states = trials if fresh else task.num_init_states - first_init_state
             if num_states <= 0:
                 raise BadInput(
                     f"--first-init-state {first_init_state}: {suite} task {task.task_id} "

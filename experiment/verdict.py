@@ -7,7 +7,6 @@ from experiment.stored_run import GREEDY, StoredRun, trained_change
 
 LEVEL = 0.05  # a difference is within chance if its p value is not below this
 NEARLY_ALL = 0.95  # from this success rate on there is little left to gain
-MANY = 50  # episodes, as many as LIBERO has initial states of a task
 
 
 class Verdict(NamedTuple):
@@ -49,6 +48,4 @@ def _advice(run: StoredRun, pairs: Paired) -> str:
         return "It is too early to tell"
     if pairs.before.rate >= NEARLY_ALL:
         return "There was little left to gain: choose harder tasks"
-    if pairs.n < MANY:
-        return "Train longer or evaluate more states"
-    return "Train longer, or evaluate more tasks"
+    return "Train longer, or evaluate more states: eval.py --init-states fresh"

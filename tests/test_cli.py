@@ -142,6 +142,8 @@ def test_an_evaluation_is_by_default_the_published_protocol():
         ([*CHECKPOINT, "--protocol", "libero", "--mode", "sample"], "--mode"),
         ([*CHECKPOINT, "--protocol", "libero", "--max-env-steps", "10"], "--max-env-steps"),
         ([*CHECKPOINT, "--task-suite", "libero_goal_swap", "--prompt", "leaked"], "--prompt"),
+        ([*CHECKPOINT, "--task-suite", "libero_goal_camera", "--init-states", "fresh"], "--init-states"),
+        ([*CHECKPOINT, "--protocol", "libero", "--init-states", "fresh"], "--init-states"),
         ([*CHECKPOINT, "--mode", "greedy", "--temperature", "2"], "--temperature"),
         ([*CHECKPOINT, "--out", "r.png"], "--out"),  # it would be overwritten by its own picture
     ],

@@ -86,6 +86,14 @@ def test_only_a_policy_that_samples_plays_an_initial_state_again():
         make_plan(tasks, 5, 5, {})
 
 
+def test_fresh_states_do_not_end_and_each_has_its_own_seed():
+    keys = make_plan({"libero_goal": [task(num_init_states=5)]}, 200, 2, {}, fresh=True).keys
+    starts = [
+        (episode.init_state_id, episode.seed) for episode in (episode_of(key, fresh=True) for key in keys)
+    ]
+    assert starts == [(None, seed) for seed in range(2, 202)]
+
+
 def test_an_episode_keeps_its_random_stream_whatever_else_is_played():
     all_keys = make_plan({"libero_goal": [task(i) for i in range(90)]}, 120, 0, {}).keys
     indices = [episode_of(key).index for key in all_keys]
@@ -192,6 +200,7 @@ def test_comparison_pairs_equal_episodes_only(results, tmp_path):
         {"bddl_sha256": "1"},
         {"mode": "sample"},
         {"prompt": "leaked"},
+        {"init_states": "fresh"},
         {"max_env_steps": 50},
         {"unnorm_key": "libero_goal"},
     ],
