@@ -200,7 +200,7 @@ class LiberoEnv:
         simulator = self._built()
         is_fast = self._episode.start.physics == "fast"
         simulator.settle(1)
-        # Not before the first step: the controller's goal in it is still where the hand was before the reset.
+        # Not before the first step: in that step the controller's goal is still where the hand was before the reset.
         if is_fast:
             simulator.use_fast_physics(SETTLING_SUBSTEPS)
         simulator.settle(SETTLING_STEPS - 2)

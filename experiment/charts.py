@@ -38,7 +38,7 @@ class Axis(NamedTuple):
         power = 10 ** math.floor(math.log10(length / 5))
         step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= length / 5)
         multiples = range(math.ceil(self.low / step), math.floor(self.high / step) + 1)
-        # So many that the labels of neighbours differ.
+        # Enough digits that neighbouring labels differ.
         digits = max(3, 2 + math.floor(math.log10(max(abs(self.low), abs(self.high)) / step)))
         return [Tick(100 * (step * n - self.low) / length, short(step * n, digits)) for n in multiples]
 

@@ -72,9 +72,8 @@ class Settings(TypedDict):
     device: str
     frozen_weights: str
     prompt: NotRequired[Literal["leaked"]]  # only with --prompt leaked
-    init_states: NotRequired[
-        Literal["fresh"]
-    ]  # only with --init-states fresh: an init_state_id is then a seed
+    # Only with --init-states fresh: an init_state_id is then the seed of a state.
+    init_states: NotRequired[Literal["fresh"]]
     # Older files lack the next two.
     max_env_steps: NotRequired[int | None]  # of --max-env-steps; None: the suite's step limit
     unnorm_key: NotRequired[str | None]  # of --unnorm-key, which chooses the scale of the actions

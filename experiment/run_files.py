@@ -15,9 +15,8 @@ METRICS_FILE = "metrics.jsonl"
 LOG_FILE = "train.log"
 
 MetricsRow: TypeAlias = dict[str, float]  # global_step, update and metrics
-Actor = Literal[
-    "teacher", "student", "student_sampled"
-]  # who plays an evaluation; the metric is eval/ACTOR_success
+# Who plays an evaluation; the metric is eval/ACTOR_success.
+Actor = Literal["teacher", "student", "student_sampled"]
 
 
 @dataclass

@@ -123,8 +123,11 @@ def test_base_and_licence_are_the_hubs_where_it_is_known(base, tmp_path):
     (tmp_path / "README.md").write_text("---\n: [\n---\n")
     assert read_licence(tmp_path, "owner/name")["license_link"] == "https://huggingface.co/owner/name"
     stored = SimpleNamespace(folder=tmp_path / "a/b", base_fingerprint="0", rank=4, alpha=8)
+    (tmp_path / "config.json").write_text('{"argv": 3, "model_type": "of no run"}')
     write_card(tmp_path, "merged", "owner/name", SimpleNamespace(weights_folder=base), stored)
-    assert ModelCard.load(tmp_path / "README.md").data.base_model == "owner/name"
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.base_model == "owner/name"
+    assert "Trained by" not in card.text
 
 
 def test_upload_asks_who_uploads_before_the_merge_and_sends_the_finished_folder(

@@ -3,14 +3,16 @@
 They name no folder of this machine, so that the checkpoint can be sent on as it is.
 """
 
-import json
 import re
 import shlex
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from huggingface_hub import EvalResult, ModelCardData, metadata_load
 
-from contracts import read_json, write_json
+from contracts import BadInput, write_json
+from json_fields import read_fields, read_lines
 from vla.adapter_folder import StoredAdapter
 from vla.checkpoint import CheckpointInfo
 from vla.hub import HUB_ID
@@ -21,24 +23,49 @@ TAGS = ["robotics", "vision-language-action", "openvla-oft", "libero", "reinforc
 LICENCE_FIELDS = ("license", "license_name", "license_link")
 SUCCESS = "eval/student_success"  # in metrics.jsonl; _k, _n, _low and _high follow it
 
+Evaluation: TypeAlias = dict[str, int | float]  # global_step and the metrics of an evaluation
+
+
+@dataclass
+class _Task:
+    task_suite: str
+    task_ids: list[int]
+
+    def __str__(self) -> str:
+        return f"{self.task_suite} task {' '.join(map(str, self.task_ids))}"
+
+
+@dataclass
+class _Settings:
+    task: _Task
+
+
+@dataclass
+class _Run:
+    """The fields of a run's config.json that a card names."""
+
+    argv: list[str]
+    config: _Settings
+    git: dict[str, object] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        return shlex.join(["python", "train_grpo.py", *map(without_folders, self.argv)])
+
 
 def write_card(out: Path, name: str, base: str, info: CheckpointInfo, adapter: StoredAdapter) -> None:
     """Write both files into `out`. `name`: the merged folder's; `base`: folder or hub id of the base."""
     is_on_hub = not Path(base).is_dir() and HUB_ID.fullmatch(base) is not None
     base = base if is_on_hub else Path(base).name
-    run = adapter.folder.resolve().parents[1]
-    evaluation = read_evaluation(adapter.folder, run)
-    made_by = read_json(run / "config.json") if (run / "config.json").is_file() else {}
-    command = shlex.join(["python", "train_grpo.py", *map(without_folders, made_by.get("argv", []))])
-    task = made_by.get("config", {}).get("task", {})
-    task_ids = " ".join(map(str, task.get("task_ids", ())))
-    tasks = f"{task['task_suite']} task {task_ids}" if task else "LIBERO"
-    task_flags = f" --task-suite {task['task_suite']} --task-ids {task_ids}" if task else ""
+    folder = adapter.folder.resolve().parents[1]  # RUN of RUN/checkpoints/step_N
+    run = read_run(folder)
+    evaluation = None if run is None else read_evaluation(folder, adapter.folder)
+    tasks = "LIBERO" if run is None else str(run.config.task)
     metadata = {
         "base": base,
         "base_fingerprint": adapter.base_fingerprint,
         "adapter": {"rank": adapter.rank, "alpha": adapter.alpha},
-        "run": {"command": command, "git": made_by.get("git")} if made_by else None,
+        "run": None if run is None else {"command": run.command, "git": run.git},
         "tasks": tasks,
         "evaluation": evaluation,
     }
@@ -50,43 +77,61 @@ def write_card(out: Path, name: str, base: str, info: CheckpointInfo, adapter: S
         model_name=name,
         eval_results=[result_of(evaluation, tasks)] if evaluation else None,
     )
-    for field, value in read_licence(info.weights_folder, base if is_on_hub else None).items():
-        data[field] = value
-    lines = [
+    for licence_field, value in read_licence(info.weights_folder, base if is_on_hub else None).items():
+        data[licence_field] = value
+    paragraphs = [
+        f"---\n{data.to_yaml()}\n---",
         f"# {name}",
-        "",
         f"An OpenVLA-OFT policy for {tasks}: `{base}` with a trained LoRA adapter (rank {adapter.rank}, alpha "
         f"{adapter.alpha}) merged into it.",
-        "",
+        *describe_training(run, evaluation),
     ]
-    if evaluation:
-        lines += [describe_evaluation(evaluation, tasks), ""]
-    if made_by:
-        lines += ["Trained by", "", f"    {command}", ""]
-    lines += [
+    (out / CARD_FILE).write_text("\n\n".join(paragraphs) + "\n", encoding="utf-8")
+
+
+def describe_training(run: _Run | None, evaluation: Evaluation | None) -> list[str]:
+    """The card's paragraphs on success, training and use."""
+    paragraphs = []
+    task_flags = ""
+    if run is not None:
+        task = run.config.task
+        task_flags = f" --task-suite {task.task_suite} --task-ids {' '.join(map(str, task.task_ids))}"
+        if evaluation is not None:
+            paragraphs.append(describe_evaluation(evaluation, str(task)))
+        paragraphs += ["Trained by", f"    {run.command}"]
+    paragraphs += [
         "Evaluate it with the same program; other programs for OpenVLA-OFT load it as a plain checkpoint:",
-        "",
         f"    python eval.py --checkpoint FOLDER_OR_HUB_ID{task_flags}",
-        "",
     ]
-    (out / CARD_FILE).write_text(f"---\n{data.to_yaml()}\n---\n\n" + "\n".join(lines), encoding="utf-8")
+    return paragraphs
 
 
-def read_evaluation(adapter: Path, run: Path) -> dict[str, float] | None:
-    """The run's evaluation of this checkpoint: its metrics and global_step. None if there is none."""
-    step = adapter.resolve().name.removeprefix("step_")
-    metrics = run / "metrics.jsonl"
-    if not metrics.is_file():
+def read_run(folder: Path) -> _Run | None:
+    """The run's description. None if the adapter does not lie in a run's folder, or if the file is damaged."""
+    try:
+        return read_fields(folder / "config.json", _Run)
+    except BadInput:
         return None
-    for line in metrics.read_text().splitlines():
-        if f"{SUCCESS}_k" in line:
-            row = json.loads(line)
-            if str(row["global_step"]) == step:
-                return {key: value for key, value in row.items() if key.startswith(("global_step", "eval/"))}
+
+
+def read_evaluation(run_folder: Path, adapter: Path) -> Evaluation | None:
+    """The run's evaluation of this checkpoint. None if there is none, or if the run's records are damaged."""
+    step = adapter.resolve().name.removeprefix("step_")
+    try:
+        rows = read_lines(run_folder / "metrics.jsonl", dict[str, int | float | None])
+    except BadInput:
+        return None
+    for row in rows:
+        if str(row.get("global_step")) == step and row.get(f"{SUCCESS}_n"):
+            return {
+                name: value
+                for name, value in row.items()
+                if name.startswith(("global_step", "eval/")) and value is not None
+            }
     return None
 
 
-def describe_evaluation(evaluation: dict[str, float], tasks: str) -> str:
+def describe_evaluation(evaluation: Evaluation, tasks: str) -> str:
     """The greedy success of the checkpoint in one paragraph."""
     low = 100 * evaluation[f"{SUCCESS}_low"]
     high = 100 * evaluation[f"{SUCCESS}_high"]
@@ -97,7 +142,7 @@ def describe_evaluation(evaluation: dict[str, float], tasks: str) -> str:
     )
 
 
-def result_of(evaluation: dict[str, float], tasks: str) -> EvalResult:
+def result_of(evaluation: Evaluation, tasks: str) -> EvalResult:
     """The same in the hub's format."""
     return EvalResult(
         task_type="robotics",
