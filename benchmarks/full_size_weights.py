@@ -37,7 +37,7 @@ CONFIG: dict[str, object] = {
     "torch_dtype": "bfloat16",
     "use_fused_vision_backbone": True,
 }
-# Of the small policy's config.json
+# Fields of config.json that a grown network takes from the small policy.
 COPIED_FIELDS = ("num_action_chunks", "norm_stats", "looks")
 NUM_ACTION_TOKENS = 56  # read only when a network runs: no weight depends on it
 SIZES_NEEDED = (
@@ -137,7 +137,7 @@ def fill_grown(small: OpenVLAOFT, large: OpenVLAOFT, noise: float, generator: to
 def grown_head(
     small: L1RegressionHead, llm_repeats: int, noise: float, generator: torch.Generator
 ) -> L1RegressionHead:
-    """The L1 head, in bfloat16, for states `llm_repeats` times as wide; so much wider are its own, too."""
+    """The L1 head in bfloat16. Its inputs and its hidden layers are `llm_repeats` times as wide as the small one's."""
     num_blocks, llm_dim, hidden_dim, action_dim = L1RegressionHead.sizes(small.state_dict())
     with generator.device:
         large = L1RegressionHead(num_blocks, llm_repeats * llm_dim, llm_repeats * hidden_dim, action_dim)
