@@ -147,7 +147,9 @@ def print_results(config: EvalConfig, results: Results, plan: Plan, before: Resu
         print(*comparison_table(before, results, plan), sep="\n")
     labels = plan.perturbations
     if labels:
-        from experiment.robustness import draw_perturbations  # it imports matplotlib
+        # matplotlib, which this imports, says once that it is building its font cache: not amid the tables.
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+        from experiment.robustness import draw_perturbations
 
         print("", *perturbation_table(results, labels, before), sep="\n")
         picture = draw_perturbations(results, labels, before, results.path.with_suffix(".png"))

@@ -45,15 +45,16 @@ def estimate_cost(
 ) -> Cost:
     """The cost of a run from `state` to its last env step.
 
-    Two of its parts are upper bounds. Evaluations count every episode up to its step limit. Updates count every epoch,
-    although --target-kl may end one early; with --advantage absolute they count SUCCESSFUL_SHARE of the decisions. At
-    the end of a rollout every simulator waits for the last episode, on average for half of an episode's step limit.
+    Rollouts are whole: the last one, too, plays --n-steps env steps. Two parts of the cost are upper bounds.
+    Evaluations count every episode up to its step limit. Updates count every epoch, although --target-kl may end one
+    early; with --advantage absolute they count SUCCESSFUL_SHARE of the decisions. At the end of a rollout every
+    simulator waits for the last episode, on average for half of an episode's step limit.
     student_is_teacher: the first evaluation plays the two only once, because they are the same policy.
     """
     longest = max(task.max_env_steps for task in tasks)
-    env_steps = max(0, config.phases.total_steps - state.global_step)
-    steps_of_rank = env_steps / state.ranks
-    waiting_steps = env_steps / config.rollout.n_steps * speed.num_envs * longest / 2
+    rollouts = sum(rollouts_left(config, state))
+    steps_of_rank = rollouts * config.rollout.n_steps / state.ranks
+    waiting_steps = rollouts * speed.num_envs * longest / 2
     step_s = seconds_per_env_step(speed, speed.simulator.step_s)
     episodes_of_rank = evaluation_episodes_left(config, state, student_is_teacher) / state.ranks
     exact_step_s = seconds_per_env_step(speed, speed.simulator.exact_step_s)
@@ -81,15 +82,24 @@ def time_left(
     return updates_left * update_s + episodes_left * episode_s
 
 
+def rollouts_left(config: TrainConfig, state: TrainerState) -> tuple[int, int]:
+    """How many rollouts the rest of the warmup takes, and how many follow it. A phase ends with a whole rollout."""
+    n_steps = config.rollout.n_steps
+    total_steps = config.phases.total_steps
+    warmup_end = min(end_of_warmup(config.phases), total_steps)
+    in_warmup = math.ceil(max(0, warmup_end - state.global_step) / n_steps)
+    after_warmup = math.ceil(max(0, total_steps - state.global_step - in_warmup * n_steps) / n_steps)
+    return in_warmup, after_warmup
+
+
 def learned_env_steps(config: TrainConfig, state: TrainerState) -> float:
     """The env steps from which the rest of a run learns, each counted once for every epoch."""
-    warmup_end = end_of_warmup(config.phases)
-    in_warmup = max(0, min(warmup_end, config.phases.total_steps) - state.global_step)
-    in_rl = max(0, config.phases.total_steps - max(warmup_end, state.global_step))
+    in_warmup, after_warmup = rollouts_left(config, state)
     loss = config.loss
     leaves_out_failures = loss.advantage == "absolute" and loss.kl_coef == 0 and loss.entropy_coef == 0
     share = SUCCESSFUL_SHARE if leaves_out_failures else 1.0
-    return in_warmup * int(config.update.warmup_epochs) + in_rl * config.update.n_epochs * share
+    epochs = in_warmup * int(config.update.warmup_epochs) + after_warmup * config.update.n_epochs * share
+    return epochs * config.rollout.n_steps
 
 
 def seconds_per_env_step(speed: Speed, step_s: float) -> float:

@@ -101,6 +101,19 @@ def test_a_resumed_run_costs_what_is_left_of_it():
     assert rest.updates_s == pytest.approx(whole.updates_s / 2)
 
 
+def test_a_rollout_is_a_whole_one_however_few_env_steps_are_missing():
+    def cost(**settings):
+        return estimate_cost(
+            changed(CONFIG, **settings), TASKS, SPEED, TrainerState(), student_is_teacher=False
+        )
+
+    assert cost(warmup=False, total_steps=1) == cost(warmup=False, total_steps=1_000)
+    # Two rollouts of warmup and one after it, each of 1,000 env steps; three epochs of 125 decisions of 0.5 s.
+    short = cost(warmup_steps=1_001, total_steps=2_001)
+    assert short.rollouts_s == pytest.approx(3 * (1_000 / 32 + 50 / 8 + 10 * 2 / 4))
+    assert short.updates_s == pytest.approx(3 * 3 * 125 * 0.5)
+
+
 @pytest.mark.parametrize(
     ("settings", "state", "student_is_teacher", "episodes"),
     [
