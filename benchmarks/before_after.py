@@ -3,8 +3,8 @@
     python -m benchmarks.before_after --checkpoint CHECKPOINT --adapter RUN/checkpoints/latest --out before_after.webp
 
 Greedy episodes from the benchmark's first initial states, none of them chosen: a column for each, the checkpoint alone
-above, with the adapter below. An episode that has ended stands still, with a green frame if it succeeded and a red one
-if not. One frame in FRAME_STRIDE is kept.
+above, with the adapter below. From its start an episode has a green frame if it succeeds and a red one if not; what has
+ended stands still. A line above each row counts the successes. One frame in FRAME_STRIDE is kept.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ MILLISECONDS = 100  # that a frame is shown: one and a half times as fast as the
 FRAMES_AT_END = 15  # that the last picture stands
 CELL_SIDE = 128  # pixels
 BORDER = 4  # pixels
+TITLE_HEIGHT = 20  # pixels
 QUALITY = 50  # of WebP, 0 to 100
 SUCCESS_COLOUR = "#1a9850"
 FAILURE_COLOUR = "#d73027"
@@ -61,13 +62,11 @@ class Clip:
     success: bool
 
     def frame_at(self, index: int) -> Image.Image:
-        """The picture with this index, or the last one with the colour of the outcome around it."""
-        if index < len(self.frames):
-            return self.frames[index]
-        last = self.frames[-1].copy()
+        """The picture with this index, or the last one; the colour of its frame is the outcome's."""
+        picture = self.frames[min(index, len(self.frames) - 1)].copy()
         colour = SUCCESS_COLOUR if self.success else FAILURE_COLOUR
-        ImageDraw.Draw(last).rectangle((0, 0, CELL_SIDE - 1, CELL_SIDE - 1), outline=colour, width=BORDER)
-        return last
+        ImageDraw.Draw(picture).rectangle((0, 0, CELL_SIDE - 1, CELL_SIDE - 1), outline=colour, width=BORDER)
+        return picture
 
 
 def main(argv: Sequence[str]) -> None:
@@ -111,14 +110,18 @@ def play(policy: Policy, env: LiberoEnv, init_state_id: int) -> Clip:
 
 
 def draw(rows: Sequence[Sequence[Clip]]) -> list[Image.Image]:
-    """Put the clips into a grid, one picture for each moment."""
+    """Put the clips into a grid, one picture for each moment, with a title above each of the two rows."""
     length = max(len(clip.frames) for clips in rows for clip in clips)
+    row_height = TITLE_HEIGHT + CELL_SIDE
     pictures = []
     for index in range(length + FRAMES_AT_END):
-        picture = Image.new("RGB", (CELL_SIDE * len(rows[0]), CELL_SIDE * len(rows)))
-        for row, clips in enumerate(rows):
+        picture = Image.new("RGB", (CELL_SIDE * len(rows[0]), row_height * len(rows)), "white")
+        for row, (name, clips) in enumerate(zip(("before", "after"), rows, strict=True)):
+            successes = sum(clip.success for clip in clips)
+            title = f"{name} training: {successes} of {len(clips)} succeed"
+            ImageDraw.Draw(picture).text((BORDER, row * row_height + 2), title, "black", font_size=14)
             for column, clip in enumerate(clips):
-                picture.paste(clip.frame_at(index), (column * CELL_SIDE, row * CELL_SIDE))
+                picture.paste(clip.frame_at(index), (column * CELL_SIDE, row * row_height + TITLE_HEIGHT))
         pictures.append(picture)
     return pictures
 
