@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from configs.config import LossConfig, TrainConfig
-from envs.perturb import label_of
 from rl.critic import Critic, predict_values
 from rl.trajectory import Batch, Trajectory
 
@@ -75,14 +74,15 @@ def _group_by_group(
 
 
 def _minus_mean_of_task(returns: Tensor, trajectories: Sequence[Trajectory]) -> Tensor:
-    """Each return minus the mean over its task and perturbation, (M,).
+    """Each return minus the mean over its task, (M,).
 
-    With one mean over all tasks every episode of an easy task would look good.
+    With one mean over all tasks every episode of an easy task would look good. Perturbations have no means of their
+    own: a rollout has two or three episodes of each, which leave hardly any difference to so small a mean.
     """
     centred = returns.clone()
-    kinds = [(t.episode.task_id, label_of(t.episode.perturbation)) for t in trajectories]
-    for kind in set(kinds):
-        is_same = torch.tensor([trajectory_kind == kind for trajectory_kind in kinds])
+    task_ids = torch.tensor([trajectory.episode.task_id for trajectory in trajectories])  # (M,)
+    for task_id in task_ids.unique():
+        is_same = task_ids == task_id
         centred[is_same] -= returns[is_same].mean()
     return centred
 
