@@ -96,6 +96,13 @@ def test_every_module_and_file_exists(page):
     assert [path for path in sorted(paths) if not (PROJECT / path).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES)
+def test_the_head_of_every_table_is_followed_by_a_row(page):
+    """After a blank line the rows would be shown as plain text."""
+    following = re.findall(r"^\|[-|: ]+\|\n(.*)", PAGES[page], re.MULTILINE)
+    assert all(line.startswith("|") for line in following), following
+
+
 def test_the_results_of_the_readme_are_claims_of_the_results():
     """The same figures, and as many runs beyond chance as the p values of the claim say."""
     rows = re.findall(r"\| ([^|]+ → [^|]+ of \d+) \| (\d+) of (\d+)\b", PAGES["README.md"])
