@@ -100,7 +100,7 @@ def _next_steps(args: SftArgs, demos: Demos) -> str:
     has_preset = not args.l1 and not is_large(network)
     preset = "--preset tiny " if has_preset else ""
     return (
-        "Evaluate it, and go on by RL:\n"
+        "Evaluate it on the tasks that were demonstrated (--task-ids), and go on by RL:\n"
         f"  python eval.py {flags}\n"
         f"  python train_grpo.py {preset}{flags}\n"
         f"No success although most tokens are as demonstrated? Compare {args.out}/first_frame.png, what it was trained "
