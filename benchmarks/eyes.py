@@ -136,7 +136,7 @@ def slope(x: np.ndarray, y: np.ndarray) -> float:
 def other_instructions(args: Args) -> list[str]:
     """The instructions of the suite's other tasks."""
     task_ids = [task_id for task_id in range(len(task_names(args.task_suite))) if task_id != args.task_id]
-    return [task.instruction for task in task_info(EnvSpec(args.task_suite, tuple(task_ids)))]
+    return [task.instruction for task in task_info(EnvSpec(args.task_suite, tuple(task_ids), num_images=1))]
 
 
 def swapped_inputs(

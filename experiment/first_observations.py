@@ -65,4 +65,4 @@ def instruction_of_another_task(task: TaskConfig) -> str | None:
     if num_tasks == 1:
         return None
     next_task = (task.task_ids[0] + 1) % num_tasks
-    return task_info(EnvSpec(task.task_suite, (next_task,)))[0].instruction
+    return task_info(EnvSpec(task.task_suite, (next_task,), num_images=1))[0].instruction
