@@ -41,4 +41,6 @@ def test_the_other_instruction_is_that_of_the_next_task():
         == "open the middle drawer of the cabinet"
     )
     # Meta-World's env has one camera only, and refuses to be asked for two.
-    assert instruction_of_another_task(TaskConfig("metaworld_mt50", (38,))) == "pull the thermos with the stick"
+    assert (
+        instruction_of_another_task(TaskConfig("metaworld_mt50", (38,))) == "pull the thermos with the stick"
+    )
