@@ -147,7 +147,7 @@ def print_results(config: EvalConfig, results: Results, plan: Plan, before: Resu
         print(*comparison_table(before, results, plan), sep="\n")
     labels = plan.perturbations
     if labels:
-        # matplotlib, which this imports, says once that it is building its font cache: not amid the tables.
+        # matplotlib, which this imports, logs a line when it first builds its font cache. Keep it out of the tables.
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         from experiment.robustness import draw_perturbations
 

@@ -3,8 +3,8 @@
     python -m benchmarks.before_after --checkpoint CHECKPOINT --adapter RUN/checkpoints/latest --out before_after.webp
 
 Greedy episodes from the benchmark's first initial states, none of them chosen: a column for each, the checkpoint alone
-above, with the adapter below. From its start an episode has a green frame if it succeeds and a red one if not; what has
-ended stands still. A line above each row counts the successes. One frame in FRAME_STRIDE is kept.
+above, with the adapter below. An episode has a green frame from its start if it succeeds, else a red one. Its last
+picture stands still. A line above each row counts the successes. One frame in FRAME_STRIDE is kept.
 """
 
 from __future__ import annotations

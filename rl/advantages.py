@@ -77,7 +77,8 @@ def _minus_mean_of_task(returns: Tensor, trajectories: Sequence[Trajectory]) -> 
     """Each return minus the mean over its task, (M,).
 
     With one mean over all tasks every episode of an easy task would look good. Perturbations have no means of their
-    own: a rollout has two or three episodes of each, which leave hardly any difference to so small a mean.
+    own: a rollout has only two or three episodes of each. A mean over n episodes contains each of them, which shrinks
+    the expected gradient by a factor of 1 - 1/n.
     """
     centred = returns.clone()
     task_ids = torch.tensor([trajectory.episode.task_id for trajectory in trajectories])  # (M,)
