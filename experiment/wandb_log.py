@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import os
@@ -54,6 +55,7 @@ class WandbLog:
             resume="allow" if self.id else None,
             settings=settings,
         )
+        atexit.register(_end_service)  # runs before wandb's own hook, which was registered earlier
         run.define_metric("global_step")
         run.define_metric("*", step_metric="global_step")
         for actor in get_args(Actor):
@@ -94,6 +96,14 @@ class WandbLog:
         except Exception as error:
             self._run = None
             log.warning("wandb could not %s (%s); metrics.jsonl has all metrics", action, first_line(error))
+
+
+def _end_service() -> None:
+    """End wandb's process at the program's end. wandb's own hook prints a traceback if that process was killed."""
+    import wandb
+
+    with contextlib.suppress(Exception, SystemExit):
+        wandb.teardown()
 
 
 def resolve_mode(mode: Mode) -> str:

@@ -238,7 +238,9 @@ def test_ctrl_c_saves_what_has_been_trained_and_the_same_command_goes_on(
     args = sft_args(demos, tmp_path / "out")
     with monkeypatch.context() as patch:
         act_in_step(patch, {2: lambda: os.kill(os.getpid(), signal.SIGTERM)})
-        out = fine_tune(args)
+        with pytest.raises(KeyboardInterrupt):  # exit code 130
+            fine_tune(args)
+    out = args.out
     assert "interrupted after 2 steps" in capsys.readouterr().out
     assert [record["step"] for record in read_records(out)] == [2]
     assert load_policy(out).info.kind == "action tokens"

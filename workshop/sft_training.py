@@ -58,7 +58,10 @@ class Training:
 
 
 def fine_tune(args: SftArgs) -> Path:
-    """Train, save, and check what was saved; returns the folder. Raises BadInput for what the user can repair."""
+    """Train, save, and check what was saved; returns the folder.
+
+    Raises BadInput for what the user can repair, and KeyboardInterrupt after saving a training that was interrupted.
+    """
     state_file = args.out / STATE_FILE
     if args.out.exists() and not state_file.exists():
         raise BadInput(f"--out {args.out} exists already, without an unfinished training: name a new folder")
@@ -76,8 +79,9 @@ def fine_tune(args: SftArgs) -> Path:
         run["steps"], outputs = train_and_save(args, demos, device, scratch)
         write_json(args.out / SFT_RUN_FILE, run)
         check_written(args, demos, outputs, device)
-        if run["steps"] == args.steps:
-            state_file.unlink()
+        if run["steps"] < args.steps:
+            raise KeyboardInterrupt
+        state_file.unlink()
     return args.out
 
 
