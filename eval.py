@@ -25,6 +25,7 @@ from command_line import main_guard
 from configs.cli import parse_eval
 from configs.config import SimulatorConfig
 from configs.eval_config import EvalConfig
+from contracts import BadInput
 from envs.assets import find_pack
 from envs.env import EnvSpec
 from envs.pool import Pool, make_pool, task_info
@@ -92,13 +93,14 @@ def play_all(config: EvalConfig, plan: Plan, out: Path, times: StartTimes) -> tu
     If --compare-with names a checkpoint, that plays the same episodes, and its results file is STEM-before.json.
     """
     compare_with = config.compare_with
-    before = None
-    if compare_with is not None and compare_with.endswith(".json"):
-        before = read_results(Path(compare_with))
-    results = play(config, plan, out, before, times)
-    if compare_with is not None and before is None:  # it is a checkpoint
-        config_before = replace(config, model=replace(config.model, checkpoint=compare_with))
+    if compare_with is None or compare_with.endswith(".json"):
+        before = None if compare_with is None else read_results(Path(compare_with))
+        results = play(config, plan, out, before, times)
+    else:
+        # Find the other checkpoint now, before hours are spent on the first one.
         plan_before = replace(plan, header={**plan.header, **origin_of(compare_with)})
+        results = play(config, plan, out, None, times)
+        config_before = replace(config, model=replace(config.model, checkpoint=compare_with))
         out_before = out.with_name(f"{out.stem}-before.json")
         before = play(config_before, plan_before, out_before, results, times)
     save_results(results, plan, before)
@@ -212,20 +214,33 @@ def play(
 
     results = None
     for suite in config.suites:
+        if results is not None and not missing_episodes(plan, suite, results):
+            continue
         # Load the policy again for each suite, because the action statistics differ between suites.
         times.begin("weights")
         policy = load_policy(config.model, suite)
+        settings = settings_of(config, policy)
         if results is None:
             check_suites(config, policy)
-            results = open_results(out, settings_of(config, policy), plan, compared_with)
+            results = open_results(out, settings, plan, compared_with)
             print_start(config, policy, plan, results)
-        missing = [key for key in plan.keys if key.task_suite == suite and key not in results.episodes]
+        if settings["weights"] != results.settings["weights"]:
+            raise BadInput(
+                f"--checkpoint {settings['checkpoint']} has changed since the suite before, as the pointers `best` and "
+                "`latest` do while their run goes on: name a folder step_N, and another --out"
+            )
+        missing = missing_episodes(plan, suite, results)
         if missing:
             play_suite(config, policy, suite, plan, missing, results, times)
         del policy  # free its memory before the next one is loaded
         times.restart()
     assert results is not None  # EvalConfig refuses an empty --task-suite
     return results
+
+
+def missing_episodes(plan: Plan, suite: str, results: Results) -> list[EpisodeKey]:
+    """The planned episodes of a suite that have not been played yet."""
+    return [key for key in plan.keys if key.task_suite == suite and key not in results.episodes]
 
 
 def check_suites(config: EvalConfig, policy: Policy) -> None:

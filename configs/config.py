@@ -18,6 +18,7 @@ from envs.perturb import KINDS, MAGNITUDES, Kind
 from envs.tasks import METAWORLD, PLUS_CHANGES, split_suite
 
 TaskIds = tyro.conf.arg(aliases=["--task-id"])
+LONGEST_NAME = 64  # bytes of --name; file systems allow 255 for a run folder, whose name has further parts
 MAGNITUDE = Range(least=1, most=MAGNITUDES[-1])
 # Marks the settings that a resumed run may change: when it ends, how it is watched, how much of the same computation is
 # in memory at once, and the folder of the same assets (`experiment.run_folder.reopen_run`). A change of any other
@@ -287,8 +288,8 @@ class TrainConfig:
         check_discount(self.loss)
         check_simulator(self.simulator, (self.task.task_suite,))
         check_curriculum(self.rollout, self.task, self.simulator)
-        if "/" in self.run.name:
-            raise BadInput(f"--name must not contain '/', got {self.run.name!r}")
+        if "/" in self.run.name or len(self.run.name.encode()) > LONGEST_NAME:
+            raise BadInput(f"--name must have no '/' and at most {LONGEST_NAME} bytes, got {self.run.name!r}")
 
 
 def check_task_ids(task: TaskConfig) -> None:

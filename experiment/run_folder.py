@@ -26,6 +26,7 @@ from rl.ranks import ALONE, Ranks
 log = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"
+MOST_IDS_IN_NAME = 50  # task ids in the name of a run folder
 
 
 class Run:
@@ -124,8 +125,10 @@ def _create_folder(config: TrainConfig) -> Path:
     """Create a folder in --output, named after time, suite, tasks and --name. Raises OSError."""
     output = Path(config.run.output)
     output.mkdir(parents=True, exist_ok=True)
-    task_ids = "-".join(str(task_id) for task_id in config.task.task_ids)
-    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.task.task_suite}-{task_ids}-{config.run.name}"
+    task_ids = config.task.task_ids
+    # The ids of all 90 tasks of libero_90 would make a name longer than file systems allow.
+    tasks = "-".join(map(str, task_ids)) if len(task_ids) <= MOST_IDS_IN_NAME else f"{len(task_ids)}_tasks"
+    stem = f"{time.strftime('%Y%m%d-%H%M%S')}-{config.task.task_suite}-{tasks}-{config.run.name}"
     for attempt in itertools.count(1):  # two runs may start within one second
         folder = output / (stem if attempt == 1 else f"{stem}-{attempt}")
         with contextlib.suppress(FileExistsError):

@@ -116,7 +116,7 @@ def read_training(checkpoint: Path) -> Training | None:
     step = checkpoint.name.removeprefix("step_")
     if not step.isdigit():
         return None
-    run_folder = checkpoint.parents[1]
+    run_folder = checkpoint.parent.parent
     if not (run_folder / METRICS_FILE).is_file():
         return None
     run = read_run(run_folder)

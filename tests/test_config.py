@@ -34,6 +34,7 @@ SECTIONS = [type(section) for section in vars(DEFAULT).values()]
         ({"dynamic_sampling": True}, "--group-size"),
         ({"advantage": "rloo"}, "--group-size"),
         ({"name": "runs/mine"}, "--name"),
+        ({"name": "mine" * 50}, "--name"),
         # numbers out of their bounds
         ({"warmup_steps": -1}, "--warmup-steps"),
         ({"temperature": 0.0}, "--temperature"),

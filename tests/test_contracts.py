@@ -43,6 +43,8 @@ def test_only_what_cannot_be_written_is_a_problem_of_the_output_place(tmp_path):
         raise OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(PermissionError), output_place(tmp_path / "out"):
         raise PermissionError(errno.EACCES, "Permission denied", "/base/config.json")
+    with pytest.raises(BadInput, match="--out"), output_place(tmp_path / ("long" * 100)):
+        pass
 
 
 def test_a_pointer_names_the_checkpoint_beside_it_and_all_else_is_kept(tmp_path):

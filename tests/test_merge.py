@@ -127,6 +127,8 @@ def test_base_and_licence_are_the_hubs_where_it_is_known(base, tmp_path):
     write_card(tmp_path, "merged", "owner/name", SimpleNamespace(weights_folder=base), stored)
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.base_model == "owner/name"
+    stored.folder = Path("/adapter")  # a container's mount
+    write_card(tmp_path, "merged", "owner/name", SimpleNamespace(weights_folder=base), stored)
     assert "Trained by" not in card.text
 
 

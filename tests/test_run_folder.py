@@ -74,6 +74,12 @@ def test_the_folder_is_named_after_time_suite_tasks_and_name_and_never_shared(mo
         run.close()
 
 
+def test_a_run_of_all_tasks_of_the_largest_suite_has_a_folder(tmp_path):
+    run = start_run(config(tmp_path, task_suite="libero_90", task_ids=tuple(range(90))), ARGV)
+    run.close()
+    assert "-libero_90-90_tasks-" in run.folder.name
+
+
 def test_configuration_and_provenance_are_complete(run):
     stored = read_description(run.folder)
     assert from_dict(stored["config"], "config.json") == run.config

@@ -57,7 +57,7 @@ def write_card(out: Path, name: str, base: str, info: CheckpointInfo, adapter: S
     """Write both files into `out`. `name`: the merged folder's; `base`: folder or hub id of the base."""
     is_on_hub = not Path(base).is_dir() and HUB_ID.fullmatch(base) is not None
     base = base if is_on_hub else Path(base).name
-    folder = adapter.folder.resolve().parents[1]  # RUN of RUN/checkpoints/step_N
+    folder = adapter.folder.resolve().parent.parent  # RUN of RUN/checkpoints/step_N
     run = read_run(folder)
     evaluation = None if run is None else read_evaluation(folder, adapter.folder)
     tasks = "LIBERO" if run is None else str(run.config.task)

@@ -10,6 +10,7 @@ from configs.presets import TINY_CHECKPOINT
 from contracts import BadInput
 from envs.tasks import libero_root
 from tests.end_to_end.conftest import run_command
+from tests.small_checkpoint import load_policy, train_a_little
 
 
 @pytest.fixture
@@ -88,6 +89,28 @@ def test_a_suite_that_the_checkpoint_cannot_act_in_is_refused_before_the_first_e
     with pytest.raises(BadInput, match="libero_goal"):
         eval_program.main([*flags, "--checkpoint", TINY_CHECKPOINT, *suites, "--out", str(out)])
     assert not out.exists()
+
+
+def test_a_checkpoint_to_compare_with_that_does_not_exist_is_refused_before_the_first_episode(
+    flags, tmp_path
+):
+    compared = ["--task-id", "0", "--out", str(tmp_path / "r.json"), "--compare-with", str(tmp_path / "none")]
+    with pytest.raises(BadInput, match="none: no such folder"):
+        eval_program.main([*flags, *compared])
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_all_suites_are_played_by_the_same_weights(flags, checkpoint, tmp_path, monkeypatch):
+    policy = load_policy(checkpoint)
+    for step in (1, 2):
+        train_a_little(policy)
+        policy.save_adapter(tmp_path / f"step_{step}")
+    pointer = tmp_path / "best"
+    pointer.write_text("step_1\n")
+    monkeypatch.setattr(eval_program, "play_suite", lambda *_: pointer.write_text("step_2\n"))
+    suites = ["--task-suite", "libero_spatial", "libero_goal", "--task-id", "0"]
+    with pytest.raises(BadInput, match="step_N"):
+        eval_program.main([*flags, "--checkpoint", str(pointer), *suites, "--out", str(tmp_path / "r.json")])
 
 
 def test_a_task_of_ones_own_is_evaluated_with_its_own_instruction(flags, tmp_path):
