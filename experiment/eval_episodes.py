@@ -73,16 +73,18 @@ def settings_of(config: EvalConfig, policy: Policy) -> Settings:
 def choose_mode(config: EvalConfig, policy: Policy) -> Mode:
     """Resolve --mode auto. Raises BadInput if --mode is l1 and the checkpoint has no L1 head."""
     checkpoint = str(config.model.checkpoint)
-    if config.mode == "l1" and policy.action_head is None:
-        raise BadInput(f"--mode l1: {checkpoint} has no L1 action head; use --mode greedy or sample")
+    base, adapter = base_and_adapter(checkpoint)
+    has_l1_head = policy.action_head is not None and adapter is None  # adapters are trained on tokens
+    if config.mode == "l1" and not has_l1_head:
+        advice = "use --mode greedy or sample"
+        if policy.action_head is not None:
+            advice += f"; that of the untrained policy is evaluated by --checkpoint {base}"
+        raise BadInput(f"--mode l1: {checkpoint} has no L1 action head; {advice}")
     if config.mode != "auto":
         return config.mode
     if config.samples:
         return "sample"
-    _, adapter = base_and_adapter(checkpoint)
-    if policy.action_head is None or adapter is not None:  # adapters are trained on tokens
-        return "greedy"
-    return "l1"
+    return "l1" if has_l1_head else "greedy"
 
 
 def episode_record(

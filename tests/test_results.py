@@ -6,16 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from configs.config import ModelConfig
 from configs.eval_config import EvalConfig
 from contracts import BadInput
 from envs.tasks import TaskInfo
 from eval import play_and_save
-from experiment.eval_episodes import episode_of
+from experiment.eval_episodes import choose_mode, episode_of
 from experiment.results import EpisodeKey, Results, make_plan, open_results, save_results
 from experiment.results_table import comparison_table, perturbation_table, results_table
 from experiment.robustness import draw_perturbations
 from experiment.statistics import Successes
 from tests.fakes import CHUNK_LENGTH, FakePolicy, FakePool, Script
+from tests.small_checkpoint import load_policy
 
 SETTINGS = {
     "checkpoint": "runs/R/checkpoints/best",
@@ -100,6 +102,22 @@ def test_an_episode_keeps_its_random_stream_whatever_else_is_played():
     assert len(set(indices)) == len(indices)
     (key,) = make_plan({"libero_goal": [task(7)]}, 1, 33, {}).keys
     assert episode_of(key).index == indices[all_keys.index(key)]
+
+
+# how the policy decides
+
+
+def test_an_adapter_decides_by_tokens_and_its_bases_l1_head_is_not_evaluated_under_its_name(small, tmp_path):
+    policy = load_policy(small)
+    policy.save_adapter(tmp_path)
+
+    def mode_of(checkpoint, mode):
+        return choose_mode(EvalConfig(ModelConfig(checkpoint=str(checkpoint)), mode=mode), policy)
+
+    assert [mode_of(small, mode) for mode in ("auto", "l1", "greedy")] == ["l1", "l1", "greedy"]
+    assert mode_of(tmp_path, "auto") == "greedy"
+    with pytest.raises(BadInput, match=f"--checkpoint {small}"):
+        mode_of(tmp_path, "l1")
 
 
 # the results file
