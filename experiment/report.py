@@ -18,7 +18,7 @@ import tyro
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, UndefinedError
 
 from command_line import main_guard, parse_flags
-from contracts import BadInput, first_line
+from contracts import BadInput, first_line, replaced
 from experiment.charts import Chart, draw_chart
 from experiment.run_files import (
     CONFIG_FILE,
@@ -114,7 +114,8 @@ def write_report(run: StoredRun) -> Path:
         )
     except UndefinedError as error:  # the template reads fields that other versions may not have written
         raise BadInput(f"{run.folder / CONFIG_FILE}: a field of the report is missing ({error})") from None
-    page.write_text(text)
+    with replaced(page) as draft:
+        draft.write_text(text)
     return page
 
 

@@ -8,13 +8,12 @@ The files are episode_{task_id:02d}_{index:06d}.npz, in NumPy's format without p
 and the fields of `DemoEpisode` by their names, except `jpegs` and those that are None.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from contracts import BadInput, first_line
+from contracts import BadInput, first_line, replaced
 from vla.images import decode_jpeg as decode_jpeg  # of the `jpegs`; outside programs import it here
 
 RECIPE_FILE = "recipe.json"
@@ -65,10 +64,8 @@ def write_episode(path: Path, episode: DemoEpisode) -> None:
     offsets = np.stack([ends - lengths, ends], axis=-1).reshape(len(episode.jpegs), -1, 2)
     fields = {name: value for name, value in vars(episode).items() if name != "jpegs" and value is not None}
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(".tmp")
-    with draft.open("wb") as file:
+    with replaced(path) as draft, draft.open("wb") as file:
         np.savez(file, jpeg_bytes=np.frombuffer(b"".join(files), np.uint8), jpeg_offsets=offsets, **fields)
-    os.replace(draft, path)
 
 
 def read_episode(path: Path) -> DemoEpisode:

@@ -7,7 +7,6 @@ episode. It is kept if all objects rest where they were placed and the task is n
 beside the BDDL file (my_task.pruned_init), where --bddl-file finds them, in the format of LIBERO's own files.
 """
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ import tyro
 
 from command_line import main_guard, parse_flags
 from configs.bounds import POSITIVE, check_numbers
-from contracts import BadInput
+from contracts import BadInput, replaced
 from envs.assets import find_pack
 from envs.env import SimulatorFault
 from envs.libero_simulator import LiberoSimulator
@@ -58,10 +57,8 @@ def make_init_states(bddl: Path, count: int) -> str:
         raise BadInput(f"{bddl}: only {usable} can be used, --count is {count}; rejected: {reasons}")
     import torch  # it takes a second, and --help does not need it
 
-    # The file is renamed at the end, so it is complete as soon as it exists.
-    draft = out.with_name(f".{out.name}.tmp")
-    torch.save(np.stack(states), draft)
-    os.replace(draft, out)
+    with replaced(out) as draft, draft.open("wb") as file:
+        torch.save(np.stack(states), file)
     return f"{out}: {count} initial states, instruction {task.instruction!r}; rejected: {reasons}"
 
 
