@@ -94,8 +94,8 @@ def main(argv: Sequence[str]) -> None:
                 train_in_folder(setup, command.resume, argv)
 
 
-def run_training(config: TrainConfig, resume: str | None = None) -> Path:
-    """Train from Python as the command does. Returns the run folder. `resume`: the folder of a run to continue.
+def run_training(config: TrainConfig) -> Path:
+    """Train a new run from Python as the command does, in this process. Returns the run folder.
 
     Raises BadInput for settings that cannot work, and TimeIsUp after --max-hours.
     """
@@ -103,8 +103,8 @@ def run_training(config: TrainConfig, resume: str | None = None) -> Path:
     from preflight import set_up
 
     log_to_terminal()
-    with set_up(Command(config, resume=resume), StartTimes()) as setup:
-        return train_in_folder(setup, resume, sys.argv)
+    with set_up(Command(config), StartTimes()) as setup:
+        return train_in_folder(setup, None, sys.argv)
 
 
 def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> Path:

@@ -269,7 +269,9 @@ def open_results(path: Path, settings: Settings, plan: Plan, compared_with: Resu
 
 def check_comparable(settings: Settings, plan: Plan, compared_with: Results) -> None:
     """Raise BadInput if `compared_with` differs in more than the policy, or has no episode in common with the plan."""
-    for name in EQUAL_IN_COMPARISONS:
+    # The seed draws what a perturbation does; without perturbations, equal initial states make episodes comparable.
+    names = (*EQUAL_IN_COMPARISONS, "seed") if plan.perturbations else EQUAL_IN_COMPARISONS
+    for name in names:
         ours = settings.get(name)
         theirs = compared_with.settings.get(name)
         # The L1 head and greedy tokens are both deterministic, so they may be compared, but not with sampling.

@@ -76,7 +76,9 @@ def decide(
         )
         for i, row in enumerate(student_rows):
             logprobs = acted.logprobs[i]
-            decisions[row] = Decision(observations[row], acted.tokens[i], False, student_logprobs=logprobs)
+            decisions[row] = Decision(
+                observations[row], acted.tokens[i], by_teacher=False, student_logprobs=logprobs
+            )
             actions[row] = acted.actions[i]
 
     rows = range(len(observations))

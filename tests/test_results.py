@@ -229,6 +229,17 @@ def test_what_was_played_otherwise_is_not_compared(tmp_path, settings):
         open_results(tmp_path / "x", SETTINGS, PLAN, other)
 
 
+def test_perturbed_episodes_of_another_seed_are_perturbed_otherwise_and_not_compared(tmp_path):
+    plan = make_plan({"libero_goal": [task(0)]}, 2, 0, {}, ["camera-1"])
+    other = results_with("1101", tmp_path / "other.json", plan, seed=1)
+    with pytest.raises(BadInput, match="--compare-with"):
+        open_results(tmp_path / "x", SETTINGS, plan, other)
+    assert (
+        open_results(tmp_path / "x", SETTINGS, PLAN, results_with("11", tmp_path / "y", seed=1)).episodes
+        == {}
+    )
+
+
 def test_two_deterministic_modes_are_compared_but_not_disjoint_episodes(tmp_path):
     other = results_with("110100", tmp_path / "other.json", mode="l1")
     assert open_results(tmp_path / "x", SETTINGS, PLAN, other).episodes == {}
