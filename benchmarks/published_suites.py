@@ -76,7 +76,7 @@ def main(assets: str, num_pro_tasks: int, num_plus_tasks: int) -> int:
     print(find_pack(assets))
     suites = [f"{suite}_{change}" for suite in PUBLISHED_SUITES for change in PRO_CHANGES]
     pro = [check_pro(suite, task_id, assets) for suite in suites for task_id in range(num_pro_tasks)]
-    task_ids = range(0, 10, 10 // num_plus_tasks)
+    task_ids = [10 * i // num_plus_tasks for i in range(num_plus_tasks)]
     plus = [check_plus(suite, task_id, assets) for suite in PUBLISHED_SUITES for task_id in task_ids]
     print(f"LIBERO-PRO: {sum(pro)} of {len(pro)} tasks")
     for category in CATEGORIES:

@@ -41,10 +41,13 @@ class EnvSpec:
 
     def __post_init__(self) -> None:
         names = ("the BDDL file's",) if self.bddl_file is not None else tasks.task_names(self.task_suite)
-        if not self.task_ids or not set(self.task_ids) <= set(range(len(names))):
+        is_repeated = len(set(self.task_ids)) < len(self.task_ids)
+        if not self.task_ids or is_repeated or not set(self.task_ids) <= set(range(len(names))):
             chosen = ", ".join(map(str, self.task_ids)) or "none"
             known = ", ".join(f"{task_id} {name}" for task_id, name in enumerate(names))
-            raise BadInput(f"task ids are 0..{len(names) - 1}, found {chosen}; there are: {known}")
+            raise BadInput(
+                f"expected different task ids of 0..{len(names) - 1}, found {chosen}; there are: {known}"
+            )
 
 
 class Start(NamedTuple):

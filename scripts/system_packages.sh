@@ -5,9 +5,10 @@ set -euo pipefail
 packages="libegl1 libopengl0 libgl1-mesa-dri"
 
 complete() {
-    local library
+    local library libraries
+    libraries=$(ldconfig -p)
     for library in libEGL.so.1 libOpenGL.so.0; do
-        ldconfig -p | grep -q "$library" || return 1
+        [[ $libraries == *$library* ]] || return 1
     done
     # Without a vendor file libEGL finds no driver, neither Mesa's nor NVIDIA's.
     compgen -G '/usr/share/glvnd/egl_vendor.d/*.json' >/dev/null || compgen -G '/etc/glvnd/egl_vendor.d/*.json' >/dev/null

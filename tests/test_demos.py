@@ -17,6 +17,7 @@ from contracts import BadInput
 from envs.env import ChunkResult, EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.perturb import label_of
+from envs.tasks import METAWORLD
 from envs.worker import InlineWorker, NoAnswer
 from tests.demo_episodes import DiesAtFirst
 from vla.images import decode_jpeg, encode_jpeg
@@ -121,6 +122,22 @@ def test_a_folder_takes_one_recipe_only(played_ids, tmp_path):
     with pytest.raises(BadInput, match=str(tmp_path)):
         main(["--out", str(tmp_path), "--episodes", "1", "--seed", "1"])
     assert len(played_ids) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "flag"),
+    [
+        ({"noise_scales": ()}, "--noise-scales"),
+        ({"noise_scales": (-1.0,)}, "--noise-scales"),
+        ({"task_ids": (0, 0)}, "task ids"),  # two workers would write the same file
+        ({"init_states": (0, 51)}, "--init-states"),
+        ({"task_suite": METAWORLD, "perturb": ("camera",)}, "--perturb"),
+    ],
+)
+def test_flags_that_cannot_work_are_refused_before_the_first_episode(played_ids, tmp_path, changes, flag):
+    with pytest.raises(BadInput, match=flag):
+        collect(_args(tmp_path / "demos", **changes))
+    assert not (tmp_path / "demos").exists()
 
 
 def test_an_output_place_that_cannot_be_written_is_refused_before_the_first_episode(played_ids, tmp_path):

@@ -155,3 +155,14 @@ def test_what_torch_may_be_is_said(make, tmp_path):
     assert refused.returncode != 0
     assert "TORCH=gpu" in refused.stderr
     assert not (tmp_path / ".venv").exists()
+
+
+def test_system_libraries_are_found_at_the_start_of_a_list_longer_than_a_pipe_holds(tmp_path):
+    libraries = ["libEGL.so.1", "libOpenGL.so.0", *(f"libother{i}.so" for i in range(10_000))]
+    (tmp_path / "libraries").write_text("\n".join(libraries))
+    for tool, answer in (("ldconfig", f"cat {tmp_path / 'libraries'}"), ("id", "echo 1000")):  # not root
+        (tmp_path / tool).write_text(f"#!/bin/sh\n{answer}\n")
+        (tmp_path / tool).chmod(0o755)
+    environ = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = PROJECT / "scripts" / "system_packages.sh"
+    assert subprocess.run([script], env=environ, check=False).returncode == 0

@@ -27,6 +27,7 @@ from vla.merge import merge
 from vla.network_io import ACTION_HEAD_FILE, load_network
 from vla.policy import Mode, Policy
 from vla.tokens import FIRST_ACTION_TOKEN
+from workshop import sft_training
 from workshop.demo_files import DemoEpisode
 from workshop.sft_check import check_written
 from workshop.sft_config import SftArgs, TinySize
@@ -346,10 +347,27 @@ def test_a_step_that_does_not_fit_into_memory_is_taken_in_smaller_parts(episodes
     for objective in (LEARN_TOKENS, replace(LEARN_TOKENS, loss=loss_of_at_most_two)):
         policy = load_policy(small)
         optimizer = make_student_optimizer(policy)
-        metrics = training_step(objective, policy, optimizer, observations, tokens, 3e-5, micro_batch_size=7)
+        _, metrics = training_step(
+            objective, policy, optimizer, observations, tokens, 3e-5, micro_batch_size=7
+        )
         parameters = [parameter.detach() for _, parameter in policy.named_trainable_parameters()]
         results.append((metrics, parameters))
     torch.testing.assert_close(*results)
+
+
+def test_the_size_that_fits_into_memory_is_searched_for_once(demos, episodes, tmp_path, monkeypatch):
+    failures = []
+
+    def loss_of_at_most_two(policy, observations, tokens):
+        if len(observations) > 2:
+            failures.append(len(observations))
+            raise torch.OutOfMemoryError("no memory")
+        return token_loss(policy, observations, tokens)
+
+    objective = replace(LEARN_TOKENS, loss=loss_of_at_most_two)
+    monkeypatch.setattr(sft_training, "LEARN_TOKENS", objective)
+    fine_tune(sft_args(demos, tmp_path / "out"))  # four steps of four frames
+    assert failures == [4]
 
 
 def test_learning_rate_rises_linearly_and_falls_as_a_cosine_to_a_hundredth():

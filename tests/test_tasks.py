@@ -48,7 +48,7 @@ def test_tasks_are_those_of_liberos_benchmark(benchmark_suites, suite):
         assert (info.num_init_states, info.max_env_steps) == (50, MAX_ENV_STEPS[suite])
 
 
-@pytest.mark.parametrize("task_ids", [(10,), (-1,), (0, 99), ()])
+@pytest.mark.parametrize("task_ids", [(10,), (-1,), (0, 99), (), (1, 1)])
 def test_unknown_suites_and_tasks_are_answered_with_those_that_there_are(task_ids):
     with pytest.raises(BadInput, match="libero_spatial, libero_object, libero_goal, libero_10, libero_90"):
         EnvSpec("libero_spacial", task_ids)

@@ -105,8 +105,7 @@ def collect(args: DemosArgs) -> Counter[str]:
     Raises BadInput for wrong arguments, and for a folder of other settings.
     """
     spec = args.env_spec(args.task_ids)
-    check_init_states(args, spec)
-    check_numbers(args)
+    check_flags(args, spec)
     find_pack(spec.assets)  # unpack looks now, rather than in all workers at the same time
     with output_place(args.out):
         args.out.mkdir(parents=True, exist_ok=True)
@@ -138,8 +137,13 @@ def collect(args: DemosArgs) -> Counter[str]:
     return counts
 
 
-def check_init_states(args: DemosArgs, spec: EnvSpec) -> None:
-    """Raise BadInput if a task is unknown or lacks some of the initial states."""
+def check_flags(args: DemosArgs, spec: EnvSpec) -> None:
+    """Raise BadInput for values that cannot be played: no noise scale, an unknown task or initial state."""
+    check_numbers(args)
+    if not args.noise_scales:
+        raise BadInput("--noise-scales needs at least one number; 0 is no noise")
+    if args.perturb and args.task_suite == METAWORLD:
+        raise BadInput(f"--perturb is only for the suites of LIBERO: leave it out for {METAWORLD}")
     num_stored = min(task.num_init_states for task in task_info(spec))
     if args.init_states == "fresh":
         return

@@ -68,7 +68,7 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
         checkpoint = make_tiny_checkpoint(
             scratch / "init",
             seed=args.seed,
-            num_images=args.num_images or 2,
+            num_images=args.num_images or (1 if is_metaworld else 2),
             proprio=args.proprio,
             metaworld=is_metaworld,
             l1_head=args.l1,

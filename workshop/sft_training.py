@@ -151,7 +151,7 @@ def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> int:
 
                 # 3. One optimizer step.
                 lr = args.learning_rate(steps_taken)
-                metrics = training_step(
+                micro_batch_size, metrics = training_step(
                     objective, policy, optimizer, observations, targets[rows], lr, micro_batch_size
                 )
                 unrecorded.append(metrics)

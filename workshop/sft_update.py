@@ -93,11 +93,12 @@ def training_step(
     targets: Tensor,
     lr: float,
     micro_batch_size: int,
-) -> dict[str, float]:
-    """Take an optimizer step on the mean loss of the frames; returns loss, accuracy and the gradient's norm.
+) -> tuple[int, dict[str, float]]:
+    """Take an optimizer step on the mean loss of the frames.
 
-    The gradient is summed over micro-batches, which become smaller if memory runs out. Raises BadInput for a training
-    that has diverged, and when nothing fits into memory.
+    The gradient is summed over micro-batches, which become smaller if memory runs out. Returns the size that fits, for
+    the next step, and loss, accuracy and the gradient's norm. Raises BadInput for a training that has diverged, and
+    when nothing fits into memory.
     """
     optimizer.param_groups[0]["lr"] = lr
 
@@ -112,7 +113,7 @@ def training_step(
             start += size
         return means
 
-    _, means = shrink_until_it_fits(policy.network, micro_batch_size, accumulate, is_update=True)
+    size_that_fits, means = shrink_until_it_fits(policy.network, micro_batch_size, accumulate, is_update=True)
     gradient_norm = optimizer_step(optimizer, MAX_GRAD_NORM)
     optimizer.zero_grad(set_to_none=True)
     loss, accuracy, norm = [*means.tolist(), gradient_norm.item()]
@@ -120,7 +121,7 @@ def training_step(
         raise BadInput(
             "the training has diverged: a gradient is not finite, or enormous; begin again with a lower --lr"
         )
-    return {"loss": loss, "accuracy": accuracy, "grad_norm": norm}
+    return size_that_fits, {"loss": loss, "accuracy": accuracy, "grad_norm": norm}
 
 
 def add_gradient(

@@ -30,7 +30,7 @@ def demos(tmp_path_factory):
 @pytest.fixture(scope="module")
 def policy(demos, tmp_path_factory) -> str:
     """A policy of the smallest size after a few steps of supervised training."""
-    sizes = {"size": SMALL, "num_images": 1, "steps": 4, "batch_size": 8, "log_every": 2, "warmup_steps": 1}
+    sizes = {"size": SMALL, "steps": 4, "batch_size": 8, "log_every": 2, "warmup_steps": 1}
     out = tmp_path_factory.mktemp("sft") / "policy"
     return str(fine_tune(SftArgs((demos,), out, task_suite=SUITE, holdout=0.25, device="cpu", **sizes)))
 
