@@ -104,7 +104,7 @@ def run_training(config: TrainConfig) -> Path:
 
     log_to_terminal()
     with set_up(Command(config), StartTimes()) as setup:
-        return train_in_folder(setup, None, sys.argv)
+        return train_in_folder(setup, None, argv=["--config", "RUN"])  # the flags that would repeat it
 
 
 def train_in_folder(setup: Setup, resume: str | None, argv: Sequence[str]) -> Path:

@@ -68,9 +68,9 @@ class SimulatorConfig:
     """Tasks that each simulator keeps in memory. Building a task again takes seconds. (eval.py keeps one: there a
     simulator never goes back to a task.)"""
     perturb: tuple[Kind | Literal["all", "none"], ...] = ()
-    """Kinds of change to the world (docs/OWN_TASKS.md). In training each group of episodes gets one of them, or none.
-    An evaluation plays every kind at every magnitude, in addition to the unperturbed episode of the same initial
-    state."""
+    """Kinds of change to the world (docs/OWN_TASKS.md). In training each group of episodes gets one of them, or none;
+    evaluations during training are unperturbed. eval.py plays every kind at every magnitude, in addition to the
+    unperturbed episode of the same initial state."""
     magnitudes: Annotated[tuple[int, ...], MAGNITUDE] = (1, 3, 5)
     """Strengths of the changes of --perturb, from 1 to 5."""
 

@@ -66,7 +66,11 @@ def adapter(policy, tmp_path_factory) -> Path:
         "".join(f"{json.dumps(row)}\n" for row in [*rows, {"global_step": 512}])
     )
     task = {"task_suite": "libero_goal", "task_ids": [1, 4]}
-    description = {"config": {"task": task}, "argv": ["--checkpoint", f"{run}/START", f"--output={run}/RUNS"]}
+    description = {
+        "config": {"task": task},
+        "argv": ["--checkpoint", f"{run}/START", f"--output={run}/RUNS"],
+        "resume_argv": [["--resume", str(run), "--total-steps", "900"]],
+    }
     (run / "config.json").write_text(json.dumps(description))
     return folder
 
@@ -109,7 +113,8 @@ def test_the_card_is_valid_for_the_hub_and_names_no_folder_of_this_machine(base,
     assert (card.data.license, card.data.base_model) == ("other", None)
     assert (result.metric_value, result.dataset_name) == (0.75, "LIBERO libero_goal task 1 4")
     assert "3 of 4 episodes = 75 %, 95 % interval [30, 95]" in card.text
-    assert "python train_grpo.py --checkpoint START --output=RUNS" in card.text
+    commands = "--checkpoint START --output=RUNS\n    python train_grpo.py --resume run0 --total-steps 900"
+    assert f"    python train_grpo.py {commands}" in card.text
     metadata = json.loads((merged / "merge_metadata.json").read_text())
     assert (metadata["base"], metadata["evaluation"]["eval/student_success_k"]) == (base.name, 3)
     written = card.content + json.dumps(metadata)

@@ -47,10 +47,15 @@ class _Run:
     argv: list[str]
     config: _Settings
     git: dict[str, object] = field(default_factory=dict)
+    resume_argv: list[list[str]] = field(default_factory=list)
 
     @property
-    def command(self) -> str:
-        return shlex.join(["python", "train_grpo.py", *map(without_folders, self.argv)])
+    def commands(self) -> list[str]:
+        """The command that started the run, and those that resumed it."""
+        return [
+            shlex.join(["python", "train_grpo.py", *map(without_folders, argv)])
+            for argv in (self.argv, *self.resume_argv)
+        ]
 
 
 def write_card(out: Path, name: str, base: str, info: CheckpointInfo, adapter: StoredAdapter) -> None:
@@ -65,7 +70,7 @@ def write_card(out: Path, name: str, base: str, info: CheckpointInfo, adapter: S
         "base": base,
         "base_fingerprint": adapter.base_fingerprint,
         "adapter": {"rank": adapter.rank, "alpha": adapter.alpha},
-        "run": None if run is None else {"command": run.command, "git": run.git},
+        "run": None if run is None else {"commands": run.commands, "git": run.git},
         "tasks": tasks,
         "evaluation": evaluation,
     }
@@ -98,7 +103,7 @@ def describe_training(run: _Run | None, evaluation: Evaluation | None) -> list[s
         task_flags = f" --task-suite {task.task_suite} --task-ids {' '.join(map(str, task.task_ids))}"
         if evaluation is not None:
             paragraphs.append(describe_evaluation(evaluation, str(task)))
-        paragraphs += ["Trained by", f"    {run.command}"]
+        paragraphs += ["Trained by", "\n".join(f"    {command}" for command in run.commands)]
     paragraphs += [
         "Evaluate it with the same program; other programs for OpenVLA-OFT load it as a plain checkpoint:",
         f"    python eval.py --checkpoint FOLDER_OR_HUB_ID{task_flags}",

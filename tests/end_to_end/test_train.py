@@ -35,6 +35,7 @@ def test_every_policy_gradient_update_starts_at_ratio_one(run):
 def test_run_folder_is_complete(run):
     description = json.loads((run / "config.json").read_text())
     assert description["config"]["run"]["name"] == "smoke"
+    assert description["argv"] == ["--config", "RUN"]  # it was started from Python
     assert description["versions"]["mujoco"] == "3.3.0"
     latest = latest_of(run)
     assert latest.name == "step_96"
