@@ -165,12 +165,12 @@ class Change(NamedTuple):
 
 
 def changes(run: StoredRun) -> list[Change]:
-    """The changes of success from the first to the last evaluation; empty without an evaluation.
+    """The changes of success from the first to the last evaluation; empty unless there are two.
 
     First come the sampled student, the greedy student, and the greedy student compared with its teacher, unless the
     student began as that teacher. With several tasks, the student on each task follows.
     """
-    if not run.evaluations:
+    if len(run.evaluations) < 2:
         return []
     on_all_tasks = []
     by_task = []

@@ -30,6 +30,7 @@ def test_a_student_that_began_as_its_teacher_is_compared_once(tmp_path):
     rows = [evaluation(0, 8, 8, 4), evaluation(300, 8, 11, 16)]
     labels = [change.label for change in changes(read_run(store(tmp_path, rows)))]
     assert labels == ["student, sampled", "student, greedy"]
+    assert changes(read_run(store(tmp_path / "begun", rows[:1]))) == []  # it is not a change from itself
 
 
 def test_a_checkpoint_knows_what_its_training_took(tmp_path):
