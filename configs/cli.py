@@ -130,7 +130,7 @@ def _settings_of(run: Path, flag: str) -> TrainConfig:
     try:
         return from_dict(read_json(path).get("config"), str(path))
     except BadInput as problem:
-        raise BadInput(f"{flag} {run}: not a run of this version: {problem}") from None
+        raise BadInput(f"{flag} {run}: not a run folder of this version: {problem}") from None
 
 
 def _parse_resumed_run(argv: Sequence[str], run_folder: str) -> Command:

@@ -98,6 +98,11 @@ def test_adapter_that_a_pointer_names_is_found_with_its_base(small, tmp_path):
     assert base_and_adapter(str(tmp_path / "best")) == ("owner/name", str(tmp_path / "step_8"))
     for no_adapter in (str(small), "owner/name"):
         assert base_and_adapter(no_adapter) == (no_adapter, None)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "latest").write_text("step_8\n")
+    for run in (tmp_path, tmp_path / "checkpoints"):
+        with pytest.raises(BadInput, match=str(tmp_path / "checkpoints" / "best")):
+            base_and_adapter(str(run))
 
 
 def test_public_checkpoints_are_llama_2_7b_with_their_own_epsilon(tmp_path):

@@ -82,9 +82,14 @@ def base_of_adapter(folder: Path) -> str | None:
 def base_and_adapter(checkpoint: str) -> tuple[str, str | None]:
     """The base of a checkpoint, and its folder if it is an adapter; (checkpoint, None) if it is none.
 
-    It may also be a pointer to an adapter folder, such as RUN/checkpoints/best.
+    It may also be a pointer to an adapter folder, such as RUN/checkpoints/best. Raises BadInput for RUN itself.
     """
     folder = resolve_pointer(Path(checkpoint))
+    for checkpoints in (folder, folder / "checkpoints"):
+        if (checkpoints / "latest").is_file():
+            raise BadInput(
+                f"checkpoint {checkpoint} holds all checkpoints of a run: name one, such as {checkpoints / 'best'}"
+            )
     # A run of openvla-oft that was not merged has its adapter in this folder, and what belongs to it beside the folder.
     in_run_folder = folder / "lora_adapter"
     if (in_run_folder / CONFIG_FILE).is_file() and not (folder / "config.json").exists():
