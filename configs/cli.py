@@ -115,8 +115,8 @@ def _parse_new_run(argv: Sequence[str], preset: str | None, task_suite: str | No
     if preset not in PRESETS:
         raise BadInput(f"unknown preset {preset!r}: choose one of {', '.join(PRESETS)}")
     settings = PRESETS[preset]
-    if preset == "rl" and base_suite in PUBLIC_CHECKPOINTS:
-        settings = changed(settings, checkpoint=PUBLIC_CHECKPOINTS[base_suite])
+    if task_suite is not None and settings.model.checkpoint in PUBLIC_CHECKPOINTS.values():
+        settings = changed(settings, checkpoint=PUBLIC_CHECKPOINTS.get(base_suite))
     settings = _find_bundled_checkpoint(settings)
     command = parse_flags(Command, argv, prog="train_grpo.py", default=Command(settings, preset=preset))
     if command.config.model.checkpoint is None:

@@ -36,7 +36,7 @@ def run_folder(tmp_path) -> Path:
 def test_a_suite_brings_its_own_checkpoint_however_the_flag_is_spelled(spelling):
     assert parse_train([]).config == PRESETS["libero_spatial"]
     assert parse_train(spelling).config == PRESETS["libero_goal"]
-    for preset in ([], ["--preset", "rl"]):
+    for preset in ([], ["--preset", "rl"], ["--preset", "guide"]):
         assert parse_train([*spelling, *preset]).config.model.checkpoint == PUBLIC_CHECKPOINTS["libero_goal"]
 
 
@@ -111,6 +111,7 @@ def test_help_begins_with_the_flags_that_are_used_most_and_all_of_them_exist(cap
         (["--eval-init-states", "3"], "--eval-init-states"),
         (["--preset", "tinny"], "libero_spatial"),  # one of those that there are
         (["--preset", "libero_90"], "--checkpoint"),  # no public one is known
+        (["--preset", "rl", "--task-suite", "libero_90"], "--checkpoint"),
         (["--tempature", "1"], "--temperature"),
         (["--temperature", "0"], "--temperature"),
     ],
