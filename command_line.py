@@ -116,11 +116,8 @@ def _first_sentence(error_box: str) -> str:
     """The message in tyro's error box as one line, without the frame and the hints; of similar flags only the names."""
     lines = [line.strip("│ ") for line in error_box.splitlines() if not re.match(r"[╭╰]|│ ─", line)]
     text = " ".join(" ".join(lines).split())
-    text = (
-        re.split(r"\s*(?:Argument helptext|For full helptext)", text)[0]
-        .replace("[bold]", "")
-        .replace("[/bold]", "")
-    )
+    text = re.split(r"\s*(?:Argument helptext|For full helptext)", text)[0]
+    text = re.sub(r"\[/?bold\]", "", text)  # markup that tyro leaves in some messages
     problem, hint, _ = text.partition(" Perhaps you meant:")
     similar = [line.split()[0].strip(",") for line in lines if line.startswith("--")]
     return f"{problem}: perhaps you meant {' or '.join(similar)}" if hint else problem

@@ -109,6 +109,7 @@ def test_help_begins_with_the_flags_that_are_used_most_and_all_of_them_exist(cap
     [
         (["--no-such-flag", "1"], "--no-such-flag"),
         (["--eval-init-states", "3"], "--eval-init-states"),
+        (["--train-init-states", "3"], "of `INT INT`"),
         (["--preset", "tinny"], "libero_spatial"),  # one of those that there are
         (["--preset", "libero_90"], "--checkpoint"),  # no public one is known
         (["--preset", "rl", "--task-suite", "libero_90"], "--checkpoint"),
