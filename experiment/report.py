@@ -115,7 +115,7 @@ def write_report(run: StoredRun) -> Path:
     except UndefinedError as error:  # the template reads fields that other versions may not have written
         raise BadInput(f"{run.folder / CONFIG_FILE}: a field of the report is missing ({error})") from None
     with replaced(page) as draft:
-        draft.write_text(text)
+        draft.write_text(text, encoding="utf-8")  # as the page says
     return page
 
 

@@ -1,13 +1,13 @@
 """The page of a run: its numbers are those of metrics.jsonl, and it is one file that a browser can show anywhere."""
 
 import base64
-import contextlib
 import html
-import io
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import imageio.v2 as imageio
@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 
 from experiment.charts import SIZE, Axis
-from experiment.report import PANELS, main, make_cards, write_report
+from experiment.report import PANELS, make_cards, write_report
 from experiment.run_files import CONFIG_FILE
 from experiment.statistics import Successes
 from experiment.stored_run import GREEDY, SAMPLED, read_run
 from tests.stored_runs import ROWS, store, store_outcomes, update
 
+ROOT = Path(__file__).parents[1]
 BROWSER = next(filter(shutil.which, ("chromium", "chromium-browser", "google-chrome")), None)
 
 
@@ -48,13 +49,14 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(folder) -> str:
-    """The page that the command writes."""
-    with contextlib.redirect_stdout(io.StringIO()) as output:
-        main([str(folder)])
-    _, sampled, _, looks, path = output.getvalue().splitlines()
+    """The page that the command writes, here where the locale knows no arrow."""
+    environ = {**os.environ, "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
+    command = [sys.executable, "-m", "experiment.report", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
+    _, sampled, _, looks, path = done.stdout.splitlines()
     assert looks == "assets: official (0123abcd)"
     assert sampled.startswith("student, sampled: 4/20")
-    return Path(path).read_text()
+    return Path(path).read_text(encoding="utf-8")
 
 
 def test_the_page_holds_its_pictures_and_links_to_files_of_the_run(folder, page):
