@@ -37,11 +37,14 @@ class TerminalHandler(logging.StreamHandler):
 
 
 def log_to_terminal(*files: Path) -> None:
-    """Send the log of rank 0 to the terminal and to `files`; other ranks log nothing.
+    """Send the log of rank 0 to the terminal and to `files`, which also get the time of every line.
 
-    The files also get the time of every line.
+    Other ranks warn only of what may concern them alone: their simulators, and their GPU's memory.
     """
     if not is_first_rank():
+        logging.basicConfig(force=True, level=logging.ERROR, format=f"rank {os.environ['RANK']}: %(message)s")
+        for name in ("envs", "vla.memory"):
+            logging.getLogger(name).setLevel(logging.WARNING)
         return
     handlers: list[logging.Handler] = [TerminalHandler()]
     for file in files:

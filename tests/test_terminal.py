@@ -1,5 +1,6 @@
 """What a program shows while it works: how far it is, how long it will take, and no silence."""
 
+import logging
 import os
 import threading
 
@@ -9,7 +10,7 @@ import experiment.start_times
 import experiment.terminal
 from command_line import fit_to_terminal
 from experiment.start_times import StartTimes
-from experiment.terminal import PERIOD_S, Activity, clock, print_due_lines, show_progress
+from experiment.terminal import PERIOD_S, Activity, clock, log_to_terminal, print_due_lines, show_progress
 
 
 @pytest.fixture
@@ -99,3 +100,12 @@ def test_a_terminal_breaks_lines_at_spaces_and_a_file_gets_them_whole(monkeypatc
     assert " ".join(line.strip() for line in lines).split() == text.split()
     with open(os.devnull, "w") as stream:
         assert fit_to_terminal(text, stream) == text
+
+
+def test_other_ranks_warn_only_of_what_concerns_them_alone(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(logging.root, "handlers", [])
+    log_to_terminal()
+    for name in ("of_all_ranks", "envs.pool", "vla.memory"):
+        logging.getLogger(name).warning("from %s", name)
+    assert capsys.readouterr().err == "rank 1: from envs.pool\nrank 1: from vla.memory\n"
