@@ -324,6 +324,11 @@ def check_init_states(task: TaskConfig) -> None:
 
 
 def check_groups(rollout: RolloutConfig, loss: LossConfig) -> None:
+    lowest, highest = rollout.group_success_bounds
+    if lowest > highest:
+        raise BadInput(
+            f"--group-success-bounds must be LOWEST HIGHEST, got {lowest} {highest}: no group is within"
+        )
     compares_episodes = loss.advantage in ("group", "rloo") or rollout.dynamic_sampling
     if compares_episodes and rollout.group_size < 2:
         raise BadInput(

@@ -179,7 +179,7 @@ def changes(run: StoredRun) -> list[Change]:
             on_all_tasks.append(_change(run, label, metric, metric))
             by_task += _changes_by_task(run, label, metric)
     from_teacher = _change(run, "teacher, then greedy student", TEACHER, GREEDY)
-    if from_teacher[1:] != on_all_tasks[-1][1:]:
+    if from_teacher[1:] != on_all_tasks[-1][1:]:  # they differ in more than their labels
         on_all_tasks.append(from_teacher)
     return on_all_tasks + by_task
 

@@ -35,6 +35,7 @@ SECTIONS = [type(section) for section in vars(DEFAULT).values()]
         ({"advantage": "rloo"}, "--group-size"),
         ({"name": "runs/mine"}, "--name"),
         ({"name": "mine" * 50}, "--name"),
+        ({"group_success_bounds": (0.9, 0.1)}, "--group-success-bounds"),
         # numbers out of their bounds
         ({"warmup_steps": -1}, "--warmup-steps"),
         ({"temperature": 0.0}, "--temperature"),
