@@ -353,9 +353,13 @@ def check_discount(loss: LossConfig) -> None:
 
 
 def check_simulator(simulator: SimulatorConfig, suites: tuple[str, ...], protocol: str | None = None) -> None:
-    """Raise BadInput for an unknown suite, or if Meta-World is to do what only LIBERO's simulator can."""
+    """Raise BadInput for an unknown suite, or settings that contradict each other or what the simulator can do."""
     for suite in suites:
         split_suite(suite)
+    if not simulator.magnitudes:
+        raise BadInput(
+            "--magnitudes must be one or more numbers: without any, --perturb would change nothing"
+        )
     if METAWORLD not in suites:
         return
     if len(suites) > 1:

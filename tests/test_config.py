@@ -44,6 +44,7 @@ SECTIONS = [type(section) for section in vars(DEFAULT).values()]
         ({"seed": 2**63}, "--seed"),
         ({"clip_low": 1.5}, "--clip-low"),
         ({"magnitudes": (1, 6)}, "--magnitudes"),
+        ({"magnitudes": ()}, "--magnitudes"),
         ({"group_success_bounds": (0.1, 1.1)}, "--group-success-bounds"),
         ({"micro_batch_size": 0}, "--micro-batch-size"),
     ],
