@@ -121,7 +121,7 @@ class PhaseConfig:
     head, beside which no token head was trained; else 4000)."""
     transition_steps: Annotated[int, NOT_NEGATIVE] = 5_000
     """Env steps of the transition, in which the probability that the teacher acts falls linearly from 1 to 0."""
-    total_steps: Annotated[int, NOT_NEGATIVE, CHANGEABLE] = 100_000
+    total_steps: Annotated[int, NOT_NEGATIVE, CHANGEABLE] = 130_000
     """Env steps of the whole run."""
     warmup_actor: Literal["auto", "teacher", "student"] = "auto"
     """Who acts in the warmup. With `student`, the student learns what the teacher would do in the states that the
@@ -152,8 +152,8 @@ class RolloutConfig:
     finish."""
     temperature: Annotated[float, POSITIVE] = 1.0
     """Sampling temperature. The student's logits are divided by it, for sampling and for log-probabilities."""
-    physics: Literal["exact", "fast"] = "exact"
-    """Physics of training episodes. exact: LIBERO's; fast: about a third of the time, with slightly different results.
+    physics: Literal["exact", "fast"] = "fast"
+    """Physics of training episodes. fast: about a third of the time, with slightly different results; exact: LIBERO's.
     Evaluations always use exact."""
     group_size: Annotated[int, POSITIVE] = 1
     """Episodes of a group: they start from the same (task, initial state)."""
