@@ -177,7 +177,9 @@ def _play(actor: Actor, learner: Learner, pool: Pool, config: TrainConfig) -> li
 def evaluation_steps(config: TrainConfig) -> list[int]:
     """The env steps from which an evaluation is due: 0, the warmup's end, multiples of --eval-interval, and the end."""
     total_steps = config.phases.total_steps
-    multiples = range(0, total_steps, config.evaluation.eval_interval)
+    # A rollout has at least n_steps env steps, so a shorter interval is reached after every rollout, too.
+    interval = max(config.evaluation.eval_interval, config.rollout.n_steps)
+    multiples = range(0, total_steps, interval)
     warmup_end = min(end_of_warmup(config.phases), total_steps)
     return sorted({*multiples, warmup_end, total_steps})
 

@@ -12,8 +12,16 @@ import pytest
 import torch
 
 import experiment.evaluation
-from configs.config import EvaluationConfig, PhaseConfig, RunConfig, TaskConfig, TrainConfig, changed
-from configs.presets import PUBLIC_CHECKPOINTS
+from configs.config import (
+    EvaluationConfig,
+    PhaseConfig,
+    RolloutConfig,
+    RunConfig,
+    TaskConfig,
+    TrainConfig,
+    changed,
+)
+from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
 from contracts import BadInput, resolve_pointer
 from experiment.checkpoints import TrainerState, save_checkpoint
 from experiment.evaluation import (
@@ -22,6 +30,7 @@ from experiment.evaluation import (
     check_imitation,
     evaluate_and_record,
     evaluation_is_due,
+    evaluation_steps,
     play_evaluation,
     validate,
 )
@@ -105,6 +114,7 @@ def test_a_student_that_still_equals_its_teacher_is_not_played_beside_it(scale, 
 CONFIG = TrainConfig(
     task=TaskConfig(eval_init_states=(40, 50)),
     phases=PhaseConfig(warmup_steps=30),
+    rollout=RolloutConfig(n_steps=10),
     evaluation=EvaluationConfig(eval_interval=100, eval_trials=2),
     run=RunConfig(wandb_mode="disabled"),
 )
@@ -159,6 +169,12 @@ def test_evaluations_are_due_at_the_start_after_the_warmup_and_at_multiples_of_t
     evaluated_at, global_step, is_due
 ):
     assert evaluation_is_due(CONFIG, TrainerState(global_step, evaluated_at=evaluated_at)) == is_due
+
+
+def test_an_evaluation_after_every_update_of_a_long_run_takes_no_long_list():
+    config = changed(PRESETS["rl"], eval_interval=1)
+    assert len(evaluation_steps(config)) < 200
+    assert evaluation_is_due(config, TrainerState(evaluated_at=65_000, global_step=130_000))
 
 
 def test_an_evaluation_is_recorded_filmed_and_remembered(run, learner):
