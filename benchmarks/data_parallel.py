@@ -26,7 +26,7 @@ from experiment.run_files import MetricsRow, read_metrics
 CHUNK_LENGTH = 8  # env steps that a decision covers
 FLAGS = (
     "--allow-zero-baseline --eval-interval 1000000 --eval-init-states 40 41 --entropy-coef 0.01 --no-warmup "
-    "--transition-steps 0 --wandb-mode disabled"
+    "--transition-steps 0 --physics exact --wandb-mode disabled"
 )
 
 Way = Literal["one", "ranks"]
