@@ -83,7 +83,13 @@ def play_planned(config: EvalConfig, argv: Sequence[str]) -> tuple[Plan, Results
         # A simulator stays with its task until no episode of it is left, so earlier tasks need not be kept.
         config = replace(config, simulator=replace(config.simulator, assets=assets, kept_tasks=1))
         with contextlib.closing(lock_file(out.with_name(f".{out.name}.lock"), f"--out {out}")):
-            results, before = play_all(config, plan, out, times)
+            try:
+                results, before = play_all(config, plan, out, times)
+            except KeyboardInterrupt:
+                say(
+                    f"stopped; finished episodes are saved: to continue, run the same command with --out {out}"
+                )
+                raise
     return plan, results, before
 
 
@@ -290,34 +296,23 @@ def play_suite(
 
     tasks = {task.task_id: task for task in plan.tasks[suite]}
     observation = made_up_observation(policy, tasks[missing[0].task_id].instruction)
-    simulators = config.simulator.simulators
     spec = env_spec(config, suite, policy.num_images)
     num_envs = choose_num_envs(config.simulator, spec, policy, len(missing))
     times.begin("checks")
-    try:
-        with (
-            interruptible(),
-            make_pool(spec, num_envs, policy.model_inputs.prepare_images, simulators) as pool,
-        ):
-            pool.start_building(list(dict.fromkeys(key.task_id for key in missing)))
-            attention_probe(policy, observation)
-            image_probe(policy, observation)
-            save_results(results, plan)
-            times.begin("simulators")
-            pool.wait_until_built()
-            times.end()
-            say(f"{suite}: start {times}")
-            rollout = play_and_save(config, policy, pool, plan, missing, results)
-        num_episodes = len(rollout.trajectories)
-        recorded = dict(policy.describe()).get("recorded")
-        say(
-            f"{suite}: {num_episodes} episodes in {rollout.wall_s:.1f} s{f'; recorded {recorded}' if recorded else ''}"
-        )
-    except KeyboardInterrupt:
-        say(
-            f"stopped; finished episodes are saved: to continue, run the same command with --out {results.path}"
-        )
-        raise
+    prepare = policy.model_inputs.prepare_images
+    with interruptible(), make_pool(spec, num_envs, prepare, config.simulator.simulators) as pool:
+        pool.start_building(list(dict.fromkeys(key.task_id for key in missing)))
+        attention_probe(policy, observation)
+        image_probe(policy, observation)
+        save_results(results, plan)
+        times.begin("simulators")
+        pool.wait_until_built()
+        times.end()
+        say(f"{suite}: start {times}")
+        rollout = play_and_save(config, policy, pool, plan, missing, results)
+    recorded = dict(policy.describe()).get("recorded")
+    ending = f"; recorded {recorded}" if recorded else ""
+    say(f"{suite}: {len(rollout.trajectories)} episodes in {rollout.wall_s:.1f} s{ending}")
 
 
 def play_and_save(

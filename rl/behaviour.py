@@ -11,6 +11,7 @@ import torch
 
 from configs.config import TrainConfig
 from contracts import Observation
+from envs.env import Physics
 from rl.phases import PhaseState, TeacherMode
 from rl.trajectory import Decision
 
@@ -27,7 +28,7 @@ class Behaviour:
     teacher_mode: TeacherMode = "greedy"
     student_mode: Literal["sample", "greedy"] = "sample"
     record_student_logprobs: bool = False  # PPO needs them for every decision, also for the teacher's
-    physics: Literal["exact", "fast"] = "exact"  # the simulators' mode; evaluations always use exact
+    physics: Physics = "exact"  # the simulators' mode; evaluations always use exact
     keep_observations: bool = True  # an evaluation of hundreds of episodes would fill the memory with images
 
 

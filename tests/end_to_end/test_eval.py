@@ -100,6 +100,20 @@ def test_a_checkpoint_to_compare_with_that_does_not_exist_is_refused_before_the_
     assert not (tmp_path / "r.json").exists()
 
 
+def test_an_interrupted_comparison_goes_on_under_the_name_of_its_first_results(
+    flags, checkpoint, tmp_path, monkeypatch, capsys
+):
+    def interrupt_the_second(config, policy, suite, plan, missing, results, times):
+        if results.path.name == "r-before.json":
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(eval_program, "play_suite", interrupt_the_second)
+    out = str(tmp_path / "r.json")
+    with pytest.raises(KeyboardInterrupt):
+        eval_program.main([*flags, "--task-id", "0", "--out", out, "--compare-with", checkpoint])
+    assert f"--out {out}\n" in capsys.readouterr().out
+
+
 def test_all_suites_are_played_by_the_same_weights(flags, checkpoint, tmp_path, monkeypatch):
     policy = load_policy(checkpoint)
     for step in (1, 2):
