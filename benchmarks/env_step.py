@@ -19,7 +19,7 @@ from envs.assets import find_pack
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv, task_files
 from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
-from envs.rendering import prepare_imports
+from envs.rendering import prepare_imports, render_device
 from envs.tasks import load_init_states
 
 CHUNK_LENGTH = 8
@@ -45,12 +45,14 @@ def seconds_of(call: Callable[[], object]) -> float:
 
 def make_reference(spec: EnvSpec, task_id: int):
     """Build the env of the published evaluations."""
-    import libero.libero
-    from libero.libero.envs.env_wrapper import OffScreenRenderEnv
+    prepare_imports()
+    with render_device():
+        import libero.libero
+        from libero.libero.envs.env_wrapper import OffScreenRenderEnv
 
-    libero.libero._assets_path_cache = str(find_pack(spec.assets).folder)
-    bddl = task_files(spec, task_id).bddl
-    return OffScreenRenderEnv(bddl_file_name=str(bddl), camera_heights=256, camera_widths=256)
+        libero.libero._assets_path_cache = str(find_pack(spec.assets).folder)
+        bddl = task_files(spec, task_id).bddl
+        return OffScreenRenderEnv(bddl_file_name=str(bddl), camera_heights=256, camera_widths=256)
 
 
 def reset_reference(reference, init_state: np.ndarray) -> None:
@@ -71,7 +73,6 @@ def step_reference(reference, actions: np.ndarray) -> None:
 def main(args: Args) -> None:
     spec = EnvSpec(args.task_suite, (args.task_id,), args.num_images, args.assets)
     init_state = load_init_states(task_files(spec, args.task_id).init_states)[0]
-    prepare_imports()
     env = LiberoEnv(spec, args.task_id)
     env.reset(Start(0))  # builds the simulator
     reference = make_reference(spec, args.task_id)

@@ -84,7 +84,7 @@ KILLS = (
     Kill("demos", "third episode", "envs.worker:ProcessWorker.receive", 3),
     Kill("demos", "third episode, by SIGTERM", "envs.worker:ProcessWorker.receive", 3, "SIGTERM"),
     Kill("sft", "step", "torch.optim:AdamW.step", 10),
-    Kill("sft", "later step", "torch.optim:AdamW.step", 20),
+    Kill("sft", "later step, by SIGTERM", "torch.optim:AdamW.step", 20, "SIGTERM"),
     Kill("sft", "weights", "vla.weights:save_file"),
     Kill("merge", "weights", "vla.weights:save_file"),
     Kill("merge", "comparison", "vla.policy:Policy.load", 2),
@@ -252,9 +252,9 @@ def arrays(path: Path) -> dict[str, bytes]:
 def kill_and_compare(programs: Sequence[str], work: Path) -> bool:
     """Make the straight runs, then all kills of `programs`. Returns whether everything was right."""
     inputs = work / "straight"
-    read_by_others = {"sft": "demos", "merge": "train"}
-    to_run = {*programs, *(read_by_others[program] for program in programs if program in read_by_others)}
-    for program in sorted(to_run, key=list(read_by_others.values()).__contains__, reverse=True):
+    needs = {"sft": "demos", "merge": "train"}  # program -> the one whose output it reads
+    needed = [needs[program] for program in programs if program in needs]
+    for program in dict.fromkeys([*needed, *programs]):
         code = run(command_of(program, inputs / program, inputs), inputs / program)
         if code != 0:
             print(f"{program}: exit code {code} without any kill, see {inputs / program}.log")

@@ -26,7 +26,6 @@ from contracts import Observation
 from envs.env import EnvSpec
 from envs.libero import task_files
 from envs.pool import make_pool
-from envs.rendering import prepare_imports
 from envs.tasks import load_init_states
 
 if TYPE_CHECKING:  # imported where it is used: --help needs no torch
@@ -120,7 +119,6 @@ def main(args: Args) -> None:
 
 def libero_row(spec: EnvSpec, args: Args) -> Row:
     """Measure one env as published evaluations run it: it renders every frame and waits for a policy once a chunk."""
-    prepare_imports()
     init_states = load_init_states(task_files(spec, TASK_ID).init_states)
     env = make_reference(spec, TASK_ID)
     generator = np.random.default_rng(0)

@@ -192,18 +192,18 @@ def play_attempts(args: DemosArgs, attempts: Sequence[Attempt]) -> Iterator[tupl
 
     A worker that dies, or misses its deadline, is replaced; its episode ends as a fault.
     """
-    kind: type[Worker] = InlineWorker if args.num_envs == 1 else ProcessWorker
+    worker_class: type[Worker] = InlineWorker if args.num_envs == 1 else ProcessWorker
     waiting = deque(attempts)
     idle: list[Worker] = []
     at_work: dict[Worker, Attempt] = {}
     try:
         while waiting or at_work:
             while waiting and len(at_work) < args.num_envs:
-                worker = idle.pop() if idle else kind(Player, args)
+                worker = idle.pop() if idle else worker_class(Player, args)
                 at_work[worker] = waiting.popleft()
                 worker.request(at_work[worker], timeout_s=EPISODE_S)
             until_s = min(worker.deadline for worker in at_work)
-            answered = kind.wait(list(at_work), max(0.0, until_s - time.monotonic()))
+            answered = worker_class.wait(list(at_work), max(0.0, until_s - time.monotonic()))
             late = [worker for worker in at_work if worker.deadline <= time.monotonic()]
             for worker in answered or late:
                 attempt = at_work[worker]
