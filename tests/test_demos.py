@@ -203,6 +203,19 @@ def test_the_episode_of_a_worker_that_hangs_is_a_fault_although_it_never_answers
     assert played_ids == [(0, 1), (0, 2), (0, 3)]
 
 
+def test_one_worker_plays_all_episodes_of_a_collection(monkeypatch, played_ids, tmp_path):
+    workers = []
+
+    class CountedWorker(InlineWorker):
+        def __init__(self, *recipe):
+            super().__init__(*recipe)
+            workers.append(self)
+
+    monkeypatch.setattr(workshop.demos, "InlineWorker", CountedWorker)
+    collect(_args(tmp_path, episodes=4))
+    assert (len(workers), len(played_ids)) == (1, 4)
+
+
 def test_the_simulator_of_the_last_task_alone_stays_open(monkeypatch, tmp_path):
     is_open = {}
 

@@ -12,9 +12,11 @@ from envs.libero import LiberoEnv
 from envs.perturb import (
     APART_M,
     KINDS,
+    MAX_ATTEMPTS,
     NONE,
     Perturbation,
     add_noise,
+    displaced,
     label_of,
     paraphrase,
     scattered,
@@ -66,6 +68,25 @@ def test_a_kind_changes_what_it_says_by_its_magnitude_and_nothing_of_the_next_ep
         assert 0 < distance(weak, plain, field) < distance(strong, plain, field)
     assert differing(env.reset(Start(3, perturbation=Perturbation(kind, 5, 7))).observation, strong) == set()
     assert not env.domain._check_success()
+
+
+def test_the_camera_moves_sideways_and_up_or_down(env, plain):
+    model = env.domain.sim.model
+    camera = model.camera_name2id("agentview")
+    env.reset(Start(3), observe=False)
+    position = model.cam_pos[camera].copy()
+    env.reset(Start(3, perturbation=Perturbation("camera", 5, 7)), observe=False)
+    move = model.cam_pos[camera] - position
+    assert np.linalg.norm(move[:2]) > 0.1  # m
+    assert abs(move[2]) > 0.1
+
+
+def test_each_attempt_moves_objects_less_far_and_the_last_one_not_at_all(env, plain):
+    state = env.domain.sim.get_state().flatten()
+    change = Perturbation("position", 5, 7)
+    places = [displaced(state, env.domain, change, attempt) for attempt in (0, 1, MAX_ATTEMPTS)]
+    first, second, last = (np.linalg.norm(place - state) for place in places)
+    assert first > second > last == 0
 
 
 def test_no_object_falls_where_places_change_and_a_bowl_stays_on_its_ramekin(env):
