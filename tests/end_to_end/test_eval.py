@@ -106,7 +106,7 @@ def test_an_interrupted_comparison_goes_on_under_the_name_of_its_first_results(
     def interrupt_the_second(config, policy, suite, plan, missing, results, times):
         if results.path.name == "r-before.json":
             raise KeyboardInterrupt
-        results.episodes.update(dict.fromkeys(missing, {}))
+        results.episodes.update({key: {} for key in missing})
 
     monkeypatch.setattr(eval_program, "play_suite", interrupt_the_second)
     out = str(tmp_path / "r.json")
