@@ -46,7 +46,7 @@ class EnvSpec:
             chosen = ", ".join(map(str, self.task_ids)) or "none"
             known = ", ".join(f"{task_id} {name}" for task_id, name in enumerate(names))
             raise BadInput(
-                f"expected different task ids of 0..{len(names) - 1}, found {chosen}; there are: {known}"
+                f"expected task ids of 0..{len(names) - 1}, each once, found {chosen}; there are: {known}"
             )
 
 
