@@ -13,7 +13,10 @@ from envs.rendering import REPAIR, check_versions, find_renderer, renders_in_sof
 from envs.worker import NoAnswer, ask
 from experiment.checklist import Check, Checks
 from experiment.checkpoints import latest_checkpoint
+from experiment.file_lock import lock_file
+from experiment.run_folder import LOCK_FILE
 from experiment.simulators import SimulatorCount
+from experiment.terminal import is_first_rank
 from vla.adapter_folder import base_and_adapter
 from vla.device import choose_device
 from vla.policy import Policy
@@ -101,6 +104,8 @@ def check_output(config: TrainConfig, resume: str | None) -> None:
         with output_place(Path(config.run.output), "--output"):
             return
     with output_place(Path(resume), "--resume"):
+        if is_first_rank():  # now, before this program takes memory that the one which trains needs
+            lock_file(Path(resume) / LOCK_FILE, f"--resume {resume}: the run").close()
         files = latest_checkpoint(Path(resume)).rglob("*")
         needed = sum(file.stat().st_size for file in files) / 2**20
         free = shutil.disk_usage(resume).free / 2**20

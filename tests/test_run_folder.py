@@ -23,6 +23,7 @@ from configs.config import (
 from configs.stored import from_dict
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack
+from experiment.machine_checks import check_output
 from experiment.run_files import METRICS_FILE, read_description, read_metrics
 from experiment.run_folder import Run, reopen_run, start_run
 
@@ -193,6 +194,8 @@ def test_what_a_resume_changes_stays_changed(run):
 def test_a_run_that_is_being_written_is_not_resumed(run):
     with pytest.raises(BadInput, match="another program"):
         reopen_run(run.folder, run.config, RESUME, 0, None)
+    with pytest.raises(BadInput, match="another program"):
+        check_output(run.config, str(run.folder))  # before anything takes memory
     run.close()
     reopen_run(run.folder, run.config, RESUME, 0, None).close()
 
