@@ -115,8 +115,7 @@ def play_expert(task: Task, seeds: range) -> list[Ended]:
                 except BadInput:
                     return []
                 while not result.done:
-                    _, action = expert.decide()
-                    result = env.step_chunk(action[None], observe=False)
+                    result = env.step_chunk(expert.decide()[None], observe=False)
                 if result.error is None:
                     ended.append(Ended(physics, task, seed, result.success))
     return ended

@@ -40,8 +40,8 @@ def play(env, lets_go_in=(), init_state_id=INIT_STATE_ID):
     seen_stages = []
     actions = []
     while not result.done:
-        stage, action = expert.decide()
-        seen_stages.append(stage)
+        action = expert.decide()
+        seen_stages.append(expert.stage)
         actions.append(action)
         executed = LET_GO if result.env_steps in lets_go_in else action
         result = env.step_chunk(executed[None], observe=False)

@@ -119,7 +119,7 @@ def test_meta_worlds_experts_succeed(task_id):
         result = env.reset(Start(init_state_id), observe=False)
         expert = MetaWorldExpert(env)
         while not result.done:
-            result = env.step_chunk(expert.decide()[1][None], observe=False)
+            result = env.step_chunk(expert.decide()[None], observe=False)
         assert result.success, f"{env.name}, initial state {init_state_id}"
         assert result.observation is None
     env.close()

@@ -99,9 +99,10 @@ class Expert:
         self._domain = domain
         self._bowl, self._target = bowl_and_target(domain.parsed_problem["goal_state"])
         self._plan: Plan | None = None
+        self.stage = ""  # of the last decision
 
-    def decide(self) -> tuple[str, np.ndarray]:
-        """Stage and action (7,), in [-1, 1], for the present state."""
+    def decide(self) -> np.ndarray:
+        """The action (7,), in [-1, 1], for the present state."""
         state = self.look()
         if self._plan is None or must_plan_again(state, self._plan):
             sim = self._domain.sim
@@ -112,8 +113,8 @@ class Expert:
                 eef=state.eef,
                 base=sim.data.get_body_xpos("robot0_base"),
             )
-        stage = stage_of(state, self._plan)
-        return stage, action_of(stage, state, self._plan)
+        self.stage = stage_of(state, self._plan)
+        return action_of(self.stage, state, self._plan)
 
     def look(self) -> State:
         """The present state, read from the simulation."""

@@ -16,12 +16,9 @@ class MetaWorldExpert:
         self._env = env
         self._policy = ENV_POLICY_MAP[env.name]()
 
-    def decide(self) -> tuple[str, np.ndarray]:
-        """The stage ("", because these experts name none) and the action (4,), clipped to [-1, 1].
-
-        The simulator clips actions in the same way.
-        """
+    def decide(self) -> np.ndarray:
+        """The action (4,) for the present state, clipped to [-1, 1] as the simulator clips it."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the policies warn of actions beyond the bounds
             action = np.asarray(self._policy.get_action(self._env.raw), dtype=np.float64)
-        return "", np.clip(action, -1.0, 1.0)
+        return np.clip(action, -1.0, 1.0)

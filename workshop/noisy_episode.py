@@ -59,7 +59,7 @@ def record_episode(
             jpegs.append([encode_jpeg(image) for image in result.observation.images])
             proprio.append(result.observation.proprio)
             frame_steps.append(result.env_steps)
-        _, label = expert.decide()
+        label = expert.decide()
         labels.append(label)
         executed = label.copy()
         executed[:-1] = np.clip(executed[:-1] + noise[result.env_steps], -1.0, 1.0)  # no noise on the gripper
@@ -68,7 +68,7 @@ def record_episode(
         return result, None
     # The last frame is up to `frame_every` env steps before success, so its chunk of actions may reach beyond the end.
     # It is filled up with the expert's action in the final state (to let go of the bowl).
-    _, label = expert.decide()
+    label = expert.decide()
     labels += [label] * CHUNK_LENGTH
     episode = DemoEpisode(
         jpegs=jpegs,
