@@ -90,7 +90,7 @@ def test_tasks_are_those_of_meta_worlds_benchmark_in_its_order():
     infos = task_info(EnvSpec(METAWORLD, tuple(range(50)), num_images=1))
     assert [info.name for info in infos] == NAMES
     assert len({info.instruction for info in infos}) == 50
-    with pytest.raises(BadInput, match=r"0\.\.49, found 50; there are: 0 assembly-v3"):
+    with pytest.raises(BadInput, match=r"found 50; there are: 0 assembly-v3"):
         EnvSpec(METAWORLD, (50,))
 
 
