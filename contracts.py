@@ -123,7 +123,7 @@ def output_place(out: Path, flag: str = "--out") -> Iterator[None]:
     A disk that cannot be written later, in the block, is a BadInput, too. `out` need not exist yet.
     """
     is_tried = False
-    existing = out  # until a folder is found: for a name that is too long this fails
+    existing = out  # for the message if the search itself fails, as it does for a name that is too long
     try:
         existing = next(folder for folder in (out, *out.parents) if folder.exists())
         with tempfile.TemporaryFile(dir=existing) as file:

@@ -145,7 +145,7 @@ class _Player:
                 self.send_decisions()
             self.start_episodes()
         kept = [trajectory for trajectory in self.finished if self.schedule.keeps(trajectory.episode)]
-        if self.pool.num_slots == 1:  # nothing is done while a single environment works
+        if self.pool.num_slots == 1:  # waiting for a single environment contains its work
             working_s = self.times["sim"] + self.times["render"] + self.times["preprocess"]
             self.times["wait"] = max(0.0, self.times["wait"] - working_s)
         wall_s = time.perf_counter() - started
