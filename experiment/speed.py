@@ -17,7 +17,7 @@ from envs.pool import Pool, make_env
 from experiment.first_observations import first_init_state
 from experiment.simulators import cores_of_rank
 from rl.rollout import threads_that_simulators_leave
-from vla.memory import shrink_until_it_fits
+from vla.memory import Work, shrink_until_it_fits
 from vla.policy import Policy
 from vla.tokens import FIRST_ACTION_TOKEN
 
@@ -113,7 +113,7 @@ def time_decision(
         policy.act([observation] * batch_size)
 
     with threads_that_simulators_leave(policy, num_envs):
-        batch_size, seconds = _time(policy, decide, min(num_envs, max_batch or num_envs), is_update=False)
+        batch_size, seconds = _time(policy, decide, min(num_envs, max_batch or num_envs), "rollout")
     return math.ceil(num_envs / batch_size) * seconds
 
 
@@ -131,18 +131,16 @@ def time_learning(policy: Policy, observation: Observation, micro_batch_size: in
             parameter.grad = None
 
     if policy.device.type == "cpu":  # a large network would take minutes, and all of the memory
-        _, single_s = _time(policy, learn, 1, is_update=True)
+        _, single_s = _time(policy, learn, 1, "update")
         micro_batch_size = min(micro_batch_size, max(1, int(ONE_BY_ONE_S / single_s)))
-    batch_size, seconds = _time(policy, learn, micro_batch_size, is_update=True)
+    batch_size, seconds = _time(policy, learn, micro_batch_size, "update")
     return seconds / batch_size
 
 
-def _time(
-    policy: Policy, compute: Callable[[int], None], batch_size: int, is_update: bool
-) -> tuple[int, float]:
+def _time(policy: Policy, compute: Callable[[int], None], batch_size: int, work: Work) -> tuple[int, float]:
     """Time compute(batch_size), with a smaller batch if memory runs out. Returns the batch size and the seconds."""
     return shrink_until_it_fits(
-        policy.network, batch_size, lambda size: _fastest(policy.device, partial(compute, size)), is_update
+        policy.network, batch_size, lambda size: _fastest(policy.device, partial(compute, size)), work
     )
 
 

@@ -221,7 +221,7 @@ class _Player:
         with self.timed("infer"):
             batch_size = min(self.max_batch, len(self.waiting))
             size_that_fits, (decisions, actions) = shrink_until_it_fits(
-                self.policy.network, batch_size, self.decide, is_update=False
+                self.policy.network, batch_size, self.decide, "rollout"
             )
             if size_that_fits < batch_size:
                 self.max_batch = size_that_fits

@@ -249,7 +249,7 @@ def accumulate_gradient(
         ]
 
     progress.micro_batch_size, statistics = shrink_until_it_fits(
-        learner.policy.network, progress.micro_batch_size, accumulate, is_update=True
+        learner.policy.network, progress.micro_batch_size, accumulate, "update"
     )
     return statistics
 

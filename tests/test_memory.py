@@ -3,6 +3,7 @@
 Measuring what a sample needs takes a GPU. Here it is given.
 """
 
+import re
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from command_line import parse_flags
+from configs.cli import Command
 from configs.config import SimulatorConfig, UpdateConfig
+from configs.eval_config import EvalConfig
 from contracts import GIB, BadInput
 from envs.tasks import TaskInfo
 from experiment.setup import fit_micro_batch
@@ -18,7 +22,8 @@ from experiment.simulators import memory_of_simulator
 from rl.ranks import ALONE
 from vla import memory
 from vla.device import limit_memory
-from vla.memory import MemoryNeed, choose_plan, plan_update, shrink_batch
+from vla.memory import ADVICE, SMALLEST, MemoryNeed, choose_plan, plan_update, shrink_batch
+from workshop.sft_config import SftArgs
 
 # Measured on an H200, 7B, two images, bfloat16 (docs/RESULTS.md).
 NEEDS = [
@@ -91,6 +96,11 @@ def test_flags_decide_and_auto_is_what_fits(
 def test_what_other_processes_are_going_to_take_is_left_to_them(policy):
     with pytest.raises(BadInput, match=r"0\.2 GiB are left"):
         plan_update(policy, "auto", "auto", 4, reserved_bytes=2.8 * GIB)
+
+
+def test_what_is_kept_by_a_flag_is_refused_with_that_flag(policy):
+    with pytest.raises(BadInput, match="leave out --gradient-checkpointing off"):
+        plan_update(policy, "off", "auto", 4, reserved_bytes=2.8 * GIB)
 
 
 def test_a_cpu_takes_all_at_once_and_keeps_everything(policy):
@@ -183,10 +193,33 @@ def test_plans_are_as_before_budgets_could_name_a_card(monkeypatch, total_gib, b
 def test_out_of_memory_halves_the_batch_then_recomputes_then_gives_up():
     can_recompute_more = iter([True, False])
     network = SimpleNamespace(recompute_everything=lambda: next(can_recompute_more))
-    assert shrink_batch(network, 5, "full", is_update=True) == 2
-    assert shrink_batch(network, 2, "full", is_update=True) == 1
-    assert shrink_batch(network, 1, "full", is_update=True) == 1  # now with recomputed activations
+    assert shrink_batch(network, 5, "full", "update") == 2
+    assert shrink_batch(network, 2, "full", "update") == 1
+    assert shrink_batch(network, 1, "full", "update") == 1  # now with recomputed activations
     with pytest.raises(BadInput, match="--micro-batch-size 1"):
-        shrink_batch(network, 1, "full", is_update=True)
+        shrink_batch(network, 1, "full", "update")
     with pytest.raises(BadInput, match="--max-batch 1"):
-        shrink_batch(network, 1, "full", is_update=False)
+        shrink_batch(network, 1, "full", "rollout")
+
+
+@pytest.mark.parametrize(
+    ("work", "program"),
+    [("rollout", Command), ("rollout", EvalConfig), ("update", Command), ("supervised step", SftArgs)],
+)
+def test_the_advice_names_flags_of_the_program_that_runs(work, program, capsys):
+    with pytest.raises(SystemExit):
+        parse_flags(program, ["--help"], "program")
+    words = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    named = set(re.findall(r"--[a-z-]+", f"{SMALLEST[work]} {ADVICE[work]}"))
+    assert named <= words
+    assert "--memory-budget" in named
+
+
+def test_supervised_training_without_memory_is_refused_with_its_own_advice(policy):
+    network = SimpleNamespace(recompute_everything=lambda: False)
+    with pytest.raises(BadInput) as out_of_memory:
+        shrink_batch(network, 1, "full", "supervised step")
+    with pytest.raises(BadInput) as too_small:
+        plan_update(policy, "auto", "auto", 4, reserved_bytes=2.8 * GIB, work="supervised step")
+    for problem in (out_of_memory, too_small):
+        assert str(problem.value).endswith(ADVICE["supervised step"])

@@ -32,11 +32,22 @@ MARGIN_BYTES = 1.0 * GIB  # for recorded forward passes and the allocator's gaps
 # 8 bits.
 GAPS_FACTOR = 1.2
 GAPS_FACTOR_OF_8_BITS = 1.4
-ADVICE = (
-    "close other programs on the GPU, lower --num-envs (simulators may render on it) or --lora-rank, raise "
-    "--memory-budget, or use a GPU with more memory"
-)
 
+Work = Literal["rollout", "update", "supervised step"]
+# The flags in these texts are those of the programs that do the work: train_grpo.py and eval.py, train_grpo.py alone,
+# workshop.sft.
+SMALLEST: dict[Work, str] = {
+    "rollout": "a decision with --max-batch 1",
+    "update": "an update with --micro-batch-size 1 and --gradient-checkpointing on",
+    "supervised step": "a pass of one frame",
+}
+FEWER_SIMULATORS = "lower --num-envs (simulators may render on the GPU)"
+MORE_MEMORY = "raise --memory-budget, close other programs on the GPU, or use a GPU with more memory"
+ADVICE: dict[Work, str] = {
+    "rollout": f"{FEWER_SIMULATORS}, {MORE_MEMORY}",
+    "update": f"{FEWER_SIMULATORS} or --lora-rank, {MORE_MEMORY}",
+    "supervised step": f"train fewer parameters (--lora-rank), {MORE_MEMORY}",
+}
 
 # The time of a pass: a part that grows with the micro-batch, and a part that does not.
 TIME_PER_SAMPLE = 0.8
@@ -66,13 +77,14 @@ def plan_update(
     most_decisions: int,
     reserved_bytes: float = 0.0,
     instruction: str = MADE_UP_INSTRUCTION,
+    work: Work = "update",
 ) -> Plan:
     """Choose which blocks recompute their activations, and the micro-batch size where it is "auto", by measuring.
 
     Sets the network's `recomputed_blocks` to the plan's. most_decisions: the largest number of decisions of a minibatch
     that this device computes. reserved_bytes: GPU memory that other processes are going to use. instruction: one that
-    the policy will get, because a large network is compiled for the length of its prompt. Raises BadInput when nothing
-    fits.
+    the policy will get, because a large network is compiled for the length of its prompt. work: of what an update is a
+    part, for the advice. Raises BadInput when nothing fits.
     """
     network = policy.network
     recomputed_blocks = network.num_blocks if gradient_checkpointing == "on" else 0
@@ -85,10 +97,13 @@ def plan_update(
     observations = synthetic_observations(policy.num_images, policy.statistics.proprio, 1, instruction)
     needs = measure_needs(policy, observations[0])
     torch.cuda.empty_cache()  # simulators start next, and need the memory that the plan leaves
+    advice = ADVICE[work]
     if gradient_checkpointing != "auto":
         needs = [need for need in needs if need.recomputed_blocks == recomputed_blocks]
+    if gradient_checkpointing == "off":
+        advice = f"leave out --gradient-checkpointing off, {advice}"
     sizes = range(1, most_decisions + 1) if micro_batch_size == "auto" else (micro_batch_size,)
-    plan = choose_plan(needs, free_for_activations(policy, reserved_bytes), sizes)
+    plan = choose_plan(needs, free_for_activations(policy, reserved_bytes), sizes, advice)
     network.recomputed_blocks = plan.recomputed_blocks
     return plan
 
@@ -133,16 +148,19 @@ def _peak_of_one_sample(policy: Policy, observation: Observation) -> int:
     return peak
 
 
-def choose_plan(needs: Sequence[MemoryNeed], free_bytes: float, micro_batch_sizes: Sequence[int]) -> Plan:
+def choose_plan(
+    needs: Sequence[MemoryNeed],
+    free_bytes: float,
+    micro_batch_sizes: Sequence[int],
+    advice: str = ADVICE["update"],
+) -> Plan:
     """Choose the fastest plan that fits.
 
     The time of a plan is estimated by a formula fitted to measurements on an H200. Between two measured numbers of
-    recomputed blocks, bytes and share are interpolated linearly. Raises BadInput when no plan fits.
+    recomputed blocks, bytes and share are interpolated linearly. Raises BadInput with the `advice` when no plan fits.
     """
     if not needs:
-        raise BadInput(
-            f"out of GPU memory in one update of a single decision, see --gradient-checkpointing: {ADVICE}"
-        )
+        raise BadInput(f"out of GPU memory in one update of a single decision: {advice}")
     measured_blocks = [need.recomputed_blocks for need in needs]
     blocks = np.arange(measured_blocks[0], measured_blocks[-1] + 1)
     bytes_per_sample = np.interp(blocks, measured_blocks, [need.bytes for need in needs])
@@ -159,7 +177,7 @@ def choose_plan(needs: Sequence[MemoryNeed], free_bytes: float, micro_batch_size
         raise BadInput(
             f"an update by {smallest} decision(s) at a time, {needs[-1].recomputed_blocks} blocks recomputed, needs "
             f"{smallest * needs[-1].bytes / GIB:.1f} GiB besides the weights, {max(free_bytes, 0) / GIB:.1f} GiB are "
-            f"left: {'lower --micro-batch-size, ' if smallest > 1 else ''}{ADVICE}"
+            f"left: {'lower --micro-batch-size, ' if smallest > 1 else ''}{advice}"
         )
     return min(plans)[1]
 
@@ -186,7 +204,7 @@ def free_for_activations(policy: Policy, reserved_bytes: float) -> float:
 
 
 def shrink_until_it_fits(
-    network: OpenVLAOFT, batch_size: int, compute: Callable[[int], T], is_update: bool
+    network: OpenVLAOFT, batch_size: int, compute: Callable[[int], T], work: Work
 ) -> tuple[int, T]:
     """Call compute(batch_size), again with a smaller batch if GPU memory runs out. Returns the size and the result.
 
@@ -198,14 +216,14 @@ def shrink_until_it_fits(
         except torch.OutOfMemoryError as error:
             reason = first_line(error)
         # This stands outside the handler, because the exception keeps the failed pass's tensors alive.
-        batch_size = shrink_batch(network, batch_size, reason, is_update)
+        batch_size = shrink_batch(network, batch_size, reason, work)
 
 
-def shrink_batch(network: OpenVLAOFT, batch_size: int, reason: str, is_update: bool) -> int:
+def shrink_batch(network: OpenVLAOFT, batch_size: int, reason: str, work: Work) -> int:
     """Return how many decisions to compute at once, after `batch_size` of them did not fit into GPU memory.
 
-    That is half as many. For a single decision in an update, all blocks recompute their activations from now on. Raises
-    BadInput when nothing smaller is left. reason: the message of the out-of-memory error.
+    That is half as many. For a single decision that is learned from, all blocks recompute their activations from now
+    on. Raises BadInput when nothing smaller is left. reason: the message of the out-of-memory error.
 
     Every update and rollout begins with the full size again, because the memory may have been used by another program
     for a short time only.
@@ -216,13 +234,7 @@ def shrink_batch(network: OpenVLAOFT, batch_size: int, reason: str, is_update: b
             "out of GPU memory (%s); the run goes on with %d decisions at once", reason, batch_size // 2
         )
         return batch_size // 2
-    if is_update and network.recompute_everything():
+    if work != "rollout" and network.recompute_everything():
         log.warning("out of GPU memory (%s); the run goes on with all activations recomputed", reason)
         return 1
-    smallest = "a decision with --max-batch 1"
-    if is_update:
-        smallest = "an update with --micro-batch-size 1 and --gradient-checkpointing on"
-    raise BadInput(
-        f"out of GPU memory ({reason}) in {smallest}: lower --num-envs (simulators may render on the GPU), raise "
-        "--memory-budget, or close other programs on it"
-    )
+    raise BadInput(f"out of GPU memory ({reason}) in {SMALLEST[work]}: {ADVICE[work]}")

@@ -124,7 +124,8 @@ def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> int:
     noise_scale = proprio_noise_scale(frames)
     micro_batch_size = args.batch_size
     if isinstance(policy, Policy):  # planned before the optimizer takes its memory
-        micro_batch_size = plan_update(policy, "auto", "auto", args.batch_size).micro_batch_size
+        plan = plan_update(policy, "auto", "auto", args.batch_size, work="supervised step")
+        micro_batch_size = plan.micro_batch_size
     training = begin_training(args, policy, scratch, settings_of(args, len(frames)))
     optimizer = training.optimizer
     generator = training.generator
