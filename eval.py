@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
 
 def evaluate(config: EvalConfig) -> Results:
     """Evaluate from Python as the command does, without its tables. Raises BadInput."""
-    _, results, _ = play_planned(config, sys.argv)
+    _, results, _ = play_planned(config, argv=[])  # the calling script's flags are not those of an evaluation
     return results
 
 

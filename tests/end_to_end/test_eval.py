@@ -2,10 +2,13 @@
 
 import json
 import signal
+import sys
 
 import pytest
 
 import eval as eval_program
+from configs.config import ModelConfig
+from configs.eval_config import EvalConfig
 from configs.presets import TINY_CHECKPOINT
 from contracts import BadInput
 from envs.tasks import libero_root
@@ -113,6 +116,17 @@ def test_an_interrupted_comparison_goes_on_under_the_name_of_its_first_results(
     with pytest.raises(KeyboardInterrupt):
         eval_program.main([*flags, "--task-id", "0", "--out", out, "--compare-with", checkpoint])
     assert f"--out {out}\n" in capsys.readouterr().out
+
+
+def test_the_calling_scripts_flags_are_not_stored_as_those_of_an_evaluation(
+    checkpoint, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(eval_program, "play_suite", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["sweep.py", "--grid", "large"])
+    out = tmp_path / "r.json"
+    model = ModelConfig(checkpoint=checkpoint, device="cpu")
+    eval_program.evaluate(EvalConfig(model, task_ids=(0,), trials=1, out=str(out)))
+    assert stored(out)["argv"] == []
 
 
 def test_all_suites_are_played_by_the_same_weights(flags, checkpoint, tmp_path, monkeypatch):
