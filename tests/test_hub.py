@@ -54,6 +54,17 @@ def test_local_path_is_looked_up_without_network(tmp_path, silent_hub):
     assert not silent_hub()
 
 
+def test_a_relative_folder_that_is_missing_is_named_with_where_it_was_looked_for(tmp_path, monkeypatch):
+    """As after --config and --resume in another folder than the one where the run was started."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput) as relative:
+        resolve_checkpoint("checkpoints/my/policy")
+    with pytest.raises(BadInput) as absolute:
+        resolve_checkpoint("/checkpoints/my/policy")
+    assert f"no such folder below {tmp_path}" in str(relative.value)
+    assert str(tmp_path) not in str(absolute.value)
+
+
 def test_complete_snapshot_in_the_cache_needs_no_network(tmp_path, silent_hub, monkeypatch):
     snapshot = cache_snapshot(tmp_path, monkeypatch, {"config.json": "{}", "model.safetensors": ""})
     assert resolve_checkpoint("someone/policy") == snapshot

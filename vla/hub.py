@@ -6,7 +6,7 @@ from pathlib import Path
 
 from huggingface_hub import HfApi, snapshot_download
 
-from contracts import BadInput
+from contracts import BadInput, no_such_folder
 from vla.weights import weight_files
 
 log = logging.getLogger(__name__)
@@ -25,7 +25,7 @@ def resolve_checkpoint(name: str) -> Path:
     if folder.is_dir():
         return folder
     if not HUB_ID.fullmatch(name):
-        raise BadInput(f"checkpoint {name}: no such folder: give a folder, or a hub id (owner/name)")
+        raise BadInput(f"checkpoint {name}: {no_such_folder(name)}: give a folder, or a hub id (owner/name)")
     cached = _complete_snapshot(name)
     if cached is not None:
         return cached
@@ -40,14 +40,14 @@ def resolve_checkpoint(name: str) -> Path:
         ) from None
     except Exception as error:  # the hub library raises errors of several HTTP libraries
         raise BadInput(
-            f"checkpoint {name}: no such folder, not in the download cache, and the hub gave "
+            f"checkpoint {name}: {no_such_folder(name)}, not in the download cache, and the hub gave "
             f"{type(error).__name__}: check name and network, or give a local folder"
         ) from error
 
 
 def announce_hub(kind: str, name: str | Path) -> None:
     """Log that the hub is asked, in case that a folder was meant and its name mistyped."""
-    log.warning("%s %s: no such folder, so the Hugging Face hub is asked", kind, name)
+    log.warning("%s %s: %s, so the Hugging Face hub is asked", kind, name, no_such_folder(name))
 
 
 def commit_of(folder: Path) -> str | None:
