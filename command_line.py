@@ -47,13 +47,18 @@ print(sys.argv[2], file=sys.stderr)
 """
 
 
-def parse_flags(kind: type[T], argv: Sequence[str], prog: str, default: T | None = None) -> T:
+def parse_flags(
+    kind: type[T], argv: Sequence[str], prog: str, default: T | None = None, description: str | None = None
+) -> T:
     """Read `argv` (without the program's name) as an instance of the dataclass `kind`. Raises BadInput.
 
-    `default` replaces the defaults of `kind`. A section (a dataclass within the dataclass) adds no prefix to its flags.
+    `default` replaces the defaults of `kind`. `description`: the first lines of --help (None: the docstring of `kind`).
+    A section (a dataclass within the dataclass) adds no prefix to its flags.
     Lists may have commas (`--task-ids 0,1,2`), and switches a value (`--curriculum=True`), as sweeps write them.
     """
-    options: dict[str, Any] = {} if default is None else {"default": default}
+    options: dict[str, Any] = {"description": description}
+    if default is not None:
+        options["default"] = default
     words = _plain_words(argv, _annotations(kind))
     if not {"-h", "--help"}.isdisjoint(words):
         _join_lines_of_help(kind)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from command_line import main_guard
 from envs.assets import find_pack
 from envs.env import SimulatorFault
 from envs.libero import CAMERAS
@@ -69,7 +70,20 @@ def check_task(task_suite: str, task_id: int, assets: Path, num_states: int) -> 
     return num_in_place == len(settled) and contrast >= MIN_CONTRAST
 
 
-def main(suites: Sequence[str], assets: str, num_states: int) -> int:
+def main(argv: Sequence[str]) -> None:
+    """Read the flags and check the tasks. Raises SystemExit with code 1 if one is not as it should be."""
+    parser = argparse.ArgumentParser("benchmarks.all_tasks", description=__doc__.splitlines()[0])
+    parser.add_argument("--suites", nargs="+", choices=[*MAX_ENV_STEPS, "all"], default=PUBLISHED_SUITES)
+    parser.add_argument("--assets", default="lowpoly", help="lowpoly, official or a folder")
+    parser.add_argument("--states", type=int, default=50, help="initial states per task")
+    arguments = parser.parse_args(argv)
+    suites = list(MAX_ENV_STEPS) if "all" in arguments.suites else arguments.suites
+    if not check_suites(suites, arguments.assets, arguments.states):
+        raise SystemExit(1)
+
+
+def check_suites(suites: Sequence[str], assets: str, num_states: int) -> bool:
+    """Check every task of the suites; returns whether all are as they should be."""
     pack = find_pack(assets)
     print(f"{pack}\nsuite          id  in place drop  shift   build contr  task")
     print("                             cm     cm       s   ast")
@@ -78,14 +92,8 @@ def main(suites: Sequence[str], assets: str, num_states: int) -> int:
     print(
         f"{sum(results)} of {len(results)} tasks: drawn, and every object of every initial state stays in its place"
     )
-    return 0 if all(results) else 1
+    return all(results)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--suites", nargs="+", choices=[*MAX_ENV_STEPS, "all"], default=PUBLISHED_SUITES)
-    parser.add_argument("--assets", default="lowpoly", help="lowpoly, official or a folder")
-    parser.add_argument("--states", type=int, default=50, help="initial states per task")
-    arguments = parser.parse_args()
-    chosen_suites = list(MAX_ENV_STEPS) if "all" in arguments.suites else arguments.suites
-    sys.exit(main(chosen_suites, arguments.assets, arguments.states))
+    sys.exit(main_guard("benchmarks.all_tasks", main))

@@ -4,10 +4,13 @@ python -m benchmarks.contact_sheet --assets official --out docs/images/perturbat
 """
 
 import argparse
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from PIL import Image, ImageDraw
 
+from command_line import main_guard
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.perturb import KINDS, MAGNITUDES, Perturbation
@@ -45,11 +48,15 @@ def draw_sheet(env: LiberoEnv) -> Image.Image:
     return sheet
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser("benchmarks.contact_sheet", description=__doc__.splitlines()[0])
     parser.add_argument("--assets", default="official")
     parser.add_argument("--out", type=Path, default=Path("perturbations.jpg"))
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     libero_env = LiberoEnv(EnvSpec("libero_spatial", (0,), num_images=1, assets=arguments.assets), task_id=0)
     draw_sheet(libero_env).save(arguments.out, quality=85)
     libero_env.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard("benchmarks.contact_sheet", main))

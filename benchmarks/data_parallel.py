@@ -11,9 +11,11 @@ the update learn from all decisions anyway. What the runs print goes to standard
 """
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,6 +23,8 @@ from typing import Literal
 
 import tyro
 
+from command_line import handle_stop_signals, main_guard, parse_flags
+from contracts import BadInput
 from experiment.run_files import MetricsRow, read_metrics
 
 CHUNK_LENGTH = 8  # env steps that a decision covers
@@ -57,10 +61,22 @@ class Rates:
     samples_per_s: float
 
 
-def main(args: Args) -> None:
+def main(argv: Sequence[str]) -> None:
+    args = parse_flags(Args, argv, prog="python -m benchmarks.data_parallel", description=__doc__)
+    handle_stop_signals(signal.default_int_handler)  # so that temporary files are removed
+    compare_ways(args)
+
+
+def compare_ways(args: Args) -> None:
+    """Run each way, and print its rates beside those of one GPU. Raises BadInput if there is no GPU to run on."""
     import torch
 
     num_gpus = torch.cuda.device_count() if args.device == "cuda" else 1
+    if num_gpus == 0:
+        raise BadInput(
+            "torch sees no CUDA GPU: check nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
+            "--device cpu --memory-budget None"
+        )
     ways = args.ways if num_gpus > 1 else ("one",)
     one_gpu_rates = None
     for way in ways:
@@ -160,4 +176,4 @@ def print_times(updates: list[MetricsRow]) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    sys.exit(main_guard("benchmarks.data_parallel", main))

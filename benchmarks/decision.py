@@ -6,12 +6,16 @@ Prints medians of `repeats` calls, which follow two calls that are not counted.
 """
 
 import os
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[name] = "1"  # set before the imports below, because NumPy reads it when it is loaded
 
 import tyro  # noqa: E402
+
+from command_line import main_guard, parse_flags  # noqa: E402
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class Args:
     repeats: int = 50
 
 
-def main(args: Args) -> None:
+def main(argv: Sequence[str]) -> None:
+    args = parse_flags(Args, argv, prog="python -m benchmarks.decision", description=__doc__)
     import torch
 
     from benchmarks.timing import make_observations, median_seconds
@@ -41,4 +46,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    sys.exit(main_guard("benchmarks.decision", main))

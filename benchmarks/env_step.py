@@ -7,14 +7,15 @@ chunk by chunk, so that a busy machine slows both equally. Printed are medians o
     python -m benchmarks.env_step --task-suite libero_spatial --task-id 0 --chunks 20
 """
 
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 import numpy as np
-import tyro
 
+from command_line import main_guard, parse_flags
 from envs.assets import find_pack
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv, task_files
@@ -70,7 +71,8 @@ def step_reference(reference, actions: np.ndarray) -> None:
         reference.step(action)
 
 
-def main(args: Args) -> None:
+def main(argv: Sequence[str]) -> None:
+    args = parse_flags(Args, argv, prog="python -m benchmarks.env_step", description=__doc__)
     spec = EnvSpec(args.task_suite, (args.task_id,), args.num_images, args.assets)
     init_state = load_init_states(task_files(spec, args.task_id).init_states)[0]
     env = LiberoEnv(spec, args.task_id)
@@ -112,4 +114,4 @@ def print_row(name: str, chunk_s: float, reset_s: float) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    sys.exit(main_guard("benchmarks.env_step", main))

@@ -14,13 +14,14 @@ Three measurements on one task, all with greedy episodes in exact physics:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import tyro
 
+from command_line import main_guard, parse_flags
 from contracts import Observation
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
@@ -62,7 +63,8 @@ class Approach:
     hand_xy: np.ndarray | None = None  # (2,) metres: the hand when the gripper closes; None: it never closes
 
 
-def main(args: Args) -> None:
+def main(argv: Sequence[str]) -> None:
+    args = parse_flags(Args, argv, prog="python -m benchmarks.eyes", description=__doc__)
     from vla.loading import LoadOptions
     from vla.policy import Policy
 
@@ -193,4 +195,4 @@ def succeeds_blind(policy: Policy, env: LiberoEnv, init_state_id: int) -> bool:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    sys.exit(main_guard("benchmarks.eyes", main))

@@ -10,15 +10,27 @@ kind of update is measured with a new policy, so that no line includes the memor
 another line.
 """
 
+import signal
+import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-import tyro
-
 from benchmarks.gpu_flags import Args
+from command_line import handle_stop_signals, main_guard, parse_flags
+from contracts import BadInput
 
 
-def main(args: Args) -> None:
+def main(argv: Sequence[str]) -> None:
+    args = parse_flags(Args, argv, prog="python -m benchmarks.gpu", description=__doc__)
+    handle_stop_signals(signal.default_int_handler)  # so that the temporary folder is removed
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BadInput(
+            "the 7B network is measured on a CUDA GPU, but torch sees none: check nvidia-smi and CUDA_VISIBLE_DEVICES; "
+            "on a CPU `python -m benchmarks.decision` times a small policy"
+        )
     from benchmarks.gpu_measures import measure
 
     if args.folder is None:
@@ -29,4 +41,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    sys.exit(main_guard("benchmarks.gpu", main))

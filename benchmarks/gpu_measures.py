@@ -76,7 +76,7 @@ def measure(folder: Path, args: Args) -> None:
         measure_agreement(folder, args.frozen_weights)
     free_memory()
     if args.iteration:
-        data_parallel.main(data_parallel.Args(folder, memory_budget=args.memory_gib))
+        data_parallel.compare_ways(data_parallel.Args(folder, memory_budget=args.memory_gib))
 
 
 def load(folder: Path, memory_gib: float | None, weights: FrozenWeights, compile: Compile = "on") -> Policy:

@@ -7,11 +7,14 @@ circles: of greedy evaluations; dashes: of the teacher. `benchmarks.compare FOLD
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from command_line import main_guard
+from contracts import BadInput
 from experiment.run_files import MetricsRow, read_metrics
 from experiment.statistics import Successes
 from experiment.stored_run import GREEDY, TEACHER
@@ -127,15 +130,17 @@ def draw_run(axes: Axes, rows: Sequence[MetricsRow], color: str, label: str | No
         axes.axhline(evaluations[0][TEACHER], color="#999999", linestyle="--", linewidth=1)
 
 
-def main() -> None:
+def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.learning_report", description=__doc__.splitlines()[0]
     )
     parser.add_argument("folder", type=Path, help="folder of variants")
     parser.add_argument("--picture", type=Path, help="PNG to write (default: FOLDER/learning.png)")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
+    if not arguments.folder.is_dir():
+        raise BadInput(f"{arguments.folder} is no folder: give the one whose subfolders are variants")
     draw(arguments.folder, arguments.picture or arguments.folder / "learning.png")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main_guard("benchmarks.learning_report", main))

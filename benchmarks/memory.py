@@ -6,10 +6,13 @@ python -m benchmarks.memory --suites libero_10 --num-tasks 1
 
 import argparse
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from command_line import main_guard
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.slot import SlotEnv
@@ -32,15 +35,15 @@ def _status_mib(status: str, name: str) -> int:
     return int(kib) // 1024
 
 
-if __name__ == "__main__":
+def main(argv: Sequence[str]) -> None:
     # Import the function from its module, because the other process finds it by that name. In this file it belongs to
     # __main__, which is another program there.
     from benchmarks.memory import resident_mib as resident_mib_of
 
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser("benchmarks.memory", description=__doc__.splitlines()[0])
     parser.add_argument("--suites", nargs="+", choices=MAX_ENV_STEPS, default=list(MAX_ENV_STEPS))
     parser.add_argument("--num-tasks", nargs="+", type=int, default=[1, 3])
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     print("suite           tasks   official  at most   lowpoly  at most")
     for suite in arguments.suites:
         for num_tasks in arguments.num_tasks:
@@ -50,3 +53,7 @@ if __name__ == "__main__":
                 f"{suite:15}{num_tasks:6}{official:11}{official_peak:9}{lowpoly:10}{lowpoly_peak:9}",
                 flush=True,
             )
+
+
+if __name__ == "__main__":
+    sys.exit(main_guard("benchmarks.memory", main))

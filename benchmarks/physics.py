@@ -9,6 +9,7 @@ Nothing is rendered. Success: the expert plays `episodes` fresh initial states o
 noise. Tasks that the expert does not know are left out. `benchmarks.policy_physics` plays a policy in both.
 """
 
+import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
@@ -18,8 +19,8 @@ from statistics import median
 from typing import Literal, NamedTuple
 
 import numpy as np
-import tyro
 
+from command_line import main_guard, parse_flags
 from contracts import BadInput
 from envs.assets import find_pack
 from envs.env import EnvSpec, Start
@@ -130,7 +131,8 @@ def compare_successes(ended: Iterable[Ended]) -> str:
     return f"exact {pair.before}, fast {pair.after}: {pair}" if pair.n else "-"
 
 
-def main(args: Args) -> None:
+def main(argv: Sequence[str]) -> None:
+    args = parse_flags(Args, argv, prog="python -m benchmarks.physics", description=__doc__)
     find_pack("lowpoly")  # unpack the pack now, rather than in all processes at the same time
     tasks = []
     for suite in args.suites:
@@ -154,4 +156,4 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    sys.exit(main_guard("benchmarks.physics", main))

@@ -6,10 +6,12 @@ total: published totals hold 3,743 variants that are not played here (docs/PUBLI
 """
 
 import argparse
+import sys
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
+from command_line import main_guard
 from envs.libero_plus import find_variants, suite_variants
 from envs.tasks import PLUS_CHANGES, PUBLISHED_SUITES, split_suite
 from experiment.results import read_results
@@ -31,8 +33,10 @@ def read_outcomes(paths: Sequence[Path]) -> dict[str, dict[str, bool]]:
     return outcomes
 
 
-def main(paths: Sequence[Path]) -> None:
-    outcomes = read_outcomes(paths)
+def main(argv: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser("benchmarks.plus_scores", description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=Path, nargs="+", help="results files of eval.py")
+    outcomes = read_outcomes(parser.parse_args(argv).results)
     all_variants = [variant for suite in PUBLISHED_SUITES for variant in suite_variants(suite)]
     rows = [("category", "success", "variants")]
     for category in PLUS_CHANGES[:-1]:
@@ -44,6 +48,4 @@ def main(paths: Sequence[Path]) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("results", type=Path, nargs="+", help="results files of eval.py")
-    main(parser.parse_args().results)
+    sys.exit(main_guard("benchmarks.plus_scores", main))

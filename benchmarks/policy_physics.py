@@ -14,13 +14,13 @@ With the bundled policy, sampled as its training samples it: --checkpoint checkp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-import tyro
-
+from command_line import main_guard, parse_flags
 from configs.config import RolloutConfig
 from envs.env import EnvSpec, Physics
 from envs.pool import Pool, make_pool
@@ -74,7 +74,8 @@ class Args:
     device: str = "auto"
 
 
-def main(args: Args) -> None:
+def main(argv: Sequence[str]) -> None:
+    args = parse_flags(Args, argv, prog="python -m benchmarks.policy_physics", description=__doc__)
     from vla.loading import LoadOptions
     from vla.policy import Policy
 
@@ -149,4 +150,4 @@ def paired_rows(outcomes: Mapping[Condition, Outcomes]) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    sys.exit(main_guard("benchmarks.policy_physics", main))

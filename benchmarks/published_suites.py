@@ -9,9 +9,11 @@ category should: the picture of agentview (camera, noise), of both cameras (robo
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
+from command_line import main_guard
 from contracts import Observation
 from envs.assets import find_pack
 from envs.env import EnvSpec, Start
@@ -72,7 +74,23 @@ def check_plus(suite: str, task_id: int, assets: str) -> dict[str, bool]:
     return passed
 
 
-def main(assets: str, num_pro_tasks: int, num_plus_tasks: int) -> int:
+def main(argv: Sequence[str]) -> None:
+    """Read the flags and check the suites. Raises SystemExit with code 1 if one is not as it should be."""
+    parser = argparse.ArgumentParser("benchmarks.published_suites", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--assets", default="official", help="official, or a folder with all models of LIBERO-PRO"
+    )
+    parser.add_argument("--pro-tasks", type=int, default=1, help="tasks of each suite of LIBERO-PRO")
+    parser.add_argument(
+        "--plus-tasks", type=int, default=5, help="tasks of each suite, with a variant a category"
+    )
+    arguments = parser.parse_args(argv)
+    if not check_suites(arguments.assets, arguments.pro_tasks, arguments.plus_tasks):
+        raise SystemExit(1)
+
+
+def check_suites(assets: str, num_pro_tasks: int, num_plus_tasks: int) -> bool:
+    """Check tasks of LIBERO-PRO and variants of LIBERO-Plus; returns whether all are as they should be."""
     print(find_pack(assets))
     suites = [f"{suite}_{change}" for suite in PUBLISHED_SUITES for change in PRO_CHANGES]
     pro = [check_pro(suite, task_id, assets) for suite in suites for task_id in range(num_pro_tasks)]
@@ -81,17 +99,8 @@ def main(assets: str, num_pro_tasks: int, num_plus_tasks: int) -> int:
     print(f"LIBERO-PRO: {sum(pro)} of {len(pro)} tasks")
     for category in CATEGORIES:
         print(f"LIBERO-Plus {category}: {sum(passed[category] for passed in plus)} of {len(plus)} variants")
-    return 0 if all(pro) and all(all(passed.values()) for passed in plus) else 1
+    return all(pro) and all(all(passed.values()) for passed in plus)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--assets", default="official", help="official, or a folder with all models of LIBERO-PRO"
-    )
-    parser.add_argument("--pro-tasks", type=int, default=1, help="tasks of each suite of LIBERO-PRO")
-    parser.add_argument(
-        "--plus-tasks", type=int, default=5, help="tasks of each suite, with a variant a category"
-    )
-    arguments = parser.parse_args()
-    sys.exit(main(arguments.assets, arguments.pro_tasks, arguments.plus_tasks))
+    sys.exit(main_guard("benchmarks.published_suites", main))

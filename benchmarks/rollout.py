@@ -13,15 +13,16 @@ infer and wait are shares of this process's time.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import tyro
 
 from benchmarks.env_step import ACTION_DIM, CHUNK_LENGTH, make_reference, reset_reference, step_reference
+from command_line import main_guard, parse_flags
 from contracts import Observation
 from envs.env import EnvSpec
 from envs.libero import task_files
@@ -100,7 +101,8 @@ class Row:
     wall_s: float
 
 
-def main(args: Args) -> None:
+def main(argv: Sequence[str]) -> None:
+    args = parse_flags(Args, argv, prog="python -m benchmarks.rollout", description=__doc__)
     spec = EnvSpec("libero_spatial", (TASK_ID,), max_env_steps=args.max_env_steps)
     policy = StandInPolicy(args.latency_ms / 1000)
     reference = libero_row(spec, args) if args.reference else None
@@ -190,4 +192,4 @@ def print_row(row: Row, reference: Row | None, limit: float | None) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    sys.exit(main_guard("benchmarks.rollout", main))

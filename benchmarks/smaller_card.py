@@ -78,6 +78,10 @@ def main(argv: Sequence[str]) -> None:
     import torch
 
     gpus = range(torch.cuda.device_count())
+    if not gpus:
+        raise BadInput(
+            "no memory can be taken: torch sees no CUDA GPU; check nvidia-smi and CUDA_VISIBLE_DEVICES"
+        )
     ballast = [take_ballast(gpu_index, args.free_gib) for gpu_index in gpus]
     records = [FreeMemory(gpu_index) for gpu_index in gpus]
 

@@ -42,6 +42,12 @@ def test_help_fills_its_lines_wherever_the_source_breaks_them(capsys):
     assert "Some number, which is explained in two lines." in capsys.readouterr().out
 
 
+def test_help_begins_with_the_description_of_the_program(capsys):
+    with pytest.raises(SystemExit):
+        parse_flags(Flags, ["--help"], "program.py", description="Measure something.")
+    assert "Measure something." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("argv", "named"), [(["--sise", "4"], "--size"), (["--size", "four"], "--size"), (["--name"], "--name")]
 )

@@ -1,0 +1,40 @@
+"""The programs in benchmarks/ say in one line what is wrong, as the others do."""
+
+import signal
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+from contracts import BadInput
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+# kills.py starts itself again in order to be killed.
+PROGRAMS = [
+    path for path in FOLDER.glob("*.py") if "__main__" in path.read_text() and path.name != "kills.py"
+]
+
+
+@pytest.mark.parametrize(
+    ("program", "flags"),
+    [
+        ("gpu", []),
+        ("data_parallel", ["checkpoints/tiny-libero-spatial"]),
+        ("smaller_card", ["23.5", "true"]),
+        ("full_size", ["new"]),
+    ],
+)
+def test_without_a_gpu_what_measures_one_is_refused(program, flags, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the handlers would stay
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match="torch sees no"):
+        import_module(f"benchmarks.{program}").main(flags)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_every_program_ends_in_a_line_where_a_user_can_repair_something(path):
+    assert f'sys.exit(main_guard("benchmarks.{path.stem}", main))' in path.read_text()
