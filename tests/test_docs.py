@@ -2,11 +2,21 @@
 
 import ast
 import re
+import shlex
 import subprocess
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
+
+from command_line import parse_flags
+from configs.cli import parse_eval, parse_train
+from configs.config import ModelConfig
+from configs.eval_config import EvalConfig
+from vla.merge import MergeArgs
+from workshop.demos import DemosArgs
+from workshop.make_init_states import InitStatesArgs
+from workshop.sft_config import SftArgs
 
 PROJECT = Path(__file__).resolve().parents[1]
 PAGES = {page.name: page.read_text() for page in (PROJECT / "README.md", *(PROJECT / "docs").glob("*.md"))}
@@ -22,6 +32,14 @@ FLAGS_OF_OTHER_PROGRAMS = {
     "--address",
     "--num-cpus",
     "--user",
+}
+READERS = {
+    "train_grpo.py": parse_train,
+    "eval.py": parse_eval,
+    "vla.merge": partial(parse_flags, MergeArgs, prog="vla.merge"),
+    "workshop.demos": partial(parse_flags, DemosArgs, prog="workshop.demos"),
+    "workshop.make_init_states": partial(parse_flags, InitStatesArgs, prog="workshop.make_init_states"),
+    "workshop.sft": partial(parse_flags, SftArgs, prog="workshop.sft"),
 }
 
 
@@ -77,6 +95,16 @@ def test_every_flag_exists(page):
     named = {flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]+", NOW[page]) if "_" not in flag}
     known = flags_of_the_program() | FLAGS_OF_OTHER_PROGRAMS
     assert not {flag for flag in named if flag not in known and flag.replace("--no-", "--") not in known}
+
+
+@pytest.mark.parametrize("page", NOW)
+def test_every_command_of_a_block_has_flags_of_its_program(page):
+    for block in re.findall(r"```bash\n(.*?)```", NOW[page], re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if words[:1] == ["python"] and "--resume" not in words:  # that reads the run's folder
+                program, *flags = [word for word in words[1:] if word != "-m"]
+                READERS[program](flags)
 
 
 @pytest.mark.parametrize("page", NOW)
@@ -158,3 +186,9 @@ def test_readmes_python_runs_as_it_stands(monkeypatch):
     names: dict[str, object] = {}
     exec(example, names)
     assert names["actions"].shape == (1, 8, 7)
+
+
+def test_the_readmes_config_of_an_evaluation_names_a_checkpoint():
+    (example,) = re.findall(r"`(EvalConfig\(.*?)`", PAGES["README.md"])
+    config = eval(example, {"EvalConfig": EvalConfig, "ModelConfig": ModelConfig})
+    assert config.model.checkpoint
