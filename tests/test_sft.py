@@ -149,6 +149,7 @@ def test_the_folder_is_a_checkpoint_like_any_other(demos, episodes, tmp_path):
     assert [record["step"] for record in read_records(out)] == [2, 4]
     assert "held_out/nll" in read_records(out)[-1]
     run = json.loads((out / SFT_RUN_FILE).read_text())
+    assert run["argv"] == []  # not the command line of the tests
     assert (run["steps"], run["train_episodes"], run["train_frames"]) == (4, 1, 4)
     info = inspect_checkpoint(out)
     assert info.kind == "action tokens"  # init's L1 head is left out

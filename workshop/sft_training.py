@@ -3,8 +3,8 @@
 import contextlib
 import json
 import os
-import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -57,9 +57,10 @@ class Training:
     records: list[dict[str, float]] = field(default_factory=list)  # the lines of METRICS_FILE
 
 
-def fine_tune(args: SftArgs) -> Path:
+def fine_tune(args: SftArgs, argv: Sequence[str] = ()) -> Path:
     """Train, save, and check what was saved; returns the folder.
 
+    argv: the command line, which SFT_RUN_FILE records (from Python: none).
     Raises BadInput for what the user can repair, and KeyboardInterrupt after saving a training that was interrupted.
     """
     state_file = args.out / STATE_FILE
@@ -74,7 +75,7 @@ def fine_tune(args: SftArgs) -> Path:
             "arguments": json.loads(json.dumps(asdict(args), default=str)),
             "train_episodes": len(demos.train),
             "train_frames": sum(len(images) for _, images in demos.train),
-            **provenance(sys.argv[1:]),
+            **provenance(argv),
         }
         run["steps"], outputs = train_and_save(args, demos, device, scratch)
         write_json(args.out / SFT_RUN_FILE, run)
