@@ -22,7 +22,7 @@ from experiment.simulators import memory_of_simulator
 from rl.ranks import ALONE
 from vla import memory
 from vla.device import limit_memory
-from vla.memory import ADVICE, SMALLEST, MemoryNeed, choose_plan, plan_update, shrink_batch
+from vla.memory import ADVICE, SMALLEST_PASS, MemoryNeed, choose_plan, plan_update, shrink_batch
 from workshop.sft_config import SftArgs
 
 # Measured on an H200, 7B, two images, bfloat16 (docs/RESULTS.md).
@@ -210,7 +210,7 @@ def test_the_advice_names_flags_of_the_program_that_runs(work, program, capsys):
     with pytest.raises(SystemExit):
         parse_flags(program, ["--help"], "program")
     words = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
-    named = set(re.findall(r"--[a-z-]+", f"{SMALLEST[work]} {ADVICE[work]}"))
+    named = set(re.findall(r"--[a-z-]+", f"{SMALLEST_PASS[work]} {ADVICE[work]}"))
     assert named <= words
     assert "--memory-budget" in named
 

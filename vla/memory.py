@@ -34,9 +34,9 @@ GAPS_FACTOR = 1.2
 GAPS_FACTOR_OF_8_BITS = 1.4
 
 Work = Literal["rollout", "update", "supervised step"]
-# The flags in these texts are those of the programs that do the work: train_grpo.py and eval.py, train_grpo.py alone,
-# workshop.sft.
-SMALLEST: dict[Work, str] = {
+# These texts name flags of the programs that do the work: a rollout is played by train_grpo.py and eval.py, an update
+# belongs to train_grpo.py, and a supervised step to workshop.sft.
+SMALLEST_PASS: dict[Work, str] = {
     "rollout": "a decision with --max-batch 1",
     "update": "an update with --micro-batch-size 1 and --gradient-checkpointing on",
     "supervised step": "a pass of one frame",
@@ -83,8 +83,8 @@ def plan_update(
 
     Sets the network's `recomputed_blocks` to the plan's. most_decisions: the largest number of decisions of a minibatch
     that this device computes. reserved_bytes: GPU memory that other processes are going to use. instruction: one that
-    the policy will get, because a large network is compiled for the length of its prompt. work: of what an update is a
-    part, for the advice. Raises BadInput when nothing fits.
+    the policy will get, because a large network is compiled for the length of its prompt. work: what the passes are
+    for, which decides the advice in an error. Raises BadInput when nothing fits.
     """
     network = policy.network
     recomputed_blocks = network.num_blocks if gradient_checkpointing == "on" else 0
@@ -237,4 +237,4 @@ def shrink_batch(network: OpenVLAOFT, batch_size: int, reason: str, work: Work) 
     if work != "rollout" and network.recompute_everything():
         log.warning("out of GPU memory (%s); the run goes on with all activations recomputed", reason)
         return 1
-    raise BadInput(f"out of GPU memory ({reason}) in {SMALLEST[work]}: {ADVICE[work]}")
+    raise BadInput(f"out of GPU memory ({reason}) in {SMALLEST_PASS[work]}: {ADVICE[work]}")
