@@ -13,11 +13,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from PIL import Image, ImageDraw
 
 from command_line import main_guard, parse_flags
+from configs.bounds import POSITIVE, check_numbers
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 
@@ -47,11 +48,14 @@ class Args:
     """File to write, .webp or .gif."""
     task_suite: str = "libero_spatial"
     task_id: int = 0
-    num_states: int = 6
+    num_states: Annotated[int, POSITIVE] = 6
     """Columns: the first initial states."""
     assets: str = "lowpoly"
     """Looks: lowpoly, official or a folder."""
     device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 @dataclass(frozen=True)

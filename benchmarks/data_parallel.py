@@ -19,11 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
 from command_line import handle_stop_signals, main_guard, parse_flags
+from configs.bounds import POSITIVE, check_numbers
 from contracts import BadInput
 from experiment.run_files import MetricsRow, read_metrics
 
@@ -44,15 +45,18 @@ class Args:
     """--memory-budget of the runs, GiB of each GPU."""
     ways: tuple[Way, ...] = ("one", "ranks")
     """Ways to run, in this order; ratios are to `one`, if it comes first. With one GPU only `one` is run."""
-    envs_per_gpu: int = 8
-    episodes_per_env: int = 2
+    envs_per_gpu: Annotated[int, POSITIVE] = 8
+    episodes_per_env: Annotated[int, POSITIVE] = 2
     """Episodes of each env in a rollout."""
-    episode_steps: int = 64
+    episode_steps: Annotated[int, POSITIVE] = 64
     """Env steps of an episode."""
-    n_epochs: int = 4
-    batch_per_gpu: int = 2
+    n_epochs: Annotated[int, POSITIVE] = 4
+    batch_per_gpu: Annotated[int, POSITIVE] = 2
     """Samples of an optimizer step on each GPU."""
-    iterations: int = 3
+    iterations: Annotated[int, POSITIVE] = 3
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 @dataclass(frozen=True)

@@ -17,11 +17,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 
 from command_line import main_guard, parse_flags
+from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
 from contracts import Observation
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
@@ -43,15 +44,18 @@ class Args:
     """Folder or hub id of the policy."""
     task_suite: str = "libero_spatial"
     task_id: int = 0
-    placements: int = 50
+    placements: Annotated[int, POSITIVE] = 50
     """Episodes with moved objects."""
     magnitude: int = 4
     """How far objects are moved, in steps of 2 cm."""
-    black_episodes: int = 50
+    black_episodes: Annotated[int, NOT_NEGATIVE] = 50
     """Episodes with black images, from the benchmark's initial states (0: none)."""
     assets: str = "lowpoly"
     """Looks: lowpoly, official or a folder."""
     device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 @dataclass

@@ -13,9 +13,10 @@ import copy
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from command_line import main_guard, parse_flags
+from configs.bounds import POSITIVE, check_numbers
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv
 from experiment.statistics import Successes
@@ -33,11 +34,14 @@ class Args:
     task_suite: str = "libero_goal"
     task_ids: tuple[int, ...] = (1, 4, 8)
     """Tasks that share one scene."""
-    num_states: int = 20
+    num_states: Annotated[int, POSITIVE] = 20
     """Episodes of each pair of tasks, one from each of the first initial states."""
     assets: str = "lowpoly"
     """Looks: lowpoly, official or a folder."""
     device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 @dataclass(frozen=True)

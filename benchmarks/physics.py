@@ -16,11 +16,12 @@ from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing import get_context
 from statistics import median
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
 
 from command_line import main_guard, parse_flags
+from configs.bounds import POSITIVE, check_numbers
 from contracts import BadInput
 from envs.assets import find_pack
 from envs.env import EnvSpec, Start
@@ -54,10 +55,13 @@ class Args:
     suites: tuple[str, ...] = ("libero_spatial",)
     task_ids: tuple[int, ...] = ()
     """Task ids in every suite; none: all."""
-    episodes: int = 100
+    episodes: Annotated[int, POSITIVE] = 100
     """Episodes of the expert, per task and physics."""
-    num_envs: int = 1
+    num_envs: Annotated[int, POSITIVE] = 1
     """Processes that work in parallel."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 def open_env(task: Task) -> closing[LiberoEnv]:

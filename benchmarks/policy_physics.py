@@ -18,9 +18,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 from command_line import main_guard, parse_flags
+from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
 from configs.config import RolloutConfig
 from envs.env import EnvSpec, Physics
 from envs.pool import Pool, make_pool
@@ -59,19 +60,22 @@ class Args:
     """Folder or hub id of the policy, or a trained adapter's folder."""
     task_suite: str = "libero_spatial"
     task_ids: tuple[int, ...] = (0,)
-    episodes: int = 200
+    episodes: Annotated[int, POSITIVE] = 200
     """Fresh initial states of each task."""
-    official_states: int = 50
+    official_states: Annotated[int, POSITIVE] = 50
     """Official initial states of each task, from the first one on; LIBERO has 50."""
-    temperature: float = RolloutConfig.temperature
+    temperature: Annotated[float, POSITIVE] = RolloutConfig.temperature
     """Sampling temperature of the condition that samples."""
-    num_envs: int = 1
+    num_envs: Annotated[int, POSITIVE] = 1
     """Simulators that work in parallel."""
     assets: str = "lowpoly"
     """Looks: lowpoly, official or a folder."""
-    seed: int = 0
+    seed: Annotated[int, NOT_NEGATIVE] = 0
     """Seed of sampling."""
     device: str = "auto"
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -17,12 +17,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
 from benchmarks.env_step import ACTION_DIM, CHUNK_LENGTH, make_reference, reset_reference, step_reference
 from command_line import main_guard, parse_flags
+from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
 from contracts import Observation
 from envs.env import EnvSpec
 from envs.libero import task_files
@@ -43,18 +44,21 @@ NUM_INIT_STATES = 50
 
 @dataclass(frozen=True)
 class Args:
-    workers: tuple[int, ...] = (1, 2, 4)
+    workers: Annotated[tuple[int, ...], POSITIVE] = (1, 2, 4)
     """Sizes of the pools; with 1 the env runs in this process."""
     simulators: Literal["processes", "ray"] = "processes"
     """Where the workers run: on this machine, or on Ray's nodes."""
-    latency_ms: float = 25.0
+    latency_ms: Annotated[float, NOT_NEGATIVE] = 25.0
     """Time that the stand-in policy takes for a batch."""
-    max_env_steps: int = 80
+    max_env_steps: Annotated[int, POSITIVE] = 80
     """Length of an episode in env steps; random actions never succeed."""
-    episodes: int = 3
+    episodes: Annotated[int, POSITIVE] = 3
     """Episodes per env."""
     reference: bool = True
     """Also measure LIBERO's own loop."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
 
 
 class StandInPolicy:

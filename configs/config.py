@@ -170,10 +170,10 @@ class RolloutConfig:
 class LossConfig:
     """Advantages and the clipped surrogate loss (PPO)."""
 
-    advantage: Literal["absolute", "group", "rloo", "batch", "gae"] = "absolute"
+    advantage: Literal["auto", "absolute", "group", "rloo", "batch", "gae"] = "absolute"
     """Advantage of a trajectory. absolute: its return; group (GRPO): its return standardised within its group; rloo:
     its return minus the mean of the others in its group; batch: its return minus the mean of its task in the rollout,
-    scaled; gae: its return relative to what a critic expects."""
+    scaled; gae: its return relative to what a critic expects; auto: gae for several tasks, batch for one."""
     discount: Annotated[float, POSITIVE_SHARE] = 1.0
     """Discount factor per decision, counted back from the last decision (only with --advantage absolute)."""
     gae_lambda: Annotated[float, SHARE] = 0.95

@@ -60,9 +60,13 @@ class Setup:
 
 
 def settle_settings(config: TrainConfig) -> TrainConfig:
-    """Replace settings that could change their meaning during a run: `--assets auto`, and pointers such as `best`."""
+    """Replace `auto` by its meaning for this run, and a pointer such as `best` by the checkpoint that it names now."""
+    advantage = config.loss.advantage
+    if advantage == "auto":
+        advantage = "gae" if len(config.task.task_ids) > 1 else "batch"  # docs/LOG.md, "Fewer env steps"
     return changed(
         config,
+        advantage=advantage,
         assets=choose_looks(config.simulator.assets, config.model, (config.task.task_suite,)),
         checkpoint=str(resolve_pointer(Path(str(config.model.checkpoint)))),
         teacher=str(resolve_pointer(Path(config.phases.teacher))),

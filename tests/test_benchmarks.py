@@ -38,3 +38,20 @@ def test_without_a_gpu_what_measures_one_is_refused(program, flags, monkeypatch,
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
 def test_every_program_ends_in_a_line_where_a_user_can_repair_something(path):
     assert f'sys.exit(main_guard("benchmarks.{path.stem}", main))' in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("program", "flags"),
+    [
+        ("physics", ["--num-envs", "0"]),
+        ("policy_physics", ["--checkpoint", "POLICY", "--episodes", "-1"]),
+        ("rollout", ["--workers", "0"]),
+        ("instructions", ["--checkpoint", "POLICY", "--num-states", "0"]),
+        ("eyes", ["--checkpoint", "POLICY", "--placements", "0"]),
+        ("before_after", ["--checkpoint", "POLICY", "--adapter", "TRAINED", "--num-states", "0"]),
+        ("data_parallel", ["POLICY", "--iterations", "0"]),
+    ],
+)
+def test_numbers_out_of_range_are_refused_before_anything_runs(program, flags):
+    with pytest.raises(BadInput, match=f"{flags[-2]} must be above 0"):
+        import_module(f"benchmarks.{program}").main(flags)

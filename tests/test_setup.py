@@ -70,6 +70,15 @@ def test_pointers_to_a_checkpoint_are_replaced_by_what_they_name_now(tmp_path):
     assert settle_settings(settled) == settled
 
 
+@pytest.mark.parametrize(("task_ids", "advantage"), [((3,), "batch"), ((1, 4, 8), "gae")])
+def test_the_advantage_auto_depends_on_the_number_of_tasks(task_ids, advantage):
+    settings = {"checkpoint": "owner/policy", "assets": "lowpoly", "task_ids": task_ids}
+    settled = settle_settings(changed(TrainConfig(), **settings, advantage="auto"))
+    assert settled.loss.advantage == advantage
+    settled = settle_settings(changed(TrainConfig(), **settings, advantage="absolute"))
+    assert settled.loss.advantage == "absolute"
+
+
 # teacher
 
 
