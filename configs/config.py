@@ -205,8 +205,7 @@ class UpdateConfig:
     batch_size: Annotated[int, POSITIVE] = 64
     """Decisions per optimizer step, over all ranks."""
     micro_batch_size: Annotated[int | Literal["auto"], POSITIVE, CHANGEABLE] = "auto"
-    """Decisions per forward and backward pass. This changes memory and speed, not the result (auto: as many as fit;
-    on a CPU at most 32, because more are slower)."""
+    """Decisions per forward and backward pass. This changes memory and speed, not the result (auto: as many as fit)."""
     lr: Annotated[float, POSITIVE] = 3e-5
     """Learning rate of AdamW, per optimizer step. With --desired-kl it is RL's first one."""
     desired_kl: Annotated[float | None, POSITIVE] = 0.02

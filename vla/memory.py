@@ -54,9 +54,6 @@ TIME_PER_SAMPLE = 0.8
 TIME_PER_PASS = 0.4
 FORWARD_AND_BACKWARD = 2.0  # passes of an update in which nothing is recomputed
 
-# On a CPU memory is not short, but a small policy takes a third more time for each of 128 samples than for each of 32.
-CPU_MICRO_BATCH = 32
-
 
 class Plan(NamedTuple):
     """How an update is computed."""
@@ -93,8 +90,7 @@ def plan_update(
     recomputed_blocks = network.num_blocks if gradient_checkpointing == "on" else 0
     if policy.device.type != "cuda" or "auto" not in (gradient_checkpointing, micro_batch_size):
         network.recomputed_blocks = recomputed_blocks
-        size = min(most_decisions, CPU_MICRO_BATCH) if micro_batch_size == "auto" else micro_batch_size
-        return Plan(size, recomputed_blocks)
+        return Plan(most_decisions if micro_batch_size == "auto" else micro_batch_size, recomputed_blocks)
     log.info(
         "measuring what fits into memory; a large network is compiled first, a minute or two the first time"
     )
