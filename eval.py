@@ -19,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from command_line import main_guard
 from configs.cli import parse_eval
@@ -30,6 +30,7 @@ from envs.assets import find_pack
 from envs.env import EnvSpec
 from envs.pool import Pool, make_pool, task_info
 from envs.tasks import bddl_task, keep_compiled_code, split_suite, task_names
+from experiment.eval_output import print_results
 from experiment.results import (
     EpisodeKey,
     Plan,
@@ -39,13 +40,10 @@ from experiment.results import (
     read_results,
     save_results,
 )
-from experiment.results_table import comparison_table, perturbation_table, results_table
 from experiment.start_times import StartTimes
-from experiment.statistics import count_successes
 from experiment.terminal import print_due_lines, say, show_progress
 
 if TYPE_CHECKING:  # these take seconds to import, and neither --help nor messages about flags need them
-    from experiment.stored_run import Training
     from rl.rollout import Rollout
     from rl.trajectory import Trajectory
     from vla.policy import Policy
@@ -142,69 +140,6 @@ def origin_of(checkpoint: str) -> dict[str, object]:
     from experiment.stored_run import read_training
 
     return {"hub_commit": find_commit(checkpoint), "training": read_training(Path(checkpoint))}
-
-
-def print_results(config: EvalConfig, results: Results, plan: Plan, before: Results | None) -> None:
-    """Print the tables of success rates, and draw success by perturbation if there are perturbations."""
-    say("\n".join(results_table(results, plan)))
-    if config.init_states == "benchmark":
-        print_trained_states(str(config.model.checkpoint), plan)
-    print_reported(config, results, plan)
-    if before is not None:
-        print(f"\nbefore: {before.settings['checkpoint']} ({before.settings['mode']}), {before.path}")
-        print(*comparison_table(before, results, plan), sep="\n")
-    labels = plan.perturbations
-    if labels:
-        # matplotlib, which this imports, logs a line when it first builds its font cache. Keep it out of the tables.
-        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-        from experiment.robustness import draw_perturbations
-
-        print("", *perturbation_table(results, labels, before), sep="\n")
-        picture = draw_perturbations(results, labels, before, results.path.with_suffix(".png"))
-        print(f"picture: {picture}")
-    print(f"results: {results.path}")
-
-
-def print_trained_states(checkpoint: str, plan: Plan) -> None:
-    """Print how many episodes are not held out, because the checkpoint's run trained on their initial states."""
-    from experiment.stored_run import was_trained_on
-
-    training = cast("Training | None", plan.header["training"])
-    if training is None:
-        return
-    trained = [
-        key for key in plan.keys if was_trained_on(training, key.task_suite, key.task_id, key.init_state_id)
-    ]
-    if trained:
-        say(
-            f"{len(trained)} of {len(plan.keys)} episodes start from initial states that {checkpoint} was trained on: "
-            "for held-out success leave them out with --first-init-state and --trials"
-        )
-
-
-def print_reported(config: EvalConfig, results: Results, plan: Plan) -> None:
-    """Print how the success on each suite compares with what others report for the checkpoint, if they do."""
-    from experiment.reported import compare_with_reports
-
-    simulator = config.simulator
-    if (
-        simulator.bddl_file is not None
-        or simulator.max_env_steps is not None
-        or config.init_states == "fresh"
-    ):
-        return
-    settings = results.settings
-    for suite, tasks in plan.tasks.items():
-        comparison = compare_with_reports(
-            settings["checkpoint"],
-            suite,
-            [task.task_id for task in tasks],
-            settings["mode"],
-            count_successes(results.outcomes(suite).values()),
-            settings["assets"],
-        )
-        if comparison is not None:
-            say(comparison.sentence)
 
 
 def play(
@@ -325,7 +260,7 @@ def play_and_save(
 ) -> Rollout:
     """Play the episodes of one suite; save those that have ended every SAVE_INTERVAL_S, and at the end or a stop."""
     from experiment.eval_episodes import episode_of, episode_record
-    from experiment.evaluation import play_evaluation
+    from experiment.validation import play_evaluation
 
     fresh = config.init_states == "fresh"
     episode_keys = {episode_of(key, config.seed, fresh): key for key in keys}

@@ -19,7 +19,6 @@ from envs.rendering import MIN_CONTRAST
 from envs.tasks import split_suite
 from experiment.checklist import Check, Checks
 from experiment.cost import estimate_cost
-from experiment.evaluation import student_equals_teacher
 from experiment.first_observations import (
     FirstObservations,
     first_observations,
@@ -39,6 +38,7 @@ from experiment.setup import (
 from experiment.simulators import count_for_training
 from experiment.speed import Speed, measure_speed
 from experiment.start_times import StartTimes
+from experiment.validation import student_equals_teacher
 from rl import selfcheck
 from rl.phases import phase_at, settle_warmup
 from rl.ranks import join_ranks

@@ -25,18 +25,16 @@ from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
 from contracts import BadInput, resolve_pointer
 from experiment.checkpoints import TrainerState, save_checkpoint
 from experiment.evaluation import (
-    Validation,
     check_baseline,
     check_imitation,
     evaluate_and_record,
     evaluation_is_due,
     evaluation_steps,
-    play_evaluation,
-    validate,
 )
 from experiment.run_files import METRICS_FILE, read_metrics
 from experiment.run_folder import Run
 from experiment.statistics import Successes
+from experiment.validation import Validation, play_evaluation, validate
 from experiment.videos import write_video
 from rl.trajectory import Episode
 from rl.update import Learner

@@ -1,0 +1,78 @@
+"""What eval.py prints at its end: the tables of success rates, and how they compare with what others report."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, cast
+
+from configs.eval_config import EvalConfig
+from experiment.results import Plan, Results
+from experiment.results_table import comparison_table, perturbation_table, results_table
+from experiment.statistics import count_successes
+from experiment.terminal import say
+
+if TYPE_CHECKING:  # these take seconds to import, and neither --help nor messages about flags need them
+    from experiment.stored_run import Training
+
+
+def print_results(config: EvalConfig, results: Results, plan: Plan, before: Results | None) -> None:
+    """Print the tables of success rates, and draw success by perturbation if there are perturbations."""
+    say("\n".join(results_table(results, plan)))
+    if config.init_states == "benchmark":
+        print_trained_states(str(config.model.checkpoint), plan)
+    print_reported(config, results, plan)
+    if before is not None:
+        print(f"\nbefore: {before.settings['checkpoint']} ({before.settings['mode']}), {before.path}")
+        print(*comparison_table(before, results, plan), sep="\n")
+    labels = plan.perturbations
+    if labels:
+        # matplotlib, which this imports, logs a line when it first builds its font cache. Keep it out of the tables.
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+        from experiment.robustness import draw_perturbations
+
+        print("", *perturbation_table(results, labels, before), sep="\n")
+        picture = draw_perturbations(results, labels, before, results.path.with_suffix(".png"))
+        print(f"picture: {picture}")
+    print(f"results: {results.path}")
+
+
+def print_trained_states(checkpoint: str, plan: Plan) -> None:
+    """Print how many episodes are not held out, because the checkpoint's run trained on their initial states."""
+    from experiment.stored_run import was_trained_on
+
+    training = cast("Training | None", plan.header["training"])
+    if training is None:
+        return
+    trained = [
+        key for key in plan.keys if was_trained_on(training, key.task_suite, key.task_id, key.init_state_id)
+    ]
+    if trained:
+        say(
+            f"{len(trained)} of {len(plan.keys)} episodes start from initial states that {checkpoint} was trained on: "
+            "for held-out success leave them out with --first-init-state and --trials"
+        )
+
+
+def print_reported(config: EvalConfig, results: Results, plan: Plan) -> None:
+    """Print how the success on each suite compares with what others report for the checkpoint, if they do."""
+    from experiment.reported import compare_with_reports
+
+    simulator = config.simulator
+    if (
+        simulator.bddl_file is not None
+        or simulator.max_env_steps is not None
+        or config.init_states == "fresh"
+    ):
+        return
+    settings = results.settings
+    for suite, tasks in plan.tasks.items():
+        comparison = compare_with_reports(
+            settings["checkpoint"],
+            suite,
+            [task.task_id for task in tasks],
+            settings["mode"],
+            count_successes(results.outcomes(suite).values()),
+            settings["assets"],
+        )
+        if comparison is not None:
+            say(comparison.sentence)
