@@ -17,8 +17,8 @@ from vla.adapter_folder import (
     read_adapter,
     write_adapter,
 )
+from vla.adapters import add_lora
 from vla.dataset_statistics import STATISTICS_FILE
-from vla.lora import add_lora
 from vla.model import ACTION_ROWS
 from vla.weights import read_tensors, write_tensors
 

@@ -6,8 +6,8 @@ from torch import nn
 
 from tests.fakes import is_in_a_graph
 from tests.small_checkpoint import load_policy
+from vla.adapters import add_lora
 from vla.cuda_graphs import GraphedNetwork, Recording
-from vla.lora import add_lora
 from vla.preprocessing import synthetic_observations
 from vla.tokens import FIRST_ACTION_TOKEN
 from workshop.sft_update import LEARN_TOKENS, make_student_optimizer, training_step

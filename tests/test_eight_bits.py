@@ -6,8 +6,9 @@ from torch import nn
 
 from tests.small_checkpoint import BUNDLED, change_by_a_step, load_policy
 from vla.adapter_folder import read_adapter
+from vla.adapters import AdaptedLayers
 from vla.eight_bits import FORMATS, gradient, product, quantise
-from vla.lora import AdaptedLayers, LoraLinear
+from vla.lora import LoraLinear
 from vla.preprocessing import synthetic_observations
 
 formats = pytest.mark.parametrize("name", FORMATS)

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from tests.small_checkpoint import load_small_network, network_inputs
 from tests.test_checkpoint import PUBLIC_CONFIG
-from vla.lora import AdaptedLayers, LoraConv2d, LoraLinear, add_lora
+from vla.adapters import AdaptedLayers, add_lora
+from vla.lora import LoraConv2d, LoraLinear
 from vla.model import OpenVLAOFT, ProprioProjector
 from vla.network_config import read_network_config
 

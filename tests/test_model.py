@@ -19,9 +19,9 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from tests.small_checkpoint import load_small_network, network_inputs, train_network_a_little
+from vla.adapters import add_lora
 from vla.checkpoint import inspect_checkpoint
 from vla.dataset_statistics import unnormalise
-from vla.lora import add_lora
 from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector, llama_block
 from vla.network_io import file_key, load_action_head, load_network
 from vla.preprocessing import ImageProcessor, pixel_values

@@ -13,11 +13,11 @@ from tokenizers import Tokenizer
 from contracts import BadInput, first_line
 from vla import eight_bits
 from vla.adapter_folder import StoredAdapter, base_and_adapter, read_adapter
+from vla.adapters import add_lora
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
 from vla.dataset_statistics import select_key
 from vla.device import choose_device, limit_memory
 from vla.hub import resolve_checkpoint
-from vla.lora import add_lora
 from vla.model import L1RegressionHead, OpenVLAOFT
 from vla.network_io import check_dimensions, load_action_head, load_network
 from vla.preprocessing import ImageProcessor
