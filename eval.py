@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 from command_line import main_guard
 from configs.cli import parse_eval
-from configs.config import SimulatorConfig
 from configs.eval_config import EvalConfig
+from configs.sections import SimulatorConfig
 from contracts import BadInput
 from envs.assets import find_pack
 from envs.env import EnvSpec

@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from configs.cli import Command
-from configs.config import ModelConfig, PhaseConfig, TaskConfig, TrainConfig, changed
+from configs.config import TrainConfig, changed
+from configs.sections import ModelConfig, PhaseConfig, TaskConfig
 from contracts import BadInput, Observation
 from envs.assets import METAWORLD_LOOKS, Pack, find_pack
 from envs.pool import Pool, make_pool

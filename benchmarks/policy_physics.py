@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, TypeAlias
 
 from command_line import main_guard, parse_flags
 from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
-from configs.config import RolloutConfig
+from configs.sections import RolloutConfig
 from envs.env import EnvSpec, Physics
 from envs.pool import Pool, make_pool
 from experiment.statistics import compare, count_successes

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
-from configs.config import ModelConfig, SimulatorConfig, TaskIds, check_simulator
+from configs.config import check_simulator
+from configs.sections import ModelConfig, SimulatorConfig, TaskIds
 from contracts import BadInput
 from envs.tasks import PLUS_CHANGES, PUBLISHED_SUITES, split_suite
 

@@ -7,7 +7,8 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from configs.config import PhaseConfig, TrainConfig
+from configs.config import TrainConfig
+from configs.sections import PhaseConfig
 from contracts import BadInput, first_line, write_json
 from experiment.checkpoints import TrainerState, mark_best, save_state
 from experiment.report import update_report

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from configs.config import TaskConfig
+from configs.sections import TaskConfig
 from contracts import BadInput, Observation
 from envs.env import EnvSpec, Start
 from envs.perturb import MAGNITUDES, Kind, Perturbation

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from configs.config import ModelConfig, RunConfig, SimulatorConfig, TrainConfig
+from configs.config import TrainConfig
+from configs.sections import ModelConfig, RunConfig, SimulatorConfig
 from contracts import GIB, BadInput, first_line, output_place
 from envs.rendering import REPAIR, check_versions, find_renderer, renders_in_software, simulator_versions
 from envs.worker import NoAnswer, ask

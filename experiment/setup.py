@@ -14,15 +14,8 @@ from pathlib import Path
 import imageio.v2 as imageio
 import numpy as np
 
-from configs.config import (
-    ModelConfig,
-    PhaseConfig,
-    SimulatorConfig,
-    TaskConfig,
-    TrainConfig,
-    UpdateConfig,
-    changed,
-)
+from configs.config import TrainConfig, changed
+from configs.sections import ModelConfig, PhaseConfig, SimulatorConfig, TaskConfig, UpdateConfig
 from contracts import GIB, BadInput, Observation, resolve_pointer
 from envs.assets import METAWORLD_LOOKS, find_pack, installed_official
 from envs.env import EnvSpec

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import torch
 
-from configs.config import SimulatorConfig, TrainConfig
+from configs.config import TrainConfig
+from configs.sections import SimulatorConfig
 from contracts import GIB
 from envs.assets import METAWORLD_LOOKS
 from envs.machine import free_main_memory, usable_cores

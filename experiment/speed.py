@@ -10,7 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from configs.config import TaskConfig, TrainConfig
+from configs.config import TrainConfig
+from configs.sections import TaskConfig
 from contracts import Observation
 from envs.env import Physics, Start
 from envs.pool import Pool, make_env

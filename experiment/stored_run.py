@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeAlias, cast
 
-from configs.config import PhaseConfig, TaskConfig
+from configs.sections import PhaseConfig, TaskConfig
 from contracts import BadInput, resolve_pointer
 from experiment.run_files import (
     CONFIG_FILE,

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from configs.config import LossConfig, TrainConfig
+from configs.config import TrainConfig
+from configs.sections import LossConfig
 from rl.critic import Critic, predict_values
 from rl.trajectory import Batch, Trajectory
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from configs.config import LossConfig
+from configs.sections import LossConfig
 from rl.trajectory import Batch
 from vla.tokens import FIRST_ACTION_TOKEN
 

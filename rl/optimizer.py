@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from configs.config import UpdateConfig
+from configs.sections import UpdateConfig
 
 ADAM_EPS = 1e-8  # torch's default
 SKIP_FACTOR = 1000.0  # times max_grad_norm: a step with a larger gradient is skipped

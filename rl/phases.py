@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
-from configs.config import PhaseConfig, TrainConfig, changed
+from configs.config import TrainConfig, changed
+from configs.sections import PhaseConfig
 from contracts import BadInput
 
 TeacherMode = Literal["greedy", "l1"]

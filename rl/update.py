@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from configs.config import TrainConfig, UpdateConfig
+from configs.config import TrainConfig
+from configs.sections import UpdateConfig
 from rl import losses
 from rl.critic import Critic
 from rl.optimizer import follow_kl, make_optimizer, optimizer_step, rl_learning_rate

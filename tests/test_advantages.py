@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.config import LossConfig
+from configs.sections import LossConfig
 from envs.perturb import Perturbation
 from rl.advantages import gae, relative_returns, standardised
 from rl.trajectory import flatten

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from configs.config import TaskConfig, TrainConfig, changed
+from configs.config import TrainConfig, changed
+from configs.sections import TaskConfig
 from envs.env import EnvSpec
 from envs.tasks import TaskInfo
 from experiment.checkpoints import TrainerState

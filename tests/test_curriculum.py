@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.config import RolloutConfig, RunConfig, TaskConfig, TrainConfig
+from configs.config import TrainConfig
+from configs.sections import RolloutConfig, RunConfig, TaskConfig
 from experiment.checkpoints import TrainerState
 from rl.curriculum import TrainingEpisodes, task_probabilities
 from rl.rollout import Rollout

@@ -11,8 +11,8 @@ import pytest
 
 from command_line import parse_flags
 from configs.cli import parse_eval, parse_train
-from configs.config import ModelConfig
 from configs.eval_config import EvalConfig
+from configs.sections import ModelConfig
 from vla.merge import MergeArgs
 from workshop.demos import DemosArgs
 from workshop.make_init_states import InitStatesArgs

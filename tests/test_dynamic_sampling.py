@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from configs.config import PhaseConfig, RolloutConfig, TrainConfig
+from configs.config import TrainConfig
+from configs.sections import PhaseConfig, RolloutConfig
 from rl.dynamic_sampling import informative_groups, training_rollout
 from rl.phases import phase_at
 from rl.rollout import Rollout

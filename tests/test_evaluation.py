@@ -12,16 +12,9 @@ import pytest
 import torch
 
 import experiment.evaluation
-from configs.config import (
-    EvaluationConfig,
-    PhaseConfig,
-    RolloutConfig,
-    RunConfig,
-    TaskConfig,
-    TrainConfig,
-    changed,
-)
+from configs.config import TrainConfig, changed
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
+from configs.sections import EvaluationConfig, PhaseConfig, RolloutConfig, RunConfig, TaskConfig
 from contracts import BadInput, resolve_pointer
 from experiment.checkpoints import TrainerState, save_checkpoint
 from experiment.evaluation import (

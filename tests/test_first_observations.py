@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from configs.config import TaskConfig
+from configs.sections import TaskConfig
 from contracts import BadInput
 from envs.env import EnvSpec
 from envs.pool import Pool

@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from configs.config import LossConfig, PhaseConfig, RolloutConfig, TrainConfig, UpdateConfig
+from configs.config import TrainConfig
+from configs.sections import LossConfig, PhaseConfig, RolloutConfig, UpdateConfig
 from rl.advantages import estimate_advantages
 from rl.behaviour import behaviour_in
 from rl.critic import predict_values

@@ -10,15 +10,8 @@ from functools import cache
 
 import pytest
 
-from configs.config import (
-    LossConfig,
-    PhaseConfig,
-    RolloutConfig,
-    RunConfig,
-    TaskConfig,
-    TrainConfig,
-    UpdateConfig,
-)
+from configs.config import TrainConfig
+from configs.sections import LossConfig, PhaseConfig, RolloutConfig, RunConfig, TaskConfig, UpdateConfig
 from rl.advantages import estimate_advantages
 from rl.behaviour import Behaviour
 from rl.curriculum import TrainingEpisodes

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.config import LossConfig
+from configs.sections import LossConfig
 from rl.losses import (
     FIRST_ACTION_TOKEN,
     approx_kl,

@@ -13,8 +13,8 @@ import torch
 
 from command_line import parse_flags
 from configs.cli import Command
-from configs.config import SimulatorConfig, UpdateConfig
 from configs.eval_config import EvalConfig
+from configs.sections import SimulatorConfig, UpdateConfig
 from contracts import GIB, BadInput
 from envs.tasks import TaskInfo
 from experiment.setup import fit_micro_batch

@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from configs.config import SimulatorConfig, TrainConfig, changed
+from configs.config import TrainConfig, changed
+from configs.sections import SimulatorConfig
 from contracts import BadInput
 from envs.env import EnvSpec, Start
 from envs.libero import LiberoEnv

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.config import PhaseConfig
+from configs.sections import PhaseConfig
 from contracts import BadInput
 from rl.phases import Phase, choose_teacher, phase_at
 

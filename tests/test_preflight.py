@@ -13,7 +13,7 @@ import torch
 
 import preflight
 from configs.cli import parse_train
-from configs.config import ModelConfig, PhaseConfig, RunConfig, TaskConfig
+from configs.sections import ModelConfig, PhaseConfig, RunConfig, TaskConfig
 from contracts import GIB, BadInput
 from envs.assets import Pack
 from experiment import machine_checks

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.config import ModelConfig
 from configs.eval_config import EvalConfig
+from configs.sections import ModelConfig
 from contracts import BadInput
 from envs.tasks import TaskInfo
 from eval import play_and_save

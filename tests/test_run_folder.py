@@ -12,14 +12,8 @@ from pathlib import Path
 import pytest
 
 from command_line import PROGRAM_STARTED
-from configs.config import (
-    ModelConfig,
-    RunConfig,
-    SimulatorConfig,
-    TaskConfig,
-    TrainConfig,
-    changed,
-)
+from configs.config import TrainConfig, changed
+from configs.sections import ModelConfig, RunConfig, SimulatorConfig, TaskConfig
 from configs.stored import from_dict
 from contracts import BadInput, TimeIsUp
 from envs.assets import find_pack

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from configs.config import ModelConfig, PhaseConfig, SimulatorConfig, TaskConfig, TrainConfig, changed
+from configs.config import TrainConfig, changed
+from configs.sections import ModelConfig, PhaseConfig, SimulatorConfig, TaskConfig
 from contracts import BadInput
 from envs.assets import installed_official
 from experiment.setup import (

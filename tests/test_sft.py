@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional as F
 
-from configs.config import ModelConfig, PhaseConfig
+from configs.sections import ModelConfig, PhaseConfig
 from contracts import BadInput, Observation, SelfCheckError
 from experiment.setup import load_teacher
 from tests.demo_episodes import raw_images, write_demos

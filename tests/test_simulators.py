@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from configs.config import SimulatorConfig, TrainConfig, changed
+from configs.config import TrainConfig, changed
+from configs.sections import SimulatorConfig
 from envs.tasks import TaskInfo
 from experiment import simulators
 from experiment.simulators import (

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from command_line import STOP_SIGNALS
-from configs.config import RunConfig, TrainConfig
+from configs.config import TrainConfig
+from configs.sections import RunConfig
 from contracts import BadInput
 from experiment.run_files import LOG_FILE
 from experiment.run_folder import Run

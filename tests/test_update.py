@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from configs.config import LossConfig, PhaseConfig, RolloutConfig, TrainConfig, UpdateConfig
+from configs.config import TrainConfig
+from configs.sections import LossConfig, PhaseConfig, RolloutConfig, UpdateConfig
 from contracts import BadInput, SelfCheckError
 from rl.losses import approx_kl
 from rl.optimizer import follow_kl, make_optimizer, rl_learning_rate

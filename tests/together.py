@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from configs.config import LossConfig, PhaseConfig, RolloutConfig, TaskConfig, TrainConfig, UpdateConfig
+from configs.config import TrainConfig
+from configs.sections import LossConfig, PhaseConfig, RolloutConfig, TaskConfig, UpdateConfig
 from contracts import SelfCheckError
 from rl.behaviour import Behaviour
 from rl.curriculum import TrainingEpisodes, evaluation_episodes

@@ -29,7 +29,7 @@ import numpy as np
 
 from command_line import main_guard, parse_flags
 from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
-from configs.config import MAGNITUDE
+from configs.sections import MAGNITUDE
 from contracts import BadInput, output_place, read_json, write_json
 from envs.assets import METAWORLD_LOOKS, find_pack
 from envs.env import EnvSpec

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 import eval as eval_program
-from configs.config import ModelConfig
 from configs.eval_config import EvalConfig
 from configs.presets import TINY_CHECKPOINT
+from configs.sections import ModelConfig
 from contracts import BadInput
 from envs.tasks import libero_root
 from tests.end_to_end.conftest import run_command
