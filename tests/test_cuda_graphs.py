@@ -6,6 +6,7 @@ from torch import nn
 
 from tests.fakes import is_in_a_graph
 from tests.small_checkpoint import load_policy
+from vla import cuda_graphs
 from vla.adapters import add_lora
 from vla.cuda_graphs import GraphedNetwork, Recording
 from vla.preprocessing import synthetic_observations
@@ -144,12 +145,15 @@ def test_a_backward_pass_after_another_replay_is_refused(graphed):
         logits.sum().backward()
 
 
-def test_recordings_are_given_up_when_their_memory_is_missing(network, graphed, monkeypatch):
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no memory"), RuntimeError("CUDA error: out of memory\nand more")]
+)
+def test_recordings_are_given_up_when_their_memory_is_missing(network, graphed, monkeypatch, error):
     record = graphed._record
 
     def record_if_alone(inputs, with_gradient):
         if graphed._recordings:
-            raise torch.OutOfMemoryError("no memory")
+            raise error
         return record(inputs, with_gradient)
 
     monkeypatch.setattr(graphed, "_record", record_if_alone)
@@ -157,6 +161,29 @@ def test_recordings_are_given_up_when_their_memory_is_missing(network, graphed, 
     for batch in (x, x[:1], x):
         torch.testing.assert_close(graphed(batch)[0], network(batch)[0])
     assert graphed.recorded == [(True, 2), (True, 1), (True, 2)]
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [("CUDA error: out of memory\nand more", torch.OutOfMemoryError), ("CUDA error: unknown", RuntimeError)],
+)
+def test_a_recording_that_fails_by_itself_raises_what_it_failed_of(graphed, monkeypatch, message, kind):
+    def fail(inputs, with_gradient):
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(graphed, "_record", fail)
+    with pytest.raises(RuntimeError, match="CUDA error") as raised:
+        graphed(torch.randn(2, 3))
+    assert raised.type is kind
+
+
+def test_of_many_recordings_those_used_last_are_kept(graphed, monkeypatch):
+    monkeypatch.setattr(cuda_graphs, "MOST_RECORDINGS", 2)
+    x = torch.randn(3, 3)
+    with torch.no_grad():
+        for batch_size in (1, 2, 1, 3, 1, 2):
+            graphed(x[:batch_size])
+    assert [size for _, size in graphed.recorded] == [1, 2, 3, 2]
 
 
 def test_a_graph_is_alive_as_long_as_something_holds_its_loss(network):

@@ -15,18 +15,22 @@ Source: Nguyen et al., "Accelerating PyTorch with CUDA Graphs" (pytorch.org/blog
 
 import gc
 import time
-from collections.abc import Hashable
-from contextlib import suppress
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from contracts import first_line
 from vla.model import OpenVLAOFT
 from vla.pass_sizes import recorded_sizes
 
 WARM_UP_PASSES = 2  # passes before a recording, in which kernels are compiled and chosen
+# A recording takes GPU memory for every kernel. A small policy of ten tasks makes many, because its batches have many
+# sizes and prompts of several lengths: a run once filled the 80 GB of an H100.
+MOST_RECORDINGS = 100
 NetworkArguments = tuple[Any, ...]  # tensors, or None for an argument that is not used
 
 
@@ -73,13 +77,17 @@ class GraphedNetwork:
     def __call__(self, *arguments: Tensor | None) -> tuple[Tensor, Tensor]:
         with_gradient = torch.is_grad_enabled()
         key = self._key(arguments, with_gradient)
-        if key not in self._recordings:
+        recording = self._recordings.pop(key, None)
+        if recording is None:
+            while len(self._recordings) >= MOST_RECORDINGS:
+                least_recently_used = next(iter(self._recordings))
+                del self._recordings[least_recently_used]
             started = time.perf_counter()
-            self._recordings[key] = self._record_with_room(arguments, with_gradient)
+            recording = self._record_with_room(arguments, with_gradient)
             kind = "learning" if with_gradient else "deciding"
             size = next(len(x) for x in arguments if x is not None)
             self.first_passes.append(f"{kind} {size} {time.perf_counter() - started:.1f} s")
-        recording = self._recordings[key]
+        self._recordings[key] = recording  # now the last one
         self.replays += 1
         if with_gradient:
             return _Replay.apply(self._anchor, self, recording, *arguments)
@@ -100,11 +108,12 @@ class GraphedNetwork:
 
     def _record_with_room(self, arguments: NetworkArguments, with_gradient: bool) -> Recording:
         """`_record`, and if memory runs out once more without the other recordings. Raises torch.OutOfMemoryError."""
-        with suppress(torch.OutOfMemoryError):
+        with suppress(torch.OutOfMemoryError), _every_lack_of_memory_is_the_same_error():
             return self._record(arguments, with_gradient)
         # After the `with` block the exception no longer keeps the tensors of the failed attempt alive.
         self.drop_recordings()
-        return self._record(arguments, with_gradient)
+        with _every_lack_of_memory_is_the_same_error():
+            return self._record(arguments, with_gradient)
 
     def _record(self, arguments: NetworkArguments, with_gradient: bool) -> Recording:
         """Record a pass for the shapes of `arguments`. Raises torch.OutOfMemoryError."""
@@ -175,6 +184,22 @@ class GraphedNetwork:
             if parameter.grad is not None and parameter.grad is not buffer:
                 buffer.copy_(parameter.grad)
             parameter.grad = buffer
+
+
+@contextmanager
+def _every_lack_of_memory_is_the_same_error() -> Iterator[None]:
+    """Raise torch.OutOfMemoryError also where CUDA itself lacks memory, which is a RuntimeError.
+
+    At the end of a recording CUDA takes memory that does not come from torch's allocator.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        if "out of memory" not in str(error):
+            raise
+        raise torch.OutOfMemoryError(first_line(error)) from None
 
 
 class _Replay(torch.autograd.Function):
