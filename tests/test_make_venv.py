@@ -20,7 +20,7 @@ case "$1 $2" in
     *"index versions torch") echo "Available versions: 2.14.1, 2.13.0+cpu, 2.13.0, 2.12.1+cpu" ;;
     *) echo "$*" >>installed; for last; do :; done; ! grep "no such package" "$last" ;;
     esac ;;
-"-c import torchvision") ;;
+"-c import torchvision" | "-m compileall") ;;
 --version*) echo "Python 3.VERSION" ;;
 "-c "*) exec {sys.executable} -c "import sys; sys.version_info = (3, VERSION, 0); exec(sys.argv[1])" "$2" ;;
 *) exec {sys.executable} -c "import sys; sys.version_info = (3, VERSION, 0); exec(sys.stdin.read())" ;;
