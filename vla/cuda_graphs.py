@@ -28,9 +28,9 @@ from vla.model import OpenVLAOFT
 from vla.pass_sizes import recorded_sizes
 
 WARM_UP_PASSES = 2  # passes before a recording, in which kernels are compiled and chosen
-# A recording takes GPU memory for every kernel. A small policy of ten tasks makes many, because its batches have many
-# sizes and prompts of several lengths: a run once filled the 80 GB of an H100.
-MOST_RECORDINGS = 100
+# A recording takes GPU memory for its inputs and for every kernel. A small policy of ten tasks makes many, because its
+# batches have many sizes and prompts of several lengths: two such runs once filled the 80 GB of an H100.
+MOST_RECORDINGS = 64
 NetworkArguments = tuple[Any, ...]  # tensors, or None for an argument that is not used
 
 
