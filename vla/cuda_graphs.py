@@ -87,7 +87,7 @@ class GraphedNetwork:
             kind = "learning" if with_gradient else "deciding"
             size = next(len(x) for x in arguments if x is not None)
             self.first_passes.append(f"{kind} {size} {time.perf_counter() - started:.1f} s")
-        self._recordings[key] = recording  # now the last one
+        self._recordings[key] = recording  # at the end, where the recordings used last are
         self.replays += 1
         if with_gradient:
             return _Replay.apply(self._anchor, self, recording, *arguments)
@@ -108,11 +108,11 @@ class GraphedNetwork:
 
     def _record_with_room(self, arguments: NetworkArguments, with_gradient: bool) -> Recording:
         """`_record`, and if memory runs out once more without the other recordings. Raises torch.OutOfMemoryError."""
-        with suppress(torch.OutOfMemoryError), _every_lack_of_memory_is_the_same_error():
+        with suppress(torch.OutOfMemoryError), _as_out_of_memory_error():
             return self._record(arguments, with_gradient)
         # After the `with` block the exception no longer keeps the tensors of the failed attempt alive.
         self.drop_recordings()
-        with _every_lack_of_memory_is_the_same_error():
+        with _as_out_of_memory_error():
             return self._record(arguments, with_gradient)
 
     def _record(self, arguments: NetworkArguments, with_gradient: bool) -> Recording:
@@ -187,8 +187,8 @@ class GraphedNetwork:
 
 
 @contextmanager
-def _every_lack_of_memory_is_the_same_error() -> Iterator[None]:
-    """Raise torch.OutOfMemoryError also where CUDA itself lacks memory, which is a RuntimeError.
+def _as_out_of_memory_error() -> Iterator[None]:
+    """Raise torch.OutOfMemoryError also where CUDA reports missing memory by a RuntimeError.
 
     At the end of a recording CUDA takes memory that does not come from torch's allocator.
     """
