@@ -167,7 +167,9 @@ def test_recordings_are_given_up_when_their_memory_is_missing(network, graphed, 
     ("message", "kind"),
     [("CUDA error: out of memory\nand more", torch.OutOfMemoryError), ("CUDA error: unknown", RuntimeError)],
 )
-def test_missing_memory_is_an_out_of_memory_error_and_another_failure_is_not(graphed, monkeypatch, message, kind):
+def test_missing_memory_is_an_out_of_memory_error_and_another_failure_is_not(
+    graphed, monkeypatch, message, kind
+):
     def fail(inputs, with_gradient):
         raise RuntimeError(message)
 
