@@ -23,6 +23,9 @@ from vla.tokens import FIRST_ACTION_TOKEN
 # Effect of an input on the logits, relative to the largest one; exactly 0 if the input is not read.
 SMALLEST_EFFECT = 1e-5
 SMALLEST_ACTION_MASS = 0.5  # a head trained on action tokens puts nearly all of its probability on them
+# Observations that a check decides on at once. The code of a large network is compiled for one observation alone, and
+# for all other batch sizes together: those of rollouts and updates.
+CHECKED_BATCH = 2
 # Limits of |log-prob when sampling - log-prob when learning| of a token. On a GPU the two use different kernels, which
 # round differently.
 LOGPROB_LIMIT = {"float32": 1e-4, "bf16": 0.25, "int8": 0.5, "fp8": 1.0}
@@ -47,12 +50,12 @@ def attention_probe(policy: Policy, observation: Observation) -> str:
     With causal attention the success rate is 50 to 60 % instead of 98. Raises BadInput.
     """
     network = policy.network
-    inputs = policy.model_inputs([observation])
+    inputs = policy.model_inputs([observation] * CHECKED_BATCH)
     embeddings, is_real = network.embed(*inputs)
     first = network.first_output_position(embeddings, *inputs[1:3])
     changed = embeddings.clone()
     beginning_of_sequence = embeddings[:, 0]  # any vector that is not zero would do
-    changed[:, int(first) + network.num_action_tokens] = beginning_of_sequence
+    changed[:, int(first[0]) + network.num_action_tokens] = beginning_of_sequence
     before = network.action_logits(network.run_language_model(embeddings, is_real, first))
     after = network.action_logits(network.run_language_model(changed, is_real, first))
     effect = _relative_effect(before[:, 0], after[:, 0])
@@ -70,7 +73,7 @@ def image_probe(policy: Policy, observation: Observation) -> str:
     """
     black = replace(observation, images=np.zeros_like(observation.images))
     white = replace(observation, images=np.full_like(observation.images, 255))
-    effect = _relative_effect(policy.chunk_logits([black]), policy.chunk_logits([white]))
+    effect = _relative_effect(*(policy.chunk_logits([image] * CHECKED_BATCH) for image in (black, white)))
     if effect < SMALLEST_EFFECT:
         raise BadInput(f"the policy ignores its images; {REINSTALL}, or download the checkpoint again")
     return f"images reach the logits: black and white ones differ by {effect:.1e} of the logits' size"
@@ -89,7 +92,7 @@ def _relative_effect(before: Tensor, after: Tensor) -> float:
 @torch.no_grad()
 def action_mass(policy: Policy, observation: Observation) -> float:
     """The probability of action tokens in the whole vocabulary, mean over the tokens of a decision."""
-    logits, other_logsumexp = policy.logits_and_other_logsumexp([observation])
+    logits, other_logsumexp = policy.logits_and_other_logsumexp([observation] * CHECKED_BATCH)
     return (logits.logsumexp(-1) - other_logsumexp).sigmoid().mean().item()
 
 
@@ -110,8 +113,10 @@ def token_probe(policy: Policy, observation: Observation, must_be_trained: bool)
 
 def check_logits_path(policy: Policy, observation: Observation, temperature: float) -> str:
     """Check that an update computes the same log-probs for sampled tokens as sampling did. Raises SelfCheckError."""
-    acted = policy.act([observation], "sample", temperature, [torch_generator(0, "self-check")])
-    logits = policy.chunk_logits([observation])  # with gradient, as in an update
+    observations = [observation] * CHECKED_BATCH
+    generators = [torch_generator(seed, "self-check") for seed in range(CHECKED_BATCH)]
+    acted = policy.act(observations, "sample", temperature, generators)
+    logits = policy.chunk_logits(observations)  # with gradient, as in an update
     recomputed = policy.token_logprobs(logits, acted.tokens, temperature).detach().cpu()
     difference = (recomputed - acted.logprobs).abs().max().item()
     limit = LOGPROB_LIMIT[policy.frozen_weights]

@@ -35,13 +35,19 @@ def decision_changes(
         ]
     if instruction is not None:
         replacements["another instruction"] = [replace(observation, instruction=instruction)]
-    # One observation at a time, as in the other checks: on a GPU every new batch size would be recorded.
-    before = log_probabilities(policy, [observation], batch_size=1)
+    before = _decision(policy, observation)
     changes = {}
     for name, observations in replacements.items():
-        after = log_probabilities(policy, observations, batch_size=1)
-        changes[name] = max(kl_divergence(before, row) for row in after.split(1))
+        changes[name] = max(kl_divergence(before, _decision(policy, other)) for other in observations)
     return changes
+
+
+def _decision(policy: Policy, observation: Observation) -> Tensor:
+    """Log-probabilities of the action tokens, (2, A, 256): twice the same, as in the other checks.
+
+    On a GPU every new batch size would be recorded, and for a batch of 1 a large network would be compiled again.
+    """
+    return log_probabilities(policy, [observation] * 2, batch_size=2)
 
 
 @torch.no_grad()

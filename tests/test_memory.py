@@ -61,7 +61,7 @@ def policy_on_gpu(monkeypatch):
     adapters = torch.zeros(ADAPTER_BYTES // 4, device="meta")
     return SimpleNamespace(
         device=torch.device("cuda", 0),
-        network=SimpleNamespace(num_blocks=81, recomputed_blocks=0),
+        network=SimpleNamespace(num_blocks=81, recomputed_blocks=0, is_compiled=False),
         num_images=1,
         statistics=SimpleNamespace(proprio=None),
         named_trainable_parameters=lambda: [("adapters", adapters)],

@@ -144,7 +144,8 @@ class GraphedNetwork:
         """
         batch_size = len(arguments[0])
         is_large = with_gradient and self.network.is_compiled
-        batch_sizes = recorded_sizes(batch_size) if is_large else [batch_size]
+        # The policy computes a single observation as two.
+        batch_sizes = [size for size in recorded_sizes(batch_size) if size > 1] if is_large else [batch_size]
         batches = [tuple(None if x is None else x[:size] for x in arguments) for size in batch_sizes]
         cold_batches = [batch for batch in batches if self._key(batch, with_gradient) not in self._warm]
         if is_large and cold_batches:

@@ -103,13 +103,15 @@ def plan_update(
     if gradient_checkpointing == "off":
         advice = f"leave out --gradient-checkpointing off, {advice}"
     sizes = range(1, most_decisions + 1) if micro_batch_size == "auto" else (micro_batch_size,)
+    if network.is_compiled:  # then a single decision is computed as two
+        sizes = sorted({max(size, 2) for size in sizes})
     plan = choose_plan(needs, free_for_activations(policy, reserved_bytes), sizes, advice)
     network.recomputed_blocks = plan.recomputed_blocks
     return plan
 
 
 def measure_needs(policy: Policy, observation: Observation) -> list[MemoryNeed]:
-    """Measure one sample's memory with no block, the vision blocks, and all blocks recomputed.
+    """Measure a sample's memory with no block, half the vision blocks, all of them, and all blocks recomputed.
 
     Cases that run out of memory are left out. The result is in order of the number of recomputed blocks.
     """
@@ -120,32 +122,35 @@ def measure_needs(policy: Policy, observation: Observation) -> list[MemoryNeed]:
     )
     share_of_vision = num_vision / (num_vision + num_language)  # both process about the same number of tokens
     needs: list[MemoryNeed] = []
+    vision_blocks = len(network.vision_backbone.computed_blocks)
     for recomputed_blocks, share in (
         (network.num_blocks, 1.0),
-        (len(network.vision_backbone.computed_blocks), share_of_vision),
+        (vision_blocks, share_of_vision),
+        (vision_blocks // 2, share_of_vision / 2),
         (0, 0.0),
     ):
         network.recomputed_blocks = recomputed_blocks
         try:
-            peak = _peak_of_one_sample(policy, observation)
+            sample_bytes = _bytes_per_sample(policy, observation)
         except torch.OutOfMemoryError:
             break  # recomputing fewer blocks needs even more
-        needs.insert(0, MemoryNeed(recomputed_blocks, peak, share))
+        needs.insert(0, MemoryNeed(recomputed_blocks, sample_bytes, share))
     return needs
 
 
-def _peak_of_one_sample(policy: Policy, observation: Observation) -> int:
-    """Bytes that a forward and backward pass of one sample allocates at its peak."""
+def _bytes_per_sample(policy: Policy, observation: Observation) -> int:
+    """Bytes per sample that a forward and backward pass of two samples allocates at its peak."""
+    pair = [observation, observation]
     parameters = [parameter for _, parameter in policy.named_trainable_parameters()]
     device = policy.device
     for _ in range(2):  # the first pass compiles
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
         allocated_before = torch.cuda.memory_allocated(device)
-        logits, _ = policy.network(*policy.model_inputs([observation]))
+        logits, _ = policy.network(*policy.model_inputs(pair))
         torch.autograd.grad(logits.sum(), parameters, allow_unused=True)
         peak = torch.cuda.max_memory_allocated(device) - allocated_before
-    return peak
+    return peak // len(pair)
 
 
 def choose_plan(

@@ -200,6 +200,7 @@ class OpenVLAOFT(nn.Module):
     def compile_blocks(self) -> None:
         """Compile the blocks with torch.compile, which fuses their small operations."""
         # Every kind of block is compiled once for student and teacher, with and without gradient, and for each shape.
+        # The same code does for all batch sizes from 2 on (see `run_block`); torch compiles a batch of 1 by itself.
         torch._dynamo.config.recompile_limit = 64
         # Recompute cheap element-wise products in the backward pass: a quarter less memory for little time.
         torch._functorch.config.activation_memory_budget = 0.8
@@ -281,6 +282,10 @@ class OpenVLAOFT(nn.Module):
     def run_block(self, block: nn.Module, *arguments: Tensor | None) -> Tensor:
         """Run a block with the arguments of `llama_block` or `vit_block`, and keep or recompute its activations."""
         forward = self._llama_block if isinstance(block, LlamaDecoderLayer) else self._vit_block
+        if self.is_compiled:
+            for argument in arguments:
+                if argument is not None:
+                    torch._dynamo.maybe_mark_dynamic(argument, 0)  # the batch size
         if self._block_index[block] < self.recomputed_blocks and torch.is_grad_enabled():
             return checkpoint(forward, block, *arguments, use_reentrant=False, preserve_rng_state=False)
         return forward(block, *arguments)

@@ -146,7 +146,11 @@ class Policy:
     def chunk_outputs(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
         """`chunk_logits`, and the last hidden states (B, A, D) from which they are computed; with gradient."""
         self.network.adapters.refresh()
-        return self._forward(*self.model_inputs(observations))
+        # Compiled code for one observation would be other code, and compiling takes long (`OpenVLAOFT.compile_blocks`).
+        is_single = len(observations) == 1 and self.network.is_compiled and torch.is_grad_enabled()
+        computed = list(observations) * 2 if is_single else observations
+        logits, hidden = self._forward(*self.model_inputs(computed))
+        return logits[: len(observations)], hidden[: len(observations)]
 
     def logits_and_other_logsumexp(self, observations: Sequence[Observation]) -> tuple[Tensor, Tensor]:
         """`chunk_logits`, and the log-sum-exp of the logits of all other token ids, (B, A); with gradient."""
