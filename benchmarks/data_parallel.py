@@ -27,8 +27,8 @@ from command_line import handle_stop_signals, main_guard, parse_flags
 from configs.bounds import POSITIVE, check_numbers
 from contracts import BadInput
 from experiment.run_files import MetricsRow, read_metrics
+from workshop.demo_files import CHUNK_LENGTH
 
-CHUNK_LENGTH = 8  # env steps that a decision covers
 FLAGS = (
     "--allow-zero-baseline --eval-interval 1000000 --eval-init-states 40 41 --entropy-coef 0.01 --no-warmup "
     "--transition-steps 0 --physics exact --wandb-mode disabled"

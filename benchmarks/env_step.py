@@ -22,8 +22,8 @@ from envs.libero import LiberoEnv, task_files
 from envs.libero_simulator import SETTLING_ACTION, SETTLING_STEPS
 from envs.rendering import prepare_imports, render_device
 from envs.tasks import load_init_states
+from workshop.demo_files import CHUNK_LENGTH
 
-CHUNK_LENGTH = 8
 ACTION_DIM = 7
 
 
@@ -71,22 +71,19 @@ def step_reference(reference, actions: np.ndarray) -> None:
         reference.step(action)
 
 
-def main(argv: Sequence[str]) -> None:
-    args = parse_flags(Args, argv, prog="python -m benchmarks.env_step", description=__doc__)
-    spec = EnvSpec(args.task_suite, (args.task_id,), args.num_images, args.assets)
-    init_state = load_init_states(task_files(spec, args.task_id).init_states)[0]
-    env = LiberoEnv(spec, args.task_id)
-    env.reset(Start(0))  # builds the simulator
-    reference = make_reference(spec, args.task_id)
-    reference_reset_s = seconds_of(lambda: reset_reference(reference, init_state))
-    env_reset_s = seconds_of(lambda: env.reset(Start(0)))
+def time_chunks(
+    reference, env: LiberoEnv, init_state: np.ndarray, num_chunks: int
+) -> tuple[float, float, float]:
+    """Let both envs, which have been reset, execute the same random chunks in turns.
 
+    Returns medians of the seconds of a chunk: of the reference, of our env, and of our env's rendering.
+    """
     reference_s = []
     env_s = []
     renders_s = []
     generator = np.random.default_rng(0)
-    for _ in range(args.chunks):
-        actions = generator.uniform(-1, 1, (CHUNK_LENGTH, 7))
+    for _ in range(num_chunks):
+        actions = generator.uniform(-1, 1, (CHUNK_LENGTH, ACTION_DIM))
         started = time.perf_counter()
         step_reference(reference, actions)
         between = time.perf_counter()
@@ -97,14 +94,26 @@ def main(argv: Sequence[str]) -> None:
         if result.done:
             env.reset(Start(0))
             reset_reference(reference, init_state)
+    return median(reference_s), median(env_s), median(renders_s)
+
+
+def main(argv: Sequence[str]) -> None:
+    args = parse_flags(Args, argv, prog="python -m benchmarks.env_step", description=__doc__)
+    spec = EnvSpec(args.task_suite, (args.task_id,), args.num_images, args.assets)
+    init_state = load_init_states(task_files(spec, args.task_id).init_states)[0]
+    env = LiberoEnv(spec, args.task_id)
+    env.reset(Start(0))  # builds the simulator
+    reference = make_reference(spec, args.task_id)
+    reference_reset_s = seconds_of(lambda: reset_reference(reference, init_state))
+    env_reset_s = seconds_of(lambda: env.reset(Start(0)))
+    reference_s, env_s, render_s = time_chunks(reference, env, init_state, args.chunks)
     reference.close()
     env.close()
 
     print(f"{args.task_suite} task {args.task_id}, {find_pack(args.assets)}, {args.chunks} chunks")
-    print_row("LIBERO's loop, 2 cameras each step", median(reference_s), reference_reset_s)
-    print_row(f"step_chunk, {args.num_images} camera(s) each chunk", median(env_s), env_reset_s)
-    ratio = median(reference_s) / median(env_s)
-    print(f"ratio {ratio:.2f}; of step_chunk {median(renders_s) / median(env_s):.0%} is rendering")
+    print_row("LIBERO's loop, 2 cameras each step", reference_s, reference_reset_s)
+    print_row(f"step_chunk, {args.num_images} camera(s) each chunk", env_s, env_reset_s)
+    print(f"ratio {reference_s / env_s:.2f}; of step_chunk {render_s / env_s:.0%} is rendering")
 
 
 def print_row(name: str, chunk_s: float, reset_s: float) -> None:

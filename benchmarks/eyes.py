@@ -63,8 +63,9 @@ class Approach:
     """An episode up to the moment when the gripper first closes."""
 
     observations: list[Observation] = field(default_factory=list)
-    object_xy: np.ndarray | None = None  # (2,) metres: the object to be picked up, before the first action
-    hand_xy: np.ndarray | None = None  # (2,) metres: the hand when the gripper closes; None: it never closes
+    # Positions in metres, (2,). None if the simulator has failed before.
+    object_xy: np.ndarray | None = None  # the object to be picked up, before the first action
+    hand_xy: np.ndarray | None = None  # the hand when the gripper closes; also None if it never closes
 
 
 def main(argv: Sequence[str]) -> None:
@@ -88,10 +89,15 @@ def main(argv: Sequence[str]) -> None:
 
 
 def approach(policy: Policy, env: LiberoEnv, seed: int, magnitude: int) -> Approach:
-    """Play greedily until the gripper closes for the first time; `seed` decides how the objects are moved."""
+    """Play greedily until the gripper closes for the first time; `seed` decides how the objects are moved.
+
+    If the simulator fails, the record ends there, without a position of the hand.
+    """
     record = Approach()
     moved = Perturbation("position", magnitude, seed)
     result = env.reset(Start(seed % env.num_init_states, seed, perturbation=moved))
+    if result.error is not None:
+        return record  # a failed env has no positions to read
     record.object_xy = object_position(env)[:2]
     while not result.done:
         record.observations.append(result.observation)
@@ -99,8 +105,9 @@ def approach(policy: Policy, env: LiberoEnv, seed: int, magnitude: int) -> Appro
         closing = np.flatnonzero(chunk[:, -1] > GRIPPER_CLOSES)
         if len(closing) > 0:
             if closing[0] > 0:
-                env.step_chunk(chunk[: closing[0]], observe=False)
-            record.hand_xy = hand_position(env)[:2]
+                result = env.step_chunk(chunk[: closing[0]], observe=False)
+            if result.error is None:
+                record.hand_xy = hand_position(env)[:2]
             break
         result = env.step_chunk(chunk)
     return record

@@ -23,8 +23,7 @@ from pathlib import Path
 from benchmarks.background import repeated_beside
 from command_line import main_guard
 from contracts import read_json, write_json
-from experiment import provenance
-from experiment.provenance import git_state, package_versions
+from experiment.provenance import describe_machine, git_state, package_versions
 
 SAMPLING_INTERVAL_S = 0.5
 PACKAGES = ("python", "torch", "transformers", "timm", "peft", "mujoco", "robosuite", "hf-libero")
@@ -61,14 +60,14 @@ def query_gpu(*fields: str) -> list[str] | None:
     return [value.strip() for value in finished.stdout.splitlines()[0].split(",")]
 
 
-def describe_machine() -> dict[str, object]:
+def facts_of_machine() -> dict[str, object]:
     """What a reader needs to compare figures, by name. It names no user, host or folder."""
     import torch
 
     processors = re.findall(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
     (memory_kib,) = re.findall(r"MemTotal:\s+(\d+)", Path("/proc/meminfo").read_text())
     versions = package_versions()
-    machine = provenance.describe_machine()
+    machine = describe_machine()
     return {
         **machine,
         "processor": processors[0] if processors else machine["processor"],
@@ -127,7 +126,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args(argv)
     if args.tool == "machine":
-        write_json(args.file, describe_machine())
+        write_json(args.file, facts_of_machine())
         print(args.file.read_text(), end="")
         return
     if not args.command:

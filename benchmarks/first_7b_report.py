@@ -231,7 +231,7 @@ def run_section(run: StoredRun, measured_file: Path) -> str:
         lines += [f"* {change}" for change in changes(run)]
     sections = ["\n".join(lines), table([("part", "minutes"), *minutes_by_part(run.rows)])]
     if run.evaluations:
-        sections.append(table(evaluation_rows(run)))
+        sections.append(table(table_of_evaluations(run)))
     return "\n\n".join(sections)
 
 
@@ -253,7 +253,7 @@ def minutes_by_part(rows: Sequence[MetricsRow]) -> list[tuple[str, str]]:
     return [(part, f"{value:.1f}") for part, value in minutes.items()]
 
 
-def evaluation_rows(run: StoredRun) -> list[tuple[str, ...]]:
+def table_of_evaluations(run: StoredRun) -> list[tuple[str, ...]]:
     rows = [("env steps", "teacher", "student, greedy", "student, sampled")]
     for evaluation in run.evaluations:
         cells = [f"{evaluation['global_step']:,}"]

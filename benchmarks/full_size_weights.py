@@ -1,6 +1,5 @@
 """Make the weights of `benchmarks.full_size`, and write them as a checkpoint."""
 
-import json
 import tempfile
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from vla.model import L1RegressionHead, OpenVLAOFT, ProprioProjector
 from vla.network_config import read_network_config
 from vla.network_io import load_action_head, load_network, save_network
 from vla.weights import fingerprint
-from workshop.tiny import make_tiny_checkpoint
+from workshop.tiny import make_tiny_checkpoint, preprocessor_config
 
 CONFIG: dict[str, object] = {
     "architectures": ["OpenVLAForActionPrediction"],
@@ -53,9 +52,7 @@ def write_full_size(folder: Path, seed: int = 0) -> None:
         small = make_tiny_checkpoint(Path(small_folder))
         folder.mkdir(parents=True, exist_ok=True)
         copy_small_files(small, folder)
-        processor = (small / "preprocessor_config.json").read_text()
-    # The only sizes in it are those of the small checkpoint's images.
-    write_json(folder / "preprocessor_config.json", json.loads(processor.replace("120", "224")))
+    write_json(folder / "preprocessor_config.json", preprocessor_config(image_size=224))
     device = torch.device("cuda")
     network = build_on_meta(CONFIG).to_empty(device=device)
     network.proprio_projector = ProprioProjector(8, 4096).to(device)

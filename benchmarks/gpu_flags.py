@@ -17,8 +17,8 @@ class Args:
     repeats: int = 8
     batches: tuple[int, ...] = (1, 2, 4, 8, 16)
     """Observations decided together."""
-    micro_batches: tuple[int, ...] = (1, 2)
-    """Samples of an update's micro-batch."""
+    micro_batches: tuple[int, ...] = (2, 4)
+    """Samples of an update's micro-batch. A compiled network computes one sample as two, so 1 shows the time of 2."""
     budgets_gib: tuple[float, ...] = ()
     """Values of --memory-budget for which a run's plan, rate and peak memory are shown, too (16 24 48 80)."""
     agreement: bool = False

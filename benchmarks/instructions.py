@@ -87,14 +87,21 @@ def read_task(spec: EnvSpec, task_id: int) -> Task:
 
 
 def play(policy: Policy, env: LiberoEnv, init_state_id: int, scene: Task, told: Task) -> tuple[bool, bool]:
-    """Play one greedy episode. Returns whether the told goal was reached, and whether the scene's own goal holds."""
+    """Play one greedy episode. Returns whether the told goal was reached, and whether the scene's own goal holds.
+
+    (False, False) if the simulator fails.
+    """
     result = env.reset(Start(init_state_id))
+    if result.error is not None:
+        return False, False  # a failed env has no goals to read
     problem = env.domain.parsed_problem  # the next reset restores its goal
     problem["goal_state"] = told.goal
     while not result.done:
         observation = replace(result.observation, instruction=told.instruction)
         result = env.step_chunk(policy.act([observation]).actions[0])
     problem["goal_state"] = scene.goal
+    if result.error is not None:
+        return False, False
     return result.success, bool(env.domain._check_success())
 
 

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tyro
@@ -41,15 +41,17 @@ DIE = "die"  # first argument of this module as the program that is to be killed
 END_S = 10.0  # time that the processes of a killed program have to end
 SAMPLE_EVERY_S = 0.5
 HARM_EVERY_S = 60.0  # longer than an episode, which is given up after its third fault
-MORE = 2  # files or threads that a run may have more later than at first
+MAX_MORE_FILES_OR_THREADS = 2  # that a run may have later than at first
 MAX_GROWTH = 1.10  # of a run's memory, as a factor
 # What differs between two runs of the same computation.
-VARYING = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/", "seconds")
+TIMING_FIELDS = ("time/", "rollout/time_s", "rollout/env_steps_per_s", "train/time_s", "system/", "seconds")
+
+Program = Literal["train", "eval", "demos", "sft", "merge"]
 
 
 @dataclass(frozen=True)
 class Args:
-    programs: tuple[str, ...] = ("train", "eval", "demos", "sft", "merge")
+    programs: tuple[Program, ...] = ("train", "eval", "demos", "sft", "merge")
     """Programs to kill."""
     minutes: float = 30.0
     """Minutes of the run under kills; 0: none."""
@@ -61,7 +63,7 @@ class Args:
 class Kill:
     """A program is killed before the `count`-th call of a function, named as module:attribute."""
 
-    program: str
+    program: Program
     moment: str
     function: str
     count: int = 1
@@ -95,7 +97,7 @@ KILLS = (
 # --------------------------------------------------------------------------------------------- programs that are killed
 
 
-def command_of(program: str, folder: Path, inputs: Path) -> list[str]:
+def command_of(program: Program, folder: Path, inputs: Path) -> list[str]:
     """What follows `python`. A program writes into `folder`; `inputs` holds what others have written undisturbed."""
     task = ["--task-suite", "libero_spatial", "--task-ids", "0", "--num-envs", "2"]
     steps = ["--steps", "24", "--warmup-steps", "0", "--log-every", "8", "--batch-size", "2"]
@@ -134,7 +136,7 @@ def run(command: Sequence[str], folder: Path) -> int:
     return start(command, folder).wait()
 
 
-def die(kill: Kill, command: Sequence[str]) -> None:
+def run_and_die(kill: Kill, command: Sequence[str]) -> None:
     """Be the program, and send the signal to this process when the moment of `kill` has come."""
     module_name, _, path = kill.function.partition(":")
     *owners, name = path.split(".")
@@ -215,7 +217,7 @@ def files_of(folder: Path) -> set[str]:
     return {"/".join(["runs", *name.split("/")[2:]]) if name.startswith("runs/") else name for name in names}
 
 
-def results_of(program: str, folder: Path) -> object:
+def results_of(program: Program, folder: Path) -> object:
     """What must not depend on a kill, in a form that can be compared."""
     if program == "train":
         rows = map(json.loads, (only_run(folder) / "metrics.jsonl").read_text().splitlines())
@@ -229,7 +231,7 @@ def results_of(program: str, folder: Path) -> object:
 
 
 def without_durations(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in record.items() if not name.startswith(VARYING)}
+    return {name: value for name, value in record.items() if not name.startswith(TIMING_FIELDS)}
 
 
 def weights(folder: Path) -> dict[str, bytes]:
@@ -249,10 +251,11 @@ def arrays(path: Path) -> dict[str, bytes]:
         return {name: stored[name].tobytes() for name in stored.files}
 
 
-def kill_and_compare(programs: Sequence[str], work: Path) -> bool:
+def kill_and_compare(programs: Sequence[Program], work: Path) -> bool:
     """Make the straight runs, then all kills of `programs`. Returns whether everything was right."""
     inputs = work / "straight"
-    needs = {"sft": "demos", "merge": "train"}  # program -> the one whose output it reads
+    # Program -> the one whose output it reads.
+    needs: dict[Program, Program] = {"sft": "demos", "merge": "train"}
     needed = [needs[program] for program in programs if program in needs]
     for program in dict.fromkeys([*needed, *programs]):
         code = run(command_of(program, inputs / program, inputs), inputs / program)
@@ -289,7 +292,7 @@ def soak(minutes: float, folder: Path) -> bool:
         HARM_EVERY_S,
     )
     started = time.monotonic()
-    with repeated_beside(watch.look, SAMPLE_EVERY_S):
+    with repeated_beside(watch.sample_and_harm, SAMPLE_EVERY_S):
         process.wait()
     duration = time.monotonic() - started
     survivors = survivors_of(folder)
@@ -318,7 +321,8 @@ def stays_flat(samples: Sequence[Sample]) -> bool:
         f"in the second quarter, and later: main memory at most {peak[0]:.0f} and {peak[1]:.0f} MiB, files "
         f"{files[0]:.0f} and {files[1]:.0f}, threads {threads[0]:.0f} and {threads[1]:.0f}"
     )
-    return peak[1] <= MAX_GROWTH * peak[0] and max(files[1] - files[0], threads[1] - threads[0]) <= MORE
+    more = max(files[1] - files[0], threads[1] - threads[0])
+    return peak[1] <= MAX_GROWTH * peak[0] and more <= MAX_MORE_FILES_OR_THREADS
 
 
 def main(args: Args) -> int:
@@ -333,6 +337,6 @@ def main(args: Args) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [DIE]:
-        die(Kill(**json.loads(sys.argv[2])), sys.argv[3:])
+        run_and_die(Kill(**json.loads(sys.argv[2])), sys.argv[3:])
     else:
         sys.exit(main(tyro.cli(Args, description=__doc__)))

@@ -24,7 +24,7 @@ from command_line import main_guard, parse_flags
 from configs.bounds import POSITIVE, check_numbers
 from contracts import BadInput
 from envs.assets import find_pack
-from envs.env import EnvSpec, Start
+from envs.env import ChunkResult, EnvSpec, Start
 from envs.libero import LiberoEnv
 from envs.tasks import task_names
 from experiment.statistics import compare
@@ -34,6 +34,7 @@ MARKS = (8, 80, 220)  # env steps at which deviations are printed; 220 is the sm
 PUSH_STEPS = 4  # env steps of one random push
 NUDGE_RAD = 1e-12
 BLOCK = 20  # episodes that are played with one built simulator
+NOT_MEASURED = "simulator fault | - | - | -"  # the columns of `measure_deviation`
 
 
 class Task(NamedTuple):
@@ -41,7 +42,7 @@ class Task(NamedTuple):
     task_id: int
 
 
-class Ended(NamedTuple):
+class ExpertEpisode(NamedTuple):
     """The outcome of an expert's episode in which the simulator did not fail."""
 
     physics: Literal["exact", "fast"]
@@ -69,27 +70,38 @@ def open_env(task: Task) -> closing[LiberoEnv]:
 
 
 def measure_deviation(task: Task) -> str:
-    """Columns of the table: the largest deviations in mm up to each mark; env steps/s and their ratio."""
+    """Columns of the table: the largest deviations in mm up to each mark; env steps/s and their ratio.
+
+    NOT_MEASURED if a simulator fails.
+    """
     generator = np.random.default_rng(0)
     seconds = []  # for every push: seconds per env step of (exact, fast, nudged)
     largest = np.zeros((2, 2))  # metres; rows (fast, nudged), columns (hand, objects)
     columns = []
     with open_env(task) as exact, open_env(task) as fast, open_env(task) as nudged:
         envs = (exact, fast, nudged)
-        exact.reset(Start(0), observe=False)
-        fast.reset(Start(0, physics="fast"), observe=False)
-        nudged.reset(Start(0), observe=False)
+        starts = (Start(0), Start(0, physics="fast"), Start(0))
+        results = [env.reset(start, observe=False) for env, start in zip(envs, starts, strict=True)]
+        if any_fault(results):
+            return NOT_MEASURED
         nudged.domain.sim.data.qpos[0] += NUDGE_RAD
         for env_steps in range(PUSH_STEPS, MARKS[-1] + 1, PUSH_STEPS):
             push = generator.uniform(-1, 1, 7) - [0, 0, 0.5, 0, 0, 0, 0]
             actions = np.tile(push, (PUSH_STEPS, 1))
-            seconds.append([env.step_chunk(actions, observe=False).sim_s / PUSH_STEPS for env in envs])
+            results = [env.step_chunk(actions, observe=False) for env in envs]
+            if any_fault(results):
+                return NOT_MEASURED
+            seconds.append([result.sim_s / PUSH_STEPS for result in results])
             largest = np.maximum(largest, deviations(envs))
             if env_steps in MARKS:
                 columns.append("{:.2g}, {:.2g} ({:.2g}, {:.2g})".format(*(1000 * largest).ravel()))
     exact_s, fast_s, _ = (median(values) for values in zip(*seconds, strict=True))
     columns.append(f"{1 / exact_s:.0f}, {1 / fast_s:.0f}: {exact_s / fast_s:.2f}")
     return " | ".join(columns)
+
+
+def any_fault(results: Iterable[ChunkResult]) -> bool:
+    return any(result.error is not None for result in results)
 
 
 def deviations(envs: Sequence[LiberoEnv]) -> np.ndarray:
@@ -108,13 +120,15 @@ def deviations(envs: Sequence[LiberoEnv]) -> np.ndarray:
     return np.stack([shifts[:, 0], shifts[:, 1:].max(axis=1)], axis=1)
 
 
-def play_expert(task: Task, seeds: range) -> list[Ended]:
+def play_expert(task: Task, seeds: range) -> list[ExpertEpisode]:
     """Let the expert play one episode per seed in both physics; returns none for a task that it does not know."""
-    ended = []
+    episodes = []
     with open_env(task) as env:
         for seed in seeds:
             for physics in ("exact", "fast"):
                 result = env.reset(Start(None, seed, physics=physics), observe=False)
+                if result.error is not None:
+                    continue  # a failed env has no domain for the expert to read
                 try:
                     expert = Expert(env.domain)
                 except BadInput:
@@ -122,14 +136,14 @@ def play_expert(task: Task, seeds: range) -> list[Ended]:
                 while not result.done:
                     result = env.step_chunk(expert.decide()[None], observe=False)
                 if result.error is None:
-                    ended.append(Ended(physics, task, seed, result.success))
-    return ended
+                    episodes.append(ExpertEpisode(physics, task, seed, result.success))
+    return episodes
 
 
-def compare_successes(ended: Iterable[Ended]) -> str:
+def compare_successes(episodes: Iterable[ExpertEpisode]) -> str:
     """The table's column of the expert: successes in both physics, and their paired difference."""
     successes: dict[str, dict[tuple[Task, int], bool]] = {"exact": {}, "fast": {}}
-    for episode in ended:
+    for episode in episodes:
         successes[episode.physics][episode.task, episode.seed] = episode.success
     pair = compare(successes["exact"], successes["fast"])
     return f"exact {pair.before}, fast {pair.after}: {pair}" if pair.n else "-"
@@ -152,11 +166,11 @@ def main(argv: Sequence[str]) -> None:
     with ProcessPoolExecutor(args.num_envs, get_context("spawn")) as executor:
         deviation_columns = executor.map(measure_deviation, tasks)
         played_blocks = executor.map(play_expert, *zip(*blocks, strict=True))
-        ended = [episode for block in played_blocks for episode in block]
+        episodes = [episode for block in played_blocks for episode in block]
     for task, columns in zip(tasks, deviation_columns, strict=True):
-        expert = compare_successes(episode for episode in ended if episode.task == task)
+        expert = compare_successes(episode for episode in episodes if episode.task == task)
         print(f"| {task.suite} {task.task_id} | {columns} | {expert} |")
-    print(f"| all | | | |  | {compare_successes(ended)} |")
+    print(f"| all | | | |  | {compare_successes(episodes)} |")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 
-from benchmarks.env_step import ACTION_DIM, CHUNK_LENGTH, make_reference, reset_reference, step_reference
+from benchmarks.env_step import ACTION_DIM, make_reference, reset_reference, step_reference
 from command_line import main_guard, parse_flags
 from configs.bounds import NOT_NEGATIVE, POSITIVE, check_numbers
 from contracts import Observation
@@ -29,6 +29,7 @@ from envs.env import EnvSpec
 from envs.libero import task_files
 from envs.pool import make_pool
 from envs.tasks import load_init_states
+from workshop.demo_files import CHUNK_LENGTH
 
 if TYPE_CHECKING:  # imported where it is used: --help needs no torch
     import torch
@@ -135,7 +136,7 @@ def libero_row(spec: EnvSpec, args: Args) -> Row:
     infer_s = 0.0
     started = time.perf_counter()
     for episode in range(args.episodes):
-        reset_reference(env, init_states[episode])
+        reset_reference(env, init_states[episode % len(init_states)])
         for _ in range(chunks):
             time.sleep(latency_s)
             infer_s += latency_s

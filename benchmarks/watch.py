@@ -35,12 +35,13 @@ class Watch:
     stopped_worker: int | None = None  # process id of the worker that was made to hang
     samples: list[Sample] = field(default_factory=list)
 
-    def look(self) -> None:
-        """Look at the process and its workers, and harm one of these every `kill_every_s`."""
-        workers = self.find_workers()
-        now = time.monotonic()
-        for worker in workers:
-            self.first_seen_s.setdefault(worker, now)
+    def sample_and_harm(self) -> None:
+        """What is to be done again and again while the process runs."""
+        self.take_sample()
+        self.harm_when_due()
+
+    def take_sample(self) -> None:
+        """Record what the process takes now, unless it has ended."""
         with suppress(OSError):  # the process has ended
             process = Path(f"/proc/{self.pid}")
             pages = int((process / "statm").read_text().split()[1])
@@ -48,6 +49,13 @@ class Watch:
             files = len(list((process / "fd").iterdir()))
             threads = len(list((process / "task").iterdir()))
             self.samples.append(Sample(memory_mib, files, threads))
+
+    def harm_when_due(self) -> None:
+        """Harm one of the workers every `kill_every_s`."""
+        workers = self.find_workers()
+        now = time.monotonic()
+        for worker in workers:
+            self.first_seen_s.setdefault(worker, now)
         # Do not harm a worker that has just started, because an episode is given up after its third fault in a row.
         old_workers = [worker for worker in workers if now - self.first_seen_s[worker] >= self.kill_every_s]
         if old_workers and now >= self.next_kill_s:

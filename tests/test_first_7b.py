@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.first_7b import describe_machine, measure, watched_gpu
+from benchmarks.first_7b import facts_of_machine, measure, watched_gpu
 from benchmarks.first_7b_report import ROW_HEADS, STEPS, table, write_page
 from configs.presets import PRESETS, PUBLIC_CHECKPOINTS
 from configs.stored import to_dict
@@ -75,7 +75,7 @@ def test_without_a_gpu_there_is_no_peak(tmp_path, monkeypatch):
 
 
 def test_the_facts_of_a_machine_name_neither_user_nor_host(gpu):
-    facts = describe_machine()
+    facts = facts_of_machine()
     assert facts["gpu"]["name"] == "NVIDIA GeForce RTX 4090"
     assert facts["gpu"]["memory.total"] == str(MIB_OF_4090)
     values = json.dumps(facts).split('"')

@@ -1,6 +1,6 @@
 """Let a scripted expert play one episode under noise, and record frames with the expert's actions as labels."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -36,6 +36,16 @@ class Attempt:
     perturbation: Perturbation | None
 
 
+@dataclass
+class Recording:
+    """What is kept of an episode while it is played."""
+
+    jpegs: list[list[bytes]] = field(default_factory=list)  # [frames][cameras]
+    proprio: list[np.ndarray] = field(default_factory=list)  # of each frame
+    frame_steps: list[int] = field(default_factory=list)  # env steps before each frame
+    labels: list[np.ndarray] = field(default_factory=list)  # the expert's actions, one for each env step
+
+
 def record_episode(
     env: LiberoEnv | MetaWorldEnv, attempt: Attempt, frame_every: int, looks: str
 ) -> tuple[ChunkResult, DemoEpisode | None]:
@@ -50,17 +60,14 @@ def record_episode(
     if result.error is not None:
         return result, None
     expert = MetaWorldExpert(env) if isinstance(env, MetaWorldEnv) else Expert(env.domain)
-    jpegs = []
-    proprio = []
-    frame_steps = []
-    labels = []  # the expert's actions, one for each env step
+    recording = Recording()
     while not result.done:
         if result.observation is not None:
-            jpegs.append([encode_jpeg(image) for image in result.observation.images])
-            proprio.append(result.observation.proprio)
-            frame_steps.append(result.env_steps)
+            recording.jpegs.append([encode_jpeg(image) for image in result.observation.images])
+            recording.proprio.append(result.observation.proprio)
+            recording.frame_steps.append(result.env_steps)
         label = expert.decide()
-        labels.append(label)
+        recording.labels.append(label)
         executed = label.copy()
         executed[:-1] = np.clip(executed[:-1] + noise[result.env_steps], -1.0, 1.0)  # no noise on the gripper
         result = env.step_chunk(executed[None], observe=has_frame[result.env_steps + 1])
@@ -68,21 +75,26 @@ def record_episode(
         return result, None
     # The last frame is up to `frame_every` env steps before success, so its chunk of actions may reach beyond the end.
     # It is filled up with the expert's action in the final state (to let go of the bowl).
-    label = expert.decide()
-    labels += [label] * CHUNK_LENGTH
-    episode = DemoEpisode(
-        jpegs=jpegs,
-        proprio=np.array(proprio, np.float32),
-        frame_steps=np.array(frame_steps, np.int64),
-        actions=np.array(labels, np.float32),
-        instruction=env.instruction,
+    recording.labels += [expert.decide()] * CHUNK_LENGTH
+    return result, make_episode(recording, attempt, env.instruction, result.env_steps, looks)
+
+
+def make_episode(
+    recording: Recording, attempt: Attempt, instruction: str, env_steps: int, looks: str
+) -> DemoEpisode:
+    """The demonstration of a recording whose episode succeeded after `env_steps`."""
+    return DemoEpisode(
+        jpegs=recording.jpegs,
+        proprio=np.array(recording.proprio, np.float32),
+        frame_steps=np.array(recording.frame_steps, np.int64),
+        actions=np.array(recording.labels, np.float32),
+        instruction=instruction,
         noise_scale=attempt.noise_scale,
-        env_steps=result.env_steps,
+        env_steps=env_steps,
         looks=looks,
         task_id=attempt.task_id,
         init_state_id=attempt.init_state_id,
     )
-    return result, episode
 
 
 def frame_mask(noise: np.ndarray, first_frame: int, frame_every: int) -> list[bool]:

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from contracts import SelfCheckError
+from contracts import Observation, SelfCheckError
 from envs.tasks import MAX_ENV_STEPS, METAWORLD
 from experiment.terminal import say
 from vla.device import is_large
@@ -37,32 +37,16 @@ def check_written(args: SftArgs, demos: Demos, outputs_before: Tensor, device: t
     --l1 the L1 head's normalised actions (N, 8, D). Also writes first_frame.png, and prints what to do next. Raises
     SelfCheckError when too few decisions agree.
     """
-    gc.collect()  # frees the network that was trained: there may be no memory for two
-    torch.cuda.empty_cache()
-    options = LoadOptions(
-        task_suite=demos.unnorm_key,
-        unnorm_key=demos.unnorm_key,
-        device=device,
-        frozen_weights="auto" if args.lora_rank else "float32",
-        compile="off",
-    )
-    policy = Policy.load(str(args.out), options)
+    policy = load_written(args, demos, device)
     episodes = demos.train[:SHOWN_EPISODES]
     observations = make_observations(episodes)
     first_frame = np.concatenate(list(policy.model_inputs.images_of(observations[0])), axis=1)
     Image.fromarray(first_frame).save(args.out / "first_frame.png")
 
-    if args.l1:
-        compared = "actions of the L1 head"
-        tokens = in_batches(lambda part: policy.act(part, "l1").tokens, observations)
-        agrees = close_actions(tokens, outputs_before)
-    else:
-        compared = "clear tokens"
-        tokens = logits_of(policy, observations).argmax(-1) + FIRST_ACTION_TOKEN
-        agrees = same_clear_tokens(tokens, outputs_before)
+    tokens, agrees = compare_decisions(policy, observations, outputs_before, args.l1)
     agreement = agrees.float().mean().nan_to_num(1.0).item()  # NaN where no token is clear
     accuracy = (tokens == chunk_tokens(episodes, policy.statistics)).float().mean().item()
-
+    compared = "actions of the L1 head" if args.l1 else "clear tokens"
     finding = (
         f"{args.out}, read again: {agreement:.1%} of {len(agrees)} {compared} on training frames "
         "are as before saving"
@@ -73,6 +57,31 @@ def check_written(args: SftArgs, demos: Demos, outputs_before: Tensor, device: t
         f"{finding}, {accuracy:.1%} of all are as demonstrated; statistics: {demos.unnorm_key}. "
         + _next_steps(args, demos)
     )
+
+
+def load_written(args: SftArgs, demos: Demos, device: torch.device) -> Policy:
+    """The policy in `args.out`, read as every program reads it."""
+    gc.collect()  # frees the network that was trained: there may be no memory for two
+    torch.cuda.empty_cache()
+    options = LoadOptions(
+        task_suite=demos.unnorm_key,
+        unnorm_key=demos.unnorm_key,
+        device=device,
+        frozen_weights="auto" if args.lora_rank else "float32",
+        compile="off",
+    )
+    return Policy.load(str(args.out), options)
+
+
+def compare_decisions(
+    policy: Policy, observations: list[Observation], outputs_before: Tensor, is_l1: bool
+) -> tuple[Tensor, Tensor]:
+    """The policy's tokens (N, A), and whether each token that is compared is as before saving, (M,) bool."""
+    if is_l1:
+        tokens = in_batches(lambda part: policy.act(part, "l1").tokens, observations)
+        return tokens, close_actions(tokens, outputs_before)
+    tokens = logits_of(policy, observations).argmax(-1) + FIRST_ACTION_TOKEN
+    return tokens, same_clear_tokens(tokens, outputs_before)
 
 
 def same_clear_tokens(tokens: Tensor, logits_before: Tensor) -> Tensor:

@@ -54,8 +54,8 @@ class SftArgs:
     lora_rank: Annotated[int | None, POSITIVE] = None
     """Rank of adapters to train in place of all parameters: what a 7B needs. openvla-oft's is 32."""
     memory_budget: Annotated[float | None, POSITIVE] = None
-    """GiB of GPU memory that training may take (None: all that is free). Adapters of a 7B fit into 24. A budget up to
-    10 % above what the GPU reports means all of the GPU."""
+    """GiB of GPU memory that training may take (None: all that is free). A 7B was trained by adapters with 40. A
+    budget up to 10 % above what the GPU reports means all of the GPU."""
     size: TinySize = field(default_factory=TinySize)
     num_images: Literal[1, 2] | None = None
     """Images per decision: 1 (agentview) or 2 (and wrist). None: what --init has; for random weights 2, for Meta-World

@@ -20,7 +20,7 @@ from envs.tasks import METAWORLD
 from experiment.terminal import show_progress
 from json_fields import read_fields
 from vla.checkpoint import CheckpointInfo, inspect_checkpoint
-from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, normalise
+from vla.dataset_statistics import STATISTICS_FILE, DatasetStatistics, load_statistics, normalise
 from vla.hub import resolve_checkpoint
 from vla.images import centre_crop, decode_jpeg, lanczos_resize
 from vla.preprocessing import ImageProcessor
@@ -62,43 +62,58 @@ def read_demos(args: SftArgs, scratch: Path) -> Demos:
     """
     folders, unnorm_key = find_demo_folders(args.demos, args.task_suite)
     is_metaworld = unnorm_key == METAWORLD + KEY_SUFFIX
-    if args.init:
-        checkpoint = resolve_checkpoint(args.init)
-    else:
-        checkpoint = make_tiny_checkpoint(
-            scratch / "init",
-            seed=args.seed,
-            num_images=args.num_images or (1 if is_metaworld else 2),
-            proprio=args.proprio,
-            metaworld=is_metaworld,
-            l1_head=args.l1,
-            size=args.size,
-        )
+    checkpoint = find_or_make_checkpoint(args, is_metaworld, scratch)
     init = inspect_checkpoint(checkpoint, args.num_images)
+    check_checkpoint(init, args.l1)
+    image_size = ImageProcessor.load(checkpoint).image_size
+    episodes = read_episodes(folders, init.num_images, image_size, args.flip)
+    demo_episodes = [episode for episode, _ in episodes]
+    check_sizes(demo_episodes, unnorm_key, is_metaworld)
+    entry = dataset_statistics(demo_episodes, binary_gripper=not is_metaworld)
+    write_json(scratch / STATISTICS_FILE, {unnorm_key: entry})
+    init = replace(init, statistics=load_statistics(scratch), statistics_folder=scratch)
+    looks = {*init.looks, *(episode.looks for episode in demo_episodes)}
+    train, held_out = split_episodes(episodes, args.holdout, args.seed)
+    return Demos(init, unnorm_key, sorted(looks - {""}), train, held_out)
+
+
+def find_or_make_checkpoint(args: SftArgs, is_metaworld: bool, scratch: Path) -> Path:
+    """The folder of --init, or random weights in a folder of `scratch`. Raises BadInput."""
+    if args.init:
+        return resolve_checkpoint(args.init)
+    return make_tiny_checkpoint(
+        scratch / "init",
+        seed=args.seed,
+        num_images=args.num_images or (1 if is_metaworld else 2),
+        proprio=args.proprio,
+        metaworld=is_metaworld,
+        l1_head=args.l1,
+        size=args.size,
+    )
+
+
+def check_checkpoint(init: CheckpointInfo, needs_l1_head: bool) -> None:
+    """Raise BadInput if the checkpoint cannot learn from demonstrations."""
+    checkpoint = init.weights_folder
     if init.config.chunk_length != CHUNK_LENGTH:
         raise BadInput(
             f"--init {checkpoint}: chunks of {init.config.chunk_length} actions; demonstrations have {CHUNK_LENGTH}: "
             "give another checkpoint"
         )
-    if args.l1 and init.action_head_file is None:
+    if needs_l1_head and init.action_head_file is None:
         raise BadInput(
             f"--l1: {checkpoint} has no action head (action_head--*.pt) to train further: leave out --init or --l1"
         )
-    image_size = ImageProcessor.load(checkpoint).image_size
-    episodes = read_episodes(folders, init.num_images, image_size, args.flip)
-    demo_episodes = [episode for episode, _ in episodes]
+
+
+def check_sizes(episodes: Sequence[DemoEpisode], unnorm_key: str, is_metaworld: bool) -> None:
+    """Raise BadInput if actions or states do not have the sizes of the suite's simulator."""
     expected_sizes = METAWORLD_SIZES if is_metaworld else LIBERO_SIZES
-    for episode in demo_episodes:
+    for episode in episodes:
         if (episode.actions.shape[1], episode.proprio.shape[1]) != expected_sizes:
             raise BadInput(
                 f"--demos: the simulator is not that of {unnorm_key}: name the demonstrations' suite with --task-suite"
             )
-    entry = dataset_statistics(demo_episodes, binary_gripper=not is_metaworld)
-    write_json(scratch / STATISTICS_FILE, {unnorm_key: entry})
-    init = inspect_checkpoint(checkpoint, args.num_images, statistics=str(scratch))
-    looks = {*init.looks, *(episode.looks for episode in demo_episodes)}
-    train, held_out = split_episodes(episodes, args.holdout, args.seed)
-    return Demos(init, unnorm_key, sorted(looks - {""}), train, held_out)
 
 
 def find_demo_folders(demos: Sequence[str], task_suite: str | None) -> tuple[list[Path], str]:

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from contracts import BadInput, first_line, unfinished_folder, write_json
+from contracts import BadInput, Observation, first_line, unfinished_folder, write_json
 from experiment.checkpoints import write_trainer_state
 from experiment.file_lock import lock_file
 from experiment.metrics import system_metrics
@@ -42,6 +43,17 @@ SFT_RUN_FILE = "sft_run.json"
 METRICS_FILE = "sft_metrics.jsonl"
 STATE_FILE = "sft_training.pt"  # of an unfinished training
 LARGEST_ALPHA = 16  # of adapters, as in openvla-oft
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What a training learns from, and what it is measured on. Targets are those of the objective."""
+
+    frames: list[Observation]  # N; not cropped if training augments them
+    targets: Tensor  # (N, ...)
+    noise_scale: np.ndarray  # (D,): see `proprio_noise_scale`
+    held_out_frames: list[Observation]  # cropped as in evaluation
+    held_out_targets: Tensor | None  # None: no frames are held out
 
 
 @dataclass(frozen=True)
@@ -120,20 +132,15 @@ def load_policy(args: SftArgs, demos: Demos, device: torch.device) -> Student:
 def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> int:
     """Take `args.steps` optimizer steps, or fewer when interrupted; returns how many were taken."""
     objective = objective_of(args)
-    frames = make_observations(demos.train, cropped=not args.augment)
-    targets = objective.make_targets(demos.train, demos.init.statistics[demos.unnorm_key])
-    noise_scale = proprio_noise_scale(frames)
-    micro_batch_size = args.batch_size
-    if isinstance(policy, Policy):  # planned before the optimizer takes its memory
-        plan = plan_update(policy, "auto", "auto", args.batch_size, work="supervised step")
-        micro_batch_size = plan.micro_batch_size
-    training = begin_training(args, policy, scratch, settings_of(args, len(frames)))
+    lesson = prepare_lesson(args, demos, objective)
+    micro_batch_size = plan_micro_batch(args, policy)  # before the optimizer takes its memory
+    training = begin_training(args, policy, scratch, settings_of(args, len(lesson.frames)))
     optimizer = training.optimizer
     generator = training.generator
     last_record = training.records[-1] if training.records else {"step": 0, "seconds": 0.0}
     steps_taken = int(last_record["step"])
     started = time.monotonic() - last_record["seconds"]
-    say(f"{len(frames)} frames, {args.batch_size} a step, {micro_batch_size} at a time")
+    say(f"{len(lesson.frames)} frames, {args.batch_size} a step, {micro_batch_size} at a time")
     say(f"beginning after step {steps_taken} of {args.steps}")
     unrecorded: list[dict[str, float]] = []  # the metrics of the steps since the last record
     try:
@@ -144,17 +151,17 @@ def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> int:
             while steps_taken < args.steps:
                 # 1. Draw frames at random, with replacement.
                 rows = torch.randint(
-                    len(frames), (args.batch_size,), device=policy.device, generator=generator
+                    len(lesson.frames), (args.batch_size,), device=policy.device, generator=generator
                 ).tolist()
-                observations = [frames[row] for row in rows]
+                observations = [lesson.frames[row] for row in rows]
 
                 # 2. Augment their pictures, and add noise to their robot states.
-                observations = augment_observations(observations, noise_scale, args.augment, generator)
+                observations = augment_observations(observations, lesson.noise_scale, args.augment, generator)
 
                 # 3. One optimizer step.
                 lr = args.learning_rate(steps_taken)
                 micro_batch_size, metrics = training_step(
-                    objective, policy, optimizer, observations, targets[rows], lr, micro_batch_size
+                    objective, policy, optimizer, observations, lesson.targets[rows], lr, micro_batch_size
                 )
                 unrecorded.append(metrics)
                 steps_taken += 1
@@ -164,12 +171,33 @@ def train(args: SftArgs, demos: Demos, policy: Student, scratch: Path) -> int:
                 if steps_taken % args.log_every == 0 or steps_taken == args.steps:
                     means = {name: fmean(step[name] for step in unrecorded) for name in metrics}
                     record = {"step": steps_taken, **means, "seconds": time.monotonic() - started}
-                    record |= measure_held_out(objective, policy, demos)
+                    record |= measure_held_out(objective, policy, lesson)
                     add_record(training, record | system_metrics())
                     unrecorded.clear()
     except KeyboardInterrupt:
         say(f"interrupted after {steps_taken} steps: saving; the same command goes on from the last record")
     return steps_taken
+
+
+def prepare_lesson(args: SftArgs, demos: Demos, objective: Objective) -> Lesson:
+    """Make all frames and targets once."""
+    statistics = demos.init.statistics[demos.unnorm_key]
+    frames = make_observations(demos.train, cropped=not args.augment)
+    held_out_targets = objective.make_targets(demos.held_out, statistics) if demos.held_out else None
+    return Lesson(
+        frames=frames,
+        targets=objective.make_targets(demos.train, statistics),
+        noise_scale=proprio_noise_scale(frames),
+        held_out_frames=make_observations(demos.held_out),
+        held_out_targets=held_out_targets,
+    )
+
+
+def plan_micro_batch(args: SftArgs, policy: Student) -> int:
+    """How many frames of an optimizer step are computed at once. A whole small network tries all of them first."""
+    if not isinstance(policy, Policy):
+        return args.batch_size
+    return plan_update(policy, "auto", "auto", args.batch_size, work="supervised step").micro_batch_size
 
 
 def begin_training(args: SftArgs, policy: Student, scratch: Path, settings: dict[str, object]) -> Training:
@@ -195,12 +223,11 @@ def objective_of(args: SftArgs) -> Objective:
     return LEARN_ACTIONS if args.l1 else LEARN_TOKENS
 
 
-def measure_held_out(objective: Objective, policy: Student, demos: Demos) -> dict[str, float]:
-    """The metrics on the held-out episodes, if there are any."""
-    if not demos.held_out:
+def measure_held_out(objective: Objective, policy: Student, lesson: Lesson) -> dict[str, float]:
+    """The metrics on the held-out frames, if there are any."""
+    if lesson.held_out_targets is None:
         return {}
-    targets = objective.make_targets(demos.held_out, demos.init.statistics[demos.unnorm_key])
-    return objective.measure(objective.outputs(policy, make_observations(demos.held_out)), targets)
+    return objective.measure(objective.outputs(policy, lesson.held_out_frames), lesson.held_out_targets)
 
 
 def add_record(training: Training, record: dict[str, float]) -> None:

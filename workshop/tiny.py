@@ -46,7 +46,7 @@ def make_tiny_checkpoint(
         shutil.copyfile(TEMPLATE / name, out / name)
     statistics = _statistics(metaworld)
     write_json(out / STATISTICS_FILE, statistics)
-    write_json(out / "preprocessor_config.json", _preprocessor_config(size.image_size))
+    write_json(out / "preprocessor_config.json", preprocessor_config(size.image_size))
     config = _config(size, num_images, statistics, str(dtype).removeprefix("torch."))
     write_json(out / "config.json", config)
     action_dim, proprio_dim = METAWORLD_SIZES if metaworld else LIBERO_SIZES
@@ -77,7 +77,8 @@ def _statistics(metaworld: bool) -> dict[str, object]:
     return {f"libero_{suite}_no_noops": entry for suite in ("spatial", "object", "goal", "10")}
 
 
-def _preprocessor_config(image_size: int) -> dict[str, object]:
+def preprocessor_config(image_size: int) -> dict[str, object]:
+    """preprocessor_config.json of a network whose images have `image_size` pixels a side."""
     square = [image_size, image_size]
     config = read_json(TEMPLATE / "preprocessor_config.json")
     config["input_sizes"] = [[3, *square]] * 2
